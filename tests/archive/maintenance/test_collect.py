@@ -1,27 +1,99 @@
-"""Garbage collection: its cost grows with the archive and no faster."""
+"""Collect: two runs free forgotten sessions and merge packs; what is live is never deleted. Crashes: test_crash.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from pltz.archive.maintenance.live_set import LiveSet
+from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.errors import ArchiveError
+from pltz.archive.format import object_names
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 
+PROMPT = np.arange(20)
 
-@pytest.mark.parametrize("packs", [2, 9])
-def test_packs_are_weighed_once(archive: TowerArchive, packs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query reads every record. Asked once per pack, it took 150 s of 100,000 sessions in 400 packs."""
-    for n in range(packs):
-        archive.put([NewSession(f"chat-{n}", [np.arange(n, n + 9)])])
-    asked: list[LiveSet] = []
-    weights = LiveSet.weights
 
-    def counted(census: LiveSet) -> dict[bytes, tuple[int, int]]:
-        asked.append(census)
-        return weights(census)
+@pytest.fixture
+def filled(archive: TowerArchive) -> TowerArchive:
+    """Put four sessions below one prompt, in packs of their own, and forget one."""
+    for n in range(4):
+        archive.put([NewSession(f"s{n}", [PROMPT, PROMPT + n])])
+    archive.forget([archive.version("s1")])
+    return archive
 
-    monkeypatch.setattr(LiveSet, "weights", counted)
-    assert archive.collect().condemned == packs
-    assert len(asked) == 1
+
+def names(archive: TowerArchive) -> list[str]:
+    return [v.name for v in archive.ls()]
+
+
+def test_the_first_run_condemns_and_the_second_deletes(filled: TowerArchive) -> None:
+    packs = set(filled.catalog.listing.packs)
+    first = filled.collect()
+    assert (first.copied, first.deleted) == (0, 0) and first.condemned == len(packs)
+    second = filled.collect()
+    assert second.deleted == len(packs) and second.copied > 0 and second.freed > 0
+    assert not packs & set(filled.catalog.listing.packs)
+    assert (second.live_versions, second.live_segments) == (3, 4)
+    assert names(filled) == ["s0", "s2", "s3"]
+    assert all(filled.get(n).tokens.tolist() == [*PROMPT, *(PROMPT + int(n[1]))] for n in names(filled))
+
+
+def test_undelete_works_until_the_second_run(filled: TowerArchive) -> None:
+    [forgotten] = [v for v in filled.history("s1") if v.forgotten]
+    filled.collect()
+    assert filled.undelete([forgotten]) == 1
+    filled.collect()
+    assert filled.get("s1").tokens.tolist() == [*PROMPT, *(PROMPT + 1)]
+
+
+def test_a_pack_stays_for_the_time_of_grace(filled: TowerArchive, disk: SimDisk) -> None:
+    filled.collect()
+    assert filled.collect(grace=3600).deleted == 0
+    disk.clock += 3601
+    assert filled.collect(grace=3600).deleted > 0
+
+
+def test_a_dry_run_changes_nothing(filled: TowerArchive, disk: SimDisk) -> None:
+    before = disk.seen.files()
+    assert filled.collect(dry_run=True).condemned > 0 and disk.seen.files() == before
+    filled.collect()
+    before = disk.seen.files()
+    assert filled.collect(dry_run=True).deleted > 0 and disk.seen.files() == before
+
+
+def test_a_large_pack_with_few_dead_bytes_stays(filled: TowerArchive) -> None:
+    filled.collect()
+    filled.collect()
+    assert filled.collect(small=0).condemned == 0
+    filled.forget([filled.version("s0"), filled.version("s2")])
+    assert filled.collect(small=0, dead_share=0.99).condemned == 0
+    assert filled.collect(small=0, dead_share=0.1).condemned == 1
+
+
+@pytest.mark.parametrize("defect", ["missing", "damaged", "plan"])
+def test_it_deletes_nothing_where_something_is_wrong(
+    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec, defect: str
+) -> None:
+    filled.collect()
+    pack = filled.version("s0").location.pack
+    if defect == "missing":
+        disk.unlink(object_names.pack(pack))
+    elif defect == "damaged":
+        disk.overwrite(object_names.pack(pack), bytes(200))
+    else:
+        disk.unlink(object_names.plan(1))
+    before = set(disk.seen.files())
+    with pytest.raises(ArchiveError, match="stops"):
+        TowerArchive.open(DirectoryStore(disk), [codec]).collect()
+    assert set(disk.seen.files()) == before
+
+
+def test_what_was_put_between_the_runs_stays(filled: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
+    filled.collect()
+    other = TowerArchive.open(DirectoryStore(disk), [codec])
+    other.put([NewSession("late", [PROMPT, PROMPT + 1])])  # the prompt lies in condemned packs alone
+    filled.collect()
+    assert filled.get("late").tokens.tolist() == [*PROMPT, *(PROMPT + 1)] and filled.verify(decode=True).sound

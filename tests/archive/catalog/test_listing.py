@@ -1,0 +1,104 @@
+"""The listing: packs with and without an index, plans, packs that are not listed, and work that is done again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.ledger import PackState
+from pltz.archive.errors import ArchiveError
+from pltz.archive.format import object_names
+from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.writing.new_session import NewSession
+
+
+@pytest.fixture
+def filled(archive: TowerArchive) -> TowerArchive:
+    """Put two packs, of which an index covers the first."""
+    archive.put([NewSession("a", [np.arange(9)])])
+    archive.write_index()
+    archive.put([NewSession("b", [np.arange(7)])])
+    return archive
+
+
+def listed(archive: TowerArchive) -> Catalog:
+    catalog = Catalog(archive.store, archive.keys)
+    catalog.refresh()
+    return catalog
+
+
+def test_packs_without_an_index_are_scanned(filled: TowerArchive) -> None:
+    listing = listed(filled).listing
+    assert len(listing.packs) == 2 and len(listing.indexes) == 1
+    assert listing.tail.packs.keys() == listing.packs.keys() - next(iter(listing.indexes.values())).packs.keys()
+
+
+def test_a_damaged_index_is_dropped_and_its_packs_are_scanned(filled: TowerArchive) -> None:
+    catalog = listed(filled)
+    leaf = filled.version("a").leaf
+    [index] = catalog.listing.indexes.values()
+    catalog.listing.drop_index(index, "damaged")
+    assert not catalog.listing.indexes and catalog.listing.tail.packs.keys() == catalog.listing.packs.keys()
+    assert catalog.lookup.find(SEGMENTS, leaf) and [p.kind for p in catalog.damage.problems] == ["index"]
+    catalog.refresh()
+    assert not catalog.listing.indexes  # it is not read again
+
+
+def test_plans_condemn_packs_from_their_time_on(filled: TowerArchive) -> None:
+    filled.collect()
+    listing = listed(filled).listing
+    assert listing.epoch == 1 and listing.has_plan(1) and listing.condemned == listing.packs.keys()
+    now = filled.store.now()
+    assert listing.condemned_by(now) == listing.condemned and not listing.condemned_by(now - 10**6)
+
+
+def test_a_plan_whose_copy_alone_is_left_is_missing(filled: TowerArchive) -> None:
+    filled.collect()
+    filled.store.delete(object_names.plan(1))
+    assert listed(filled).listing.missing_plans() == {1}
+
+
+def test_a_pack_that_something_names_is_absent_with_its_state(filled: TowerArchive) -> None:
+    listing = listed(filled).listing
+    gone, *_ = sorted(listing.packs)
+    assert listing.absent() == {}
+    filled.store.delete(object_names.pack(gone))
+    listing.read()
+    assert listing.absent() == {gone: PackState.MISSING}
+
+
+def test_a_pack_that_the_store_does_not_list_is_read_all_the_same(filled: TowerArchive, disk: SimDisk) -> None:
+    hidden = filled.version("b").location.pack
+    disk.hidden = {object_names.pack(hidden)}
+    catalog = listed(filled)
+    assert hidden not in catalog.listing.packs
+    assert catalog.listing.absent() == {} and catalog.listing.unlisted == {hidden}
+    assert [v.name for v in catalog.lookup.all_versions()] == ["a", "b"]
+
+
+def test_work_is_done_again_until_the_listing_is_not_stale(filled: TowerArchive) -> None:
+    listing, turns = listed(filled).listing, [0]
+
+    def work() -> int:
+        turns[0] += 1
+        if turns[0] < 3:
+            listing.note_stale()
+        return turns[0]
+
+    assert listing.stable(work) == 3
+
+
+def test_work_that_always_meets_deleted_packs_ends_with_an_error(filled: TowerArchive) -> None:
+    listing = listed(filled).listing
+    with pytest.raises(ArchiveError, match="try again"):
+        listing.stable(listing.note_stale)
+
+
+def test_nobody_writes_its_fields(filled: TowerArchive) -> None:
+    listing = listed(filled).listing
+    for name in ("packs", "indexes", "tail", "epoch", "condemned", "newest", "unlisted", "staleness"):
+        with pytest.raises(AttributeError):
+            setattr(listing, name, None)

@@ -1,0 +1,112 @@
+"""The look-up: identities to places to records; damaged records are noted and left out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.lookup import RecordLookup, version_of
+from pltz.archive.errors import UnreadableError
+from pltz.archive.format import object_names
+from pltz.archive.format.ids import NONE, TENANT
+from pltz.archive.format.index_file import SEGMENTS, SESSIONS
+from pltz.archive.format.record import FORGET, UNDELETE
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.writing.new_session import NewSession
+
+
+@pytest.fixture
+def lookup(archive: TowerArchive) -> RecordLookup:
+    """Return the look-up of an archive with a session of two versions and one that shares its prompt."""
+    archive.put([NewSession("a", [np.arange(5), np.arange(3)])])
+    archive.write_index()
+    grown = NewSession("a", [np.arange(5), np.arange(3), np.arange(2)])
+    archive.put([grown, NewSession("b", [np.arange(5), np.arange(4) + 7])])
+    return archive.catalog.lookup
+
+
+def opened(archive: TowerArchive) -> Catalog:
+    """Return a second catalogue, with an index over all packs, that has read no pack yet."""
+    archive.write_index()
+    fresh = Catalog(archive.store, archive.keys)
+    fresh.refresh()
+    return fresh
+
+
+def test_a_segment_is_found_at_the_place_of_its_record(archive: TowerArchive, lookup: RecordLookup) -> None:
+    leaf = archive.version("b").leaf
+    [place], [item] = lookup.places(SEGMENTS, leaf), lookup.find(SEGMENTS, leaf)
+    assert item.location == place and item.record.id == leaf and lookup.at(place) == item
+    assert lookup.find(SEGMENTS, item.record.parent)[0].record.parent == NONE
+
+
+def test_all_versions_of_a_session_are_found_by_its_key(archive: TowerArchive, lookup: RecordLookup) -> None:
+    domain = archive.keys.domain(TENANT, "default")
+    found = lookup.find(SESSIONS, archive.keys.session_key(domain, "a"))
+    versions = lookup.versions(domain, "a")
+    assert [v.version for v in versions] == [1, 2]
+    assert {version_of(item) for item in found} == {v.id for v in versions}
+    assert lookup.versions(domain, "c") == []
+
+
+def test_an_identity_whose_first_bytes_alone_match_is_not_found(
+    archive: TowerArchive, lookup: RecordLookup
+) -> None:
+    leaf = archive.version("b").leaf
+    other = leaf[:8] + bytes(8)
+    assert lookup.places(SEGMENTS, other) and not lookup.find(SEGMENTS, other)
+
+
+def test_absent_identities_are_told_from_the_indexes_alone(
+    archive: TowerArchive, lookup: RecordLookup, disk: SimDisk
+) -> None:
+    leaves = [v.leaf for v in archive.ls()]
+    for path in [p for p in disk.seen.files() if p.startswith("packs/")]:
+        disk.unlink(path)
+    assert lookup.known(SEGMENTS, [*leaves, b"absent.........."]) == set(leaves)
+    assert lookup.known(SEGMENTS, []) == set()
+
+
+def test_a_mark_in_force_is_the_one_of_the_highest_counter(archive: TowerArchive, lookup: RecordLookup) -> None:
+    first, _ = archive.history("a")
+    assert not lookup.marked() and lookup.mark(first.id) == (UNDELETE, 0)
+    archive.forget([first])
+    assert lookup.marked() and lookup.mark(first.id) == (FORGET, 1)
+    archive.undelete([first])
+    assert lookup.mark(first.id) == (UNDELETE, 2)
+
+
+def test_a_damaged_record_is_noted_and_left_out(
+    archive: TowerArchive, lookup: RecordLookup, disk: SimDisk
+) -> None:
+    version = archive.version("b")
+    path = object_names.pack(version.location.pack)
+    data = bytearray(disk.seen.files()[path])
+    data[version.location.offset + 8] ^= 1
+    disk.overwrite(path, bytes(data))
+    fresh = opened(archive)
+    assert fresh.lookup.find(SEGMENTS, version.leaf) == []
+    assert fresh.damage.damaged() == {version.location.pack}
+    assert [p.kind for p in fresh.damage.problems] == ["record"]
+
+
+def test_a_deleted_pack_makes_the_listing_stale(
+    archive: TowerArchive, lookup: RecordLookup, disk: SimDisk
+) -> None:
+    version, fresh = archive.version("b"), opened(archive)
+    disk.unlink(object_names.pack(version.location.pack))
+    before = fresh.listing.staleness
+    assert fresh.lookup.find(SEGMENTS, version.leaf) == [] and fresh.listing.staleness > before
+
+
+def test_what_the_disk_cannot_read_is_noted(
+    archive: TowerArchive, lookup: RecordLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bad(*about: object) -> bytes:
+        raise UnreadableError("a bad sector")
+
+    leaf, fresh = archive.version("b").leaf, opened(archive)
+    monkeypatch.setattr(archive.store, "read", bad)
+    assert fresh.lookup.find(SEGMENTS, leaf) == [] and len(fresh.damage.damaged()) == 1

@@ -1,0 +1,125 @@
+"""The keyring: keys come back with the secret alone, follow the changes of others, and stay destroyed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pltz.archive.encryption.domain_keys import Unit
+from pltz.archive.encryption.keyring import MASTER, Keyring
+from pltz.archive.encryption.keys import Secret
+from pltz.archive.errors import Erased, Fenced, KeyMismatch
+from pltz.archive.format.ids import BASE, NONE, TENANT
+from pltz.archive.format.record import Record
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
+from pltz.plt_codec.errors import CorruptError, UsageError
+
+ARCHIVE = b"archive id 16 by"
+SECRET, OTHER = Secret(b"sixteen bytes or more", 0), Secret(b"another key of 16 bytes", 0)
+SEGMENT = Record(0, NONE, b"segment id 16 by", 5, b"bits of a segment")
+
+
+@pytest.fixture
+def store() -> DirectoryStore:
+    """Make a store with an archive key."""
+    made = DirectoryStore(SimDisk())
+    made.make()
+    Keyring.create(made, ARCHIVE, SECRET)
+    return made
+
+
+def opened(store: DirectoryStore, secret: Secret = SECRET) -> Keyring:
+    return Keyring(store, ARCHIVE, secret)
+
+
+def test_only_its_secret_opens_it(store: DirectoryStore) -> None:
+    opened(store)
+    with pytest.raises(KeyMismatch, match="not the key"):
+        opened(store, OTHER)
+    with pytest.raises(KeyMismatch, match="a key file"):
+        opened(store, Secret.passphrase("words"))
+    with pytest.raises(UsageError, match="somebody else"):
+        Keyring.create(store, ARCHIVE, OTHER)
+
+
+def test_a_changed_secret_replaces_the_old_one(store: DirectoryStore) -> None:
+    keys = opened(store)
+    domain = keys.context(TENANT, "acme").domain
+    keys.change(OTHER)
+    with pytest.raises(KeyMismatch):
+        opened(store)
+    assert opened(store, OTHER).domain(TENANT, "acme") == domain
+    assert opened(store, OTHER).folder.generations()[MASTER] == [1]
+
+
+def test_identities_depend_on_domain_and_content_and_come_back(store: DirectoryStore) -> None:
+    keys, again = opened(store), opened(store)
+    acme, other = (keys.context(TENANT, name).domain for name in ("acme", "other"))
+    assert len({acme, other, keys.domain(BASE, "acme")}) == 3
+    digests = [keys.segment_digest(d, b"t" * 16, NONE, np.array(t)) for d in (acme, other) for t in ([1], [2])]
+    assert len(set(digests)) == 4
+    assert again.segment_digest(acme, b"t" * 16, NONE, np.array([1])) == digests[0]
+    assert again.session_key(acme, "a") == keys.session_key(acme, "a") != keys.session_key(other, "a")
+
+
+def test_a_sealed_segment_opens_in_its_own_place_alone(store: DirectoryStore) -> None:
+    keys = opened(store)
+    context = keys.context(TENANT, "acme")
+    sealed = keys.seal(context, SEGMENT)
+    assert SEGMENT.bitstring not in sealed.bitstring
+    assert opened(store).bits(context, sealed) == SEGMENT.bitstring
+    for moved in (sealed._replace(parent=b"p" * 16), sealed._replace(id=b"i" * 16), sealed._replace(tokens=6)):
+        with pytest.raises(CorruptError):
+            keys.bits(context, moved)
+
+
+def test_a_sealed_session_keeps_name_and_tags(store: DirectoryStore) -> None:
+    keys = opened(store)
+    context = keys.context(TENANT, "acme")
+    sealed = keys.seal(context, Record(0, NONE, name="secret", tags=b'{"a":"b"}'))
+    assert sealed.name == "" and not sealed.tags and b"secret" not in sealed.veil
+    assert keys.session(context, sealed) == ("acme", "secret", b'{"a":"b"}')
+
+
+def test_an_erased_tenant_does_not_open_and_gets_new_keys(store: DirectoryStore) -> None:
+    keys = opened(store)
+    context = keys.context(TENANT, "acme")
+    sealed, known = keys.seal(context, SEGMENT), keys.of(context.domain)
+    assert known and not keys.gone(context, SEGMENT.id or NONE)
+    root = next(iter(known.roots))
+    emptied = known.following(roots={root: type(known.roots[root])({})})
+    assert keys.publish(emptied)
+    keys.refresh()
+    assert keys.gone(context, SEGMENT.id or NONE)
+    with pytest.raises(Erased):
+        keys.bits(context, sealed)
+
+
+def test_a_writer_whose_keys_changed_is_fenced(store: DirectoryStore) -> None:
+    writer, eraser = opened(store), opened(store)
+    domain = writer.context(TENANT, "acme").domain
+    writer.check([domain])
+    known = eraser.of(domain)
+    assert known and eraser.publish(known.following())
+    with pytest.raises(Fenced, match="put again"):
+        writer.check([domain])
+
+
+def test_a_second_process_does_not_publish_the_same_generation(store: DirectoryStore) -> None:
+    first, second = opened(store), opened(store)
+    domain = first.context(TENANT, "acme").domain
+    ours, theirs = first.of(domain), second.of(domain)
+    assert ours and theirs and first.publish(ours.following())
+    assert not second.publish(theirs.following(doomed=frozenset({Unit(theirs.newest, 1)})))
+
+
+def test_records_of_unknown_keys_are_refused_by_name(store: DirectoryStore) -> None:
+    keys = opened(store)
+    context = keys.context(TENANT, "acme")
+    sealed = keys.seal(context, SEGMENT)
+    for generation in range(2):
+        for copy in range(2):
+            store.delete(f"keys/{context.domain.hex()}-{generation:08x}-{copy}")
+    with pytest.raises(CorruptError, match="keys of domain"):
+        opened(store).bits(context, sealed)
