@@ -155,7 +155,7 @@ def measured_growing(bundle: str | None, turns: int, tokens: int, where: str | N
 
 def growing_text(result: dict[str, Any]) -> str:
     """Return the figures of sessions that grow as text."""
-    head = ["put as", "sessions", "puts each", "puts/s", "tokens/s", "bytes each", "last put, ms", "read, s each"]
+    head = ["put as", "sessions", "puts each", "puts/s", "tokens/s", "bytes each", "collected", "last put, ms", "read, s each"]
     lines = []
     for row in result["growing"]:
         before, last = ([0.0] + row["seconds_after_put"])[-2:]
@@ -167,6 +167,7 @@ def growing_text(result: dict[str, Any]) -> str:
                 f"{row['puts_per_s']:,.2f}",
                 f"{row['tokens_per_s']:,.0f}",
                 f"{row['bytes_per_session']:,.0f}",
+                f"{row['bytes_per_session_collected']:,.0f}",
                 f"{1e3 * (last - before):,.0f}",
                 f"{row['read_s_per_session']:.2f}",
             ]

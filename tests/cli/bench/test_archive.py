@@ -48,6 +48,7 @@ def test_sessions_that_grow(run: Run, tiny: Path, tmp_path: Path) -> None:
         spent = row["seconds_after_put"][-1]
         assert row["puts_per_s"] == pytest.approx(row["puts"] * row["sessions"] / spent, rel=0.1)
     assert whole["bytes_per_session"] < turns["bytes_per_session"]
+    assert turns["bytes_per_session_collected"] < turns["bytes_per_session"]
     assert "growing" in done.output and b"<svg" in plot.read_bytes()
 
 
