@@ -11,7 +11,8 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 BASE := distributions/base
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Python compiles a module when it is first imported: most of those installed never are.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: help demo test lint wheels base sbom docs clean
 
@@ -22,7 +23,7 @@ demo: $(VENV)/.runtime
 	$(BIN)/pltz demo
 
 test: lint
-	$(BIN)/pytest -m "slow or not slow" -n $(JOBS)
+	$(BIN)/pytest -m "slow or not slow" -n $(JOBS) --dist worksteal
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff check .
@@ -51,15 +52,18 @@ clean:
 	rm -rf $(VENV) build dist site *.egg-info plt_codec/engines/native/_native*.so archive/format/_batch*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Each stamp is as new as the last install it stands for: an unchanged checkout installs nothing again.
-$(VENV)/.runtime: pyproject.toml constraints.txt $(wildcard setup.py plt_codec/engines/native/*.[ch] archive/format/*.[ch] archive/eviction/*.c)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "pltz needs Python 3.11 or newer, and $(PYTHON) is not: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV): torch first, some hundred megabytes, once"
-	$(PIP) torch
+INSTALLED_FROM := pyproject.toml constraints.txt $(wildcard setup.py plt_codec/engines/native/*.[ch] archive/format/*.[ch] archive/eviction/*.c)
+
+$(VENV)/.runtime: $(INSTALLED_FROM) | $(BIN)/python
 	$(PIP) -e .
 	touch $@
 
-$(VENV)/.tests: $(VENV)/.runtime
+$(VENV)/.tests: $(INSTALLED_FROM) | $(BIN)/python
 	$(PIP) -e '.[bench,test]'
-	touch $@
+	touch $(VENV)/.runtime $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "pltz needs Python 3.11 or newer, and $(PYTHON) is not: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): torch alone has some hundred megabytes; this happens once"

@@ -51,7 +51,7 @@ def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> 
     )
     file, library = folder / "kernels.cpp", folder / "kernels.so"
     file.write_text(text)
-    command = ["g++", "-std=c++17", "-O2", "-fno-strict-aliasing", "-shared", "-fPIC", "-w", *flags]
+    command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-shared", "-fPIC", "-w", *flags]
     command += [f"-D{k}={v}" for k, v in shape.items()]
     done = subprocess.run(
         [*command, "-o", str(library), str(file)], check=False, capture_output=True, text=True
