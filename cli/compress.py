@@ -131,9 +131,9 @@ def compress(
     codec.expect = say_expected
     source = Inputs(inputs, form)
     start = time.perf_counter()
-    with Progress("freeze", unit="tokens", shown=wanted(progress)) as bar:
+    with Progress("read", unit="sessions", shown=wanted(progress)) as bar:
         data = api.compress(
-            some_sessions(source),
+            reading(some_sessions(source), bar),
             bundle=codec,
             target=target,
             tokenizer=tokenizer,
@@ -143,10 +143,12 @@ def compress(
             zstd_above=zstd_above,
             verify=not no_verify,
             keep_opaque=keep_opaque,
-            progress=bar.add,
+            progress=bar,
         )
-    seconds = time.perf_counter() - start
-    destination.write([data])
+        seconds = time.perf_counter() - start
+        bar.begin("write", len(data), "bytes")
+        destination.write([data])
+        bar.add(len(data))
     result = summary(source, data, seconds, verified=not no_verify)
     result |= {"zstd_above": zstd_above}
     destination.report(json.dumps(result | {"output": output}) if as_json else sentence(result, output))
@@ -174,6 +176,16 @@ def into_archive(
     )
     items = put.SessionNames(None, None).items(source, {})
     put.put_all(source.cold, items, keep_opaque, False, progress, as_json)
+
+
+def reading(sessions: Iterator["Session"], bar: Progress) -> Iterator["Session"]:
+    """Yield sessions and count them in the phase ``read``, to which each batch comes back."""
+    for before, session in enumerate(sessions):
+        if bar.label != "read":
+            bar.begin("read", unit="sessions")
+            bar.add(before)
+        bar.add(1)
+        yield session
 
 
 def some_sessions(source: Inputs) -> Iterator["Session"]:

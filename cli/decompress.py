@@ -15,7 +15,7 @@ from pltz.cli.ui.session_output import SESSION_FORMAT, form_of, render, written
     short_help="Write the sessions of FILE as they were frozen.",
     examples=[
         "pltz decompress chats.pltz -o chats.jsonl",
-        "pltz decompress chats.pltz --session 7 --session 12",
+        "pltz decompress chats.pltz --session 5,7,10-20",
         "pltz decompress notes.pltz --session 0 -o a.txt",
         "pltz decompress - < chats.pltz | head -n 1",
         "pltz decompress chats.pltz -o chats.jsonl --json",
@@ -63,7 +63,8 @@ def decompress(
         numbers = indices or range(len(reader))
         if form == "auto":
             form = form_of([reader.info(number).kind.session for number in numbers[:2]])
-        with Progress("decode", unit="tokens", shown=wanted(progress)) as bar:
+        total = sum(reader.info(n).count for n in numbers if reader.info(n).kind.by_model)
+        with Progress("decode", unit="tokens", total=total, shown=wanted(progress)) as bar:
             sessions = codec.decompress_each(reader, numbers, bridge=opened.bridge, progress=bar.add)
             destination.write(render(sessions, form), whole=True)
     if as_json:

@@ -35,6 +35,11 @@ MIN_WINDOW_LOG = 10
 MAX_WINDOW_LOG = 27
 MAX_BLOCK = 1 << 17  # bytes a block can hold (RFC 8878, 3.1.1.2.4)
 PIECE = 1 << 20  # bytes decompressed at a time
+FAST_LEVEL = 3  # tells in a small part of the time of LEVEL what it can come to
+MARGIN = 2  # times that LEVEL is at best shorter than FAST_LEVEL with long-distance matching
+LEAST_JUDGED = 64  # bytes; shorter content is tried at once
+LDM_LOG = 17  # of the window above which FAST_LEVEL looks for long repeats too
+FRAME_BYTES = 32  # of the header that only the fast form has
 CACHED_WINDOW_LOG = 20  # compressors for larger windows need much memory and are not kept
 
 
@@ -61,6 +66,7 @@ class Fallback:
         self._dictionary_bytes = len(dictionary)
         self._dictionary = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
         self._compressors: dict[int, zstandard.ZstdCompressor] = {}
+        self._fast: dict[int, zstandard.ZstdCompressor] = {}
         self._decompressors: dict[int, zstandard.ZstdDecompressor] = {}
 
     def compress(self, data: bytes) -> bytes:
@@ -71,6 +77,25 @@ class Fallback:
             if len(plain) < len(packed) and self._gives(plain, data):
                 return plain
         return packed
+
+    def may_reach(self, data: bytes, size: int) -> bool:
+        """Return whether `compress` may come to ``size`` bytes or less, judged by a fast level and a margin.
+
+        Trying LEVEL on content that the model codes far shorter took a tenth of the time of encoding.
+
+        >>> coder = Fallback()
+        >>> coder.may_reach(b"the same words, " * 100, 40), coder.may_reach(bytes(range(256)), 40)
+        (True, False)
+        """
+        if len(data) < LEAST_JUDGED:
+            return True
+        log = window_log(len(data))
+        if log not in self._fast:
+            parameters = zstandard.ZstdCompressionParameters.from_level(
+                FAST_LEVEL, window_log=log, enable_ldm=log > LDM_LOG, write_content_size=False
+            )
+            self._fast[log] = zstandard.ZstdCompressor(dict_data=self._dictionary, compression_params=parameters)
+        return len(self._fast[log].compress(data)) <= MARGIN * size + FRAME_BYTES
 
     def _pack(self, data: bytes) -> bytes:
         log = window_log(len(data))

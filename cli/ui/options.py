@@ -1,5 +1,6 @@
 """Options and arguments that several commands share, so that they read the same everywhere."""
 
+import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+MOST_NUMBERS = 1_000_000  # of sessions that one option names
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
@@ -31,6 +33,23 @@ def size(value: str) -> int | None:
     if found is None or found[2].lower() not in UNITS:
         raise click.BadParameter(f"expected a size such as 500 kB or 4 MiB, or none, found {value!r}")
     return int(float(found[1]) * UNITS[found[2].lower()])
+
+
+def numbers(value: str) -> Sequence[int]:
+    """Return the numbers of ``5,7,10-20``, a type of option. Raises BadParameter.
+
+    >>> list(numbers("5,7,10-12"))
+    [5, 7, 10, 11, 12]
+    """
+    found: list[range] = []
+    for part in value.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
+        if match is None or (match[2] and int(match[2]) < int(match[1])):
+            raise click.BadParameter(f"expected numbers such as 7 or 5,7,10-20, found {value!r}")
+        found.append(range(int(match[1]), int(match[2] or match[1]) + 1))
+    if sum(map(len, found)) > MOST_NUMBERS:
+        raise click.BadParameter(f"expected at most {MOST_NUMBERS:,} numbers, found more")
+    return [number for part in found for number in part]
 
 
 def nonempty(value: str) -> str:
@@ -91,10 +110,11 @@ TOKENIZER: Decorator = click.option(
 SESSIONS: Decorator = click.option(
     "--session",
     "indices",
-    type=click.IntRange(min=0),
+    type=numbers,
     multiple=True,
     metavar="I",
-    help="Only session I (repeatable).",
+    callback=lambda ctx, parameter, value: tuple(itertools.chain.from_iterable(value)),
+    help="Only these sessions: 7, or 5,7,10-20 (repeatable).",
 )
 OUTPUT: Decorator = click.option(
     "-o", "--output", default="-", metavar="OUT", help="Where to write.  [default: stdout]"
@@ -104,7 +124,10 @@ JSON: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print one line of JSON instead of text."
 )
 PROGRESS: Decorator = click.option(
-    "--progress/--no-progress", default=None, help="Progress on stderr.  [default: on a terminal only]"
+    "--progress/--no-progress",
+    "-v/-q",
+    default=None,
+    help="Progress on stderr: phase, share, rate and time left.  [default: on a terminal only]",
 )
 
 

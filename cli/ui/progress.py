@@ -1,18 +1,21 @@
-"""A progress line on stderr: the count, the total and the rate.
+"""A progress line on stderr: phase, share done, count, rate and the time left.
 
-    with Progress("encode", unit="tokens", shown=True) as progress:
-        codec.compress(sessions, progress=progress.add)
+    with Progress("read", unit="sessions", shown=True) as progress:
+        codec.compress(sessions, progress=progress)      # calls begin("encode", tokens), then adds tokens, and so on
 
-On a terminal one line is rewritten ten times per second. In a log a new line appears every five seconds.
+On a terminal one line is rewritten ten times per second, from the first moment on. In a log a line appears after a
+second, and then every five seconds. A thread of its own draws, so that the line moves while an engine works.
 """
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Self
 
 REDRAW_S = 0.1  # seconds between redraws on a terminal
 SAID_S = 5.0  # seconds; a shorter time is not worth a line
+FIRST_S = 1.0  # seconds before the first line in a log
 LOG_S = 5.0  # seconds between lines in a log
 
 
@@ -43,55 +46,99 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """A counter shown on stderr.
+    """A counter of one phase after another, shown on stderr.
 
     Args:
-        label: the verb in front.
+        label: the first phase, a verb.
         unit: what is counted.
         total: how many there will be, if known.
         shown: False counts in silence.
     """
 
     def __init__(self, label: str, *, unit: str, total: int | None = None, shown: bool) -> None:
-        self.label = label
-        self.unit = unit
-        self.total = total
         self.shown = shown
-        self.count = 0
         self._terminal = sys.stderr.isatty()
-        self._start = self._last = time.monotonic()
         self._width = 0
+        self._lock = threading.Lock()  # the drawing thread reads what the working thread counts
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._set(label, total, unit)
+
+    def _set(self, label: str, total: int | None, unit: str) -> None:
+        self.label, self.total, self.unit = label, total, unit
+        self.count = 0
+        self._start = time.monotonic()
 
     def __enter__(self) -> Self:
+        if self.shown:
+            self._thread = threading.Thread(target=self._run, name="pltz progress", daemon=True)
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.shown and self.count:
-            self._draw(last=True)
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            with self._lock:
+                self._end()
+
+    def __call__(self, amount: int) -> None:
+        """Count ``amount`` more, as a codec's ``progress``."""
+        self.add(amount)
 
     def add(self, amount: int) -> None:
         """Count ``amount`` more."""
-        self.count += amount
-        now = time.monotonic()
-        if self.shown and now - self._last >= (REDRAW_S if self._terminal else LOG_S):
-            self._last = now
-            self._draw(last=False)
+        with self._lock:
+            self.count += amount
+
+    def begin(self, phase: str, total: int | None = None, unit: str = "tokens") -> None:
+        """Begin another phase. The line of the last one stays. The same phase goes on counting."""
+        with self._lock:
+            if (phase, total) == (self.label, self.total):
+                return
+            if self.shown:
+                self._end()
+            self._set(phase, total, unit)
 
     def line(self) -> str:
-        """Return the text of the line: ``encode  41 %  12,288 / 30,000 tokens  5,120 tokens/s``."""
-        rate = self.count / max(time.monotonic() - self._start, 1e-9)
+        """Return the text of the line: ``encode  41 %  12,288 / 30,000 tokens  5,120 tokens/s  4 s left``."""
+        seconds = time.monotonic() - self._start
+        rate = self.count / max(seconds, 1e-9)
         done = f"{self.count:,} {self.unit}"
         if self.total:
-            done = f"{100 * self.count // self.total:3d} %  {self.count:,} / {self.total:,} {self.unit}"
-        return f"{self.label}  {done}  {rate:,.0f} {self.unit}/s"
+            done = f"{min(100, 100 * self.count // self.total):3d} %  {self.count:,} / {self.total:,} {self.unit}"
+        if not self.count:
+            return f"{self.label}  {done}  {duration(seconds)}"
+        left = ""
+        if self.total and self.count < self.total:
+            left = f"  {duration((self.total - self.count) / rate)} left"
+        return f"{self.label}  {done}  {rate:,.0f} {self.unit}/s{left}"
+
+    def _run(self) -> None:
+        wait = 0.0 if self._terminal else FIRST_S
+        while not self._stop.wait(wait):
+            with self._lock:
+                self._draw(last=False)
+            wait = REDRAW_S if self._terminal else LOG_S
+
+    def _end(self) -> None:
+        """Print the last line of a phase that counted anything, or clear it."""
+        if self.count:
+            self._draw(last=True)
+        elif self._terminal and self._width:
+            print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
+        self._width = 0
 
     def _draw(self, *, last: bool) -> None:
         text = self.line()
-        if not self._terminal:
-            print(text, file=sys.stderr, flush=True)
-            return
-        blank = " " * max(0, self._width - len(text))
-        print(f"\r{text}{blank}", end="\n" if last else "", file=sys.stderr, flush=True)
+        try:
+            if self._terminal:
+                blank = " " * max(0, self._width - len(text))
+                print(f"\r{text}{blank}", end="\n" if last else "", file=sys.stderr, flush=True)
+            else:
+                print(text, file=sys.stderr, flush=True)
+        except (OSError, ValueError):  # stderr is closed: the work goes on
+            self.shown = False
         self._width = len(text)

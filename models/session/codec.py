@@ -34,6 +34,7 @@ from pltz.models.session import transcript
 from pltz.models.session.decoder import OnError, SessionDecoder, named
 from pltz.models.session.expected_time import Expect, expected_seconds
 from pltz.models.session.options import CodingKeywords, CodingOptions
+from pltz.models.session.parts import PhasedProgress, begin
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.container.file import Writer, pack
@@ -341,19 +342,23 @@ class Codec(SessionDecoder):
             seconds = expected_seconds(self.coder, sequences, more=again, verify=options.verify)
             if seconds is not None:
                 self.expect(seconds)
-        whole = self._code(sequences, options, None if options.verify else options.progress)
+        begin(options.progress, "encode", sum(map(len, sequences)))
+        phased = isinstance(options.progress, PhasedProgress)  # others count each token once, where it is verified
+        whole = self._code(sequences, options, options.progress if phased or not options.verify else None)
         cut = self._cut(sequences, taken, whole, options)
         best = iter([cut.get(i, ModelResult(len(sequences[i]), one)) for i, one in enumerate(whole)])
         frames = []
         for draft in drafts:
-            plain = self._fallback_frame(draft.session, draft.content)
             if draft.tokens is None:
-                frames.append(plain)
+                frames.append(self._fallback_frame(draft.session, draft.content))
                 continue
             coded = next(best)
             frame = _model_frame(draft, draft.tokens, coded)
-            by_model = frame.fits and len(frame.encode()) <= len(plain.encode())
-            frames.append(frame if by_model else plain)
+            if not frame.fits or self._fallback.may_reach(draft.content, len(frame.encode())):
+                plain = self._fallback_frame(draft.session, draft.content)
+                by_model = frame.fits and len(frame.encode()) <= len(plain.encode())
+                frame = frame if by_model else plain
+            frames.append(frame)
             if self._note:
                 self._note(coded)
         return frames
@@ -400,6 +405,8 @@ class Codec(SessionDecoder):
         """
         pairs = zip(drafts, frames, strict=True)
         chosen = [pair for pair in pairs if options.verify or not pair[1].kind.by_model]
+        if options.verify:
+            begin(options.progress, "verify", sum(frame.coded for _, frame in chosen if frame.kind.by_model))
         tokens = self._decode([frame for _, frame in chosen], options.progress)
         found = {}
         for (draft, frame), ids in zip(chosen, tokens, strict=True):

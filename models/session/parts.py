@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
@@ -12,7 +12,26 @@ if TYPE_CHECKING:
     from pltz.plt_codec.types import Encoded, FrameItem
 
 Progress = Callable[[int], None]
+"""Called with the number of tokens done since the last call. One with phases is told them, see `begin`."""
+
 Tokens = npt.NDArray[Any]  # (T,) integers
+
+
+@runtime_checkable
+class PhasedProgress(Protocol):
+    """A `Progress` that is told which phase of the work begins."""
+
+    def __call__(self, amount: int, /) -> None:
+        """Count ``amount`` more tokens."""
+
+    def begin(self, phase: str, total: int | None = None) -> None:
+        """Begin a phase (encode, verify) of ``total`` tokens."""
+
+
+def begin(progress: Progress | None, phase: str, total: int) -> None:
+    """Tell a progress with phases which phase begins, and of how many tokens."""
+    if isinstance(progress, PhasedProgress):
+        progress.begin(phase, total)
 
 
 class Parts(Protocol):

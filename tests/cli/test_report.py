@@ -1,5 +1,7 @@
 """The small parts of a report: tables and the progress line."""
 
+import time
+
 import pytest
 
 from pltz.cli.ui import table
@@ -25,3 +27,29 @@ def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_progress_is_for_terminals_unless_told() -> None:
     assert wanted(True) and not wanted(False) and not wanted(None)
+
+
+def test_progress_draws_while_nothing_is_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.cli.ui.progress.FIRST_S", 0.01)
+    with Progress("encode", unit="tokens", total=50, shown=True) as bar:
+        for _ in range(500):
+            if "encode    0 %  0 / 50 tokens" in (drawn := capsys.readouterr().err):
+                break
+            time.sleep(0.01)
+        bar.add(25)
+        assert "left" in bar.line() and "50 %" in bar.line()
+    assert "0 / 50 tokens" in drawn
+
+
+def test_each_phase_leaves_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("read", unit="sessions", shown=True) as bar:
+        bar.add(2)
+        bar.begin("encode", 10)
+        bar(4)
+        bar.begin("encode", 10)
+        bar(6)
+        bar.begin("verify", 10)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["read", "encode"] and "10 / 10 tokens" in lines[1]

@@ -34,6 +34,20 @@ def test_content_comes_back_and_never_grows(content: bytes, fallback: Fallback) 
     assert fallback.decompress(packed, len(content)) == content
 
 
+@given(contents, st.sampled_from(EACH))
+def test_a_size_that_is_reached_was_within_reach(content: bytes, fallback: Fallback) -> None:
+    assert fallback.may_reach(content, len(fallback.compress(content)))
+
+
+@pytest.mark.parametrize("fallback", EACH)
+def test_long_and_distant_repeats_are_within_reach(fallback: Fallback) -> None:
+    """Check that the fast level sees what the slow one does: else zstd would not be tried where it wins."""
+    for block, times in ((1000, 50), (100_000, 8), (700_000, 4)):
+        content = noise(block) * times
+        assert fallback.may_reach(content, len(fallback.compress(content)))
+        assert not fallback.may_reach(content, block // 8)
+
+
 @pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1025, 131_071, 131_072, 131_073, 3_000_000])
 @pytest.mark.parametrize("fallback", EACH)
 def test_sizes_around_windows_and_blocks(size: int, fallback: Fallback) -> None:
