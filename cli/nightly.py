@@ -68,8 +68,8 @@ def nightly(
     collects, verifies a sample, and writes a report (JSON and HTML) into the state folder. A run that was killed is
     simply run again. A second run at the same time does nothing and exits with 7.
 
-    The job exits with 5 where sessions were refused (all others are stored), with 3 where the sample was damaged, and
-    with 7 where a step could not be done now.
+    The job exits with 5 where sessions were refused; all others are stored. It exits with 3 where the sample was
+    damaged, and with 7 where a step could not be done now.
     """
     from pltz.archive.nightly import config, job
 

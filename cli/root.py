@@ -16,6 +16,9 @@ COMMANDS = {
     "bundle": "pltz.cli.bundle.group:bundle",
     "bench": "pltz.cli.bench.group:bench",
     "demo": "pltz.cli.demo:demo",
+    "doctor": "pltz.cli.doctor:doctor",
+    "completion": "pltz.cli.completion:completion",
+    "help": "pltz.cli.help:help_",
 }
 
 

@@ -9,7 +9,7 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.cli.archive.shared import VERSION, open_archive
+from pltz.cli.archive.shared import VERSION, hinting, open_archive
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
@@ -107,7 +107,8 @@ def thaw(
         hot = hot_store(folder, hot_budget, model)
         thawer = cold.thawer(model, hot, any_target=any_target)
         load_ms = 1e3 * (time.perf_counter() - start)
-        thawed = thawer.thaw(file, tenant or "default", number)
+        with hinting(cold, [file], tenant or "default"):
+            thawed = thawer.thaw(file, tenant or "default", number)
         result = Result.of(thawed, model, more, load_ms, None if hot is None else hot.stats().hit_tokens)
         write_text(json.dumps(result.as_json()) if as_json else result.text())
         return

@@ -55,7 +55,7 @@ WINGS = {
     "cli": (
         "ui",
         "bench archive bundle",
-        "compress decompress demo hook inspect llama nightly thaw",
+        "completion compress decompress demo doctor help hook inspect llama nightly thaw",
         "root",
         "main",
     ),

@@ -10,6 +10,7 @@ from pltz.cli.archive.shared import choose, facts, line_of, open_archive, show, 
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.output import say_if_interrupted
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import UsageError
 
@@ -73,6 +74,7 @@ def copy(
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))
     copied = there = erased = 0
+    say_if_interrupted("interrupted: the versions printed above are in TO; run copy again for the others")
     with Progress("copy", unit="versions", total=len(chosen), shown=wanted(progress)) as bar:
         for done in transfer(source.tokens.archive, chosen, other.tokens.archive, dry_run=dry_run):
             there += done.there

@@ -8,7 +8,7 @@ import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import facts, line_of, open_archive, show, tags_of
+from pltz.cli.archive.shared import facts, hinting, line_of, open_archive, show, tags_of
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
 from pltz.plt_codec.errors import UsageError
@@ -68,9 +68,9 @@ def forget(
     if policy is not None:
         versions = cold.expire(policy, names, tenant=tenant, dry_run=dry_run)
     else:
-        versions = cold.forget(
-            names, tenant=tenant or "default", version=number, tags=tags_of(tags), dry_run=dry_run
-        )
+        owner = tenant or "default"
+        with hinting(cold, names, owner):
+            versions = cold.forget(names, tenant=owner, version=number, tags=tags_of(tags), dry_run=dry_run)
     _show_all(versions, "forgotten", "forget", dry_run, as_json)
 
 
@@ -107,7 +107,9 @@ def undelete(
     place: str, names: tuple[str, ...], number: int | None, tenant: str, dry_run: bool, as_json: bool
 ) -> None:
     """Bring back all forgotten versions of NAME..., or version N, unless collect has freed them."""
-    versions = open_archive(place).undelete(names, tenant=tenant, version=number, dry_run=dry_run)
+    cold = open_archive(place)
+    with hinting(cold, names, tenant):
+        versions = cold.undelete(names, tenant=tenant, version=number, dry_run=dry_run)
     _show_all(versions, "brought back", "bring back", dry_run, as_json)
 
 

@@ -8,7 +8,7 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import choose, open_archive, tags_of
+from pltz.cli.archive.shared import choose, hinting, open_archive, tags_of
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
@@ -66,7 +66,8 @@ def get(
     """
     destination = Output(output, force=force, binary=False)
     cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
-    sessions = [cold.get(name, tenant=tenant, version=number).session for name in names]
+    with hinting(cold, names, tenant):
+        sessions = [cold.get(name, tenant=tenant, version=number).session for name in names]
     if form == "auto":
         form = form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)

@@ -1,7 +1,13 @@
-"""``pltz archive ls``, ``find`` and ``stat``: list and count what is in an archive. None of them decodes anything."""
+"""``pltz archive ls``, ``find`` and ``stat``: list and count what is in an archive.
+
+Nothing is decoded, except by ``stat --content``.
+"""
 
 import dataclasses
-from typing import TYPE_CHECKING
+import re
+import string
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -10,33 +16,63 @@ from pltz.cli.archive import shared
 from pltz.cli.archive.shared import facts, line_of, open_archive, seconds_of, show, tags_of
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
-from pltz.cli.ui.table import pairs
+from pltz.cli.ui.options import Decorator
+from pltz.cli.ui.output import printable
+from pltz.cli.ui.progress import Progress, wanted
+from pltz.cli.ui.table import pairs, render
+from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.archive import Archive
+    from pltz.archive.archive import Archive, SessionVersion
+    from pltz.archive.catalog.lookup import Version
+
+FIELDS = ("tenant", "name", "version", "time", "age", "kind", "tags", "forgotten", "id", "size", "tokens", "segments")
+LONG: Decorator = click.option(
+    "-l", "--long", is_flag=True, help="With size, tokens, segments and age of each, from the heads of its records."
+)
+TEMPLATE: Decorator = click.option(
+    "--format",
+    "template",
+    metavar="TEXT",
+    help="A line for each, such as '{tenant}/{name} {tokens}'. Fields: " + ", ".join(FIELDS) + ".",
+)
 
 
 @click.command(
     cls=Command,
-    examples=["pltz archive ls /data/cold", "pltz archive ls /data/cold --tenant acme --history --json"],
+    short_help="List the last versions of sessions, by tenant and name.",
+    examples=[
+        "pltz archive ls /data/cold --long",
+        "pltz archive ls /data/cold --tenant acme --history --json",
+        "pltz archive ls /data/cold --format '{name}'",
+    ],
 )
 @shared.DIR
 @shared.ONLY_TENANT
 @click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
 @click.option("--forgotten", is_flag=True, help="Forgotten versions too.")
+@LONG
+@TEMPLATE
 @shared.JSON_LINES
 @key_options
 @click.pass_context
 def ls(
-    ctx: click.Context, place: str, tenant: str | None, history: bool, forgotten: bool, as_json: bool
+    ctx: click.Context,
+    place: str,
+    tenant: str | None,
+    history: bool,
+    forgotten: bool,
+    long: bool,
+    template: str | None,
+    as_json: bool,
 ) -> None:
-    """List the last versions of sessions, by tenant and name.
+    """List the last versions of sessions, by tenant and name, numbers in names by value.
 
     Where packs are damaged, missing or lost, their sessions may not be listed, and the exit code is 7.
     """
     cold = open_archive(place)
-    for version in cold.list(tenant, forgotten=forgotten, history=history, partial=True):
-        show(facts(version), line_of(version), as_json)
+    found = cold.list(tenant, forgotten=forgotten, history=history, partial=True)
+    _show_all(cold, sorted(found, key=_natural), long, template, as_json)
     ctx.exit(_warn(cold))
 
 
@@ -54,6 +90,8 @@ def ls(
 @shared.ONLY_TAGS
 @click.option("--since", metavar="DATE", help="Not older than this: 2026-01-31, 2026-01-31T12:00.")
 @click.option("--until", metavar="DATE", help="Older than this.")
+@LONG
+@TEMPLATE
 @shared.JSON_LINES
 @key_options
 @click.pass_context
@@ -65,6 +103,8 @@ def find(
     tags: tuple[str, ...],
     since: str | None,
     until: str | None,
+    long: bool,
+    template: str | None,
     as_json: bool,
 ) -> None:
     """List the last versions of sessions that have all the tags and TEXT in their name, by time.
@@ -73,26 +113,227 @@ def find(
     """
     cold = open_archive(place)
     chosen, start, end = tags_of(tags), seconds_of(since), seconds_of(until)
-    for version in cold.find(text, tenant=tenant, tags=chosen, since=start, until=end, partial=True):
-        show(facts(version), line_of(version), as_json)
+    found = cold.find(text, tenant=tenant, tags=chosen, since=start, until=end, partial=True)
+    _show_all(cold, found, long, template, as_json)
     ctx.exit(_warn(cold))
 
 
-@click.command(cls=Command, examples=["pltz archive stat /data/cold", "pltz archive stat /data/cold --json"])
+def _natural(version: "SessionVersion") -> tuple[str, list[tuple[int, str]], int]:
+    """Return the key that sorts chat-2 before chat-10."""
+    parts = re.split("([0-9]+)", version.name)
+    name = [(int(part), "") if number % 2 else (-1, part) for number, part in enumerate(parts)]
+    return version.tenant, name, version.version
+
+
+def _show_all(
+    cold: "Archive", versions: "Iterable[SessionVersion]", long: bool, template: str | None, as_json: bool
+) -> None:
+    """Print versions: a line each, or a table with ``long``. Raises UsageError for an unknown field."""
+    named = _fields(template)
+    sizes = Sizes(cold) if long or named & {"size", "tokens", "segments"} else None
+    now = cold.tower.store.now()
+    rows = []
+    for version in versions:
+        record = facts(version) | {"age": max(0, now - version.time)}
+        if sizes is not None:
+            record |= sizes.of(version)
+        if template is not None and not as_json:
+            show(record, template.format_map(_words(record)), False)
+        elif long and not as_json:
+            rows.append(record)
+        else:
+            show(record, line_of(version), as_json)
+    if rows:
+        head = ("session", "version", "age", "kind", "size", "tokens", "segments", "tags")
+        click.echo(render(head, [_cells(record) for record in rows]))
+
+
+def _fields(template: str | None) -> set[str]:
+    """Return the fields that a template names. Raises UsageError where one is unknown."""
+    try:
+        named = {field for _, field, _, _ in string.Formatter().parse(template or "") if field is not None}
+    except ValueError as exc:
+        raise UsageError(f"--format {template!r}: {exc}") from exc
+    if unknown := sorted(named - set(FIELDS)):
+        raise UsageError(f"--format has no field {unknown[0]!r}: expected {', '.join(FIELDS)}")
+    return named
+
+
+def _words(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record for a template: tags and absent figures as words."""
+    tags = " ".join(f"{key}={value}" for key, value in record["tags"].items())
+    return {key: "-" if value is None else value for key, value in record.items()} | {"tags": tags}
+
+
+def _cells(record: dict[str, Any]) -> list[str]:
+    """Return one line of the table of ``--long``."""
+    figures = [record["size"], record["tokens"], record["segments"]]
+    length, tokens, segments = ("?" if figure is None else f"{figure:,}" for figure in figures)
+    words = _words(record)
+    kind = record["kind"] + (" (forgotten)" if record["forgotten"] else "")
+    name = printable(f"{record['tenant']}  {record['name']}")
+    return [name, f"{record['version']}", age(record["age"]), kind, length, tokens, segments, printable(words["tags"])]
+
+
+def age(seconds: int) -> str:
+    """Return an age in words.
+
+    >>> age(40), age(7200), age(400_000), age(10**9)
+    ('40 s', '2 h', '4 d', '31 y')
+    """
+    for unit, length, up_to in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 2 * 86400), ("d", 86400, 730 * 86400)):
+        if seconds < up_to:
+            return f"{seconds // length} {unit}"
+    return f"{seconds // (365 * 86400)} y"
+
+
+class SegmentHead(NamedTuple):
+    """What the head of a record says of its segment. ``size``: bytes of its bitstring."""
+
+    parent: bytes
+    tokens: int
+    size: int
+
+
+class Sizes:
+    """Sizes of versions, read from the heads of their records, each of which is read once."""
+
+    def __init__(self, cold: "Archive") -> None:
+        self._tower = cold.tower
+        self._versions = {version.id: version for version in self._tower.ls(forgotten=True, history=True)}
+        self._segments: dict[bytes, SegmentHead] = {}
+
+    def of(self, version: "SessionVersion") -> dict[str, int | None]:
+        """Return bytes, tokens and segments of a version, None where damage hides them."""
+        try:
+            chain = self.chain(self._versions[version.id])
+        except (PltzError, KeyError):
+            return {"size": None, "tokens": None, "segments": None}
+        found = [self._segments[one] for one in chain]
+        size, tokens = sum(one.size for one in found), sum(one.tokens for one in found)
+        return {"size": size, "tokens": tokens, "segments": len(chain)}
+
+    def chain(self, version: "Version") -> list[bytes]:
+        """Return the segments of a version, the last one first. Raises LostError, KeyMismatch."""
+        found: list[bytes] = []
+        segment = version.leaf
+        while any(segment):
+            if segment not in self._segments:
+                record = self._tower.record(segment).record
+                self._segments[segment] = SegmentHead(record.parent, record.tokens, len(record.bitstring))
+            found.append(segment)
+            segment = self._segments[segment].parent
+        return found
+
+    def shared(self) -> dict[str, int]:
+        """Return tokens and bytes of all versions that are not forgotten: each stored alone, and as they share."""
+        alone_tokens = alone = 0
+        kept: set[bytes] = set()
+        for version in self._versions.values():
+            if not version.forgotten:
+                chain = self.chain(version)
+                kept.update(chain)
+                alone_tokens += sum(self._segments[one].tokens for one in chain)
+                alone += sum(self._segments[one].size for one in chain)
+        together = [self._segments[one] for one in kept]
+        return {
+            "tokens": sum(one.tokens for one in together),
+            "tokens_unshared": alone_tokens,
+            "frozen_bytes": sum(one.size for one in together),
+            "frozen_bytes_unshared": alone,
+        }
+
+
+@click.command(
+    cls=Command,
+    short_help="Count sessions, tokens, bytes, and what sharing saved.",
+    examples=[
+        "pltz archive stat /data/cold",
+        "pltz archive stat /data/cold --content",
+        "pltz archive stat /data/cold --json",
+    ],
+)
 @shared.DIR
+@click.option("--content", is_flag=True, help="Decode the last versions, to count the bytes of their content.")
+@click.option("-v", "--verbose", is_flag=True, help="Also packs, indexes, marks and other parts of the archive.")
+@shared.READ_BUNDLES
+@shared.TOKENIZERS
 @shared.JSON_LINES
 @key_options
-def stat(place: str, as_json: bool) -> None:
-    """Count what is in the archive: packs, indexes, records and bytes."""
-    cold = open_archive(place)
-    found = dataclasses.asdict(cold.stat())
-    found["archive"] = found["archive"].hex()
-    words = {k: size(v) if k.endswith("bytes") else str(v) for k, v in found.items()}
+def stat(
+    place: str,
+    content: bool,
+    verbose: bool,
+    bundles: tuple[str, ...],
+    tokenizers: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Count what is in the archive: sessions, versions, tokens, bytes, and what sharing of segments saved."""
+    cold = open_archive(place, bundles, tokenizers=tokenizers)
+    parts = dataclasses.asdict(cold.stat())
+    parts["archive"] = parts["archive"].hex()
+    found = parts | _totals(cold)
+    if content:
+        found |= _content(cold, found)
     if as_json:
         show(found, "", True)
     else:
-        click.echo(pairs([(key.replace("_", " "), value) for key, value in words.items()], indent=""))
+        rows = _rows(found)
+        if verbose:
+            rows += [(k.replace("_", " "), size(v) if k.endswith("bytes") else str(v)) for k, v in parts.items()]
+        click.echo(pairs(rows, indent=""))
     _warn(cold)
+
+
+def _totals(cold: "Archive") -> dict[str, Any]:
+    versions = list(cold.list(history=True, forgotten=True, partial=True))
+    kept = [version for version in versions if not version.forgotten]
+    found: dict[str, Any] = {
+        "named_sessions": len({(version.tenant, version.name) for version in kept}),
+        "versions": len(kept),
+        "forgotten_versions": len(versions) - len(kept),
+        "tenants": len({version.tenant for version in kept}),
+    }
+    try:
+        return found | Sizes(cold).shared()
+    except PltzError:  # damaged, or sealed and without its key: the warning says which
+        return found | dict.fromkeys(("tokens", "tokens_unshared", "frozen_bytes", "frozen_bytes_unshared"))
+
+
+def _content(cold: "Archive", found: dict[str, Any]) -> dict[str, Any]:
+    """Return the content bytes of the last versions, and their ratio to all bytes of packs and indexes."""
+    from pltz.models.session.session import content_bytes
+
+    chosen = list(cold.tower.ls())
+    total = 0
+    with Progress("decode", unit="sessions", total=len(chosen), shown=wanted(None)) as bar:
+        for version in chosen:
+            total += content_bytes(cold.sessions.read(version))
+            bar.add(1)
+    stored = found["pack_bytes"] + found["index_bytes"]
+    return {"content_bytes": total, "ratio": round(total / stored, 3) if stored else None}
+
+
+def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines of the report that everyone understands."""
+    forgotten = f", and {found['forgotten_versions']:,} forgotten" if found["forgotten_versions"] else ""
+    rows = [
+        ("sessions", f"{found['named_sessions']:,} of {counted(found['tenants'], 'tenant')}"),
+        ("versions", f"{found['versions']:,}{forgotten}"),
+        ("on disk", size(found["pack_bytes"] + found["index_bytes"])),
+    ]
+    if found["tokens"] is not None:
+        rows.append(("tokens", f"{found['tokens']:,} in {size(found['frozen_bytes'])}"))
+        saved = found["frozen_bytes_unshared"] - found["frozen_bytes"]
+        share = saved / found["frozen_bytes_unshared"] if saved else 0
+        rows.append(("sharing", f"saved {size(saved)}, {share:.0%} of what the versions would take alone"))
+    if "content_bytes" in found:
+        content = size(found["content_bytes"])
+        rows.append(("content", f"{content} in the last versions, {found['ratio']} times the bytes on disk"))
+    for key, words in (("problems", "damaged parts"), ("missing", "packs missing"), ("losses", "packs lost")):
+        if found[key]:
+            rows.append((words, f"{found[key]:,}: run pltz archive verify"))
+    return rows
 
 
 def _warn(cold: "Archive") -> int:

@@ -15,6 +15,7 @@ from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.options import nonempty
+from pltz.cli.ui.output import say_if_interrupted
 from pltz.cli.ui.progress import Progress, say_expected, wanted
 from pltz.cli.ui.session_input import INPUT_FORMAT, input_options
 from pltz.cli.ui.session_input import Inputs as InputFiles
@@ -56,12 +57,30 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     from pltz.archive.tower_archive import TowerArchive
 
     shares = (SHARE, SHARED) if parity is None else (round(10 * parity), SHARED if parity else 0)
+    want_own_folder(place)
     key = secret(confirm=True)
     made = TowerArchive.create(place, [], key=key, parity=shares)
     identity = made.settings.archive.hex()
     kind = "sealed" if key else "open"
     facts = {"archive": identity, "place": place, "sealed": key is not None, "parity": list(shares)}
     show(facts, f"{place}: archive {identity}, empty, {kind}", as_json)
+
+
+def want_own_folder(place: str) -> None:
+    """Refuse a folder that holds files of others: backups and clean-ups of either would meet the other's.
+
+    Raises UsageError.
+    """
+    from pltz.archive.format.object_names import FOLDERS, RESERVE, RESERVE_COLLECT, SETTINGS
+
+    folder = Path(place)
+    if not place or "://" in place or not folder.is_dir():
+        return
+    known = {*FOLDERS, SETTINGS, RESERVE, RESERVE_COLLECT, "lost+found"}
+    strange = sorted(p.name for p in folder.iterdir() if p.name not in known and not p.name.startswith("."))
+    if strange:
+        more = f" and {len(strange) - 3:,} more" if len(strange) > 3 else ""
+        raise UsageError(f"{place} holds other files ({', '.join(strange[:3])}{more}): name an empty or a new folder")
 
 
 @click.command(
@@ -162,6 +181,8 @@ def put_all(
 ) -> None:
     """Put the sessions, report each when it is durable, then report the totals."""
     sessions = frozen = packs = 0
+    stored_before = "the sessions printed above are stored, the others are not"
+    say_if_interrupted("interrupted, nothing was written" if dry_run else f"interrupted: {stored_before}")
     token = ""
     cold.expect = say_expected
     with Progress("put", unit="sessions", shown=wanted(progress)) as bar:

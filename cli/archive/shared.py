@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,24 @@ def choose(
     if missing := sorted(wanted - met):
         archive.tower.want_whole(f"found no session {missing[0]!r}")
         raise NotFound(f"no session {missing[0]!r} in this archive")
+
+
+@contextmanager
+def hinting(cold: "Archive", names: Iterable[str], tenant: str) -> Iterator[None]:
+    """Say in a NotFound which other tenant has a session of one of the names."""
+    from pltz.archive.errors import NotFound
+
+    try:
+        yield
+    except NotFound as error:
+        wanted = set(names)
+        listed = cold.list(forgotten=True, partial=True)
+        found = next((v for v in listed if v.name in wanted and v.tenant != tenant), None)
+        if found is None:
+            raise
+        raise type(error)(
+            f"{error}; tenant {found.tenant!r} has a session {found.name!r}: name it with --tenant"
+        ) from error
 
 
 def facts(version: "SessionVersion") -> dict[str, Any]:

@@ -4,19 +4,22 @@ A group names its commands as ``{"inspect": "pltz.cli.inspect:inspect"}`` and im
 A command imports its other dependencies (tensors above all) inside its function. So ``pltz --help`` and
 ``pltz inspect`` start at once.
 
-Errors: the root group turns a `PltzError` into ``error: <message>`` on stderr and the exit code of its class. A
-closed pipe and Ctrl-C are left to click. A bug stays a traceback.
+Errors: the root group turns every error into ``error: <message>`` on stderr and an exit code, or with ``--json`` into
+a line of JSON: ``{"error": ..., "kind": ..., "exit_code": ...}``. A closed pipe is left to click. A bug stays a
+traceback. An interrupt says what was written before it (`say_if_interrupted`).
 """
 
 import contextlib
+import difflib
 import importlib
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
 
-from pltz.cli.ui.output import printable
+from pltz.cli.ui.output import INTERRUPTED, printable
 from pltz.plt_codec.errors import PltzError
 
 SENTENCE = 200  # characters
@@ -36,6 +39,10 @@ EXIT_CODES = (
 )
 
 
+class Interrupted(Exception):
+    """The user stopped a command. The message says what was written before."""
+
+
 class Whole(click.Command):
     """A command whose line in the help of its group is a whole sentence, however wide the terminal."""
 
@@ -45,7 +52,7 @@ class Whole(click.Command):
 
 
 class Command(Whole):
-    """A click command whose help ends with examples and exit codes.
+    """A click command whose help ends with examples.
 
     Args:
         examples: command lines, each starting with ``pltz``.
@@ -56,15 +63,36 @@ class Command(Whole):
         self.examples = tuple(examples)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples as they stand, then the exit codes."""
+        """Write the examples as they stand."""
         if self.examples:
             with formatter.section("Examples"):
                 for line in self.examples:
                     formatter.write(f"  {line}\n")
-        write_exit_codes(formatter)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Raises Interrupted where the user stops it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted(ctx.meta.get(INTERRUPTED, "interrupted")) from error
 
 
-class OrderedGroup(Whole, click.Group):
+class _Suggesting(Whole, click.Group):
+    """A group that suggests a command for a misspelt one, or for one of another group."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names. Raises UsageError, with what may be meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            meant = suggestions(ctx, args[0])
+            hint = f": did you mean {' or '.join(meant)}?" if meant else f": see {ctx.command_path} --help"
+            raise click.UsageError(f"no command {args[0]!r}{hint}", ctx) from error
+
+
+class OrderedGroup(_Suggesting):
     """A click group that keeps its commands in the order they were written."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -72,7 +100,7 @@ class OrderedGroup(Whole, click.Group):
         return list(self.commands)
 
 
-class LazyGroup(Whole, click.Group):
+class LazyGroup(_Suggesting):
     """A click group that imports a command when it is asked for.
 
     Args:
@@ -100,25 +128,74 @@ class RootGroup(LazyGroup):
     """The group every command runs under: it turns errors into one line and an exit code."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run the command line. An error of pltz or of the machine ends in a line on stderr and an exit code."""
-        try:
+        """Run the command line. Every error ends in a line on stderr and an exit code."""
+        if not options.get("standalone_mode", True):
             return super().main(*args, **options)
+        options["standalone_mode"] = False  # the errors are told here
+        words = options.get("args", args[0] if args else None)
+        as_json = "--json" in (sys.argv[1:] if words is None else words)
+        try:
+            code = super().main(*args, **options)
         except PltzError as error:
-            fail(str(error) or type(error).__name__, error.exit_code)
+            fail(str(error) or type(error).__name__, error.exit_code, type(error).__name__, as_json)
+        except click.ClickException as error:
+            fail(usage(error), error.exit_code, "UsageError", as_json)
+        except Interrupted as error:
+            fail(str(error), 1, "Interrupted", as_json)
+        except click.Abort:  # a question that was not answered with yes, or an interrupt before the work
+            fail("stopped, nothing was done", 1, "Interrupted", as_json)
         except MemoryError:
-            fail("out of memory", 1)
+            fail("out of memory", 1, "MemoryError", as_json)
         except OSError as error:  # click has already handled a closed pipe
-            fail(machine_failure(error), 1)
+            fail(machine_failure(error), 1, type(error).__name__, as_json)
+        sys.exit(code if isinstance(code, int) else 0)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes of all commands."""
-        write_exit_codes(formatter)
+        with formatter.section("Exit codes"):
+            formatter.write_dl(EXIT_CODES)
 
 
-def fail(message: str, exit_code: int) -> NoReturn:
-    """Print ``error: <message>`` in one line on stderr and exit with the code, even where stderr cannot be written."""
+def suggestions(ctx: click.Context, name: str) -> list[str]:
+    """Return the commands that a wrong name may mean, as they are typed: one of another group, or a near one."""
+    group = ctx.command
+    assert isinstance(group, click.Group)
+    same = [" ".join(path) for path in all_commands(ctx.find_root()) if path[-1] == name]
+    near = difflib.get_close_matches(name, group.list_commands(ctx), n=1)
+    return same[:2] or [f"{ctx.command_path} {one}" for one in near]
+
+
+def all_commands(root: click.Context) -> Iterator[tuple[str, ...]]:
+    """Yield all commands below the root as the words that are typed."""
+
+    def below(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        for name in group.list_commands(root):
+            command = group.get_command(root, name)
+            yield (*path, name)
+            if isinstance(command, click.Group):
+                yield from below(command, (*path, name))
+
+    assert isinstance(root.command, click.Group)
+    return below(root.command, (root.info_name or "pltz",))
+
+
+def usage(error: click.ClickException) -> str:
+    """Return the message of a wrong call, with the help to read."""
+    message = error.format_message().rstrip(".")
+    ctx = getattr(error, "ctx", None)
+    if ctx is None or "--help" in message:
+        return message
+    return f"{message}; see {ctx.command_path} --help"
+
+
+def fail(message: str, exit_code: int, kind: str, as_json: bool) -> NoReturn:
+    """Print an error in one line on stderr and exit with the code, even where stderr cannot be written."""
+    text = " ".join(message.split())
+    line = f"error: {printable(text)}"
+    if as_json:
+        line = json.dumps({"error": text, "kind": kind, "exit_code": exit_code}, ensure_ascii=False)
     with contextlib.suppress(OSError):
-        click.echo(f"error: {printable(' '.join(message.split()))}", err=True)
+        click.echo(line.encode("utf-8", "backslashreplace"), err=True)
     sys.exit(exit_code)
 
 
@@ -126,9 +203,3 @@ def machine_failure(error: OSError) -> str:
     """Return ``<file>: <reason>``, or the reason alone where the system names no file."""
     reason = error.strerror or str(error) or type(error).__name__
     return reason if error.filename is None else f"{error.filename}: {reason}"
-
-
-def write_exit_codes(formatter: click.HelpFormatter) -> None:
-    """Write the section that lists the exit codes and their meanings."""
-    with formatter.section("Exit codes"):
-        formatter.write_dl(EXIT_CODES)

@@ -24,6 +24,7 @@ from pltz.plt_codec.errors import UsageError
 
 IN_MEMORY = 1 << 24  # bytes held for stdout before they go into a file
 PIECE = 1 << 20  # bytes
+INTERRUPTED = "pltz.interrupted"  # key in click's context of the message that an interrupt prints
 
 
 class Output:
@@ -46,6 +47,7 @@ class Output:
         self.force = force
         self.to_stdout = path == "-"
         self.written = 0  # bytes
+        say_if_interrupted("interrupted, nothing was written", first=True)
         if not path:
             raise UsageError("the name of the file to write is empty: name one, or - for stdout")
         if self.to_stdout:
@@ -103,6 +105,7 @@ class Output:
     def _write(self, chunks: Iterable[bytes]) -> None:
         if self.to_stdout:
             for chunk in chunks:
+                say_if_interrupted("interrupted: what stdout got is cut off")
                 sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
         elif self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
@@ -126,6 +129,7 @@ class Output:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
         sync_folder(self.path.parent)
+        say_if_interrupted(f"interrupted after {printable(self.name)} was written")
 
     def _mode(self) -> int:
         """Return the permissions of the replaced file, or those of a new file (mkstemp's are private)."""
@@ -175,10 +179,21 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def say_if_interrupted(text: str, *, first: bool = False) -> None:
+    """Set the message that an interrupt of the running command prints; with ``first`` only where none is set."""
+    ctx = click.get_current_context(silent=True)
+    if ctx is not None and not (first and INTERRUPTED in ctx.meta):
+        ctx.meta[INTERRUPTED] = text
+
+
 def write_text(text: str) -> None:
     """Print a report on stdout. Characters that UTF-8 cannot encode are escaped, never an error."""
     line = text if text.endswith("\n") else text + "\n"
-    Output("-", binary=False).write([line.encode("utf-8", "backslashreplace")])
+    try:
+        sys.stdout.buffer.write(line.encode("utf-8", "backslashreplace"))
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, "stdout") from error
 
 
 def printable(text: str) -> str:

@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import PurePosixPath
+from typing import Any
 
 from pltz.datasets.byte_input import ByteInput, Readable
 from pltz.datasets.input_format import InputFormat, Part, ReadOptions
@@ -69,8 +70,9 @@ def _read_zip(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
 def _read_tar(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
     """Yield the sessions of the members of a tar file, in their order. Raises UsageError, LimitError, CorruptError."""
     budget = [UNPACKED]
+    stream_of_all: Any = _Bounded(source, source.name, [1 << 62])  # tarfile only reads it
     try:
-        with tarfile.open(fileobj=_Bounded(source, source.name, [1 << 62]), mode="r|") as file:  # type: ignore[call-overload]  # it only reads
+        with tarfile.open(fileobj=stream_of_all, mode="r|") as file:
             for number, member in enumerate(file):
                 _check([member.name], source.name, number)
                 name = f"{source.name}/{member.name}"

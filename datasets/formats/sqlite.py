@@ -65,5 +65,9 @@ def _of_row(names: list[str], row: tuple[Any, ...], place: str) -> Part:
 
 
 FORMAT = InputFormat(
-    "sqlite", "json", "SQLite databases, a session per row of --query", of_head=lambda h: h.startswith(MAGIC), read=_read
+    "sqlite",
+    "json",
+    "SQLite databases, a session per row of --query",
+    of_head=lambda head: head.startswith(MAGIC),
+    read=_read,
 )

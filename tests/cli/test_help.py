@@ -1,4 +1,4 @@
-"""Every command says what it does, shows an example that parses, and lists its exit codes."""
+"""Every command says what it does and shows an example that parses."""
 
 import re
 import subprocess
@@ -53,6 +53,9 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bench speed",
         "bench thaw",
         "demo",
+        "doctor",
+        "completion",
+        "help",
         "hook drain",
         "hook status",
         *(f"llama {name}" for name in ("freeze", "import", "thaw")),
@@ -66,7 +69,7 @@ def test_help_page(path: tuple[str, ...], run: Callable[..., Result]) -> None:
     command = COMMANDS[path]
     assert command.help and command.help[0].isupper()
     if isinstance(command, Command):
-        assert "Examples:" in done.output and "Exit codes:" in done.output
+        assert "Examples:" in done.output and "Exit codes:" not in done.output
         assert all(example in done.output for example in command.examples)
 
 

@@ -110,7 +110,7 @@ CHATS: dict[str, tuple[str, Any]] = {
     ),
     "anthropic reply": (
         "anthropic-reply",
-        {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "Hi"}], "stop_reason": "end_turn"},
+        {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "Hi"}], "stop_reason": None},
     ),
     "sharegpt": ("sharegpt", {"conversations": [{"from": "human", "value": "Hi"}]}),
     "wildchat": ("wildchat", {"conversation_hash": "9a", "conversation": [USER], "language": "English"}),
@@ -164,7 +164,9 @@ def test_other_json_is_never_silently_a_chat(value: Any, why: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("format", "events"), [("claude-code", CLAUDE_CODE), ("codex", CODEX), ("codex", OLD_CODEX)], ids=["cc", "cx", "old"]
+    ("format", "events"),
+    [("claude-code", CLAUDE_CODE), ("codex", CODEX), ("codex", OLD_CODEX)],
+    ids=["claude-code", "codex", "old codex"],
 )
 def test_an_agent_log_is_one_session(format: str, events: list[Any], tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"

@@ -231,7 +231,7 @@ def test_find_and_stat(run: Run, cold: Path, put: Put) -> None:
     assert names("--tenant", "b") == ["sales/1"]
     found = lines(run("archive", "stat", cold, "--json"))[0]
     assert found["sessions"] == 3 and found["packs"] == 3 and found["problems"] == 0
-    assert "pack bytes" in run("archive", "stat", cold).stdout
+    assert "pack bytes" in run("archive", "stat", cold, "-v").stdout
 
 
 @pytest.mark.parametrize("words", [["--name", "e\udcff"], ["--tenant", "\udcff"]])
@@ -357,3 +357,32 @@ def test_two_files_of_one_name_are_not_versions_of_each_other(run: Run, cold: Pa
     names = [row["name"] for row in lines(run("archive", "put", cold, *paths, "--name-key", "id", "--json"))]
     assert names == ["monday", "tuesday"]
     assert [row["name"] for row in lines(run("archive", "put", cold, paths[1], "--json"))] == ["chats/0"]
+
+
+def test_ls_in_natural_order_long_and_by_template(run: Run, cold: Path, put: Put) -> None:
+    for number in (10, 9, 100):
+        put(chat(2), "--name", f"chat-{number}", "--tag", "channel=web")
+    names = [version["name"] for version in lines(run("archive", "ls", cold, "--json"))]
+    assert names == ["chat-9", "chat-10", "chat-100"]
+    rows = lines(run("archive", "ls", cold, "--long", "--json"))
+    assert all(row["tokens"] > 90 and row["size"] > 0 and row["segments"] >= 1 and row["age"] >= 0 for row in rows)
+    table = run("archive", "ls", cold, "-l").stdout
+    assert "tokens" in table and f"{rows[0]['tokens']:,}" in table and "channel=web" in table
+    done = run("archive", "find", cold, "chat-1", "--format", "{name} {tokens} {tags}")
+    assert done.stdout.splitlines() == [f"{row['name']} {row['tokens']} channel=web" for row in rows[1:]]
+    for wrong in ("{nothing}", "{name.__class__}", "{name"):
+        assert run("archive", "ls", cold, "--format", wrong).exit_code == 2
+
+
+def test_stat_counts_what_sharing_saved(run: Run, cold: Path, put: Put) -> None:
+    assert run("archive", "stat", cold).exit_code == 0
+    one = put(chat(2), "--name", "a")[0]
+    put(chat(2), "--name", "b")
+    found = lines(run("archive", "stat", cold, "--content", "--json"))[0]
+    assert (found["named_sessions"], found["versions"], found["tenants"]) == (2, 2, 1)
+    assert found["tokens_unshared"] == 2 * found["tokens"] == 2 * one["tokens"]
+    assert found["frozen_bytes_unshared"] == 2 * found["frozen_bytes"]
+    assert found["content_bytes"] == 2 * sum(len(m["content"]) for m in chat(2)["messages"])
+    text = run("archive", "stat", cold).stdout
+    assert "sharing" in text and "50%" in text and "epoch" not in text
+    assert "epoch" in run("archive", "stat", cold, "-v").stdout

@@ -1,0 +1,117 @@
+"""Commands that talk: misspelt words, errors as JSON, help topics, ranges of sessions, hints, the doctor."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pltz.cli.ui.groups import EXIT_CODES
+from tests.cli.commands import Put, Run, chat
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["compres"], "pltz compress"),
+        (["archive", "lss"], "pltz archive ls"),
+        (["undelete"], "pltz archive undelete"),
+        (["help", "inspct"], "pltz inspect"),
+    ],
+)
+def test_a_misspelt_command_is_suggested(run: Run, words: list[str], meant: str) -> None:
+    done = run(*words)
+    assert done.exit_code == 2 and f"did you mean {meant}?" in done.stderr
+    assert done.stderr.startswith("error: no command") and done.stderr.count("\n") == 1
+
+
+def test_nothing_is_suggested_for_noise(run: Run) -> None:
+    done = run("zzzzzz")
+    assert done.exit_code == 2 and "did you mean" not in done.stderr and "pltz --help" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "code"),
+    [
+        (["inspect", "nothing.pltz", "--json"], "UsageError", 2),
+        (["inspect", "--json"], "UsageError", 2),
+        (["inspect", "a", "--no-such-option", "--json"], "UsageError", 2),
+        (["archive", "ls", "nowhere", "--json"], "UsageError", 2),
+    ],
+)
+def test_errors_are_json_where_json_is_asked_for(run: Run, words: list[str], kind: str, code: int) -> None:
+    done = run(*words)
+    found = json.loads(done.stderr)
+    assert done.exit_code == code == found["exit_code"] and found["kind"] == kind and found["error"]
+    plain = run(*words[:-1])
+    assert plain.stderr == f"error: {found['error']}\n"
+
+
+def test_help_topics(run: Run) -> None:
+    assert json.loads(run("help", "exit-codes", "--json").stdout) == dict(EXIT_CODES)
+    assert all(meaning in run("help", "exit-codes").stdout for _, meaning in EXIT_CODES)
+    assert run("help", "archive", "put").stdout == run("archive", "put", "--help").stdout
+    assert run("help").stdout == run("--help").stdout
+    assert "Exit codes" not in run("archive", "put", "--help").stdout
+
+
+def test_sessions_by_ranges(run: Run, frozen: Path) -> None:
+    every = run("decompress", frozen).stdout.splitlines()
+    done = run("decompress", frozen, "--session", "3,0-1", "--session", 2)
+    assert done.stdout.splitlines() == [every[3], every[0], every[1], every[2]]
+    for wrong in ("", "1-", "3-1", "one", "0-9999999"):
+        assert run("decompress", frozen, "--session", wrong).exit_code == 2
+    assert run("decompress", frozen, "--session", "0-9").exit_code == 2
+
+
+def test_another_tenant_is_named(run: Run, cold: Path, put: Put, tiny: Path) -> None:
+    put(chat(1), "--name", "s", "--tenant", "acme")
+    for words in (["get"], ["forget"], ["undelete"]):
+        done = run("archive", *words, cold, "s")
+        assert done.exit_code == 8 and "tenant 'acme' has a session 's'" in done.stderr
+    assert "has a session" not in run("archive", "get", cold, "other").stderr
+
+
+def test_an_archive_is_not_made_among_other_files(run: Run, tmp_path: Path) -> None:
+    (tmp_path / ".hidden").touch()
+    (tmp_path / "lost+found").mkdir()
+    assert run("archive", "init", tmp_path).exit_code == 0
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.tex").touch()
+    done = run("archive", "init", other)
+    assert done.exit_code == 2 and "thesis.tex" in done.stderr and [p.name for p in other.iterdir()] == ["thesis.tex"]
+
+
+def test_the_doctor_finds_this_machine_exact(run: Run, tiny: Path) -> None:
+    done = run("doctor", "--json")
+    found = json.loads(done.stdout)
+    assert done.exit_code == 0 and found["cores"] >= 1
+    assert {"torch"} <= {test["engine"] for test in found["self_test"]} and all(t["exact"] for t in found["self_test"])
+    assert [bundle["name"] for bundle in found["bundles"]] == ["mini"]
+    assert "self-test" in run("doctor").stdout
+
+
+def test_the_doctor_tells_an_engine_that_is_not_exact(run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pltz.models.session.codec import Codec
+
+    monkeypatch.setattr(Codec, "decompress", lambda *given, **options: [])
+    done = run("doctor")
+    assert done.exit_code == 6 and "NOT EXACT" in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_for_a_shell(run: Run, shell: str) -> None:
+    script = run("completion", shell).stdout
+    assert "_PLTZ_COMPLETE" in script and shell in script
+    assert json.loads(run("completion", shell, "--json").stdout)["script"].strip() == script.strip()
+
+
+def test_a_manual_page_for_each_command(run: Run, tmp_path: Path) -> None:
+    assert run("completion", "man", "-o", tmp_path / "missing").exit_code == 2
+    assert run("completion", "man", "-o", tmp_path).exit_code == 0
+    pages = {page.name: page.read_text() for page in tmp_path.iterdir()}
+    assert {"pltz.1", "pltz-archive.1", "pltz-archive-put.1", "pltz-doctor.1"} <= pages.keys()
+    put = pages["pltz-archive-put.1"]
+    for part in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXAMPLES", "EXIT STATUS"):
+        assert f".SH {part}\n" in put
+    assert "\\-\\-share\\-base" in put
