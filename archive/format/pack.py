@@ -22,14 +22,14 @@ import numpy as np
 
 from pltz.archive.errors import ForeignPack
 from pltz.archive.format import record as records
-from pltz.archive.format import record_columns
+from pltz.archive.format import record_batch
 from pltz.archive.format.buffered_reader import BufferedReader
 from pltz.archive.format.byte_source import PIECE, Reader, exactly, pieces
 from pltz.archive.format.context import Context, read_context
 from pltz.archive.format.ids import NONE, SIZE, digest, digest_of
 from pltz.archive.format.prefix_crc import PrefixCrcs
-from pltz.archive.format.record import PARENT_BACK, Place, Raw, Record
-from pltz.archive.format.record_layout import lay_out
+from pltz.archive.format.record import PARENT_BACK, Record, RecordPlace, StoredRecord
+from pltz.archive.format.record_batch import lay_out
 from pltz.archive.format.segment_offsets import SegmentOffsets
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
@@ -56,7 +56,7 @@ FIRST_SEARCH, MOST_SEARCH = 256, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class PackHead:
     """Header and table of a pack."""
 
     epoch: int
@@ -68,9 +68,9 @@ class Head:
     size: int  # bytes of header and table
     sealed: frozenset[int]  # numbers of the contexts with encryption
 
-    def place(self, offset: int) -> Place:
+    def place(self, offset: int) -> RecordPlace:
         """Return the place of a record at ``offset``."""
-        return Place(self.salt, offset, self.time, len(self.contexts), self.parents, self.sealed)
+        return RecordPlace(self.salt, offset, self.time, len(self.contexts), self.parents, self.sealed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Builder:
         )[:-4]
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
         head = header + table
-        place = Place(self.salt, len(head), self.time, len(self._contexts))
+        place = RecordPlace(self.salt, len(head), self.time, len(self._contexts))
         layout = lay_out(self.records, outside, place) if self.records else None
         size = layout.size if layout else 0
         if size > MAX_SIZE - (16 << 20):
@@ -240,7 +240,7 @@ class Pack:
         raw = self.raw(offset)
         return raw.record if raw.how != PARENT_BACK else self._with_parent(raw)
 
-    def raw(self, offset: int) -> Raw:
+    def raw(self, offset: int) -> StoredRecord:
         """Return the record at ``offset`` as stored. Raises CorruptError, VersionError."""
         if not self.begin <= offset < self.end:
             raise CorruptError(f"no record can be at byte {offset} of a pack of {self.size}")
@@ -251,7 +251,7 @@ class Pack:
                 data = self.read(offset, span)
         return records.decode(data, 0, self.head.place(offset))
 
-    def _with_parent(self, raw: Raw) -> Record:
+    def _with_parent(self, raw: StoredRecord) -> Record:
         parent = self.raw(raw.reference).record.id
         if parent is None:
             raise CorruptError(
@@ -304,7 +304,7 @@ class Pack:
             return []
         try:
             place = self.head.place(self.begin + at)
-            return record_columns.read(bytes(data[at : at + end]), np.array(begins), place, seen)
+            return record_batch.read(bytes(data[at : at + end]), np.array(begins), place, seen)
         except FormatError:
             seen.cut(self.begin + at)
             return []
@@ -390,11 +390,11 @@ class Pack:
             raise CorruptError("the two headers of the pack differ")
         return bytes(wanted), count
 
-    def _open(self) -> Head:
+    def _open(self) -> PackHead:
         """Read header and table from the front, or from the back where the front is damaged."""
         if not 2 * HEADER.size + FOOTER.size < self.size <= MAX_SIZE:
             raise CorruptError(f"a pack cannot have {self.size} bytes: it was cut off")
-        found: Head | None = None
+        found: PackHead | None = None
         failures: list[FormatError] = []
         for name, at, table_before in (
             ("header", 0, False),
@@ -416,7 +416,7 @@ class Pack:
             )
         return found
 
-    def _head(self, at: int, table_before: bool) -> Head:
+    def _head(self, at: int, table_before: bool) -> PackHead:
         header = bytes(self.read(at, HEADER.size))
         if len(header) < HEADER.size:
             raise CorruptError("the pack ends in its header: it was cut off")
@@ -434,7 +434,7 @@ class Pack:
             raise CorruptError(f"the pack is of second {time}: damaged")
         contexts, parents = _read_table(table)
         sealed = frozenset(n for n, c in enumerate(contexts) if c.cipher)
-        return Head(epoch, time, salt, archive, contexts, parents, HEADER.size + table_size, sealed)
+        return PackHead(epoch, time, salt, archive, contexts, parents, HEADER.size + table_size, sealed)
 
 
 def _chain(data: memoryview) -> tuple[list[int], int]:

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.format.ids import SIZE, digest
-from pltz.archive.format.prefix_crc import Stretch
+from pltz.archive.format.prefix_crc import ByteSource
 from pltz.plt_codec.errors import CorruptError, VersionError
 
 MAGIC, END = b"PLTr", b"rTLP"
@@ -124,7 +124,7 @@ class Parity:
     def of(
         cls,
         name: bytes,
-        data: Stretch,
+        data: ByteSource,
         shared: Iterable[Range] = (),
         shares: tuple[int, int] = (SHARE, SHARED),
     ) -> Parity:
@@ -187,7 +187,7 @@ class Parity:
             if [c for row in g.rows for c in _crcs(row, g.shape.block)] != list(g.checks[data_blocks:]):
                 raise CorruptError("some block of the parity file is not what was written")
 
-    def covers(self, data: Stretch) -> bool:
+    def covers(self, data: ByteSource) -> bool:
         """Return whether it is the parity of these bytes. One row is in memory at a time."""
         if len(data) != self.size:
             return False
@@ -198,7 +198,7 @@ class Parity:
                     return False
         return True
 
-    def restore(self, sources: Sequence[Stretch]) -> tuple[bytes, int]:
+    def restore(self, sources: Sequence[ByteSource]) -> tuple[bytes, int]:
         """Return the pack as far as it can be restored, and the number of blocks still lost.
 
         ``sources``: remains of the pack, best first; empty for a pack that is gone. Zero lost blocks prove
@@ -236,7 +236,7 @@ def _joined(ranges: Iterable[Range]) -> list[Range]:
     return out
 
 
-def _group(data: Stretch, ranges: Sequence[Range], share: int) -> Group:
+def _group(data: ByteSource, ranges: Sequence[Range], share: int) -> Group:
     """Return the group over some ranges.
 
     Parity row p is the sum over j of 1 / ((255 - p) xor j) times data row j, in GF(256).
@@ -270,7 +270,7 @@ def _products(j: int, first: int) -> Words:
     return np.stack(tables, 1).copy().view("<u8").reshape(256)
 
 
-def _rows(data: Stretch, ranges: Sequence[Range], shape: Shape) -> Iterator[bytes]:
+def _rows(data: ByteSource, ranges: Sequence[Range], shape: Shape) -> Iterator[bytes]:
     """Yield data rows padded with zeros, one at a time, so that none is copied before it is needed."""
     laid = _Laid(data, ranges)
     for at in range(0, shape.k * shape.row, shape.row):
@@ -280,7 +280,7 @@ def _rows(data: Stretch, ranges: Sequence[Range], shape: Shape) -> Iterator[byte
 class _Laid:
     """Ranges of a pack one after the other, with zeros after them and for missing bytes."""
 
-    def __init__(self, data: Stretch, ranges: Sequence[Range]):
+    def __init__(self, data: ByteSource, ranges: Sequence[Range]):
         self._data, self._ranges = data, ranges
         self._starts = list(accumulate((r.size for r in ranges), initial=0))
 
@@ -301,7 +301,7 @@ def _crcs(row: bytes | memoryview, block: int) -> list[int]:
     return [zlib.crc32(row[at : at + block]) for at in range(0, len(row), block)]
 
 
-def _restore(group: Group, pack: bytearray, more: Sequence[Stretch]) -> int:
+def _restore(group: Group, pack: bytearray, more: Sequence[ByteSource]) -> int:
     """Restore the blocks that a group can, in place, and return the number that stay lost.
 
     ``pack``: padded with zeros to whole rows of group 0.

@@ -28,7 +28,7 @@ BLOCK = 4096  # bytes
 Ints = npt.NDArray[np.int64]
 
 
-class Stretch(Protocol):
+class ByteSource(Protocol):
     """Bytes that are in memory or are read on demand."""
 
     def __len__(self) -> int: ...
@@ -39,7 +39,7 @@ class Stretch(Protocol):
 class PrefixCrcs:
     """The sums of one buffer."""
 
-    def __init__(self, data: Stretch):
+    def __init__(self, data: ByteSource):
         self._data = data
         self._known = array("L", [0])  # sum up to the end of each block
 

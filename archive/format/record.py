@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pltz.archive.format.ids import NONE, SIZE
-from pltz.archive.format.prefix_crc import PrefixCrcs, Stretch
+from pltz.archive.format.prefix_crc import ByteSource, PrefixCrcs
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import read_varint
@@ -81,7 +81,7 @@ class Record(NamedTuple):
         return self.parent if self.id is None else self.id
 
 
-class Raw(NamedTuple):
+class StoredRecord(NamedTuple):
     """A record as stored in a pack, before its parent is looked up."""
 
     record: Record  # parent is right unless `how` says otherwise
@@ -90,7 +90,7 @@ class Raw(NamedTuple):
     size: int  # bytes of all of it
 
 
-class Place:
+class RecordPlace:
     """The data outside a record that its bytes depend on: its pack and its offset there.
 
     Attributes:
@@ -127,7 +127,7 @@ def span(data: bytes | memoryview, at: int) -> int:
     return 2 + after + size + CHECK
 
 
-def decode(data: Stretch, at: int, place: Place, sums: PrefixCrcs | None = None) -> Raw:
+def decode(data: ByteSource, at: int, place: RecordPlace, sums: PrefixCrcs | None = None) -> StoredRecord:
     """Return the record at ``data[at]``. ``sums``: those of ``data``, for callers that try many places.
 
     Raises CorruptError where it is damaged or breaks a rule, VersionError where a newer version wrote it.
@@ -146,14 +146,14 @@ def decode(data: Stretch, at: int, place: Place, sums: PrefixCrcs | None = None)
     return _parse(bytes(data[at : at + size]), begin, place)
 
 
-def _parse(raw: bytes, at: int, place: Place) -> Raw:
+def _parse(raw: bytes, at: int, place: RecordPlace) -> StoredRecord:
     """Return the fields of a record whose check is right. Errors found here were written that way."""
     flags, end = raw[1], len(raw) - CHECK
     context, at = read_varint(raw, at)
     if context >= place.contexts:
         raise _wrong(place, f"names context {context} of {place.contexts}")
     if flags & MARK:
-        return Raw(Record(context, mark=_read_mark(flags, raw[:end], at, place)), PARENT_NONE, 0, len(raw))
+        return StoredRecord(Record(context, mark=_read_mark(flags, raw[:end], at, place)), PARENT_NONE, 0, len(raw))
     if not flags & (SEGMENT | SESSION) or (flags & (TIME | NUMBERED | TAGS) and not flags & SESSION):
         raise _wrong(place, f"has flags {flags:#04x}")
     parent, how, reference = NONE, (flags & PARENT_MASK) >> PARENT_SHIFT, 0
@@ -198,10 +198,10 @@ def _parse(raw: bytes, at: int, place: Place) -> Raw:
     if not tokens_fit(tokens, len(bitstring)) or (bitstring and identity is None):
         raise _wrong(place, f"claims {tokens} tokens in {len(bitstring)} bytes")
     record = Record(context, parent, identity, tokens, bitstring, name, version, time, tags, None, veil)
-    return Raw(record, how, reference, len(raw))
+    return StoredRecord(record, how, reference, len(raw))
 
 
-def _name(data: bytes, place: Place) -> str:
+def _name(data: bytes, place: RecordPlace) -> str:
     if len(data) > MAX_NAME:
         raise _wrong(place, f"has a name of {len(data)} bytes, over the limit of {MAX_NAME}")
     try:
@@ -246,7 +246,7 @@ def unpack_tags(data: bytes) -> dict[str, str]:
     return tags
 
 
-def _read_mark(flags: int, raw: bytes, at: int, place: Place) -> Mark:
+def _read_mark(flags: int, raw: bytes, at: int, place: RecordPlace) -> Mark:
     version, at = _take(raw, at, SIZE, place)
     counter, at = read_varint(raw, at)
     verb, at = _take(raw, at, 1, place)
@@ -255,11 +255,11 @@ def _read_mark(flags: int, raw: bytes, at: int, place: Place) -> Mark:
     return Mark(version, counter, verb[0])
 
 
-def _take(raw: bytes, at: int, size: int, place: Place) -> tuple[bytes, int]:
+def _take(raw: bytes, at: int, size: int, place: RecordPlace) -> tuple[bytes, int]:
     if at + size > len(raw):
         raise _wrong(place, "ends before its fields do")
     return raw[at : at + size], at + size
 
 
-def _wrong(place: Place, what: str) -> CorruptError:
+def _wrong(place: RecordPlace, what: str) -> CorruptError:
     return CorruptError(f"the record at byte {place.offset} {what}: damaged")

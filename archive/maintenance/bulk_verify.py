@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.format import object_names, record_columns
+from pltz.archive.format import object_names, record_batch
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.ids import SIZE
 from pltz.archive.format.index_file import SECTIONS, SESSIONS, U64, Lookup, key_of, key_of_session
 from pltz.archive.format.pack import Pack
 from pltz.archive.format.record import PARENT_BACK, PARENT_INLINE, PARENT_TABLE, Record
-from pltz.archive.format.record_columns import Bytes, Columns, Ints
+from pltz.archive.format.record_batch import Bytes, Ints, RecordColumns
 from pltz.plt_codec.errors import CorruptError, FormatError
 
 AHEAD = 3  # packs hashed while another is checked
@@ -180,7 +180,7 @@ class BulkVerifier:
         if not count:
             return BulkVerified(0, *(np.zeros((0, 2), np.uint64) for _ in range(2)))
         place, records = pack.head.place(pack.begin), data[pack.begin : pack.end]
-        found = record_columns.decode(records, offsets - pack.begin, len(records), place)
+        found = record_batch.decode(records, offsets - pack.begin, len(records), place)
         kinds = found.segment, found.session, found.mark
         for section, (kind, (keys, places)) in enumerate(zip(kinds, entries, strict=True)):
             if not np.array_equal(places, offsets[kind]):
@@ -214,7 +214,7 @@ class BulkVerifier:
         new[1:] = (keys[1:] != keys[:-1]) | (places[1:] != places[:-1])
         return keys[new], places[new]
 
-    def _sampled(self, pack: Pack, records: memoryview, found: Columns, keys: U64) -> bool:
+    def _sampled(self, pack: Pack, records: memoryview, found: RecordColumns, keys: U64) -> bool:
         """Return whether the keys of a sample of sessions match their names."""
         dice = int.from_bytes(self.catalog.store.random(2), "little") % SAMPLE
         rows = np.flatnonzero(found.session)[dice::SAMPLE]

@@ -44,7 +44,7 @@ from pltz.archive.format.pack import MAX_SIZE as MAX_PACK
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import MAX_PLAN, Plan
-from pltz.archive.format.prefix_crc import Stretch
+from pltz.archive.format.prefix_crc import ByteSource
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.maintenance.salvage_reader import SalvageReader
@@ -269,7 +269,7 @@ class Repairer:
             return  # left to the newer pltz that wrote it
         parity = self._parity(pack)
         sources = [d for d in (data, *self._aside(name)) if d is not None]
-        best: Stretch = sources[0] if sources else b""
+        best: ByteSource = sources[0] if sources else b""
         if parity:
             restored = parity.restore(sources)[0]
             if self._foreign(catalog, restored):
@@ -283,7 +283,7 @@ class Repairer:
             return self._move_out(catalog, pack)
         self._salvage(catalog, pack, best, shares)
 
-    def _foreign(self, catalog: Catalog, data: Stretch) -> bool:
+    def _foreign(self, catalog: Catalog, data: ByteSource) -> bool:
         """Return whether these are the bytes of a pack of another archive, damaged or not."""
         try:
             return _opened(data).head.archive != catalog.ledger.archive
@@ -334,7 +334,7 @@ class Repairer:
             self.store.delete(name)
         return state is PackState.DELETED or (state is PackState.LOST and not is_there(self.store, name))
 
-    def _protect(self, catalog: Catalog, pack: bytes, data: Stretch, shares: tuple[int, int]) -> None:
+    def _protect(self, catalog: Catalog, pack: bytes, data: ByteSource, shares: tuple[int, int]) -> None:
         """Give a sound pack sound parity unless it has it."""
         if not shares[0]:
             return
@@ -368,7 +368,7 @@ class Repairer:
             return None
         return parity if parity and parity.pack == pack else None
 
-    def _salvage(self, catalog: Catalog, pack: bytes, best: Stretch, shares: tuple[int, int]) -> None:
+    def _salvage(self, catalog: Catalog, pack: bytes, best: ByteSource, shares: tuple[int, int]) -> None:
         """Move a pack beyond repair aside.
 
         Its readable records go into a new pack, its losses into the ledger, and the pack is condemned.
@@ -413,7 +413,7 @@ class Repairer:
             raise ArchiveError("others keep collecting: try again")
 
     def _note_lost(
-        self, catalog: Catalog, pack: bytes, best: Stretch, read: set[int]
+        self, catalog: Catalog, pack: bytes, best: ByteSource, read: set[int]
     ) -> tuple[int | None, set[int], set[int], bool]:
         """Note the records of a pack that were not read, as far as footer and indexes tell.
 
@@ -492,12 +492,12 @@ def _plan(epoch: int) -> Callable[[bytes], Plan]:
     return decode
 
 
-def _opened(data: Stretch) -> Pack:
+def _opened(data: ByteSource) -> Pack:
     """Return a pack that is read on demand. Raises the errors of `Pack`."""
     return Pack(lambda at, size: memoryview(data[at : at + size]), len(data))
 
 
-def _is(pack: bytes, data: Stretch) -> bool:
+def _is(pack: bytes, data: ByteSource) -> bool:
     """Return whether these bytes have the digest that is the pack's name. Raises VersionError."""
     try:
         return _opened(data).verify() == pack
@@ -507,7 +507,7 @@ def _is(pack: bytes, data: Stretch) -> bool:
         return False
 
 
-def _scan(data: Stretch) -> Iterator[tuple[int, Record]]:
+def _scan(data: ByteSource) -> Iterator[tuple[int, Record]]:
     """Yield the readable records."""
     try:
         yield from (item for item in _opened(data).scan() if not isinstance(item, Damage))

@@ -15,7 +15,7 @@ SECTOR = 4096  # smallest unit that a disk loses, in bytes
 
 
 class SalvageReader:
-    """The readable remains of a file, at most ``most`` bytes. Implements `prefix_crc.Stretch`."""
+    """The readable remains of a file, at most ``most`` bytes. Implements `prefix_crc.ByteSource`."""
 
     def __init__(self, file: File, most: int) -> None:
         self._file, self._size = file, min(file.size, most)

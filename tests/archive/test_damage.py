@@ -21,7 +21,7 @@ from pltz.archive.format.ids import NONE, digest
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.plan import Plan
-from pltz.archive.format.record import Mark, Place, Record
+from pltz.archive.format.record import Mark, Record, RecordPlace
 from pltz.archive.format.settings import Settings
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
@@ -225,7 +225,7 @@ def test_parsers_take_anything(data: bytes) -> None:
 @settings(max_examples=300)
 @given(st.binary(max_size=100), st.integers(0, 255))
 def test_a_record_of_any_bytes_with_a_right_check(body: bytes, flags: int) -> None:
-    place = Place(b"s" * 16, 500, 0, 1, [b"p" * 16])
+    place = RecordPlace(b"s" * 16, 500, 0, 1, [b"p" * 16])
     raw = bytes([place.mark, flags, len(body)]) + body
     check = zlib.crc32(raw, zlib.crc32(b"s" * 16 + (500).to_bytes(8, "little")))
     try:
@@ -260,7 +260,7 @@ def test_a_newer_pack_index_and_verb_are_refused_by_name() -> None:
         struct.pack_into("<I", data, at + 60, zlib.crc32(table, zlib.crc32(data[at : at + 60])))
     with pytest.raises(VersionError, match="newer pltz"):
         Pack.of(bytes(data))
-    place = Place(b"s" * 16, 500, 0, 1, [])
+    place = RecordPlace(b"s" * 16, 500, 0, 1, [])
     body = b"\0" + b"v" * 16 + b"\1\7"
     raw = bytes([place.mark, 0x80, len(body)]) + body
     check = zlib.crc32(raw, zlib.crc32(b"s" * 16 + (500).to_bytes(8, "little")))
@@ -277,6 +277,6 @@ def test_hostile_counts_claim_no_memory() -> None:
     head = index_file.HEADER.pack(index_file.MAGIC, 1, 4, 0, 0, 0xFFFFFFFF, 0, 0, 0)[:-4]
     with pytest.raises(CorruptError, match="expected an index of"):
         FileIndex.of(head + zlib.crc32(head).to_bytes(4, "little") + bytes(16))
-    place = Place(b"s" * 16, 500, 0, 1, [])
+    place = RecordPlace(b"s" * 16, 500, 0, 1, [])
     with pytest.raises(CorruptError, match="claims"):
         record.decode(b"s\1\xff\xff\xff\xff\x0f" + bytes(50), 0, place)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.format import record, record_columns
+from pltz.archive.format import record, record_batch
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.pack import Builder, Damage, Pack
-from pltz.archive.format.record import Mark, Place, Record
-from pltz.archive.format.record_layout import lay_out
+from pltz.archive.format.record import Mark, Record, RecordPlace
+from pltz.archive.format.record_batch import lay_out
 from pltz.archive.format.segment_offsets import SegmentOffsets
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError
 from pltz.plt_codec.varint import write_varint
@@ -25,8 +25,8 @@ TABLE = [b"p" * 16, b"q" * 16]
 CLEAR, SEALED = 0, 1  # numbers of contexts
 
 
-def place(offset: int = BEGIN) -> Place:
-    return Place(SALT, offset, TIME, 2, TABLE, frozenset([SEALED]))
+def place(offset: int = BEGIN) -> RecordPlace:
+    return RecordPlace(SALT, offset, TIME, 2, TABLE, frozenset([SEALED]))
 
 
 def oracle(records: list[Record]) -> bytes:
@@ -105,7 +105,7 @@ def laid_out(records: list[Record]) -> tuple[bytes, list[int]]:
 def test_many_at_once_are_laid_out_and_read_as_one_by_one(records: list[Record]) -> None:
     data, begins = laid_out(records)
     assert data == oracle(records)
-    assert record_columns.read(data, np.array(begins), place(), SegmentOffsets()) == records
+    assert record_batch.read(data, np.array(begins), place(), SegmentOffsets()) == records
     for begin, wanted in zip(begins, records, strict=True):
         raw = record.decode(data, begin, place(BEGIN + begin))
         assert raw.how == record.PARENT_BACK or raw.record == wanted
@@ -134,7 +134,7 @@ def test_damage_with_right_checksums_is_refused_as_one_by_one(
     except (FormatError, AssertionError):
         expected = None
     try:
-        found = record_columns.read(bytes(hurt), np.array(begins), place(), SegmentOffsets())
+        found = record_batch.read(bytes(hurt), np.array(begins), place(), SegmentOffsets())
     except FormatError:
         return  # it may refuse more, and is then read one by one
     assert expected is not None
@@ -145,7 +145,7 @@ def test_damage_with_right_checksums_is_refused_as_one_by_one(
 def test_any_bytes_are_refused(data: bytes, begins: list[int]) -> None:
     inside = sorted({min(at, len(data) - 1) for at in begins})
     with pytest.raises(CorruptError):
-        record_columns.read(data, np.array(inside), place(), SegmentOffsets())
+        record_batch.read(data, np.array(inside), place(), SegmentOffsets())
 
 
 @dataclass(frozen=True)
