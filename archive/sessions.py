@@ -29,11 +29,10 @@ whether it is chat, text or ids. Nothing else is recorded, and `get` returns the
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,10 +41,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import (
     BundleCodec,
     BytesCodec,
-    Coded,
     IdsCodec,
-    Kin,
-    Plain,
     SegmentCodec,
     ids_codec,
 )
@@ -78,8 +74,6 @@ META_AFTER = 512  # tokens before a chat's other keys from which these get a seg
 MAX_TOWER = 1024  # segments above which a session is cut anew
 COMMIT_TOKENS = 1 << 20  # tokens of the sessions of one commit
 COMMIT_SESSIONS = 4096
-TOKENS_A_BYTE = 65536  # FORMAT.md, "Limits"
-MAX_BYTES = 1 << 62  # stands for the size of segments that no record holds
 USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
 
 
@@ -111,7 +105,7 @@ class Stored:
 
     Attributes:
         tokens, segments: numbers of its tokens and segments.
-        known: number of segments that its last version had.
+        known: number of segments that the archive had.
         size: bytes of the new segments.
         receipt: None in a dry run.
     """
@@ -155,9 +149,6 @@ class SessionArchive:
         self.bundle = bundles[0]
         self.tokenizer = self.bundle.tokenizer
         self._tokenizers = {b.tokenizer.fingerprint: b.tokenizer for b in bundles}
-        self._memos = [
-            codec for codec in archive.codecs if isinstance(codec, Memo)
-        ]  # of the model, plain bytes and bridges
 
     @classmethod
     def create(
@@ -220,21 +211,19 @@ class SessionArchive:
         """
         self.archive.catalog.refresh()
         for batch in self._batches(items, keep_opaque):
-            self._choose(batch)
-            receipts: Sequence[Receipt | None] = [None] * len(batch)
-            if not dry_run:
-                receipts = self.archive.put([draft.new_session() for draft in batch])
-            for memo in self._memos:
-                memo.clear()
-            for draft, receipt in zip(batch, receipts, strict=True):
-                yield draft.stored(receipt)
+            receipts = self.archive.put([new for _, new in batch], dry_run=dry_run, expect=self.expect)
+            for (item, _), receipt in zip(batch, receipts, strict=True):
+                by_model = not isinstance(self.archive.codecs[receipt.codec], BytesCodec | IdsCodec)
+                known = receipt.segments - receipt.new
+                facts = by_model, receipt.tokens, receipt.segments, known, receipt.size
+                yield Stored(item, *facts, None if dry_run else receipt)
 
-    def _batches(self, items: Iterable[Item], keep_opaque: bool) -> Iterator[list[_Draft]]:
-        """Yield drafts commit by commit.
+    def _batches(self, items: Iterable[Item], keep_opaque: bool) -> Iterator[list[tuple[Item, NewSession]]]:
+        """Yield items, cut into segments, commit by commit.
 
         A name comes once per commit, because its second version builds on the first.
         """
-        batch: list[_Draft] = []
+        batch: list[tuple[Item, NewSession]] = []
         names: set[tuple[str, str]] = set()
         tokens = 0
         for item in items:
@@ -242,30 +231,27 @@ class SessionArchive:
             if batch and (full or (item.tenant, item.name) in names):
                 yield batch
                 batch, names, tokens = [], set(), 0
-            batch.append(self._draft(item, keep_opaque))
+            new = self._cut(item, keep_opaque)
+            batch.append((item, new))
             names.add((item.tenant, item.name))
-            tokens += len(batch[-1].ways[0].tokens)
+            tokens += sum(map(len, new.segments))
         if batch:
             yield batch
 
-    def _draft(self, item: Item, keep_opaque: bool) -> _Draft:
-        """Return a session cut for the model and cut as plain bytes. Raises the errors of `put`."""
+    def _cut(self, item: Item, keep_opaque: bool) -> NewSession:
+        """Return a session cut for the model and, as its other way, as plain bytes. Raises the errors of `put`."""
         try:
-            content = (
-                item.session.to_bytes()
-            )  # checks limits before any other work
+            content = item.session.to_bytes()  # checks limits before any other work
         except ContentError as exc:
             raise type(exc)(f"session {item.name!r}: {exc}") from exc
         by_zstd = self.zstd_above is not None and len(content) > self.zstd_above
         before = self._last(item)
         if item.tokenizer not in (None, self.tokenizer.fingerprint):
-            return _Draft(item, [self._bridged(item, before, by_zstd)])
-        ways = []
+            return self._bridged(item, before, by_zstd)
+        tokens: Tokens | None = None
         try:
             if not by_zstd:
                 tokens = self._tokens(item)
-                if tokens is not None:
-                    ways.append(self._way(0, item, tokens, before))
             elif item.session.kind == "ids":
                 transcript.to_tokens(item.session, self.tokenizer)  # raises TokenizerMismatch for foreign ids
             elif not keep_opaque:
@@ -275,24 +261,21 @@ class SessionArchive:
                 raise
         except (ContentError, TokenizerMismatch) as exc:
             raise type(exc)(f"session {item.name!r}: {exc}") from exc
-        plain = np.frombuffer(content, np.uint8)
-        ways.append(self._way(1, item, plain, before))
-        return _Draft(item, ways)
+        plain = self._way(1, item, np.frombuffer(content, np.uint8), before)
+        return plain if tokens is None else replace(self._way(0, item, tokens, before), otherwise=[plain])
 
-    def _bridged(self, item: Item, before: _Before | None, by_zstd: bool) -> _Way:
-        """Return the way for ids of another tokenizer, through the bundle.
+    def _bridged(self, item: Item, before: _Before | None, by_zstd: bool) -> NewSession:
+        """Return a session of ids of another tokenizer, for the bundle behind a bridge.
 
         Plain bytes would not record whose ids they are. ``by_zstd``: they are too many for the model.
         """
-        numbers = [n for n, memo in enumerate(self._memos) if memo.tokenizer == item.tokenizer]
-        if item.session.kind != "ids" or not numbers:
+        numbers = [n for n, codec in enumerate(self.archive.codecs) if codec.tokenizer == item.tokenizer]
+        if item.session.kind != "ids" or not numbers or item.tokenizer is None:
             raise TokenizerMismatch(
                 f"session {item.name!r} is of tokenizer {(item.tokenizer or b'').hex()}: "
                 "open the archive with it (--tokenizer)"
             )
-        codec = numbers[0]
-        if by_zstd:
-            codec = ids_codec(self.archive.codecs, self._memos[codec].tokenizer)
+        codec = ids_codec(self.archive.codecs, item.tokenizer) if by_zstd else numbers[0]
         return self._way(codec, item, np.asarray(item.session.value), before)
 
     def _tokens(self, item: Item) -> Tokens | None:
@@ -303,7 +286,7 @@ class SessionArchive:
             return None
         return tokens.astype(np.int64)
 
-    def _way(self, codec: int, item: Item, tokens: Tokens, before: _Before | None) -> _Way:
+    def _way(self, codec: int, item: Item, tokens: Tokens, before: _Before | None) -> NewSession:
         """Cut tokens, (T,), where the last version, the base and the rest of the object begin or end."""
         chat = codec == 0 and item.session.kind == "chat"
         start, end = _ends(tokens) if chat else (0, len(tokens))
@@ -318,7 +301,10 @@ class SessionArchive:
             elif before.shared:
                 shared = before.shared
         cuts = [*known, *(cut for cut in (start, end) if not known or cut > known[-1])]
-        return _Way(codec, tokens, sorted({*cuts, len(tokens)} - {0}), len(known), shared, base)
+        ends = sorted({*cuts, len(tokens)} - {0})
+        segments = [tokens[a:b] for a, b in itertools.pairwise([0, *ends])]
+        facts = item.tags, item.session.kind, item.target, item.time, codec
+        return NewSession(item.name, segments, item.tenant, shared, base or "base", *facts)
 
     def _last(self, item: Item) -> _Before | None:
         """Return the last version of a session if a new one can build on it.
@@ -336,31 +322,6 @@ class SessionArchive:
         if len(tower.segments) > MAX_TOWER or KINDS[tower.version.kind] != item.session.kind:
             return None
         return _Before(tower, *base_of(self.archive, tower))
-
-    def _choose(self, batch: list[_Draft]) -> None:
-        """Choose for each session the way with the fewest new bytes; of equal ones that of the model.
-
-        A way that adds nothing is chosen without coding any.
-        """
-        for draft in batch:
-            draft.ways = [way for way in draft.ways if way.known == len(way.cuts)][:1] or draft.ways
-        for number, memo in enumerate(self._memos):
-            ways = [way for draft in batch for way in draft.ways if way.codec == number]
-            plains = [plain for way in ways for plain in way.new(memo.reach)]
-            if self.expect and isinstance(memo.codec, BundleCodec):
-                seconds = memo.codec.expected(plains)
-                if seconds is not None:
-                    self.expect(seconds)
-            coded = iter(memo.encode(plains))
-            for way in ways:
-                sizes = [len(next(coded)) for _ in range(len(way.cuts) - way.known)]
-                way.size = sum(sizes) if way.fits(sizes) else MAX_BYTES
-        for draft in batch:
-            for way in draft.ways:
-                codec = self.archive.codecs[way.codec]
-                inner = codec.codec if isinstance(codec, Memo) else codec
-                way.by_model = not isinstance(inner, BytesCodec | IdsCodec)
-            draft.ways.sort(key=lambda way: (way.size, way.codec))
 
     # ---- out
 
@@ -417,9 +378,7 @@ def codecs_of(
     models = [BundleCodec(bundle, device=device, threads=threads, layout=layout) for bundle in bundles]
     plain = [DictionaryCodec(bundle.zstd_dict) for bundle in bundles]
     bridged = [_bridged(bundle, tokenizers, device, threads, layout) for bundle in bundles]
-    put: list[SegmentCodec] = [models[0], plain[0], *bridged[0]]
-    first = [Memo(codec) for codec in put]
-    return [*first, *models[1:], *plain[1:], BytesCodec(), *itertools.chain(*bridged[1:])]
+    return [models[0], plain[0], *bridged[0], *models[1:], *plain[1:], BytesCodec(), *itertools.chain(*bridged[1:])]
 
 
 def _bridged(
@@ -459,107 +418,6 @@ class _Before:
     tower: Tower
     shared: int
     base: str | None
-
-
-@dataclass
-class _Way:
-    """One way to store a session.
-
-    Attributes:
-        cuts: ends of its segments, in tokens.
-        known: number of leading segments that are stored already.
-        size: bytes of the others.
-    """
-
-    codec: int
-    tokens: Tokens
-    cuts: list[int]
-    known: int
-    shared: int
-    base: str | None
-    size: int = 0
-    by_model: bool = True
-
-    @property
-    def segments(self) -> list[Tokens]:
-        """Return the tokens of each segment, (t,)."""
-        return [self.tokens[a:b] for a, b in itertools.pairwise([0, *self.cuts])]
-
-    def fits(self, sizes: list[int]) -> bool:
-        """Return whether a record may hold the new segments, coded in these numbers of bytes."""
-        new = self.segments[self.known :]
-        return all(len(t) <= TOKENS_A_BYTE * (size + 1) for t, size in zip(new, sizes, strict=True))
-
-    def new(self, reach: int) -> list[Plain]:
-        """Return the new segments as a codec of that reach takes them, and as the put will ask again."""
-        spans = list(itertools.pairwise([0, *self.cuts]))[self.known :]
-        return [Plain(self.tokens[a:b], self.tokens[max(0, a - reach) : a]) for a, b in spans]
-
-
-@dataclass
-class _Draft:
-    """An item and the ways to store it, the best first."""
-
-    item: Item
-    ways: list[_Way]
-
-    def new_session(self) -> NewSession:
-        """Return the session to put, by its best way."""
-        item, way = self.item, self.ways[0]
-        return NewSession(
-            item.name,
-            way.segments,
-            item.tenant,
-            way.shared,
-            way.base or "base",
-            item.tags,
-            item.session.kind,
-            item.target,
-            item.time,
-            way.codec,
-        )
-
-    def stored(self, receipt: Receipt | None) -> Stored:
-        """Return the result for the item."""
-        way = self.ways[0]
-        size = way.size if receipt is None else receipt.size
-        return Stored(self.item, way.by_model, len(way.tokens), len(way.cuts), way.known, size, receipt)
-
-
-class Memo:
-    """A codec that remembers its encodings until `clear`: choosing a way and putting it encode once."""
-
-    def __init__(self, codec: SegmentCodec) -> None:
-        self.codec = codec
-        self.bundle_id, self.contract, self.tokenizer = codec.bundle_id, codec.contract, codec.tokenizer
-        self.mode, self.reach, self.fast = codec.mode, codec.reach, codec.fast
-        self._known: dict[bytes, bytes] = {}
-
-    def kin(self, bundle_id: bytes) -> SegmentCodec | None:
-        """Return the codec for another bundle, as `codec.Kin` says."""
-        return self.codec.kin(bundle_id) if isinstance(self.codec, Kin) else None
-
-    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        """Return a bitstring for each segment, and remember it. Raises ContentError."""
-        names = [_content(plain) for plain in batch]
-        fresh = {n: p for n, p in zip(names, batch, strict=True) if n not in self._known}
-        self._known.update(zip(fresh, self.codec.encode(list(fresh.values())), strict=True))
-        return [self._known[name] for name in names]
-
-    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
-        """Return the ids of each segment, (count,). Raises CorruptError."""
-        return self.codec.decode(batch)
-
-    def clear(self) -> None:
-        """Forget all encodings."""
-        self._known.clear()
-
-
-def _content(plain: Plain) -> bytes:
-    state = hashlib.blake2b(len(plain.above).to_bytes(8, "little"), digest_size=32)
-    for tokens in (plain.above, plain.tokens):
-        state.update(np.ascontiguousarray(tokens, "<u4").tobytes())
-    return state.digest()
 
 
 def common(tower: Tower, tokens: Tokens) -> list[int]:

@@ -32,7 +32,7 @@ from pltz.archive.errors import KeyMismatch, NotFound
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT, Tokens
 from pltz.archive.format.object_names import PACKS
-from pltz.archive.sessions import MAX_TOWER, Memo, base_of, common
+from pltz.archive.sessions import MAX_TOWER, base_of, common
 from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
 from pltz.plt_codec.errors import (
@@ -250,9 +250,6 @@ class TokenArchive:
             drafts = [self._draft(item) for item in batch]
             fresh = [draft for draft in drafts if isinstance(draft, NewSession)]
             receipts = iter(self.archive.put(fresh))
-            for codec in self.archive.codecs:
-                if isinstance(codec, Memo):
-                    codec.clear()
             if len(fresh) < len(drafts):
                 self.archive.store.settle(PACKS)  # its writer may be between link and fsync
             for item, draft in zip(batch, drafts, strict=True):

@@ -48,6 +48,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.verify import Report
+    from pltz.models.session.expected_time import Expect
 
 # packs, entries and bytes without an index before one is written; opening scans them, for some tens of milliseconds
 INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
@@ -196,8 +197,14 @@ class TowerArchive:
                 "see pltz archive verify; pltz archive repair --acknowledge ends this message"
             )
 
-    def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
+    def put(
+        self, sessions: Sequence[NewSession], *, dry_run: bool = False, expect: Expect | None = None
+    ) -> list[Receipt]:
         """Freeze sessions in one commit; on return they are durable and were decoded and compared.
+
+        Args:
+            dry_run: encode and store nothing; the receipts say what a put would store.
+            expect: called with the expected seconds before many tokens are coded.
 
         Raises:
             ContentError, UsageError: a session cannot be stored; nothing was written.
@@ -206,7 +213,8 @@ class TowerArchive:
             Fenced: plans or keys changed meanwhile; nothing was acknowledged, put again.
         """
         self.catalog.refresh()
-        receipts = self._writer.put(sessions)
+        self._writer.expect = expect
+        receipts = self._writer.put(sessions, dry_run=dry_run)
         self._index_now_and_then()
         return receipts
 

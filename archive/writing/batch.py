@@ -1,6 +1,6 @@
-"""Drafts: the sessions of one commit with their segments, each once and named by its tokens, before encoding.
+"""Batch: the sessions of one commit with their segments, each once and named by its tokens, before encoding.
 
-    NewSession --draft--> Draft: tower of Segment, context, key --rows--> records to put, parents first
+    NewSession --draft--> PendingVersion: tower of PendingSegment, context --session_rows--> records, parents first
 
 A session is stored in the record of its leaf where that is new and in the same context. Otherwise it has a
 record of its own.
@@ -33,7 +33,7 @@ _record = partial(tuple.__new__, Record)
 _receipt = partial(tuple.__new__, Receipt)
 
 
-class Segment:
+class PendingSegment:
     """A segment of the batch: its place and tokens, then its name, then its bitstring.
 
     Attributes:
@@ -42,15 +42,17 @@ class Segment:
         own: its context of mode ALONE, one object for all segments that share it.
         context: the context it is stored under: ``own``, or one that differs from it in mode only.
         digest: 32 bytes; the first 16 are its ``id``.
+        coded: whether ``data`` is its bitstring already.
     """
 
-    __slots__ = "codec", "context", "data", "depth", "digest", "id", "own", "tokens", "up"
+    __slots__ = "codec", "coded", "context", "data", "depth", "digest", "id", "own", "tokens", "up"
 
-    def __init__(self, own: Context, codec: SegmentCodec, up: Segment | None, tokens: Tokens):
+    def __init__(self, own: Context, codec: SegmentCodec, up: PendingSegment | None, tokens: Tokens):
         self.own = self.context = own
         self.depth: int = up.depth + 1 if up else 0
         self.codec, self.up, self.tokens = codec, up, tokens
         self.id = self.digest = self.data = b""
+        self.coded = False
 
     @property
     def parent(self) -> bytes:
@@ -69,8 +71,7 @@ class Segment:
 
     def row(self) -> Row:
         """Return the row that puts the segment without a session."""
-        record = Record(0, self.parent, self.id, len(self.tokens), self.data)
-        return self.context, record, None, self
+        return self.context, Record(0, self.parent, self.id, len(self.tokens), self.data)
 
 
 class PendingVersion:
@@ -98,7 +99,7 @@ class PendingVersion:
         "version",
     )
 
-    def __init__(self, session: NewSession, tower: list[Segment], context: Context, key: bytes, time: int):
+    def __init__(self, session: NewSession, tower: list[PendingSegment], context: Context, key: bytes, time: int):
         self.session, self.tower, self.context, self.key, self.time = session, tower, context, key, time
         self.tags = pack_tags(session.tags)
         self.version, self.id, self.leaf = 1, b"", NONE
@@ -108,24 +109,24 @@ class PendingVersion:
     def receipt(self) -> Receipt:
         """Return the receipt of the session."""
         s, unchanged = self.session, self.kept is not None
+        tokens = sum(len(segment.tokens) for segment in self.tower)
         return _receipt(
-            (s.tenant, s.name, self.id, self.version, self.leaf, self.new, self.size, unchanged)
+            (s.tenant, s.name, self.id, self.version, self.leaf, self.new, self.size, unchanged,
+             s.codec, len(self.tower), tokens)
         )
 
 
-# A record to put: its context, the record, the key of its session, and its new segment, which is proved before
-# it is written.
-Row = tuple[Context, Record, bytes | None, Segment | None]
+Row = tuple[Context, Record]  # a record to put, with its context
 
 
-def draft(sessions: Sequence[NewSession], contexts: Contexts, now: int) -> tuple[list[PendingVersion], list[Segment]]:
+def draft(sessions: Sequence[NewSession], contexts: Contexts, now: int) -> tuple[list[PendingVersion], list[PendingSegment]]:
     """Check sessions and name their segments; return the drafts and each segment once, parents first.
 
     ``now``: time of sessions that give none, in seconds since 1970. Raises ContentError, LimitError,
     UsageError.
     """
     check(sessions, contexts.codecs)
-    known: dict[tuple[int, int, int], Segment] = {}  # many sessions share a prompt
+    known: dict[tuple[int, int, int], PendingSegment] = {}  # many sessions share a prompt
     session_key = contexts.keys.session_key
     drafts = []
     for session in sessions:
@@ -146,28 +147,28 @@ def _tower(
     codec: SegmentCodec,
     own: Context,
     base: Context,
-    known: dict[tuple[int, int, int], Segment],
-) -> list[Segment]:
+    known: dict[tuple[int, int, int], PendingSegment],
+) -> list[PendingSegment]:
     """Return the segments of a session, not named yet."""
-    tower: list[Segment] = []
+    tower: list[PendingSegment] = []
     up, shared = None, session.shared
     for number, tokens in enumerate(session.segments):
         context = base if number < shared else own
         place = id(context), id(up), id(tokens)
         segment = known.get(place)
         if segment is None:
-            segment = known[place] = Segment(context, codec, up, tokens)
+            segment = known[place] = PendingSegment(context, codec, up, tokens)
         tower.append(segment)
         up = segment
     return tower
 
 
-def _name(segments: Sequence[Segment], keys: Encryption) -> None:
+def _name(segments: Sequence[PendingSegment], keys: Encryption) -> None:
     """Name segments by their tokens, one level of all towers after the other. Raises ContentError.
 
     A name depends on the parent's name, so parents come first.
     """
-    levels: dict[int, list[Segment]] = {}
+    levels: dict[int, list[PendingSegment]] = {}
     for s in segments:
         tokens = s.tokens
         if type(tokens) is not np.ndarray or tokens.dtype != U32 or tokens.ndim != 1:
@@ -189,7 +190,7 @@ def _name(segments: Sequence[Segment], keys: Encryption) -> None:
             s.digest, s.id = digest, digest[: ids.SIZE]
 
 
-def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Segment]) -> list[Row]:
+def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, PendingSegment]) -> list[Row]:
     """Return the rows of the batch in tower order, parents first.
 
     A session goes into the record of its leaf where that is new. A new segment is counted for the first
@@ -197,7 +198,7 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Segmen
     """
     rows: list[Row] = []
     for d in drafts:
-        leaf: Segment | None = None
+        leaf: PendingSegment | None = None
         for s in d.tower:
             if leaf:
                 rows.append(leaf.row())
@@ -212,9 +213,9 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Segmen
         own = d.session.name, d.version, d.time, d.tags, None, b""
         if leaf:
             fields = 0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *own
-            rows.append((leaf.context, _record(fields), d.key, leaf))
+            rows.append((leaf.context, _record(fields)))
         else:
-            rows.append((d.context, _record((0, d.leaf, None, 0, b"", *own)), d.key, None))
+            rows.append((d.context, _record((0, d.leaf, None, 0, b"", *own))))
     return rows
 
 
@@ -261,7 +262,7 @@ class Contexts:
         return known
 
 
-def batches(segments: Sequence[Segment]) -> Iterator[tuple[SegmentCodec, list[int]]]:
+def batches(segments: Sequence[PendingSegment]) -> Iterator[tuple[SegmentCodec, list[int]]]:
     """Yield each codec with indexes of its segments, in batches that keep the codec busy and bound memory."""
     for codec in {id(s.codec): s.codec for s in segments}.values():
         reach = codec.reach

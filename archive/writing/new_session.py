@@ -30,6 +30,8 @@ class NewSession:
         time: seconds since 1970; None is now.
         target: fingerprint of the weights it was made with, 16 bytes, or None.
         codec: number of the archive's codec.
+        otherwise: other ways to store the same session, each a whole NewSession with another codec or other segments.
+            The writer takes the way with the fewest new bytes; of equal ones the first.
     """
 
     name: str
@@ -42,6 +44,7 @@ class NewSession:
     target: bytes | None = None
     time: int | None = None
     codec: int = 0
+    otherwise: Sequence[NewSession] = ()
 
 
 class Receipt(NamedTuple):
@@ -51,6 +54,8 @@ class Receipt(NamedTuple):
         new: number of segments that were not stored before.
         size: bytes of their bitstrings.
         unchanged: no version was added because the session's last version is the same.
+        codec: number of the codec that the writer chose.
+        segments, tokens: numbers in the session's tower, new and stored ones.
 
     ``new`` and ``size`` reveal to a tenant whether a prompt is in a shared base domain already. Keep prompts
     that others must not guess out of shared bases (FORMAT.md, "Threat model").
@@ -64,6 +69,9 @@ class Receipt(NamedTuple):
     new: int
     size: int
     unchanged: bool
+    codec: int
+    segments: int
+    tokens: int
 
 
 def check(sessions: Sequence[NewSession], codecs: Sequence[SegmentCodec]) -> None:

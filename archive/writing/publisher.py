@@ -8,7 +8,7 @@ A crash leaves all records of a pack or none of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
@@ -28,7 +28,7 @@ from pltz.archive.format.pack import FOOTER, MANY_CHILDREN, Builder, Damage, Pac
 from pltz.archive.format.parity import Parity, Range
 from pltz.archive.format.record import Record
 from pltz.archive.storage.store import is_there
-from pltz.archive.writing.batch import Row, batches
+from pltz.archive.writing.batch import PendingSegment, Row, batches
 from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.plt_codec.errors import ContentError
 
@@ -46,14 +46,16 @@ class Publisher:
     def __init__(self, catalog: Catalog, proved: VerifiedSegments, parity: tuple[int, int]):
         self.catalog, self.proved, self.parity = catalog, proved, parity
 
-    def put(self, rows: list[Row]) -> None:
+    def put(self, rows: list[Row], new: Mapping[bytes, PendingSegment] | None = None) -> None:
         """Lay out packs, prove them and put them; all are durable on return.
+
+        ``new``: new segments by id; each is decoded from its record and compared before a byte is written.
 
         Raises ArchiveError, ContentError, FullError, StoreError, WriterFailed. Nothing of a pack that fails
         its proof is written.
         """
         while rows:
-            contexts, records, _, segments = zip(*rows, strict=True)
+            contexts, records = zip(*rows, strict=True)
             times = [r.time for r in records if r.name is not None]
             time = min(times) if times else self.catalog.store.now()
             salt, archive = self.catalog.store.random(16), self.catalog.ledger.archive
@@ -65,7 +67,8 @@ class Publisher:
             with run_alongside(partial(digest_before, out), worth=long) as digest:
                 offsets = _read_back(out.getbuffer(), builder)
             data = sealed(out, digest())
-            self._prove_decoding([row for row in part if row[3]])
+            segments = [(new or {}).get(r.id or b"") for _, r in part]
+            self._prove_decoding(part, segments)
             name = _pack_name(data)
             with run_alongside(partial(self._about, data, part, offsets), worth=long) as about:
                 self._put_pack(name, data)
@@ -74,9 +77,11 @@ class Publisher:
             self._put_parity(name, parity)
             self.proved.remember(name, zip(offsets, segments, strict=False))
 
-    def _prove_decoding(self, rows: Sequence[Row]) -> None:
+    def _prove_decoding(self, rows: Sequence[Row], new: Sequence[PendingSegment | None]) -> None:
         """Decode every new segment from the bytes in the pack and compare, before a byte is written."""
-        bits, segments = self.catalog.keys.bits, [segment for *_, segment in rows if segment]
+        bits = self.catalog.keys.bits
+        proving = [(row, s) for row, s in zip(rows, new, strict=True) if s]
+        segments = [s for _, s in proving]
         with ExitStack() as stack:
             compared: Callable[[], None] = _nothing
             for codec, numbers in batches(segments):
@@ -84,10 +89,10 @@ class Publisher:
                     Coded(
                         bits(c, r),
                         r.tokens,
-                        s.above(codec.reach) if c.mode & TOWER and s else NOTHING,
+                        s.above(codec.reach) if c.mode & TOWER else NOTHING,
                         c.mode,
                     )
-                    for c, r, _, s in map(rows.__getitem__, numbers)
+                    for (c, r), s in map(proving.__getitem__, numbers)
                 ]
                 work = partial(_compare, codec.decode(coded), [segments[n].tokens for n in numbers])
                 compared()  # so at most two batches are in memory
@@ -105,7 +110,8 @@ class Publisher:
         self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]
     ) -> tuple[dict[int, Entries], bytes]:
         """Return the index entries of a pack by section, and its parity file."""
-        _, records, keys, _ = zip(*rows, strict=True)
+        records = [r for _, r in rows]
+        keys = [None if r.name is None else key_of_session(r, c) for c, r in rows]
         entries = {
             SEGMENTS: Entries.of([r.id for r in records], offsets),
             SESSIONS: Entries.of(keys, offsets),
@@ -138,11 +144,6 @@ class Publisher:
                     store.delete(object_names.parity(name))
         except StoreError as exc:
             self.catalog.damage.note("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
-
-
-def as_it_is(context: Context, record: Record) -> Row:
-    """Return the row that puts a stored record again unchanged."""
-    return context, record, None if record.name is None else key_of_session(record, context), None
 
 
 def _read_back(data: memoryview, builder: Builder) -> list[int]:

@@ -18,7 +18,7 @@ from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
 from pltz.archive.format import ids
 from pltz.archive.format.context import TOWER
 from pltz.archive.format.index_file import SEGMENTS, Location
-from pltz.archive.writing.batch import Segment
+from pltz.archive.writing.batch import PendingSegment
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
 
 PROVED = 1 << 18  # segments remembered as decoded and compared
@@ -31,7 +31,7 @@ class VerifiedSegments:
         self.catalog, self.codecs = catalog, codecs
         self._known: dict[bytes, tuple[bytes, int, bytes]] = {}  # pack, offset, the segment's digest
 
-    def place(self, segment: Segment) -> Location | None:
+    def place(self, segment: PendingSegment) -> Location | None:
         """Return where a segment is stored such that it decodes to its tokens; None without a reliable place.
 
         Raises CorruptError where another segment has its id, StoreError.
@@ -44,7 +44,7 @@ class VerifiedSegments:
                 return item.location
         return None
 
-    def _remembered(self, segment: Segment) -> Location | None:
+    def _remembered(self, segment: PendingSegment) -> Location | None:
         """Return the place where it was proved before, if the record stays there."""
         if not (known := self._known.get(segment.id)):
             return None
@@ -58,7 +58,7 @@ class VerifiedSegments:
                 return location
         return None
 
-    def _decodes(self, item: Found, segment: Segment) -> bool:
+    def _decodes(self, item: Found, segment: PendingSegment) -> bool:
         """Return whether a record is reliable and decodes to a segment's tokens.
 
         Raises CorruptError where different tokens have its id.
@@ -89,7 +89,7 @@ class VerifiedSegments:
         keys = self.catalog.keys
         return keys.gone(item.context, segment) or keys.doomed(item.context, segment)
 
-    def remember(self, pack: bytes, segments: Iterable[tuple[int, Segment | None]]) -> None:
+    def remember(self, pack: bytes, segments: Iterable[tuple[int, PendingSegment | None]]) -> None:
         """Remember segments at offsets in a pack that were decoded and compared."""
         self._make_room()
         self._known.update((s.id, (pack, offset, s.digest)) for offset, s in segments if s)

@@ -13,26 +13,41 @@ A crash leaves all sessions of a pack or none of them; see the table in FORMAT.m
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import MAX_SEGMENTS, NOTHING
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.codecs.codec import Plain, SegmentCodec, layout_mode
+from pltz.archive.codecs.codec import BundleCodec, Plain, SegmentCodec, layout_mode
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import ids
 from pltz.archive.format.context import ALONE, TOWER, Context
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.object_names import PACKS
-from pltz.archive.format.record import FORGET, Mark, Record, pack_tags
-from pltz.archive.writing.batch import Contexts, PendingVersion, Row, Segment, batches, draft, session_rows
+from pltz.archive.format.record import FORGET, Mark, Record, pack_tags, tokens_fit
+from pltz.archive.writing.batch import (
+    Contexts,
+    PendingSegment,
+    PendingVersion,
+    Row,
+    batches,
+    draft,
+    session_rows,
+)
 from pltz.archive.writing.new_session import NewSession, Receipt
-from pltz.archive.writing.publisher import Publisher, as_it_is
+from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
+
+if TYPE_CHECKING:
+    from pltz.models.session.expected_time import Expect
+
+NO_RECORD = 1 << 62  # stands for the size of segments that no record holds
 
 
 class Writer:
@@ -41,29 +56,63 @@ class Writer:
     def __init__(self, catalog: Catalog, codecs: list[SegmentCodec], parity: tuple[int, int] = (0, 0)):
         self.catalog, self.codecs = catalog, codecs
         self.proved = VerifiedSegments(catalog, codecs)
+        self.expect: Expect | None = None
         self._publisher = Publisher(catalog, self.proved, parity)
 
-    def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
+    def put(self, sessions: Sequence[NewSession], *, dry_run: bool = False) -> list[Receipt]:
         """Freeze sessions and return a receipt for each, once all are durable. See `TowerArchive.put`.
+
+        ``dry_run``: encode and write nothing; the receipts say what a put would store.
 
         Raises ArchiveError, ContentError, CorruptError, Fenced, FullError, LimitError, StoreError,
         UsageError, WriterFailed.
         """
         with _no_sweeps():
-            return self._put(sessions)
+            return self._put(sessions, dry_run)
 
-    def _put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
+    def _put(self, sessions: Sequence[NewSession], dry_run: bool) -> list[Receipt]:
         contexts = Contexts(self.codecs, self.catalog.keys)
-        drafts, segments = draft(sessions, contexts, self.catalog.store.now())
+        ways = [way for session in sessions for way in (session, *session.otherwise)]
+        drafts, segments = draft(ways, contexts, self.catalog.store.now())
+        drafts, segments = self._choose(sessions, drafts, segments)
         fresh, relied = self._sort_out(segments)
         self._encode(list(fresh.values()))
         self._number(drafts)
-        self._publisher.put(self._sealed(session_rows(drafts, dict(fresh))))
+        rows = session_rows(drafts, dict(fresh))
+        if dry_run:
+            return [d.receipt() for d in drafts]
+        self._publisher.put(self._sealed(rows), fresh)
         if relied or any(d.kept for d in drafts):  # another writer may be between link and fsync
             self.catalog.store.settle(PACKS)
         self.catalog.keys.check(contexts.domains)
         self._fence(segments, relied)
         return [d.receipt() for d in drafts]
+
+    def _choose(
+        self, sessions: Sequence[NewSession], drafts: list[PendingVersion], segments: list[PendingSegment]
+    ) -> tuple[list[PendingVersion], list[PendingSegment]]:
+        """Return each session's way with the fewest new bytes, of equal ones the first, and their segments.
+
+        A way that adds nothing is taken before anything is coded.
+        """
+        if len(drafts) == len(sessions):
+            return drafts, segments
+        stored = self.catalog.lookup.known(SEGMENTS, [s.id for s in segments])
+        left = iter(drafts)
+        groups = [list(islice(left, 1 + len(session.otherwise))) for session in sessions]
+        known = [next((way for way in ways if all(s.id in stored for s in way.tower)), None) for ways in groups]
+        rivals = [ways for ways, one in zip(groups, known, strict=True) if one is None and len(ways) > 1]
+        new: dict[bytes, PendingSegment] = {}
+        for segment in segments:
+            new.setdefault(segment.id, segment)
+        wanted = {s.id for ways in rivals for way in ways for s in way.tower} - {*stored}
+        coded = {name: segment for name, segment in new.items() if name in wanted}
+        self._encode(list(coded.values()))
+        chosen = [
+            one or min(ways, key=lambda way: new_bytes(way, coded)) for ways, one in zip(groups, known, strict=True)
+        ]
+        used = {id(s) for way in chosen for s in way.tower}
+        return chosen, [s for s in segments if id(s) in used]
 
     def mark(self, versions: Sequence[Version], verb: int) -> None:
         """Forget or undelete versions.
@@ -81,7 +130,7 @@ class Writer:
             counter = self.catalog.lookup.mark(v.id)[1] + 1
             rows.append((item.context, Record(0, mark=Mark(v.id, counter, verb))))
         before = self.catalog.listing.epoch
-        self._publisher.put([as_it_is(*row) for row in rows])
+        self._publisher.put(list(rows))
         lost = self.catalog.listing.read_plans() if verb != FORGET else frozenset()
         self._check_plans(before)
         if lost and any(at.pack in lost for v in versions for at in self._places(v)):
@@ -89,14 +138,14 @@ class Writer:
 
     def copy(self, rows: Iterable[tuple[Context, Record]]) -> None:
         """Put stored records unchanged (for the collector). Raises the errors of `Publisher.put`."""
-        self._publisher.put([as_it_is(*row) for row in rows])
+        self._publisher.put(list(rows))
 
-    def _sort_out(self, segments: list[Segment]) -> tuple[dict[bytes, Segment], dict[bytes, Location]]:
+    def _sort_out(self, segments: list[PendingSegment]) -> tuple[dict[bytes, PendingSegment], dict[bytes, Location]]:
         """Return the segments to write and the places of stored segments relied on.
 
         Raises CorruptError where two segments have one id.
         """
-        fresh: dict[bytes, Segment] = {}
+        fresh: dict[bytes, PendingSegment] = {}
         for segment in segments:
             if fresh.setdefault(segment.id, segment).digest != segment.digest:
                 raise collision(segment.id)
@@ -110,25 +159,27 @@ class Writer:
     def _sealed(self, rows: list[Row]) -> list[Row]:
         if not self.catalog.keys.cipher:
             return rows
-        return [(c, self.catalog.keys.seal(c, r), key, segment) for c, r, key, segment in rows]
+        return [(c, self.catalog.keys.seal(c, r)) for c, r in rows]
 
-    def _encode(self, segments: Sequence[Segment]) -> None:
+    def _encode(self, segments: Sequence[PendingSegment]) -> None:
         """Encode segments after their tower, or alone where that is no longer.
 
         A prompt may say nothing of the text that follows, and segments coded alone are read faster.
         """
+        segments = [s for s in segments if not s.coded]
         modes: dict[tuple[int, int], Context] = {}
 
-        def context(segment: Segment, mode: int) -> Context:
+        def context(segment: PendingSegment, mode: int) -> Context:
             own, mode = segment.own, mode | layout_mode(segment.codec, segment.tokens)
             return modes.setdefault((id(own), mode), replace(own, mode=mode)) if mode else own
 
         for codec, numbers in batches(segments):
             batch = [segments[n] for n in numbers]
-            for segment, data in zip(
-                batch, codec.encode([Plain(s.tokens, NOTHING) for s in batch]), strict=True
-            ):
-                segment.data = data
+            alone = [Plain(s.tokens, NOTHING) for s in batch]
+            if self.expect and isinstance(codec, BundleCodec) and (seconds := codec.expected(alone)) is not None:
+                self.expect(seconds)
+            for segment, data in zip(batch, codec.encode(alone), strict=True):
+                segment.data, segment.coded = data, True
                 segment.context = context(segment, ALONE) if codec.fast else segment.own
             if not codec.reach:
                 continue
@@ -171,7 +222,7 @@ class Writer:
             and draft.session.time in (None, version.time)
         )
 
-    def _fence(self, segments: Sequence[Segment], relied: dict[bytes, Location]) -> None:
+    def _fence(self, segments: Sequence[PendingSegment], relied: dict[bytes, Location]) -> None:
         """Put segments again whose places were condemned since (step 7 of a put). Raises Fenced."""
         while True:
             before = self.catalog.listing.epoch
@@ -183,7 +234,7 @@ class Writer:
             again = list({s.id: s for s in segments if s.id in lost}.values())
             relied = {name: at for name, at in relied.items() if name not in lost}
             self._encode(again)
-            self._publisher.put(self._sealed([s.row() for s in again]))
+            self._publisher.put(self._sealed([s.row() for s in again]), {s.id: s for s in again})
 
     def _check_plans(self, before: int) -> None:
         """Raise Fenced where a plan after the known epoch is gone: it is unknown which packs it condemned."""
@@ -221,6 +272,13 @@ class Writer:
                 return
             yield from (p.location for p in places)
             leaf = places[0].record.parent
+
+
+def new_bytes(way: PendingVersion, coded: Mapping[bytes, PendingSegment]) -> int:
+    """Return the bytes that a session adds in one way. ``coded``: the segments that are not stored, by id."""
+    new = [coded[s.id] for s in way.tower if s.id in coded]
+    fits = all(tokens_fit(len(s.tokens), len(s.data)) for s in new)
+    return sum(len(s.data) for s in new) if fits else NO_RECORD
 
 
 @contextmanager

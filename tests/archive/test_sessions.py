@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive import sessions
 from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
 from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.writing import writer
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.weights import random_weights
@@ -38,9 +38,7 @@ def test_a_segment_is_encoded_once_after_its_tower_and_once_alone(
         return encode(codec, batch)
 
     monkeypatch.setattr(BundleCodec, "encode", counted)
-    monkeypatch.setattr(
-        sessions._Way, "fits", lambda way, sizes: way.codec == 0
-    )  # untrained, it would lose to zstd
+    monkeypatch.setattr(writer, "new_bytes", lambda way, coded: way.session.codec)  # untrained, it would lose to zstd
     cold = SessionArchive.create(tmp_path / "cold", [bundle])
     ids = np.random.default_rng(1).integers(0, 1024, 300)
     for count in (100, 200, 300):
@@ -58,7 +56,7 @@ def test_a_session_that_has_not_changed_is_coded_by_nobody(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
 ) -> None:
     """Code nothing for an unchanged session: a nightly put of known sessions was coded by zstd at its slowest level."""
-    monkeypatch.setattr(sessions._Way, "fits", lambda way, sizes: way.codec == plain or not sizes)
+    monkeypatch.setattr(writer, "new_bytes", lambda way, coded: way.session.codec != plain)
     cold = SessionArchive.create(tmp_path / "cold", [bundle])
     item = Item("s", Session("chat", {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}))
     [first] = cold.put([item])
@@ -79,7 +77,7 @@ def test_what_a_session_had_is_decoded_once_to_put_it_again(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: Secret | None
 ) -> None:
     """Grow a session from another process with no caches: reading its end proves that it decodes, then the new part."""
-    monkeypatch.setattr(sessions._Way, "fits", lambda way, sizes: way.codec == 0)
+    monkeypatch.setattr(writer, "new_bytes", lambda way, coded: way.session.codec)
     ids = np.random.default_rng(1).integers(0, 1024, 300)
     first = SessionArchive.create(tmp_path / "cold", [bundle], key=key)
     for count in (100, 200):

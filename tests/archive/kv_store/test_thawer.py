@@ -30,6 +30,7 @@ from pltz.plt_codec.errors import (
     TokenizerMismatch,
     UsageError,
 )
+from tests.archive.kv_store.conftest import by_model
 
 NAMES = ["a/0", "a/1", "a/2", "a/3", "a/4", "text", "ids", "meta", "plain"]
 ROOM = 1 << 26
@@ -346,7 +347,7 @@ def test_a_sealed_archive_is_decoded_every_time_and_never_over_files(
     kin: Target, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sealed = SessionArchive.create(tmp_path / "sealed", [bundle], key=Secret(b"k" * 32, 0))
-    sealed._choose = lambda batch: None  # type: ignore[method-assign]  # by the bundle
+    by_model(sealed)
     list(sealed.put([Item("one", Session("ids", np.arange(50)))]))
     with pytest.raises(UsageError, match="in the clear"):
         Thawer(sealed, kin, HotStore.open(0, 0, 9, folder=tmp_path / "warm"))
