@@ -75,7 +75,7 @@ class Server:
         """The cache used longest ago goes; its tokens go to the hook."""
         name, session = self.hot.popitem(last=False)
         start = time.perf_counter()
-        ticket = self.hook.on_evict(name, session.ids, prefixes=(len(self.system),), tags={"model": "demo"})
+        ticket = self.hook.on_evict(pltz.EvictionRequest(name, session.ids, prefixes=(len(self.system),), tags={"model": "demo"}))
         self.times["evict"].append(time.perf_counter() - start)
         if not ticket:  # refused: a server that cannot do without it keeps the ids
             raise RuntimeError(f"session {name} was not taken: {self.hook.status()['refused']}")

@@ -60,9 +60,8 @@ def main(model: str, folder: Path) -> None:
     start = time.perf_counter()
     found = cold.get("chat-7", tenant="acme", salt=SALT)
     decode = 1e3 * (time.perf_counter() - start)
-    request = pltz.vllm_prompt(
-        found.ids, salt=SALT, frozen_for=found.target, target=pltz.fingerprint_of(model)
-    )
+    engine = pltz.VllmEngine(pltz.fingerprint_of(model))
+    request = engine.thaw(found.ids, salt=SALT, frozen_for=found.target)
     _, _, prefill = ask(request["prompt_token_ids"], 1)  # the thaw
     again, hot, _ = ask(request["prompt_token_ids"], 32)
     report = {

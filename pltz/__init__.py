@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from pltz.archive.archive import Archive, ArchivedSession, PutReceipt, PutRequest, SessionVersion
     from pltz.archive.encryption.keys import Secret
     from pltz.archive.engines.llama_server import LlamaServer
-    from pltz.archive.engines.vllm_request import vllm_prompt
+    from pltz.archive.engines.transformers_engine import TransformersEngine
+    from pltz.archive.engines.vllm_request import VllmEngine
     from pltz.archive.errors import (
         ArchiveError,
         Erased,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         UnreadableError,
         WriterFailed,
     )
+    from pltz.archive.eviction.eviction import EvictionRequest
     from pltz.archive.eviction.hook import EvictionHook
     from pltz.archive.eviction.worker import drain
     from pltz.archive.kv_store.store import HotStore
@@ -83,7 +85,8 @@ _HOMES = {
     "pltz.archive.archive": ("Archive", "ArchivedSession", "PutReceipt", "PutRequest", "SessionVersion"),
     "pltz.archive.encryption.keys": ("Secret",),
     "pltz.archive.engines.llama_server": ("LlamaServer",),
-    "pltz.archive.engines.vllm_request": ("vllm_prompt",),
+    "pltz.archive.engines.transformers_engine": ("TransformersEngine",),
+    "pltz.archive.engines.vllm_request": ("VllmEngine",),
     "pltz.archive.errors": (
         "ArchiveError",
         "Erased",
@@ -98,6 +101,7 @@ _HOMES = {
         "UnreadableError",
         "WriterFailed",
     ),
+    "pltz.archive.eviction.eviction": ("EvictionRequest",),
     "pltz.archive.eviction.hook": ("EvictionHook",),
     "pltz.archive.eviction.worker": ("drain",),
     "pltz.archive.kv_store.store": ("HotStore",),
@@ -124,6 +128,7 @@ _HOMES = {
         "TokenizerMismatch",
         "UsageError",
         "VersionError",
+    "VllmEngine",
     ),
 }
 
@@ -138,6 +143,7 @@ __all__ = [
     "CorruptError",
     "Erased",
     "EvictionHook",
+    "EvictionRequest",
     "Fenced",
     "ForeignPack",
     "FormatError",
@@ -165,9 +171,11 @@ __all__ = [
     "Thawed",
     "Thawer",
     "TokenizerMismatch",
+    "TransformersEngine",
     "UnreadableError",
     "UsageError",
     "VersionError",
+    "VllmEngine",
     "Wanted",
     "WriterFailed",
     "__version__",
@@ -180,7 +188,6 @@ __all__ = [
     "open",
     "sample_sessions",
     "thaw",
-    "vllm_prompt",
 ]
 
 

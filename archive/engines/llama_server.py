@@ -2,7 +2,7 @@
 
     server = LlamaServer("http://127.0.0.1:8080")
     done = server.complete(server.render(messages), slot=0, n_predict=200)       # ids in, ids out
-    hook.on_evict("chat-7", done.ids, tenant="acme", target=server.target, adapter=done.adapter)
+    hook.on_evict(server.evicted(done, "chat-7", tenant="acme"))
     ...
     found = cold.get("chat-7", tenant="acme")
     server.thaw(found.ids, slot=0, frozen_for=found.target)                      # one prefill, no sampling
@@ -37,7 +37,8 @@ from typing import Any
 import numpy as np
 
 from pltz.archive.engines.llama_slots import read_slot_ids
-from pltz.archive.engines.target_check import check_served
+from pltz.archive.engines.protocol import check_served
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.format.ids import Tokens
 from pltz.plt_codec.errors import ContentError, ModelError, UsageError
 
@@ -81,7 +82,7 @@ class Hot:
 
 
 class LlamaServer:
-    """A running llama-server.
+    """A running llama-server, as an `Engine`.
 
     Args:
         url: for example "http://127.0.0.1:8080".
@@ -199,6 +200,15 @@ class LlamaServer:
             _integer(reply.get("timings"), "cache_n"),
             bool(reply.get("truncated")),
             self._adapters(reply.get("generation_settings")),
+        )
+
+    def evicted(self, finished: Completion, session: str, *, tenant: str = "default") -> EvictionRequest:
+        """Return the request that hands a session's tokens to the hook.
+
+        ``finished``: its last reply. Raises UsageError and ModelError, as `target` does.
+        """
+        return EvictionRequest(
+            session, finished.ids, tenant=tenant, target=self.target, adapter=finished.adapter
         )
 
     def thaw(

@@ -7,7 +7,7 @@
 It acts when a request finishes and not at eviction. vLLM tells a connector nothing of evictions, and its
 events name full blocks only, so the tail of a session would be lost. When a request finishes, the scheduler
 has every id, and the hook takes them in microseconds. A session returns as a request with these ids as prompt
-(`vllm_request.vllm_prompt`). vLLM's own prefill and prefix cache do the rest.
+(`vllm_request.VllmEngine`). vLLM's own prefill and prefix cache do the rest.
 
 Settings (kv_connector_extra_config): `vllm_settings.VllmSettings`. An unknown setting, a wrong type or a bad
 value keeps vLLM from starting. A request that cannot be archived is counted by reason, and logged with its
@@ -30,7 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from pltz.archive.engines.vllm_request import evicted, named
+from pltz.archive.engines.vllm_request import VllmEngine, named
 from pltz.archive.engines.vllm_settings import VllmSettings
 from pltz.models.target.checkpoint import fingerprint_of
 from pltz.plt_codec.errors import UsageError
@@ -64,6 +64,7 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
         self._hook: EvictionHook | None = None
         if role == KVConnectorRole.SCHEDULER:
             self._settings = VllmSettings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            self._engine = VllmEngine(unnamed=self._settings.unnamed)
             self._hook = open_hook(self._settings, vllm_config.model_config)
 
     @property
@@ -91,14 +92,14 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
             return
         tenant = self._settings.tenant
         try:
-            found = evicted(request, tenant=tenant, unnamed=self._settings.unnamed)
+            found = self._engine.evicted(request, tenant=tenant)
         except UsageError as exc:  # from values that a client wrote
             self._hook.refuse("not valid", *named(request, tenant), str(exc))
         except Exception as exc:  # noqa: BLE001  # a request of a shape this code does not know
             self._hook.refuse("error", *named(request, tenant), f"{type(exc).__name__}: {exc}")
         else:
             if found is not None:
-                self._hook.on_evict(**found)
+                self._hook.on_evict(found)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int

@@ -8,17 +8,19 @@ A client, or better the gateway before it, names the session in the request, bes
      "kv_transfer_params": {"pltz": {"session": "chat-7", "tenant": "acme"}}}
 
 ``prefixes`` and ``base`` may be added: the number of tokens in a shared beginning, and its name
-(`hook.EvictionHook.on_evict`). Without a name, vLLM's own ``session_id`` is used. vLLM shares KV only among
+(`eviction.EvictionRequest`). Without a name, vLLM's own ``session_id`` is used. vLLM shares KV only among
 requests of equal salt, and so does the archive. The salt goes to the hook, and nothing is found or shared
 across salts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pltz.archive.engines.target_check import check_served
+from pltz.archive.engines.protocol import check_served
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.journal.entry import MAX_PREFIXES
 from pltz.archive.token_archive import SALTED
 from pltz.plt_codec.errors import UsageError
@@ -32,20 +34,6 @@ KEY = "pltz"  # of our part of kv_transfer_params
 FAILED = ("FINISHED_ERROR", "FINISHED_IGNORED")  # final states of requests that were not served
 
 
-class Evicted(TypedDict, total=False):
-    """The arguments of `hook.EvictionHook.on_evict`."""
-
-    session: str
-    token_ids: Sequence[int]
-    tenant: str
-    salt: str | None
-    adapter: str | None
-    multimodal: bool
-    has_embeds: bool
-    prefixes: Sequence[int]
-    base: str | None
-
-
 class Prompt(TypedDict, total=False):
     """A prompt for ``LLM.generate`` and ``POST /v1/completions`` (the latter calls the ids ``prompt``)."""
 
@@ -53,41 +41,86 @@ class Prompt(TypedDict, total=False):
     cache_salt: str
 
 
-def evicted(request: Request, *, tenant: str = "default", unnamed: bool = False) -> Evicted | None:
-    """Return the hook's arguments for a finished request.
+@dataclass(frozen=True)
+class VllmEngine:
+    """vLLM as an `Engine`: finished requests in, prompts out. It does not import vLLM.
 
-    Returns None for a request without a name or a generation, and for one that was not served.
-
-    Args:
-        tenant: of requests that name none.
-        unnamed: take requests without a session name under their own id.
-
-    Raises UsageError where it names a tenant that contains the separator of a salt.
+    ``target``: fingerprint of the served weights, 16 bytes; None if unknown. ``unnamed``: take requests without
+    a session name under their own id.
     """
-    own = (request.kv_transfer_params or {}).get(KEY)
-    own = own if isinstance(own, Mapping) else {}
-    name = (
-        own.get("session")
-        or getattr(request, "session_id", None)
-        or (request.request_id if unnamed else None)
-    )
-    if not name or request.sampling_params is None or request.status.name in FAILED:
-        return None
-    who = str(own.get("tenant") or tenant)
-    if SALTED in who:
-        raise UsageError(f"request {request.request_id} names a tenant with {SALTED}: give the salt itself")
-    lora, prefixes = request.lora_request, own.get("prefixes")
-    return Evicted(
-        session=str(name),
-        token_ids=request.all_token_ids[:],
-        tenant=who,
-        salt=request.cache_salt,
-        adapter=None if lora is None else lora.lora_name,
-        multimodal=bool(request.mm_features),
-        has_embeds=request.prompt_embeds is not None,
-        prefixes=prefixes[:MAX_PREFIXES] if isinstance(prefixes, list) else (),  # a client wrote it
-        base=None if request.cache_salt else own.get("base"),  # a base is shared with all, a salt with none
-    )
+
+    target: bytes | None = None
+    unnamed: bool = False
+
+    def evicted(
+        self, finished: Request, session: str = "", *, tenant: str = "default"
+    ) -> EvictionRequest | None:
+        """Return the request that hands a finished vLLM request to the hook.
+
+        Returns None for a request without a name or a generation, and for one that was not served.
+
+        Args:
+            session: its name; by default the one that the client gave.
+            tenant: of requests that name none.
+
+        Raises UsageError where it names a tenant that contains the separator of a salt.
+        """
+        own = (finished.kv_transfer_params or {}).get(KEY)
+        own = own if isinstance(own, Mapping) else {}
+        name = (
+            session
+            or own.get("session")
+            or getattr(finished, "session_id", None)
+            or (finished.request_id if self.unnamed else None)
+        )
+        if not name or finished.sampling_params is None or finished.status.name in FAILED:
+            return None
+        owner = str(own.get("tenant") or tenant)
+        if SALTED in owner:
+            raise UsageError(f"request {finished.request_id} names a tenant with {SALTED}: give the salt itself")
+        lora, prefixes = finished.lora_request, own.get("prefixes")
+        return EvictionRequest(
+            str(name),
+            finished.all_token_ids[:],
+            tenant=owner,
+            salt=finished.cache_salt,
+            adapter=None if lora is None else lora.lora_name,
+            multimodal=bool(finished.mm_features),
+            has_embeds=finished.prompt_embeds is not None,
+            prefixes=prefixes[:MAX_PREFIXES] if isinstance(prefixes, list) else (),  # a client wrote it
+            # a base is shared with all, a salt with none
+            base=None if finished.cache_salt else own.get("base"),
+            target=self.target,
+        )
+
+    def thaw(
+        self,
+        ids: Tokens,
+        *,
+        frozen_for: bytes | None = None,
+        any_target: bool = False,
+        salt: str | None = None,
+        lora: str | None = None,
+    ) -> Prompt:
+        """Return the prompt that makes a session hot again.
+
+        Send it with ``max_tokens=1``, or with the ids of its next turn appended, as that turn.
+
+        Args:
+            ids: (T,) of the session, `TokenSession.ids`.
+            frozen_for: `TokenSession.target`: weights and adapter it was frozen under; None if unknown.
+            any_target: accept any weights and adapters.
+            salt: with which it was frozen and found.
+            lora: name of the LoRA adapter that the request will have.
+
+        Raises TargetMismatch where it was frozen for others, and UsageError where ``target`` or ``frozen_for``
+        is needed to tell.
+        """
+        if not any_target:
+            check_served(frozen_for, self.target, lora)
+        tokens = [int(i) for i in ids]
+        prompt = Prompt(prompt_token_ids=tokens)
+        return prompt if salt is None else Prompt(**prompt, cache_salt=salt)
 
 
 def named(request: Any, tenant: str = "default") -> tuple[Any, Any]:
@@ -100,35 +133,3 @@ def named(request: Any, tenant: str = "default") -> tuple[Any, Any]:
         return own.get("session") or request.request_id, own.get("tenant") or tenant
     except Exception:  # noqa: BLE001  # a client may write anything
         return getattr(request, "request_id", None), tenant
-
-
-def vllm_prompt(
-    ids: Tokens,
-    *,
-    salt: str | None = None,
-    frozen_for: bytes | None = None,
-    target: bytes | None = None,
-    lora: str | None = None,
-    any_target: bool = False,
-) -> Prompt:
-    """Return the prompt that makes a session hot again.
-
-    Send it with ``max_tokens=1``, or with the ids of its next turn appended, as that turn.
-
-    Args:
-        ids: (T,) of the session, `TokenSession.ids`.
-        salt: with which it was frozen and found.
-        frozen_for: `TokenSession.target`: weights and adapter it was frozen under; None if unknown.
-        target: fingerprint of the served weights, 16 bytes; None if unknown.
-        lora: name of the LoRA adapter that the request will have.
-        any_target: accept any weights and adapters.
-
-    Raises TargetMismatch where it was frozen for others, and UsageError where ``target`` or ``frozen_for`` is
-    needed to tell.
-    """
-    if not any_target:
-        check_served(frozen_for, target, lora)
-    tokens = [int(i) for i in ids]
-    return (
-        Prompt(prompt_token_ids=tokens) if salt is None else Prompt(prompt_token_ids=tokens, cache_salt=salt)
-    )

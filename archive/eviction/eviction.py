@@ -1,4 +1,4 @@
-"""Eviction: the arguments of `on_evict`, and the journal's entry made of them.
+"""EvictionRequest: the argument of `on_evict`. Eviction: one in memory, and the journal's entry made of it.
 
 Nothing is checked before the flusher makes that entry.
 """
@@ -6,6 +6,7 @@ Nothing is checked before the flusher makes that entry.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -14,6 +15,41 @@ from pltz.archive.eviction.token_buffer import Raw, Refused, ids_of
 from pltz.archive.format.record import MAX_NAME
 from pltz.archive.token_archive import SALTED, target_of, tenant_of
 from pltz.plt_codec.errors import UsageError
+
+
+class EvictionRequest(NamedTuple):
+    """A session whose KV cache is evicted. Immutable; making one checks nothing and raises nothing.
+
+    Args:
+        session: its name in the archive. The same name again is its next version.
+        token_ids: all tokens in the KV and the last one sampled, (T,). A list, tuple, numpy array or CPU
+            torch tensor, or bytes, 4 per id, little-endian. Copied by `on_evict`.
+        salt: under which its KV was shared (vLLM's ``cache_salt``). A digest is kept, see
+            `token_archive.tenant_of`.
+        prefixes: token counts at which shared beginnings end, such as a system prompt. They are hints: those
+            that do not fit are left out.
+        base: name under which the first prefix is shared with all tenants. None shares it within the tenant.
+        parent: session that this one was forked from.
+        target: fingerprint of the weights, where it differs from the hook's, 16 bytes.
+        adapter: None, its name, or 16 bytes that name its weights. True or "" means an unnamed adapter, which
+            is refused.
+        multimodal, has_embeds: the KV holds more than tokens (images, prompt embeddings), which is refused.
+        time: seconds since 1970, None for now.
+    """
+
+    session: str
+    token_ids: Any
+    tenant: str = "default"
+    salt: str | bytes | None = None
+    tags: Mapping[str, str] | None = None
+    prefixes: Sequence[int] = ()
+    base: str | None = None
+    parent: str | None = None
+    target: bytes | None = None
+    adapter: str | bytes | bool | None = None
+    multimodal: bool = False
+    has_embeds: bool = False
+    time: int | None = None
 
 
 class Eviction(NamedTuple):

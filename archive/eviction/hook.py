@@ -1,7 +1,7 @@
 """Eviction hook: a serving loop hands over the tokens of an evicted session.
 
     hook = EvictionHook.open("/run/journal", "/data/cold", tokenizer=spec, target=target.fingerprint)
-    ticket = hook.on_evict("chat-7", token_ids, tenant="acme", prefixes=(len(system_ids),))
+    ticket = hook.on_evict(EvictionRequest("chat-7", token_ids, tenant="acme", prefixes=(len(system_ids),)))
     hook.durable(ticket)                               # on disk: after about 50 ms
 
     on_evict --copy, queue--> flusher thread --write, sync--> journal --worker, nice--> archive
@@ -32,12 +32,12 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.eviction_queue import Counts, EvictionQueue
 from pltz.archive.eviction.flusher import Flusher
 from pltz.archive.eviction.journal.lock import FileLocks, Locks
@@ -155,47 +155,17 @@ class EvictionHook:
 
     # ---- the serving loop's side
 
-    def on_evict(
-        self,
-        session: str,
-        token_ids: Any,
-        *,
-        tenant: str = "default",
-        salt: str | bytes | None = None,
-        tags: Mapping[str, str] | None = None,
-        prefixes: Sequence[int] = (),
-        base: str | None = None,
-        parent: str | None = None,
-        target: bytes | None = None,
-        adapter: str | bytes | bool | None = None,
-        multimodal: bool = False,
-        has_embeds: bool = False,
-        time: int | None = None,
-    ) -> int:
+    def on_evict(self, request: EvictionRequest) -> int:
         """Take the tokens of a session whose KV cache is evicted. Never raises, never blocks.
-
-        Args:
-            session: its name in the archive. The same name again is its next version.
-            token_ids: all tokens in the KV and the last one sampled, (T,). A list, tuple, numpy array or CPU
-                torch tensor, or bytes, 4 per id, little-endian. Copied.
-            salt: under which its KV was shared (vLLM's ``cache_salt``). A digest is kept, see
-                `token_archive.tenant_of`.
-            prefixes: token counts at which shared beginnings end, such as a system prompt. They are hints:
-                those that do not fit are left out.
-            base: name under which the first prefix is shared with all tenants. None shares it within the
-                tenant.
-            parent: session that this one was forked from.
-            target: fingerprint of the weights, where it differs from the hook's, 16 bytes.
-            adapter: None, its name, or 16 bytes that name its weights. True or "" means an unnamed adapter,
-                which is refused.
-            multimodal, has_embeds: the KV holds more than tokens (images, prompt embeddings), which is
-                refused.
-            time: seconds since 1970, None for now.
 
         Returns:
             int: a ticket for `durable`, ascending from 1; 0 where the eviction was refused.
         """
+        session: Any = None
+        tenant: Any = "default"
         try:
+            session, token_ids, tenant, salt, tags, prefixes, base, parent, target, adapter, *rest = request
+            multimodal, has_embeds, time = rest
             if os.getpid() != self._pid:
                 return self._refuse_forked(session, tenant)
             if multimodal or has_embeds:

@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pltz.archive.nightly.naming import Naming
-from pltz.archive.nightly.sources.database import PostgresSource, SqliteSource
-from pltz.archive.nightly.sources.journal import JournalSource
-from pltz.archive.nightly.sources.jsonl import JsonlSource
-from pltz.archive.nightly.sources.slots import BUNDLE, SlotSource
+from pltz.archive.nightly.sources.registry import SOURCES
 from pltz.archive.nightly.sources.source import Source
 from pltz.archive.nightly.state import check_place
 from pltz.archive.retention import Policy, seconds
@@ -30,23 +27,6 @@ from pltz.plt_codec.limits import MAX_BYTES, ZSTD_ABOVE
 if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
 
-SOURCES: dict[str, Any] = {
-    "jsonl": JsonlSource,
-    "sqlite": SqliteSource,
-    "postgres": PostgresSource,
-    "slots": SlotSource,
-    "journal": JournalSource,
-}
-NAMING = {f.name for f in dataclasses.fields(Naming)}
-BY_COLUMN = {"name_key", "tenant_key", "time_key"}  # useless where a row or file gives it
-REQUIRED = {
-    "jsonl": {"path"},
-    "sqlite": {"path", "query"},
-    "postgres": {"dsn", "query"},
-    "slots": {"path", "tokenizer"},
-    "journal": {"path"},
-}
-LIMITS = {"max_bytes": (1, MAX_BYTES), "max_seconds": (0, 1 << 31), "wait": (0, 1 << 31)}
 TYPES = {
     str: "a string",
     int: "a whole number",
@@ -140,7 +120,7 @@ class Config:
 
     archive: str
     state: str
-    sources: tuple[Source | JournalSource, ...]
+    sources: tuple[Source, ...]
     bundles: tuple[str, ...] = ()
     key_file: str | None = None
     key_command: str | None = None
@@ -229,28 +209,34 @@ def _layout(table: _Table) -> LayoutName:
     raise UsageError(f"{table.where}: expected layout = {' or '.join(LAYOUTS)}, found {name!r}")
 
 
-def _source(table: _Table, number: int) -> Source | JournalSource:
-    """Return the source of a [[source]] table. Raises UsageError."""
+def _source(table: _Table, number: int) -> Source:
+    """Return the source of a [[source]] table, by the fields of its class. Raises UsageError."""
     kind = table.get("kind", str)
     if kind not in SOURCES:
         raise UsageError(f"{table.where}: expected a kind of {', '.join(SOURCES)}, found {kind!r}")
-    if missing := sorted(REQUIRED[kind] - set(table.values)):
+    source = SOURCES[kind]
+    settings = {f.name: f for f in dataclasses.fields(source) if f.name not in ("name", "naming")}
+    optional = {
+        name
+        for name, setting in settings.items()
+        if setting.default is not dataclasses.MISSING or setting.default_factory is not dataclasses.MISSING
+    }
+    if missing := sorted(settings.keys() - optional - table.values.keys()):
         raise UsageError(f"{table.where}: a source of kind {kind} needs {missing[0]!r}")
-    fields = {f.name for f in dataclasses.fields(SOURCES[kind])} - {"name", "naming"}
-    hints = typing.get_type_hints(SOURCES[kind])
+    types = typing.get_type_hints(source)
     values: dict[str, Any] = {"name": table.word("name", f"{kind}-{number}")}
-    for key in fields & set(table.values):
-        is_path = key == "path" or (key == "tokenizer" and table.get(key, str) != BUNDLE)
-        values[key] = table.path(key) if is_path else table.get(key, hints[key])
-    for key, (least, most) in LIMITS.items():
-        if key in values and not least <= values[key] <= most:
+    for key in settings.keys() & table.values.keys():
+        about = settings[key].metadata
+        is_path = "path" in about and table.get(key, str) not in about["words"]
+        values[key] = table.path(key) if is_path else table.get(key, types[key])
+        least, most = about.get("limits", (None, None))
+        if least is not None and not least <= values[key] <= most:
             raise UsageError(f"{table.where}: expected {key} of {least} to {most}, found {values[key]}")
-    if any(f.name == "naming" for f in dataclasses.fields(SOURCES[kind])):
-        allowed = NAMING if kind == "jsonl" else NAMING - BY_COLUMN
-        naming = {key: table.word(key) for key in (allowed - {"tags"}) & set(table.values)}
-        values["naming"] = Naming(**naming, tags=table.words("tags"))
+    if source.naming_keys:
+        words = {key: table.word(key) for key in (source.naming_keys - {"tags"}) & table.values.keys()}
+        values["naming"] = Naming(**words, tags=table.words("tags"))
     table.end()
-    return typing.cast(Source, SOURCES[kind](**values))
+    return typing.cast(Source, source(**values))
 
 
 def _retention(table: _Table) -> Retention:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
@@ -26,9 +27,15 @@ from pltz.archive.errors import Fenced, NotFound
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.receipt import Ledger
 from pltz.archive.nightly.run_stats import Refused, RunStats
-from pltz.archive.nightly.sources.journal import JournalSource
-from pltz.archive.nightly.sources.slots import SlotSource
-from pltz.archive.nightly.sources.source import Entry, ReceiptKeys, Shard, Sink, Source, Unreadable
+from pltz.archive.nightly.sources.source import (
+    DrainedSource,
+    EntrySource,
+    ReceiptKeys,
+    Shard,
+    Sink,
+    SourceEntry,
+    Unreadable,
+)
 from pltz.archive.nightly.state import State
 from pltz.archive.sessions import Item, SessionArchive, Stored, codecs_of
 from pltz.archive.tower_archive import TowerArchive
@@ -54,7 +61,7 @@ OF_THE_SESSION = (ContentError, TokenizerMismatch, UsageError, CorruptError)  # 
 class Row:
     """An entry with its key and value in a receipt."""
 
-    entry: Entry
+    entry: SourceEntry
     key: bytes
     value: bytes
 
@@ -93,12 +100,10 @@ class Freezer:
         start = time.monotonic()
         source, tally = self.config.sources[shard.source], RunStats(shard.source)
         try:
-            if isinstance(source, JournalSource):
-                if not self.dry_run:
-                    how = self.config.layout, self.config.threads, self.config.zstd_above
-                    tally.add(source.drain(self.config.archive, self.bundles[0], self.secret, *how))
-            else:
-                _Shard(self, source, tally).freeze(shard)
+            if not isinstance(source, DrainedSource):
+                _Shard(self, typing.cast(EntrySource, source), tally).freeze(shard)
+            elif not self.dry_run:
+                tally.add(source.drain(self.config, self.bundles[0], self.secret))
         except (PltzError, OSError) as exc:
             tally.failures.append(f"source {source.name!r}, {shard.place}: {type(exc).__name__}: {exc}")
         tally.seconds = time.monotonic() - start
@@ -112,12 +117,10 @@ class Freezer:
 class _Shard:
     """The work on one shard."""
 
-    def __init__(self, freezer: Freezer, source: Source, tally: RunStats) -> None:
+    def __init__(self, freezer: Freezer, source: EntrySource, tally: RunStats) -> None:
         self.freezer, self.source, self.tally = freezer, source, tally
         self.cold = freezer.open()
-        self.putter: Sink = self.cold
-        if isinstance(source, SlotSource):
-            self.putter = source.into(self.cold, freezer.bundles[0])
+        self.putter: Sink = source.sink(self.cold, freezer.bundles[0])
         self.namer = ReceiptKeys(self.cold.archive.settings.archive, source)
         self.ledger = freezer.ledger()
         self.doubted = Ledger()

@@ -14,10 +14,13 @@ from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from pltz.archive.nightly.sources.source import Entry
+from pltz.archive.nightly.sources.source import SourceEntry
 from pltz.archive.sessions import Item
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError
+
+NAMING_KEYS = frozenset({"tenant", "tags", "base", "name_key", "tenant_key", "time_key"})  # fields of Naming
+BY_ENTRY = NAMING_KEYS - {"name_key", "tenant_key", "time_key"}  # where the source itself gives these
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Naming:
         keys = [self.name_key, self.tenant_key, self.time_key]
         return [self.tenant, *keys, sorted(self.tags.items()), self.base]
 
-    def item(self, entry: Entry, session: Session, target: bytes | None = None) -> Item:
+    def item(self, entry: SourceEntry, session: Session, target: bytes | None = None) -> Item:
         """Return an entry's session as an item to put.
 
         Raises ContentError where a key is missing or has a bad value.

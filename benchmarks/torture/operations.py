@@ -27,6 +27,7 @@ from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.eviction import worker
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.hook import EvictionHook, HookSettings
 from pltz.archive.format.context import ALONE
 from pltz.archive.format.object_names import PACKS, packs_among
@@ -709,7 +710,7 @@ class Evict(Operation):
             voice.begin()
             for rows in self.rounds:
                 tickets = [
-                    hook.on_evict(key[1], ids, tenant=key[0], tags=tags, prefixes=(40,))
+                    hook.on_evict(EvictionRequest(key[1], ids, tenant=key[0], tags=tags, prefixes=(40,)))
                     for key, ids, tags, _ in rows
                 ]
                 hook.flush(30)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.benchmarks import machine
 from pltz.cli.bench import shared
 from pltz.cli.ui.groups import Command
@@ -98,7 +99,7 @@ def measured(kind: "WorkerKind", calls: int, where: str | None) -> list[dict[str
 def keep_busy(hook: "EvictionHook") -> None:
     """Give the worker something to do, and wait until it has begun."""
     for number in range(BUSY * 16 // 4096):  # more than it can archive while it is measured
-        hook.on_evict(f"busy/{number}", tokens(4096, number))
+        hook.on_evict(EvictionRequest(f"busy/{number}", tokens(4096, number)))
     end = time.monotonic() + PATIENCE
     while not hook.status()["worker"].get("commits") and time.monotonic() < end:
         time.sleep(0.05)
@@ -117,7 +118,7 @@ def row(hook: "EvictionHook", kind: str, length: int, form: str, calls: int) -> 
         steps.append(work())
         lost = switched()
         start, cpu = time.perf_counter(), time.thread_time()
-        hook.on_evict(f"{length}/{number}", given)
+        hook.on_evict(EvictionRequest(f"{length}/{number}", given))
         used.append(time.thread_time() - cpu)
         evictions.append(time.perf_counter() - start)
         switches.append(switched() - lost)

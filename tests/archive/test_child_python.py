@@ -34,10 +34,11 @@ import sys
 sys.path[:] = [p for p in sys.path if p != ""]  # this process itself, to have pltz at all
 import pltz, json, pickle, socket, select, base64, signal, zstandard, numpy, tokenizers
 sys.path.insert(0, {here})
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.hook import EvictionHook, HookSettings
 if __name__ == "__main__":
     hook = EvictionHook.open("journal", "cold", settings=HookSettings(flush_seconds=0.005))
-    hook.on_evict("chat", [1, 2, 3])
+    hook.on_evict(EvictionRequest("chat", [1, 2, 3]))
     print(json.dumps([hook.settle(60), hook.status()["worker"].get("restarts")]))
     hook.close()
 """

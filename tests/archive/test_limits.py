@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.chain import Chains
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.worker import drain
 from pltz.archive.format import record
@@ -59,8 +60,8 @@ def test_a_tower_that_claims_more_is_damaged_and_never_decoded(monkeypatch: pyte
 
 def test_the_hook_counts_an_eviction_of_too_many_ids(tmp_path: Path) -> None:
     with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
-        assert hook.on_evict("most", np.zeros(MAX_IDS, np.int32))
-        assert not hook.on_evict("more", np.zeros(MAX_IDS + 1, np.int32))
+        assert hook.on_evict(EvictionRequest("most", np.zeros(MAX_IDS, np.int32)))
+        assert not hook.on_evict(EvictionRequest("more", np.zeros(MAX_IDS + 1, np.int32)))
         assert hook.flush(20) and hook.status()["refused"] == {"too long": 1}
 
 
@@ -115,8 +116,8 @@ def test_a_token_archive_sends_large_sessions_to_zstd(
 def test_the_hook_sends_large_sessions_to_zstd(bundle: Bundle, tmp_path: Path) -> None:
     TokenArchive.open(tmp_path / "cold", bundle=bundle, create=True)
     with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
-        hook.on_evict("small", [*range(60)])
-        hook.on_evict("large", [*range(260)])
+        hook.on_evict(EvictionRequest("small", [*range(60)]))
+        hook.on_evict(EvictionRequest("large", [*range(260)]))
         assert hook.flush(20)
     done = drain(tmp_path / "journal", tmp_path / "cold", bundle=bundle, zstd_above=1000)
     assert (done.stored, done.by_zstd) == (2, 1) and done.as_fields()["by_zstd"] == 1

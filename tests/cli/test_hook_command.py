@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.hook import EvictionHook, HookSettings
 from pltz.archive.eviction.journal.lock import FileLocks
 from pltz.benchmarks import machine
@@ -22,7 +23,7 @@ def journal(tiny: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "journal"
     with EvictionHook.open(folder, worker="none", settings=HookSettings(flush_seconds=0.005)) as hook:
         for name, ids in (("a", [1, 2, 3]), ("a", [1, 2, 3, 4]), ("bad", [99999])):
-            assert hook.on_evict(name, ids, tenant="acme")
+            assert hook.on_evict(EvictionRequest(name, ids, tenant="acme"))
         assert hook.flush(10)
     return folder
 
@@ -52,8 +53,8 @@ def test_status_names_what_was_not_taken(run: Run, tiny: Path, tmp_path: Path) -
     folder = tmp_path / "journal"
     for _ in range(2):  # processes
         with EvictionHook.open(folder, worker="none", settings=HookSettings(flush_seconds=0.005)) as hook:
-            hook.on_evict("n" * 3000, [1], tenant="ac\tme")
-            hook.on_evict("seen", [1], multimodal=True)
+            hook.on_evict(EvictionRequest("n" * 3000, [1], tenant="ac\tme"))
+            hook.on_evict(EvictionRequest("seen", [1], multimodal=True))
     done = run("hook", "status", folder, "--json")
     found = json.loads(done.output)
     assert found["not_taken"] == {"name too long": 2, "multimodal": 2}

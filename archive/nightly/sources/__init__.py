@@ -1,1 +1,1 @@
-"""Sources of the nightly job, from which sessions are read."""
+"""The sources of the nightly job. `registry.py` lists them; `source.py` is their port."""

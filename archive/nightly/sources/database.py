@@ -34,9 +34,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pltz.archive.nightly.naming import Naming, moment
-from pltz.archive.nightly.sources.source import SHARD_SESSIONS, Entry, Shard, Unreadable
-from pltz.archive.sessions import Item
+from pltz.archive.nightly.naming import BY_ENTRY, Naming, moment
+from pltz.archive.nightly.sources.source import (
+    SHARD_SESSIONS,
+    Shard,
+    Sink,
+    SourceEntry,
+    Unreadable,
+    number_setting,
+    path_setting,
+)
+from pltz.archive.sessions import Item, SessionArchive
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
@@ -61,12 +70,13 @@ class DatabaseSource(ABC):
     name: str
     query: str
     naming: Naming = field(default_factory=Naming)
-    max_bytes: int = MAX_BYTES
+    max_bytes: int = number_setting(MAX_BYTES, 1, MAX_BYTES)
     repeats = False
     kind = "database"
+    naming_keys = BY_ENTRY
 
     def settings(self) -> list[Any]:
-        """Return the settings that decide how rows are stored. See `Source.settings`."""
+        """Return the settings that decide how rows are stored. See `EntrySource.settings`."""
         return ["rows", *self.naming.settings()]
 
     def shards(self, number: int) -> Iterator[Shard]:
@@ -87,7 +97,7 @@ class DatabaseSource(ABC):
                     cuts.append(name)
         return cuts
 
-    def entries(self, shard: Shard) -> Iterator[Entry | Unreadable]:
+    def entries(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
         """Yield the rows of a range. Raises UsageError where the database cannot be read."""
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as kept:
             count = 0
@@ -98,7 +108,7 @@ class DatabaseSource(ABC):
             for _ in range(count):
                 yield from pickle.load(kept)
 
-    def _asked(self, shard: Shard) -> Iterator[Entry | Unreadable]:
+    def _asked(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
         low, high = shard.parts
         with self._opened() as (ask, quote):
             limits = [f"name >= {quote(low)}"] if low is not None else []
@@ -116,7 +126,7 @@ class DatabaseSource(ABC):
             for row in rows:
                 yield self._entry(dict(zip(columns, row, strict=True)))
 
-    def _entry(self, row: dict[str, Any]) -> Entry | Unreadable:
+    def _entry(self, row: dict[str, Any]) -> SourceEntry | Unreadable:
         name = row["name"]
         if not _is_word(name) or name == "":
             return Unreadable(f"row {name!r:.{SHOWN}}", "expected a string or number as name")
@@ -141,11 +151,15 @@ class DatabaseSource(ABC):
         if tenant is not None and not _is_word(tenant):
             why = f"expected a string or number as tenant, found {type(tenant).__name__}"
             return Unreadable(where, why, str(name), len(raw))
-        return Entry(where, str(name), raw, None if tenant is None else str(tenant), time, time)
+        return SourceEntry(where, str(name), raw, None if tenant is None else str(tenant), time, time)
 
-    def item(self, entry: Entry) -> Item:
+    def item(self, entry: SourceEntry) -> Item:
         """Return a row as a session to put. Raises UsageError, ContentError and FormatError."""
         return self.naming.item(entry, Session.from_json_line(entry.raw))
+
+    def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
+        """Return the archive itself. See `EntrySource.sink`."""
+        return cold
 
     @property
     def _sql(self) -> str:
@@ -177,11 +191,11 @@ def _is_word(value: Any) -> bool:
     return isinstance(value, str | int | uuid.UUID) and not isinstance(value, bool)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SqliteSource(DatabaseSource):
     """A SQLite file at ``path``."""
 
-    path: str = ""
+    path: str = path_setting()
     kind = "sqlite"
 
     def _size(self) -> str:
@@ -212,13 +226,13 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _groups(entries: Iterable[Entry | Unreadable]) -> Iterator[list[Entry | Unreadable]]:
+def _groups(entries: Iterable[SourceEntry | Unreadable]) -> Iterator[list[SourceEntry | Unreadable]]:
     """Yield entries in small groups, since pickling each alone takes twice as long."""
-    group: list[Entry | Unreadable] = []
+    group: list[SourceEntry | Unreadable] = []
     size = 0
     for entry in entries:
         group.append(entry)
-        size += len(entry.raw) if isinstance(entry, Entry) else 0
+        size += len(entry.raw) if isinstance(entry, SourceEntry) else 0
         if len(group) >= AT_ONCE or size >= GROUP:
             yield group
             group, size = [], 0
@@ -238,7 +252,7 @@ def _sqlite_literal(value: Any) -> str:
     return repr(value).replace("inf", "9e999")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PostgresSource(DatabaseSource):
     """A PostgreSQL server.
 
@@ -246,7 +260,7 @@ class PostgresSource(DatabaseSource):
     environment, where libpq looks for them.
     """
 
-    dsn: str = ""
+    dsn: str
     kind = "postgres"
 
     def _size(self) -> str:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from pltz.archive.format.ids import digest
 from pltz.archive.nightly.run_stats import Refused, RunStats
-from pltz.archive.nightly.sources.source import Shard
+from pltz.archive.nightly.sources.source import Shard, number_setting, path_setting
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
+    from pltz.archive.nightly.config import Config
     from pltz.models.bundle.bundle import Bundle
-    from pltz.plt_codec.lanes import LayoutName
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,11 @@ class JournalSource:
     """
 
     name: str
-    path: str
-    max_seconds: int = 0
-    wait: int = 60
+    path: str = path_setting()
+    max_seconds: int = number_setting(0, 0, 1 << 31)
+    wait: int = number_setting(60, 0, 1 << 31)
     kind = "journal"
+    naming_keys = frozenset[str]()
 
     def shards(self, number: int) -> Iterator[Shard]:
         """Yield one shard for the whole journal. Raises UsageError where there is no such folder."""
@@ -43,31 +43,22 @@ class JournalSource:
             raise UsageError(f"expected the folder of a journal, found none at {self.path}")
         yield Shard(number, self.path, ())
 
-    def drain(
-        self,
-        archive: str,
-        bundle: Bundle,
-        key: Secret | None,
-        layout: LayoutName = "default",
-        threads: int | None = None,
-        zstd_above: int | None = ZSTD_ABOVE,
-    ) -> RunStats:
+    def drain(self, config: Config, bundle: Bundle, key: Secret | None) -> RunStats:
         """Archive its entries. Refused ones are laid aside in the journal itself."""
         from pltz.archive.eviction import worker
 
-        limit = self.max_seconds or None
-        done = worker.drain(
+        drained = worker.drain(
             self.path,
-            archive,
+            config.archive,
             bundle=bundle,
             key=key,
-            threads=threads,
-            layout=layout,
-            zstd_above=zstd_above,
-            max_seconds=limit,
+            threads=config.threads,
+            layout=config.layout,
+            zstd_above=config.zstd_above,
+            max_seconds=self.max_seconds or None,
             wait=self.wait,
         )
-        return self._tally(done.as_fields())
+        return self._tally(drained.as_fields())
 
     def _tally(self, done: Mapping[str, Any]) -> RunStats:
         """Return the result of a drain as a tally."""

@@ -21,10 +21,20 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pltz.archive.nightly.naming import Naming
-from pltz.archive.nightly.sources.source import SHARD_BYTES, SHARD_SESSIONS, Entry, Shard, Unreadable
-from pltz.archive.sessions import Item
+from pltz.archive.nightly.naming import NAMING_KEYS, Naming
+from pltz.archive.nightly.sources.source import (
+    SHARD_BYTES,
+    SHARD_SESSIONS,
+    Shard,
+    Sink,
+    SourceEntry,
+    Unreadable,
+    number_setting,
+    path_setting,
+)
+from pltz.archive.sessions import Item, SessionArchive
 from pltz.datasets.byte_input import ByteInput, TooLong
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
@@ -57,11 +67,12 @@ class JsonlSource:
     """
 
     name: str
-    path: str
+    path: str = path_setting()
     naming: Naming = field(default_factory=Naming)
-    max_bytes: int = MAX_BYTES
+    max_bytes: int = number_setting(MAX_BYTES, 1, MAX_BYTES)
     ordered: bool = False
     kind = "jsonl"
+    naming_keys = NAMING_KEYS
 
     @property
     def repeats(self) -> bool:
@@ -69,7 +80,7 @@ class JsonlSource:
         return self.naming.name_key is not None
 
     def settings(self) -> list[Any]:
-        """Return the settings that decide how lines are stored. See `Source.settings`."""
+        """Return the settings that decide how lines are stored. See `EntrySource.settings`."""
         return [self.kind, *self.naming.settings()]
 
     def shards(self, number: int) -> Iterator[Shard]:
@@ -103,12 +114,12 @@ class JsonlSource:
         more = f" and {len(row) - 1} more" if len(row) > 1 else ""
         return f"{row[0].path}:{row[0].first}{more}"
 
-    def entries(self, shard: Shard) -> Iterator[Entry | Unreadable]:
+    def entries(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
         """Yield the lines of a shard that are not blank. Lines that cannot be read are `Unreadable`."""
         for part in shard.parts:
             yield from self._read(Piece(*part))
 
-    def _read(self, piece: Piece) -> Iterator[Entry | Unreadable]:
+    def _read(self, piece: Piece) -> Iterator[SourceEntry | Unreadable]:
         root = Path(self.path)
         path = root / piece.path if root.is_dir() else root
         try:
@@ -128,7 +139,7 @@ class JsonlSource:
                 source.gunzip()
             yield from self._lines(source, piece, since)
 
-    def _lines(self, source: ByteInput, piece: Piece, since: float) -> Iterator[Entry | Unreadable]:
+    def _lines(self, source: ByteInput, piece: Piece, since: float) -> Iterator[SourceEntry | Unreadable]:
         number = piece.first - 1
         while True:
             number += 1
@@ -150,11 +161,15 @@ class JsonlSource:
                 return
             raw = (line.removeprefix(BOM) if number == 1 else line).rstrip(b"\r\n")
             if raw.strip(b" \t"):
-                yield Entry(where, None if self.repeats else f"{piece.stem}/{number}", raw, since=since)
+                yield SourceEntry(where, None if self.repeats else f"{piece.stem}/{number}", raw, since=since)
 
-    def item(self, entry: Entry) -> Item:
+    def item(self, entry: SourceEntry) -> Item:
         """Return a line as a session to put. Raises UsageError, ContentError and FormatError."""
         return self.naming.item(entry, Session.from_json_line(entry.raw))
+
+    def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
+        """Return the archive itself. See `EntrySource.sink`."""
+        return cold
 
 
 class _Span:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.archive.nightly.naming import Naming
-from pltz.archive.nightly.sources.source import SHARD_SESSIONS, Entry, Shard, Unreadable
+from pltz.archive.nightly.naming import BY_ENTRY, Naming
+from pltz.archive.nightly.sources.source import SHARD_SESSIONS, Shard, SourceEntry, Unreadable, path_setting
 from pltz.archive.sessions import Item, SessionArchive, Stored
 from pltz.archive.token_archive import TokenArchive, TokenItem
 from pltz.models.session.session import Session
@@ -36,15 +36,16 @@ class SlotSource:
     """A folder of slot files (see the top of this file). ``suffix``: of the slot files; "" for all files."""
 
     name: str
-    path: str
-    tokenizer: str
+    path: str = path_setting()
+    tokenizer: str = path_setting(BUNDLE)
     naming: Naming = field(default_factory=Naming)
     suffix: str = ".bin"
     kind = "slots"
+    naming_keys = BY_ENTRY
     repeats = False
 
     def settings(self) -> list[Any]:
-        """Return the settings that decide how ids are stored. See `Source.settings`."""
+        """Return the settings that decide how ids are stored. See `EntrySource.settings`."""
         return [self.kind, self.tokenizer, *self.naming.settings()]
 
     def shards(self, number: int) -> Iterator[Shard]:
@@ -58,7 +59,7 @@ class SlotSource:
             row = names[start : start + SHARD_SESSIONS]
             yield Shard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
 
-    def entries(self, shard: Shard) -> Iterator[Entry | Unreadable]:
+    def entries(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
         """Yield the ids of each file, as 4-byte little-endian integers. Files that cannot be read are
         `Unreadable`."""
         from pltz.archive.engines.llama_slots import read_slot_ids
@@ -73,13 +74,13 @@ class SlotSource:
             except (PltzError, OSError) as exc:
                 yield Unreadable(name, str(exc), name.removesuffix(self.suffix))
                 continue
-            yield Entry(name, name.removesuffix(self.suffix), ids.astype("<i4").tobytes(), since=since)
+            yield SourceEntry(name, name.removesuffix(self.suffix), ids.astype("<i4").tobytes(), since=since)
 
-    def item(self, entry: Entry) -> Item:
+    def item(self, entry: SourceEntry) -> Item:
         """Return a file's ids as a session to put. Raises ContentError."""
         return self.naming.item(entry, Session("ids", np.frombuffer(entry.raw, "<i4")))
 
-    def into(self, cold: SessionArchive, bundle: Bundle) -> Sink:
+    def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
         """Return the destination: the archive itself for the bundle's own ids, else a bridge to it.
 
         Raises UsageError and ModelError.

@@ -1,7 +1,7 @@
-"""Shards, entries and sources: the interface between the job and a place of sessions.
+"""Source: the port of a place of sessions, with its shards and entries.
 
     source --shards--> Shard, Shard, ...      cheap: looks at names and sizes, reads no session
-    shard  --entries--> Entry, Entry, Bad     raw bytes and their place; a Bad one does not stop the others
+    shard  --entries--> SourceEntry, ...      raw bytes and their place; an Unreadable one does not stop the others
     entry  --item--> Item                     parsed; raises PltzError where it is no session
 
 A shard is work for one process of many. It is made anew for each run and is not remembered. Sessions are
@@ -12,14 +12,30 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from pltz.archive.sessions import Item, Stored
+from pltz.archive.sessions import Item, SessionArchive, Stored
+
+if TYPE_CHECKING:
+    from pltz.archive.encryption.keys import Secret
+    from pltz.archive.nightly.config import Config
+    from pltz.archive.nightly.run_stats import RunStats
+    from pltz.models.bundle.bundle import Bundle
 
 SHARD_BYTES = 16 << 20  # approximate
 SHARD_SESSIONS = 4096  # files, or rows
 PERSON = b"pltz nightly"
+
+
+def path_setting(*words: str) -> Any:
+    """Return a field that is a path, made absolute by the configuration, or one of the words."""
+    return field(metadata={"path": True, "words": words})
+
+
+def number_setting(default: int, least: int, most: int) -> Any:
+    """Return a field that is a whole number from ``least`` to ``most``."""
+    return field(default=default, metadata={"limits": (least, most)})
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SourceEntry:
     """A session as it is stored in a source.
 
     ``name``: where the source gives one, else None. ``since``: time of the last change, in seconds since
@@ -62,7 +78,10 @@ class Unreadable:
 
 
 class Source(Protocol):
-    """A place of sessions. Frozen and of plain values, so that it can be sent to other processes."""
+    """A place of sessions. Frozen and of plain values, so that it can be sent to other processes.
+
+    It is an `EntrySource` or a `DrainedSource`.
+    """
 
     @property
     def name(self) -> str:
@@ -71,6 +90,16 @@ class Source(Protocol):
     @property
     def kind(self) -> str:
         """Return its kind, as in the configuration."""
+
+    def shards(self, number: int) -> Iterator[Shard]:
+        """Yield the work. ``number``: its own in the configuration.
+
+        Raises UsageError where the place does not exist.
+        """
+
+
+class EntrySource(Source, Protocol):
+    """A source whose sessions are looked at one by one."""
 
     @property
     def repeats(self) -> bool:
@@ -82,17 +111,28 @@ class Source(Protocol):
     def settings(self) -> list[Any]:
         """Return the settings that decide, beside an entry, what is stored of it; plain values."""
 
-    def shards(self, number: int) -> Iterator[Shard]:
-        """Yield the work. Raises UsageError where the place does not exist."""
-
-    def entries(self, shard: Shard) -> Iterator[Entry | Unreadable]:
+    def entries(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
         """Yield the entries of a shard as they are now, in order.
 
         Raises UsageError and OSError where it cannot be read.
         """
 
-    def item(self, entry: Entry) -> Item:
+    def item(self, entry: SourceEntry) -> Item:
         """Return an entry as a session to put. Raises UsageError, ContentError and FormatError."""
+
+    def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
+        """Return the destination of its items: the archive itself, or a bridge to it.
+
+        Raises UsageError and ModelError.
+        """
+
+
+@runtime_checkable
+class DrainedSource(Source, Protocol):
+    """A source that moves its sessions into the archive by itself, as a whole."""
+
+    def drain(self, config: Config, bundle: Bundle, key: Secret | None) -> RunStats:
+        """Archive what is there now. Raises the errors of opening the archive; others are in the result."""
 
 
 class Sink(Protocol):
@@ -105,12 +145,12 @@ class Sink(Protocol):
 class ReceiptKeys:
     """Keys and values of receipts for the entries of a source (FORMAT.md)."""
 
-    def __init__(self, archive: bytes, source: Source) -> None:
+    def __init__(self, archive: bytes, source: EntrySource) -> None:
         self.repeats = source.repeats
         self._start = hashlib.blake2b(archive, digest_size=16, person=PERSON)
         self._start.update(repr(source.settings()).encode())
 
-    def row(self, entry: Entry) -> tuple[bytes, bytes]:
+    def row(self, entry: SourceEntry) -> tuple[bytes, bytes]:
         """Return key and value, 16 bytes each."""
         state = self._start.copy()
         for part in (entry.tenant, entry.name):

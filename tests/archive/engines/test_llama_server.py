@@ -23,6 +23,7 @@ from click.testing import CliRunner
 
 from pltz.archive.engines.llama_server import LlamaServer, fingerprint_gguf
 from pltz.archive.engines.llama_slots import read_slot_ids
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.worker import drain
 from pltz.archive.token_archive import TokenArchive
@@ -299,9 +300,9 @@ class TestLive:
             assert half.ids.tolist() == whole.ids[: len(half.ids)].tolist()
             tokenizer = Target.load("mini-llama").tokenizer_json
             with EvictionHook.open(tmp_path / "journal", worker="none", tokenizer=tokenizer) as hook:
-                assert hook.on_evict(
+                assert hook.on_evict(EvictionRequest(
                     "story", half.ids, tenant="acme", target=server.target, adapter=half.adapter
-                )
+                ))
         cold = TokenArchive.open(tmp_path / "cold", [tokenizer], create=True)
         assert drain(tmp_path / "journal", cold).stored == 1
         found = cold.get("story", "acme")
@@ -339,7 +340,7 @@ class TestLive:
             styled = server.complete(PROMPT, slot=0, n_predict=8, **GREEDY)
             assert (plain.adapter, styled.adapter) == (None, "style.gguf:1")
             assert plain.ids.tolist() != styled.ids.tolist()
-            assert hook.on_evict("styled", styled.ids, target=server.target, adapter=styled.adapter)
+            assert hook.on_evict(EvictionRequest("styled", styled.ids, target=server.target, adapter=styled.adapter))
             assert hook.flush(10)
             cold = TokenArchive.open(tmp_path / "cold", create=True)
             assert drain(tmp_path / "journal", cold).stored == 1

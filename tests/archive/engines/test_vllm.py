@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.engines.vllm_request import evicted, vllm_prompt
+from pltz.archive.engines.vllm_request import VllmEngine
 from pltz.archive.errors import NotFound
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.journal.entry import MAX_PREFIXES
@@ -48,32 +48,32 @@ def request(**changes: Any) -> Any:
 
 
 def test_a_request_that_names_its_session_is_archived() -> None:
-    found = evicted(request(cache_salt="s3cret"))
+    found = VllmEngine().evicted(request(cache_salt="s3cret"))
     assert found is not None
-    assert (found["session"], found["tenant"], found["salt"]) == ("chat", "acme", "s3cret")
-    assert list(found["token_ids"]) == IDS
+    assert (found.session, found.tenant, found.salt) == ("chat", "acme", "s3cret")
+    assert list(found.token_ids) == IDS
 
 
 def test_vllms_own_session_id_is_a_name() -> None:
-    found = evicted(request(kv_transfer_params=None, session_id="s-9"), tenant="house")
-    assert found is not None and (found["session"], found["tenant"]) == ("s-9", "house")
+    found = VllmEngine().evicted(request(kv_transfer_params=None, session_id="s-9"), tenant="house")
+    assert found is not None and (found.session, found.tenant) == ("s-9", "house")
 
 
 @pytest.mark.parametrize(
     "params", [None, {}, {"pltz": None}, {"pltz": "chat"}, {"pltz": {}}, {"other": {"session": "x"}}]
 )
 def test_without_a_name_it_is_left_alone_unless_asked_for(params: Any) -> None:
-    assert evicted(request(kv_transfer_params=params)) is None
-    found = evicted(request(kv_transfer_params=params), unnamed=True)
-    assert found is not None and found["session"] == "cmpl-1"
+    assert VllmEngine().evicted(request(kv_transfer_params=params)) is None
+    found = VllmEngine(unnamed=True).evicted(request(kv_transfer_params=params))
+    assert found is not None and found.session == "cmpl-1"
 
 
 def test_what_was_not_served_is_no_session() -> None:
-    assert evicted(request(status=SimpleNamespace(name="FINISHED_ERROR"))) is None
-    assert evicted(request(status=SimpleNamespace(name="FINISHED_IGNORED"))) is None
-    assert evicted(request(sampling_params=None)) is None  # an embedding
+    assert VllmEngine().evicted(request(status=SimpleNamespace(name="FINISHED_ERROR"))) is None
+    assert VllmEngine().evicted(request(status=SimpleNamespace(name="FINISHED_IGNORED"))) is None
+    assert VllmEngine().evicted(request(sampling_params=None)) is None  # an embedding
     assert (
-        evicted(request(status=SimpleNamespace(name="FINISHED_ABORTED"))) is not None
+        VllmEngine().evicted(request(status=SimpleNamespace(name="FINISHED_ABORTED"))) is not None
     )  # who was cut off may come back
 
 
@@ -89,9 +89,9 @@ def test_what_ids_do_not_bring_back_is_refused_and_counted(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     with EvictionHook.open(tmp_path, worker="none") as hook:
-        found = evicted(request(**changes))
+        found = VllmEngine().evicted(request(**changes))
         assert found is not None
-        assert hook.on_evict(**found) == 0
+        assert hook.on_evict(found) == 0
         assert hook.status()["refused"] == {reason: 1}
 
 
@@ -99,13 +99,13 @@ def test_a_salt_never_crosses_tenants_nor_is_it_kept(tmp_path: Path) -> None:
     cold = TokenArchive.open(tmp_path / "cold", create=True)
     with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
         for tenant, salt in (("acme", "s3cret"), ("beta", "s3cret"), ("acme", "another")):
-            found = evicted(
+            found = VllmEngine().evicted(
                 request(
                     kv_transfer_params={"pltz": {"session": f"of {tenant} {salt[0]}", "tenant": tenant}},
                     cache_salt=salt,
                 )
             )
-            assert found is not None and hook.on_evict(**found)
+            assert found is not None and hook.on_evict(found)
     assert drain(tmp_path / "journal", cold).stored == 3
     assert cold.get("of acme s", "acme", salt="s3cret").ids.tolist() == IDS
     others: list[tuple[str, str, str | None]] = [
@@ -126,26 +126,27 @@ def test_a_salt_never_crosses_tenants_nor_is_it_kept(tmp_path: Path) -> None:
 def test_a_client_cannot_share_under_a_salt_nor_pass_for_another() -> None:
     shared = {"pltz": {"session": "chat", "base": "everyone's", "prefixes": [8]}}
     salted, plain = (
-        evicted(request(kv_transfer_params=shared, cache_salt="s")),
-        evicted(request(kv_transfer_params=shared)),
+        VllmEngine().evicted(request(kv_transfer_params=shared, cache_salt="s")),
+        VllmEngine().evicted(request(kv_transfer_params=shared)),
     )
     assert salted is not None and plain is not None
-    assert (salted["base"], plain["base"]) == (None, "everyone's")
+    assert (salted.base, plain.base) == (None, "everyone's")
     forged = {"pltz": {"session": "chat", "tenant": tenant_of("acme", "s3cret")}}
     with pytest.raises(UsageError, match="give the salt"):
-        evicted(request(kv_transfer_params=forged))
+        VllmEngine().evicted(request(kv_transfer_params=forged))
 
 
 def test_a_client_cannot_make_the_scheduler_copy_a_million_hints() -> None:
-    found = evicted(request(kv_transfer_params={"pltz": {"session": "chat", "prefixes": [*range(1, 10**6)]}}))
-    assert found is not None and found["prefixes"] == [*range(1, MAX_PREFIXES + 1)]
+    given = {"pltz": {"session": "chat", "prefixes": [*range(1, 10**6)]}}
+    found = VllmEngine().evicted(request(kv_transfer_params=given))
+    assert found is not None and found.prefixes == [*range(1, MAX_PREFIXES + 1)]
 
 
 @pytest.mark.parametrize("prefixes", [7, "x", {"a": 1}, [None], [10**9], [-1]])
 def test_odd_hints_of_a_client_lose_no_session_and_stop_nothing(tmp_path: Path, prefixes: Any) -> None:
-    found = evicted(request(kv_transfer_params={"pltz": {"session": "chat", "prefixes": prefixes}}))
+    found = VllmEngine().evicted(request(kv_transfer_params={"pltz": {"session": "chat", "prefixes": prefixes}}))
     with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
-        assert found is not None and hook.on_evict(**found)
+        assert found is not None and hook.on_evict(found)
     cold = TokenArchive.open(tmp_path / "cold", create=True)
     assert drain(tmp_path / "journal", cold).stored == 1
     assert cold.get("chat").ids.tolist() == IDS
@@ -153,10 +154,10 @@ def test_odd_hints_of_a_client_lose_no_session_and_stop_nothing(tmp_path: Path, 
 
 def test_a_prompt_is_the_ids_and_the_salt() -> None:
     ids = np.array(IDS)
-    assert vllm_prompt(ids, any_target=True) == {"prompt_token_ids": IDS}
-    assert vllm_prompt(ids, salt="s3cret", any_target=True) == {"prompt_token_ids": IDS, "cache_salt": "s3cret"}
+    assert VllmEngine().thaw(ids, any_target=True) == {"prompt_token_ids": IDS}
+    assert VllmEngine().thaw(ids, salt="s3cret", any_target=True) == {"prompt_token_ids": IDS, "cache_salt": "s3cret"}
     assert all(
-        type(i) is int for i in vllm_prompt(ids, any_target=True)["prompt_token_ids"]
+        type(i) is int for i in VllmEngine().thaw(ids, any_target=True)["prompt_token_ids"]
     )  # JSON takes no numpy
 
 
@@ -164,18 +165,18 @@ def test_a_prompt_for_other_weights_or_adapters_is_refused() -> None:
     ids, weights = np.array(IDS), b"w" * 16
     frozen: dict[str | None, bytes] = {None: target_of(weights), "style": target_of(weights, "style")}
     for lora, frozen_for in frozen.items():
-        assert vllm_prompt(ids, frozen_for=frozen_for, target=weights, lora=lora)
+        assert VllmEngine(weights).thaw(ids, frozen_for=frozen_for, lora=lora)
         with pytest.raises(UsageError, match="name the model"):
-            vllm_prompt(ids, frozen_for=frozen_for, lora=lora)
+            VllmEngine().thaw(ids, frozen_for=frozen_for, lora=lora)
         with pytest.raises(TargetMismatch, match=weights.hex()):
-            vllm_prompt(ids, frozen_for=frozen_for, target=weights, lora="other")
+            VllmEngine(weights).thaw(ids, frozen_for=frozen_for, lora="other")
         with pytest.raises(TargetMismatch):
-            vllm_prompt(ids, frozen_for=frozen_for, target=b"v" * 16, lora=lora)
-        assert vllm_prompt(ids, frozen_for=frozen_for, target=b"v" * 16, any_target=True)
+            VllmEngine(b"v" * 16).thaw(ids, frozen_for=frozen_for, lora=lora)
+        assert VllmEngine(b"v" * 16).thaw(ids, frozen_for=frozen_for, any_target=True)
     with pytest.raises(TargetMismatch, match="expected no adapter"):
-        vllm_prompt(ids, lora="style")
+        VllmEngine().thaw(ids, lora="style")
     with pytest.raises(UsageError, match=r"not known.*any_target"):
-        vllm_prompt(ids, target=weights)
+        VllmEngine(weights).thaw(ids)
 
 
 @pytest.mark.vllm

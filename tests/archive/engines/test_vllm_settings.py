@@ -13,6 +13,7 @@ import pytest
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.engines.vllm_settings import VllmSettings
 from pltz.archive.errors import KeyMismatch
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.journal.lock import FileLocks
 from pltz.archive.eviction.journal.reader import JournalReader
@@ -182,7 +183,7 @@ def test_a_sealed_archive_without_its_key_is_refused_at_open(tmp_path: Path, wor
     with pytest.raises(UsageError, match="none is named"):
         EvictionHook.open(tmp_path / "journal", worker="none", key=key)
     with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
-        assert hook.on_evict("chat", IDS) and hook.flush(10)
+        assert hook.on_evict(EvictionRequest("chat", IDS)) and hook.flush(10)
     with pytest.raises(KeyMismatch, match="--key-file"):
         drain(tmp_path / "journal", tmp_path / "cold")
     assert drain(tmp_path / "journal", tmp_path / "cold", key=key).stored == 1

@@ -16,7 +16,7 @@ from vllm.inputs import EmbedsPrompt, TokensPrompt
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request, RequestStatus
 
-from pltz.archive.engines.vllm_request import evicted, vllm_prompt
+from pltz.archive.engines.vllm_request import VllmEngine
 from pltz.archive.eviction.worker import drain
 from pltz.archive.token_archive import TokenArchive
 from pltz.datasets import sample_sessions
@@ -119,9 +119,9 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     out["other salt"] = refusal(lambda: cold.get("chat", "acme", salt="of beta"))
     out["no salt"] = refusal(lambda: cold.get("chat", "acme"))
     out["adapter left out"] = refusal(
-        lambda: vllm_prompt(found.ids, frozen_for=cold.get("styled", "acme").target, target=target)
+        lambda: VllmEngine(target).thaw(found.ids, frozen_for=cold.get("styled", "acme").target)
     )
-    asked = vllm_prompt(found.ids, salt="of acme", frozen_for=found.target, target=target)
+    asked = VllmEngine(target).thaw(found.ids, salt="of acme", frozen_for=found.target)
     start = time.perf_counter()
     [reply] = llm.generate([TokensPrompt(**asked)], sampling(1), use_tqdm=False)  # the thaw
     out["thaw_ms"] = 1e3 * (time.perf_counter() - start)
@@ -134,12 +134,11 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
         "same before": half == whole[:BEFORE],
         "prompt": len(ids),
     }
-    image = evicted(finished([object()], session="seen"))
-    unnamed = evicted(finished([]), unnamed=True)
-    out["multimodal"] = image is not None and image["multimodal"] and image["session"] == "seen"
-    out["unnamed"] = (
-        evicted(finished([])) is None and unnamed is not None and list(unnamed["token_ids"]) == [5, 6, 7, 8]
-    )
+    image = VllmEngine().evicted(finished([object()], session="seen"))
+    unnamed = VllmEngine(unnamed=True).evicted(finished([]))
+    out["multimodal"] = image is not None and image.multimodal and image.session == "seen"
+    named = VllmEngine().evicted(finished([]))
+    out["unnamed"] = named is None and unnamed is not None and list(unnamed.token_ids) == [5, 6, 7, 8]
     Path(result).write_text(json.dumps(out))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.eviction import flusher
+from pltz.archive.eviction.eviction import EvictionRequest
 from tests.archive.eviction.opened import Opened, entries, eventually
 
 
@@ -18,7 +19,7 @@ def test_an_eviction_wakes_a_flusher_that_sleeps(open_hook: Opened, monkeypatch:
     monkeypatch.setattr(flusher, "IDLE", 0.0)
     hook = open_hook()
     for n in range(50):
-        ticket = hook.on_evict("a", [n])
+        ticket = hook.on_evict(EvictionRequest("a", [n]))
         assert eventually(lambda ticket=ticket: hook.durable(ticket))  # type: ignore[misc]
         time.sleep(0.002 * (n % 5))
     assert eventually(lambda: hook._flusher.asleep)
@@ -29,10 +30,10 @@ def test_a_full_disk_fills_memory_then_refuses_and_loses_nothing(open_hook: Open
     hook = open_hook(memory_bytes=100_000)
     disk: Any = hook.disk
     if call == "append":
-        hook.on_evict("first", [1])
+        hook.on_evict(EvictionRequest("first", [1]))
         hook.flush(10)
     disk.failing = {"append": errno.ENOSPC, "write_new": errno.ENOSPC}
-    tickets = [hook.on_evict(f"s{n}", np.arange(500)) for n in range(60)]
+    tickets = [hook.on_evict(EvictionRequest(f"s{n}", np.arange(500))) for n in range(60)]
     taken = [ticket for ticket in tickets if ticket]
     assert 0 < len(taken) < 60 and not any(tickets[len(taken) :])
     assert eventually(lambda: hook.status()["failure"])
@@ -48,9 +49,9 @@ def test_a_full_disk_fills_memory_then_refuses_and_loses_nothing(open_hook: Open
 
 def test_a_full_journal_is_a_full_disk(open_hook: Opened) -> None:
     hook = open_hook(journal_bytes=5000)
-    tickets = [hook.on_evict(f"s{n}", np.arange(500)) for n in range(1)]
+    tickets = [hook.on_evict(EvictionRequest(f"s{n}", np.arange(500))) for n in range(1)]
     assert hook.flush(10)
-    tickets.append(hook.on_evict("more", np.arange(900)))
+    tickets.append(hook.on_evict(EvictionRequest("more", np.arange(900))))
     assert eventually(lambda: "quota" in hook.status()["failure"])
     assert hook.durable(tickets[0]) and not hook.durable(tickets[1])
 
@@ -59,9 +60,9 @@ def test_the_oldest_are_dropped_where_that_is_asked_for(open_hook: Opened) -> No
     hook = open_hook(memory_bytes=20_000, when_full="drop-oldest")
     disk: Any = hook.disk
     disk.failing = {"write_new": errno.ENOSPC}
-    first = hook.on_evict("writing", [1])
+    first = hook.on_evict(EvictionRequest("writing", [1]))
     assert eventually(lambda: hook.status()["failures"])  # the flusher holds it
-    tickets = [hook.on_evict(f"s{n}", np.arange(500)) for n in range(20)]
+    tickets = [hook.on_evict(EvictionRequest(f"s{n}", np.arange(500))) for n in range(20)]
     assert all(tickets) and hook.status()["dropped"] > 10 and hook.status()["refused"] == {}
     disk.failing = {}
     assert hook.flush(10)
@@ -74,16 +75,16 @@ def test_the_oldest_are_dropped_where_that_is_asked_for(open_hook: Opened) -> No
 def test_a_failed_sync_ends_the_file_and_is_not_tried_again(open_hook: Opened) -> None:
     hook = open_hook()
     disk: Any = hook.disk
-    hook.on_evict("a", [1])
+    hook.on_evict(EvictionRequest("a", [1]))
     hook.flush(10)
     [before] = [s.name for s in hook.backlog.segments()]
     disk.failing = {"sync_file": errno.EIO}
-    ticket = hook.on_evict("b", [2])
+    ticket = hook.on_evict(EvictionRequest("b", [2]))
     assert eventually(lambda: hook.status()["failures"] >= 1) and not hook.durable(ticket)
     size = dict(hook.disk.names(""))[before.journal]
     disk.failing = {}
     assert hook.flush(10) and hook.durable(ticket)
-    last = hook.on_evict("c", [3])
+    last = hook.on_evict(EvictionRequest("c", [3]))
     assert hook.flush(10) and hook.durable(last)
     assert dict(hook.disk.names(""))[before.journal] == size  # left as it was
     names = [e.name for s in hook.backlog.segments() if s.name != before for _, e in hook.backlog.read(s)]
@@ -93,7 +94,7 @@ def test_a_failed_sync_ends_the_file_and_is_not_tried_again(open_hook: Opened) -
 def test_segments_are_rotated(open_hook: Opened) -> None:
     hook = open_hook(segment_bytes=900)
     for n in range(10):
-        hook.on_evict(f"s{n}", np.arange(200))
+        hook.on_evict(EvictionRequest(f"s{n}", np.arange(200)))
         hook.flush(10)
     assert len(hook.backlog.segments()) == 10
     assert [s.closed for s in hook.backlog.segments()] == [True] * 9 + [False]
@@ -104,7 +105,7 @@ def test_closing_over_a_dead_disk_says_so(open_hook: Opened, caplog: pytest.LogC
     hook = open_hook()
     disk: Any = hook.disk
     disk.failing = {"write_new": errno.EIO}
-    hook.on_evict("a", [1])
+    hook.on_evict(EvictionRequest("a", [1]))
     with caplog.at_level(logging.ERROR, "pltz.hook"):
         assert not hook.close(0.2)
     assert "tickets 1 to 1 are not durable" in caplog.text

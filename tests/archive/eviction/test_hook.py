@@ -19,6 +19,7 @@ import torch
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.eviction import eviction_queue
 from pltz.archive.eviction import token_buffer as snapshot
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.hook import EvictionHook, HookSettings
 from pltz.archive.eviction.journal.lock import FileLocks
 from pltz.archive.eviction.journal.reader import JournalReader
@@ -32,9 +33,9 @@ QUICK = HookSettings(flush_seconds=0.005)
 
 def test_an_eviction_is_durable_soon(open_hook: Opened) -> None:
     hook = open_hook()
-    ticket = hook.on_evict(
+    ticket = hook.on_evict(EvictionRequest(
         "chat-7", [1, 2, 3], tenant="acme", tags={"k": "v"}, prefixes=(2,), base="b", parent="p", time=7
-    )
+    ))
     assert ticket == 1 and eventually(lambda: hook.durable(ticket))
     [found] = entries(hook)
     assert (found.name, found.ids.tolist(), found.tenant, found.tags) == (
@@ -86,7 +87,7 @@ def test_what_the_caller_does_afterwards_changes_nothing(open_hook: Opened, kind
         "strided": lambda: np.repeat(wanted, 2)[::2],
     }
     given = made[kind]() if kind in made else wanted.astype(kind)
-    ticket = hook.on_evict("a", given)
+    ticket = hook.on_evict(EvictionRequest("a", given))
     if kind not in ("tuple", "bytes"):  # the caller uses its memory again, at once
         given[:] = (
             bytes(len(given)) if kind == "bytearray" else given[:] * 0 if hasattr(given, "dtype") else []
@@ -98,8 +99,8 @@ def test_what_the_caller_does_afterwards_changes_nothing(open_hook: Opened, kind
 def test_a_tensor_whose_memory_was_taken_away_is_not_read(open_hook: Opened) -> None:
     hook, given = open_hook(), torch.arange(5000)
     given.untyped_storage().resize_(0)
-    assert hook.on_evict("a", given) == 0 and hook.status()["refused"] == {"not token ids": 1}
-    assert hook.on_evict("b", torch.Size([1])) == 1
+    assert hook.on_evict(EvictionRequest("a", given)) == 0 and hook.status()["refused"] == {"not token ids": 1}
+    assert hook.on_evict(EvictionRequest("b", torch.Size([1]))) == 1
 
 
 def test_without_a_compiler_lists_are_kept_all_the_same(
@@ -108,8 +109,8 @@ def test_without_a_compiler_lists_are_kept_all_the_same(
     monkeypatch.setattr(snapshot, "copy_ids", None)
     hook = open_hook()
     given = list(range(10_000))
-    assert hook.on_evict("a", given) and not hook.on_evict("b", [])
-    bad = hook.on_evict("c", [1, 2.5])
+    assert hook.on_evict(EvictionRequest("a", given)) and not hook.on_evict(EvictionRequest("b", []))
+    bad = hook.on_evict(EvictionRequest("c", [1, 2.5]))
     given.clear()
     assert (
         hook.flush(10)
@@ -123,9 +124,9 @@ def test_more_wait_than_there_are_buffers(open_hook: Opened) -> None:
     """Return all buffers, also those of refused evictions. Buffers made in between stay, up to a bound."""
     hook = open_hook(flush_seconds=60, memory_bytes=300 << 20, flush_bytes=300 << 20)
     for n in range(3 * snapshot.BUFFERS):
-        hook.on_evict(f"s{n}", np.full(8000, n))
-        hook.on_evict(f"l{n}", [n] * 8000)
-        hook.on_evict("bad", np.full(8000, -1))
+        hook.on_evict(EvictionRequest(f"s{n}", np.full(8000, n)))
+        hook.on_evict(EvictionRequest(f"l{n}", [n] * 8000))
+        hook.on_evict(EvictionRequest("bad", np.full(8000, -1)))
     assert hook.flush(10)
     found = {entry.name: set(entry.ids.tolist()) for entry in entries(hook)}
     assert found == {f"{kind}{n}": {n} for n in range(3 * snapshot.BUFFERS) for kind in "sl"}
@@ -136,7 +137,7 @@ def test_more_wait_than_there_are_buffers(open_hook: Opened) -> None:
 def test_memory_counts_what_buffers_take(open_hook: Opened, count: int) -> None:
     """Not only the ids in them: else many sessions of a quarter of a buffer would take four times what is allowed."""
     hook = open_hook(flush_seconds=60)
-    hook.on_evict("a", [7] * count)
+    hook.on_evict(EvictionRequest("a", [7] * count))
     held = 4 * count if count == 4000 else -(-4 * count // snapshot.BUFFER) * snapshot.BUFFER
     assert hook.status()["memory_bytes"] == held + eviction_queue.OVERHEAD
 
@@ -191,7 +192,7 @@ def test_what_tokens_cannot_restore_is_refused_and_counted(
 ) -> None:
     hook = open_hook()
     with caplog.at_level(logging.WARNING, "pltz.hook"):
-        assert [hook.on_evict("a", ids, **options) for _ in range(3)] == [0, 0, 0]
+        assert [hook.on_evict(EvictionRequest("a", ids, **options)) for _ in range(3)] == [0, 0, 0]
         assert eventually(lambda: caplog.records)
         hook.flush(10)
     assert hook.status()["refused"] == {reason: 3} and not entries(hook)
@@ -203,9 +204,9 @@ def test_what_is_found_wrong_later_is_counted_and_stops_nothing(
     open_hook: Opened, ids: Any, options: dict[str, Any]
 ) -> None:
     hook = open_hook()
-    before = hook.on_evict("before", [1])
-    bad = hook.on_evict(**{"session": "bad", "token_ids": ids, **options})
-    after = hook.on_evict("after", [2])
+    before = hook.on_evict(EvictionRequest("before", [1]))
+    bad = hook.on_evict(EvictionRequest(**{"session": "bad", "token_ids": ids, **options}))
+    after = hook.on_evict(EvictionRequest("after", [2]))
     assert hook.flush(10) and hook.durable(before) and hook.durable(after)
     assert not hook.durable(bad)
     assert sum(hook.status()["refused"].values()) == 1 and hook.status()["memory_bytes"] == 0
@@ -214,8 +215,8 @@ def test_what_is_found_wrong_later_is_counted_and_stops_nothing(
 
 def test_salt_and_adapter_are_told_apart(open_hook: Opened) -> None:
     hook = open_hook()
-    hook.on_evict("a", [1], tenant="acme", salt="s3cret", adapter="lora-1")
-    hook.on_evict("a", [1], tenant="acme", salt=b"s3cret", adapter=bytes(16))
+    hook.on_evict(EvictionRequest("a", [1], tenant="acme", salt="s3cret", adapter="lora-1"))
+    hook.on_evict(EvictionRequest("a", [1], tenant="acme", salt=b"s3cret", adapter=bytes(16)))
     hook.flush(10)
     one, two = entries(hook)
     assert one.tenant == two.tenant == tenant_of("acme", "s3cret") != "acme"
@@ -225,7 +226,7 @@ def test_salt_and_adapter_are_told_apart(open_hook: Opened) -> None:
 
 def test_wrong_prefixes_are_left_out(open_hook: Opened) -> None:
     hook = open_hook()
-    hook.on_evict("a", [1, 2, 3], prefixes=(0, np.int64(2), 1, 9, "x", 3))  # type: ignore[arg-type]
+    hook.on_evict(EvictionRequest("a", [1, 2, 3], prefixes=(0, np.int64(2), 1, 9, "x", 3)))  # type: ignore[arg-type]
     hook.flush(10)
     assert entries(hook)[0].prefixes == (2, 3)
 
@@ -235,7 +236,7 @@ def test_many_threads_evict_at_once(open_hook: Opened) -> None:
     tickets: list[int] = []
 
     def evict(number: int) -> None:
-        tickets.extend(hook.on_evict(f"{number}/{n}", [number, n]) for n in range(200))
+        tickets.extend(hook.on_evict(EvictionRequest(f"{number}/{n}", [number, n])) for n in range(200))
 
     threads = [threading.Thread(target=evict, args=(n,)) for n in range(4)]
     for thread in threads:
@@ -252,8 +253,8 @@ def test_many_threads_evict_at_once(open_hook: Opened) -> None:
 def test_a_closed_hook_takes_nothing_and_kept_all(open_hook: Opened) -> None:
     hook = open_hook(flush_seconds=60)
     for n in range(100):
-        hook.on_evict(f"s{n}", [n])
-    assert hook.close() and hook.on_evict("late", [1]) == 0 and hook.status()["refused"] == {"closed": 1}
+        hook.on_evict(EvictionRequest(f"s{n}", [n]))
+    assert hook.close() and hook.on_evict(EvictionRequest("late", [1])) == 0 and hook.status()["refused"] == {"closed": 1}
     assert len(entries(hook)) == 100 and hook.close()
 
 
@@ -261,16 +262,17 @@ def test_a_fork_refuses(open_hook: Opened) -> None:
     hook = open_hook()
     child = os.fork()
     if not child:
-        os._exit(hook.on_evict("a", [1]) + 2 * (hook.counts.refused != {"forked": 1}))
+        os._exit(hook.on_evict(EvictionRequest("a", [1])) + 2 * (hook.counts.refused != {"forked": 1}))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert hook.on_evict("a", [1]) == 1 and hook.flush(10)
+    assert hook.on_evict(EvictionRequest("a", [1])) == 1 and hook.flush(10)
 
 
 def test_a_process_that_ends_leaves_nothing_behind_in_memory(tmp_path: Path) -> None:
     code = (
         "import sys; from pltz.archive.eviction.hook import EvictionHook, HookSettings;"
+        "from pltz.archive.eviction.eviction import EvictionRequest;"
         "hook = EvictionHook.open(sys.argv[1], worker='none', settings=HookSettings(flush_seconds=60));"
-        "[hook.on_evict(f's{n}', [n]) for n in range(50)]"
+        "[hook.on_evict(EvictionRequest(f's{n}', [n])) for n in range(50)]"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "j")], check=True, timeout=60)
     backlog = JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j"))
@@ -280,8 +282,8 @@ def test_a_process_that_ends_leaves_nothing_behind_in_memory(tmp_path: Path) -> 
 def test_two_processes_share_a_directory(open_hook: Opened, tmp_path: Path) -> None:
     """Open two hooks: each has its own files, and adopts those of the other when its lock is free."""
     one, two = open_hook(), open_hook()
-    one.on_evict("a", [1])
-    two.on_evict("b", [2])
+    one.on_evict(EvictionRequest("a", [1]))
+    two.on_evict(EvictionRequest("b", [2]))
     assert one.flush(10) and two.flush(10)
     backlog = JournalReader(OsDisk(tmp_path / "journal"), FileLocks(tmp_path / "journal"))
     assert backlog.status().living == 2 and not any(s.closed for s in backlog.segments())
@@ -293,8 +295,8 @@ def test_metrics(open_hook: Opened) -> None:
     from prometheus_client import CollectorRegistry, generate_latest
 
     hook = open_hook()
-    hook.on_evict("a", [1, 2])
-    hook.on_evict("a", [1], multimodal=True)
+    hook.on_evict(EvictionRequest("a", [1, 2]))
+    hook.on_evict(EvictionRequest("a", [1], multimodal=True))
     hook.flush(10)
     registry = CollectorRegistry()
     registry.register(hook.metrics())
@@ -321,7 +323,7 @@ def test_on_evict_is_quick(open_hook: Opened, form: str) -> None:
     used = []
     for n in range(300):
         start = time.thread_time()
-        hook.on_evict(f"s{n}", ids)
+        hook.on_evict(EvictionRequest(f"s{n}", ids))
         used.append(time.thread_time() - start)
         if n % 30 == 29:  # no faster than they are written
             hook.flush(10)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pltz.archive.eviction import refusals
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.refusals import Refusals, read_refusals
 from pltz.archive.storage.disk import OsDisk
 from tests.archive.eviction.opened import Opened, entries, eventually
@@ -20,7 +21,7 @@ def test_a_name_that_is_too_long_is_counted_and_named(
 ) -> None:
     hook = open_hook()
     with caplog.at_level(logging.WARNING, "pltz.hook"):
-        assert hook.on_evict("x" * 3000, [1], tenant="acme") and hook.on_evict("good", [1])
+        assert hook.on_evict(EvictionRequest("x" * 3000, [1], tenant="acme")) and hook.on_evict(EvictionRequest("good", [1]))
         assert hook.flush(10) and eventually(lambda: caplog.records)
     [record] = caplog.records
     line = record.getMessage()
@@ -37,7 +38,7 @@ def test_a_name_that_is_too_long_is_counted_and_named(
 
 def test_a_salted_tenant_is_refused_by_name(open_hook: Opened) -> None:
     hook = open_hook()
-    hook.on_evict("chat", [1], tenant="acme#salt=00", salt="s")
+    hook.on_evict(EvictionRequest("chat", [1], tenant="acme#salt=00", salt="s"))
     assert hook.flush(10) and hook.status()["refused"] == {"tenant with a salt": 1}
     assert hook.status()["refusals"][0]["tenant"] == "acme#salt=00"
 
@@ -46,7 +47,7 @@ def test_metrics_count_refusals_by_reason(open_hook: Opened) -> None:
     from prometheus_client import CollectorRegistry, generate_latest
 
     hook = open_hook()
-    hook.on_evict("x" * 3000, [1])
+    hook.on_evict(EvictionRequest("x" * 3000, [1]))
     hook.refuse("not valid", {"a": "dictionary"}, None, "what a client wrote")
     assert hook.flush(10)
     registry = CollectorRegistry()
@@ -62,8 +63,8 @@ def test_a_flood_is_counted_and_cut(
     hook = open_hook()
     with caplog.at_level(logging.WARNING, "pltz.hook"):
         for n in range(1000):
-            hook.on_evict(f"s{n}", [])
-            hook.on_evict("again", [1], multimodal=True)
+            hook.on_evict(EvictionRequest(f"s{n}", []))
+            hook.on_evict(EvictionRequest("again", [1], multimodal=True))
         hook.close()
     lines = [record.getMessage() for record in caplog.records]
     assert refusals.LINES <= len(lines) <= refusals.LINES + 2
@@ -88,9 +89,9 @@ def test_the_file_is_begun_anew_and_keeps_its_counts(
     monkeypatch.setattr(refusals, "MAX_FILE", 2000)
     monkeypatch.setattr(refusals, "LINES", 10**6)
     hook = open_hook()
-    hook.on_evict("first", [1], multimodal=True)
+    hook.on_evict(EvictionRequest("first", [1], multimodal=True))
     for n in range(100):
-        hook.on_evict(f"s{n}", [])
+        hook.on_evict(EvictionRequest(f"s{n}", []))
         if n % 10 == 9:
             assert eventually(lambda: not hook._flusher.refusals._rows)
     hook.close()
@@ -103,11 +104,11 @@ def test_the_file_is_begun_anew_and_keeps_its_counts(
 def test_a_full_disk_costs_rows_and_no_eviction(open_hook: Opened, tmp_path: Path) -> None:
     hook = open_hook()
     hook.disk.failing = {"append": errno.ENOSPC, "write_new": errno.ENOSPC}  # type: ignore[attr-defined]
-    hook.on_evict("a", [])
+    hook.on_evict(EvictionRequest("a", []))
     assert eventually(lambda: hook._flusher._file._torn)
     hook.disk.failing = {}  # type: ignore[attr-defined]
-    hook.on_evict("b", [])
-    ticket = hook.on_evict("good", [1])
+    hook.on_evict(EvictionRequest("b", []))
+    ticket = hook.on_evict(EvictionRequest("good", [1]))
     assert hook.flush(10) and hook.durable(ticket) and eventually(lambda: not hook._flusher._file._torn)
     counts, [row] = read_refusals(OsDisk(tmp_path / "journal"))
     assert counts == {"no tokens": 2} and row.session == "b"

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.errors import ArchiveError
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.hook import EvictionHook, HookSettings, WorkerKind
 from pltz.archive.eviction.journal.entry import Entry
 from pltz.archive.eviction.journal.lock import FileLocks
@@ -58,8 +59,8 @@ def ids(seed: int, count: int = 40) -> np.ndarray[Any, Any]:
 def test_evictions_reach_the_archive(tmp_path: Path, cold: Path, bundle: Bundle, kind: WorkerKind) -> None:
     with EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker=kind, settings=QUICK) as hook:
         for n in range(5):
-            hook.on_evict(f"s{n}", ids(n), tags={"n": str(n)})
-            hook.on_evict(f"s{n}", np.append(ids(n), ids(9)))
+            hook.on_evict(EvictionRequest(f"s{n}", ids(n), tags={"n": str(n)}))
+            hook.on_evict(EvictionRequest(f"s{n}", np.append(ids(n), ids(9))))
         assert hook.settle(60)
         found = TokenArchive.open(cold, bundle=bundle)
         for n in range(5):
@@ -84,7 +85,7 @@ def test_a_worker_process_that_dies_is_started_again(
     ):
         background: Any = hook.background
         os.kill(background.pid, signal.SIGKILL)
-        hook.on_evict("a", ids(1))
+        hook.on_evict(EvictionRequest("a", ids(1)))
         assert hook.settle(60)
         assert hook.status()["worker"]["restarts"] == 1
         assert eventually(lambda: "exit code -9" in caplog.text)
@@ -100,7 +101,7 @@ def test_what_the_archive_cannot_take_is_named(
         caplog.at_level(logging.WARNING, "pltz.hook"),
         EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker=kind, settings=QUICK) as hook,
     ):
-        hook.on_evict("bad", [99_999], tenant="acme")
+        hook.on_evict(EvictionRequest("bad", [99_999], tenant="acme"))
         assert hook.settle(60) and eventually(lambda: "laid aside" in caplog.text)
     assert "session 'bad' of tenant 'acme'" in caplog.text and "99999" in caplog.text
     counts, _ = read_refusals(OsDisk(tmp_path / "j"))
@@ -115,11 +116,11 @@ def test_an_archive_in_place_of_another_gets_nothing(
         caplog.at_level(logging.WARNING, "pltz.hook"),
         EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker="thread", settings=QUICK) as hook,
     ):
-        hook.on_evict("a", ids(1))
+        hook.on_evict(EvictionRequest("a", ids(1)))
         assert hook.settle(60)
         cold.rename(tmp_path / "own")
         other = TokenArchive.open(cold, bundle=bundle, create=True)
-        hook.on_evict("b", ids(2))
+        hook.on_evict(EvictionRequest("b", ids(2)))
         assert eventually(lambda: "found another in its place" in hook.status()["worker"]["failure"])
         assert eventually(lambda: "found another in its place" in caplog.text)
         assert not list(other.archive.ls())
@@ -153,8 +154,8 @@ def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path
     spec = target("byte-level").to_str().encode()
     tokens = target("byte-level").encode(PAGE, add_special_tokens=False).ids
     with EvictionHook.open(tmp_path / "j", worker="none", tokenizer=spec, settings=QUICK) as hook:
-        hook.on_evict("a", tokens, target=bytes(range(16)))
-        hook.on_evict("bad", [10**6])
+        hook.on_evict(EvictionRequest("a", tokens, target=bytes(range(16))))
+        hook.on_evict(EvictionRequest("bad", [10**6]))
         assert hook.flush(10)
     done = drain(tmp_path / "j", cold, bundle=bundle)
     assert (
@@ -168,7 +169,7 @@ def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path
 
 def test_drain_waits_for_the_worker_then_says_it_is_busy(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
     with EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK) as hook:
-        hook.on_evict("a", ids(1))
+        hook.on_evict(EvictionRequest("a", ids(1)))
         hook.flush(10)
     lock = FileLocks(tmp_path / "j").take(WORKER_LOCK)
     assert lock and drain(tmp_path / "j", cold, bundle=bundle, wait=0.1).busy
@@ -181,7 +182,7 @@ def test_drain_takes_what_a_living_process_has_written_and_leaves_its_file(
 ) -> None:
     with EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK) as hook:
         for n in range(3):
-            hook.on_evict(f"s{n}", ids(n))
+            hook.on_evict(EvictionRequest(f"s{n}", ids(n)))
             hook.flush(10)
             assert drain(tmp_path / "j", cold, bundle=bundle).stored == 1
         assert len(hook.backlog.segments()) == 1 and hook.status()["journal"]["waiting"] == 0
@@ -195,7 +196,7 @@ def test_damage_in_the_journal_is_laid_aside_and_told(
 ) -> None:
     hook = EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK)
     for n in range(3):
-        hook.on_evict(f"s{n}", ids(n))
+        hook.on_evict(EvictionRequest(f"s{n}", ids(n)))
     hook.flush(10)
     if not living:
         hook.close()
@@ -289,7 +290,7 @@ def test_damage_in_the_archive_stops_no_eviction(bench: Bench, share: int) -> No
 def test_an_archive_that_is_not_there_refuses_nothing(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
     """Leave all entries while the archive fails, and archive them when it works again."""
     with EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK) as hook:
-        hook.on_evict("a", ids(1))
+        hook.on_evict(EvictionRequest("a", ids(1)))
         hook.flush(10)
     with pytest.raises(UsageError, match="no archive"):
         drain(tmp_path / "j", tmp_path / "nowhere", bundle=bundle)
@@ -316,7 +317,7 @@ settings = HookSettings(flush_seconds=0.002, segment_bytes=2000, batch_tokens=10
 hook = EvictionHook.open(journal, cold, bundle=bundle, settings=settings)
 waiting = []
 for n in range(start, start + 1000):
-    waiting.append((hook.on_evict(*evicted(n)), n))
+    waiting.append((hook.on_evict(EvictionRequest(*evicted(n))), n))
     time.sleep(0.01)
     while waiting and hook.durable(waiting[0][0]):
         print(waiting.pop(0)[1], flush=True)

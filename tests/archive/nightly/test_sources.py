@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.nightly.naming import Naming, moment
 from pltz.archive.nightly.sources import database, jsonl
 from pltz.archive.nightly.sources.database import SqliteSource
 from pltz.archive.nightly.sources.jsonl import JsonlSource
-from pltz.archive.nightly.sources.source import Entry, Unreadable
+from pltz.archive.nightly.sources.source import SourceEntry, Unreadable
 from pltz.datasets.byte_input import CHUNK
 from pltz.plt_codec.errors import ContentError, UsageError
 
@@ -49,7 +50,7 @@ def test_a_large_file_is_cut_at_ends_of_lines(tmp_path: Path, monkeypatch: pytes
     shards = list(source.shards(0))
     cut = [e for shard in shards for e in source.entries(shard)]
     assert len(shards) > 20 and cut == whole
-    assert [e.where for e in cut if isinstance(e, Entry)][:2] == ["a.jsonl:1", "a.jsonl:2"]
+    assert [e.where for e in cut if isinstance(e, SourceEntry)][:2] == ["a.jsonl:1", "a.jsonl:2"]
     assert len(list(JsonlSource("s", str(tmp_path), ordered=True).shards(0))) == 1
 
 
@@ -58,7 +59,7 @@ def test_many_small_files_are_a_few_shards(tmp_path: Path) -> None:
         (tmp_path / f"{n:03}.jsonl").write_bytes(b"[]\n")
     source = JsonlSource("s", str(tmp_path))
     [shard] = source.shards(0)
-    assert [e.name for e in source.entries(shard) if isinstance(e, Entry)] == [f"{n:03}/1" for n in range(50)]
+    assert [e.name for e in source.entries(shard) if isinstance(e, SourceEntry)] == [f"{n:03}/1" for n in range(50)]
     (tmp_path / "007.jsonl").unlink()  # moved away meanwhile
     assert len(list(source.entries(shard))) == 49
 
@@ -126,7 +127,7 @@ def test_a_key_that_is_no_name_is_refused(value: Any) -> None:
     from pltz.models.session.session import Session
 
     naming = Naming(name_key="id", time_key="at")
-    entry = Entry("x:1", None, b"")
+    entry = SourceEntry("x:1", None, b"")
     with pytest.raises(ContentError, match="'id'"):
         naming.item(entry, Session("chat", {"id": value, "at": 7}))
     with pytest.raises(ContentError, match="'at'"):
@@ -220,7 +221,7 @@ def test_names_of_every_type_fall_into_one_range(tmp_path: Path, monkeypatch: py
     shards = list(source.shards(0))
     found = [e for shard in shards for e in source.entries(shard)]
     assert len(shards) > 5 and len(found) == len(names)
-    assert sum(isinstance(e, Entry) for e in found) == len(names) - 4  # NULL, NULL, a blob and an empty name
+    assert sum(isinstance(e, SourceEntry) for e in found) == len(names) - 4  # NULL, NULL, a blob and an empty name
 
 
 def test_who_writes_to_the_database_does_not_wait_for_the_job(
@@ -238,7 +239,7 @@ def test_who_writes_to_the_database_does_not_wait_for_the_job(
                 if number == 0:
                     with db:
                         db.execute("UPDATE chats SET updated = 1 WHERE id = 0")
-    assert [e.name for e in seen if isinstance(e, Entry)] == [str(n) for n in range(3000)]
+    assert [e.name for e in seen if isinstance(e, SourceEntry)] == [str(n) for n in range(3000)]
 
 
 def test_a_row_whose_name_or_time_is_not_one_costs_itself_alone(
@@ -252,7 +253,7 @@ def test_a_row_whose_name_or_time_is_not_one_costs_itself_alone(
     source = SqliteSource("s", "SELECT * FROM t", path=str(tmp_path / "app.db"))
     shards = list(source.shards(0))
     found = [e for shard in shards for e in source.entries(shard)]
-    assert len(shards) > 4 and [e.where for e in found if isinstance(e, Entry)] == ["row 'a'"]
+    assert len(shards) > 4 and [e.where for e in found if isinstance(e, SourceEntry)] == ["row 'a'"]
     assert len(found) == 5 and max(len(e.where) for e in found) < 100
     assert max(len(shard.place) for shard in shards) < 120
     row = {"name": "a", "session": "[]", "time": Decimal("NaN")}
@@ -313,7 +314,7 @@ def test_a_session_that_is_too_long_stays_in_the_database(tmp_path: Path, encodi
     found = [e for shard in source.shards(0) for e in source.entries(shard)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [e.where for e in found if isinstance(e, Entry)] == ["row '0'", "row '9'"]
+    assert [e.where for e in found if isinstance(e, SourceEntry)] == ["row '0'", "row '9'"]
     bad = [e for e in found if isinstance(e, Unreadable)]
     assert [e.name for e in bad] == [str(n) for n in (*range(1, 9), 10, 11, 12)]
     assert (
@@ -329,7 +330,7 @@ def test_of_large_rows_one_is_in_memory(tmp_path: Path) -> None:
     source = SqliteSource("s", "SELECT * FROM t", path=str(tmp_path / "app.db"))
     [shard] = source.shards(0)
     tracemalloc.start()
-    assert sum(isinstance(e, Entry) for e in source.entries(shard)) == 20
+    assert sum(isinstance(e, SourceEntry) for e in source.entries(shard)) == 20
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 * (
@@ -427,7 +428,7 @@ def test_postgres_keeps_what_is_too_long(postgres: str, kind: str) -> None:
     found = [e for shard in source.shards(0) for e in source.entries(shard)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [type(e) for e in found] == [Entry, Unreadable, Unreadable] and peak < 4_000_000
+    assert [type(e) for e in found] == [SourceEntry, Unreadable, Unreadable] and peak < 4_000_000
     assert all("at most 100 bytes" in e.reason for e in found if isinstance(e, Unreadable))
 
 
@@ -472,7 +473,7 @@ def test_the_journal_of_the_hook(nightly: Nightly) -> None:
     journal = nightly.root / "journal"
     rows = {f"evicted-{n}": np.arange(40, 40 + 100 * (n + 1)) % 1000 + 32 for n in range(5)}
     with hooks.EvictionHook.open(journal, bundle=nightly.bundles[0].path, worker="none") as hook:
-        tickets = [hook.on_evict(name, ids % 1024, tenant="acme") for name, ids in rows.items()]
+        tickets = [hook.on_evict(EvictionRequest(name, ids % 1024, tenant="acme")) for name, ids in rows.items()]
         assert all(tickets) and hook.flush(10)
     nightly.sources = '[[source]]\nkind = "journal"\npath = "journal"\n'
     assert nightly.counts(dry_run=True) == (0, 0, 0, 0)
