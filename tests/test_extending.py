@@ -16,6 +16,7 @@ from pltz.archive.kv_store.kv_codec import KVCodec
 from pltz.archive.kv_store.tier import SharedTier
 from pltz.archive.nightly.sources.registry import SOURCES
 from pltz.archive.nightly.sources.source import EntrySource
+from pltz.datasets.registry import FORMATS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -29,6 +30,7 @@ PORTS = {
 
 def test_the_examples_run_and_fill_their_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pltz.datasets.registry.FORMATS", FORMATS)  # and back at the end
     module = types.ModuleType("extending")
     monkeypatch.setitem(sys.modules, "extending", module)  # dataclasses look for the module of a class
     text = PAGE.read_text("utf8")
