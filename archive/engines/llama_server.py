@@ -190,7 +190,8 @@ class LlamaServer:
         new = self._ids(reply.get("tokens"), "/completion")
         if len(new) != reply.get("tokens_predicted"):
             raise ModelError(
-                f"expected {reply.get('tokens_predicted')} tokens of the answer, found {len(new)}: their ids are not known"
+                f"expected {reply.get('tokens_predicted')} tokens of the answer, found {len(new)}: "
+                "their ids are not known"
             )
         return Completion(
             np.concatenate([ids, new]),
@@ -245,7 +246,8 @@ class LlamaServer:
         reply = _object(self._call("/completion", body), "/completion")
         if reply.get("truncated") or reply.get("tokens_evaluated") != len(array):
             raise ContentError(
-                f"expected {len(array)} tokens in the slot, found {reply.get('tokens_evaluated')}: its context (-c) is too short"
+                f"expected {len(array)} tokens in the slot, found {reply.get('tokens_evaluated')}: "
+                "its context (-c) is too short"
             )
         timings = reply.get("timings")
         prefill = timings.get("prompt_ms") if isinstance(timings, dict) else None
@@ -346,7 +348,8 @@ class LlamaServer:
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= self.vocab_size:
             raise ContentError(
-                f"expected ids from 0 to {self.vocab_size - 1} in {where}, found {low if low < 0 else high}: of another tokenizer"
+                f"expected ids from 0 to {self.vocab_size - 1} in {where}, found {low if low < 0 else high}: "
+                "of another tokenizer"
             )
         return array.astype(np.int64)
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from pltz.archive.eviction.journal.entry import MAX_PREFIXES, Entry
-from pltz.archive.eviction.token_buffer import Raw, Refused, ids_of
+from pltz.archive.eviction.journal.entry import MAX_PREFIXES, JournalEntry
+from pltz.archive.eviction.token_buffer import EvictionRefused, HeldTokens, ids_of
 from pltz.archive.format.record import MAX_NAME
 from pltz.archive.token_archive import SALTED, target_of, tenant_of
 from pltz.plt_codec.errors import UsageError
@@ -63,7 +63,7 @@ class Eviction(NamedTuple):
     at: float
     size: int
     session: str
-    ids: tuple[Any, ...] | Raw
+    ids: tuple[Any, ...] | HeldTokens
     tenant: str
     salt: str | bytes | None
     tags: dict[str, str]
@@ -77,18 +77,18 @@ class Eviction(NamedTuple):
     def encode(self, tokenizer: bytes) -> bytes:
         """Return the body of the journal's entry.
 
-        Raises Refused, ContentError and UsageError for a session that cannot be kept, and any Python error
+        Raises EvictionRefused, ContentError and UsageError for a session that cannot be kept, and any Python error
         for arguments of a wrong type.
         """
         if self.salt and isinstance(self.tenant, str) and SALTED in self.tenant:
-            raise Refused("tenant with a salt", f"give the salt itself, and a tenant without {SALTED}")
+            raise EvictionRefused("tenant with a salt", f"give the salt itself, and a tenant without {SALTED}")
         tenant, target = tenant_of(self.tenant, self.salt), target_of(self.target, self.adapter)
         texts = self.session, tenant, self.base, self.parent
         if not self.session or not self.tenant or not all(isinstance(text, str) for text in texts):
             raise UsageError("expected the name of a session, and of its tenant, base and parent")
         if (longest := max(len(text.encode("utf-8", "replace")) for text in texts)) > MAX_NAME:
-            raise Refused("name too long", f"expected names of at most {MAX_NAME} bytes, found {longest}")
-        entry = Entry(
+            raise EvictionRefused("name too long", f"expected names of at most {MAX_NAME} bytes, found {longest}")
+        entry = JournalEntry(
             self.session,
             ids_of(self.ids),
             int(self.time),
@@ -100,7 +100,7 @@ class Eviction(NamedTuple):
             self.base,
             self.parent,
         )
-        return entry.encode(known=isinstance(self.ids, Raw) and self.ids.known)
+        return entry.encode(known=isinstance(self.ids, HeldTokens) and self.ids.known)
 
 
 def _ends(prefixes: tuple[Any, ...], length: int) -> tuple[int, ...]:

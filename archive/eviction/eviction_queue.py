@@ -2,7 +2,7 @@
 
 It keeps their tickets, the memory they take, and counts of refused and dropped ones.
 
-    ticket, full = waiting.add(size, what)               # the serving loop; Refused where memory is full
+    ticket, full = waiting.add(size, what)               # the serving loop; EvictionRefused where memory is full
     group = waiting.take()                               # the flusher: the oldest, still counted as memory
     waiting.kept(group[-1].ticket, size)                 # they are durable
     waiting.durable(ticket)
@@ -20,7 +20,7 @@ from typing import Any
 
 from pltz.archive.eviction.eviction import Eviction
 from pltz.archive.eviction.settings import HookSettings
-from pltz.archive.eviction.token_buffer import Refused
+from pltz.archive.eviction.token_buffer import EvictionRefused
 
 GROUP, MOST = 32 << 20, 1024  # bytes and evictions per write, taken while the lock is held
 SIZE = Eviction._fields.index("size")
@@ -78,7 +78,7 @@ class EvictionQueue:
     def add(self, size: int, what: tuple[Any, ...]) -> tuple[int, bool]:
         """Queue an eviction and return its ticket, and whether enough waits to be written at once.
 
-        Raises Refused.
+        Raises EvictionRefused.
 
         ``size``: bytes it takes. ``what``: the fields of `Eviction` after its size.
         """
@@ -86,10 +86,10 @@ class EvictionQueue:
         size += OVERHEAD
         with self._lock:
             if self.closed:
-                raise Refused("closed")
+                raise EvictionRefused("closed")
             while self._memory + size > self.settings.memory_bytes:
                 if self.settings.when_full == "refuse" or not self._queue:
-                    raise Refused("memory full")
+                    raise EvictionRefused("memory full")
                 self._drop()
             self.last = ticket = self.last + 1
             self._queue.append((ticket, now, size, *what))

@@ -21,7 +21,7 @@ from pltz.archive.eviction.eviction import Eviction
 from pltz.archive.eviction.eviction_queue import LATENCIES, EvictionQueue
 from pltz.archive.eviction.journal.writer import Journal
 from pltz.archive.eviction.refusals import RefusalFile, Refusals
-from pltz.archive.eviction.token_buffer import Refused
+from pltz.archive.eviction.token_buffer import EvictionRefused
 from pltz.plt_codec.errors import PltzError
 
 log = logging.getLogger("pltz.hook")
@@ -147,7 +147,7 @@ class Flusher:
     def _encoded(self, one: Eviction) -> bytes | None:
         try:
             return one.encode(self.tokenizer)
-        except Refused as exc:
+        except EvictionRefused as exc:
             reason, why = exc.reason, exc.why
         except PltzError as exc:
             reason, why = "not valid", str(exc)

@@ -8,7 +8,7 @@
     microseconds              durable within flush_seconds + a sync     encoded, decoded back, compared
 
 `on_evict` copies the ids (`token_buffer.py`), appends to a queue (`eviction_queue.py`) and returns. It does
-no I/O, does not wait and raises nothing. Refused evictions are counted by reason, logged with session and
+no I/O, does not wait and raises nothing. EvictionRefused evictions are counted by reason, logged with session and
 tenant, and shown by `status`, `metrics` and ``pltz hook status`` (`refusals.py`). Once an eviction is in the
 journal (`flusher.py`, FORMAT.md), a kill does not lose it.
 
@@ -46,7 +46,7 @@ from pltz.archive.eviction.journal.segment import Name
 from pltz.archive.eviction.journal.writer import Journal
 from pltz.archive.eviction.refusals import brief
 from pltz.archive.eviction.settings import WORKERS, HookSettings, WorkerKind
-from pltz.archive.eviction.token_buffer import Refused, TokenBuffers
+from pltz.archive.eviction.token_buffer import EvictionRefused, TokenBuffers
 from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.format.ids import NONE, SIZE
 from pltz.archive.storage.disk import Disk, OsDisk
@@ -169,9 +169,9 @@ class EvictionHook:
             if os.getpid() != self._pid:
                 return self._refuse_forked(session, tenant)
             if multimodal or has_embeds:
-                raise Refused("multimodal" if multimodal else "prompt embeddings")
+                raise EvictionRefused("multimodal" if multimodal else "prompt embeddings")
             if adapter is not None and (adapter is True or adapter is False or not adapter):
-                raise Refused("adapter not named")
+                raise EvictionRefused("adapter not named")
             ids, size = self._snapshots.take(token_ids)
             named = session, ids, tenant, salt, dict(tags) if tags else {}, tuple(prefixes)
             served = target or self.target, adapter, self.disk.now() if time is None else time
@@ -179,7 +179,7 @@ class EvictionHook:
             if full or self._flusher.asleep:
                 self._flusher.wake(full)
             return ticket
-        except Refused as exc:
+        except EvictionRefused as exc:
             return self.refuse(exc.reason, session, tenant, exc.why)
         except Exception as exc:  # noqa: BLE001  # no argument may take the serving loop down
             self._flusher.error = why = f"{type(exc).__name__}: {exc}"

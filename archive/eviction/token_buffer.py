@@ -48,7 +48,7 @@ PAUSE = 5e-5  # seconds
 TENSORS = {"torch.int64": 8, "torch.int32": 4}  # bytes per id, of the usual kinds
 
 
-class Refused(Exception):
+class EvictionRefused(Exception):
     """An eviction that is not accepted.
 
     ``reason``: one of a few words to count by. ``why``: a longer explanation.
@@ -59,7 +59,7 @@ class Refused(Exception):
         self.reason, self.why = reason, why
 
 
-class Raw:
+class HeldTokens:
     """``count`` ids in ``pieces``, which are filled one after the other.
 
     The pieces are bytes, or buffers that return to their pool when this object is deleted. ``known``: all ids
@@ -91,8 +91,8 @@ class TokenBuffers:
         touched = (bytearray(b"\1") * BUFFER for _ in range(BUFFERS))  # pages of zeros may be untouched
         self._free = deque(touched, MOST)
 
-    def take(self, ids: Any) -> tuple[tuple[Any, ...] | Raw, int]:
-        """Return a snapshot of the ids and the bytes it takes in memory. Raises Refused."""
+    def take(self, ids: Any) -> tuple[tuple[Any, ...] | HeldTokens, int]:
+        """Return a snapshot of the ids and the bytes it takes in memory. Raises EvictionRefused."""
         kind = type(ids)
         if copy_ids is None:
             return self._as_it_is(ids)
@@ -106,41 +106,41 @@ class TokenBuffers:
             return self._as_it_is(ids)
         return (raw, sum(map(len, raw.pieces))) if raw.known else self._as_it_is(ids)
 
-    def _as_it_is(self, ids: Any) -> tuple[tuple[Any, ...] | Raw, int]:
-        """Keep ids that are not of a usual kind, to be checked later. Raises Refused."""
+    def _as_it_is(self, ids: Any) -> tuple[tuple[Any, ...] | HeldTokens, int]:
+        """Keep ids that are not of a usual kind, to be checked later. Raises EvictionRefused."""
         if isinstance(ids, (list, tuple)):
             _check_length(len(ids))
             return tuple(ids), TUPLE_ITEM * len(ids)
         if isinstance(ids, (bytes, bytearray)):
             if len(ids) % RAW.itemsize:
-                raise Refused("not token ids")
+                raise EvictionRefused("not token ids")
             _check_length(len(ids) // RAW.itemsize)
-            return Raw([bytes(ids)], len(ids) // RAW.itemsize, RAW), len(ids)
+            return HeldTokens([bytes(ids)], len(ids) // RAW.itemsize, RAW), len(ids)
         if not isinstance(ids, np.ndarray):
             ids = _of_torch(ids)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise Refused("not token ids")
+            raise EvictionRefused("not token ids")
         _check_length(len(ids))
-        return Raw([ids.tobytes()], len(ids), ids.dtype), ids.nbytes
+        return HeldTokens([ids.tobytes()], len(ids), ids.dtype), ids.nbytes
 
-    def _room(self, count: int) -> Raw:
-        """Return memory for ``count`` ids. Raises Refused."""
+    def _room(self, count: int) -> HeldTokens:
+        """Return memory for ``count`` ids. Raises EvictionRefused."""
         _check_length(count)
         size = PLAIN.itemsize * count
         if size > SMALL:
-            raw = Raw([], count, PLAIN, self._free)
+            raw = HeldTokens([], count, PLAIN, self._free)
             for _ in range(0, size, BUFFER):
                 try:
                     raw.pieces.append(self._free.pop())  # the most recently returned one
                 except IndexError:  # all of them wait to be written: add one, which stays in the pool
                     raw.pieces.append(bytearray(BUFFER))
             return raw
-        return Raw([bytearray(size)], count, PLAIN)
+        return HeldTokens([bytearray(size)], count, PLAIN)
 
 
-def ids_of(held: tuple[Any, ...] | Raw) -> Tokens:
-    """Return the ids of a snapshot, (T,), possibly in the memory of a `Raw`. Raises UsageError."""
-    if isinstance(held, Raw):
+def ids_of(held: tuple[Any, ...] | HeldTokens) -> Tokens:
+    """Return the ids of a snapshot, (T,), possibly in the memory of a `HeldTokens`. Raises UsageError."""
+    if isinstance(held, HeldTokens):
         pieces = [np.frombuffer(piece, held.dtype) for piece in held.pieces]
         return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces))[: held.count]
     found = array("I")
@@ -168,16 +168,16 @@ def _memory_of(ids: Any) -> tuple[int, int, int] | None:
 
 
 def _of_torch(ids: Any) -> Any:
-    """Return the array over a tensor's memory. Raises Refused."""
+    """Return the array over a tensor's memory. Raises EvictionRefused."""
     if not hasattr(ids, "requires_grad") or ids.requires_grad:  # integers never require gradients
-        raise Refused("not token ids")
+        raise EvictionRefused("not token ids")
     if not ids.is_cpu:
-        raise Refused("tokens on a device")  # copying them would wait for the device
+        raise EvictionRefused("tokens on a device")  # copying them would wait for the device
     if ids.shape.numel() and not ids.data_ptr():
-        raise Refused("not token ids")  # its memory was released; numpy would invent ids
+        raise EvictionRefused("not token ids")  # its memory was released; numpy would invent ids
     return ids.numpy()
 
 
 def _check_length(length: int) -> None:
     if not 0 < length <= MAX_IDS:
-        raise Refused("too long" if length else "no tokens")
+        raise EvictionRefused("too long" if length else "no tokens")

@@ -39,7 +39,8 @@ class Tokenizers:
             self._keep(name, tokenizer, locks)
         except OSError as exc:
             raise StoreError(
-                f"the tokenizer cannot be kept in the journal: {reason(exc)}. It takes {len(tokenizer)} bytes: free them on "
+                f"the tokenizer cannot be kept in the journal: {reason(exc)}. It takes {len(tokenizer)} bytes: "
+                "free them on "
                 f"the journal's disk, or let a worker drain it (pltz hook drain)"
             ) from exc
         return name

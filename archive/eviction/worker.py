@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from pltz.archive.archive import Archive
 from pltz.archive.errors import ArchiveError, StoreError, reason
-from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.entry import JournalEntry
 from pltz.archive.eviction.journal.lock import FileLocks, Lock
-from pltz.archive.eviction.journal.reader import JournalReader, Segment
-from pltz.archive.eviction.journal.segment import Frame
+from pltz.archive.eviction.journal.reader import JournalReader, JournalSegment
+from pltz.archive.eviction.journal.segment import EntryFrame
 from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.object_names import SETTINGS
@@ -48,7 +48,7 @@ WORKER_LOCK = "worker.lock"
 # Errors of an entry. All others are the archive's.
 REFUSED = (ContentError, TokenizerMismatch, UsageError)
 
-Pending = tuple[Frame, Entry]
+Pending = tuple[EntryFrame, JournalEntry]
 
 
 @dataclass
@@ -193,7 +193,7 @@ class Worker:
         if stuck:
             raise StoreError(stuck[0])
 
-    def _batches(self, segment: Segment) -> Iterator[list[Pending]]:
+    def _batches(self, segment: JournalSegment) -> Iterator[list[Pending]]:
         batch: list[Pending] = []
         tokens = 0
         for frame, entry in self.backlog.read(segment):
@@ -205,7 +205,7 @@ class Worker:
         if batch:
             yield batch
 
-    def _commit(self, segment: Segment, batch: Sequence[Pending]) -> None:
+    def _commit(self, segment: JournalSegment, batch: Sequence[Pending]) -> None:
         """Archive a batch and mark it. Entries that cannot be archived are laid aside."""
         archive = self._opened()
         self._check_same(archive.archive)
@@ -252,7 +252,7 @@ class Worker:
                 "bring it back, or close the hook and open it for the new one"
             )
 
-    def _put(self, archive: TokenArchive, entries: Sequence[Entry]) -> Iterator[Put]:
+    def _put(self, archive: TokenArchive, entries: Sequence[JournalEntry]) -> Iterator[Put]:
         for tokenizer in {entry.tokenizer for entry in entries} - {NONE}:
             if not archive.knows(tokenizer) and (found := self.tokenizers.get(tokenizer)) is not None:
                 with suppress(ModelError):  # its entries are refused then
@@ -268,7 +268,7 @@ class Worker:
         self.done.frozen += put.size
 
 
-def as_item(entry: Entry) -> TokenItem:
+def as_item(entry: JournalEntry) -> TokenItem:
     """Return a journal's entry in the form that the archive takes."""
     target = entry.target if any(entry.target) else None
     fields = entry.tokenizer, entry.tags, target, entry.time, entry.prefixes, entry.base, entry.parent

@@ -46,7 +46,7 @@ state = "/var/lib/pltz/nightly"   # a folder: receipts, quarantine, reports, the
 # bundles = ["mini"]              # the first one codes; default: the one that ships with pltz
 # workers = 4                     # processes; with --engine ray: shards at once
 # threads = 1                     # of each process
-# layout = "fast"                 # sessions over 2048 tokens and turns over 48 thaw sooner on a GPU and take a few per cent more bytes
+# layout = "fast"                 # long sessions and turns thaw sooner on a GPU and take a few per cent more bytes
 # zstd_above = 1048576            # larger sessions (bytes) go to zstd, not to the model; default: 4194304
 # keep_opaque = true              # keep sessions with images or audio, as plain bytes
 
@@ -107,7 +107,7 @@ class Retention:
 
 
 @dataclass(frozen=True)
-class Verify:
+class VerifySample:
     """A check of a sample. ``share``: of the packs, 0 to 1."""
 
     share: float = 0.02
@@ -132,7 +132,7 @@ class Config:
     zstd_above: int = ZSTD_ABOVE
     retention: tuple[Retention, ...] = ()
     grace: int | None = None  # seconds; None: no garbage collection
-    verify: Verify | None = None
+    verify: VerifySample | None = None
     keep_reports: int = 400
 
     def secret(self) -> Secret | None:
@@ -252,11 +252,11 @@ def _retention(table: _Table) -> Retention:
     return Retention(policy, tenant)
 
 
-def _verify(table: _Table) -> Verify:
-    share = table.get("share", float, Verify.share)
+def _verify(table: _Table) -> VerifySample:
+    share = table.get("share", float, VerifySample.share)
     if not 0 <= share <= 1:
         raise UsageError(f"{table.where}: expected a share of 0 to 1, found {share}")
-    return Verify(share, table.number("max_seconds", Verify.max_seconds, 1, 1 << 31))
+    return VerifySample(share, table.number("max_seconds", VerifySample.max_seconds, 1, 1 << 31))
 
 
 NEEDED: Any = object()

@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass
 
 from pltz.archive.errors import Fenced, NotFound
 from pltz.archive.nightly.config import Config
-from pltz.archive.nightly.receipt import Ledger
-from pltz.archive.nightly.run_stats import Refused, RunStats
+from pltz.archive.nightly.receipt import ReceiptLedger
+from pltz.archive.nightly.run_stats import RefusedSession, RunStats
 from pltz.archive.nightly.sources.source import (
     DrainedSource,
     EntrySource,
@@ -36,7 +36,7 @@ from pltz.archive.nightly.sources.source import (
     SourceEntry,
     Unreadable,
 )
-from pltz.archive.nightly.state import State
+from pltz.archive.nightly.state import StateFolder
 from pltz.archive.sessions import Item, SessionArchive, Stored, codecs_of
 from pltz.archive.tower_archive import TowerArchive
 from pltz.models.bundle.bundle import Bundle
@@ -58,7 +58,7 @@ OF_THE_SESSION = (ContentError, TokenizerMismatch, UsageError, CorruptError)  # 
 
 
 @dataclass(frozen=True)
-class Row:
+class KeyedEntry:
     """An entry with its key and value in a receipt."""
 
     entry: SourceEntry
@@ -79,13 +79,13 @@ class Freezer:
 
     def __init__(self, config: Config, run: int = 0, *, dry_run: bool = False) -> None:
         self.config, self.run, self.dry_run = config, run, dry_run
-        self.state = State(config.state)
+        self.state = StateFolder(config.state)
         self.bundles = [Bundle.load(name) for name in config.bundles or (None,)]
         self._codecs = codecs_of(
             self.bundles, device=config.device, threads=config.threads, layout=config.layout
         )
         self.secret = config.secret()
-        self._ledger = Ledger()
+        self._ledger = ReceiptLedger()
 
     def open(self) -> SessionArchive:
         """Open the archive as it is now. Raises UsageError, KeyMismatch and StoreError."""
@@ -109,7 +109,7 @@ class Freezer:
         tally.seconds = time.monotonic() - start
         return tally
 
-    def ledger(self) -> Ledger:
+    def ledger(self) -> ReceiptLedger:
         """Return the ledger of all receipts so far."""
         return self.state.refresh(self._ledger)
 
@@ -123,7 +123,7 @@ class _Shard:
         self.putter: Sink = source.sink(self.cold, freezer.bundles[0])
         self.namer = ReceiptKeys(self.cold.archive.settings.archive, source)
         self.ledger = freezer.ledger()
-        self.doubted = Ledger()
+        self.doubted = ReceiptLedger()
         if source.repeats:
             freezer.state.refresh(self.doubted, "pending")
 
@@ -140,16 +140,16 @@ class _Shard:
             elif pairs:
                 self._put(pairs)
 
-    def _rows(self, shard: Shard) -> Iterator[Row]:
+    def _rows(self, shard: Shard) -> Iterator[KeyedEntry]:
         for entry in self.source.entries(shard):
             self.tally.seen += 1
             if isinstance(entry, Unreadable):
                 self._refuse(entry.where, entry.name, None, "ContentError", entry.reason, entry.size)
                 continue
             self.tally.bytes_seen += len(entry.raw)
-            yield Row(entry, *self.namer.row(entry))
+            yield KeyedEntry(entry, *self.namer.row(entry))
 
-    def _item(self, row: Row) -> Item | None:
+    def _item(self, row: KeyedEntry) -> Item | None:
         entry = row.entry
         try:
             return self.source.item(entry)
@@ -157,20 +157,20 @@ class _Shard:
             self._blame(row, entry.name, entry.tenant, exc)
             return None
 
-    def _once(self, pairs: list[tuple[Row, Item]]) -> list[tuple[Row, Item]]:
+    def _once(self, pairs: list[tuple[KeyedEntry, Item]]) -> list[tuple[KeyedEntry, Item]]:
         """Keep the first of equal lines."""
-        first: dict[bytes, tuple[Row, Item]] = {}
+        first: dict[bytes, tuple[KeyedEntry, Item]] = {}
         for row, item in pairs:
             first.setdefault(row.value, (row, item))
         self.tally.known += len(pairs) - len(first)
         return list(first.values())
 
-    def _count(self, pairs: list[tuple[Row, Item]]) -> None:
+    def _count(self, pairs: list[tuple[KeyedEntry, Item]]) -> None:
         for row, _ in pairs:
             self.tally.frozen += 1
             self.tally.bytes += len(row.entry.raw)
 
-    def _put(self, pairs: list[tuple[Row, Item]]) -> None:
+    def _put(self, pairs: list[tuple[KeyedEntry, Item]]) -> None:
         state, run = self.freezer.state, self.freezer.run
         pending = state.intend(run, {row.key: row.value for row, _ in pairs}) if self.source.repeats else None
         rows: dict[bytes, bytes] = {}
@@ -183,7 +183,7 @@ class _Shard:
         if pending:
             state.done(run, {}, pending)
 
-    def _missing(self, pairs: list[tuple[Row, Item]], rows: dict[bytes, bytes]) -> list[tuple[Row, Item]]:
+    def _missing(self, pairs: list[tuple[KeyedEntry, Item]], rows: dict[bytes, bytes]) -> list[tuple[KeyedEntry, Item]]:
         """Return the sessions not in the archive.
 
         Those pending in a killed run are looked up among all versions.
@@ -208,7 +208,7 @@ class _Shard:
                 continue
         return False
 
-    def _stored(self, pairs: list[tuple[Row, Item]]) -> Iterator[tuple[Row, Stored]]:
+    def _stored(self, pairs: list[tuple[KeyedEntry, Item]]) -> Iterator[tuple[KeyedEntry, Stored]]:
         """Put sessions. One that cannot be put is refused, and the others are put."""
         done = 0
         for tries in range(TRIES):
@@ -231,7 +231,7 @@ class _Shard:
                     yield from self._stored(half)
                 return
 
-    def _took(self, row: Row, stored: Stored) -> None:
+    def _took(self, row: KeyedEntry, stored: Stored) -> None:
         tally, receipt = self.tally, stored.receipt
         tally.frozen += 1
         tally.by_model += stored.by_model
@@ -241,7 +241,7 @@ class _Shard:
         tally.unchanged += receipt is not None and receipt.unchanged
         tally.wait(row.entry.since, time.time())
 
-    def _blame(self, row: Row, name: str | None, tenant: str | None, exc: PltzError) -> None:
+    def _blame(self, row: KeyedEntry, name: str | None, tenant: str | None, exc: PltzError) -> None:
         self._refuse(row.entry.where, name, tenant, type(exc).__name__, str(exc), len(row.entry.raw))
 
     def _refuse(
@@ -249,14 +249,14 @@ class _Shard:
     ) -> None:
         facts = self.source.name, where, name, tenant, error, reason[:1000], size
         identity = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16, person=PERSON).hexdigest()
-        refused = Refused(identity, *facts)
+        refused = RefusedSession(identity, *facts)
         self.tally.refuse(refused)
         if not self.freezer.dry_run:
             self.freezer.state.quarantine(identity, json.dumps(asdict(refused), indent=1).encode() + b"\n")
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    batch: list[Row] = []
+def _batches(rows: Iterable[KeyedEntry]) -> Iterator[list[KeyedEntry]]:
+    batch: list[KeyedEntry] = []
     size = 0
     for row in rows:
         if batch and (len(batch) >= BATCH_SESSIONS or size + len(row.entry.raw) > BATCH_BYTES):

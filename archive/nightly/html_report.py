@@ -26,9 +26,11 @@ PAGE = """\
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
 <title>pltz nightly, run {{ now.run }}</title>
 <style>
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+  color: #222; background: #fff }
 h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-table { border-collapse: collapse; width: 100% } td, th { padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top }
+table { border-collapse: collapse; width: 100% }
+td, th { padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top }
 td:first-child, th:first-child, .words td, .words th { text-align: left; overflow-wrap: anywhere }
 .state { font-weight: 600 } .bad { color: #a30 } .good { color: #070 }
 svg { max-width: 100%; height: auto }
@@ -38,10 +40,13 @@ svg { max-width: 100%; height: auto }
 <h1>pltz nightly, run {{ now.run }}, {{ when(now.started) }}</h1>
 <p class="state {{ 'good' if now.exit_code == 0 else 'bad' }}">{{ verdict }}</p>
 <table>
-<tr><th>source</th><th>met</th><th>known</th><th>frozen</th><th>refused</th><th>content</th><th>frozen to</th><th>ratio</th><th>seconds</th></tr>
+<tr><th>source</th><th>met</th><th>known</th><th>frozen</th><th>refused</th><th>content</th><th>frozen to</th>
+<th>ratio</th><th>seconds</th></tr>
 {% for s in now.sources + [dict(now.totals, name="all", kind="")] -%}
-<tr><td>{{ s.name }}{{ " (" + s.kind + ")" if s.kind }}</td><td>{{ "{:,}".format(s.seen) }}</td><td>{{ "{:,}".format(s.known) }}</td>
-<td>{{ "{:,}".format(s.frozen) }}</td><td>{{ "{:,}".format(s.refused) }}</td><td>{{ size(s.bytes) }}</td><td>{{ size(s.frozen_bytes) }}</td>
+<tr><td>{{ s.name }}{{ " (" + s.kind + ")" if s.kind }}</td><td>{{ "{:,}".format(s.seen) }}</td>
+<td>{{ "{:,}".format(s.known) }}</td>
+<td>{{ "{:,}".format(s.frozen) }}</td><td>{{ "{:,}".format(s.refused) }}</td><td>{{ size(s.bytes) }}</td>
+<td>{{ size(s.frozen_bytes) }}</td>
 <td>{{ s.ratio if s.ratio is not none else "" }}</td><td>{{ "{:,.1f}".format(s.seconds) }}</td></tr>
 {% endfor -%}
 </table>
@@ -67,7 +72,8 @@ svg { max-width: 100%; height: auto }
 <tr><td>{{ r.source }}</td><td>{{ r.where }}</td><td>{{ r.name or "" }}</td><td>{{ r.error }}: {{ r.reason }}</td></tr>
 {% endfor -%}
 </table>
-{% if now.totals.refused > shown %}<p>{{ "{:,}".format(now.totals.refused) }} in all: the folder quarantine has a file for each.</p>
+{% if now.totals.refused > shown %}<p>{{ "{:,}".format(now.totals.refused) }} in all:
+the folder quarantine has a file for each.</p>
 {% endif %}{% endif -%}
 </body>
 </html>
@@ -108,7 +114,8 @@ def _steps(now: Report) -> list[tuple[str, str]]:
         rows.append(
             (
                 "collect",
-                f"{counted(done['deleted'], 'pack')} deleted, {size(max(0, done['freed']))} freed, {done['condemned']:,} condemned",
+                (f"{counted(done['deleted'], 'pack')} deleted, {size(max(0, done['freed']))} freed, "
+                f"{done['condemned']:,} condemned"),
             )
         )
     if done := now["verify"]:
@@ -129,14 +136,16 @@ def _steps(now: Report) -> list[tuple[str, str]]:
         rows.append(
             (
                 "archive",
-                f"{where['place']}: {counted(where['sessions'], 'version')}, {counted(where['packs'], 'pack')}, {total}",
+                (f"{where['place']}: {counted(where['sessions'], 'version')}, "
+                f"{counted(where['packs'], 'pack')}, {total}"),
             )
         )
     if now["totals"]["lag_mean"] is not None:
         rows.append(
             (
                 "lag",
-                f"{now['totals']['lag_mean']:,.0f} s in the mean from last change to durable, {now['totals']['lag_max']:,.0f} s at most",
+                (f"{now['totals']['lag_mean']:,.0f} s in the mean from last change to durable, "
+                f"{now['totals']['lag_max']:,.0f} s at most"),
             )
         )
     rows.append(("peak memory", f"{now['peak_memory_mb']:,} MB"))

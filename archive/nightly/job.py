@@ -28,7 +28,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.nightly import engine
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.freeze import Freezer
-from pltz.archive.nightly.receipt import Ledger
+from pltz.archive.nightly.receipt import ReceiptLedger
 from pltz.archive.nightly.report import FORMAT, VERSION, Reports
 from pltz.archive.nightly.run_stats import LISTED, RunStats
 from pltz.archive.nightly.sources.source import Shard
@@ -65,14 +65,14 @@ def run(
         Busy: another run has the state folder.
     """
     work = _engine(config, how, address)
-    job = _Job(config, dry_run, seen)
+    job = _NightlyRun(config, dry_run, seen)
     if dry_run:
         return job.run(0, lambda _, shards: map(job.freezer.freeze, shards))
     job.state.make()
     with job.state.lock():
         job.state.tidy()
         reports = Reports(job.state, config.keep_reports)
-        number = 1 + max(job.state.refresh(Ledger()).run, reports.run)
+        number = 1 + max(job.state.refresh(ReceiptLedger()).run, reports.run)
         report = job.run(number, work or (lambda _, shards: map(job.freezer.freeze, shards)))
         reports.write(report)
     return report
@@ -88,7 +88,7 @@ def _engine(config: Config, how: str, address: str | None) -> Freeze | None:
     return None if config.workers == 1 else lambda run, shards: engine.processes(config, run, shards)
 
 
-class _Job:
+class _NightlyRun:
     """A run, step by step. ``failures``: the parts that could not be done now."""
 
     def __init__(self, config: Config, dry_run: bool, seen: Seen | None) -> None:

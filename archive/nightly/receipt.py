@@ -1,7 +1,7 @@
 """Receipts: sessions known to be in the archive, by their identity in a source. Spec: FORMAT.md, "Receipt".
 
     receipt = encode(run, rows)                  # rows: {key: value}, 16 bytes each
-    ledger = Ledger(); ledger.add(receipt, name)
+    ledger = ReceiptLedger(); ledger.add(receipt, name)
     ledger.last([key, ...])                      # the value of each, or None
 
 Receipts are columns of numbers, not a database. A hundred thousand sessions take 3 MB, and larger receipts
@@ -29,14 +29,14 @@ ROW = 2 * SIZE  # bytes
 
 
 @dataclass(frozen=True)
-class Receipt:
+class ReceiptFile:
     """An open receipt. ``columns``: (4, n) uint64, halves of keys and values, sorted by key."""
 
     run: int
     columns: U64
 
     @classmethod
-    def decode(cls, data: bytes | memoryview, name: str) -> Receipt:
+    def decode(cls, data: bytes | memoryview, name: str) -> ReceiptFile:
         """Return the receipt of a file's bytes. ``name``: of the file, which must be its digest.
 
         Raises FormatError, VersionError and CorruptError.
@@ -63,14 +63,14 @@ def encode(run: int, rows: Mapping[bytes, bytes]) -> tuple[str, bytes]:
     """Return name and bytes of a receipt.
 
     >>> name, data = encode(1, {bytes(16): bytes(range(16))})
-    >>> len(data), len(Receipt.decode(data, name))
+    >>> len(data), len(ReceiptFile.decode(data, name))
     (72, 1)
     """
     table = np.frombuffer(b"".join(k + v for k, v in rows.items()), "<u8").reshape(len(rows), 4)
     return _packed(run, table.T)
 
 
-def merged(receipts: Sequence[Receipt]) -> tuple[str, bytes]:
+def merged(receipts: Sequence[ReceiptFile]) -> tuple[str, bytes]:
     """Return name and bytes of one receipt that replaces several.
 
     Of equal keys, the one of the last run holds.
@@ -92,11 +92,11 @@ def _packed(run: int, columns: U64) -> tuple[str, bytes]:
     return name.hex(), whole + name
 
 
-class Ledger:
+class ReceiptLedger:
     """Several receipts together: the last value of each key."""
 
     def __init__(self) -> None:
-        self._receipts: dict[str, Receipt] = {}
+        self._receipts: dict[str, ReceiptFile] = {}
 
     @property
     def names(self) -> set[str]:
@@ -104,7 +104,7 @@ class Ledger:
         return set(self._receipts)
 
     @property
-    def receipts(self) -> list[Receipt]:
+    def receipts(self) -> list[ReceiptFile]:
         """Return the receipts, the last run first."""
         return sorted(self._receipts.values(), key=lambda r: -r.run)
 
@@ -113,7 +113,7 @@ class Ledger:
         """Return the last run that left a receipt, or 0 for none."""
         return max((r.run for r in self._receipts.values()), default=0)
 
-    def add(self, name: str, receipt: Receipt) -> None:
+    def add(self, name: str, receipt: ReceiptFile) -> None:
         """Add a receipt."""
         self._receipts[name] = receipt
 

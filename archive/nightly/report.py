@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from pltz.archive.nightly.html_report import page
-from pltz.archive.nightly.state import State
+from pltz.archive.nightly.state import StateFolder
 
 FORMAT, VERSION = "pltz nightly report", 1
 NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9]{6,15}\.json")
@@ -24,7 +24,7 @@ SHOWN = 90  # runs on a page
 class Reports:
     """The reports of a state folder. ``keep``: how many stay."""
 
-    def __init__(self, state: State, keep: int) -> None:
+    def __init__(self, state: StateFolder, keep: int) -> None:
         self.state, self.keep = state, keep
 
     def names(self) -> list[str]:

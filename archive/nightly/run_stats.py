@@ -9,7 +9,7 @@ LISTED = 1000  # most errors in a report; the quarantine has all of them
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedSession:
     """A session that was refused. ``id``: of its file in the quarantine."""
 
     id: str
@@ -47,7 +47,7 @@ class RunStats:
     lagged: int = 0
     lag: float = 0.0
     lag_max: float = 0.0
-    refusals: list[Refused] = field(default_factory=list)
+    refusals: list[RefusedSession] = field(default_factory=list)
     quarantine: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
 
@@ -65,7 +65,7 @@ class RunStats:
             else:
                 setattr(self, name, getattr(self, name) + value)
 
-    def refuse(self, refused: Refused) -> None:
+    def refuse(self, refused: RefusedSession) -> None:
         """Count a session that was refused."""
         self.refused += 1
         self.quarantine.add(refused.id)

@@ -20,7 +20,7 @@ from pathlib import Path
 from pltz.archive.errors import ArchiveError, StoreError, reason
 from pltz.archive.format.object_names import FOLDERS as ARCHIVE_FOLDERS
 from pltz.archive.nightly import receipt
-from pltz.archive.nightly.receipt import Ledger, Receipt
+from pltz.archive.nightly.receipt import ReceiptFile, ReceiptLedger
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import FormatError, UsageError, VersionError
@@ -34,7 +34,7 @@ class Busy(ArchiveError):
     """Another run holds this state folder."""
 
 
-class State:
+class StateFolder:
     """An open state folder. Call ``make`` before anything is written."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -83,7 +83,7 @@ class State:
                 raise
             return []
 
-    def refresh(self, ledger: Ledger, folder: str = "receipts") -> Ledger:
+    def refresh(self, ledger: ReceiptLedger, folder: str = "receipts") -> ReceiptLedger:
         """Add new receipts of a folder to a ledger, and drop those that are gone. Returns the ledger."""
         there = self.names(folder)
         ledger.keep(there)
@@ -96,12 +96,12 @@ class State:
                 self.damaged.add(name)
         return ledger
 
-    def _open(self, folder: str, name: str) -> Receipt:
+    def _open(self, folder: str, name: str) -> ReceiptFile:
         path = f"{folder}/{name}"
         data: bytes | memoryview = self.store.read(path, 0, SMALL)
         if len(data) == SMALL:
             data = self.store.view(path)
-        return Receipt.decode(data, name)
+        return ReceiptFile.decode(data, name)
 
     def intend(self, run: int, rows: Mapping[bytes, bytes]) -> str:
         """Record durably which rows are about to be put. Returns the name of the record."""
@@ -121,7 +121,7 @@ class State:
 
     def merge(self) -> None:
         """Replace many receipts by one. A crash leaves some beside it, which say the same."""
-        ledger = self.refresh(Ledger())
+        ledger = self.refresh(ReceiptLedger())
         for name in self.damaged:
             self.store.delete(f"receipts/{name}")
         if len(ledger.names) < 2:

@@ -15,7 +15,7 @@ import pytest
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, FullError
-from pltz.archive.nightly.state import State as NightlyState
+from pltz.archive.nightly.state import StateFolder
 from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
@@ -219,7 +219,7 @@ def test_an_index_that_finds_no_room_fails_no_put_and_no_collect(
 
 def test_a_store_that_is_no_archive_keeps_no_reserve(tmp_path: Path) -> None:
     """Make no reserve in the nightly job's state, where no operation could use it."""
-    state = NightlyState(tmp_path / "state")
+    state = StateFolder(tmp_path / "state")
     state.make()
     state.quarantine(bytes(32).hex(), b"{}")
     assert not [path for path in tmp_path.rglob("reserve*")]

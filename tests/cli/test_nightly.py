@@ -73,9 +73,9 @@ def test_calls_that_are_wrong(run: Run, config: Path, words: list[str], message:
 
 
 def test_a_second_run_at_the_same_time_ends_with_7(run: Run, config: Path, tmp_path: Path) -> None:
-    from pltz.archive.nightly.state import State
+    from pltz.archive.nightly.state import StateFolder
 
-    state = State(tmp_path / "state")
+    state = StateFolder(tmp_path / "state")
     state.make()
     with state.lock():
         done = run("nightly", "--config", config)

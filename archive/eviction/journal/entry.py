@@ -1,4 +1,4 @@
-"""Entry: one evicted session as it is kept in the journal, in bytes and back. Spec: FORMAT.md, "Entry"."""
+"""JournalEntry: one evicted session as it is kept in the journal, in bytes and back. Spec: FORMAT.md, "Entry"."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_BODY = 1 << 28  # bytes
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class JournalEntry:
     """An evicted session.
 
     ``ids``: (T,). ``time``: seconds since 1970. ``prefixes``: token counts, ascending, at which shared
@@ -45,7 +45,7 @@ class Entry:
 
         Raises ContentError where it does not fit the format.
 
-        >>> Entry.decode(Entry("chat-7", np.arange(3), 9, prefixes=(1, 3)).encode()).ids.tolist()
+        >>> JournalEntry.decode(JournalEntry("chat-7", np.arange(3), 9, prefixes=(1, 3)).encode()).ids.tolist()
         [0, 1, 2]
         """
         if not 0 <= self.time < 1 << 40:
@@ -71,7 +71,7 @@ class Entry:
         return steps
 
     @classmethod
-    def decode(cls, body: bytes) -> Entry:
+    def decode(cls, body: bytes) -> JournalEntry:
         """Return the entry of a body. Raises CorruptError for bytes that `encode` does not write."""
         if len(body) < HEAD.size:
             raise CorruptError(f"expected an entry of {HEAD.size} bytes or more, got {len(body)}")

@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pltz.archive.errors import is_full, reason
-from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.entry import JournalEntry
 from pltz.archive.eviction.journal.lock import Locks
-from pltz.archive.eviction.journal.segment import HEAD_SIZE, Frame, Gap, Name, scan
+from pltz.archive.eviction.journal.segment import HEAD_SIZE, EntryFrame, Gap, Name, scan
 from pltz.archive.storage.disk import Disk
 from pltz.plt_codec.errors import CorruptError, VersionError
 
@@ -34,7 +34,7 @@ TEMPORARY = re.compile(r"[0-9a-f]{32}\.tmp")  # of `Tokenizers.keep`
 
 
 @dataclass
-class Segment:
+class JournalSegment:
     """A segment as it was found.
 
     ``closed``: its owner no longer appends. ``done``: the offset up to which it is archived. ``damage``:
@@ -76,7 +76,7 @@ class JournalReader:
         self.disk, self.locks = disk, locks
         self._remembered: dict[Name, int] = {}  # marks that found no room
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[JournalSegment]:
         """Return the segments, those of each owner in order. Raises OSError."""
         files = dict(self.disk.names(""))
         names = sorted(name for file in files if (name := Name.parse(file)))
@@ -86,10 +86,10 @@ class JournalReader:
         for name in names:
             closed = name.owner not in living or name != last[name.owner]
             done = self._done(name) if name.done in files else 0
-            found.append(Segment(name, files[name.journal], closed, max(done, self._remembered.get(name, 0))))
+            found.append(JournalSegment(name, files[name.journal], closed, max(done, self._remembered.get(name, 0))))
         return found
 
-    def read(self, segment: Segment) -> Iterator[tuple[Frame, Entry]]:
+    def read(self, segment: JournalSegment) -> Iterator[tuple[EntryFrame, JournalEntry]]:
         """Yield the entries that are not archived yet, in order. Raises OSError.
 
         A sound frame whose body is no entry counts as damage.
@@ -105,12 +105,12 @@ class JournalReader:
         except VersionError as exc:
             segment.newer = str(exc)
 
-    def _entries(self, segment: Segment, data: memoryview) -> Iterator[tuple[Frame, Entry]]:
+    def _entries(self, segment: JournalSegment, data: memoryview) -> Iterator[tuple[EntryFrame, JournalEntry]]:
         start = segment.done if segment.done <= len(data) else 0
         for piece in scan(segment.name, data, start):
-            if isinstance(piece, Frame):
+            if isinstance(piece, EntryFrame):
                 try:
-                    entry = Entry.decode(piece.body)
+                    entry = JournalEntry.decode(piece.body)
                 except CorruptError:
                     segment.damage.append(Gap(piece.start, piece.end, False))
                     continue
@@ -118,7 +118,7 @@ class JournalReader:
             elif not piece.last or segment.closed:
                 segment.damage.append(piece)
 
-    def mark(self, segment: Segment, offset: int) -> None:
+    def mark(self, segment: JournalSegment, offset: int) -> None:
         """Record that everything up to ``offset`` is archived: durably, or on a full disk for the life of
         this object.
 
@@ -140,7 +140,7 @@ class JournalReader:
             self._remembered[name] = offset
         segment.done = offset
 
-    def refuse(self, segment: Segment, frame: Frame) -> bool:
+    def refuse(self, segment: JournalSegment, frame: EntryFrame) -> bool:
         """Lay an entry aside that the archive refuses, durably.
 
         Returns False where there is no room. Raises OSError.
@@ -151,7 +151,7 @@ class JournalReader:
         )
         return self._aside(segment, file, data)
 
-    def finish(self, segment: Segment) -> bool:
+    def finish(self, segment: JournalSegment) -> bool:
         """Delete an archived segment, after its damaged bytes were laid aside. Raises OSError.
 
         Call it only after all entries that `read` yielded were marked. Returns False where the segment is
@@ -215,7 +215,7 @@ class JournalReader:
             lock.free()
         return lock is None
 
-    def _lay_aside(self, segment: Segment, offset: int) -> bool:
+    def _lay_aside(self, segment: JournalSegment, offset: int) -> bool:
         """Copy damaged bytes before an offset to files of their own.
 
         Returns False where the segment is stuck.
@@ -228,7 +228,7 @@ class JournalReader:
             segment.aside += len(data)
         return not segment.stuck
 
-    def _aside(self, segment: Segment, file: str, data: bytes) -> bool:
+    def _aside(self, segment: JournalSegment, file: str, data: bytes) -> bool:
         """Write bytes that are laid aside, durably.
 
         Returns False where there is no room: the segment is stuck.

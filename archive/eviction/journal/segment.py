@@ -4,7 +4,7 @@ Spec: FORMAT.md, "Segment" and "Done".
 
     name = Name(owner, 0)
     data = name.head() + name.frames(at=40, bodies=[b"..."])
-    for piece in scan(name, data, 0): ...              # Frame or Gap, for any bytes
+    for piece in scan(name, data, 0): ...              # EntryFrame or Gap, for any bytes
 
 `scan` takes any bytes: truncated, flipped, hostile. It yields the sound frames and the gaps between them. Its
 work is bounded by the size of the file.
@@ -107,7 +107,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Frame:
+class EntryFrame:
     """A sound frame: its start and end in the file, and its body."""
 
     start: int
@@ -124,7 +124,7 @@ class Gap:
     last: bool
 
 
-def scan(name: Name, data: bytes | memoryview, start: int) -> Iterator[Frame | Gap]:
+def scan(name: Name, data: bytes | memoryview, start: int) -> Iterator[EntryFrame | Gap]:
     """Yield the frames and gaps of a segment from ``start`` on, in order.
 
     Raises VersionError for a newer one.
@@ -157,7 +157,7 @@ def scan(name: Name, data: bytes | memoryview, start: int) -> Iterator[Frame | G
         yield Gap(gap, len(data), True)
 
 
-def _frame(name: Name, data: bytes | memoryview, at: int, work: int) -> tuple[Frame | None, int]:
+def _frame(name: Name, data: bytes | memoryview, at: int, work: int) -> tuple[EntryFrame | None, int]:
     """Return the frame at an offset, or None where none is sound, and the cost in bytes hashed."""
     if len(data) - at < FRAME.size or data[at : at + 4] != MARK:
         return None, LOOK
@@ -168,7 +168,7 @@ def _frame(name: Name, data: bytes | memoryview, at: int, work: int) -> tuple[Fr
         return None, LOOK
     if check != name._check(at, data[body : body + size]):
         return None, LOOK + size
-    return Frame(at, end, bytes(data[body : body + size])), 0
+    return EntryFrame(at, end, bytes(data[body : body + size])), 0
 
 
 def _marks(data: bytes | memoryview) -> npt.NDArray[np.int64]:

@@ -144,6 +144,7 @@ class Journal:
 
 def _named(exc: OSError) -> StoreError:
     return StoreError(
-        f"the journal cannot be written: {exc.strerror or exc}. What was reported durable is safe; free space on its disk, or "
+        f"the journal cannot be written: {exc.strerror or exc}. What was reported durable is safe; "
+        "free space on its disk, or "
         f"let a worker drain it (pltz hook drain)"
     )

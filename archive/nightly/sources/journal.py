@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pltz.archive.format.ids import digest
-from pltz.archive.nightly.run_stats import Refused, RunStats
+from pltz.archive.nightly.run_stats import RefusedSession, RunStats
 from pltz.archive.nightly.sources.source import Shard, number_setting, path_setting
 from pltz.plt_codec.errors import UsageError
 
@@ -69,7 +69,7 @@ class JournalSource:
         tally.tokens, tally.frozen_bytes = done["tokens"], done["frozen"]
         for tenant, name, reason in done["refused"]:
             facts = [self.name, "journal", name, tenant, "ContentError", reason, None]
-            tally.refuse(Refused(digest(b"pltz refused", repr(facts).encode()).hex(), *facts))
+            tally.refuse(RefusedSession(digest(b"pltz refused", repr(facts).encode()).hex(), *facts))
         tally.refused = done["rejected"]
         if done["busy"]:
             tally.failures.append(f"source {self.name!r}: another worker has the journal")

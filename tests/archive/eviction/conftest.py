@@ -15,7 +15,7 @@ import pytest
 
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.eviction.hook import EvictionHook, HookSettings
-from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.entry import JournalEntry
 from pltz.archive.eviction.journal.lock import FileLocks, Lock
 from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.tokenizers import Tokenizers
@@ -65,9 +65,9 @@ class Bench:
         return [(v.name, found.tower(v).tokens.tolist()) for v in found.ls(history=True)]
 
 
-def entry(name: str, count: int, seed: int = 0, time: int = 1_000_000_000, **options: Any) -> Entry:
+def entry(name: str, count: int, seed: int = 0, time: int = 1_000_000_000, **options: Any) -> JournalEntry:
     """Return an entry of ``count`` ids. Fewer ids are a prefix of more."""
-    return Entry(name, np.random.default_rng(seed).integers(0, 1000, 64)[:count], time, **options)
+    return JournalEntry(name, np.random.default_rng(seed).integers(0, 1000, 64)[:count], time, **options)
 
 
 @pytest.fixture

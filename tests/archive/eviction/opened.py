@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from pltz.archive.eviction.hook import EvictionHook
-from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.entry import JournalEntry
 from pltz.archive.storage.disk import OsDisk
 
 TARGET = bytes(range(16))
@@ -36,7 +36,7 @@ class BadDisk(OsDisk):
             raise OSError(self.failing[call], os.strerror(self.failing[call]))
 
 
-def entries(hook: EvictionHook) -> list[Entry]:
+def entries(hook: EvictionHook) -> list[JournalEntry]:
     """Return the entries of the journal."""
     backlog = hook.backlog
     return [entry for segment in backlog.segments() for _, entry in backlog.read(segment)]

@@ -9,7 +9,7 @@ import pytest
 
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
-from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.entry import JournalEntry
 from pltz.archive.eviction.journal.writer import Journal
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
@@ -32,7 +32,7 @@ class Life:
         self._known: set[tuple[frozenset[tuple[str, bytes]], int]] = set()
         self.disk.watch = self.crash
 
-    def evict(self, *entries: Entry) -> None:
+    def evict(self, *entries: JournalEntry) -> None:
         facts = [(e.name, tuple(e.ids.tolist())) for e in entries]
         self.offered |= set(facts)
         self.journal.append([e.encode() for e in entries])

@@ -13,7 +13,7 @@ import pytest
 
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
-from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.entry import JournalEntry
 from pltz.archive.eviction.journal.lock import FileLocks
 from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.journal.writer import Journal
@@ -50,13 +50,13 @@ def two(codec: SegmentCodec) -> Two:
     return Two(codec, SimDisk(), cold)
 
 
-def fact(one: Entry) -> Facts:
+def fact(one: JournalEntry) -> Facts:
     return one.name, tuple(one.ids.tolist())
 
 
-def fill(journal: Journal, begin: int = 0) -> list[Entry]:
+def fill(journal: Journal, begin: int = 0) -> list[JournalEntry]:
     """Evict until the disk is full, and return the entries that were reported durable."""
-    durable: list[Entry] = []
+    durable: list[JournalEntry] = []
     for number in range(begin, begin + 10_000):
         one = entry(f"s{number}", 60, number)
         try:

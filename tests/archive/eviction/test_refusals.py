@@ -21,7 +21,8 @@ def test_a_name_that_is_too_long_is_counted_and_named(
 ) -> None:
     hook = open_hook()
     with caplog.at_level(logging.WARNING, "pltz.hook"):
-        assert hook.on_evict(EvictionRequest("x" * 3000, [1], tenant="acme")) and hook.on_evict(EvictionRequest("good", [1]))
+        assert hook.on_evict(EvictionRequest("x" * 3000, [1], tenant="acme"))
+        assert hook.on_evict(EvictionRequest("good", [1]))
         assert hook.flush(10) and eventually(lambda: caplog.records)
     [record] = caplog.records
     line = record.getMessage()

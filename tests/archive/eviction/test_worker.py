@@ -19,7 +19,7 @@ import pytest
 from pltz.archive.errors import ArchiveError
 from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.hook import EvictionHook, HookSettings, WorkerKind
-from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.entry import JournalEntry
 from pltz.archive.eviction.journal.lock import FileLocks
 from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.journal.segment import Name
@@ -252,12 +252,12 @@ ODD = [
     entry("a", 5, time=0),
     entry("a", 9, tags={str(n): "b" for n in range(1000)}),
     entry("x" * 1024, 3, tenant="y" * 1024),
-    Entry("ids", np.array([(1 << 31) - 1, 0]), 7),
+    JournalEntry("ids", np.array([(1 << 31) - 1, 0]), 7),
 ]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: f"{odd.name[:9]!r}")
-def test_no_entry_that_holds_stops_those_behind_it(bench: Bench, odd: Entry) -> None:
+def test_no_entry_that_holds_stops_those_behind_it(bench: Bench, odd: JournalEntry) -> None:
     """Store or quarantine every entry, from any writer of the journal."""
     from pltz.archive.eviction.journal.writer import Journal
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pltz.archive.nightly import config
-from pltz.archive.nightly.config import EXAMPLE, Retention, Verify, parse
+from pltz.archive.nightly.config import EXAMPLE, Retention, VerifySample, parse
 from pltz.archive.nightly.naming import Naming
 from pltz.archive.nightly.sources.database import PostgresSource, SqliteSource
 from pltz.archive.nightly.sources.journal import JournalSource
@@ -29,7 +29,7 @@ def test_the_example_is_a_configuration() -> None:
     assert chats == JsonlSource("jsonl-1", "/jobs/chats", Naming(tenant="acme", name_key="id"))
     assert isinstance(app, SqliteSource) and app.path == "/jobs/app.db"
     assert found.retention == (Retention(Policy(keep_last=3, keep_within=90 * 86400)),)
-    assert (found.grace, found.verify, found.keep_reports) == (7 * 86400, Verify(0.02, 600), 400)
+    assert (found.grace, found.verify, found.keep_reports) == (7 * 86400, VerifySample(0.02, 600), 400)
 
 
 def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:

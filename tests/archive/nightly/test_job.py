@@ -222,9 +222,9 @@ def test_damage_in_the_sample_is_said(
 
 
 def test_two_at_once_the_second_does_nothing(nightly: Nightly) -> None:
-    from pltz.archive.nightly.state import State
+    from pltz.archive.nightly.state import StateFolder
 
-    state = State(nightly.root / "state")
+    state = StateFolder(nightly.root / "state")
     state.make()
     with state.lock(), pytest.raises(Busy, match="another run is going on"):
         nightly.run()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.archive.nightly.receipt import Ledger, Receipt, encode, merged
+from pltz.archive.nightly.receipt import ReceiptFile, ReceiptLedger, encode, merged
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 IDS = st.binary(min_size=16, max_size=16) | st.sampled_from(
@@ -17,9 +17,9 @@ IDS = st.binary(min_size=16, max_size=16) | st.sampled_from(
 ROWS = st.dictionaries(IDS, IDS, max_size=30)
 
 
-def opened(run: int, rows: Mapping[bytes, bytes]) -> tuple[str, Receipt]:
+def opened(run: int, rows: Mapping[bytes, bytes]) -> tuple[str, ReceiptFile]:
     name, data = encode(run, rows)
-    return name, Receipt.decode(data, name)
+    return name, ReceiptFile.decode(data, name)
 
 
 @given(st.lists(ROWS, min_size=1, max_size=5), st.lists(IDS, max_size=20))
@@ -27,7 +27,7 @@ def test_a_ledger_is_a_dict_that_later_runs_update(
     nights: list[dict[bytes, bytes]], others: list[bytes]
 ) -> None:
     oracle: dict[bytes, bytes] = {}
-    ledger = Ledger()
+    ledger = ReceiptLedger()
     for run, rows in enumerate(nights, 1):
         oracle |= rows
         ledger.add(*opened(run, rows))
@@ -35,15 +35,15 @@ def test_a_ledger_is_a_dict_that_later_runs_update(
     keys = [key for key in (*oracle, *others) if halves.count(key[:8]) < 2]
     assert ledger.last(keys) == [oracle.get(key) for key in keys]
     assert ledger.run == len(nights)
-    one = Ledger()
+    one = ReceiptLedger()
     name, data = merged(ledger.receipts)
-    one.add(name, Receipt.decode(data, name))
+    one.add(name, ReceiptFile.decode(data, name))
     assert one.last(keys) == [oracle.get(key) for key in keys] and len(one.receipts[0]) == len(oracle)
 
 
 def test_keys_that_share_half_are_never_mistaken() -> None:
     rows = {bytes(8) + bytes([n] * 8): bytes([n] * 16) for n in range(1, 20)}
-    ledger = Ledger()
+    ledger = ReceiptLedger()
     ledger.add(*opened(1, rows))
     for key, value in zip(rows, ledger.last(list(rows)), strict=True):
         assert value in (None, rows[key])
@@ -57,17 +57,17 @@ def test_damage_is_refused(rows: dict[bytes, bytes], data: st.DataObject) -> Non
     hurt = bytearray(whole)
     hurt[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(FormatError):
-        Receipt.decode(bytes(hurt), name)
+        ReceiptFile.decode(bytes(hurt), name)
     with pytest.raises(CorruptError):
-        Receipt.decode(whole[:at], name)
+        ReceiptFile.decode(whole[:at], name)
     with pytest.raises(FormatError):
-        Receipt.decode(whole, "00" * 16)
+        ReceiptFile.decode(whole, "00" * 16)
 
 
 def test_a_newer_version_is_named() -> None:
     name, whole = encode(3, {bytes(16): bytes(16)})
     with pytest.raises(VersionError, match="newer pltz"):
-        Receipt.decode(whole[:4] + b"\3" + whole[5:], name)
+        ReceiptFile.decode(whole[:4] + b"\3" + whole[5:], name)
 
 
 def test_bytes_of_version_two() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.eviction.journal.entry import MAX_BODY, Entry
-from pltz.archive.eviction.journal.segment import ALIGN, FRAME, HEAD_SIZE, MARK, Frame, Gap, Name, scan
+from pltz.archive.eviction.journal.entry import MAX_BODY, JournalEntry
+from pltz.archive.eviction.journal.segment import ALIGN, FRAME, HEAD_SIZE, MARK, EntryFrame, Gap, Name, scan
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 
 NAME = Name(bytes(range(16)), 3)
@@ -24,14 +24,14 @@ def segment(rows: list[bytes]) -> bytes:
 
 
 def frames(data: bytes, start: int = 0) -> list[bytes]:
-    return [piece.body for piece in scan(NAME, data, start) if isinstance(piece, Frame)]
+    return [piece.body for piece in scan(NAME, data, start) if isinstance(piece, EntryFrame)]
 
 
 @quick
 @given(bodies)
 def test_what_was_written_is_read(rows: list[bytes]) -> None:
     found = list(scan(NAME, segment(rows), 0))
-    assert [f.body for f in found if isinstance(f, Frame)] == rows and len(found) == len(rows)
+    assert [f.body for f in found if isinstance(f, EntryFrame)] == rows and len(found) == len(rows)
 
 
 @quick
@@ -40,8 +40,8 @@ def test_a_torn_tail_loses_only_itself(rows: list[bytes], data: st.DataObject) -
     whole = segment(rows)
     cut = data.draw(st.integers(0, len(whole)))
     found = list(scan(NAME, whole[:cut], 0))
-    ends = [f.end for f in scan(NAME, whole, 0) if isinstance(f, Frame)]
-    assert [f.body for f in found if isinstance(f, Frame)] == rows[: sum(end <= cut for end in ends)]
+    ends = [f.end for f in scan(NAME, whole, 0) if isinstance(f, EntryFrame)]
+    assert [f.body for f in found if isinstance(f, EntryFrame)] == rows[: sum(end <= cut for end in ends)]
     rest = [f for f in found if isinstance(f, Gap)]
     assert all(gap.last and gap.end == cut for gap in rest) and len(rest) <= 1
     assert bool(rest) == (cut not in (0, HEAD_SIZE, *ends))
@@ -57,9 +57,9 @@ def test_a_flipped_bit_costs_one_entry_and_is_told(rows: list[bytes], data: st.D
     hit = [
         n
         for n, f in enumerate(scan(NAME, segment(rows), 0))
-        if isinstance(f, Frame) and f.start <= at < f.end
+        if isinstance(f, EntryFrame) and f.start <= at < f.end
     ]
-    assert [f.body for f in found if isinstance(f, Frame)] == [
+    assert [f.body for f in found if isinstance(f, EntryFrame)] == [
         row for n, row in enumerate(rows) if n not in hit
     ]
     assert any(isinstance(f, Gap) and f.start <= at < f.end for f in found)
@@ -82,7 +82,7 @@ def test_hostile_lengths_are_checked_before_use(size: int, check: bytes) -> None
 def test_entries_after_damage_are_found() -> None:
     rows = [bytes([n]) * 40 for n in range(5)]
     data = bytearray(segment(rows))
-    first = next(f for f in scan(NAME, bytes(data), 0) if isinstance(f, Frame))
+    first = next(f for f in scan(NAME, bytes(data), 0) if isinstance(f, EntryFrame))
     data[first.end : first.end + 4] = b"\xff" * 4  # the second frame's mark
     assert frames(bytes(data)) == [rows[0], *rows[2:]]
 
@@ -170,14 +170,14 @@ def test_an_entry_comes_back(
         data.draw(st.binary(min_size=16, max_size=16)),
         data.draw(st.binary(min_size=16, max_size=16)),
     )
-    one = Entry(name, np.array(ids, np.int64), time, tenant, *fingerprints, tags, ends, base, parent)
-    two = Entry.decode(one.encode())
+    one = JournalEntry(name, np.array(ids, np.int64), time, tenant, *fingerprints, tags, ends, base, parent)
+    two = JournalEntry.decode(one.encode())
     assert two.ids.tolist() == ids
     assert [getattr(one, f) for f in FIELDS] == [getattr(two, f) for f in FIELDS]
 
 
 FIELDS = ("name", "time", "tenant", "tokenizer", "target", "tags", "prefixes", "base", "parent")
-SAMPLE = Entry(
+SAMPLE = JournalEntry(
     "chat-7", np.arange(9), 5, "acme", tags={"a": "b"}, prefixes=(2, 9), base="b", parent="p"
 ).encode()
 
@@ -190,7 +190,7 @@ def test_a_damaged_body_is_refused_or_is_an_entry(data: st.DataObject) -> None:
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     body = body[: data.draw(st.integers(0, len(body)))]
     try:
-        found = Entry.decode(bytes(body))
+        found = JournalEntry.decode(bytes(body))
     except CorruptError:
         return
     assert len(found.ids) * 4 < len(body) and all(0 < end <= len(found.ids) for end in found.prefixes)
@@ -200,25 +200,25 @@ def test_a_damaged_body_is_refused_or_is_an_entry(data: st.DataObject) -> None:
 @given(st.binary(max_size=300))
 def test_hostile_bodies_are_refused(noise: bytes) -> None:
     with pytest.raises(CorruptError):
-        Entry.decode(noise[:36] + b"\xff" * 5 + noise[36:])
+        JournalEntry.decode(noise[:36] + b"\xff" * 5 + noise[36:])
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        Entry("n", np.array([-1]), 0),
-        Entry("n", np.array([1 << 31]), 0),
-        Entry("n", np.array([0.5]), 0),
-        Entry("n", np.array([[1]]), 0),
-        Entry("n" * 1025, np.array([1]), 0),
-        Entry("\ud800", np.array([1]), 0),
-        Entry("n", np.array([1]), -1),
-        Entry("n", np.array([1]), 0, target=b"short"),
-        Entry("n", np.array([1]), 0, prefixes=(2,)),
-        Entry("n", np.array([1, 2]), 0, prefixes=(2, 1)),
-        Entry("n", np.array([1]), 0, tags={"a": "b" * 20000}),
+        JournalEntry("n", np.array([-1]), 0),
+        JournalEntry("n", np.array([1 << 31]), 0),
+        JournalEntry("n", np.array([0.5]), 0),
+        JournalEntry("n", np.array([[1]]), 0),
+        JournalEntry("n" * 1025, np.array([1]), 0),
+        JournalEntry("\ud800", np.array([1]), 0),
+        JournalEntry("n", np.array([1]), -1),
+        JournalEntry("n", np.array([1]), 0, target=b"short"),
+        JournalEntry("n", np.array([1]), 0, prefixes=(2,)),
+        JournalEntry("n", np.array([1, 2]), 0, prefixes=(2, 1)),
+        JournalEntry("n", np.array([1]), 0, tags={"a": "b" * 20000}),
     ],
 )
-def test_what_does_not_fit_is_not_written(bad: Entry) -> None:
+def test_what_does_not_fit_is_not_written(bad: JournalEntry) -> None:
     with pytest.raises(ContentError):
         bad.encode()
