@@ -77,7 +77,7 @@ class Assembly:
             tokenizer = (streams / "tokenizer.json").read_bytes()
             words, packed = (dictionary / "dictionary").read_bytes(), weights.shape.gated
             write_bundle(folder, self.s.name, weights, tokenizer, words, {}, packed=packed)
-            self.say(f"  {weights.shape.macs / 1e6:.2f} M multiply-adds a token outside attention")
+            self.say(f"  {weights.shape.macs / 1e6:.2f} M multiply-adds per token outside attention")
 
         return self.work.stage("export", [streams.name, dictionary.name, student.name, self.s.name], build)
 
@@ -104,7 +104,7 @@ class Assembly:
             test = [r._replace(session=records.plain(r.session)) for r in records.read(split / "test.zst")]
             found = self.c.run.measure(bundle, [r for r in test if r.session.kind != "ids"], limit)
             total = found["total"]
-            self.say(f"  {total['content_bytes']:,} bytes of content: {total['bits_per_byte']} bits a byte")
+            self.say(f"  {total['content_bytes']:,} bytes of content: {total['bits_per_byte']} bits per byte")
             write_json(folder / "figures.json", found)
 
         return self.work.stage("evaluate", [split.name, bundle.name, limit], build)
@@ -203,7 +203,7 @@ def fit_temperatures(
             factor = min(found, key=lambda f: found[f])
             if found[factor] < best:
                 best, weights = found[factor], scaled(weights, names, factor)
-            say(f"{title} {report[title]} now {best / count:.4f} bits a token")
+            say(f"{title} {report[title]} now {best / count:.4f} bits per token")
     report["after"] = {"1.0": round(best / count, 4)}
     return weights, report
 
@@ -250,69 +250,71 @@ def card_of(
     }
 
 
-def as_markdown(c: dict[str, Any]) -> str:
+MARKDOWN = """\
+# Bundle `{name}`
+
+Id `{id}`, numeric contract {contract}, licence: {licence}. {about}
+
+## Model
+
+Width {d}, {layers} layers, {heads} query and {kv_heads} key heads of {head_dim}, hidden {hidden}, vocabulary {vocab:,},
+blocks of {block} tokens, memory {memory}. {macs:.2f} M multiply-adds per token outside attention. Weights int8.
+
+## Training
+
+{training}
+
+The settings are in card.json.
+
+## Test
+
+Held-out sessions, at most {limit_bytes:,} bytes of content per source, each decodable alone, all bytes of a .pltz file
+counted, decoded back and compared.
+
+| source | sessions | content bytes | pltz bytes | bits per byte | bits per token | zstd -19 + dictionary | by fallback |
+|---|---|---|---|---|---|---|---|
+{test}
+
+## Data
+
+| source | sessions (train, validation, test) | licence |
+|---|---|---|
+{data}
+"""
+
+
+def as_markdown(card: dict[str, Any]) -> str:
     """Return the card of `card_of` for people."""
-    s, test = c["shape"], c["test"]
-    rows = [
-        f"| {r['source']} | {r['sessions']:,} | {r['content_bytes']:,} | {r['pltz_bytes']:,.0f} | "
-        f"{r['bits_per_byte']} | {r['bits_per_token']} | "
-        f"{_rate(r, 'zstd+dict')} | {r['fallback_sessions']} |"
+    test, teacher = card["test"], card["settings"]["teacher"]
+    tests = [
+        f"| {r['source']} | {r['sessions']:,} | {r['content_bytes']:,} | {r['pltz_bytes']:,.0f} | {r['bits_per_byte']} | "
+        f"{r['bits_per_token']} | {_rate(r, 'zstd+dict')} | {r['fallback_sessions']} |"
         for r in [*test["sources"], test["total"]]
     ]
-    runs = [
+    training = [
         f"- {name}: {r['steps']:,} steps, {r['tokens']:,} tokens, {r['seconds']:,.0f} seconds, "
-        f"{r['parameters'] / 1e6:.2f} M parameters, "
-        f"{r['bits_per_token']} bits a token at the end (training data, float model)"
-        for name, r in c["training"].items()
+        f"{r['parameters'] / 1e6:.2f} M parameters, {r['bits_per_token']} bits per token at the end (training data)"
+        for name, r in card["training"].items()
         if "steps" in r
     ]
-    teacher = c["settings"]["teacher"]
     if teacher:
-        who = f"the target {teacher['target']}" if teacher["target"] else "a larger net of its own"
-        runs.append(
-            f"- teacher: {who}, {teacher['share']} of the loss"
-            + (f"; it wrote {teacher['write']} turns" if teacher["write"] else "")
-        )
-    return "\n".join([
-        f"# Bundle `{c['name']}`",
-        "",
-        f"Id `{c['id']}`, numeric contract {c['contract']}, licence: {c['licence']}. {c['about']}".strip(),
-        "",
-        "## Model",
-        "",
-        (f"Width {s['d']}, {s['layers']} layers, {s['heads']} query and {s['kv_heads']} key heads of "
-        f"{s['head_dim']}, hidden {s['hidden']}, vocabulary {s['vocab']:,}, blocks of"),
-        (f"{s['block']} tokens, memory {s['memory']}; {c['multiply_adds_per_token'] / 1e6:.2f} M multiply-adds "
-        "a token outside attention. Weights int8."),
-        "",
-        "## Training",
-        "",
-        *runs,
-        "",
-        "The settings are in card.json.",
-        "",
-        "## Test",
-        "",
-        (f"Held-out sessions, at most {test['limit_bytes']:,} bytes of content a source, each decodable "
-        "alone, all bytes of a .pltz file counted, decoded back and compared."),
-        "",
-        ("| source | sessions | content bytes | pltz bytes | bits a byte | bits a token | zstd -19 + "
-        "dictionary | by fallback |"),
-        "|---|---|---|---|---|---|---|---|",
-        *rows,
-        "",
-        "## Data",
-        "",
-        "| source | sessions (train, validation, test) | licence |",
-        "|---|---|---|",
-        *(
-            f"| {d['source']} | "
-            f"{', '.join(str(d['sessions'].get(part, 0)) for part in ('train', 'validation', 'test'))} | "
-            f"{d['licence']} |"
-            for d in c["data"]
-        ),
-        "",
-    ])  # fmt: skip
+        who = f"the target {teacher['target']}" if teacher["target"] else f"the bundle {teacher['bundle']}"
+        wrote = f"; it wrote {teacher['write']} turns" if teacher["write"] else ""
+        training.append(f"- teacher: {who}, {teacher['share']} of the loss{wrote}")
+    parts = ("train", "validation", "test")
+    data = [
+        f"| {d['source']} | {', '.join(str(d['sessions'].get(part, 0)) for part in parts)} | {d['licence']} |"
+        for d in card["data"]
+    ]
+    return MARKDOWN.format(
+        **{key: card[key] for key in ("name", "id", "contract", "licence", "about")},
+        **card["shape"],
+        macs=card["multiply_adds_per_token"] / 1e6,
+        limit_bytes=test["limit_bytes"],
+        training="\n".join(training),
+        test="\n".join(tests),
+        data="\n".join(data),
+    )
 
 
 def _rate(r: dict[str, Any], peer: str) -> str:

@@ -36,7 +36,7 @@ from pltz.plt_codec.lanes import LANE_MARK, Block, default_lanes
 
 Batch = dict[str, Tensor]
 Tokens = npt.NDArray[np.int64]
-WORKERS = 12  # at most; they make 1.7 M tokens a second
+WORKERS = 12  # at most; they make 1.7 M tokens per second
 ROLES = {1: "system", 2: "user", 3: "assistant", 4: "tool", 10: "developer", 11: "function"}
 ESCAPE = 16  # id of <|x0|>
 # (before all, before the role's name, after it, after the content), numbers are escapes, text is text

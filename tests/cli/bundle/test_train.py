@@ -390,9 +390,9 @@ def test_distill_from_a_bundle_of_the_other_contract(
 
 @pytest.mark.slow
 def test_distill_from_the_embedded_target(run: Run, project: Path) -> None:
-    """Distil with the bundle and the target that ship. Takes about 20 seconds."""
+    """Distil with the bundle and the target that ship."""
     lines = sample_path().read_text("utf8").splitlines(True)
-    (project / "sessions.jsonl").write_text("".join(lines[:40]), "utf8")
+    (project / "sessions.jsonl").write_text("".join(lines[:44]), "utf8")
     call = ("bundle", "distill", "--target", "mini-llama", "--data", project / "sessions.jsonl")
     small = (
         "--steps",
@@ -441,4 +441,5 @@ def test_train_with_a_bundle_that_teaches(
     assert done.exit_code == 0, done.output
     card = json.loads((project / "mine/card.json").read_text())
     assert card["settings"]["teacher"]["bundle"] == "other"
+    assert "- teacher: the bundle other, 0.5 of the loss" in (project / "mine/CARD.md").read_text()
     assert card["training"]["student"]["bits_per_token"] < 10.0  # by chance
