@@ -1,4 +1,7 @@
-"""Builds what is compiled where there is a C compiler; without one the install succeeds, torch does the engine's work and Python the rest."""
+"""Build the compiled parts where there is a C compiler.
+
+Without one the install succeeds: torch does the engine's work and Python the rest.
+"""
 
 import os
 

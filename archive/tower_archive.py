@@ -564,7 +564,8 @@ class TowerArchive:
                 packs += len(known.packs)
         sources: list[Lookup] = [catalog.listing.tail, *absorbed.values()]
         covered = {p for source in sources for p in source.packs if p in catalog.listing.packs}
-        sizes = {p: catalog.listing.packs[p] for p in covered - catalog.damage.damaged()}  # damaged packs are scanned on opening
+        # Damaged packs are scanned on opening.
+        sizes = {p: catalog.listing.packs[p] for p in covered - catalog.damage.damaged()}
         made = set()
         for part in index_file.parts(sizes):
             data = index_file.build(sources, part)
@@ -572,7 +573,9 @@ class TowerArchive:
             if not self.store.put(object_names.index(name), data):
                 self.store.delete(object_names.index(name))  # its digest is not its name: it is damaged
                 if not self.store.put(object_names.index(name), data):
-                    raise StoreError(f"{object_names.index(name)} holds other bytes than its name says: rebuild or repair")
+                    raise StoreError(
+                        f"{object_names.index(name)} holds other bytes than its name says: rebuild or repair"
+                    )
             made.add(name)
         for old in set(absorbed) - made:
             self.store.delete(object_names.index(old))

@@ -1,4 +1,6 @@
-"""Freeze a session of a running llama-server and bring it back: by token ids, through the archive. See docs/llama-server.md.
+"""Freeze a session of a running llama-server and bring it back: by token ids, through the archive.
+
+See docs/llama-server.md.
 
     llama-server -m MODEL.gguf --slot-save-path /tmp/slots/
     python examples/llama_server.py http://127.0.0.1:8080 TOKENIZER.json --slots /tmp/slots

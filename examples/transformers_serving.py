@@ -1,9 +1,12 @@
-"""A small serving loop over transformers: few KV caches stay hot, the others go to the archive and come back. See docs/transformers.md.
+"""A small serving loop over transformers: few KV caches stay hot, the others go to the archive and come back.
+
+See docs/transformers.md.
 
     python examples/transformers_serving.py                        # the target that ships with pltz, on the CPU
     python examples/transformers_serving.py --target ./my-model --hot 4 --sessions 16 --turns 3
 
-Each session is served twice: by a loop that keeps only the last few caches, and by one that keeps all. Prints one JSON line: what was
+Each session is served twice: by a loop that keeps only the last few caches, and by one that keeps all.
+Prints one JSON line: what was
 evicted and thawed, what it took, and whether both said the same.
 """
 
@@ -75,7 +78,10 @@ class Server:
         """The cache used longest ago goes; its tokens go to the hook."""
         name, session = self.hot.popitem(last=False)
         start = time.perf_counter()
-        ticket = self.hook.on_evict(pltz.EvictionRequest(name, session.ids, prefixes=(len(self.system),), tags={"model": "demo"}))
+        prefixes = (len(self.system),)
+        ticket = self.hook.on_evict(
+            pltz.EvictionRequest(name, session.ids, prefixes=prefixes, tags={"model": "demo"})
+        )
         self.times["evict"].append(time.perf_counter() - start)
         if not ticket:  # refused: a server that cannot do without it keeps the ids
             raise RuntimeError(f"session {name} was not taken: {self.hook.status()['refused']}")

@@ -1,4 +1,6 @@
-"""vLLM with the connector: a session is frozen when its request finishes, goes cold, and comes back by its ids. See docs/vllm.md.
+"""vLLM with the connector: a session is frozen when its request finishes, goes cold, and comes back by its ids.
+
+See docs/vllm.md.
 
     python examples/vllm_archive.py MODEL_FOLDER        # in an environment with vLLM and pltz
 

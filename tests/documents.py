@@ -115,8 +115,9 @@ def _chat(turns: int) -> dict[str, Any]:
     """Return a short chat."""
     said = [{"role": "system", "content": "You are the help desk of a bicycle shop. Answer briefly."}]
     for turn in range(turns + 1):
-        said += [{"role": "user", "content": f"My wheel squeaks when I brake, for the {turn + 1}. time. What can I do?"}]
-        said += [{"role": "assistant", "content": "Clean the rim with a cloth, and look at the pads. They may be worn."}]
+        question = f"My wheel squeaks when I brake, for the {turn + 1}. time. What can I do?"
+        answer = "Clean the rim with a cloth, and look at the pads. They may be worn."
+        said += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return {"id": f"shop-{turns}", "messages": said}
 
 

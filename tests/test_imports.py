@@ -1,4 +1,7 @@
-"""The arrows between rooms and between their wings, read off the imports. Nothing imports upwards, not even lazily or for types alone."""
+"""The arrows between rooms and between their wings, read off the imports.
+
+Nothing imports upwards, not even lazily or for types alone.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ MAY_IMPORT = {
     "benchmarks": {"archive", "datasets", "models", "plt_codec"},
     "cli": {"benchmarks", "archive", "datasets", "models", "plt_codec", "api"},
 }
-# Wings of each room from the bottom to the top. A wing is a folder, or a module at the room's root. It imports wings above it in this list,
-# and those in its own line.
+# Wings of each room from the bottom to the top. A wing is a folder, or a module at the room's root. It imports wings
+# above it in this list, and those in its own line.
 WINGS = {
     "plt_codec": (
         "errors limits varint types weights lanes prefix zstd repeats range_coder",

@@ -69,7 +69,8 @@ WITH RECURSIVE tree (id, first, stays, depth) AS (
     SELECT id, first, stays, 0 FROM live_segment WHERE parent = x'{NONE.hex()}'
     UNION ALL SELECT child.id, child.first, child.stays, depth + 1
     FROM tree JOIN live_segment AS child ON child.parent = tree.id ORDER BY 4 DESC, 1)
-SELECT first, {SEGMENT} | {SESSION} * (first IN (SELECT first FROM live_version WHERE NOT stays)) FROM tree WHERE NOT stays
+SELECT first, {SEGMENT} | {SESSION} * (first IN (SELECT first FROM live_version WHERE NOT stays))
+FROM tree WHERE NOT stays
 """
 VERSIONS = f"""
 SELECT first, {SESSION} FROM live_version

@@ -119,7 +119,9 @@ class PendingVersion:
 Row = tuple[Context, Record]  # a record to put, with its context
 
 
-def draft(sessions: Sequence[NewSession], contexts: Contexts, now: int) -> tuple[list[PendingVersion], list[PendingSegment]]:
+def draft(
+    sessions: Sequence[NewSession], contexts: Contexts, now: int
+) -> tuple[list[PendingVersion], list[PendingSegment]]:
     """Check sessions and name their segments; return the drafts and each segment once, parents first.
 
     ``now``: time of sessions that give none, in seconds since 1970. Raises ContentError, LimitError,

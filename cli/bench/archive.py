@@ -155,7 +155,8 @@ def measured_growing(bundle: str | None, turns: int, tokens: int, where: str | N
 
 def growing_text(result: dict[str, Any]) -> str:
     """Return the figures of sessions that grow as text."""
-    head = ["put as", "sessions", "puts each", "puts/s", "tokens/s", "bytes each", "collected", "last put, ms", "read, s each"]
+    head = ["put as", "sessions", "puts each", "puts/s", "tokens/s", "bytes each"]
+    head += ["collected", "last put, ms", "read, s each"]
     lines = []
     for row in result["growing"]:
         before, last = ([0.0] + row["seconds_after_put"])[-2:]

@@ -290,7 +290,9 @@ class Codec(SessionDecoder):
                 drafts.append(named("session", number, exc))
         return drafts
 
-    def _draft(self, number: int, session: Session, bridge: TokenBridge | None, options: CodingOptions) -> _TokenisedSession:
+    def _draft(
+        self, number: int, session: Session, bridge: TokenBridge | None, options: CodingOptions
+    ) -> _TokenisedSession:
         content = session.to_bytes()  # raises if over a limit, before anything is made of it
         if options.by_zstd(content):
             if not options.keep_opaque:

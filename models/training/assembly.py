@@ -271,7 +271,8 @@ The settings are in card.json.
 Held-out sessions, at most {limit_bytes:,} bytes of content per source, each decodable alone, all bytes of a .pltz file
 counted, decoded back and compared.
 
-| source | sessions | content bytes | pltz bytes | bits per byte | bits per token | zstd -19 + dictionary | by fallback |
+| source | sessions | content bytes | pltz bytes | bits per byte | bits per token | \
+zstd -19 + dictionary | by fallback |
 |---|---|---|---|---|---|---|---|
 {test}
 
@@ -287,8 +288,8 @@ def as_markdown(card: dict[str, Any]) -> str:
     """Return the card of `card_of` for people."""
     test, teacher = card["test"], card["settings"]["teacher"]
     tests = [
-        f"| {r['source']} | {r['sessions']:,} | {r['content_bytes']:,} | {r['pltz_bytes']:,.0f} | {r['bits_per_byte']} | "
-        f"{r['bits_per_token']} | {_rate(r, 'zstd+dict')} | {r['fallback_sessions']} |"
+        f"| {r['source']} | {r['sessions']:,} | {r['content_bytes']:,} | {r['pltz_bytes']:,.0f} | "
+        f"{r['bits_per_byte']} | {r['bits_per_token']} | {_rate(r, 'zstd+dict')} | {r['fallback_sessions']} |"
         for r in [*test["sources"], test["total"]]
     ]
     training = [

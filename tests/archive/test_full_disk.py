@@ -82,7 +82,10 @@ def test_a_full_archive_is_emptied_and_filled_again(codec: SegmentCodec) -> None
 
 
 def test_a_full_sealed_archive_is_emptied_by_erasing(codec: SegmentCodec) -> None:
-    """Erase tenants of one session each. Erasing one of many sessions writes keys, which may take more than it frees."""
+    """Erase tenants of one session each.
+
+    Erasing one of many sessions writes keys, which may take more than it frees.
+    """
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     disk.capacity = 1_100_000

@@ -29,7 +29,8 @@ from pltz.archive.writing.new_session import NewSession
 place, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 archive = TowerArchive.open(place, [BytesCodec()])
 for n in range(count):
-    prompt, own, turn = np.arange(50), np.frombuffer(b"writer %d" % (n // 3), np.uint8), np.frombuffer(who.encode() + b" %d" % n, np.uint8)
+    prompt, own = np.arange(50), np.frombuffer(b"writer %d" % (n // 3), np.uint8)
+    turn = np.frombuffer(who.encode() + b" %d" % n, np.uint8)
     archive.put([NewSession(f"{who}-{n // 2}", [prompt, own, turn], shared=1)])
     print(f"{who}-{n // 2} {n}", flush=True)
     if who == "w0" and n % 5 == 4:

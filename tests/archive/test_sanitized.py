@@ -51,9 +51,15 @@ def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str]) -> 
     asan = {"LD_PRELOAD": asan_library, "ASAN_OPTIONS": "detect_leaks=0"}
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     tests = [test for _, test in MODULES.values()]
+    command = [sys.executable, "-m", "pytest", "-p", "sanitized", "-p", "no:xdist", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "sanitized", "-p", "no:xdist", "-p", "no:cacheprovider", "-s", "-q", *tests],
-        cwd=ROOT, env={**os.environ, **asan, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600, check=False,
+        [*command, "-s", "-q", *tests],
+        cwd=ROOT,
+        env={**os.environ, **asan, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout

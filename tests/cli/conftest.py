@@ -114,7 +114,10 @@ def frozen(tiny: Path, run: Run, chats: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trained() -> None:
-    """Mark a test that needs the bundle that ships: an untrained one loses to zstd, and all sessions are plain bytes."""
+    """Mark a test that needs the bundle that ships.
+
+    An untrained one loses to zstd, and all sessions are plain bytes.
+    """
 
 
 @pytest.fixture

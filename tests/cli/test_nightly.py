@@ -83,6 +83,7 @@ def test_a_second_run_at_the_same_time_ends_with_7(run: Run, config: Path, tmp_p
 
 
 def test_importing_the_command_loads_nothing_heavy() -> None:
-    code = "import sys, pltz.cli.nightly; sys.exit(', '.join({'torch', 'numpy', 'matplotlib', 'sqlite3', 'ray'} & set(sys.modules)) or 0)"
+    heavy = {"torch", "numpy", "matplotlib", "sqlite3", "ray"}
+    code = f"import sys, pltz.cli.nightly; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

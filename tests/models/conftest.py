@@ -1,6 +1,7 @@
-"""What the tests of models share: a small llama with random weights, saved as a user's model is; a codec with a fake coder.
+"""Fixtures of the tests of models: a small llama with random weights, and a codec with a fake coder.
 
-Asked for as fixtures: ``llama`` is its folder, ``copy`` one to damage, ``save_model(folder, config)`` makes another; ``codec`` is of ``bundle``.
+``llama`` is its folder, saved as a user's model is, and ``copy`` one to damage. ``save_model(folder, config)`` makes
+another. ``codec`` is of ``bundle``.
 """
 
 import shutil
@@ -25,7 +26,7 @@ SaveModel = Callable[[Path, transformers.PretrainedConfig], Path]
 @pytest.fixture(scope="session")
 def save_model(tiny_tokenizer_json: Callable[..., bytes]) -> SaveModel:
     def save(folder: Path, config: transformers.PretrainedConfig) -> Path:
-        """A model with random weights, large enough that its greedy choices are not ties, and a tokenizer."""
+        """Save a model with random weights, large enough that its greedy choices are not ties, and a tokenizer."""
         torch.manual_seed(7)
         auto: Any = transformers.AutoModelForCausalLM  # its hints are not whole
         model = auto.from_config(config)
@@ -44,7 +45,7 @@ def save_model(tiny_tokenizer_json: Callable[..., bytes]) -> SaveModel:
 
 @pytest.fixture(scope="session")
 def llama_config() -> dict[str, Any]:
-    """The shape of the small llama, as config.json has it."""
+    """Return the shape of the small llama, as config.json has it."""
     return transformers.LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=32,

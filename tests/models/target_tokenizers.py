@@ -1,6 +1,7 @@
 """Tokenizers of the kinds that served models have, trained on a page of text, and the bridge of each to a small bundle.
 
-Each is small, so that random ids hit every corner: bytes that are no text, marks in odd places, pieces that cannot follow each other.
+Each is small, so that random ids hit every corner: bytes that are no text, marks in odd places, and pieces that
+cannot follow each other.
 """
 
 import json
@@ -92,7 +93,8 @@ def byte_level(*, add_prefix_space: bool = False) -> Tokenizer:
 
 def llama3() -> Tokenizer:
     """Byte-level after a split by Llama 3's expression; merges ignored for whole pieces; many reserved marks."""
-    expression = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    expression = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    expression += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

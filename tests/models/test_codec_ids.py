@@ -1,4 +1,4 @@
-"""Token ids through a codec: the bundle's own, and those of another tokenizer over a bridge. The coder is a fake (fake_coder.py)."""
+"""Token ids through a codec with a fake coder: the bundle's own, and those of another tokenizer over a bridge."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,7 @@
-"""Encryption: nothing readable on the disk, wrong keys and swapped records refused, keys come back. Erasing: test_erase.py."""
+"""Encryption: nothing is readable on the disk, wrong keys and swapped records are refused, and keys come back.
+
+For erasing see test_erase.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of llama-server (archive/engines/llama_server.py), against what a real one answered (recorded/), and against a real one.
+"""The client of llama-server (archive/engines/llama_server.py), against recorded answers and against a real server.
 
 The second needs its binary: PLTZ_LLAMA_SERVER=/path/to/llama-server python -m pytest -m llama_server
 """

@@ -1,4 +1,7 @@
-"""Token ids of llama-server's slot files (archive/engines/llama_slots.py): a real one is read, anything else refused by name."""
+"""Token ids of llama-server's slot files (archive/engines/llama_slots.py).
+
+A real file is read, and anything else is refused by name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The serving loop of examples/ with real transformers: sessions that were evicted and thawed go on as if they had never left."""
+"""The serving loop of examples/ with real transformers: evicted and thawed sessions go on as if they had stayed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What vLLM's connector gives to the hook and asks for again (archive/engines/vllm_request.py), and the whole of it in a real vLLM.
+"""The requests between vLLM's connector and the hook (archive/engines/vllm_request.py), and all of it in a real vLLM.
 
-The second needs an environment with vLLM and what pltz imports: PLTZ_VLLM_PYTHON=/path/to/bin/python python -m pytest -m vllm
+The second needs an environment with vLLM and what pltz imports:
+PLTZ_VLLM_PYTHON=/path/to/bin/python python -m pytest -m vllm
 """
 
 from __future__ import annotations
@@ -182,7 +183,10 @@ def test_a_prompt_for_other_weights_or_adapters_is_refused() -> None:
 @pytest.mark.vllm
 @pytest.mark.skipif(not os.path.isfile(PYTHON), reason="needs vLLM: PLTZ_VLLM_PYTHON=/path/to/its/bin/python")
 def test_a_real_vllm_freezes_at_the_finish_and_thaws_by_ids(tmp_path: Path) -> None:
-    """Two tenants with salts, an adapter, prompt embeddings; then all is cold, and one session comes back. See vllm_program.py."""
+    """Serve two tenants with salts, an adapter and prompt embeddings; make all cold, and thaw one session.
+
+    The program is vllm_program.py.
+    """
     arguments = [
         resolve("mini-llama"),
         write_peft_lora(tmp_path / "lora"),

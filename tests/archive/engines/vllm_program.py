@@ -1,4 +1,4 @@
-"""A real vLLM with the connector: serves, freezes, goes cold, thaws. Run by test_vllm_live.py in vLLM's own environment.
+"""Serve, freeze, go cold and thaw in a real vLLM with the connector. test_vllm.py runs it in vLLM's environment.
 
 python -m tests.archive.engines.vllm_program MODEL_FOLDER LORA_FOLDER JOURNAL ARCHIVE RESULT.json
 """

@@ -195,5 +195,7 @@ def test_a_scan_reads_runs_and_goes_one_by_one_only_where_it_must() -> None:
     hurt[at[0] + 3] ^= 1
     found = list(Pack.of(bytes(hurt)).scan())
     assert [item for item in found if not isinstance(item, Damage)] == [
-        item for n, item in enumerate(whole) if n != 2500 and not (n == 2501 and builder.records[n].parent == builder.records[2500].id)
+        item
+        for n, item in enumerate(whole)
+        if n != 2500 and not (n == 2501 and builder.records[n].parent == builder.records[2500].id)
     ]  # fmt: skip

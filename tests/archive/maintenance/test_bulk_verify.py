@@ -24,7 +24,10 @@ from pltz.archive.writing.new_session import NewSession
 
 @pytest.fixture
 def filled(archive: TowerArchive) -> TowerArchive:
-    """Records of every shape: parents of all kinds, versions, tags, times, marks, long names, no tokens, several packs."""
+    """Make several packs of records of every shape.
+
+    They have parents of all kinds, versions, tags, times, marks, long names and no tokens.
+    """
     prompts = [np.arange(30) + n for n in range(3)]
     for turn in range(3):
         archive.put(

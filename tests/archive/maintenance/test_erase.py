@@ -178,7 +178,7 @@ def test_what_is_doomed_is_not_relied_on(sealed: TowerArchive, disk: SimDisk, co
 def test_an_eraser_that_stood_still_brings_nothing_back(
     sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It read the keys, then another erasure came and went: the number that it would take next is free again, but long over."""
+    """Let another erasure come and go after the keys were read: the next number is free again, but long over."""
     sealed.put([chat("a", [1]), chat("b", [2])])
     domain = sealed.keys.domain(TENANT, "acme")
     gone = sealed.version("b", "acme").leaf

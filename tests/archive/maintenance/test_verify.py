@@ -98,7 +98,7 @@ def test_a_long_run_from_anywhere_sees_all_once(cold: TowerArchive, slow: SlowCo
 
 
 def test_a_session_that_lost_its_name_is_counted(archive: TowerArchive, disk: SimDisk) -> None:
-    """A session's name stands in the record of its last segment: where that is damaged no name is lost, and "0 lost" was all there was to see."""
+    """Damage the record of a last segment, which holds the session's name: verify said "0 lost" and no more."""
     archive.put([NewSession("gone", [np.arange(50)])])
     place = archive.version("gone").location
     pack = f"packs/{place.pack.hex()}"
@@ -146,7 +146,8 @@ def test_lost_redundancy_is_told_of_and_repair_puts_it_back(
             archive.collect()
     archive.collect()
     paths = [p for p in disk.seen.files() if p.startswith(("parity/", "ledger/")) or p.endswith("-1")]
-    condemned = {f"parity/{pack.hex()}" for pack in archive.catalog.listing.condemned & set(archive.catalog.listing.packs)}
+    listing = archive.catalog.listing
+    condemned = {f"parity/{pack.hex()}" for pack in listing.condemned & set(listing.packs)}
     assert condemned & set(paths) and "parity/archive.json" in paths
     assert any(p.startswith("ledger/") for p in paths)
     assert any(p.startswith("keys/") for p in paths) == (key is not None)

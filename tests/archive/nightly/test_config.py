@@ -89,7 +89,10 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         (HEAD.replace('"cold"', '"state/tmp"') + SOURCE, "expected a folder of its own as state"),
         (HEAD.replace('"state"', '"cold/packs/state"') + SOURCE, "expected a folder of its own as state"),
         (HEAD + SOURCE + 'name = "a"\n' + SOURCE + 'name = "a"', "two sources are called 'a'"),
-        (HEAD + '[[source]]\nkind = "sqlite"\npath = "a"\nquery = "q"\nname_key = "id"', "nothing is called 'name_key'"),
+        (
+            HEAD + '[[source]]\nkind = "sqlite"\npath = "a"\nquery = "q"\nname_key = "id"',
+            "nothing is called 'name_key'",
+        ),
         (HEAD + '[[source]]\nkind = "slots"\npath = "a"', "a source of kind slots needs 'tokenizer'"),
         (HEAD + SOURCE + "[[retention]]", "a policy needs a rule"),
         (HEAD + SOURCE + '[[retention]]\nkeep_within = "soon"', "expected a duration"),

@@ -67,7 +67,7 @@ def test_many_small_files_are_a_few_shards(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_named_and_stops_nothing(
     nightly: Nightly, monkeypatch: pytest.MonkeyPatch, make_lines: Callable[..., bytes]
 ) -> None:
-    """A folder as lost+found, a large file, a link in a circle; and one file is moved away just when it is looked at."""
+    """Meet a folder like lost+found, a large file, a circular link, and a file that is moved away while it is read."""
     for name in ("a", "locked/b", "large", "moved"):
         nightly.write(f"chats/{name}.jsonl", make_lines([{"id": name}]))
     (nightly.root / "chats/circle.jsonl").symlink_to("circle.jsonl")
@@ -227,7 +227,7 @@ def test_names_of_every_type_fall_into_one_range(tmp_path: Path, monkeypatch: py
 def test_who_writes_to_the_database_does_not_wait_for_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither while the work is handed out nor while rows are frozen: SQLite lets nobody write for as long as rows are asked for."""
+    """Hold no read transaction while work is handed out or rows are frozen: SQLite refuses writers during one."""
     monkeypatch.setattr(database, "SHARD_SESSIONS", 1000)
     fill(tmp_path / "app.db", 3000)
     source = SqliteSource("s", QUERY, path=str(tmp_path / "app.db"))
@@ -340,7 +340,10 @@ def test_of_large_rows_one_is_in_memory(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
-    """The DSN of a server of our own. Not below pytest's folder: another run of pytest takes the rights of the server's user away there."""
+    """Return the DSN of a server of our own.
+
+    Its folder is not below pytest's: another run of pytest takes the rights of the server's user away there.
+    """
     programs = [*sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"))[::-1], shutil.which("initdb")]
     psycopg = pytest.importorskip("psycopg")
     if not programs[0]:
@@ -381,7 +384,8 @@ def test_postgres(nightly: Nightly, postgres: str, monkeypatch: pytest.MonkeyPat
         db.execute(
             "INSERT INTO chats VALUES (NULL, '[]', 'acme', now()), ('n', '{\"a\": 1e999}', 'acme', NULL)"
         )
-    query = "SELECT id AS name, body AS session, tenant, updated AS time FROM chats WHERE coalesce(id, '') NOT LIKE 'x%'"
+    query = "SELECT id AS name, body AS session, tenant, updated AS time FROM chats "
+    query += "WHERE coalesce(id, '') NOT LIKE 'x%'"
     nightly.sources = f'[[source]]\nkind = "postgres"\ndsn = "{postgres}"\nquery = """{query}"""\n'
     assert nightly.counts() == (31, 0, 1, 5)
     assert nightly.counts() == (0, 31, 1, 5)
@@ -421,7 +425,9 @@ def test_postgres(nightly: Nightly, postgres: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("kind", ["text", "json", "jsonb", "bytea"])
 def test_postgres_keeps_what_is_too_long(postgres: str, kind: str) -> None:
     value = "convert_to(body, 'UTF8')" if kind == "bytea" else f"body::{kind}"
-    rows = "(VALUES ('a', '\"' || repeat('x', 98) || '\"'), ('b', '\"' || repeat('x', 99) || '\"'), ('c', '\"' || repeat('x', 5000000) || '\"'))"
+    sizes = {"a": 98, "b": 99, "c": 5_000_000}
+    values = (f"('{name}', '\"' || repeat('x', {size}) || '\"')" for name, size in sizes.items())
+    rows = f"(VALUES {', '.join(values)})"
     query = f"SELECT name, {value} AS session FROM {rows} AS t (name, body)"
     source = database.PostgresSource("s", query, dsn=postgres, max_bytes=100)
     tracemalloc.start()

@@ -1,6 +1,7 @@
 """Make the golden archives beside this file: `python -m tests.golden.archives.make`.
 
-Each is a whole archive as a ZIP of its files: `good-*` must be read as it was put, `bad-*` has one defect, named by the file. They are made
+Each is a whole archive as a ZIP of its files: `good-*` must be read as it was put, `bad-*` has one defect, named by
+the file. They are made
 once, by the format as it was then, and never rewritten: what they hold is in `SESSIONS`, what is expected of them in
 tests/archive/test_golden.py.
 """

@@ -1,7 +1,8 @@
 """Make the golden containers beside this file: `python tests/golden/containers/make.py`.
 
 A second writer of the .pltz container, written from FORMAT.md alone, with struct and zlib and none of pltz's code.
-Every file is named after what it exercises: `good-*` must be read as it was meant, `bad-*` has exactly one defect, named by
+Every file is named after what it exercises: `good-*` must be read as it was meant, `bad-*` has exactly one defect,
+named by
 the file, and sums that hold in spite of it. Files that exist are never rewritten: a changed byte is a new
 format version, and then new files.
 """

@@ -1,4 +1,7 @@
-"""Bundles added to the user's folder: from folders, files and the hub; whole, checked, or refused (models/bundle/user_bundles.py)."""
+"""Bundles added to the user's folder (models/bundle/user_bundles.py): whole and checked, or refused.
+
+They come from folders, files and the hub.
+"""
 
 from __future__ import annotations
 
