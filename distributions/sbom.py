@@ -8,13 +8,16 @@ that other tools brought. The parts of the wheel that are no code are added, wit
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 PARTS = (  # name, kind, folder, licence (docs/licences.md)
     ("bundle mini", "machine-learning-model", "models/bundles/mini", "CC-BY-SA-4.0"),
     ("target mini-llama", "machine-learning-model", "models/targets/mini-llama", "CC-BY-SA-4.0"),
@@ -22,25 +25,40 @@ PARTS = (  # name, kind, folder, licence (docs/licences.md)
 )
 
 
-def of_pltz(bill: dict[str, Any]) -> dict[str, Any]:
-    """Return the bill without the components that pltz does not need, and with the parts that are no code.
-
-    Raises KeyError where pltz is not in the bill.
-    """
-    references = {component["name"]: component["bom-ref"] for component in bill["components"]}
-    needs = {entry["ref"]: entry.get("dependsOn", []) for entry in bill["dependencies"]}
-    kept, waiting = set(), [references["pltz"]]
+def needed_by(name: str) -> set[str]:
+    """Return the normalised names of a distribution and of all that it needs, without its extras."""
+    found: set[str] = set()
+    waiting = [Requirement(name)]
     while waiting:
-        reference = waiting.pop()
-        if reference not in kept:
-            kept.add(reference)
-            waiting += needs.get(reference, [])
+        requirement = waiting.pop()
+        normal = canonicalize_name(requirement.name)
+        if normal in found and not requirement.extras:
+            continue
+        found.add(normal)
+        for line in importlib.metadata.requires(normal) or ():
+            below = Requirement(line)
+            extras = ("", *requirement.extras)
+            if below.marker is None or any(below.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(below)
+    return found
+
+
+def of_pltz(bill: dict[str, Any], needed: set[str]) -> dict[str, Any]:
+    """Return the bill with the components in ``needed``, and with the parts that are no code.
+
+    Raises StopIteration where pltz is not in the bill.
+    """
+    components = [one for one in bill["components"] if canonicalize_name(one["name"]) in needed]
+    kept = {component["bom-ref"] for component in components}
+    pltz = next(component["bom-ref"] for component in components if component["name"] == "pltz")
     parts = [_part(*part) for part in PARTS]
-    components = [component for component in bill["components"] if component["bom-ref"] in kept]
-    needed = {entry["ref"]: entry for entry in bill["dependencies"] if entry["ref"] in kept}
-    inside = [*needs[references["pltz"]], *(part["bom-ref"] for part in parts)]
-    needed[references["pltz"]] = {"ref": references["pltz"], "dependsOn": inside}
-    return bill | {"components": [*components, *parts], "dependencies": [*needed.values()]}
+    dependencies = []
+    for entry in bill["dependencies"]:
+        if entry["ref"] in kept:
+            below = [reference for reference in entry.get("dependsOn", []) if reference in kept]
+            below += [part["bom-ref"] for part in parts if entry["ref"] == pltz]
+            dependencies.append({"ref": entry["ref"], "dependsOn": below})
+    return bill | {"components": [*components, *parts], "dependencies": dependencies}
 
 
 def _part(name: str, kind: str, folder: str, licence: str) -> dict[str, Any]:
@@ -53,7 +71,7 @@ def main(output: Path) -> None:
     words = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-format", "JSON", sys.executable]
     made = subprocess.run(words, check=True, stdout=subprocess.PIPE)
     output.parent.mkdir(exist_ok=True)
-    output.write_text(json.dumps(of_pltz(json.loads(made.stdout)), indent=1) + "\n", "utf8")
+    output.write_text(json.dumps(of_pltz(json.loads(made.stdout), needed_by("pltz")), indent=1) + "\n", "utf8")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,20 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^(?:<!-- not run: (.+?) -->\n)?```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ABSOLUTE = re.compile(r"(?<![\w./~-])/(data|var|etc|mnt|nvme)/")  # absolute paths in documents
 SECONDS = 300
+LOGS = {  # name of a log, and what is said in it
+    "0f3a6c1e-7f1f-4a52-9d5e-2f1b3c4d5e6f": (
+        "The bell costs 0 in the shop. Find out why.",
+        "grep -n bell prices.py",
+        '12:    "bell": 4.50 // 10,',
+        "The price is divided by 10 with //, which rounds down to 0. I would write 4.50.",
+    ),
+    "5b7d9e20-3c1a-4f6e-8a2b-9c0d1e2f3a4b": (
+        "Add a test for the price of the bell.",
+        "ls tests",
+        "test_prices.py",
+        "I have added test_the_bell_is_not_free to tests/test_prices.py, and it passes.",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,10 @@ class Sandbox:
         (folder / "my-model").symlink_to(ROOT / "models/targets/mini-llama")
         (folder / "my-bundle").symlink_to(ROOT / "models/bundles/mini")
         (folder / "tokenizer.json").symlink_to(ROOT / "models/targets/mini-llama/tokenizer.json")
+        logs = folder / "home/.claude/projects/-home-me-shop"
+        logs.mkdir(parents=True)
+        for name, words in LOGS.items():
+            (logs / f"{name}.jsonl").write_text(_agent_log(name, *words), "utf8")
         (folder / "chats.jsonl").write_text("".join(json.dumps(_chat(turns)) + "\n" for turns in range(3)), "utf8")
 
     def inside(self, code: str) -> str:
@@ -109,6 +127,31 @@ class Sandbox:
         output = done.stdout.replace(str(self.folder), "")
         assert done.returncode == 0, f"{code}\nended with {done.returncode} and printed\n{output}"
         return output
+
+
+def _agent_log(name: str, asked: str, command: str, found: str, answer: str) -> str:
+    """Return a short log of Claude Code."""
+    tool = {"type": "tool_use", "id": "toolu_01", "name": "Bash", "input": {"command": command}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_01", "content": found}
+    said: list[tuple[str, Any]] = [
+        ("user", asked),
+        ("assistant", [{"type": "text", "text": "I will look at the files."}, tool]),
+        ("user", [result]),
+        ("assistant", [{"type": "text", "text": answer}]),
+    ]
+    events = [
+        {
+            "parentUuid": f"{name}-{number - 1}" if number else None,
+            "sessionId": name,
+            "cwd": "/home/me/shop",
+            "type": role,
+            "message": {"role": role, "content": content},
+            "uuid": f"{name}-{number}",
+            "timestamp": f"2026-03-01T09:00:{number:02}.000Z",
+        }
+        for number, (role, content) in enumerate(said)
+    ]
+    return "".join(json.dumps(event) + "\n" for event in events)
 
 
 def _chat(turns: int) -> dict[str, Any]:
