@@ -9,17 +9,20 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pltz.datasets.byte_input import Readable
-from pltz.datasets.loaders import load
+from pltz.datasets.loaders import Format, load
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import UsageError
 
 # One session: a `Session`, a chat (an object or its messages), a text, or token ids, (T,).
 SessionLike = Session | dict[str, Any] | list[dict[str, Any]] | str | bytes | Sequence[int] | NDArray[Any]
-# Many: a path, the bytes of a file, a binary file object, one session, or any iterable of sessions.
-SessionsLike = str | os.PathLike[str] | Readable | Session | Iterable[object]
+# Many: a path, the bytes of a file, a binary file object, one session, or any iterable of sessions. Type checkers give
+# a list of sessions of several kinds no better type than list[object].
+SessionsLike = str | os.PathLike[str] | Readable | SessionLike | Iterable[object]
+
+SHOWN = 60  # characters of a path that is not there
 
 
-def as_sessions(source: object, format: str = "auto") -> Iterable[Session]:
+def as_sessions(source: SessionsLike, format: Format = "auto") -> Iterable[Session]:
     """Yield a caller's source as sessions; see `pltz.compress`.
 
     >>> list(as_sessions([[1, 2], "text", {"messages": []}]))
@@ -28,7 +31,7 @@ def as_sessions(source: object, format: str = "auto") -> Iterable[Session]:
     return map(as_session, as_items(source, format))
 
 
-def as_items(source: object, format: str = "auto") -> Iterable[object]:
+def as_items(source: SessionsLike, format: Format = "auto") -> Iterable[object]:
     """Return the items that `as_sessions` converts, one by one.
 
     A caller may continue after an item that is no session.
@@ -36,9 +39,12 @@ def as_items(source: object, format: str = "auto") -> Iterable[object]:
     Raises:
         UsageError: no path, no bytes, no value and no iterable of values.
     """
+    if isinstance(source, str) and source != "-" and not os.path.exists(source):
+        shown = source if len(source) <= SHOWN else source[:SHOWN] + "..."
+        raise UsageError(f"found no file or folder {shown!r}: a text to freeze goes into a list, [text]")
     if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview) or hasattr(source, "read"):
         return load(source, format)  # type: ignore[arg-type]  # load checks the name of the format itself
-    if isinstance(source, Session | dict) or _is_messages(source):
+    if isinstance(source, Session | dict) or _is_messages(source) or _is_ids(source):
         return [source]
     if not isinstance(source, Iterable):
         raise UsageError(f"expected sessions, a path or bytes, found {type(source).__name__}")
@@ -65,6 +71,13 @@ def as_session(item: object) -> Session:
     if isinstance(item, dict) or (isinstance(item, list) and any(isinstance(part, dict) for part in item)):
         return Session("chat", item)
     return Session("ids", item)
+
+
+def _is_ids(value: object) -> bool:
+    """Return whether a value is the token ids of one session, and not a sequence of sessions."""
+    if hasattr(value, "dtype"):
+        return getattr(value, "ndim", 0) == 1 and value.dtype.kind in "iu"
+    return isinstance(value, list | tuple) and bool(value) and all(type(item) is int for item in value)
 
 
 def _is_messages(value: object) -> bool:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from pltz.models.bundle.bridge import Bridge
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.session.codec import Codec
@@ -73,8 +75,12 @@ class Partners:
         return None if self.tokenizer is None else bridge_between(tokenizer_json(self.tokenizer), codec)
 
 
-def as_target(target: Path_ | Target | None) -> Target:
+def as_target(
+    target: Path_ | Target | PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Target:
     """Return a target by name or path, or loaded. None: the one that ships with pltz.
+
+    ``target`` may be a model that transformers loaded, with its ``tokenizer``: see `Target.of`.
 
     Raises:
         UsageError: device or dtype cannot be used.
@@ -84,7 +90,11 @@ def as_target(target: Path_ | Target | None) -> Target:
 
     if target is None:
         target = DEFAULT_TARGET
-    return Target.load(target) if isinstance(target, str | os.PathLike) else target
+    if not isinstance(target, str | os.PathLike) and not hasattr(target, "prefill"):
+        return Target.of(cast("PreTrainedModel", target), tokenizer)
+    if tokenizer is not None:
+        raise UsageError("a tokenizer belongs to a loaded model of transformers: leave it out")
+    return Target.load(target) if isinstance(target, str | os.PathLike) else cast("Target", target)
 
 
 def tokenizer_json(tokenizer: Path_ | bytes) -> bytes:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     import numpy as np
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pltz.archive.thaw import Thawed
     from pltz.datasets.given import SessionsLike
@@ -48,7 +49,7 @@ def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> byt
         target: keep the token ids that this model would see instead of the chat, for a thaw into that model alone.
         tokenizer: tokenizer.json (path or bytes) that sessions of ids belong to, where it is not the bundle's.
         device, threads: where the engine runs ("cpu", "cuda"), and on how many cores.
-        format: of a path or of bytes: "auto", "openai", "sharegpt", "jsonl", "text" or "ids".
+        format: of a path or of bytes: "auto", "openai", "sharegpt", "agent-log", "jsonl", "text" or "ids".
         lanes, steps: layout of the blocks; None is the default rule, which costs no bytes.
         layout: "fast": a GPU decodes sessions over 2048 tokens sooner, and they take a few per cent more bytes.
         verify: False leaves the decoding and comparing out.
@@ -216,9 +217,10 @@ def open(path: Path_ | bytes | Reader, **options: Unpack[DecompressKeywords]) ->
 
 def thaw(
     data: Path_ | bytes | Reader,
-    target: Path_ | Target | None = None,
+    target: Path_ | Target | PreTrainedModel | None = None,
     index: int = 0,
     *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     any_target: bool = False,
     chunk: int | None = None,
     **options: Unpack[BundleKeywords],
@@ -229,8 +231,9 @@ def thaw(
 
     Args:
         data: path or bytes of a .pltz file, or a `Reader` of it.
-        target: the model, by folder or name, or loaded; None: the one that ships with pltz.
+        target: the model, by folder or name, or loaded by pltz or transformers; None: the one that ships with pltz.
         index: session number.
+        tokenizer: of a model that transformers loaded, where it is not the one in its folder (see `Target.of`).
         any_target: take a target that the file was not frozen for.
         chunk: prefill at most so many tokens at a time.
         bundle, device, threads: as in `compress`; the device is the decoder's, not the target's.
@@ -246,7 +249,7 @@ def thaw(
     from pltz.archive.thaw import thaw as prefill
     from pltz.models.partners import as_target
 
-    model = as_target(target)
+    model = as_target(target, tokenizer)
     start = time.perf_counter()
     with open(data, target=model, **options) as file:
         frozen_for = file.reader.header.target_fingerprint

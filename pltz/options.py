@@ -13,6 +13,7 @@ from pltz.models.partners import Partners
 from pltz.models.session.options import CodingKeywords, CodingOptions
 
 if TYPE_CHECKING:
+    from pltz.datasets.loaders import Format
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.partners import Path_
     from pltz.models.session.codec import Codec
@@ -41,7 +42,7 @@ class DecompressKeywords(BundleKeywords, total=False):
 class CompressKeywords(DecompressKeywords, CodingKeywords, total=False):
     """The keywords of `compress`, which explains each of them."""
 
-    format: str
+    format: Format
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class CompressOptions(Partners, CodingOptions):
     ``format``: of a path or of bytes, as `pltz.datasets.load` takes it.
     """
 
-    format: str = "auto"
+    format: Format = "auto"
 
     def __post_init__(self) -> None:
         Partners.__post_init__(self)

@@ -364,3 +364,13 @@ def test_the_options_are_written_down_once() -> None:
     assert chosen.coding["lanes"] == 3 and chosen.coding["keep_opaque"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         chosen.lanes = 4  # type: ignore[misc]
+
+
+def test_one_text_and_one_row_of_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(pltz.UsageError, match="goes into a list"):
+        pltz.compress("hello there")
+    assert pltz.decompress(pltz.compress(["hello there"]))[0].value == b"hello there"
+    for ids in ([1, 2, 3], (1, 2, 3), np.array([1, 2, 3])):
+        [session] = pltz.decompress(pltz.compress(ids))
+        assert session.kind == "ids" and session.value.tolist() == [1, 2, 3]
+    assert len(pltz.decompress(pltz.compress([[1, 2], [3]]))) == 2

@@ -165,6 +165,41 @@ def _no_safetensors(folder: Path) -> str:
     )
 
 
+def check_weights(model: Any, folder: Path) -> None:
+    """Compare each weight of a loaded model with the files of a folder.
+
+    A tensor is compared in the dtype that the model has it in. Weights that share memory count as one.
+
+    Raises:
+        ModelError: a weight differs, or is in the model or in the files alone.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    known = model.state_dict()
+    prefix = f"{model.base_model_prefix}."
+    compared: set[int] = set()  # addresses of the weights found in the files
+    try:
+        for path in weight_files(folder):
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  (it is no mapping)
+                    found = next((n for n in (name, prefix + name, name.removeprefix(prefix)) if n in known), None)
+                    if found is None:
+                        raise ModelError(f"the model has no weight {name}, and {path} has: load it from that folder")
+                    weight, stored = known[found], file.get_tensor(name)
+                    same = weight.shape == stored.shape and torch.equal(weight.cpu(), stored.to(weight.dtype))
+                    if not same:
+                        raise ModelError(
+                            f"weight {found} is not the one in {path}: save the model into a folder of its own, "
+                            "and name that folder"
+                        )
+                    compared.add(weight.data_ptr())
+    except SafetensorError as exc:
+        raise ModelError(f"{folder} holds no sound safetensors ({reason(exc)}): copy the model again") from exc
+    if extra := [name for name, weight in known.items() if weight.data_ptr() not in compared]:
+        raise ModelError(f"the files in {folder} have no weight {extra[0]}: save the model, and name its folder")
+
+
 def fingerprint_of(name: str | os.PathLike[str], *, revision: str | None = None) -> bytes:
     """Return the fingerprint (16 bytes) of a target's files, without loading the model.
 

@@ -36,6 +36,7 @@ from pltz.models.session.session import Session
 from pltz.models.target.batch import PrefillBatch
 from pltz.models.target.cache import is_plain, share
 from pltz.models.target.checkpoint import (
+    check_weights,
     file_signature,
     fingerprint_folder,
     load_failure,
@@ -52,7 +53,7 @@ from pltz.plt_codec.errors import ContentError, ModelError, OpaqueContentError, 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
-    from transformers import DynamicCache
+    from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 
 # ShareGPT's names for the three parties. A role that is not here goes to the chat template as it is.
@@ -185,6 +186,35 @@ class Target:
         target = cls(model, tokenizer, folder)
         if target._signature != before:
             raise ModelError(f"the files in {folder} changed while they were loaded: load it again")
+        return target
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Target:
+        """Return the target of a model that transformers loaded, with its tokenizer or the one in its folder.
+
+        The fingerprint is that of the files it was loaded from. So each of its weights is compared with its file,
+        once, which takes about as long as loading them.
+
+        Raises:
+            UsageError: it is no such model, or does not say where it was loaded from.
+            ModelError: its weights or its tokenizer are not those of the files.
+        """
+        name = getattr(model, "name_or_path", None)
+        if not isinstance(name, str) or not hasattr(model, "state_dict"):
+            raise UsageError(f"expected a model of transformers, found {type(model).__name__}")
+        if not name:
+            raise UsageError("this model does not say where it was loaded from: save it, and name its folder")
+        folder = resolve(name)
+        _check_folder(folder)
+        before = file_signature(folder)
+        own = load_tokenizer(folder, trust_remote_code=False)
+        if tokenizer is not None and tokenizer.get_vocab() != own.get_vocab():
+            raise ModelError(f"expected the tokenizer of {folder}, found one with another vocabulary")
+        check_weights(model, folder)
+        served: Any = model  # its hints leave eval without types
+        target = cls(served.eval(), tokenizer or own, folder)
+        if target._signature != before:
+            raise ModelError(f"the files in {folder} changed while they were compared: load the model again")
         return target
 
     @property
