@@ -83,12 +83,15 @@ def nightly(
     loaded = config.load(path)
     if workers is not None:
         loaded = dataclasses.replace(loaded, workers=workers)
-    with Progress("nightly", unit="sessions", shown=wanted(progress)) as bar:
+    with Progress("freeze", unit="sessions", shown=wanted(progress)) as bar:
 
         def seen(tally: "RunStats") -> None:
             bar.add(tally.seen)
 
-        report = job.run(loaded, how=engine, address=address, dry_run=dry_run, seen=seen)
+        def begin(step: str) -> None:
+            bar.begin(step, unit="sessions" if step == "freeze" else "steps")
+
+        report = job.run(loaded, how=engine, address=address, dry_run=dry_run, seen=seen, begin=begin)
     write_text(json.dumps(report) if as_json else as_text(report))
     click.get_current_context().exit(report["exit_code"])
 

@@ -51,6 +51,7 @@ def run(
     address: str | None = None,
     dry_run: bool = False,
     seen: Seen | None = None,
+    begin: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Do one run and return its report, which is also in the state folder.
 
@@ -58,6 +59,7 @@ def run(
         how: "local" or "ray"; ``address``: of the Ray cluster.
         dry_run: report the work, and change nothing.
         seen: called with each tally as it comes.
+        begin: called with the name of each step before it begins.
 
     Raises:
         UsageError, FormatError, KeyMismatch, StoreError: the archive or the state folder cannot be opened.
@@ -65,7 +67,7 @@ def run(
         Busy: another run has the state folder.
     """
     work = _engine(config, how, address)
-    job = _NightlyRun(config, dry_run, seen)
+    job = _NightlyRun(config, dry_run, seen, begin)
     if dry_run:
         return job.run(0, lambda _, shards: map(job.freezer.freeze, shards))
     job.state.make()
@@ -91,8 +93,10 @@ def _engine(config: Config, how: str, address: str | None) -> Freeze | None:
 class _NightlyRun:
     """A run, step by step. ``failures``: the parts that could not be done now."""
 
-    def __init__(self, config: Config, dry_run: bool, seen: Seen | None) -> None:
-        self.config, self.dry_run, self.seen = config, dry_run, seen
+    def __init__(
+        self, config: Config, dry_run: bool, seen: Seen | None, begin: Callable[[str], None] | None
+    ) -> None:
+        self.config, self.dry_run, self.seen, self.begin = config, dry_run, seen, begin
         self.failures: list[str] = []
         self.steps: dict[str, dict[str, float]] = {}
         self.freezer = Freezer(config, dry_run=dry_run)
@@ -225,6 +229,8 @@ class _NightlyRun:
         return TowerArchive.open(self.config.archive, [], key=self.freezer.secret)
 
     def _timed(self, name: str, work: Callable[[], Any]) -> Any:
+        if self.begin:
+            self.begin(name)
         start, spent = time.monotonic(), _cpu_seconds()
         result = work()
         self.steps[name] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -157,9 +157,10 @@ def put(
 ) -> None:
     """Freeze the sessions of INPUT... into the archive in DIR: session files as for compress, or .pltz files.
 
-    A session is named STEM/NUMBER after its file (stdin/NUMBER for -) unless --name or --name-key says otherwise. A
-    session that is in the archive gets a new version, which stores only the new part; an unchanged one adds nothing. A
-    printed line means that the session is durable, decoded back and compared, whatever happens next.
+    A session is named STEM/NUMBER after its file (stdin/NUMBER for -) unless --name or --name-key says otherwise. An
+    agent log is named after its file alone. A session that is in the archive gets a new version, which stores only the
+    new part; an unchanged one adds nothing. A printed line means that the session is durable, decoded back and
+    compared, whatever happens next.
 
     With --target the ids that model would see are kept instead of the chat, for a thaw into that model. Where its
     tokenizer is not the bundle's, get needs it again (get --tokenizer MODEL). thaw names it anyway.
@@ -291,16 +292,16 @@ class Inputs:
         from pltz.models.target.target import as_seen_by
 
         for path in self.paths:
-            stem = stem_of(path)
-            rows = (
-                self._pltz(path) if is_pltz(path) else ((s, None) for s in InputFiles([path], self.form))
-            )
-            for number, (session, target) in enumerate(rows):
+            for name, session, target in self._pltz(path) if is_pltz(path) else self._files(path):
                 if self._model is not None:
                     session, target = as_seen_by(self._model, session), self._model.fingerprint
-                yield NamedSession(
-                    f"{stem}/{number}", session, target, self._foreign if session.kind == "ids" else None
-                )
+                yield NamedSession(name, session, target, self._foreign if session.kind == "ids" else None)
+
+    def _files(self, path: str) -> "Iterator[tuple[str, Session, bytes | None]]":
+        """Yield the sessions of an input with their default names, and no target."""
+        for number, found in enumerate(InputFiles([path], self.form).recognised()):
+            log = found.noun == "agent log"
+            yield log_name(path, found.file) if log else f"{stem_of(path)}/{number}", found.session, None
 
     def _open(self, named: Sequence[str]) -> "SessionArchive":
         """Open the archive below the façade, which has no dry run and counts no tokens."""
@@ -332,8 +333,8 @@ class Inputs:
         bridges = [Bridge(tokenizer_json(name), self.cold.tokenizer) for name in named]
         return next((bridge.fingerprint for bridge in bridges if not bridge.identity), None)
 
-    def _pltz(self, path: str) -> "Iterator[tuple[Session, bytes | None]]":
-        """Yield the sessions of a .pltz file, with the target it was frozen for.
+    def _pltz(self, path: str) -> "Iterator[tuple[str, Session, bytes | None]]":
+        """Yield the sessions of a .pltz file with their default names, and the target it was frozen for.
 
         Raises TokenizerMismatch for ids of another tokenizer.
         """
@@ -345,12 +346,12 @@ class Inputs:
                 )
             codec = options.load_codec_for(reader, None, self.device, self.threads)
             named = None if theirs is None else tokenizer_json(self.target or self.tokenizer or "")
-            for session in api.open(reader, bundle=codec, tokenizer=named):
+            for number, session in enumerate(api.open(reader, bundle=codec, tokenizer=named)):
                 if session.kind == "ids" and theirs != self._foreign:
                     raise TokenizerMismatch(
                         f"the ids in {path} belong to the bundle's tokenizer: leave --target and --tokenizer out"
                     )
-                yield session, reader.header.target_fingerprint
+                yield f"{stem_of(path)}/{number}", session, reader.header.target_fingerprint
 
 
 def stem_of(path: str) -> str:
@@ -361,6 +362,22 @@ def stem_of(path: str) -> str:
     """
     name = Path(path).name
     return "stdin" if path == "-" else name.removesuffix(".zst").removesuffix(".gz").rsplit(".", 1)[0] or path
+
+
+def log_name(path: str, file: str) -> str:
+    """Return the name of an agent log: its file, below the input that holds it.
+
+    A log that grew is put under the same name, however many others there are now.
+
+    >>> log_name("/home/ada/.claude/projects", "/home/ada/.claude/projects/-home-ada-shop/4f35e220.jsonl")
+    '-home-ada-shop/4f35e220'
+    >>> log_name("4f35e220.jsonl.gz", "4f35e220.jsonl.gz"), log_name("-", "standard input")
+    ('4f35e220', 'stdin')
+    """
+    inside = PurePath(file).relative_to(path) if path != "-" and PurePath(file) != PurePath(path) else None
+    if inside is None:
+        return stem_of(path)
+    return (inside.parent / stem_of(inside.name)).as_posix()
 
 
 def check_stems(paths: Sequence[str]) -> None:

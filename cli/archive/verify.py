@@ -91,13 +91,14 @@ def verify(
     cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
     file = None if state is None else VerifyState(state, cold.tower.settings.archive, decode)
     before = file.load() if file else None
-    seen = before.records if before else 0
-    with Progress("verify", unit="records", shown=wanted(progress)) as bar:
+    seen = before.packs if before else 0
+    left = cold.stat().packs - seen if fraction == 1 else None
+    with Progress("verify", unit="packs", total=left, shown=wanted(progress)) as bar:
 
         def note(report: "Report") -> None:
             nonlocal seen
-            bar.add(report.records - seen)
-            seen = report.records
+            bar.add(report.packs - seen)
+            seen = report.packs
             if file:
                 file.save(report)
 

@@ -27,7 +27,7 @@ def config(tiny: Path, run: Run, chats: Path, tmp_path: Path) -> Path:
 def test_a_night_and_the_next_one(run: Run, config: Path, tmp_path: Path) -> None:
     done = run("nightly", "--config", config, "--progress")
     assert done.exit_code == 0, done.output
-    assert "nightly  4 sessions" in done.stderr and "sound" in done.stdout
+    assert "freeze  4 sessions" in done.stderr and "sound" in done.stdout
     lines = dict(line.split("  ", 1) for line in done.stdout.splitlines())
     page = Path(lines["report"].strip())
     assert page.is_file() and page.parent == tmp_path / "state/reports"

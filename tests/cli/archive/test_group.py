@@ -18,6 +18,7 @@ import pytest
 from pltz.archive.format.context import ALONE, FAST
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.tower_archive import TowerArchive
+from pltz.datasets import sample_sessions
 from pltz.plt_codec.container.file import Reader
 from tests.cli.commands import Put, Run, chat, lines
 
@@ -386,3 +387,19 @@ def test_stat_counts_what_sharing_saved(run: Run, cold: Path, put: Put) -> None:
     text = run("archive", "stat", cold).stdout
     assert "sharing" in text and "50%" in text and "epoch" not in text
     assert "epoch" in run("archive", "stat", cold, "-v").stdout
+
+
+def test_an_agent_log_that_grew_is_a_version_of_itself(trained: None, run: Run, cold: Path, tmp_path: Path) -> None:
+    projects = tmp_path / "projects"
+    (projects / "shop").mkdir(parents=True)
+    texts = [session.value["messages"][-1]["content"] for session in sample_sessions()[:4]]
+    rows = [{"type": "user", "sessionId": "s", "message": {"role": "user", "content": text}} for text in texts]
+    text = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
+    (projects / "shop/b.jsonl").write_text("".join(text[:2]))
+    first = lines(run("archive", "put", cold, projects, "--json"))
+    assert [(found["name"], found["version"]) for found in first] == [("shop/b", 1)]
+    (projects / "shop/a.jsonl").write_text(text[0])
+    (projects / "shop/b.jsonl").write_text("".join(text))
+    again = {found["name"]: found for found in lines(run("archive", "put", cold, projects, "--json"))}
+    assert again["shop/b"]["version"] == 2 and again["shop/b"]["known"] > 0 and again["shop/a"]["version"] == 1
+    assert run("archive", "get", cold, "shop/b", "--format", "agent-log").stdout == "".join(text)
