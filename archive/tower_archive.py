@@ -315,9 +315,14 @@ class TowerArchive:
     def before(self, version: Version) -> Tower:
         """Return the tower of a version that a put will extend.
 
-        This proves that it decodes, so the put need not prove it again. Raises the errors of `tower`.
+        One that this archive object put or read recently is remembered. Else this proves that it decodes, so
+        the put need not prove it again. Raises the errors of `tower`.
         """
-        return self._twice(lambda: self._towers([version], heard=self._writer.proved.heard))[0]
+        if (segments := self._writer.recent.get(version.leaf)) is not None:
+            return Tower(version, segments)
+        tower = self._twice(lambda: self._towers([version], heard=self._writer.proved.heard))[0]
+        self._writer.recent.add(tower.segments)
+        return tower
 
     def towers(self, versions: Sequence[Version], known: Mapping[bytes, KnownSegment] | None = None) -> list[Tower]:
         """Return the tokens of versions, decoded together, shared segments once.
@@ -488,6 +493,7 @@ class TowerArchive:
         from pltz.archive.maintenance.erase import Eraser
 
         eraser = Eraser(self.catalog)
+        self._writer.recent.clear()
         if name is not None and bases:
             raise UsageError("bases are erased with a whole tenant, or by name: leave the session's name out")
         with self.store.using_reserve(0 if dry_run else 1):
@@ -503,6 +509,7 @@ class TowerArchive:
         """
         from pltz.archive.maintenance.erase import Eraser
 
+        self._writer.recent.clear()
         with self.store.using_reserve(0 if dry_run else 1):
             return Eraser(self.catalog).base(name, dry_run=dry_run)
 

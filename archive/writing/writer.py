@@ -42,6 +42,7 @@ from pltz.archive.writing.batch import (
 )
 from pltz.archive.writing.new_session import NewSession, Receipt
 from pltz.archive.writing.publisher import Publisher
+from pltz.archive.writing.recent_towers import RecentTowers
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Writer:
         self.catalog, self.codecs = catalog, codecs
         self.proved = VerifiedSegments(catalog, codecs)
         self.expect: Expect | None = None
+        self.recent = RecentTowers()
         self._publisher = Publisher(catalog, self.proved, parity)
 
     def put(self, sessions: Sequence[NewSession], *, dry_run: bool = False) -> list[Receipt]:
@@ -86,6 +88,8 @@ class Writer:
             self.catalog.store.settle(PACKS)
         self.catalog.keys.check(contexts.domains)
         self._fence(segments, relied)
+        for d in drafts:
+            self.recent.add([(s.id, s.tokens) for s in d.tower])
         return [d.receipt() for d in drafts]
 
     def _choose(
