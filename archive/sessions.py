@@ -317,11 +317,12 @@ class SessionArchive:
             return None
         try:
             tower = self.archive.before(versions[-1])
+            base = base_of(self.archive, tower)  # the tower may be remembered, and its base damaged since
         except (NotFound, FormatError, BundleMismatch):
             return None
         if len(tower.segments) > MAX_TOWER or KINDS[tower.version.kind] != item.session.kind:
             return None
-        return _Before(tower, *base_of(self.archive, tower))
+        return _Before(tower, *base)
 
     # ---- out
 

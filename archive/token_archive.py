@@ -28,7 +28,7 @@ import numpy as np
 
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import BundleCodec, ids_codec
-from pltz.archive.errors import KeyMismatch, NotFound
+from pltz.archive.errors import KeyMismatch, LostError, NotFound
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT, Tokens
 from pltz.archive.format.object_names import PACKS
@@ -311,15 +311,18 @@ class TokenArchive:
     def _has(self, tower: Tower, item: TokenItem, ids: Tokens) -> bool:
         version = tower.version
         same = version.target == (item.target or NONE) and version.tags == dict(item.tags)
-        return same and np.array_equal(tower.tokens, ids)
+        return same and np.array_equal(tower.tokens, ids) and self.archive.is_sound(tower)
 
     def _cut(self, item: TokenItem, codec: int, ids: Tokens, before: Tower | None) -> NewSession:
         """Cut ids, (T,), into the segments of ``before`` that they begin with, then at each prefix."""
         shared, base = (0, item.base or None)
         known: list[int] = []
         if before and len(before.segments) <= MAX_TOWER:
+            try:
+                shared, name = base_of(self.archive, before)
+            except LostError:  # the tower is remembered, and its base was damaged since
+                shared, name = MAX_TOWER, None
             known = common(before, ids)
-            shared, name = base_of(self.archive, before)
             base = item.base or name
             if len(known) < shared or (item.base and name != item.base):
                 known, shared = [], 0

@@ -324,6 +324,21 @@ class TowerArchive:
         self._writer.recent.add(tower.segments)
         return tower
 
+    def is_sound(self, tower: Tower) -> bool:
+        """Return whether the records of a version and of its segments read now. None of them is decoded.
+
+        For a put that finds a remembered tower unchanged. If one does not read, the next put decodes every
+        segment that it relies on. Raises StoreError.
+        """
+        lookup = self.catalog.lookup
+        sound = lookup.is_sound(tower.version.location) and all(
+            lookup.find(SEGMENTS, segment) for segment, _ in tower.segments
+        )
+        if not sound:
+            self._writer.recent.clear()
+            self._writer.proved.clear()
+        return sound
+
     def towers(self, versions: Sequence[Version], known: Mapping[bytes, KnownSegment] | None = None) -> list[Tower]:
         """Return the tokens of versions, decoded together, shared segments once.
 

@@ -34,6 +34,7 @@ from pltz.plt_codec.errors import CorruptError, FormatError
 
 T = TypeVar("T")
 
+READ = 1 << 14  # records of sessions kept in memory
 PACK_BITS = 30  # bits of an offset in an address: a pack has at most 2^30 bytes
 
 
@@ -74,6 +75,7 @@ class RecordLookup:
 
     def __init__(self, listing: Listing, keys: Encryption, problems: Problems) -> None:
         self._listing, self._keys, self._problems = listing, keys, problems
+        self._read: dict[Location, Found] = {}  # records of sessions, for `versions`
 
     def find(self, section: int, identity: bytes) -> list[Found]:
         """Return the records whose full segment id, session key or version id matches, sorted by location.
@@ -94,6 +96,14 @@ class RecordLookup:
         pack = self._listing.opened(location.pack)
         record = pack.record(location.offset)
         return Found(location, record, pack.head.contexts[record.context])
+
+    def is_sound(self, location: Location) -> bool:
+        """Return whether a record reads now. `versions` may remember one that was damaged since. Raises StoreError."""
+        try:
+            self.at(location)
+        except (FormatError, FileNotFoundError):
+            return False
+        return True
 
     def places(self, section: int, identity: bytes) -> list[Location]:
         """Return the sorted locations, in packs that are there, where records of this identity may lie.
@@ -170,12 +180,29 @@ class RecordLookup:
 
     def _versions(self, domain: bytes, name: str) -> list[Version]:
         self._listing.absent()  # adds packs that an incomplete listing omitted
-        found = self.find(SESSIONS, self._keys.session_key(domain, name))
+        found = self._sessions(self._keys.session_key(domain, name))
         failures: list[CorruptError] = []
         sound = self._distinct(iter(found), failures)
         if failures and not sound:
             raise failures[0]
         return [v for v in sound if v.name == name]
+
+    def _sessions(self, key: bytes) -> list[Found]:
+        """Return the records of a session, as `find`. Each is read once: a session grows by a version per turn.
+
+        A record at a place of a pack never changes, but may be damaged later. Whoever relies on one reads it again.
+        """
+        found = []
+        for location in self.places(SESSIONS, key):
+            item = self._read.get(location) or self._maybe(location)
+            if item is None or (SESSIONS, key) not in keys_of(item.record, item.context):
+                continue
+            if len(self._read) >= READ:
+                self._read.clear()
+            self._read[location] = item
+            if not self._keys.gone(item.context, key):
+                found.append(item)
+        return found
 
     def _all_versions(self) -> list[Version]:
         self._listing.absent()  # adds packs that an incomplete listing omitted

@@ -102,9 +102,13 @@ class VerifiedSegments:
         self._make_room()
         self._known[digest[: ids.SIZE]] = item.location.pack, item.location.offset, digest
 
+    def clear(self) -> None:
+        """Forget all proofs: the next put decodes what it relies on."""
+        self._known.clear()
+
     def _make_room(self) -> None:
         if len(self._known) >= PROVED:
-            self._known.clear()
+            self.clear()
 
 
 def collision(segment: bytes) -> CorruptError:

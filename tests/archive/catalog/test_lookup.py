@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import RecordLookup, version_of
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import NONE, TENANT
-from pltz.archive.format.index_file import SEGMENTS, SESSIONS
+from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.record import FORGET, UNDELETE
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.tower_archive import TowerArchive
@@ -110,3 +111,35 @@ def test_what_the_disk_cannot_read_is_noted(
     leaf, fresh = archive.version("b").leaf, opened(archive)
     monkeypatch.setattr(archive.store, "read", bad)
     assert fresh.lookup.find(SEGMENTS, leaf) == [] and len(fresh.damage.damaged()) == 1
+
+
+def test_records_of_versions_are_read_once(
+    archive: TowerArchive, lookup: RecordLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put of the next turn looks at all versions of its session, and must not read all of them again."""
+    domain, reads, fresh = archive.keys.domain(TENANT, "default"), list[Location](), opened(archive).lookup
+    at = RecordLookup.at
+
+    def count(self: RecordLookup, location: Location) -> Found:
+        reads.append(location)
+        return at(self, location)
+
+    monkeypatch.setattr(RecordLookup, "at", count)
+    versions = [fresh.versions(domain, "a") for _ in range(3)]
+    assert versions[0] == versions[1] == versions[2] and len(reads) == 2
+    assert [v.forgotten for v in lookup.versions(domain, "a")] == [False, False]
+    archive.forget([versions[0][0]])
+    assert [v.forgotten for v in lookup.versions(domain, "a")] == [True, False], "marks are looked up every time"
+
+
+def test_an_unchanged_put_reads_the_record_it_relies_on(
+    archive: TowerArchive, lookup: RecordLookup, disk: SimDisk
+) -> None:
+    session = NewSession("b", [np.arange(5), np.arange(4) + 7])
+    assert archive.put([session])[0].unchanged
+    version = archive.version("b")
+    path = object_names.pack(version.location.pack)
+    data = bytearray(disk.seen.files()[path])
+    data[version.location.offset + 8] ^= 1
+    disk.overwrite(path, bytes(data))
+    assert not archive.put([session])[0].unchanged, "damaged since"

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from pltz.archive.format.ids import Tokens
-from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.token_archive import TokenArchive, TokenItem
 from pltz.archive.writing.recent_towers import RecentTowers
+from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session
 
 
@@ -45,8 +47,8 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def chat(turns: int) -> dict[str, Any]:
-    roles = ("user", "assistant")
-    return {"messages": [{"role": roles[n % 2], "content": f"Turn {n}: " + "so it goes. " * 20} for n in range(turns)]}
+    messages = [message for session in sample_sessions()[:6] for message in session.value["messages"][1:]]
+    return {"messages": messages[:turns]}
 
 
 def grown(folder: Path, *, remember: bool) -> tuple[SessionArchive, list[tuple[int, int]]]:
@@ -88,15 +90,30 @@ def test_a_put_of_a_turn_decodes_that_turn_alone(tmp_path: Path, decoded: list[i
     assert cold.get("chat").value == chat(6)
 
 
-def test_a_stored_segment_that_is_damaged_is_not_relied_on(tmp_path: Path) -> None:
-    """The tokens are remembered, but the place of a segment is looked at, as ever."""
-    cold, added = grown(tmp_path / "a", remember=True)
-    at = cold.archive.catalog.lookup.find(SEGMENTS, cold.archive.tower(cold.archive.version("chat")).segments[0][0])
-    path = next((tmp_path / "a" / "packs").rglob(f"*{at[0].location.pack.hex()}*"))
+def test_a_base_that_was_damaged_since_is_no_error(tmp_path: Path) -> None:
+    """The tower is remembered, but its root is not found any more: the session is cut anew."""
+    cold, _ = grown(tmp_path / "a", remember=True)
+    root = cold.archive.tower(cold.archive.version("chat")).segments[0][0]
+    at = cold.archive.catalog.lookup.find(SEGMENTS, root)[0].location
+    damage(tmp_path / "a", at)
+    [stored] = cold.put([Item("chat", Session("chat", chat(8)))])
+    assert stored.receipt is not None and stored.receipt.version == 4
+
+
+def damage(folder: Path, at: Location) -> None:
+    """Flip a bit of the record at a place."""
+    [path] = (folder / "packs").rglob(f"*{at.pack.hex()}*")
     data = bytearray(path.read_bytes())
-    data[at[0].location.offset + 20] ^= 1
+    data[at.offset + 8] ^= 1
     path.chmod(0o600)
     path.write_bytes(data)
-    [stored] = cold.put([Item("chat", Session("chat", chat(8)))])
-    assert stored.receipt is not None and stored.receipt.new > added[-1][0], "the damaged one is written anew"
-    assert SessionArchive.open(tmp_path / "a").get("chat").value == chat(8)
+
+
+def test_remembered_ids_whose_records_are_damaged_are_put_again(tmp_path: Path) -> None:
+    """A put of the same ids is unchanged only while the archive still has them."""
+    cold = TokenArchive.open(tmp_path / "a", create=True)
+    item = TokenItem("ids", np.arange(100, 300), prefixes=(100,))
+    assert not cold.put([item])[0].unchanged and cold.put([item])[0].unchanged
+    damage(tmp_path / "a", cold.archive.version("ids").location)
+    assert not cold.put([item])[0].unchanged
+    assert TokenArchive.open(tmp_path / "a").get("ids").ids.tolist() == [*range(100, 300)]
