@@ -22,7 +22,7 @@ GREEDY = {"temperature": 0, "ignore_eos": True}  # so that two runs can be compa
 
 
 def prompt(server: pltz.LlamaServer, tokens: int) -> list[int]:
-    """A chat of about so many tokens, from the sessions that ship with pltz, in the model's own template."""
+    """Return a chat of about so many tokens, from the sessions that ship with pltz, in the model's own template."""
     texts = [
         message["content"] for session in pltz.sample_sessions() for message in session.value["messages"]
     ]
@@ -64,7 +64,7 @@ def main(url: str, tokenizer: Path, slots: Path | None, tokens: int, folder: Pat
 
 
 def slot_bytes(server: pltz.LlamaServer, folder: Path) -> int:
-    """What the server's own slot file of the same session takes."""
+    """Return the bytes of the server's own slot file of the session."""
     server._call("/slots/0?action=save", {"filename": "example.bin"})
     size = (folder / "example.bin").stat().st_size
     (folder / "example.bin").unlink()

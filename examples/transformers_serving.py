@@ -1,4 +1,4 @@
-"""A small serving loop over transformers: few KV caches stay hot, the others go to the archive and come back.
+"""Serve sessions with transformers: few KV caches stay hot, the others go to the archive and come back.
 
 See docs/transformers.md.
 
@@ -34,7 +34,7 @@ PATIENCE = 60.0  # seconds for the worker to archive a session that is wanted ag
 
 @dataclass
 class Hot:
-    """A session with its KV. ``cache`` covers ``ids``, but for the id sampled last."""
+    """Hold a session with its KV. ``cache`` covers ``ids``, except the id sampled last."""
 
     ids: list[int]
     cache: Any  # DynamicCache
@@ -42,7 +42,7 @@ class Hot:
 
 @dataclass
 class Server:
-    """Serves sessions; keeps the ``room`` caches used last. ``times``: seconds of each eviction and thaw."""
+    """Serve sessions and keep the ``room`` caches used last. ``times``: seconds of each eviction and thaw."""
 
     target: pltz.Target
     hook: pltz.EvictionHook
@@ -54,7 +54,7 @@ class Server:
     times: dict[str, list[float]] = field(default_factory=lambda: {"evict": [], "thaw": []})
 
     def say(self, name: str, text: str, length: int) -> list[int]:
-        """A user's message to a session; the ids of the reply, at most ``length``."""
+        """Give a user's message to a session, and return the ids of the reply, at most ``length``."""
         session = self._session(name)
         ids = session.ids + self.target.render(
             [{"role": "user", "content": text}], add_generation_prompt=True
@@ -69,13 +69,13 @@ class Server:
         return reply
 
     def _session(self, name: str) -> Hot:
-        """A session that is hot now: it was, or it is thawed, or it begins."""
+        """Return a session that is hot: it was, or it is thawed, or it begins."""
         if name in self.hot:
             return self.hot[name]
         return self._thaw(name) if name in self.evicted else Hot(self.system, None)
 
     def _evict(self) -> None:
-        """The cache used longest ago goes; its tokens go to the hook."""
+        """Drop the cache used longest ago, and hand its tokens to the hook."""
         name, session = self.hot.popitem(last=False)
         start = time.perf_counter()
         prefixes = (len(self.system),)
@@ -88,7 +88,7 @@ class Server:
         self.evicted.add(name)
 
     def _thaw(self, name: str) -> Hot:
-        """Back from the archive, by one prefill."""
+        """Bring a session back from the archive, by one prefill."""
         start = time.perf_counter()
         if not self.hook.settle(PATIENCE):  # it may be on its way there
             raise RuntimeError(f"session {name} is not archived yet: {self.hook.status()}")
@@ -98,7 +98,7 @@ class Server:
 
 
 def serve(server: Server, sessions: int, turns: int, length: int) -> list[list[int]]:
-    """All turns of all sessions, one turn of each after the other; the replies."""
+    """Serve all turns of all sessions, one turn of each in order, and return the replies."""
     return [
         server.say(f"customer/{number}", QUESTIONS[turn % len(QUESTIONS)].format(1000 + number), length)
         for turn in range(turns)
@@ -109,7 +109,7 @@ def serve(server: Server, sessions: int, turns: int, length: int) -> list[list[i
 def run(
     target: pltz.Target, folder: Path, hot: int, sessions: int, turns: int, length: int
 ) -> dict[str, Any]:
-    """Serve with few caches and with all; what was found."""
+    """Serve with few caches and with all, and return the comparison."""
     tokenizer = target.tokenizer_json
     cold = pltz.Archive.open(folder / "cold", create=True)
     system = target.render([{"role": "system", "content": SYSTEM}])
@@ -147,7 +147,7 @@ def _range(times: list[float]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Serve sessions with few hot KV caches.")
     parser.add_argument("--target", default="mini-llama", help="a folder, or a name that ships with pltz")
     parser.add_argument("--hot", type=int, default=2, help="KV caches that stay")

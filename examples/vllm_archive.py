@@ -1,4 +1,4 @@
-"""vLLM with the connector: a session is frozen when its request finishes, goes cold, and comes back by its ids.
+"""Freeze a session of vLLM when its request finishes, and bring it back by its ids.
 
 See docs/vllm.md.
 
@@ -39,7 +39,7 @@ def main(model: str, folder: Path) -> None:
     )
 
     def ask(ids: list[int], tokens: int, **session: str) -> tuple[list[int], int, float]:
-        """The answer, how many tokens of the prompt were hot, and milliseconds."""
+        """Return the answer, the number of hot prompt tokens, and milliseconds."""
         extra = {"kv_transfer_params": {"pltz": session}} if session else None
         sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, extra_args=extra)
         request = TokensPrompt(prompt_token_ids=ids, cache_salt=SALT)
