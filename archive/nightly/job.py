@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.nightly import engine
+from pltz.archive.nightly import process_pool
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.freeze import Freezer
 from pltz.archive.nightly.receipt import ReceiptLedger
@@ -66,7 +66,7 @@ def run(
             Nothing was done.
         Busy: another run has the state folder.
     """
-    work = _engine(config, how, address)
+    work = _pool(config, how, address)
     job = _NightlyRun(config, dry_run, seen, begin)
     if dry_run:
         return job.run(0, lambda _, shards: map(job.freezer.freeze, shards))
@@ -80,14 +80,14 @@ def run(
     return report
 
 
-def _engine(config: Config, how: str, address: str | None) -> Freeze | None:
-    """Return the engine that freezes, None for this process. Raises UsageError where Ray is not installed."""
+def _pool(config: Config, how: str, address: str | None) -> Freeze | None:
+    """Return the pool that freezes, None for this process. Raises UsageError where Ray is not installed."""
     if how == "ray":
-        from pltz.archive.nightly import ray_engine
+        from pltz.archive.nightly import ray_pool
 
-        ray_engine.load()
-        return lambda run, shards: ray_engine.frozen(config, run, shards, address)
-    return None if config.workers == 1 else lambda run, shards: engine.processes(config, run, shards)
+        ray_pool.load()
+        return lambda run, shards: ray_pool.frozen(config, run, shards, address)
+    return None if config.workers == 1 else lambda run, shards: process_pool.processes(config, run, shards)
 
 
 class _NightlyRun:

@@ -1,10 +1,10 @@
-"""Engines that freeze the shards.
+"""A pool of processes of this machine that freezes the shards, and the pools that there are.
 
 Each yields the tallies as they come, with a few shards under way at a time.
 
     (none)     this process: `freeze.Freezer` does it all
     processes  ``workers`` processes of this machine, each with its own writer of the archive
-    ray        tasks of a Ray cluster (`ray_engine.py`)
+    ray        tasks of a Ray cluster (`ray_pool.py`)
 
 If a process dies (out of memory, killed), its shard is tried once more in a new process. A shard that ends
 two processes is given up and named. Each process has a pipe of its own, so a killed one cannot hold a shared
