@@ -1,14 +1,16 @@
 """Test and measure the CUDA engine on a GPU: `python -m pltz.benchmarks.measure_cuda [--bundle BUNDLE]`.
 
-Frames are compared with those of the compiled CPU engine (of torch on the GPU where that is not built). Then encoding
-and decoding are timed (the best of some runs, host time included), then each kernel of one batch. Without a bundle the
-weights are random, in the shape of one. Encoding is compared with `torch._int_mm` on the same matrices in the same run.
-It ends with a line of JSON. Unlike `pltz bench speed` it needs no text and times each kernel.
+Frames are compared with those of the compiled CPU engine (of torch on the GPU where that is not built). Then
+encoding and decoding are timed, also of sessions that grew in turns (the best of some runs, host time included),
+then each kernel of one batch. Without a bundle the weights are random, in the shape of one. Encoding is compared
+with `torch._int_mm` on the same matrices in the same run. It ends with a line of JSON. Unlike `pltz bench speed`
+it needs no text and times each kernel.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from pltz.benchmarks.products import Products
 from pltz.models.bundle.bundle import Bundle
@@ -25,6 +28,7 @@ from pltz.plt_codec.engines.cuda.rows import ROWS
 from pltz.plt_codec.engines.native.coder import NativeCoder, available
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
+from pltz.plt_codec.lanes import Layout, turn_layout
 from pltz.plt_codec.types import FrameItem
 from pltz.plt_codec.weights import Weights, random_weights
 
@@ -90,6 +94,37 @@ def other_engine(weights: Weights) -> NativeCoder | TokenCoder:
     return NativeCoder(weights) if available() else TokenCoder(TorchEngine(weights, "cuda"))
 
 
+def grown(
+    coder: CudaCoder, sessions: list[npt.NDArray[np.int64]], turns: int, layout: Layout, repeats: int
+) -> dict[str, float]:
+    """Return the tokens per second of sessions, (T,) each, that come in turns: all sessions' first turns, and so on.
+
+    Each turn is coded after the tokens of those before it. Raises AssertionError where one does not decode.
+    """
+    ends = [len(sessions[0]) * n // turns for n in range(turns + 1)]
+    spans = list(itertools.pairwise(ends))
+    contexts = [[s[max(0, begin - coder.shape.memory) : begin] for s in sessions] for begin, _ in spans]
+
+    def encode() -> list[list[FrameItem]]:
+        out = []
+        for (begin, end), known in zip(spans, contexts, strict=True):
+            frames = coder.encode(
+                [s[begin:end] for s in sessions], contexts=known, lanes=layout.lanes, steps=layout.steps
+            )
+            out.append([
+                FrameItem(f.data, end - begin, layout.lanes, layout.steps, c)
+                for f, c in zip(frames, known, strict=True)
+            ])
+        return out
+
+    items, encode_seconds = timed(encode, repeats)
+    decoded, decode_seconds = timed(lambda: [coder.decode(turn) for turn in items], repeats)
+    for n, session in enumerate(sessions):
+        assert np.array_equal(np.concatenate([turn[n] for turn in decoded]), session)
+    total = sum(map(len, sessions))
+    return {"encode": total / encode_seconds, "decode": total / decode_seconds}
+
+
 def main() -> None:
     """Run the command line described at the top of this file."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -97,6 +132,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="mini", help="of the random weights")
     parser.add_argument("--sessions", type=int, default=1024, help="sessions coded together")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens per session")
+    parser.add_argument("--turns", type=int, default=8, help="turns of the sessions that grew")
     parser.add_argument("--repeats", type=int, default=2, help="runs, of which the fastest counts")
     parser.add_argument("--kernels", action="store_true", help="time each kernel too")
     options = parser.parse_args()
@@ -132,6 +168,9 @@ def main() -> None:
         right = right and all(np.array_equal(a, b) for a, b in zip(got, sessions, strict=False))
         found(**{f"decode_{name}_s": seconds, f"decode_{name}_tokens_s": count * options.tokens / seconds})
     found(same_tokens=right)
+    for name, layout in (("default", Layout()), ("turn", turn_layout(options.tokens // options.turns))):
+        for way, rate in grown(coder, sessions, options.turns, layout, options.repeats).items():
+            found(**{f"{options.turns}_turns_{name}_{way}_tokens_s": rate})
     if options.kernels and isinstance(coder._device, gpu.CudaDevice):
         clock = Timed(coder._device)
         coder._device = coder.model.device = clock

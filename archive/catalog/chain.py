@@ -3,6 +3,7 @@
     leaves --look up--> their parents, up to the roots
     roots, then their children, ... --decode, prove--> tokens
 
+A single path goes by one call of a codec that decodes chains; otherwise the segments go level by level.
 Each level is one batch, so a segment that many sessions share is decoded once. A segment that cannot be read
 has an error as its answer. Segments that need it as context get the same error.
 """
@@ -19,7 +20,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
+from pltz.archive.codecs.codec import Chained, Coded, SegmentCodec, codec_of
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
 from pltz.archive.format import ids as identity
@@ -177,8 +178,11 @@ class Chains:
         for leaf in leaves:
             for segment in self._look_up(leaf):
                 levels.setdefault(self._depth[segment], []).append(segment)
-        for depth in sorted(levels):
-            self._decode_level(levels[depth])
+        ordered = [levels[depth] for depth in sorted(levels)]
+        if all(len(level) == 1 for level in ordered):
+            self._decode_path([segment for (segment,) in ordered if segment not in self._known])
+        for level in ordered:
+            self._decode_level(level)
 
     def tower(self, leaf: bytes) -> list[tuple[bytes, Tokens]]:
         """Return (id, tokens of shape (T,)) of each segment from the root to the leaf.
@@ -257,9 +261,38 @@ class Chains:
             return len(self._known[segment].tokens)
         return self._places[segment][0].record.tokens
 
+    def _decode_path(self, path: Sequence[bytes]) -> None:
+        """Decode segments that each stand behind the one before, by one call of a codec that is faster so.
+
+        A segment that is not proven is left to `_decode_level`, and so are all below it.
+        """
+        items = [self._places[segment][0] for segment in path]
+        codec = codec_of(self.codecs, items[0].context) if len(items) > 1 else None
+        if not isinstance(codec, Chained) or not codec.chains:
+            return
+        for number, item in enumerate(items[1:], 1):
+            if item.record.parent != path[number - 1] or codec_of(self.codecs, item.context) is not codec:
+                return
+        above, keys = self.above(items[0]), self.catalog.keys
+        if isinstance(above, PltzError):
+            return
+        try:
+            coded = [
+                Coded(keys.bits(i.context, i.record), i.record.tokens, NOTHING if n else above, i.context.mode)
+                for n, i in enumerate(items)
+            ]
+            found = codec.decode_chain(coded)
+        except PltzError:
+            return
+        for segment, item, tokens in zip(path, items, found, strict=True):
+            answer = _proved(keys, self._wanted(item, NOTHING), tokens, self._heard)
+            if isinstance(answer, PltzError):
+                return
+            self._answers[segment] = answer
+
     def _decode_level(self, level: Sequence[bytes]) -> None:
         """Decode each segment of a level from the first of its records that proves to be it."""
-        level = [s for s in level if s not in self._known]
+        level = [s for s in level if s not in self._answers]
         above = [self.above(self._places[s][0]) for s in level]
         ready = [n for n in range(len(level)) if not isinstance(above[n], PltzError)]
         wanted = [self._wanted(self._places[level[n]][0], above[n]) for n in ready]

@@ -13,10 +13,10 @@ informs its children for free; `BytesCodec` codes alone. A codec of layout "fast
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -110,6 +110,22 @@ class SegmentCodec(Protocol):
         """Return the ids of each segment, (count,). Raises CorruptError.
 
         The work is bounded by the bytes that are present.
+        """
+
+
+@runtime_checkable
+class Chained(Protocol):
+    """A codec that decodes segments which each stand behind those before them, faster than one by one."""
+
+    @property
+    def chains(self) -> bool:
+        """Return whether it does so with the engine at hand."""
+
+    def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the ids of each segment, (count,). Raises CorruptError.
+
+        Only the first one's ``above`` counts: each other segment was coded after the tokens of those before it, or
+        alone, as its mode says.
         """
 
 
@@ -254,8 +270,26 @@ class BundleCodec:
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         """Return the ids of each segment, (count,). Raises CorruptError."""
+        return self._decode(self._coder.decode, batch)
+
+    @property
+    def chains(self) -> bool:
+        """Return whether the engine decodes chains without a pause, as the one on CUDA does."""
+        return hasattr(self._coder, "decode_chain")
+
+    def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the ids of each segment of a chain, (count,), as `Chained` says. Raises CorruptError."""
+        coder = cast("CudaCoder", self._coder)
+
+        def decode(items: Sequence[FrameItem]) -> Sequence[Tokens]:
+            behind = [replace(i, context=None) if c.mode & TOWER else i for i, c in zip(items, batch, strict=True)]
+            return coder.decode_chain([*items[:1], *behind[1:]])
+
+        return self._decode(decode, batch)
+
+    def _decode(self, by: Callable[[Sequence[FrameItem]], Sequence[Tokens]], batch: Sequence[Coded]) -> list[Tokens]:
         try:
-            return list(self._coder.decode([frame_item(c.data, c.count, c.above, c.mode) for c in batch]))
+            return list(by([frame_item(c.data, c.count, c.above, c.mode) for c in batch]))
         except ContentError as exc:
             raise CorruptError(f"the segments above are not of this bundle's tokenizer: {exc}") from exc
 

@@ -321,15 +321,16 @@ class Thawer:
     def _ahead(self, batch: list[_Flight]) -> QueuedPrefill | None:
         """Return the queued prefill for the batch's only flight, or None.
 
-        It needs one segment, of which nothing is hot, whose tokens are the target's ids.
+        It needs segments of which nothing is hot, whose tokens are the target's ids. Decoders that do not decode
+        all of them at once never announce that many ids.
         """
-        if len(batch) != 1 or len(batch[0].path) != 1 or len(batch[0].lease):
+        if len(batch) != 1 or len(batch[0].lease):
             return None
         flight = batch[0]
         if not self._eyes.as_they_are(flight.version):
             return None
         with suppress(PltzError):
-            count = self.cold.archive.record(flight.path[0]).record.tokens
+            count = sum(self.cold.archive.record(segment).record.tokens for segment in flight.path)
             most = min(self._chunk or count, self.target.max_positions or count)
             return QueuedPrefill(self.target, count) if 0 < count <= most else None
         return None

@@ -115,8 +115,8 @@ class CudaCoder:
     ) -> list[npt.NDArray[np.int64]]:
         """Decode frames each of which was encoded after the tokens of those before it, into ids, each (tokens,).
 
-        The context of the first item stands before all of them; the contexts of the others are ignored. Frames that
-        the whole GPU decodes one by one are decoded without a pause in between.
+        The context of the first item stands before all of them. Of the others, one with an empty context was encoded
+        alone; the rest have None. Frames that the whole GPU decodes one by one are decoded without a pause in between.
 
         Raises:
             CorruptError: a stream does not hold its number of tokens, or damaged data.
@@ -125,16 +125,18 @@ class CudaCoder:
         """
         above = remembered(items[0].context, self.shape) if items else NOTHING
         before, links = len(above), list[_CudaSequence]()
-        for i in items:
-            links.append(_CudaSequence.of(i, np.zeros(min(before, self.shape.memory), np.int64)))
+        for n, i in enumerate(items):
+            alone = n > 0 and i.context is not None
+            links.append(_CudaSequence.of(i, np.zeros(0 if alone else min(before, self.shape.memory), np.int64)))
             before += i.tokens
         out: list[npt.NDArray[np.int64]] = []
         runs = list(self._runs(links))
         for run in runs:
             here = slice(len(out), len(out) + len(run))
             if len(run) == 1 or not self.block_kernel(run[0].work):
-                for item in items[here]:
-                    out += self.decode([replace(item, context=above)], progress=progress)
+                for item, link in zip(items[here], run, strict=True):
+                    context = above if link.work.first else None
+                    out += self.decode([replace(item, context=context)], progress=progress)
                     above = np.concatenate([above, out[-1]])[-self.shape.memory :]
             else:
                 data = [i.data for i in items[here]]

@@ -1,14 +1,14 @@
 /* One session of contract 2: one kernel decodes a whole block on the whole GPU.
  *
  * Clusters of 16 CTAs, as many as run side by side. The channels of a product are dealt out to all CTAs, 8 at a time;
- * its inputs are split among the warps of a CTA. All CTAs meet after each stage, and what one has computed the others
- * read from L2:
+ * its inputs are split among the warps of a CTA. All CTAs meet after each stage, and read from L2 what the others
+ * computed:
  *
- *     norm, queries, keys, values | attention | its output | norm, hidden | residual        five meetings a layer
+ *     norm, queries, keys, values | attention | its output | norm, hidden | residual        five meetings per layer
  *
- * Attention is the work of one cluster a key head: a CTA has every sixteenth group of 32 keys, and the CTAs of the
- * cluster meet for highest scores, sums, and shares times values. Each stage's weights are on their way while the CTAs
- * meet for it. Norms are worked out by every CTA that needs them: cheaper than one meeting more.
+ * Attention of a key head is the work of one cluster, or of two that share the lanes. A CTA has every sixteenth group
+ * of 32 keys. The CTAs of a cluster meet for highest scores, for sums, and for shares times values. Weights and keys are
+ * copied to shared memory while norms and attention run. Every CTA works out all norms: cheaper than another meeting.
  */
 #include "common.cuh"
 #if P_GATED && (defined(PLTZ_EMULATE) || __CUDA_ARCH__ >= 900)
@@ -23,8 +23,9 @@ enum {
     ROW_TILES = LANES / 16,
     ROWS = 96,         /* queries of a key head, most: pack.py, GATED_LANES and GATED_QUERIES */
     KEPT = 10, /* groups of 32 keys, and their values, that a CTA has at hand */
-    TILES = 4,
-    AHEAD = 32 << 10, /* tiles of 8 channels at once; bytes of weights that are asked for ahead */
+    TILES = 4, /* tiles of 8 channels at once */
+    AHEAD = 20 << 10,
+    AHEAD_DOWN = 12 << 10, /* bytes of weights that are asked for ahead; of the residual's product */
     PITCH = DP % 128 ? DP : DP + 64, /* of normed rows: neighbours do not meet in the banks */
     MIXED_PITCH = 72,
 };
@@ -64,7 +65,7 @@ struct Shared {
         };
         uint32_t sums[LANES * SUMS]; /* first CTA */
     };
-    int8_t ahead[AHEAD]; /* weights of the next product */
+    int8_t ahead[AHEAD + AHEAD_DOWN]; /* weights of the next products */
     int8_t keys[KEPT * 2048], values[KEPT * 2048]; /* of a head, as they were before the step */
     uint32_t table[WEIGHTS];
     int32_t low[ROWS];
@@ -84,7 +85,7 @@ struct Place {
     Shared *m;
     Wire *wire;
     int tid, thread, warp, cta, ctas, lanes;
-    uint32_t round, asked; /* meetings; how often weights were asked for */
+    uint32_t round, asked, used; /* meetings; how often weights were asked for, and waited for */
 #ifdef P_TRACE
     int64_t last;
     DEV void mark(int stage) {
@@ -97,13 +98,13 @@ struct Place {
     DEV void mark(int) {}
 #endif
 
-    /* All CTAs of the GPU meet. What is asked for is on its way meanwhile. stage: of the trace. */
-    template <class Ask> DEV void meet(int stage, Ask ask) {
+    /* All CTAs of the GPU meet. stage: of the trace. No weights are asked for meanwhile: the fence would wait for them.
+     */
+    DEV void meet(int stage) {
         mark(stage);
         __syncthreads();
         round++;
         if (tid == 0) post(&wire->here[cta], round);
-        ask();
         if (warp == 0) {
             bool all = false;
             while (!all) { /* all loads under way at once */
@@ -125,12 +126,12 @@ struct Place {
 
 /* A product of lanes (rows) with tiles of 8 channels; U tiles are a unit that ends together (2: gate and linear half).
  * Unit u is of CTA u % ctas, which takes AT_ONCE of its own at a time and splits their inputs among its warps. */
-template <int K, int U, bool UNSIGNED> struct Product {
+template <int K, int U, int AT = 0, int SIZE = AHEAD> struct Product {
     enum {
         CHUNKS = K / 64,
         AT_ONCE = TILES / U,
         BYTES = CHUNKS * 512 /* of a tile */,
-        ROOM = AHEAD / BYTES /* tiles */
+        ROOM = SIZE / BYTES /* tiles */
     };
     const int8_t *w;
     const int32_t *m;
@@ -149,15 +150,15 @@ template <int K, int U, bool UNSIGNED> struct Product {
     DEV int tile(const Place &p, int unit, int n) const {
         return (unit + n / U * p.ctas) * U + n % U;
     } /* n-th from a unit of the CTA on */
-    /* Weights of the first round, on their way to shared memory while the CTAs meet, as far as there is room. One
-     * thread asks, by copies that take no turn among the loads of the multiprocessor: those that look for the word of
-     * the other CTAs would wait for all before them. */
+    /* Copies the weights of the first round to shared memory, as far as there is room. One thread asks, by copies that
+     * take no turn among the loads of the multiprocessor. Every ask() is followed by a run(), in the same order. */
     DEV void ask(Place &p) const {
         if (p.tid == 32) {
             const int n = min(part(p, p.cta, 0).n, (int)ROOM);
             meeting_expect(p.m->meeting, p.asked, (uint32_t)n * BYTES);
             for (int i = 0; i < n; i++)
-                bulk_copy(p.m->ahead + i * BYTES, w + (int64_t)tile(p, p.cta, i) * BYTES, BYTES, p.m->meeting, p.asked);
+                bulk_copy(p.m->ahead + AT + i * BYTES, w + (int64_t)tile(p, p.cta, i) * BYTES, BYTES, p.m->meeting,
+                          p.asked);
         }
         p.asked++;
     }
@@ -167,7 +168,7 @@ template <int K, int U, bool UNSIGNED> struct Product {
     DEV void run(Place &p, const int8_t *a, int a_stride, const int32_t *x, int stride, End end) const {
         const int g = p.thread >> 2, t = p.thread & 3, row_tiles = (p.lanes + 15) / 16, row = p.tid / 8,
                   channel = p.tid % 8;
-        meeting_wait(p.m->meeting, p.asked - 1);
+        meeting_wait(p.m->meeting, p.used++);
         for (int unit = p.cta; unit < all; unit += AT_ONCE * p.ctas) {
             const Part mine = part(p, unit, p.warp);
             int32_t scales[TILES], before[TILES];
@@ -184,7 +185,7 @@ template <int K, int U, bool UNSIGNED> struct Product {
                 for (int i = 0; i < ROW_TILES * 4; i++) c[i / 4][i % 4] = 0;
                 const int8_t *from = w + (int64_t)tile(p, unit, mine.tile) * CHUNKS * 512 + p.thread * 16;
                 const bool ahead = unit == p.cta && mine.tile < ROOM;
-                const int8_t *held = p.m->ahead + (ahead ? mine.tile : 0) * BYTES + p.thread * 16;
+                const int8_t *held = p.m->ahead + AT + (ahead ? mine.tile : 0) * BYTES + p.thread * 16;
 #pragma unroll 2
                 for (int chunk = mine.split; chunk < CHUNKS; chunk += mine.splits) {
                     const uint4 b = ahead ? *(const uint4 *)(held + chunk * 512) : *(const uint4 *)(from + chunk * 512);
@@ -193,13 +194,8 @@ template <int K, int U, bool UNSIGNED> struct Product {
                         if (r >= row_tiles) break;
                         const int8_t *rows = a + (r * 16 + g) * a_stride + chunk * 64 + t * 16;
                         const uint4 f = *(const uint4 *)rows, e = *(const uint4 *)(rows + 8 * a_stride);
-                        if (UNSIGNED) {
-                            mma_u8(c[r], f.x, e.x, f.y, e.y, b.x, b.y);
-                            mma_u8(c[r], f.z, e.z, f.w, e.w, b.z, b.w);
-                        } else {
-                            mma_s8(c[r], f.x, e.x, f.y, e.y, b.x, b.y);
-                            mma_s8(c[r], f.z, e.z, f.w, e.w, b.z, b.w);
-                        }
+                        mma_s8(c[r], f.x, e.x, f.y, e.y, b.x, b.y);
+                        mma_s8(c[r], f.z, e.z, f.w, e.w, b.z, b.w);
                     }
                 }
                 int32_t *to = p.m->part + (mine.tile * mine.splits + mine.split) * LANES * 8;
@@ -229,11 +225,11 @@ template <int K, int U, bool UNSIGNED> struct Product {
         }
     }
 };
-using Qkv = Product<DP, 1, false>;
-using Out = Product<OP, 1, false>;
-using Up = Product<DP, 2, false>;
-using Down = Product<FP, 1, false>;
-using Class = Product<DP, 1, false>;
+using Qkv = Product<DP, 1>;
+using Out = Product<OP, 1>;
+using Up = Product<DP, 2>;
+using Down = Product<FP, 1, AHEAD, AHEAD_DOWN>;
+using Class = Product<DP, 1>;
 
 /* Normed rows, N of a warp side by side, where a product reads them: norm_row() of common.cuh. */
 template <int N> DEV void norm_each(const Place &p, const int32_t *gains) {
@@ -285,12 +281,25 @@ DEV void turn_one(const Place &p, int2 pair, int32_t at, int8_t *out) {
     out[p.thread + HD / 2] = (int8_t)clamp_to((((a * s + b * c + (1 << 13)) >> 14) + 64) >> 7, 127);
 }
 
+/* The whole groups of keys and values of a head that this CTA had before the step, on their way to shared memory. */
+DEV void ask_keys(const Place &p, const Session &s, int step, int layer, int h, const Cache &cache, int8_t *memory) {
+    const int8_t *keys = keys_of(cache, memory, layer, h), *values = keys + cache.room * HW;
+    const int whole = (s.old + step * s.L) / 32;
+    for (int i = p.warp; i < KEPT * 4; i += WARPS) { /* quarters of a group */
+        const int kg = cluster_rank() + i / 4 * CTAS, at = i % 4 * 512 + p.thread * 16;
+        if (kg >= whole) break;
+        copy16(p.m->keys + i / 4 * 2048 + at, keys + (int64_t)kg * 2048 + at);
+        copy16(p.m->values + i / 4 * 2048 + at, values + (int64_t)kg * 2048 + at);
+    }
+    copies_commit();
+}
+
 /* Attention of one key head for the lanes from first_lane on, by a cluster. Each CTA has every sixteenth group of 32
  * keys. A warp has 16 queries and a share of the groups; it keeps the scores of its first groups in registers, then
  * their weights. The stages are called in the order in which they stand here; between them the CTAs of the cluster
  * meet. */
 struct Attention {
-    enum { HELD = 2, QUERIES_EACH = ROWS / WARPS, KEYS_EACH = LANES / WARPS };
+    enum { HELD = 1, QUERIES_EACH = ROWS / WARPS, KEYS_EACH = LANES / WARPS };
     Place &p;
     const Session &s;
     const int step, layer, h, first_lane, lanes, queries, rank, g, t;
@@ -319,24 +328,12 @@ struct Attention {
     DEV Keys values_at(int kg) const {
         return kg < at_hand ? load_keys(p.m->values, kg / CTAS, p.thread) : load_keys(values, kg, p.thread);
     }
-    /* A CTA's whole groups of keys and values that were there before the step, on their way to shared memory. */
-    DEV void ask_keys() const {
-        const int whole = first / 32;
-        for (int i = p.warp; i < KEPT * 4; i += WARPS) { /* quarters of a group */
-            const int kg = rank + i / 4 * CTAS, at = i % 4 * 512 + p.thread * 16;
-            if (kg >= whole) break;
-            copy16(p.m->keys + i / 4 * 2048 + at, keys + (int64_t)kg * 2048 + at);
-            copy16(p.m->values + i / 4 * 2048 + at, values + (int64_t)kg * 2048 + at);
-        }
-        copies_commit();
-    }
     /* The key of a lane, where this CTA keeps it. Where two clusters share the lanes, both write the same bytes. */
     DEV bool fresh(int lane) const { return lane < s.L && (first + lane) / 32 % CTAS == rank; }
     DEV int position(int lane) const { return (int32_t)s.start + lane_start(s, lane) + step; }
 
     /* Queries of the lanes, and keys and values of the step, out of the product. */
     DEV void turn() {
-        ask_keys();
         int2 query_pairs[QUERIES_EACH], key_pairs[KEYS_EACH], value_pairs[KEYS_EACH];
 #pragma unroll
         for (int n = 0; n < QUERIES_EACH; n++) {
@@ -518,11 +515,14 @@ struct Attention {
     }
 };
 
-/* Attention of a step and a layer: a cluster per key head, or two where there are enough and more than 16 lanes. */
+/* Attention of a step and a layer: a cluster per key head, or two where there are enough and more than 16 lanes. Unit u
+ * of the work is that of key head u % KV. */
+DEV int attention_parts(const Place &p) { return p.lanes > 16 && p.ctas / CTAS >= 2 * KV ? 2 : 1; }
 DEV void attend(Place &p, const Session &s, int step, int layer, const Cache &cache, int8_t *memory) {
-    const int clusters = p.ctas / CTAS, cluster = p.cta / CTAS, parts = p.lanes > 16 && clusters >= 2 * KV ? 2 : 1;
+    const int clusters = p.ctas / CTAS, cluster = p.cta / CTAS, parts = attention_parts(p);
     for (int unit = cluster; unit < KV * parts; unit += clusters) {
         const int first_lane = unit / KV * 16, lanes = parts == 1 ? p.lanes : unit < KV ? 16 : p.lanes - 16;
+        if (unit != cluster) ask_keys(p, s, step, layer, unit % KV, cache, memory); /* else they were asked for */
         Attention attention(p, s, step, layer, unit % KV, first_lane, lanes, cache, memory);
         attention.turn();
         attention.score();
@@ -615,6 +615,7 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
                (int)gridDim.x,
                s.L,
                epoch,
+               0,
                0};
     if (p.tid == 0) meeting_open(p.m->meeting);
     for (int i = p.tid; i < ROWS * HW; i += THREADS) p.m->q[i] = 0; /* beyond HD it stays so */
@@ -636,7 +637,6 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
     auto add = [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *x) {
         wire->x[row * DP + channel] = clamp_to(x[0] + scaled(sums[0], m[0]), RESIDUAL_MAX);
     };
-    auto nothing = [] {};
     cluster_arrive(); /* all have begun before anyone writes to their memory */
     cluster_wait();
     for (int step = 0; step < s.C; step++) {
@@ -647,10 +647,20 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
             const int32_t m = model.embed_m[token];
             for (int i = p.thread; i < DP; i += 32) wire->x[row * DP + i] = entry(w[i / 64 * 512 + i % 64], m);
         }
-        p.meet(0, [&] { qkv(0).ask(p); });
-        for (int half = 0; half < 2 * LAYERS || p.cta < classes.all;
-             half++) { /* of layers: one copy of the norms, for the code's size */
+        p.meet(0);
+        for (int half = 0;; half++) { /* of layers: one copy of the norms, for the code's size */
             const int layer = half / 2;
+            if (half == 2 * LAYERS) {
+                classes.ask(p);
+            } else if (half % 2) {
+                up(layer).ask(p);
+                down(layer).ask(p);
+            } else {
+                qkv(layer).ask(p);
+                if (p.cta / CTAS < KV * attention_parts(p))
+                    ask_keys(p, s, step, layer, p.cta / CTAS % KV, cache, memory);
+            }
+            if (half == 2 * LAYERS && p.cta >= classes.all) break;
             norm_rows(p, half == 2 * LAYERS ? model.norm_out : half % 2 ? model.norm_mid[layer] : model.norm_in[layer]);
             if (half == 2 * LAYERS) break;
             if (half % 2 == 0) {
@@ -658,30 +668,28 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
                                [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *) {
                                    wire->y[row * QP + channel] = (int16_t)clamp_to(scaled(sums[0], m[0]), 32767);
                                });
-                p.meet(2, [&] { out(layer).ask(p); });
+                p.meet(2);
+                out(layer).ask(p);
                 attend(p, s, step, layer, cache, memory);
-                p.meet(4, nothing);
+                p.meet(4);
                 out(layer).run(p, wire->o, OP, wire->x, DP, add);
-                p.meet(6, [&] { up(layer).ask(p); });
+                p.meet(6);
             } else {
                 up(layer).run(p, p.m->a, PITCH, 0, 0,
                               [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *) {
                                   wire->h[row * FP + channel] =
                                       (uint8_t)(hidden(scaled(sums[0], m[0]), scaled(sums[1], m[1]), p.m->act) & 255);
                               });
-                p.meet(8, [&] { down(layer).ask(p); });
+                p.meet(8);
                 down(layer).run(p, (const int8_t *)wire->h, FP, wire->x, DP, add);
-                p.meet(10, [&] {
-                    if (layer + 1 < LAYERS) qkv(layer + 1).ask(p);
-                    else classes.ask(p);
-                });
+                p.meet(10);
             }
         }
         classes.run(p, p.m->a, PITCH, 0, 0,
                     [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *) {
                         wire->logits[row * CP + channel] = scaled(sums[0], m[0]) + model.class_b[channel];
                     });
-        p.meet(12, nothing);
+        p.meet(12);
         if (p.cta == 0) {
             for (int row = p.warp; row < active; row += WARPS) {
                 int32_t l[PER];
@@ -693,9 +701,9 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
             __syncthreads();
             decode_symbols<0>(p, s, step, active, symbols, tokens);
         }
-        p.meet(14, nothing);
+        p.meet(14);
         for (int row = p.cta; row < active; row += p.ctas) members_of(p, model, row);
-        p.meet(16, nothing);
+        p.meet(16);
         if (p.cta == 0) {
             for (int i = p.tid; i < active * SUMS; i += THREADS) p.m->sums[i] = wire->sums[i];
             __syncthreads();
@@ -703,7 +711,7 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
             __syncthreads();
             for (int i = p.tid; i < ROWS * HW; i += THREADS) p.m->q[i] = 0; /* the sums lay there */
         }
-        p.meet(18, nothing);
+        p.meet(18);
         if (wire->stop) break;
     }
     cluster_arrive(); /* nobody leaves while others write to its memory */

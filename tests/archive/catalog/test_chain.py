@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pltz.archive.catalog.chain import BATCH, Chains
+from pltz.archive.catalog.chain import BATCH, Chains, KnownSegment
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.errors import LostError
-from pltz.archive.format.ids import Tokens
+from pltz.archive.format.context import TOWER
+from pltz.archive.format.ids import NONE, Tokens
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
@@ -31,6 +32,29 @@ class Counting(ZlibCodec):
         self.batches.append(len(batch))
         self.above |= {len(c.above) for c in batch}
         return super().decode(batch)
+
+
+class Chaining(Counting):
+    """A codec that decodes chains at once, and records their lengths."""
+
+    chains = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linked: list[int] = []
+        self.deaf = b""
+
+    def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
+        self.linked.append(len(batch))
+        above, out = batch[0].above, list[Tokens]()
+        for c in batch:
+            if c.data == self.deaf or (len(out) > 2 and self.deaf):
+                out.append(np.zeros(c.count, np.int64))  # other tokens than were put: their proof fails
+                continue
+            known = above[-self.reach :] if c.mode & TOWER else above[:0]
+            out += ZlibCodec.decode(self, [Coded(c.data, c.count, known, c.mode)])
+            above = np.concatenate([above, out[-1]])
+        return out
 
 
 PROMPT = np.arange(300)
@@ -141,3 +165,31 @@ def test_batches_are_bounded(disk: SimDisk) -> None:
     codec.batches.clear()
     archive.towers(list(archive.ls()))
     assert codec.batches == [1, BATCH, 5]
+
+
+def test_a_single_path_goes_by_one_call(filled: TowerArchive, disk: SimDisk) -> None:
+    codec = Chaining()
+    archive = TowerArchive.open(DirectoryStore(disk), [codec])
+    whole = archive.get("s07").tokens
+    assert whole.tolist() == [*PROMPT, *PROMPT[::-1], *range(7, 37), *range(7, 57)]
+    assert codec.linked == [5] and not codec.batches
+    (version,) = [v for v in archive.ls() if v.name == "s07"]
+    segments = archive.tower(version).segments
+    (first, prompt), (second, turned) = segments[:2]
+    hot = {first: KnownSegment(NONE, prompt), second: KnownSegment(first, turned)}
+    codec.linked.clear()
+    assert len(archive.towers([version], hot)[0].segments) == 5
+    assert codec.linked == [3] and not codec.batches  # below what is hot
+    archive.towers(list(archive.ls()))
+    assert codec.linked == [3]  # many sessions go level by level
+
+
+def test_a_chain_that_does_not_prove_itself_is_decoded_level_by_level(filled: TowerArchive, disk: SimDisk) -> None:
+    codec = Chaining()
+    archive = TowerArchive.open(DirectoryStore(disk), [codec])
+    (version,) = [v for v in archive.ls() if v.name == "s07"]
+    third = archive.tower(version).segments[2][0]
+    codec.deaf = bytes(archive.catalog.lookup.find(0, third)[0].record.bitstring)
+    codec.linked.clear()
+    assert len(archive.get("s07").tokens) == 680
+    assert codec.linked == [5] and codec.batches == [1, 1, 1]  # two were proven

@@ -846,15 +846,20 @@ Cut = tuple[int, int | None, int | None]  # tokens, lanes, steps
 
 
 def links(name: str, layouts: list[Cut]) -> tuple[list[FrameItem], list[np.ndarray]]:
-    """Return a chain of frames of (tokens, lanes, steps) each, after the tokens of those before it, and their ids."""
+    """Return a chain of frames of (tokens, lanes, steps) each, after the tokens of those before it, and their ids.
+
+    The fourth is encoded alone."""
     rng = np.random.default_rng(21)
     vocab = model(name).shape.vocab
     known = rng.integers(0, vocab, 5)
     above, out, texts = known, list[FrameItem](), list[np.ndarray]()
     for tokens, lanes, steps in layouts:
         text = rng.integers(0, vocab, tokens)
-        (frame,) = reference(name).encode([text], contexts=[above], lanes=lanes, steps=steps)
+        alone = len(out) == 3
+        (frame,) = reference(name).encode([text], contexts=[None if alone else above], lanes=lanes, steps=steps)
         out.append(FrameItem(frame.data, tokens, lanes, steps, None if out else known))
+        if alone:
+            out[-1] = FrameItem(frame.data, tokens, lanes, steps, known[:0])
         texts.append(text)
         above = np.concatenate([above, text])
     return out, texts
