@@ -136,46 +136,6 @@ def pack_of(count: int, salt: bytes = b"s" * 16) -> bytes:
     return builder.finish()
 
 
-def test_a_pack_reads_past_damage() -> None:
-    data = pack_of(10)
-    whole = [item for item in Pack.of(data).scan() if not isinstance(item, Damage)]
-    assert len(whole) == 10
-    hurt = bytearray(data)
-    hurt[whole[3][0] + 4] ^= 0xFF
-    found = list(Pack.of(bytes(hurt)).scan())
-    damage = [item for item in found if isinstance(item, Damage)]
-    assert [item.offset for item in damage] == [
-        whole[3][0],
-        whole[4][0],
-    ]  # the record, and the child that names it
-    assert [item[1].name for item in found if not isinstance(item, Damage)] == [
-        f"s{n}" for n in (0, 1, 2, 5, 6, 7, 8, 9)
-    ]
-
-
-@pytest.mark.parametrize("half", ["front", "back"])
-def test_either_header_is_enough(half: str) -> None:
-    data = bytearray(pack_of(3))
-    at = 10 if half == "front" else len(data) - 40
-    data[at] ^= 1
-    pack = Pack.of(bytes(data))
-    assert sum(1 for item in pack.scan() if not isinstance(item, Damage)) == 3
-    assert pack.damaged_copies
-    with pytest.raises(CorruptError, match="header"):
-        pack.verify()
-
-
-def test_a_bitstring_that_looks_like_a_record_is_none() -> None:
-    inner = pack_of(1, b"x" * 16)
-    begin, end = Pack.of(inner).begin, Pack.of(inner).end
-    builder = Builder(0, 100, b"s" * 16)
-    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
-    builder.add(Record(context, NONE, b"i" * 16, 5, inner[begin:end] * 50, "victim", 1, 100))
-    data = bytearray(builder.finish())
-    data[Pack.of(bytes(data)).begin + 3] ^= 1
-    assert all(isinstance(item, Damage) for item in Pack.of(bytes(data)).scan())
-
-
 names = st.text(st.characters(codec="utf-8"), max_size=20)
 identities = st.binary(min_size=16, max_size=16)
 
@@ -233,22 +193,6 @@ def test_a_record_of_any_bytes_with_a_right_check(body: bytes, flags: int) -> No
     except FormatError:
         return
     assert parsed.size == len(raw) + 4 and parsed.record.tokens <= 65536 * (len(body) + 1)
-
-
-@settings(max_examples=200)
-@given(st.data())
-def test_a_pack_with_bytes_changed_gives_its_own_records_or_none(data: st.DataObject) -> None:
-    original = pack_of(4)
-    truth = {item[1] for item in Pack.of(original).scan() if not isinstance(item, Damage)}
-    hurt = bytearray(original)
-    for _ in range(data.draw(st.integers(1, 5))):
-        at = data.draw(st.integers(0, len(hurt) - 1))
-        hurt[at : at + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
-    try:
-        found = {item[1] for item in Pack.of(bytes(hurt)).scan() if not isinstance(item, Damage)}
-    except FormatError:
-        return
-    assert found <= truth
 
 
 def test_a_newer_pack_index_and_verb_are_refused_by_name() -> None:
