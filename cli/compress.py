@@ -15,7 +15,7 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output, write_text
 from pltz.cli.ui.progress import Progress, say_expected, wanted
-from pltz.cli.ui.session_input import INPUT_FORMAT, Inputs, input_options
+from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, input_options
 from pltz.cli.ui.session_input import as_fields as fields_of
 from pltz.cli.ui.session_input import as_text as text_of
 from pltz.plt_codec.errors import UsageError
@@ -99,7 +99,7 @@ def compress(
     """
     options.one_tokenizer(target, tokenizer)
     if only:
-        source = Inputs(inputs, form)
+        source = InputFiles(inputs, form)
         for _ in source:
             pass
         write_text(json.dumps(fields_of(source)) if as_json else text_of(source))
@@ -129,7 +129,7 @@ def compress(
     destination = Output(output, force=force, inputs=[*inputs, *filter(None, [tokenizer])])
     codec = options.load_codec(bundle, device, threads)
     codec.expect = say_expected
-    source = Inputs(inputs, form)
+    source = InputFiles(inputs, form)
     start = time.perf_counter()
     with Progress("read", unit="sessions", shown=wanted(progress)) as bar:
         data = api.compress(
@@ -171,7 +171,7 @@ def into_archive(
     """Put the sessions into an archive, as ``pltz archive put`` does with its defaults."""
     from pltz.cli.archive import put
 
-    source = put.Inputs(
+    source = put.PutInputs(
         inputs, form, place, [bundle] if bundle else [], target, None, device, threads, layout, zstd_above
     )
     items = put.SessionNames(None, None).items(source, {})
@@ -188,7 +188,7 @@ def reading(sessions: Iterator["Session"], bar: Progress) -> Iterator["Session"]
         yield session
 
 
-def some_sessions(source: Inputs) -> Iterator["Session"]:
+def some_sessions(source: InputFiles) -> Iterator["Session"]:
     """Yield the sessions of all inputs.
 
     Raises UsageError for a folder without sessions: an empty file was hardly intended.
@@ -198,7 +198,7 @@ def some_sessions(source: Inputs) -> Iterator["Session"]:
         raise UsageError(f"expected sessions in {' '.join(source.paths)}, found none: nothing was written")
 
 
-def summary(source: Inputs, data: bytes, seconds: float, *, verified: bool) -> dict[str, Any]:
+def summary(source: InputFiles, data: bytes, seconds: float, *, verified: bool) -> dict[str, Any]:
     """Return the counts and sizes of one run.
 
     Sizes are in bytes. Content is message texts, texts, and 4 bytes per token id.

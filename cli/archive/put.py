@@ -17,8 +17,7 @@ from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import say_if_interrupted
 from pltz.cli.ui.progress import Progress, say_expected, wanted
-from pltz.cli.ui.session_input import INPUT_FORMAT, input_options
-from pltz.cli.ui.session_input import Inputs as InputFiles
+from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, input_options
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ def put(
     """
     names = SessionNames(name, name_key)
     chosen, time = tags_of(tags), seconds_of(when)
-    source = Inputs(inputs, form, place, bundles, target, tokenizer, device, threads, layout, zstd_above)
+    source = PutInputs(inputs, form, place, bundles, target, tokenizer, device, threads, layout, zstd_above)
     extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time}
     put_all(source.cold, names.items(source, extra), keep_opaque, dry_run, progress, as_json)
 
@@ -186,8 +185,11 @@ def put_all(
     say_if_interrupted("interrupted, nothing was written" if dry_run else f"interrupted: {stored_before}")
     token = ""
     cold.expect = say_expected
-    with Progress("put", unit="sessions", shown=wanted(progress)) as bar:
-        for stored in cold.put(items, keep_opaque=keep_opaque, dry_run=dry_run):
+    with Progress("read", unit="sessions", shown=wanted(progress)) as bar:
+        for stored in cold.put(_reading(items, bar), keep_opaque=keep_opaque, dry_run=dry_run):
+            if bar.label == "read":  # more is read later: how many there will be is not known yet
+                bar.begin("store", unit="sessions")
+                bar.add(sessions)
             sessions += 1
             frozen += stored.size
             bar.add(1)
@@ -202,6 +204,21 @@ def put_all(
             click.echo(f"token for pltz archive verify --expect: {token}", err=True)
 
 
+def _reading(items: "Iterator[Item]", bar: Progress) -> "Iterator[Item]":
+    """Yield items and count them in the phase ``read``. When all are read, the phase ``store`` begins."""
+    count = 0
+    for item in items:
+        if bar.label != "read":
+            bar.begin("read", unit="sessions")
+            bar.add(count)
+        count += 1
+        bar.add(1)
+        yield item
+    done = bar.count if bar.label == "store" else 0
+    bar.begin("store", count, "sessions")
+    bar.add(done)
+
+
 @dataclass
 class SessionNames:
     """The rule that names sessions: one name, a key of each chat, or neither. Raises UsageError for both."""
@@ -213,7 +230,7 @@ class SessionNames:
         if self.name is not None and self.key is not None:
             raise UsageError("--name and --name-key exclude each other")
 
-    def items(self, source: "Inputs", extra: dict[str, Any]) -> "Iterator[Item]":
+    def items(self, source: "PutInputs", extra: dict[str, Any]) -> "Iterator[Item]":
         """Yield the sessions as items.
 
         Raises UsageError where --name meets a second session, ContentError where the key is missing.
@@ -265,7 +282,7 @@ class NamedSession:
 
 
 @dataclass
-class Inputs:
+class PutInputs:
     """The sessions of all inputs, in order, and the open archive ``cold`` that takes them."""
 
     paths: Sequence[str]

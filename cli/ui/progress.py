@@ -114,7 +114,7 @@ class Progress:
         left = ""
         if self.total and self.count < self.total:
             left = f"  {duration((self.total - self.count) / rate)} left"
-        return f"{self.label}  {done}  {rate:,.0f} {self.unit}/s{left}"
+        return f"{self.label}  {done}  {rate:,.{0 if rate >= 10 else 1}f} {self.unit}/s{left}"
 
     def _run(self) -> None:
         wait = 0.0 if self._terminal else FIRST_S

@@ -82,7 +82,7 @@ class FileCounts:
         return ", ".join(f"{count:,} {noun}" for noun, count in self.nouns.items()) or "nothing"
 
 
-class Inputs:
+class InputFiles:
     """The inputs of a command, read once, with counts of what was recognised in them.
 
     Remarks about an input are printed on stderr when it was read.
@@ -131,7 +131,7 @@ class Inputs:
         click.echo(f"warning: {printable(text)}", err=True)
 
 
-def as_text(inputs: Inputs) -> str:
+def as_text(inputs: InputFiles) -> str:
     """Return what inputs hold, a line per file and a total."""
     lines = []
     for name, file in inputs.files.items():
@@ -142,7 +142,7 @@ def as_text(inputs: Inputs) -> str:
     return "\n".join(map(printable, lines))
 
 
-def as_fields(inputs: Inputs) -> dict[str, Any]:
+def as_fields(inputs: InputFiles) -> dict[str, Any]:
     """Return what inputs hold, as JSON."""
     files = [
         {

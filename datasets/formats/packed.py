@@ -24,7 +24,7 @@ UNPACKED = 1 << 34  # bytes
 TAR_MAGIC = slice(257, 262)
 
 
-class _Bounded:
+class _BudgetedStream:
     """A member's stream that counts what all members of an archive unpack to."""
 
     def __init__(self, stream: Readable, name: str, budget: list[int]) -> None:
@@ -64,13 +64,13 @@ def _read_zip(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
             except (zipfile.BadZipFile, NotImplementedError, OSError) as exc:
                 raise CorruptError(f"{name}: damaged: {exc}") from exc
             with stream:
-                yield Part(ByteInput(_Bounded(stream, name, budget), name, options.max_bytes), name)
+                yield Part(ByteInput(_BudgetedStream(stream, name, budget), name, options.max_bytes), name)
 
 
 def _read_tar(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
     """Yield the sessions of the members of a tar file, in their order. Raises UsageError, LimitError, CorruptError."""
     budget = [UNPACKED]
-    stream_of_all: Any = _Bounded(source, source.name, [1 << 62])  # tarfile only reads it
+    stream_of_all: Any = _BudgetedStream(source, source.name, [1 << 62])  # tarfile only reads it
     try:
         with tarfile.open(fileobj=stream_of_all, mode="r|") as file:
             for number, member in enumerate(file):
@@ -78,7 +78,7 @@ def _read_tar(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
                 name = f"{source.name}/{member.name}"
                 stream = file.extractfile(member) if member.isreg() else None
                 if stream is not None:
-                    yield Part(ByteInput(_Bounded(stream, name, budget), name, options.max_bytes), name)
+                    yield Part(ByteInput(_BudgetedStream(stream, name, budget), name, options.max_bytes), name)
                 elif not member.isdir():
                     options.warn(f"{name}: a link or device, left out")
     except (tarfile.TarError, EOFError) as exc:

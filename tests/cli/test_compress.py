@@ -141,8 +141,8 @@ def test_opaque_parts_are_refused_by_name(run: Run, tiny: Path, tmp_path: Path) 
 def test_progress_is_on_stderr(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
     done = run("compress", chats, "-o", tmp_path / "a.pltz", "--progress", "--json")
     assert "tokens/s" in done.stderr and json.loads(done.stdout)
-    phases = [line.split("  ")[0] for line in done.stderr.splitlines()]
-    assert phases == ["read", "encode", "verify", "write"] and "read  4 sessions" in done.stderr
+    phases = [line.split("  ")[0] for line in done.stderr.splitlines()]  # a slow phase has more than one line
+    assert list(dict.fromkeys(phases)) == ["read", "encode", "verify", "write"] and "read  4 sessions" in done.stderr
     assert "verify  100 %" in done.stderr
     assert run("compress", chats, "-o", tmp_path / "b.pltz", "-q").stderr == ""
 

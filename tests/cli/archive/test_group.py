@@ -403,3 +403,11 @@ def test_an_agent_log_that_grew_is_a_version_of_itself(trained: None, run: Run, 
     again = {found["name"]: found for found in lines(run("archive", "put", cold, projects, "--json"))}
     assert again["shop/b"]["version"] == 2 and again["shop/b"]["known"] > 0 and again["shop/a"]["version"] == 1
     assert run("archive", "get", cold, "shop/b", "--format", "agent-log").stdout == "".join(text)
+
+
+def test_put_shows_its_phases(run: Run, cold: Path, chats: Path) -> None:
+    done = run("archive", "put", cold, chats, "--progress")
+    drawn = [line for line in done.stderr.splitlines() if "sessions/s" in line]
+    phases = [line.split("  ")[0] for line in drawn]  # a slow phase has more than one line
+    assert list(dict.fromkeys(phases)) == ["read", "store"] and "4 / 4 sessions" in drawn[-1]
+    assert "sessions/s" not in run("archive", "put", cold, chats, "-q").stderr
