@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pltz.archive.kv_store.store import HotStore
     from pltz.archive.kv_store.thawer import Thawer
     from pltz.archive.maintenance.erase import Erasure
+    from pltz.archive.maintenance.merge import Merged
     from pltz.archive.maintenance.verify import Report
     from pltz.archive.thaw import Thawed
     from pltz.datasets.given import SessionLike
@@ -509,6 +510,38 @@ class Archive:
     def stat(self) -> Stat:
         """Return counts and bytes of the archive. Raises StoreError."""
         return self.tower.stat()
+
+    def merge(
+        self,
+        *,
+        cold: int = 7 * 86400,
+        tenant: str | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Merged], None] | None = None,
+    ) -> Merged:
+        """Rewrite the own segments of each cold session as one, so that it is decoded at once. Versions stay.
+
+        Args:
+            cold: least age of a session's newest version, in seconds.
+            tenant: merge only sessions of this tenant; None: of all.
+            dry_run: only report what would be merged.
+            progress: called with the result so far, after each session.
+
+        Raises:
+            ArchiveError: packs are damaged or gone.
+            KeyMismatch: the archive is sealed and was opened without its key.
+            Fenced: something was erased meanwhile; merge again.
+            StoreError, WriterFailed: the disk is full or fails. What was merged before stays.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True)
+        ...     _ = cold.put("greeting", "hello")
+        ...     cold.merge(cold=0).merged
+        0
+        """
+        self.tokens  # noqa: B018  (loads the bundle)
+        return self.tower.merge(cold=cold, tenant=tenant, dry_run=dry_run, progress=progress)
 
     def verify(
         self,

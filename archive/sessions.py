@@ -396,15 +396,13 @@ def _bridged(
 
 
 def base_of(archive: TowerArchive, tower: Tower) -> tuple[int, str | None]:
-    """Return how many segments of a tower are in a base domain, and its name; (0, None) if none.
-
-    Raises LostError.
-    """
+    """Return how many segments of a tower that was read are in a base domain, and its name; (0, None) if none."""
     shared, name = 0, None
     for segment, _ in tower.segments:
-        context = archive.record(segment).context
-        if context.domain_kind != BASE:
+        found = archive.places(segment)
+        if not found or found[0].context.domain_kind != BASE:  # a segment inside a run may have no record
             break
+        context = found[0].context
         shared, name = shared + 1, archive.keys.domain_name(context)
     return shared, name
 

@@ -32,7 +32,8 @@ from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, S
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.format import ids as identity
 from pltz.archive.format import index_file, object_names
-from pltz.archive.format.ids import TENANT, Tokens
+from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.ids import NONE, TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Lookup
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.parity import SHARE, SHARED
@@ -40,6 +41,7 @@ from pltz.archive.format.record import FORGET, UNDELETE
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.humanize import counted, moment
 from pltz.archive.maintenance.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
+from pltz.archive.maintenance.merge import COLD, Merged, Merger
 from pltz.archive.storage.store import Store, is_there, open_store
 from pltz.archive.writing.new_session import NewSession, Receipt
 from pltz.archive.writing.writer import Writer
@@ -55,6 +57,8 @@ INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
 
 # folders of which any content shows that an archive is here
 EVIDENCE = (object_names.PACKS, object_names.KEYS, object_names.PLANS, object_names.PARITY, object_names.LEDGER)
+
+MOST_PARENTS = 1 << 16  # parents of segments within runs that are remembered
 
 T = TypeVar("T")
 
@@ -111,6 +115,7 @@ class TowerArchive:
     ):
         self.store, self.settings, self.codecs = store, settings, list(codecs)
         self.keys = keys or Plaintext()
+        self._above: dict[bytes, bytes] = {}  # parents of segments within runs
         self._look()
 
     @classmethod
@@ -348,9 +353,26 @@ class TowerArchive:
         """
         return self._twice(lambda: self._towers(versions, known))
 
-    def parent(self, segment: bytes) -> bytes:
-        """Return the segment above one, NONE for a root. Raises LostError where its record cannot be read."""
-        return self.record(segment).record.parent
+    def parent(self, segment: bytes, *, exact: bool = True) -> bytes:
+        """Return the segment above one, NONE for a root.
+
+        ``exact``: decode a run to learn what is above its last segment; else return what is above its first one.
+        Raises the errors of `record` and `tower`.
+        """
+        if segment in self._above:
+            return self._above[segment]
+        item = self.record(segment)
+        if not item.context.mode & (RUN | WITHIN) or (item.context.mode != WITHIN and not exact):
+            return item.record.parent
+        if len(self._above) > MOST_PARENTS:
+            self._above.clear()
+        names = [NONE, *(name for name, _ in self.segment(segment))]
+        self._above.update(zip(names[1:], names, strict=False))
+        return self._above[segment]
+
+    def places(self, segment: bytes) -> list[Found]:
+        """Return the records of a segment. Raises ArchiveError, StoreError."""
+        return self.catalog.listing.stable(lambda: self.catalog.lookup.find(SEGMENTS, segment))
 
     def record(self, segment: bytes) -> Found:
         """Return a segment's record with its location. Raises LostError."""
@@ -360,7 +382,7 @@ class TowerArchive:
         found = self.catalog.lookup.find(SEGMENTS, segment)
         if not found:
             raise LostError(f"segment {segment.hex()} is damaged or gone: see pltz archive verify")
-        return found[0]
+        return min(found, key=lambda item: item.context.mode & (RUN | WITHIN))
 
     def segment(self, segment: bytes) -> list[tuple[bytes, Tokens]]:
         """Return the tower that ends in a segment: (id, tokens of shape (T,)) from the root.
@@ -552,6 +574,34 @@ class TowerArchive:
                 self.write_index()
             except StoreError as exc:  # the collection stands; an index can be written later
                 self.catalog.damage.note("index", "", str(exc))
+        return done
+
+    def merge(
+        self,
+        *,
+        cold: int = COLD,
+        tenant: str | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Merged], None] | None = None,
+    ) -> Merged:
+        """Rewrite the own segments of each cold session as one, so that it is read sooner. See `merge.Merger`.
+
+        All versions stay as they are. `collect` frees the records that are replaced.
+
+        Args:
+            cold: least age of a session's newest version, in seconds.
+            tenant: merge only sessions of this tenant.
+            dry_run: only report the work to do.
+            progress: called with the result so far.
+
+        Raises ArchiveError where packs are damaged or gone, Fenced where something was erased meanwhile, StoreError,
+        WriterFailed.
+        """
+        done = Merger(self.catalog, self._writer, self.codecs).run(
+            cold=cold, tenant=tenant, dry_run=dry_run, progress=progress
+        )
+        if done.merged and not dry_run:
+            self._index_now_and_then()
         return done
 
     def rebuild(self) -> None:

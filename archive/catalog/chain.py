@@ -24,9 +24,10 @@ from pltz.archive.codecs.codec import Chained, Coded, SegmentCodec, codec_of
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
 from pltz.archive.format import ids as identity
-from pltz.archive.format.context import TOWER
+from pltz.archive.format.context import CODING, RUN, TOWER, WITHIN
 from pltz.archive.format.ids import NONE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.format.run import unpack_run
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS
 
@@ -83,32 +84,54 @@ def _decode(
 ) -> list[Answer]:
     """Decode one batch. If it fails, decode its records one by one to find the culprit."""
     try:
-        bits = [keys.bits(w.item.context, w.item.record) for w in wanted]
+        runs = [_run(keys, w.item) for w in wanted]
         coded = [
-            Coded(b, w.item.record.tokens, w.above, w.item.context.mode)
-            for b, w in zip(bits, wanted, strict=True)
+            Coded(bits, w.item.record.tokens, w.above, w.item.context.mode & CODING)
+            for (_, bits), w in zip(runs, wanted, strict=True)
         ]
         found = codec.decode(coded)
     except PltzError as exc:
         return [exc] if len(wanted) == 1 else [_decode(codec, keys, [w], heard)[0] for w in wanted]
-    return [_proved(keys, w, tokens, heard) for w, tokens in zip(wanted, found, strict=True)]
+    rows = zip(wanted, runs, found, strict=True)
+    return [_proved(keys, w, lengths, tokens, heard) for w, (lengths, _), tokens in rows]
 
 
-def _proved(keys: Encryption, wanted: RecordToDecode, tokens: Tokens, heard: Heard | None) -> Answer:
-    context = wanted.item.context
+def _run(keys: Encryption, item: Found) -> tuple[list[int], bytes]:
+    """Return the tokens of each segment of a record, and the bits of all. Raises CorruptError, Erased."""
+    bits, tokens = keys.bits(item.context, item.record), item.record.tokens
+    return unpack_run(bits, tokens) if item.context.mode & RUN else ([tokens], bits)
+
+
+def _proved(
+    keys: Encryption, wanted: RecordToDecode, lengths: Sequence[int], tokens: Tokens, heard: Heard | None
+) -> Answer:
+    """Return the tokens of a record, (T,), if the segment ids recomputed from them end in its id."""
     try:
         ids = identity.checked(tokens)
     except PltzError as exc:
         return CorruptError(f"the record decodes to what are no token ids: {exc}")
-    digest = keys.segment_digest(context.domain, context.tokenizer, wanted.parent, ids)
-    found = digest[: identity.SIZE]
+    digests = [digest for digest, _, _ in _names(keys, wanted.item, lengths, ids)]
+    found = digests[-1][: identity.SIZE]
     if found != wanted.item.record.id:
         return CorruptError(
             f"the record decodes to segment {found.hex()}: damaged, or decoded with another bundle"
         )
     if heard:
-        heard(wanted.item, digest)
+        for digest in digests:
+            heard(wanted.item, digest)
     return ids
+
+
+def _names(
+    keys: Encryption, item: Found, lengths: Sequence[int], tokens: Tokens
+) -> Iterator[tuple[bytes, bytes, Tokens]]:
+    """Yield digest, 32 bytes, parent and tokens of each segment of a record. ``tokens``: of all of them, (T,)."""
+    context, parent, at = item.context, item.record.parent, 0
+    for length in lengths:
+        part = tokens[at : at + length]
+        digest = keys.segment_digest(context.domain, context.tokenizer, parent, part)
+        yield digest, parent, part
+        parent, at = digest[: identity.SIZE], at + length
 
 
 def _no_codec(item: Found) -> BundleMismatch:
@@ -152,7 +175,8 @@ class KnownSegment(NamedTuple):
 class Chains:
     """Towers as one reader sees them. Decoded segments are kept for the life of this object.
 
-    ``heard``: as in `decode_records`.
+    A run is preferred to the records of its segments. Where it cannot be read, these are read as long as they
+    are there. ``heard``: as in `decode_records`; ``runs``: whether to read runs at all.
     """
 
     def __init__(
@@ -161,7 +185,12 @@ class Chains:
         codecs: list[SegmentCodec],
         known: Mapping[bytes, KnownSegment] | None = None,
         heard: Heard | None = None,
+        *,
+        runs: bool = True,
     ):
+        self._runs = runs
+        self._used_runs = False
+        self._above: dict[bytes, bytes] = {}  # parents of the segments of runs
         self.catalog, self.codecs, self._heard = catalog, codecs, heard
         self._known = known or {}
         self._places: dict[bytes, list[Found]] = {}
@@ -180,7 +209,7 @@ class Chains:
                 levels.setdefault(self._depth[segment], []).append(segment)
         ordered = [levels[depth] for depth in sorted(levels)]
         if all(len(level) == 1 for level in ordered):
-            self._decode_path([segment for (segment,) in ordered if segment not in self._known])
+            self._decode_path([segment for (segment,) in ordered if segment not in self._answers])
         for level in ordered:
             self._decode_level(level)
 
@@ -189,6 +218,18 @@ class Chains:
 
         Raises LostError, MissingPack, CorruptError, BundleMismatch, KeyMismatch, Erased.
         """
+        try:
+            return self._tower(leaf)
+        except (LostError, MissingPack, CorruptError):
+            if not self._used_runs:
+                raise
+            try:
+                return Chains(self.catalog, self.codecs, self._known, self._heard, runs=False)._tower(leaf)
+            except PltzError:
+                pass
+            raise
+
+    def _tower(self, leaf: bytes) -> list[tuple[bytes, Tokens]]:
         self.load([leaf])
         done: list[tuple[bytes, Tokens]] = []
         while leaf != NONE:
@@ -217,9 +258,16 @@ class Chains:
             at = self._parent(at)
         return np.concatenate([NOTHING, *parts[::-1]])
 
+    def answers(self, segments: Sequence[bytes]) -> list[Answer]:
+        """Return the tokens of each segment, (T,), or the error that keeps it from being read."""
+        self.load(segments)
+        return [self._answers[segment] for segment in segments]
+
     def _parent(self, segment: bytes) -> bytes:
         if segment in self._known:
             return self._known[segment].parent
+        if segment in self._above:
+            return self._above[segment]
         return self._places[segment][0].record.parent
 
     def _look_up(self, leaf: bytes) -> list[bytes]:
@@ -228,10 +276,10 @@ class Chains:
         at = leaf
         while at not in self._depth and len(path) <= MAX_SEGMENTS:
             path.append(at)
-            if at in self._known:
-                at = self._known[at].parent
+            if at in self._known or at in self._above:
+                at = self._parent(at)
                 continue
-            places = self._places[at] = self.catalog.lookup.find(SEGMENTS, at)
+            places = self._places[at] = self._find(at)
             if not places:
                 error = MissingPack if self.catalog.damage.hides(SEGMENTS, at) is PackState.MISSING else LostError
                 self._answers[at] = error(f"segment {at.hex()} is damaged or gone: see pltz archive repair")
@@ -255,10 +303,28 @@ class Chains:
             parent = segment
         return path
 
+    def _find(self, segment: bytes) -> list[Found]:
+        """Return the records of a segment in the order in which they are tried."""
+        found = self.catalog.lookup.find(SEGMENTS, segment)
+        if found and found[0].context.mode >= RUN:
+            self._used_runs |= self._runs
+        return found if self._runs else [item for item in found if item.context.mode < RUN]
+
+    def _expand(self, item: Found, tokens: Tokens) -> Tokens:
+        """Note all segments of a run that was proved, and return the tokens of its last one, (t,)."""
+        lengths, _ = _run(self.catalog.keys, item)
+        for digest, parent, part in _names(self.catalog.keys, item, lengths, tokens):
+            segment = digest[: identity.SIZE]
+            self._answers[segment], self._above[segment] = part, parent
+        return part
+
     def _length(self, segment: bytes) -> int:
         """Return the tokens of a segment that was looked up, as its record claims."""
         if segment in self._known:
             return len(self._known[segment].tokens)
+        if segment in self._above:
+            answer = self._answers[segment]
+            return 0 if isinstance(answer, PltzError) else len(answer)
         return self._places[segment][0].record.tokens
 
     def _decode_path(self, path: Sequence[bytes]) -> None:
@@ -273,6 +339,8 @@ class Chains:
         for number, item in enumerate(items[1:], 1):
             if item.record.parent != path[number - 1] or codec_of(self.codecs, item.context) is not codec:
                 return
+        if any(item.context.mode >= RUN for item in items):  # a run is a chain in one record
+            return
         above, keys = self.above(items[0]), self.catalog.keys
         if isinstance(above, PltzError):
             return
@@ -285,7 +353,7 @@ class Chains:
         except PltzError:
             return
         for segment, item, tokens in zip(path, items, found, strict=True):
-            answer = _proved(keys, self._wanted(item, NOTHING), tokens, self._heard)
+            answer = _proved(keys, self._wanted(item, NOTHING), [item.record.tokens], tokens, self._heard)
             if isinstance(answer, PltzError):
                 return
             self._answers[segment] = answer
@@ -293,6 +361,9 @@ class Chains:
     def _decode_level(self, level: Sequence[bytes]) -> None:
         """Decode each segment of a level from the first of its records that proves to be it."""
         level = [s for s in level if s not in self._answers]
+        for segment in [s for s in level if self._places[s][0].context.mode == WITHIN]:
+            self._answers[segment] = self._outside(self._places[segment][0])
+        level = [s for s in level if self._places[s][0].context.mode != WITHIN]
         above = [self.above(self._places[s][0]) for s in level]
         ready = [n for n in range(len(level)) if not isinstance(above[n], PltzError)]
         wanted = [self._wanted(self._places[level[n]][0], above[n]) for n in ready]
@@ -300,22 +371,30 @@ class Chains:
             zip(ready, decode_records(self.codecs, self.catalog.keys, wanted, self._heard), strict=True)
         )
         for number, segment in enumerate(level):
-            answer = answers.get(number, above[number])
-            self._answers[segment] = (
-                self._next_place(segment, answer) if isinstance(answer, PltzError) else answer
-            )
+            answer, item = answers.get(number, above[number]), self._places[segment][0]
+            if isinstance(answer, PltzError):
+                self._answers[segment] = self._next_place(segment, answer)
+            else:
+                self._answers[segment] = self._expand(item, answer) if item.context.mode & RUN else answer
+
+    def _outside(self, item: Found) -> PltzError:
+        """Return the error for a record whose segment is not in the run that it names."""
+        answer = self._answers[item.record.parent]
+        if isinstance(answer, PltzError):
+            return answer
+        return CorruptError(f"segment {(item.record.id or NONE).hex()} is not in the run that it names: damaged")
 
     def _next_place(self, segment: bytes, failure: PltzError) -> Answer:
         """Return the tokens from another record of the segment, or the error that covers all of them."""
         failures = [failure]
         first, *others = self._places[segment]
         for item in others:
-            if item.record.parent != first.record.parent:
-                continue  # an id determines its tower, so one of both is crafted
+            if (item.record.parent, item.context.mode & RUN) != (first.record.parent, first.context.mode & RUN):
+                continue  # an id determines its tower, so one of both is crafted, or one is a run
             above = self.above(item)
             answer = above if isinstance(above, PltzError) else self._single(item, above)
             if not isinstance(answer, PltzError):
-                return answer
+                return self._expand(item, answer) if item.context.mode & RUN else answer
             failures.append(answer)
         if all(isinstance(f, BundleMismatch | KeyMismatch | Erased) for f in failures):
             return failures[0]

@@ -18,6 +18,7 @@ import numpy as np
 from pltz.archive.catalog.listing import Found, Listing
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.keys import Encryption
+from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import version_id
 from pltz.archive.format.index_file import (
     MARKS,
@@ -70,6 +71,11 @@ def version_of(item: Found) -> bytes:
     return version_id(key_of_session(r, item.context), r.version, r.leaf, r.time)
 
 
+def _rank(item: Found) -> int:
+    """Return the sort key that puts records within runs first, then runs."""
+    return 0 if item.context.mode == WITHIN else 1 if item.context.mode & RUN else 2
+
+
 class RecordLookup:
     """Looks up records in the packs that a listing has."""
 
@@ -80,6 +86,7 @@ class RecordLookup:
     def find(self, section: int, identity: bytes) -> list[Found]:
         """Return the records whose full segment id, session key or version id matches, sorted by location.
 
+        Those of a segment within a run come first, then runs: its other records may be about to be collected.
         Damaged records are noted as problems and left out. Raises StoreError.
         """
         found = []
@@ -89,7 +96,7 @@ class RecordLookup:
                 continue
             if section == MARKS or not self._keys.gone(item.context, identity):
                 found.append(item)
-        return found
+        return sorted(found, key=_rank) if any(item.context.mode >= RUN for item in found) else found
 
     def at(self, location: Location) -> Found:
         """Return the record at a location. Raises FormatError, FileNotFoundError, StoreError."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from pltz.archive.format.context import ALONE, FAST, TOWER, TURN, Context
+from pltz.archive.format.context import ALONE, CODING, FAST, TOWER, TURN, Context
 from pltz.archive.format.ids import Tokens, digest
 from pltz.models.session.expected_time import expected_seconds
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
@@ -149,7 +149,7 @@ def codec_of(codecs: list[SegmentCodec], context: Context) -> SegmentCodec | Non
 
     def fits(codec: SegmentCodec) -> bool:
         has = codec.bundle_id, codec.contract, codec.tokenizer
-        return has == (context.bundle, context.contract, context.tokenizer) and not context.mode & ~codec.mode
+        return has == (context.bundle, context.contract, context.tokenizer) and not context.mode & CODING & ~codec.mode
 
     found = next(filter(fits, codecs), None)
     if found:
@@ -350,7 +350,8 @@ class IdsCodec:
     @classmethod
     def fits(cls, context: Context) -> bool:
         """Return whether segments of this context were coded by such a codec."""
-        return (context.bundle, context.contract, context.mode) == (cls.bundle_id, cls.contract, cls.mode)
+        fixed = context.bundle, context.contract, context.mode & CODING
+        return fixed == (cls.bundle_id, cls.contract, cls.mode)
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return the ids of each segment, as u32, under zstd."""

@@ -17,7 +17,7 @@ from pltz.archive.encryption.domain_keys import DomainKeys, Reader, Unit
 from pltz.archive.encryption.key_files import SCRYPT, KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
-from pltz.archive.format.context import SEALED, Context
+from pltz.archive.format.context import SEALED, WITHIN, Context
 from pltz.archive.format.ids import BASE, NONE, SIZE, Head, Tokens
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import MAX_TAGS, Record
@@ -132,7 +132,7 @@ class Keyring:
     def seal(self, context: Context, record: Record) -> Record:
         """Return the record with its fields in boxes. Raises Erased, CorruptError."""
         bitstring, veil = record.bitstring, b""
-        if record.id is not None:
+        if record.id is not None and context.mode != WITHIN:  # whose bitstring is empty
             bitstring = seal(self._key(context, record.id), bitstring, _about_segment(context, record))
         if record.name is not None:
             key = self.session_key(context.domain, record.name)
@@ -148,6 +148,8 @@ class Keyring:
         """Return the bitstring of a stored record. Raises Erased, CorruptError."""
         if context.cipher != SEALED or record.id is None:
             raise CorruptError("a record without encryption in a sealed archive: refused")
+        if context.mode == WITHIN:
+            return record.bitstring
         return unseal(
             self._key(context, record.id), record.bitstring, _about_segment(context, record), "a bitstring"
         )

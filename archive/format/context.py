@@ -14,7 +14,8 @@ from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 
 FORM = struct.Struct("<B16s16s16sH16sBBB8s5s")
-ALONE, TOWER, FAST, TURN = 0, 1, 2, 4  # bits of the mode
+ALONE, TOWER, FAST, TURN, RUN, WITHIN = 0, 1, 2, 4, 8, 16  # bits of the mode
+CODING = TOWER | FAST | TURN  # the bits that tell how tokens are coded
 CLEAR, SEALED = 0, 1  # ciphers
 NO_ROOT = bytes(8)
 
@@ -56,6 +57,15 @@ class Context:
         return fixed + write_varint(len(name)) + name
 
 
+def is_mode(mode: int) -> bool:
+    """Return whether a mode has a meaning in this version.
+
+    >>> [mode for mode in range(64) if is_mode(mode)]
+    [0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 16]
+    """
+    return mode == WITHIN or mode & ~RUN <= TOWER | TURN
+
+
 def read_context(table: bytes, at: int) -> tuple[Context, int]:
     """Return the context at ``table[at]`` and the offset of its end. Raises CorruptError, VersionError."""
     if at + FORM.size > len(table):
@@ -63,7 +73,7 @@ def read_context(table: bytes, at: int) -> tuple[Context, int]:
     domain_kind, domain, tokenizer, bundle, contract, target, kind, mode, cipher, root, rest = (
         FORM.unpack_from(table, at)
     )
-    if cipher > SEALED or any(rest) or mode > TOWER | TURN or kind > 2 or domain_kind > 1:
+    if cipher > SEALED or any(rest) or not is_mode(mode) or kind > 2 or domain_kind > 1:
         raise VersionError(f"a context of a newer version (mode {mode}, cipher {cipher}): use a newer pltz")
     size, at = read_varint(table, at + FORM.size)
     if size > MAX_NAME or at + size > len(table):

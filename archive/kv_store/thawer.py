@@ -311,7 +311,7 @@ class Thawer:
                 raise LostError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
             path.append(at)
             above = None if self.hot is None or self._sealed else self.hot.parent(self._space, at)
-            at = self.cold.archive.parent(at) if above is None else above
+            at = self.cold.archive.parent(at, exact=self.hot is not None) if above is None else above
         flight.path = path[::-1]
 
     def _hold(self, flight: _Flight) -> None:
@@ -361,6 +361,7 @@ class Thawer:
             return
         for flight, tower in zip(batch, towers, strict=True):
             flight.tower = tower
+            flight.path = [segment for segment, _ in tower.segments]  # those inside a run are known only now
 
     def _find_base(self, flight: _Flight) -> None:
         """Count the segments that tenants share. Those of a hot flight were pinned when they came."""

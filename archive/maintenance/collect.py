@@ -290,7 +290,7 @@ class Collector:
         r, gone = item.record, self.catalog.keys.gone
         named = r.name is not None and not gone(item.context, key_of_session(r, item.context))
         segment = r.id if r.id is not None and not gone(item.context, r.id) else None
-        census.add(item.location, r, version_of(item) if named else None, segment)
+        census.add(item.location, r, version_of(item) if named else None, segment, item.context.mode)
 
     def _sweep_parity(self) -> None:
         """Delete the parity of packs that the ledger says are deleted.

@@ -42,6 +42,7 @@ from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.encryption.keyring import MASTER, Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound
 from pltz.archive.format import object_names
+from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import BASE, NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS, key_of_session
 from pltz.archive.format.pack import Damage, Pack
@@ -215,10 +216,9 @@ class Eraser:
         towers = self._look(lambda: self._towers(known.domain, name))
         if not towers:
             return self._over(Erasure(tenant, name), known, finished, False, dry_run)
-        begun = known
+        begun, doomed = known, self._look(lambda: self._dead(known)).union(*towers)
         if not dry_run:
-            begun, towers = self._doom(known, name, towers)
-        doomed = set[bytes]().union(*towers)
+            begun, towers = self._doom(known, name, towers, doomed)
         kept = doomed & self._look(lambda: self._used_by_others(tenant, known.domain, name))
         uses = self._look(lambda: self._uses(tenant, lambda v: (v.tenant, v.name) == (tenant, name)))
         erasure = Erasure(tenant, name, versions=len(towers), segments=len(doomed - kept), shared=len(kept))
@@ -233,14 +233,14 @@ class Eraser:
         return self._receipt(erasure, known, finished, uses, [self._destroy(done, set(known.roots), units)])
 
     def _doom(
-        self, known: DomainKeys, name: str, towers: list[set[bytes]]
+        self, known: DomainKeys, name: str, towers: list[set[bytes]], doomed: set[bytes]
     ) -> tuple[DomainKeys, list[set[bytes]]]:
         """Publish keys by which no writer relies on a session any more; return them and the session's towers.
 
-        The towers include versions put until then.
+        The towers include versions put until then; their segments are added to ``doomed``.
         """
         fresh = self._fresh()
-        begun, doomed = known, set[bytes]()
+        begun = known
         while begun is known or any(tower - doomed for tower in towers):
             doomed |= set[bytes]().union(*towers)
             units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, doomed)}
@@ -363,6 +363,26 @@ class Eraser:
     def _towers(self, domain: bytes, name: str) -> list[set[bytes]]:
         """Return, for each version, its segments in the tenant's domain. Shared prompts are left out."""
         return [self._own(domain, v.leaf) for v in self.catalog.lookup.versions(domain, name)]
+
+    def _dead(self, known: DomainKeys) -> set[bytes]:
+        """Return the segments of a tenant that no version has, where there are runs.
+
+        The records that a run replaced may be there still, and nothing tells whose they were.
+        """
+        packs, listing = sorted(self.catalog.listing.packs), self.catalog.listing
+        runs, found = False, set[bytes]()
+        for pack in packs:
+            with suppress(FormatError, FileNotFoundError):  # `_look` stops where one is damaged
+                runs |= any(c.domain == known.domain and c.mode & RUN for c in listing.opened(pack).head.contexts)
+        for pack in packs if runs else ():
+            try:
+                for item in listing.scan(pack):
+                    if not isinstance(item, Damage) and item.context.domain == known.domain and item.record.id:
+                        found.add(item.record.id)
+            except FileNotFoundError:
+                listing.note_stale()
+        versions = [v for v in self.catalog.lookup.all_versions() if v.tenant == known.name] if found else []
+        return found.difference(*(self._own(known.domain, v.leaf) for v in versions))
 
     def _used_by_others(self, tenant: str, domain: bytes, name: str) -> set[bytes]:
         others = [v for v in self.catalog.lookup.all_versions() if v.tenant == tenant and v.name != name]

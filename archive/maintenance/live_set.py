@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 from pltz.archive.errors import ArchiveError
+from pltz.archive.format.context import ALONE, RUN, WITHIN
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, Record
@@ -25,12 +26,14 @@ BATCH = 512  # rows per transaction
 CACHE = 2048  # KiB; SQLite takes about twice that with its temporary tables
 PLACE_BITS = 32  # low bits of ``at`` that hold the offset; the pack's number is above them
 SEGMENT, SESSION, MARK = 1, 2, 4  # parts of a record
+IN_RUN, A_RUN, PLAIN = 0, 1, 2  # kinds of segments
 
 TABLES = """
 CREATE TABLE packs (number INTEGER PRIMARY KEY, name BLOB, stays INTEGER);
-CREATE TABLE segments (at INTEGER PRIMARY KEY, id BLOB, parent BLOB, size INTEGER);
-CREATE TABLE versions (at INTEGER PRIMARY KEY, id BLOB, leaf BLOB, size INTEGER);
+CREATE TABLE segments (at INTEGER PRIMARY KEY, id BLOB, parent BLOB, size INTEGER, kind INTEGER);
+CREATE TABLE versions (at INTEGER PRIMARY KEY, id BLOB, leaf BLOB, size INTEGER, kind INTEGER);
 CREATE TABLE marks (at INTEGER PRIMARY KEY, id BLOB, counter INTEGER, verb INTEGER, size INTEGER);
+CREATE TABLE passed_over (at INTEGER PRIMARY KEY, size INTEGER);
 """
 # Each id once: its first record, and whether any record of it lies in a pack that stays. In a query with one min,
 # SQLite takes the other columns from that row.
@@ -39,11 +42,26 @@ ONCE = (
     "SELECT *, min(at) AS first, sum(stays) > 0 AS stay "
     f"FROM {{}} JOIN packs ON number = at >> {PLACE_BITS} {{}} GROUP BY id"
 )
+# Of a segment in a run the record within the run counts, or the run. Its other records may differ in their parent,
+# so all that count are of one kind and have one parent. A record that names a run that is not there does not count.
+RUNS = f"""
+INSERT INTO passed_over SELECT at, size FROM segments
+    WHERE kind = {IN_RUN} AND parent NOT IN (SELECT id FROM segments WHERE kind < {PLAIN});
+DELETE FROM segments WHERE at IN (SELECT at FROM passed_over);
+CREATE TABLE choice AS SELECT id AS name, kind AS chosen, parent AS above, min(kind << 60 | at) FROM segments
+    WHERE id IN (SELECT id FROM segments WHERE kind < {PLAIN}) GROUP BY id;
+CREATE INDEX choices ON choice (name);
+INSERT INTO passed_over SELECT at, size FROM segments JOIN choice ON name = id WHERE (kind, parent) <> (chosen, above);
+DELETE FROM segments WHERE at IN (SELECT at FROM passed_over);
+"""
+ANY_RUN = f"SELECT 1 FROM segments WHERE kind < {PLAIN} LIMIT 1"
 SETTLED = f"""
 CREATE TABLE segment (id BLOB PRIMARY KEY, parent BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
 INSERT INTO segment SELECT id, parent, first, size, stay FROM ({ONCE.format("segments", "")});
 CREATE TABLE version (id BLOB PRIMARY KEY, leaf BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
-INSERT INTO version SELECT id, leaf, first, size, stay FROM ({ONCE.format("versions", "")});
+INSERT INTO version SELECT id, leaf, at, size, stay FROM (
+    SELECT *, min(kind << 60 | at), sum(stays) > 0 AS stay
+    FROM versions JOIN packs ON number = at >> {PLACE_BITS} GROUP BY id);
 CREATE TABLE mark (id BLOB PRIMARY KEY, verb INTEGER, first INTEGER, stays INTEGER) WITHOUT ROWID;
 INSERT INTO mark SELECT id, verb, first, stay FROM ({
     ONCE.format(
@@ -81,7 +99,8 @@ WHERE NOT stays AND first NOT IN (SELECT first FROM live_segment WHERE NOT stays
 MARKS = f"SELECT first, {MARK} FROM mark WHERE NOT stays ORDER BY id"
 WEIGHTS = f"""
 SELECT name, sum(total), sum(live) FROM (
-    SELECT at, size AS total, 0 AS live FROM segments UNION ALL SELECT first, 0, size FROM live_segment
+    SELECT at, size AS total, 0 AS live FROM segments UNION ALL SELECT at, size, 0 FROM passed_over
+    UNION ALL SELECT first, 0, size FROM live_segment
     UNION ALL SELECT at, size, 0 FROM versions UNION ALL SELECT first, 0, size FROM live_version
     UNION ALL SELECT at, size, 0 FROM marks
     UNION ALL SELECT min(at), 0, size FROM marks WHERE id IN (SELECT id FROM version) GROUP BY id
@@ -126,11 +145,15 @@ class LiveSet:
         """Close the database, which deletes its file."""
         self._db.close()
 
-    def add(self, location: Location, record: Record, version: bytes | None, segment: bytes | None) -> None:
+    def add(
+        self, location: Location, record: Record, version: bytes | None, segment: bytes | None, mode: int = ALONE
+    ) -> None:
         """Add a record; packs come one after the other.
 
         ``version``, ``segment``: ids of the version and the segment that it holds, None where it holds none.
+        ``mode``: that of its context.
         """
+        kind = IN_RUN if mode == WITHIN else A_RUN if mode & RUN else PLAIN
         if not self._packs or self._packs[-1] != location.pack:
             self._packs.append(location.pack)
         at, mark = (len(self._packs) - 1) << PLACE_BITS | location.offset, record.mark
@@ -138,9 +161,9 @@ class LiveSet:
         if mark:
             self._row("marks", at, mark.version, mark.counter, mark.verb, size)
         if segment is not None:
-            self._row("segments", at, segment, record.parent, size)
+            self._row("segments", at, segment, record.parent, size, kind)
         if version is not None:
-            self._row("versions", at, version, record.leaf, size)
+            self._row("versions", at, version, record.leaf, size, kind)
 
     def settle(self, condemned: Collection[bytes]) -> None:
         """Find the live records, after the last one was added.
@@ -152,6 +175,8 @@ class LiveSet:
             for table in self._rows:
                 self._write(table)
             self._db.executemany("INSERT INTO packs VALUES (?, ?, ?)", packs)
+            if self._db.execute(ANY_RUN).fetchone():
+                self._db.executescript(RUNS)
             self._db.executescript(SETTLED)
             lacking = self._db.execute(LACKING).fetchone()
             self.live_versions, self.live_segments = (

@@ -34,7 +34,7 @@ from pltz.archive.encryption.key_files import MAX_SIZE as MAX_KEYS
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.errors import ArchiveError, KeyMismatch, LostError
 from pltz.archive.format import object_names
-from pltz.archive.format.context import TOWER
+from pltz.archive.format.context import TOWER, WITHIN
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SECTIONS, SEGMENTS, Location, key_of, keys_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
@@ -367,6 +367,14 @@ class Verifier:
     def _answers(self, items: Sequence[Found]) -> list[Answer]:
         """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""
         chains = Chains(self.catalog, self.codecs)
+        within = [i.record.id or NONE for i in items if i.context.mode == WITHIN]
+        parts = dict(zip(within, chains.answers(within), strict=True))
+        if len(within) == len(items):
+            return [parts[i.record.id or NONE] for i in items]
+        if within:
+            others = [i for i in items if i.context.mode != WITHIN]
+            rest = iter(self._answers(others))
+            return [parts[i.record.id or NONE] if i.context.mode == WITHIN else next(rest) for i in items]
         chains.load([i.record.parent for i in items if i.context.mode & TOWER])
         above = [chains.above(i) for i in items]
         wanted = [

@@ -89,6 +89,9 @@ keep_within = "90d"
 [collect]                         # frees what was forgotten, in two runs
 grace = "7d"
 
+[merge]                           # sessions that grew are rewritten, so that they are read sooner
+cold = "7d"                       # after their newest version
+
 [verify]                          # a sample is read and decoded every night
 share = 0.02                      # of the packs, but 8 at least
 max_seconds = 600
@@ -133,6 +136,7 @@ class Config:
     retention: tuple[Retention, ...] = ()
     grace: int | None = None  # seconds; None: no garbage collection
     verify: VerifySample | None = None
+    cold: int | None = None  # seconds; None: no merge
     keep_reports: int = 400
 
     def secret(self) -> Secret | None:
@@ -173,6 +177,7 @@ def parse(text: str, folder: Path) -> Config:
     if twice := {name for name in names if names.count(name) > 1}:
         raise UsageError(f"two sources are called {min(twice)!r}: give them different names")
     collect, verify, report = top.table("collect"), top.table("verify"), top.table("report")
+    merge = top.table("merge")
     key_file = top.path("key_file", None)
     config = Config(
         archive,
@@ -190,11 +195,12 @@ def parse(text: str, folder: Path) -> Config:
         tuple(_retention(t) for t in top.tables("retention")),
         seconds(collect.get("grace", str, "1d")) if collect else None,
         _verify(verify) if verify else None,
+        seconds(merge.get("cold", str, "7d")) if merge else None,
         report.number("keep", 400, 1, 1 << 20) if report else 400,
     )
     if config.key_file and config.key_command:
         raise UsageError("key_file and key_command exclude each other")
-    for part in (top, collect, verify, report):
+    for part in (top, collect, merge, verify, report):
         if part:
             part.end()
     return config

@@ -110,6 +110,9 @@ def _steps(now: Report) -> list[tuple[str, str]]:
         rows.append(
             ("retention", f"{done['forgotten']:,} of {counted(done['versions'], 'version')} forgotten")
         )
+    if done := now.get("merge"):
+        merged = f"{done['merged']:,} of {counted(done['sessions'], 'cold session')}"
+        rows.append(("merge", f"{merged}, {counted(done['segments'], 'segment')}"))
     if done := now["collect"]:
         rows.append(
             (

@@ -1,10 +1,10 @@
-"""The nightly job: sources, freeze, retention, collect, verify, report. One call is one run.
+"""The nightly job: sources, freeze, retention, merge, collect, verify, report. One call is one run.
 
     config = config.load("nightly.toml")
     report = run(config)            # {"exit_code": 0, "totals": {"frozen": 12, ...}, ...}
 
 A run may be killed anywhere; the next one continues. Sessions it put are known by their receipts, and those
-without a receipt are found in the archive again (`freeze.py`). The later steps (forget, collect, verify) may
+without a receipt are found in the archive again (`freeze.py`). The later steps (forget, merge, collect, verify) may
 each be interrupted anywhere.
 
 Exit codes, of which the last one that applies is returned:
@@ -113,6 +113,7 @@ class _NightlyRun:
         if not self.dry_run:
             self._timed("receipts", lambda: self._settle(total))
         forgotten = self._timed("retention", self._retention)
+        merged = self._timed("merge", self._merge)
         collected = self._timed("collect", self._collect)
         verified = self._timed("verify", self._verify)
         self.failures = total.failures + self.failures
@@ -131,6 +132,7 @@ class _NightlyRun:
                 {"name": s.name, "kind": s.kind, **t.facts()} for s, t in zip(sources, tallies, strict=True)
             ],
             "retention": forgotten,
+            "merge": merged,
             "collect": collected,
             "verify": verified,
             "steps": self.steps,
@@ -198,6 +200,12 @@ class _NightlyRun:
         if grace is None:
             return None
         return self._step("collect", lambda: vars(self._open().collect(grace=grace, dry_run=self.dry_run)))
+
+    def _merge(self) -> Any:
+        cold = self.config.cold
+        if cold is None:
+            return None
+        return self._step("merge", lambda: vars(self.freezer.open().archive.merge(cold=cold, dry_run=self.dry_run)))
 
     def _verify(self) -> Any:
         return self._step("verify", self._verified) if self.config.verify and not self.dry_run else None

@@ -21,7 +21,7 @@ from pltz.archive.codecs.codec import Coded
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format import ids, object_names
-from pltz.archive.format.context import TOWER, Context
+from pltz.archive.format.context import TOWER, WITHIN, Context
 from pltz.archive.format.ids import BASE, U32, Tokens, many
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, key_of_session
 from pltz.archive.format.pack import FOOTER, MANY_CHILDREN, Builder, Damage, Pack, digest_before, sealed
@@ -175,7 +175,8 @@ def shared_ranges(
         contexts, records: those of the pack, in order.
         offsets: where each record begins, and where the last one ends, in bytes.
     """
-    children = Counter([r.parent for r in records])
+    # records within a run name it as parent, and sessions do not depend on it for that
+    children = Counter([r.parent for r, c in zip(records, contexts, strict=True) if c.mode != WITHIN])
     shared = [
         span
         for span, r, c in zip(pairwise(offsets), records, contexts, strict=True)

@@ -12,11 +12,11 @@ from contextlib import suppress
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import NOTHING
+from pltz.archive.catalog.chain import NOTHING, Chains
 from pltz.archive.catalog.listing import Found
 from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
 from pltz.archive.format import ids
-from pltz.archive.format.context import TOWER
+from pltz.archive.format.context import RUN, TOWER, WITHIN
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.writing.batch import PendingSegment
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
@@ -40,6 +40,8 @@ class VerifiedSegments:
             return known
         for item in self.catalog.lookup.find(SEGMENTS, segment.id):
             if self._decodes(item, segment):
+                if item.context.mode == WITHIN:  # it is the run that the segment needs
+                    return self._remembered(segment)
                 self.remember(item.location.pack, [(item.location.offset, segment)])
                 return item.location
         return None
@@ -63,6 +65,8 @@ class VerifiedSegments:
 
         Raises CorruptError where different tokens have its id.
         """
+        if item.context.mode & (RUN | WITHIN):
+            return self._in_run(item, segment)
         codec, keys = codec_of(self.codecs, item.context), self.catalog.keys
         if item.location.pack in self.catalog.listing.condemned or codec is None or self._going(item, segment.id):
             return False
@@ -80,6 +84,31 @@ class VerifiedSegments:
             raise collision(segment.id)
         self._problem(item, "decodes to other tokens than its id says")
         return False
+
+    def _in_run(self, item: Found, segment: PendingSegment) -> bool:
+        """Return whether a record of a run, or within one, is reliable and its tower ends in a segment's tower.
+
+        Raises CorruptError where different tokens have an id.
+        """
+        if item.location.pack in self.catalog.listing.condemned or self._going(item, segment.id):
+            return False
+        try:
+            tower = Chains(self.catalog, self.codecs, heard=self.heard).tower(segment.id)
+        except (PltzError, FileNotFoundError) as exc:
+            self._problem(item, str(exc))
+            return False
+        at: PendingSegment | None = segment
+        for name, tokens in reversed(tower):
+            if at is None or at.id != name:
+                return False
+            if not np.array_equal(at.tokens, tokens):
+                raise collision(name)
+            at = at.up
+        return at is None
+
+    def knows(self, segment: bytes) -> bool:
+        """Return whether a segment was proved before, perhaps in a run in which no index names it."""
+        return segment in self._known
 
     def _problem(self, item: Found, what: str) -> None:
         self.catalog.damage.note("record", f"{item.location.pack.hex()} at {item.location.offset}", what)

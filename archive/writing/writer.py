@@ -26,7 +26,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import BundleCodec, Plain, SegmentCodec, layout_mode
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import ids
-from pltz.archive.format.context import ALONE, TOWER, Context
+from pltz.archive.format.context import ALONE, TOWER, WITHIN, Context
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.object_names import PACKS
@@ -84,7 +84,8 @@ class Writer:
         rows = session_rows(drafts, dict(fresh))
         if dry_run:
             return [d.receipt() for d in drafts]
-        self._publisher.put(self._sealed(rows), fresh)
+        within = self._within_runs(drafts, segments, fresh, relied)
+        self._publisher.put(self._sealed([*within, *rows]), fresh)
         if relied or any(d.kept for d in drafts):  # another writer may be between link and fsync
             self.catalog.store.settle(PACKS)
         self.catalog.keys.check(contexts.domains)
@@ -103,7 +104,8 @@ class Writer:
         """
         if len(drafts) == len(sessions):
             return drafts, segments
-        stored = self.catalog.lookup.known(SEGMENTS, [s.id for s in segments])
+        names = [s.id for s in segments]
+        stored = self.catalog.lookup.known(SEGMENTS, names).union(filter(self.proved.knows, names))
         left = iter(drafts)
         groups = [list(islice(left, 1 + len(session.otherwise))) for session in sessions]
         known = [next((way for way in ways if all(s.id in stored for s in way.tower)), None) for ways in groups]
@@ -166,11 +168,32 @@ class Writer:
             if fresh.setdefault(segment.id, segment).digest != segment.digest:
                 raise collision(segment.id)
         relied: dict[bytes, Location] = {}
-        for name in self.catalog.lookup.known(SEGMENTS, list(fresh)):
+        known = self.catalog.lookup.known(SEGMENTS, list(fresh))
+        stored = known.union(filter(self.proved.knows, fresh))
+        for name in sorted(stored, key=lambda name: -fresh[name].depth):  # the last segment of a run proves all of it
             if location := self.proved.place(fresh[name]):
                 relied[name] = location
                 del fresh[name]
         return fresh, relied
+
+    def _within_runs(
+        self,
+        drafts: Sequence[PendingVersion],
+        segments: Sequence[PendingSegment],
+        fresh: dict[bytes, PendingSegment],
+        relied: dict[bytes, Location],
+    ) -> list[Row]:
+        """Return rows for segments inside runs that have no record beside the run and become a parent or a leaf."""
+        ends = {s.up.id for s in fresh.values() if s.up} | {d.leaf for d in drafts if not d.kept}
+        rows: list[Row] = []
+        for name in ends & relied.keys():
+            if any(at.pack == relied[name].pack for at in self.catalog.lookup.places(SEGMENTS, name)):
+                continue
+            item = self.catalog.lookup.at(relied[name])
+            own = next(s.own for s in segments if s.id == name)
+            record = Record(0, item.record.id or NONE, name)
+            rows.append((replace(own, mode=WITHIN), record))
+        return rows
 
     def _sealed(self, rows: list[Row]) -> list[Row]:
         if not self.catalog.keys.cipher:

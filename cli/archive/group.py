@@ -16,6 +16,7 @@ COMMANDS = {
     "forget": "pltz.cli.archive.forget:forget",
     "undelete": "pltz.cli.archive.forget:undelete",
     "collect": "pltz.cli.archive.forget:collect",
+    "merge": "pltz.cli.archive.merge:merge",
     "erase": "pltz.cli.archive.erase:erase",
     "copy": "pltz.cli.archive.copy:copy",
     "export": "pltz.cli.archive.get:export",

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.format.context import RUN
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
@@ -114,7 +115,7 @@ def step(world: World, name: str, unread: str | None = None) -> None:
     dry = world.disk.clone()
     OPERATIONS[name](TowerArchive.open(DirectoryStore(dry), [world.codec]))
     after = facts_of(TowerArchive.open(DirectoryStore(dry), [world.codec]))
-    if name in ("collect", "collect twice", "index", "rebuild"):
+    if name in ("collect", "collect twice", "index", "rebuild", "merge", "merge and collect"):
         assert live(after) == live(before)
     todo: dict[frozenset[tuple[str, bytes]], DiskState] = {}
 
@@ -155,6 +156,41 @@ def test_every_crash_of_up_to_three_operations(codec: SegmentCodec) -> None:
         level = following
     print(f"{cases} crash cases, {opened} different, {len(level)} workloads of 3")
     assert cases > 10_000
+
+
+def merge(archive: TowerArchive) -> None:
+    archive.merge(cold=0)
+
+
+def merge_and_collect(archive: TowerArchive) -> None:
+    merge(archive)
+    collect_twice(archive)
+
+
+MERGES = OPERATIONS | {
+    "append to a": put(("a", [[1, 2, 3], [4, 5], [6] * 9])),
+    "grow a": put(("a", [[1, 2, 3], [4, 5], [6] * 9, [7] * 5])),
+    "fork a": put(("a", [[1, 2, 3], [8]])),
+    "merge": merge,
+    "merge and collect": merge_and_collect,
+}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_crashes_of_workloads_with_merges(
+    codec: SegmentCodec, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merge as well, whatever a run's contexts cost."""
+    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
+    monkeypatch.setitem(globals(), "OPERATIONS", MERGES)
+    dice = random.Random(seed)
+    world = World(codec, SimDisk(seed=seed))
+    TowerArchive.create(DirectoryStore(world.disk), [codec])
+    for name in ("put a", "append to a", "merge"):
+        step(world, name, "tmp")
+    assert world.open().places(world.open().version("a").leaf)[0].context.mode & RUN
+    for _ in range(5):
+        step(world, dice.choice(list(MERGES)), "tmp")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,6 +6,7 @@ import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 from hypothesis import settings
@@ -45,6 +46,11 @@ class ArchiveMachine(RuleBasedStateMachine):
         self.model: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
         self.forgotten: set[tuple[str, str, int]] = set()
         self.handles: list[TowerArchive] = []
+        self._tables = mock.patch("pltz.archive.maintenance.merge.TABLES", 0)  # merge whatever the contexts cost
+        self._tables.start()
+
+    def teardown(self) -> None:
+        self._tables.stop()
 
     @initialize()
     def start(self) -> None:
@@ -100,6 +106,10 @@ class ArchiveMachine(RuleBasedStateMachine):
     @rule(handle=st.integers(0, HANDLES - 1), share=st.sampled_from([0.01, 0.5]))
     def collect(self, handle: int, share: float) -> None:
         self.handles[handle].collect(dead_share=share)
+
+    @rule(handle=st.integers(0, HANDLES - 1))
+    def merge(self, handle: int) -> None:
+        self.handles[handle].merge(cold=0)
 
     @rule(handle=st.integers(0, HANDLES - 1), everything=st.booleans())
     def index(self, handle: int, everything: bool) -> None:

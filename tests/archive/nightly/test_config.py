@@ -49,6 +49,7 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         "source",
         "retention",
         "collect",
+        "merge",
         "verify",
     }
 
@@ -97,6 +98,8 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         (HEAD + SOURCE + "[[retention]]", "a policy needs a rule"),
         (HEAD + SOURCE + '[[retention]]\nkeep_within = "soon"', "expected a duration"),
         (HEAD + SOURCE + "[collect]\ngrace = 7", "expected a string as grace"),
+        (HEAD + SOURCE + "[merge]\ncold = 7", "expected a string as cold"),
+        (HEAD + SOURCE + "[merge]\nafter = '7d'", "after"),
         (HEAD + SOURCE + "[verify]\nshare = 2", "expected a share of 0 to 1"),
         (HEAD + SOURCE + "[verify]\nshares = 1", r"\[verify\]: nothing is called 'shares'"),
         (HEAD.replace('"state"', '"s3://bucket/state"') + SOURCE, "expected a folder as state"),

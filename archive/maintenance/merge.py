@@ -1,0 +1,315 @@
+"""Merge: rewrite the own chain of segments of a session that has gone cold as one run. Spec: FORMAT.md, "Runs".
+
+    prompt <- turn 1 <- turn 2 <- turn 3        prompt <- [turn 1, turn 2, turn 3]
+              version 1  version 2  version 3              version 1, version 2: records within the run
+
+Segments keep their ids and versions theirs, so a reader notices nothing but the time that it saves. A segment that
+another session has too, or that is in a base domain, is no part of a run. The run is decoded and compared before it
+is put, and every version is read back through it afterwards. The records that it replaces die, and `collect` frees
+them. A session whose run would be larger than the records that it replaces is left as it is.
+
+A crash leaves the run of a commit or nothing of it. A second merge of the same session does nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.chain import Chains
+from pltz.archive.catalog.listing import Found
+from pltz.archive.catalog.lookup import Version, version_of
+from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, codec_of, layout_mode
+from pltz.archive.errors import ArchiveError
+from pltz.archive.format.context import ALONE, RUN, TOWER, WITHIN, Context
+from pltz.archive.format.ids import NONE, TENANT, Tokens
+from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.format.record import Record, pack_tags
+from pltz.archive.format.run import MAX_RUN, pack_run
+from pltz.archive.writing.writer import Writer
+from pltz.plt_codec.errors import FormatError, PltzError
+from pltz.plt_codec.limits import MAX_TOKENS
+
+COMMIT_TOKENS = 1 << 20  # tokens of runs put at once
+COLD = 7 * 86400  # seconds after its last version at which a session counts as cold
+FIXED = 24  # bytes of a record beside bitstring, name and tags, at least
+TABLES = 2  # copies of the table of contexts in a pack
+NO_TOKENS: Tokens = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The result of a merge so far.
+
+    Attributes:
+        sessions: number of sessions looked at that are cold.
+        merged: number of those rewritten, or in a dry run, that would be.
+        segments: number of segments in their runs.
+        before, after: bytes of the records replaced, and of those that replace them.
+    """
+
+    sessions: int = 0
+    merged: int = 0
+    segments: int = 0
+    before: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A session's own chain. ``items``: the records from the leaf up; ``versions``: all, forgotten ones too."""
+
+    items: list[Found]
+    versions: list[Version]
+
+    @property
+    def staying(self) -> list[Version]:
+        """Return the versions that are not forgotten."""
+        return [version for version in self.versions if not version.forgotten]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run to put: its rows, its versions and the tokens, (T,), of each of them."""
+
+    rows: list[tuple[Context, Record]]
+    towers: list[tuple[Version, Tokens]]
+    segments: int
+    tokens: int
+    before: int
+    after: int
+
+
+class Merger:
+    """One merge. Several may run at once beside writers and collectors: equal runs are equal records."""
+
+    def __init__(self, catalog: Catalog, writer: Writer, codecs: list[SegmentCodec]) -> None:
+        self.catalog, self.writer, self.codecs = catalog, writer, codecs
+        self._owners: dict[bytes, bytes] = {}  # segment -> its session's key, NONE where several have it
+
+    def run(
+        self,
+        *,
+        cold: int = COLD,
+        tenant: str | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Merged], None] | None = None,
+    ) -> Merged:
+        """Merge every cold session and return what was done.
+
+        Args:
+            cold: least age of a session's newest version, in seconds.
+            tenant: merge only sessions of this tenant.
+            dry_run: only report the work to do.
+            progress: called with the result so far, after each session.
+
+        Raises:
+            ArchiveError: packs are damaged or gone, so it is not known which segments sessions share.
+            Fenced: something of a tenant was erased meanwhile; merge again.
+            StoreError, WriterFailed: the store failed. Runs put before stay.
+        """
+        self.catalog.refresh()
+        if self.catalog.damage.hiding():
+            raise ArchiveError(
+                "packs are damaged, gone or lost, so what sessions share is not known: repair first; "
+                "where repair gives up, pltz archive repair --acknowledge"
+            )
+        done, batch = Merged(), list[_Run]()
+        for sessions, run in self._runs(cold, tenant):
+            done = replace(done, sessions=sessions)
+            batch += [run] if run else []
+            if sum(r.tokens for r in batch) >= COMMIT_TOKENS:
+                done, batch = self._commit(done, batch, dry_run), []
+            if progress:
+                progress(done)
+        return self._commit(done, batch, dry_run)
+
+    def _commit(self, done: Merged, batch: Sequence[_Run], dry_run: bool) -> Merged:
+        """Put runs, read every version back through them and compare. Raises the errors of `run`."""
+        batch = _worth(batch)
+        if batch and not dry_run:
+            rows = [row for run in batch for row in run.rows]
+            self.writer.copy((context, self.catalog.keys.seal(context, record)) for context, record in rows)
+            self.catalog.keys.check({context.domain for context, _ in rows})
+            chains = Chains(self.catalog, self.codecs)
+            for version, tokens in (pair for run in batch for pair in run.towers):
+                found = np.concatenate([NO_TOKENS, *(part for _, part in chains.tower(version.leaf))])
+                if not np.array_equal(found, tokens):
+                    raise ArchiveError(
+                        f"version {version.version} of {version.name!r} does not read back from its run: verify the "
+                        "archive, and do not collect before"
+                    )
+        return replace(
+            done,
+            merged=done.merged + len(batch),
+            segments=done.segments + sum(run.segments for run in batch),
+            before=done.before + sum(run.before for run in batch),
+            after=done.after + sum(run.after for run in batch),
+        )
+
+    def _runs(self, cold: int, tenant: str | None) -> Iterator[tuple[int, _Run | None]]:
+        """Yield the number of cold sessions seen so far, and the run of each that is worth one."""
+        sessions, latest = 0, self.catalog.store.now() - cold
+        for history in self.catalog.lookup.histories():
+            self._own(history)
+        for history in self.catalog.lookup.histories():
+            staying = [v for v in history if not v.forgotten]
+            if not staying or staying[-1].time > latest or tenant not in (None, history[0].tenant):
+                continue
+            sessions += 1
+            chain = self._chain(staying[-1].leaf, history)
+            yield sessions, self._run(chain) if chain else None
+
+    def _own(self, history: Sequence[Version]) -> None:
+        """Note whose segments those of a session are, forgotten versions included."""
+        key = self._key(history[0])
+        todo = [version.leaf for version in history]
+        while todo:
+            at = todo.pop()
+            owner = self._owners.get(at)
+            if at == NONE or owner in (key, NONE):
+                continue
+            self._owners[at] = key if owner is None else NONE
+            todo += {item.record.parent for item in self.catalog.lookup.find(SEGMENTS, at)}
+
+    def _key(self, version: Version) -> bytes:
+        keys = self.catalog.keys
+        return keys.session_key(keys.domain(TENANT, version.tenant), version.name)
+
+    def _chain(self, leaf: bytes, versions: list[Version]) -> _Chain | None:
+        """Return the own chain of a session from a leaf up; None where it is one record already."""
+        key, items, at = self._key(versions[-1]), list[Found](), leaf
+        while at != NONE and self._owners.get(at) == key and len(items) < MAX_RUN:
+            item = next(iter(self.catalog.lookup.find(SEGMENTS, at)), None)
+            if item is None or (items and _codec(item) != _codec(items[0])) or self._going(item):
+                break
+            items.append(item)
+            at = item.record.parent
+        if sum(item.context.mode != WITHIN for item in items) < 2:
+            return None
+        return _Chain(items, versions)
+
+    def _going(self, item: Found) -> bool:
+        """Return whether a segment is in a base domain, or is being erased."""
+        return item.context.domain_kind != TENANT or self.catalog.keys.doomed(item.context, item.record.id or NONE)
+
+    def _run(self, chain: _Chain) -> _Run | None:
+        """Return the run of a chain, proved to decode; None where it would be larger or cannot be read."""
+        codec = codec_of(self.codecs, chain.items[0].context)
+        chains = Chains(self.catalog, self.codecs)
+        try:
+            towers = {v.id: chains.tower(v.leaf) for v in chain.staying}
+        except FormatError:  # verify reports it
+            return None
+        if codec is None:
+            return None
+        tower = towers[chain.staying[-1].id]
+        for version in chain.versions:
+            if version.forgotten:  # it can be undeleted as long as it is there
+                with suppress(PltzError):
+                    towers[version.id] = chains.tower(version.leaf)
+        parent = chain.items[-1].record.parent
+        names = [name for name, _ in tower]
+        first = names.index(parent) + 1 if parent != NONE else 0
+        inside = names[first:]
+        parts = [tokens for _, tokens in tower[first:]]
+        tokens = np.concatenate(parts)
+        if not 2 <= len(inside) <= MAX_RUN or len(tokens) > MAX_TOKENS:
+            return None
+        above = _tokens(tower[:first])[-codec.reach :] if codec.reach else NO_TOKENS
+        mode, data = _encoded(codec, tokens, above)
+        bitstring = pack_run([len(part) for part in parts], data)
+        records = {inside[-1]: Record(0, parent, inside[-1], len(tokens), bitstring)}
+        ends = {v.leaf for v in chain.versions}
+        for other in towers.values():
+            path = [NONE, *(name for name, _ in other)]
+            ends |= {above for above, name in itertools.pairwise(path) if name not in inside}
+        records |= {name: Record(0, inside[-1], name) for name in inside[:-1] if name in ends}
+        pairs = [(v, _tokens(towers[v.id])) for v in chain.versions if v.id in towers]
+        return self._rows(chain, records, mode, pairs, inside, len(tokens))
+
+    def _rows(
+        self,
+        chain: _Chain,
+        records: dict[bytes, Record],
+        mode: int,
+        towers: list[tuple[Version, Tokens]],
+        inside: list[bytes],
+        tokens: int,
+    ) -> _Run | None:
+        """Return the run with the records that put it; None where they are larger than those that they replace.
+
+        A version moves into the record of its leaf where it is in the record of its leaf now.
+        """
+        keys, leaf = self.catalog.keys, chain.items[0].context
+        domain = keys.context(TENANT, chain.versions[0].tenant)
+        own = replace(domain, tokenizer=leaf.tokenizer, bundle=leaf.bundle, contract=leaf.contract)
+        rows, before = dict[bytes, tuple[Context, Record]](), 0
+        for name, record in records.items():
+            kind = mode | RUN if name == inside[-1] else WITHIN
+            rows[name] = replace(own, mode=kind), record
+        forgotten = {v.id for v in chain.versions if v.forgotten}  # their records do not die by a merge
+        for name in inside:
+            for item in self.catalog.lookup.find(SEGMENTS, name):
+                if item.record.name is None or version_of(item) not in forgotten:
+                    before += _size(item.record)
+        for version in chain.staying:
+            item = self.catalog.lookup.at(version.location)
+            if item.record.id not in rows or rows[item.record.id][1].name is not None:
+                continue
+            context, record = rows[item.record.id]
+            record = record._replace(
+                name=version.name, version=version.version, time=version.time, tags=pack_tags(version.tags)
+            )
+            rows[item.record.id] = replace(context, target=item.context.target, kind=item.context.kind), record
+        after = sum(_size(keys.seal(context, record)) for context, record in rows.values())
+        if after > before:
+            return None
+        return _Run(list(rows.values()), towers, len(inside), tokens, before, after)
+
+
+def _worth(runs: Sequence[_Run]) -> list[_Run]:
+    """Return the runs of the tenants that need fewer bytes with them, their contexts included."""
+    gains = Counter[bytes]()
+    contexts: dict[bytes, set[bytes]] = {}
+    for run in runs:
+        for context, _ in run.rows:
+            contexts.setdefault(context.domain, set()).add(context.encode())
+        gains[run.rows[0][0].domain] += run.before - run.after
+    cost = {domain: TABLES * sum(map(len, encoded)) for domain, encoded in contexts.items()}
+    return [run for run in runs if gains[run.rows[0][0].domain] >= cost[run.rows[0][0].domain]]
+
+
+def _codec(item: Found) -> tuple[bytes, bytes, int]:
+    return item.context.tokenizer, item.context.bundle, item.context.contract
+
+
+def _tokens(tower: Sequence[tuple[bytes, Tokens]]) -> Tokens:
+    return np.concatenate([NO_TOKENS, *(tokens for _, tokens in tower)])
+
+
+def _size(record: Record) -> int:
+    """Return the approximate bytes of a record in a pack."""
+    name = len((record.name or "").encode())
+    return FIXED + len(record.bitstring) + name + len(record.tags) + len(record.veil)
+
+
+def _encoded(codec: SegmentCodec, tokens: Tokens, above: Tokens) -> tuple[int, bytes]:
+    """Return the shorter encoding with its mode, alone or after the tokens above, (m,), once it was proved.
+
+    Raises ArchiveError where it does not decode to ``tokens``, (T,).
+    """
+    layout = layout_mode(codec, tokens)
+    ways = [(ALONE, NO_TOKENS), (TOWER, above)] if len(above) else [(ALONE, NO_TOKENS)]
+    encoded = codec.encode([Plain(tokens, context) for _, context in ways])
+    data, (mode, context) = min(zip(encoded, ways, strict=True), key=lambda way: len(way[0]))
+    mode |= layout
+    if not np.array_equal(codec.decode([Coded(data, len(tokens), context, mode)])[0], tokens):
+        raise ArchiveError("a run just encoded does not decode to its tokens: nothing was written")
+    return mode, data

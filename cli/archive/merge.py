@@ -1,0 +1,80 @@
+"""``pltz archive merge``: rewrite the turns of cold sessions as one segment each."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import click
+
+from pltz.archive.humanize import counted, size
+from pltz.cli.archive import shared
+from pltz.cli.archive.shared import open_archive, show
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.progress import Progress, wanted
+
+if TYPE_CHECKING:
+    from pltz.archive.maintenance.merge import Merged
+
+
+@click.command(
+    cls=Command,
+    short_help="Make sessions that grew turn by turn quick to read.",
+    examples=[
+        "pltz archive merge /data/cold",
+        "pltz archive merge /data/cold --cold 30d --tenant acme --dry-run --json",
+    ],
+)
+@shared.DIR
+@click.option(
+    "--cold",
+    metavar="DURATION",
+    default="7d",
+    show_default=True,
+    help="Least age of a session's newest version: 12h, 30d. 0s merges all.",
+)
+@shared.ONLY_TENANT
+@shared.BUNDLES
+@shared.TOKENIZERS
+@shared.DRY_RUN
+@options.THREADS
+@options.DEVICE
+@options.PROGRESS
+@shared.JSON_LINES
+@key_options
+def merge(
+    place: str,
+    cold: str,
+    tenant: str | None,
+    bundles: tuple[str, ...],
+    tokenizers: tuple[str, ...],
+    dry_run: bool,
+    threads: int | None,
+    device: str,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Rewrite the own segments of each cold session in DIR as one, so that it is decoded at once.
+
+    Every version keeps its number, tags and content; segments that sessions share stay shared. Each session is decoded
+    and compared before and after it is written. A session that would take more bytes is left as it is. The old records
+    are freed by collect. Readers, writers and collectors may work at the same time, and a merge that was stopped is
+    simply run again.
+    """
+    from pltz.archive.retention import seconds
+
+    age = seconds(cold)
+    archive = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
+    with Progress("merge", unit="sessions", shown=wanted(progress)) as bar:
+
+        def note(done: "Merged") -> None:
+            bar.add(done.sessions - bar.count)
+
+        done = archive.merge(cold=age, tenant=tenant, dry_run=dry_run, progress=note)
+    may = "would be " if dry_run else ""
+    text = (
+        f"{counted(done.merged, 'session')} of {done.sessions:,} cold {may}merged, "
+        f"{counted(done.segments, 'segment')} in all: {size(done.before)} become {size(done.after)} "
+        "once collect has run twice"
+    )
+    show(dataclasses.asdict(done) | {"dry_run": dry_run}, text, as_json)

@@ -1,0 +1,278 @@
+"""Merge: a cold session's own segments become one run; ids, versions, sharing, erasure and later puts stay as they are.
+
+Crashes: test_crash.py; against the model: test_machine.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.archive.catalog.chain import Chains
+from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.encryption.keys import Secret
+from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound
+from pltz.archive.format import object_names
+from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.writing.new_session import NewSession
+from tests.archive.sealed import RAW, reopen
+
+PROMPT = np.arange(20)
+TURNS = [np.concatenate([[1000 + n], np.arange(40)]) for n in range(6)]
+
+
+def grow(archive: TowerArchive, name: str = "a", turns: int = 6) -> None:
+    """Put a session turn by turn, each with a version of its own."""
+    for n in range(1, turns + 1):
+        archive.put([NewSession(name, [PROMPT, *TURNS[:n]] if name == "a" else other(n), "acme", shared=1)])
+
+
+def other(turns: int) -> list[np.ndarray[Any, Any]]:
+    """Return the segments of a session that shares its prompt alone."""
+    return [PROMPT, *(turn + 1 for turn in TURNS[:turns])]
+
+
+def contents(archive: TowerArchive) -> dict[tuple[str, str, int], list[tuple[bytes, list[int]]]]:
+    """Return the segments of all versions."""
+    return {
+        (v.tenant, v.name, v.version): [(name, tokens.tolist()) for name, tokens in archive.tower(v).segments]
+        for v in archive.ls(history=True)
+    }
+
+
+def kinds(archive: TowerArchive, name: str = "a") -> list[int]:
+    """Return the mode of the preferred record of each version's leaf."""
+    found = [archive.places(v.leaf)[0].context.mode for v in archive.history(name, "acme")]
+    return [mode & (RUN | WITHIN) for mode in found]
+
+
+def size(archive: TowerArchive) -> int:
+    return sum(archive.store.list(object_names.PACKS).values()) + sum(archive.store.list(object_names.PARITY).values())
+
+
+def collected(archive: TowerArchive) -> None:
+    archive.collect(dead_share=0.01)
+    archive.collect(dead_share=0.01)
+
+
+@pytest.fixture(params=["plain", "tower", "sealed"])
+def empty(
+    request: pytest.FixtureRequest,
+    codec: SegmentCodec,
+    tower_codec: SegmentCodec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> TowerArchive:
+    """Make an empty archive: plain, with segments coded after their tower, and sealed.
+
+    Contexts count for nothing, since a few sessions do not outweigh them.
+    """
+    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
+    key = RAW if request.param == "sealed" else None
+    return TowerArchive.create(DirectoryStore(SimDisk()), [tower_codec if request.param == "tower" else codec], key=key)
+
+
+def again(archive: TowerArchive) -> TowerArchive:
+    """Open the same archive in another process."""
+    return TowerArchive.open(archive.store, archive.codecs, key=RAW if archive.settings.sealed else None)
+
+
+def test_every_version_stays_as_it_was(empty: TowerArchive) -> None:
+    grow(empty)
+    grow(empty, "b", 2)
+    before, versions = contents(empty), {v.id for v in empty.ls(history=True)}
+    done = empty.merge(cold=0)
+    assert (done.sessions, done.merged, done.segments) == (2, 2, 8)
+    for archive in (empty, again(empty)):
+        assert contents(archive) == before and {v.id for v in archive.ls(history=True)} == versions
+        assert archive.verify(decode=True).sound
+    assert kinds(empty) == [WITHIN] * 5 + [RUN]
+
+
+@pytest.mark.parametrize("key", [None, RAW])
+def test_it_frees_bytes_once_collected(disk: SimDisk, codec: SegmentCodec, key: Secret | None) -> None:
+    empty = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
+    grow(empty)
+    before = contents(empty)
+    twin = reopen(SimDisk(disk.seen), codec, key)
+    collected(twin)
+    done = empty.merge(cold=0)
+    collected(empty)
+    assert done.after < done.before and size(empty) < size(twin)
+    assert contents(again(empty)) == before and empty.verify(decode=True).sound
+    found = [i for v in empty.history("a", "acme") for i in empty.places(v.leaf)]
+    assert len(found) == 6 and all(i.context.mode & (RUN | WITHIN) for i in found)  # the old records are gone
+
+
+def test_a_gain_smaller_than_the_contexts_of_runs_is_left(disk: SimDisk, codec: SegmentCodec) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    grow(archive, turns=2)
+    assert archive.merge(cold=0).merged == 0
+
+
+def test_a_second_merge_does_nothing(empty: TowerArchive) -> None:
+    grow(empty)
+    assert empty.merge(cold=0).merged == 1
+    files = empty.store.list(object_names.PACKS)
+    assert empty.merge(cold=0).merged == 0
+    collected(empty)
+    files = empty.store.list(object_names.PACKS)
+    assert again(empty).merge(cold=0).merged == 0 and empty.store.list(object_names.PACKS) == files
+
+
+def test_a_session_that_is_not_cold_stays(empty: TowerArchive) -> None:
+    grow(empty)
+    assert empty.merge(cold=3600).sessions == 0 and kinds(empty) == [0] * 6
+    empty.store.disk.clock += 3601  # type: ignore[attr-defined]
+    assert empty.merge(cold=3600, tenant="other").sessions == 0
+    assert empty.merge(cold=3600, dry_run=True).merged == 1 and kinds(empty) == [0] * 6
+    assert empty.merge(cold=3600, tenant="acme").merged == 1
+
+
+def test_segments_shared_with_another_session_stay_shared(empty: TowerArchive) -> None:
+    grow(empty)
+    empty.put([NewSession("fork", [PROMPT, *TURNS[:3], TURNS[0]], "acme", shared=1)])
+    before = contents(empty)
+    done = empty.merge(cold=0)
+    assert (done.merged, done.segments) == (1, 3)  # turns 4 to 6
+    collected(empty)
+    assert contents(again(empty)) == before and empty.verify(decode=True).sound
+
+
+def test_a_put_that_grows_a_merged_session_adds_its_turn_alone(empty: TowerArchive) -> None:
+    grow(empty, turns=4)
+    empty.forget(empty.history("a", "acme")[:3])
+    collected(empty)
+    assert empty.merge(cold=0).merged == 1
+    collected(empty)
+    archive = again(empty)
+    archive.before(archive.version("a", "acme"))  # as `SessionArchive` does
+    [receipt] = archive.put([NewSession("a", [PROMPT, *TURNS[:5]], "acme", shared=1)])
+    assert (receipt.version, receipt.new) == (5, 1)
+    assert archive.get("a", "acme").tokens.tolist() == np.concatenate([PROMPT, *TURNS[:5]]).tolist()
+    collected(archive)
+    assert again(archive).merge(cold=0).merged == 1
+    collected(archive)
+    assert contents(again(archive)) == contents(archive) and archive.verify(decode=True).sound
+
+
+def test_a_put_that_forks_inside_a_run_is_readable(empty: TowerArchive) -> None:
+    grow(empty, turns=4)
+    empty.forget(empty.history("a", "acme")[:3])
+    collected(empty)
+    empty.merge(cold=0)
+    collected(empty)
+    archive = again(empty)
+    archive.before(archive.version("a", "acme"))
+    [receipt] = archive.put([NewSession("a", [PROMPT, *TURNS[:2], TURNS[5]], "acme", shared=1)])
+    assert receipt.new == 1
+    collected(archive)
+    wanted = np.concatenate([PROMPT, *TURNS[:2], TURNS[5]]).tolist()
+    assert again(archive).get("a", "acme").tokens.tolist() == wanted and archive.verify(decode=True).sound
+    archive.merge(cold=0)
+    collected(archive)
+    assert again(archive).get("a", "acme").tokens.tolist() == wanted
+
+
+def test_forgotten_versions_can_be_undeleted_after_a_merge(empty: TowerArchive) -> None:
+    grow(empty)
+    forgotten = empty.history("a", "acme")[:3]
+    before = contents(empty)
+    empty.forget(forgotten)
+    empty.merge(cold=0)
+    empty.collect(dead_share=0.01)
+    empty.undelete(forgotten)
+    collected(empty)
+    assert contents(again(empty)) == before and empty.verify(decode=True).sound
+
+
+def test_a_damaged_run_falls_back_on_the_records_that_it_replaces(empty: TowerArchive) -> None:
+    grow(empty)
+    before = contents(empty)
+    packs = set(empty.catalog.listing.packs)
+    empty.merge(cold=0)
+    [merged] = set(empty.catalog.listing.packs) - packs
+    empty.store.delete(object_names.pack(merged))
+    empty.store.delete(object_names.parity(merged))
+    archive = again(empty)
+    towers = [Chains(archive.catalog, archive.codecs).tower(v.leaf) for v in archive.history("a", "acme")]
+    assert [[name for name, _ in tower] for tower in towers] == [[n for n, _ in row] for row in before.values()]
+
+
+def test_an_erased_session_does_not_open_in_any_of_its_records(disk: SimDisk, codec: SegmentCodec) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    grow(archive)
+    grow(archive, "b", 2)
+    archive.merge(cold=0)
+    archive.collect(dead_share=0.01)
+    archive.erase("acme", "a")
+    keys = archive.keys
+    for pack in archive.catalog.listing.packs:
+        for item in archive.catalog.listing.scan(pack):
+            assert not isinstance(item, object_names.KeyFileName)
+            record, context = item.record, item.context  # type: ignore[union-attr]
+            if record.id and context.domain_kind == 0 and context.mode != WITHIN and record.id not in _live(archive):
+                with pytest.raises(Erased):
+                    keys.bits(context, record)
+    with pytest.raises(NotFound):
+        reopen(disk, codec).get("a", "acme")
+    assert archive.get("b", "acme").tokens.tolist() == np.concatenate(other(2)).tolist()
+
+
+def _live(archive: TowerArchive) -> set[bytes]:
+    return {name for v in archive.ls(history=True) for name, _ in archive.tower(v).segments}
+
+
+def test_a_session_erased_meanwhile_is_not_acknowledged(
+    disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    grow(archive)
+    slow, copy = reopen(disk, codec), archive._writer.copy
+
+    def late(rows: object) -> None:
+        archive.erase("acme", "a")
+        copy(rows)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(slow._writer, "copy", late)
+    with pytest.raises(Fenced):
+        slow.merge(cold=0)
+    with pytest.raises(NotFound):
+        reopen(disk, codec).get("a", "acme")
+
+
+def test_it_refuses_where_packs_are_missing(empty: TowerArchive) -> None:
+    grow(empty)
+    empty.write_index()
+    empty.store.delete(object_names.pack(empty.version("a", "acme", 1).location.pack))
+    with pytest.raises(ArchiveError, match="repair"):
+        again(empty).merge(cold=0)
+
+
+def test_a_run_larger_than_what_it_replaces_is_left_out(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow(empty)
+    monkeypatch.setattr("pltz.archive.maintenance.merge.pack_run", lambda lengths, data: bytes(10_000))
+    assert empty.merge(cold=0).merged == 0 and kinds(empty) == [0] * 6
+
+
+def test_one_record_of_the_run_is_decoded_for_all_versions(empty: TowerArchive) -> None:
+    grow(empty)
+    empty.merge(cold=0)
+    asked: list[int] = []
+    codec = empty.codecs[0]
+
+    class Counting(type(codec)):  # type: ignore[misc]
+        def decode(self, batch):  # type: ignore[no-untyped-def]
+            asked.append(len(batch))
+            return super().decode(batch)
+
+    codec.__class__ = Counting
+    leaves = [v.leaf for v in empty.history("a", "acme")]
+    Chains(empty.catalog, empty.codecs).load(leaves)
+    assert sum(asked) == 2  # the prompt and the run
+    assert empty.catalog.lookup.find(SEGMENTS, leaves[0])
