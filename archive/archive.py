@@ -5,28 +5,26 @@
     cold.get("support/7", tenant="acme").value        # the same chat
     cold.thaw("support/7", target, tenant="acme")     # the target's KV cache, after one prefill
 
-Chats, texts and ids of the bundle go through `sessions.SessionArchive`. Ids of another tokenizer, and ids
-with shared prefixes, go through `token_archive.TokenArchive`. Both use one `tower_archive.TowerArchive`,
-which lists, forgets, erases and verifies. The bundle is loaded at the first coding, so listing and forgetting
+Sessions are cut and coded by `sessions.SessionArchive`, over a `tower_archive.TowerArchive`, which lists, forgets,
+erases and verifies. The bundle is loaded at the first coding, so listing and forgetting
 do not wait for it.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
+from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.object_names import SETTINGS
 from pltz.archive.retention import Policy, expired
-from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, Item, SessionArchive, Stored, codecs_of
+from pltz.archive.sessions import EngineOptions, PutReceipt, PutRequest, SessionArchive, codecs_of
 from pltz.archive.storage.store import is_there, open_store
-from pltz.archive.token_archive import EngineOptions, Put, TokenArchive, TokenItem, tenant_of
 from pltz.archive.tower_archive import Stat, TowerArchive
 from pltz.archive.writing.new_session import KINDS
 from pltz.datasets.given import as_session
@@ -50,46 +48,6 @@ if TYPE_CHECKING:
     from pltz.models.partners import Path_
     from pltz.models.target.target import Target
     from pltz.plt_codec.lanes import LayoutName
-
-
-@dataclass(frozen=True, eq=False)
-class PutRequest:
-    """A session to put into an archive. The fields are the arguments of `Archive.put`."""
-
-    name: str
-    session: SessionLike
-    tenant: str = "default"
-    tags: Mapping[str, str] = field(default_factory=dict)
-    base: str | None = None
-    target: Path_ | Target | bytes | None = None
-    tokenizer: Path_ | bytes | None = None
-    time: int | None = None
-    prefixes: Sequence[int] = ()
-    parent: str | None = None
-    salt: str | bytes | None = None
-
-
-@dataclass(frozen=True)
-class PutReceipt:
-    """The result of a put.
-
-    Attributes:
-        version: number of the version, from 1.
-        id: 16 bytes that name this version for ever.
-        segments: number of new segments.
-        size: bytes of the new segments.
-        by_model: coded by the bundle, not by zstd.
-        unchanged: the archive had it already, and nothing was added.
-    """
-
-    tenant: str
-    name: str
-    version: int
-    id: bytes
-    segments: int
-    size: int
-    by_model: bool
-    unchanged: bool
 
 
 @dataclass(frozen=True)
@@ -291,27 +249,10 @@ class Archive:
         Yielded receipts are durable whatever is raised later. Nothing is put before the first receipt is
         requested. ``keep_opaque`` and errors: as `put`.
         """
-        items = map(self._item, requests)
-        for kind, group in itertools.groupby(items, type):
-            if kind is TokenItem:
-                yield from map(_token_receipt, self._put_ids(group))  # type: ignore[arg-type]
-            else:
-                yield from map(_receipt, self.sessions.put(group, keep_opaque=keep_opaque))  # type: ignore[arg-type]
+        yield from self.sessions.put(map(self._resolved, requests), keep_opaque=keep_opaque)
 
-    def _put_ids(self, items: Iterator[TokenItem]) -> Iterator[Put]:
-        """Put token ids in commits as large as those of `SessionArchive`."""
-        batch: list[TokenItem] = []
-        tokens = 0
-        for item in items:
-            batch.append(item)
-            tokens += len(item.ids)
-            if tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS:
-                yield from self.tokens.put_each(batch)
-                batch, tokens = [], 0
-        yield from self.tokens.put_each(batch)
-
-    def _item(self, request: PutRequest) -> Item | TokenItem:
-        """Return a request in the form that the archive below takes."""
+    def _resolved(self, request: PutRequest) -> PutRequest:
+        """Return a request with a session, fingerprints and a salted tenant, as `SessionArchive` takes it."""
         session = as_session(request.session)
         target, tokenizer = request.target, request.tokenizer
         if target is not None and not isinstance(target, bytes):
@@ -323,25 +264,15 @@ class Archive:
             session, target, tokenizer = as_seen_by(model, session), model.fingerprint, model.tokenizer_json
         if request.salt and request.base is not None:
             raise UsageError("a base is shared with all tenants, and a salt with none: leave one of them out")
-        tenant = tenant_of(request.tenant, request.salt)
         if session.kind != "ids" and (request.prefixes or request.parent is not None):
             raise UsageError(
                 f"prefixes and parent belong to token ids, and session {request.name!r} is a {session.kind}"
             )
-        if session.kind != "ids" or (tokenizer is None and not request.prefixes and request.parent is None):
-            return Item(request.name, session, tenant, request.tags, request.base, target, request.time)
-        return TokenItem(
-            request.name,
-            session.value,
-            tenant,
-            tags=request.tags,
-            target=target,
-            time=request.time,
-            prefixes=tuple(request.prefixes),
-            base=request.base or "",
-            parent=request.parent or "",
-            **({} if tokenizer is None else {"tokenizer": self._fingerprint(tokenizer_json(tokenizer))}),
-        )
+        known = None
+        if tokenizer is not None and session.kind == "ids":
+            known = self._fingerprint(tokenizer_json(tokenizer))
+        tenant = tenant_of(request.tenant, request.salt)
+        return replace(request, session=session, tenant=tenant, target=target, tokenizer=known, salt=None)
 
     # ---- out
 
@@ -375,10 +306,10 @@ class Archive:
         ...     found.ids.tolist(), found.version, found.tags
         ([33, 99, 101], 1, {'model': 'm'})
         """
-        self.tokens  # noqa: B018  (its tokenizers are known to the archive from now on)
+        sessions = self.sessions
         self.tower.catalog.refresh()
         found = self.tower.get(name, tenant_of(tenant, salt), version)
-        return ArchivedSession(**vars(SessionVersion.of(found.version)), session=self.sessions.session(found))
+        return ArchivedSession(**vars(SessionVersion.of(found.version)), session=sessions.session(found))
 
     def thaw(
         self,
@@ -540,7 +471,7 @@ class Archive:
         ...     cold.merge(cold=0).merged
         0
         """
-        self.tokens  # noqa: B018  (loads the bundle)
+        self.sessions  # noqa: B018  (loads the bundle)
         return self.tower.merge(cold=cold, tenant=tenant, dry_run=dry_run, progress=progress)
 
     def verify(
@@ -567,7 +498,7 @@ class Archive:
         False then.
         """
         if decode:
-            self.tokens  # noqa: B018  (loads the bundle)
+            self.sessions  # noqa: B018  (loads the bundle)
         return self.tower.verify(
             decode=decode,
             fraction=fraction,
@@ -705,27 +636,21 @@ class Archive:
 
     @cached_property
     def sessions(self) -> SessionArchive:
-        """Return the archive of chats, texts and ids of the bundle. Loads the bundle. Raises ModelError."""
+        """Return the archive that codes. Loads the bundle. Raises ModelError."""
         from pltz.models.bundle.bundle import Bundle
 
         named = self._named
         given = [named] if named is None or isinstance(named, str | os.PathLike | Bundle) else [*named]
         bundles = [one if isinstance(one, Bundle) else Bundle.load(one) for one in given or [None]]
         self.tower.codecs[:] = codecs_of(bundles, **self._engine)
-        return SessionArchive(self.tower, bundles, zstd_above=self._zstd_above)
-
-    @cached_property
-    def tokens(self) -> TokenArchive:
-        """Return the archive of ids, over the same towers. Loads the bundle. Raises ModelError."""
-        bundle = self.sessions.bundle
-        made = TokenArchive(self.tower, bundle, zstd_above=self._zstd_above, **self._engine)
+        made = SessionArchive(self.tower, bundles, zstd_above=self._zstd_above, **self._engine)
         self._fingerprints |= {data: made.add(data) for data in self._tokenizers}
         return made
 
     def _fingerprint(self, tokenizer: bytes) -> bytes:
         """Return a tokenizer's fingerprint, and let the archive code its ids."""
         if tokenizer not in self._fingerprints:
-            self._fingerprints[tokenizer] = self.tokens.add(tokenizer)
+            self._fingerprints[tokenizer] = self.sessions.add(tokenizer)
         return self._fingerprints[tokenizer]
 
     def _versions(self, name: str, tenant: str) -> Sequence[Version]:
@@ -784,23 +709,6 @@ def _names(names: str | Iterable[str]) -> list[str]:
 def _marked(versions: Sequence[Version], *, forgotten: bool) -> tuple[SessionVersion, ...]:
     """Return versions as they are listed with this mark."""
     return tuple(SessionVersion.of(replace(version, forgotten=forgotten)) for version in versions)
-
-
-def _receipt(stored: Stored) -> PutReceipt:
-    receipt = stored.receipt
-    assert receipt is not None  # None only in a dry run
-    facts = receipt.id, receipt.new, receipt.size, stored.by_model, receipt.unchanged
-    return PutReceipt(receipt.tenant, receipt.name, receipt.version, *facts)
-
-
-def _token_receipt(put: Put) -> PutReceipt:
-    if put.receipt is None:
-        known = put.known
-        assert known is not None  # None only if the session was put
-        return PutReceipt(known.tenant, known.name, known.version, known.id, 0, 0, not put.by_zstd, True)
-    receipt = put.receipt
-    facts = receipt.id, receipt.new, receipt.size, not put.by_zstd, receipt.unchanged
-    return PutReceipt(receipt.tenant, receipt.name, receipt.version, *facts)
 
 
 def _numbered(versions: Sequence[Version], number: int | None) -> Sequence[Version]:

@@ -1,8 +1,8 @@
-"""Sessions in an archive: a user's sessions as towers of segments, and back value for value.
+"""Sessions in an archive: chats, texts and token ids as towers of segments, and back value for value.
 
     cold = SessionArchive.open("/data/cold")
-    for stored in cold.put([Item("support/7", Session("chat", {"messages": [...]}), tenant="acme")]):
-        print(stored.receipt.version, stored.receipt.size)
+    for receipt in cold.put([PutRequest("support/7", Session("chat", {"messages": [...]}), tenant="acme")]):
+        print(receipt.version, receipt.size)
     cold.get("support/7", tenant="acme")              # the same Session
 
 A session is cut into segments, each stored once however many sessions have it:
@@ -11,20 +11,21 @@ A session is cut into segments, each stored once however many sessions have it:
     base                      the last version's turns         new turns           the rest of the object
 
 * base: the part of a chat before the first user message, where it has BASE_TOKENS or more. It belongs to the
-tenant,
-  or to a domain of its own where ``Item.base`` names one: then all tenants that name it share it.
-* the last version: as many of its segments as the new tokens begin with. So a longer version of a session
-adds only
-  its new turns. A tower of more than MAX_TOWER segments is cut anew.
+  tenant, or to a domain of its own where ``PutRequest.base`` names one: then all tenants that name it share it.
+* the last version: as many of its segments as the new tokens begin with. So a longer version of a session adds
+  only its new turns. A tower of more than MAX_TOWER segments is cut anew.
 * <|meta|>, a chat's other keys, comes last. After META_AFTER tokens it is a segment of its own, so that new
-turns can
-  follow the old ones.
+  turns can follow the old ones.
 
-A session is coded by the bundle. It is stored as plain bytes under zstd (`codec.BytesCodec`, with the
-bundle's dictionary) where that takes fewer bytes or there are no tokens (opaque parts, ``keep_opaque``). Ids
-of a target with another tokenizer (``Item.tokenizer``) are coded by the bundle through a bridge
-(`bridged.BridgedCodec`). The tokenizer fingerprint of a version shows which codec it was, and its kind
-whether it is chat, text or ids. Nothing else is recorded, and `get` returns the session that was put.
+A session goes to the writer in two ways: as tokens of the bundle, and as plain bytes under zstd
+(`codec.BytesCodec`, with the bundle's dictionary). The writer stores the shorter one. The tokenizer fingerprint
+of a version shows which codec it was, and its kind whether it is chat, text or ids.
+
+**Token ids that a served model saw** come with a tokenizer, prefixes or a parent. They keep to their tokenizer:
+ids of the bundle are coded directly, others through a bridge (`bridged.BridgedCodec`). They are cut where the last
+version (or that of the parent) was cut, as far as they begin with the same ids, then at the prefixes. A session
+that is stored with the same ids, tags and target is not put again. This holds for its last version and for any
+version of the same second, so replaying a journal after a crash does no harm.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import numpy as np
 
@@ -45,10 +46,14 @@ from pltz.archive.codecs.codec import (
     SegmentCodec,
     ids_codec,
 )
-from pltz.archive.errors import NotFound
-from pltz.archive.format.ids import BASE, TENANT, Tokens, digest
+from pltz.archive.encryption.keys import LockedArchive
+from pltz.archive.errors import KeyMismatch, LostError, NotFound
+from pltz.archive.format import ids as identity
+from pltz.archive.format.ids import BASE, NONE, TENANT, Tokens, digest, tenant_of
+from pltz.archive.format.object_names import PACKS
 from pltz.archive.tower_archive import Tower, TowerArchive
-from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
+from pltz.archive.writing.new_session import KINDS, NewSession
+from pltz.datasets.given import as_session
 from pltz.models.bundle.tokenizer import SPECIALS
 from pltz.models.session import transcript
 from pltz.models.session.session import Session
@@ -58,65 +63,121 @@ from pltz.plt_codec.errors import (
     FormatError,
     OpaqueContentError,
     TokenizerMismatch,
+    UsageError,
 )
 from pltz.plt_codec.lanes import LayoutName
-from pltz.plt_codec.limits import ZSTD_ABOVE
+from pltz.plt_codec.limits import ZSTD_ABOVE, check_ids
 from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
+    from pltz.datasets.given import SessionLike
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import BundleTokenizer
+    from pltz.models.partners import Path_
     from pltz.models.session.expected_time import Expect
+    from pltz.models.target.target import Target
 
 BASE_TOKENS = 64  # a shorter base is not worth a record of its own
 META_AFTER = 512  # tokens before a chat's other keys from which these get a segment of their own, so turns can follow
 MAX_TOWER = 1024  # segments above which a session is cut anew
 COMMIT_TOKENS = 1 << 20  # tokens of the sessions of one commit
 COMMIT_SESSIONS = 4096
+MAX_SEGMENT = 65536  # token ids per segment: so many may take one byte (FORMAT.md, "Limits")
+ZSTD_SEGMENT = 1 << 20  # token ids per segment under zstd, which finds repeats only within a segment
+ID_BYTES = 4  # bytes per id, as in `Session.to_bytes`
 USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
 
+Segments = list[tuple[bytes, Tokens]]
 
-@dataclass(frozen=True)
-class Item:
-    """A session to put.
 
-    Attributes:
-        base: share its base under this name with all tenants. None: as its last version did, else with its tenant
-            alone.
-        target: fingerprint of the weights it belongs to, 16 bytes.
-        time: seconds since 1970, None is now.
-        tokenizer: fingerprint, 16 bytes, of the tokenizer of a session of ids; None: the bundle's.
+@dataclass(frozen=True, eq=False)
+class PutRequest:
+    """A session to put into an archive. The fields are the arguments of `Archive.put`.
+
+    `SessionArchive.put` takes them resolved: a `Session`, the tenant with its salt (`tenant_of`), and fingerprints of
+    16 bytes for target and tokenizer.
     """
 
     name: str
-    session: Session
+    session: SessionLike
     tenant: str = "default"
     tags: Mapping[str, str] = field(default_factory=dict)
     base: str | None = None
-    target: bytes | None = None
+    target: Path_ | Target | bytes | None = None
+    tokenizer: Path_ | bytes | None = None
     time: int | None = None
-    tokenizer: bytes | None = None
+    prefixes: Sequence[int] = ()
+    parent: str | None = None
+    salt: str | bytes | None = None
+
+    @property
+    def fingerprint(self) -> bytes | None:
+        """Return the fingerprint of the weights. Raises UsageError where the target is not resolved."""
+        if self.target is None or isinstance(self.target, bytes):
+            return self.target or None
+        raise UsageError("expected the fingerprint of a target, 16 bytes: put through pltz.Archive to name a target")
+
+    @property
+    def as_ids(self) -> bool:
+        """Return whether these are token ids that a served model saw."""
+        return self.tokenizer is not None or bool(self.prefixes) or bool(self.parent)
 
 
 @dataclass(frozen=True)
-class Stored:
-    """The result for an item.
+class PutReceipt:
+    """The result of a put.
 
     Attributes:
-        tokens, segments: numbers of its tokens and segments.
-        known: number of segments that the archive had.
+        version: number of the version, from 1.
+        id: 16 bytes that name this version for ever; empty in a dry run.
+        segments: number of new segments.
         size: bytes of the new segments.
-        receipt: None in a dry run.
+        by_model: coded by the bundle, not by zstd.
+        unchanged: the archive had it already, and nothing was added.
+        kind: chat, text or ids.
+        tokens: tokens of the session, in the vocabulary of its codec.
+        tower: segments of the session, new and stored ones.
+        target: fingerprint, 16 bytes, of the weights it belongs to; None: not known.
     """
 
-    item: Item
-    by_model: bool
-    tokens: int
+    tenant: str
+    name: str
+    version: int
+    id: bytes
     segments: int
-    known: int
     size: int
-    receipt: Receipt | None
+    by_model: bool
+    unchanged: bool
+    kind: str
+    tokens: int
+    tower: int
+    target: bytes | None
+
+
+@dataclass(frozen=True)
+class TokenSession:
+    """Token ids as they were put.
+
+    ``ids``: (T,) int64; ``segments``: (id, ids of shape (t,)) from the root to the leaf.
+    """
+
+    ids: Tokens
+    version: Version
+    segments: Segments
+
+    @property
+    def target(self) -> bytes | None:
+        """Return the fingerprint it was served with, 16 bytes; None where none was given."""
+        return self.version.target if any(self.version.target) else None
+
+
+class EngineOptions(TypedDict, total=False):
+    """Options with which codecs are made."""
+
+    device: str
+    threads: int | None
+    layout: LayoutName
 
 
 class DictionaryCodec(BytesCodec):
@@ -137,18 +198,29 @@ class SessionArchive:
         archive: opened with `codecs_of` the bundles.
         bundles: the first one codes new sessions; all are read.
         zstd_above: sessions of more bytes (`Session.to_bytes`) are put by zstd and not by the model; None: none.
+        engine: device, threads and layout of codecs that `add` makes.
 
     ``expect`` is called with the expected seconds before a commit of many tokens is coded; None by default.
     """
 
     def __init__(
-        self, archive: TowerArchive, bundles: Sequence[Bundle], *, zstd_above: int | None = ZSTD_ABOVE
+        self,
+        archive: TowerArchive,
+        bundles: Sequence[Bundle],
+        *,
+        zstd_above: int | None = ZSTD_ABOVE,
+        **engine: Unpack[EngineOptions],
     ) -> None:
         self.archive, self.zstd_above = archive, zstd_above
         self.expect: Expect | None = None
         self.bundle = bundles[0]
         self.tokenizer = self.bundle.tokenizer
+        self._engine = engine
         self._tokenizers = {b.tokenizer.fingerprint: b.tokenizer for b in bundles}
+        self._numbers: dict[bytes, int] = {}  # tokenizer -> the first codec that takes its ids
+        for number, codec in enumerate(archive.codecs):
+            if not isinstance(codec, BytesCodec | IdsCodec):
+                self._numbers.setdefault(codec.tokenizer, number)
 
     @classmethod
     def create(
@@ -158,16 +230,17 @@ class SessionArchive:
 
         Raises UsageError where there is one, StoreError.
         """
-        found = list(bundles) or [_default()]
+        found = list(bundles) or [_bundle(None)]
         return cls(TowerArchive.create(place, codecs_of(found), key=key), found)
 
     @classmethod
     def open(
         cls,
         place: str | os.PathLike[str],
-        bundles: Sequence[Bundle] = (),
+        bundles: Sequence[Bundle | str | os.PathLike[str] | None] = (),
         *,
         key: Secret | None = None,
+        create: bool = False,
         tokenizers: Sequence[bytes] = (),
         device: str = "cpu",
         threads: int | None = None,
@@ -177,8 +250,8 @@ class SessionArchive:
         """Open an archive, with the bundle that ships with pltz where none is given.
 
         Args:
-            tokenizers: tokenizer.json of targets whose own ids are put or read (`Item.tokenizer`), where they are not
-                the bundle's.
+            create: make the archive where there is none.
+            tokenizers: tokenizer.json of targets whose own ids are put or read, where they are not the bundle's.
             layout: layout of long segments that are put. "fast" ones thaw sooner on a GPU and are a few per cent longer
                 (FORMAT.md, "Bitstrings"). Both are read.
             zstd_above: as in the constructor.
@@ -186,18 +259,53 @@ class SessionArchive:
         Raises UsageError, FormatError, KeyMismatch, StoreError, ModelError for a tokenizer that cannot be
         used.
         """
-        found = list(bundles) or [_default()]
-        codecs = codecs_of(found, tokenizers, device=device, threads=threads, layout=layout)
-        return cls(TowerArchive.open(place, codecs, key=key), found, zstd_above=zstd_above)
+        found = [_bundle(bundle) for bundle in bundles or (None,)]
+        codecs = codecs_of(found, device=device, threads=threads, layout=layout)
+        try:
+            archive = TowerArchive.open(place, codecs, key=key)
+        except UsageError:
+            if not create:
+                raise
+            archive = TowerArchive.create(place, codecs, key=key)
+        cold = cls(archive, found, zstd_above=zstd_above, device=device, threads=threads, layout=layout)
+        for tokenizer in tokenizers:
+            cold.add(tokenizer)
+        return cold
+
+    def add(self, tokenizer: bytes) -> bytes:
+        """Add another tokenizer, by its tokenizer.json, and return its fingerprint. Raises ModelError."""
+        from pltz.archive.codecs.bridged import BridgedCodec
+        from pltz.models.bundle.bridge import Bridge
+
+        bridge = Bridge(tokenizer, self.tokenizer)
+        if bridge.fingerprint not in self._numbers:
+            if bridge.identity:
+                self._numbers[bridge.fingerprint] = 0
+            else:
+                self.archive.codecs.append(BridgedCodec(self.bundle, bridge, **self._engine))
+                self._numbers[bridge.fingerprint] = len(self.archive.codecs) - 1
+        return bridge.fingerprint
+
+    def knows(self, tokenizer: bytes) -> bool:
+        """Return whether ids of a tokenizer can be put."""
+        return tokenizer in self._numbers
+
+    def want_key(self) -> None:
+        """Raise KeyMismatch where the archive is sealed and was opened without its key."""
+        if self.archive.settings.sealed and isinstance(self.archive.keys, LockedArchive):
+            raise KeyMismatch(
+                "the archive is sealed, and no key was given: nothing could be put or read. "
+                "Name its key: key_file, key_command or passphrase_env (--key-file, --key-command, --passphrase-env)"
+            )
 
     # ---- in
 
     def put(
-        self, items: Iterable[Item], *, keep_opaque: bool = False, dry_run: bool = False
-    ) -> Iterator[Stored]:
+        self, requests: Iterable[PutRequest], *, keep_opaque: bool = False, dry_run: bool = False
+    ) -> Iterator[PutReceipt]:
         """Freeze sessions, in commits of about COMMIT_TOKENS tokens.
 
-        Yielded results are durable and were decoded and compared.
+        Yielded results are durable and were decoded and compared, whatever is raised later.
 
         Args:
             keep_opaque: keep sessions with images or audio as plain bytes, instead of refusing them.
@@ -206,91 +314,106 @@ class SessionArchive:
         Raises:
             ContentError: a session cannot be coded (OpaqueContentError: an image, audio or file part); its commit was
                 not begun.
-            TokenizerMismatch: ids that are not ids of the bundle.
+            TokenizerMismatch: ids that are not ids of their tokenizer, or a tokenizer that was not given.
             StoreError, WriterFailed, Fenced: as `TowerArchive.put`; sessions yielded before stay.
         """
         self.archive.catalog.refresh()
-        for batch in self._batches(items, keep_opaque):
-            receipts = self.archive.put([new for _, new in batch], dry_run=dry_run, expect=self.expect)
-            for (item, _), receipt in zip(batch, receipts, strict=True):
+        for batch in self._batches(requests, keep_opaque):
+            fresh = [cut for _, cut in batch if isinstance(cut, NewSession)]
+            receipts = iter(self.archive.put(fresh, dry_run=dry_run, expect=self.expect))
+            if len(fresh) < len(batch):
+                self.archive.store.settle(PACKS)  # its writer may be between link and fsync
+            for request, cut in batch:
+                if isinstance(cut, Tower):
+                    yield self._repeated(request, cut)
+                    continue
+                receipt = next(receipts)
                 by_model = not isinstance(self.archive.codecs[receipt.codec], BytesCodec | IdsCodec)
-                known = receipt.segments - receipt.new
-                facts = by_model, receipt.tokens, receipt.segments, known, receipt.size
-                yield Stored(item, *facts, None if dry_run else receipt)
+                yield PutReceipt(
+                    request.tenant,
+                    request.name,
+                    receipt.version,
+                    b"" if dry_run else receipt.id,
+                    receipt.new,
+                    receipt.size,
+                    by_model,
+                    receipt.unchanged,
+                    cut.kind,
+                    receipt.tokens,
+                    receipt.segments,
+                    request.fingerprint,
+                )
 
-    def _batches(self, items: Iterable[Item], keep_opaque: bool) -> Iterator[list[tuple[Item, NewSession]]]:
-        """Yield items, cut into segments, commit by commit.
+    def _repeated(self, request: PutRequest, tower: Tower) -> PutReceipt:
+        """Return the receipt of a session that the archive has already."""
+        version, tokens = tower.version, len(tower.tokens)
+        by_model = not self._ids_by_zstd(tokens)
+        facts = 0, 0, by_model, True, "ids", tokens, len(tower.segments), request.fingerprint
+        return PutReceipt(request.tenant, request.name, version.version, version.id, *facts)
 
-        A name comes once per commit, because its second version builds on the first.
+    def _batches(
+        self, requests: Iterable[PutRequest], keep_opaque: bool
+    ) -> Iterator[list[tuple[PutRequest, NewSession | Tower]]]:
+        """Yield requests, cut into segments, commit by commit.
+
+        A name comes once per commit, because its second version builds on the first, as a fork on its parent.
         """
-        batch: list[tuple[Item, NewSession]] = []
+        batch: list[tuple[PutRequest, NewSession | Tower]] = []
         names: set[tuple[str, str]] = set()
         tokens = 0
-        for item in items:
+        for request in requests:
             full = tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS
-            if batch and (full or (item.tenant, item.name) in names):
+            if batch and (full or {(request.tenant, request.name), (request.tenant, request.parent or "")} & names):
                 yield batch
                 batch, names, tokens = [], set(), 0
-            new = self._cut(item, keep_opaque)
-            batch.append((item, new))
-            names.add((item.tenant, item.name))
-            tokens += sum(map(len, new.segments))
+            new = self._cut_ids(request) if request.as_ids else self._cut(request, keep_opaque)
+            batch.append((request, new))
+            names.add((request.tenant, request.name))
+            tokens += sum(map(len, new.segments)) if isinstance(new, NewSession) else 0
         if batch:
             yield batch
 
-    def _cut(self, item: Item, keep_opaque: bool) -> NewSession:
+    def _cut(self, request: PutRequest, keep_opaque: bool) -> NewSession:
         """Return a session cut for the model and, as its other way, as plain bytes. Raises the errors of `put`."""
+        session = as_session(request.session)
         try:
-            content = item.session.to_bytes()  # checks limits before any other work
+            content = session.to_bytes()  # checks limits before any other work
         except ContentError as exc:
-            raise type(exc)(f"session {item.name!r}: {exc}") from exc
+            raise type(exc)(f"session {request.name!r}: {exc}") from exc
         by_zstd = self.zstd_above is not None and len(content) > self.zstd_above
-        before = self._last(item)
-        if item.tokenizer not in (None, self.tokenizer.fingerprint):
-            return self._bridged(item, before, by_zstd)
+        before = self._last(request, session)
         tokens: Tokens | None = None
         try:
             if not by_zstd:
-                tokens = self._tokens(item)
-            elif item.session.kind == "ids":
-                transcript.to_tokens(item.session, self.tokenizer)  # raises TokenizerMismatch for foreign ids
+                tokens = self._tokens(session)
+            elif session.kind == "ids":
+                transcript.to_tokens(session, self.tokenizer)  # raises TokenizerMismatch for foreign ids
             elif not keep_opaque:
-                transcript.refuse_opaque(item.session)
+                transcript.refuse_opaque(session)
         except OpaqueContentError:
             if not keep_opaque:
                 raise
         except (ContentError, TokenizerMismatch) as exc:
-            raise type(exc)(f"session {item.name!r}: {exc}") from exc
-        plain = self._way(1, item, np.frombuffer(content, np.uint8), before)
-        return plain if tokens is None else replace(self._way(0, item, tokens, before), otherwise=[plain])
+            raise type(exc)(f"session {request.name!r}: {exc}") from exc
+        plain = self._way(1, request, session.kind, np.frombuffer(content, np.uint8), before)
+        if tokens is None:
+            return plain
+        return replace(self._way(0, request, session.kind, tokens, before), otherwise=[plain])
 
-    def _bridged(self, item: Item, before: _Before | None, by_zstd: bool) -> NewSession:
-        """Return a session of ids of another tokenizer, for the bundle behind a bridge.
-
-        Plain bytes would not record whose ids they are. ``by_zstd``: they are too many for the model.
-        """
-        numbers = [n for n, codec in enumerate(self.archive.codecs) if codec.tokenizer == item.tokenizer]
-        if item.session.kind != "ids" or not numbers or item.tokenizer is None:
-            raise TokenizerMismatch(
-                f"session {item.name!r} is of tokenizer {(item.tokenizer or b'').hex()}: "
-                "open the archive with it (--tokenizer)"
-            )
-        codec = ids_codec(self.archive.codecs, item.tokenizer) if by_zstd else numbers[0]
-        return self._way(codec, item, np.asarray(item.session.value), before)
-
-    def _tokens(self, item: Item) -> Tokens | None:
+    def _tokens(self, session: Session) -> Tokens | None:
         """Return the bundle tokens of a session, (T,); None where they would not give the same text back."""
-        session = item.session
         tokens = transcript.to_tokens(session, self.tokenizer)
         if session.kind == "text" and self.tokenizer.decode(tokens) != session.value:
             return None
         return tokens.astype(np.int64)
 
-    def _way(self, codec: int, item: Item, tokens: Tokens, before: _Before | None) -> NewSession:
+    def _way(
+        self, codec: int, request: PutRequest, kind: str, tokens: Tokens, before: _Before | None
+    ) -> NewSession:
         """Cut tokens, (T,), where the last version, the base and the rest of the object begin or end."""
-        chat = codec == 0 and item.session.kind == "chat"
+        chat = codec == 0 and kind == "chat"
         start, end = _ends(tokens) if chat else (0, len(tokens))
-        base = item.base if item.base is not None or before is None else before.base
+        base = request.base if request.base is not None or before is None else before.base
         shared = int(chat and start > 0 and base is not None)
         known: list[int] = []
         if before and before.tower.version.tokenizer == self.archive.codecs[codec].tokenizer:
@@ -303,16 +426,15 @@ class SessionArchive:
         cuts = [*known, *(cut for cut in (start, end) if not known or cut > known[-1])]
         ends = sorted({*cuts, len(tokens)} - {0})
         segments = [tokens[a:b] for a, b in itertools.pairwise([0, *ends])]
-        facts = item.tags, item.session.kind, item.target, item.time, codec
-        return NewSession(item.name, segments, item.tenant, shared, base or "base", *facts)
+        facts = request.tags, kind, request.fingerprint, request.time, codec
+        return NewSession(request.name, segments, request.tenant, shared, base or "base", *facts)
 
-    def _last(self, item: Item) -> _Before | None:
+    def _last(self, request: PutRequest, session: Session) -> _Before | None:
         """Return the last version of a session if a new one can build on it.
 
         A new name costs one look-up only.
         """
-        domain = self.archive.keys.domain(TENANT, item.tenant)
-        versions = [v for v in self.archive.catalog.lookup.versions(domain, item.name) if not v.forgotten]
+        versions = [v for v in self._versions(request.tenant, request.name) if not v.forgotten]
         if not versions:
             return None
         try:
@@ -320,11 +442,107 @@ class SessionArchive:
             base = base_of(self.archive, tower)  # the tower may be remembered, and its base damaged since
         except (NotFound, FormatError, BundleMismatch):
             return None
-        if len(tower.segments) > MAX_TOWER or KINDS[tower.version.kind] != item.session.kind:
+        if len(tower.segments) > MAX_TOWER or KINDS[tower.version.kind] != session.kind:
             return None
         return _Before(tower, *base)
 
+    def _cut_ids(self, request: PutRequest) -> NewSession | Tower:
+        """Return token ids cut into segments, or the stored version that is the same."""
+        session, tokenizer = as_session(request.session), request.tokenizer
+        if session.kind != "ids" or not isinstance(tokenizer, bytes | None):
+            raise UsageError(f"expected token ids and a fingerprint of their tokenizer for session {request.name!r}")
+        if tokenizer is None or tokenizer == NONE:
+            tokenizer = self.tokenizer.fingerprint
+        if tokenizer not in self._numbers:
+            raise TokenizerMismatch(
+                f"session {request.name!r} has ids of tokenizer {tokenizer.hex()}: "
+                "open the archive with it (--tokenizer)"
+            )
+        check_ids(len(session.value))
+        codec = self._numbers[tokenizer]
+        ids = identity.checked(session.value)
+        last = self._last_ids(request.tenant, request.name, codec)
+        for tower in self._alike(request, codec, last):
+            if self._has(tower, request, ids):
+                return tower
+        if self._ids_by_zstd(len(ids)):
+            codec = ids_codec(self.archive.codecs, self.archive.codecs[codec].tokenizer)
+        return self._ids_way(request, codec, ids, last or self._last_ids(request.tenant, request.parent or "", codec))
+
+    def _ids_by_zstd(self, count: int) -> bool:
+        """Return whether so many ids are too large for the model (``zstd_above``)."""
+        return self.zstd_above is not None and ID_BYTES * count > self.zstd_above
+
+    def _alike(self, request: PutRequest, codec: int, last: Tower | None) -> Iterator[Tower]:
+        """Yield versions that a request may repeat: the last one, and those of the same second."""
+        if last:
+            yield last
+        for version in self._versions(request.tenant, request.name):
+            known = last is not None and version.id == last.version.id
+            if version.time == request.time and not known and (tower := self._tower(version, codec)):
+                yield tower
+
+    def _has(self, tower: Tower, request: PutRequest, ids: Tokens) -> bool:
+        version = tower.version
+        same = version.target == (request.fingerprint or NONE) and version.tags == dict(request.tags)
+        return same and np.array_equal(tower.tokens, ids) and self.archive.is_sound(tower)
+
+    def _ids_way(self, request: PutRequest, codec: int, ids: Tokens, before: Tower | None) -> NewSession:
+        """Cut ids, (T,), into the segments of ``before`` that they begin with, then at each prefix."""
+        shared, base = (0, request.base or None)
+        known: list[int] = []
+        if before and len(before.segments) <= MAX_TOWER:
+            known = common(before, ids)
+            try:
+                shared, name = base_of(self.archive, before)
+            except LostError:  # the tower is remembered, and its base was damaged since
+                shared, name = MAX_TOWER, None
+            base = request.base or name
+            if len(known) < shared or (request.base and name != request.base):
+                known, shared = [], 0
+        ends = [end for end in request.prefixes if 0 < end <= len(ids)]
+        if not shared and base and ends and not known:
+            shared = 1
+        cuts = sorted({*known, *(end for end in ends if not known or end > known[-1]), len(ids)} - {0})
+        step = ZSTD_SEGMENT if self._ids_by_zstd(len(ids)) else MAX_SEGMENT
+        rows = _short(ids, cuts, exact=len(known), step=step)
+        shared = _count(rows, cuts[shared - 1]) if shared else 0
+        options = shared, base or "base", request.tags, "ids", request.fingerprint, request.time, codec
+        return NewSession(request.name, rows, request.tenant, *options)
+
+    def _last_ids(self, tenant: str, name: str, codec: int) -> Tower | None:
+        """Return the last version of a session if a new one can build on it."""
+        versions = [v for v in self._versions(tenant, name) if not v.forgotten] if name else []
+        return self._tower(versions[-1], codec) if versions else None
+
+    def _versions(self, tenant: str, name: str) -> list[Version]:
+        return self.archive.catalog.lookup.versions(self.archive.keys.domain(TENANT, tenant), name)
+
+    def _tower(self, version: Version, codec: int) -> Tower | None:
+        if (version.tokenizer, KINDS[version.kind]) != (self.archive.codecs[codec].tokenizer, "ids"):
+            return None
+        try:
+            return self.archive.before(version)
+        except (NotFound, FormatError, BundleMismatch):
+            return None
+
     # ---- out
+
+    def get_ids(
+        self, name: str, tenant: str = "default", version: int | None = None, *, salt: str | bytes | None = None
+    ) -> TokenSession:
+        """Return a session of token ids with its segments: its last version, or the one given.
+
+        Versions that other processes have put by now are included. Raises ContentError where it is not one of
+        token ids, and the errors of `get`.
+        """
+        self.archive.catalog.refresh()
+        tower = self.archive.get(name, tenant_of(tenant, salt), version)
+        if KINDS[tower.version.kind] != "ids":
+            raise ContentError(
+                f"session {name!r} is a {KINDS[tower.version.kind]}, not token ids: get it with pltz.Archive"
+            )
+        return TokenSession(tower.tokens, tower.version, tower.segments)
 
     def get(self, name: str, tenant: str = "default", version: int | None = None) -> Session:
         """Return a session as it was put: the last version that is not forgotten, or the one given.
@@ -363,36 +581,11 @@ class SessionArchive:
         return self._tokenizers[version.tokenizer]
 
 
-def codecs_of(
-    bundles: Sequence[Bundle],
-    tokenizers: Sequence[bytes] = (),
-    *,
-    device: str = "cpu",
-    threads: int | None = None,
-    layout: LayoutName = "default",
-) -> list[SegmentCodec]:
-    """Return the codecs for an archive of sessions.
-
-    They are the first bundle, its plain bytes and its bridges to other tokenizers (given as tokenizer.json),
-    then all others for reading. Raises ModelError for a tokenizer that cannot be used.
-    """
-    models = [BundleCodec(bundle, device=device, threads=threads, layout=layout) for bundle in bundles]
+def codecs_of(bundles: Sequence[Bundle], **engine: Unpack[EngineOptions]) -> list[SegmentCodec]:
+    """Return the codecs for an archive: the first bundle and its plain bytes, then all others for reading."""
+    models: list[SegmentCodec] = [BundleCodec(bundle, **engine) for bundle in bundles]
     plain = [DictionaryCodec(bundle.zstd_dict) for bundle in bundles]
-    bridged = [_bridged(bundle, tokenizers, device, threads, layout) for bundle in bundles]
-    return [models[0], plain[0], *bridged[0], *models[1:], *plain[1:], BytesCodec(), *itertools.chain(*bridged[1:])]
-
-
-def _bridged(
-    bundle: Bundle, tokenizers: Sequence[bytes], device: str, threads: int | None, layout: LayoutName
-) -> list[SegmentCodec]:
-    """Return codecs for the ids of other tokenizers. A tokenizer with the bundle's ids needs none."""
-    if not tokenizers:
-        return []
-    from pltz.archive.codecs.bridged import BridgedCodec
-    from pltz.models.bundle.bridge import Bridge
-
-    bridges = [bridge for t in tokenizers if not (bridge := Bridge(t, bundle.tokenizer)).identity]
-    return [BridgedCodec(bundle, bridge, device=device, threads=threads, layout=layout) for bridge in bridges]
+    return [models[0], plain[0], *models[1:], *plain[1:], BytesCodec()]
 
 
 def base_of(archive: TowerArchive, tower: Tower) -> tuple[int, str | None]:
@@ -445,7 +638,26 @@ def _ends(tokens: Tokens) -> tuple[int, int]:
     return (start if start >= BASE_TOKENS else 0), end
 
 
-def _default() -> Bundle:
+def _bundle(bundle: Bundle | str | os.PathLike[str] | None) -> Bundle:
+    """Return a bundle by name or folder, or loaded; None is the one that ships with pltz. Raises ModelError."""
     from pltz.models.bundle.bundle import Bundle
 
-    return Bundle.load()
+    return bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+
+
+def _short(ids: Tokens, cuts: Sequence[int], exact: int, step: int = MAX_SEGMENT) -> list[Tokens]:
+    """Return the segments, (t,) each, that end at the cuts.
+
+    Those after the first ``exact`` are in pieces of at most ``step`` tokens.
+    """
+    rows: list[Tokens] = []
+    for number, (start, end) in enumerate(itertools.pairwise([0, *cuts])):
+        most = end - start if number < exact else step
+        rows += [ids[at : min(at + most, end)] for at in range(start, end, most)]
+    return rows
+
+
+def _count(rows: Sequence[Tokens], end: int) -> int:
+    """Return the number of segments, from the root, up to token ``end``."""
+    ends = list(itertools.accumulate(len(row) for row in rows))
+    return ends.index(end) + 1

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.archive import Archive, PutRequest
+from pltz.archive.archive import Archive
 from pltz.archive.child_python import command, environment, safe_path
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import SIZE, Tokens
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex
+from pltz.archive.sessions import PutRequest
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle

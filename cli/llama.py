@@ -22,7 +22,7 @@ from pltz.plt_codec.errors import ContentError, FormatError, UsageError
 if TYPE_CHECKING:
     from pltz.archive.engines.llama_server import LlamaServer
     from pltz.archive.format.ids import Tokens
-    from pltz.archive.token_archive import Put, TokenArchive
+    from pltz.archive.sessions import PutReceipt, SessionArchive
 
 URL: Decorator = click.argument("url", metavar="URL")
 NAME: Decorator = click.argument("name", type=nonempty, metavar="NAME")
@@ -109,7 +109,7 @@ def freeze(
     with the session and checked when it is thawed. Where the server's model file is not at the reported path, name it
     with --model. Without it the weights are unknown, and a thaw needs --any-target.
     """
-    from pltz.archive.token_archive import target_of
+    from pltz.archive.format.ids import target_of
 
     server = _server(url, model, api_key)
     cold = _open(place, tokenizer, bundle, threads)
@@ -163,7 +163,7 @@ def thaw(
     the session is refused, and so is a session with unknown weights, unless --any-target is given.
     """
     server = _server(url, model, api_key)
-    found = _open(place, tokenizer, bundle, threads).get(name, tenant, number)
+    found = _open(place, tokenizer, bundle, threads).get_ids(name, tenant, number)
     hot = server.thaw(
         found.ids, slot=-1 if slot is None else slot, frozen_for=found.target, any_target=any_target
     )
@@ -211,13 +211,13 @@ def import_(
     """
     from pltz.archive.engines.llama_server import fingerprint_gguf
     from pltz.archive.engines.llama_slots import read_slot_ids
-    from pltz.archive.token_archive import target_of
+    from pltz.archive.format.ids import target_of
 
     if adapter is not None and (model is None or not adapter):
         raise UsageError("expected --adapter FILE:SCALE beside --model: a session belongs to weights first")
     target = target_of(fingerprint_gguf(model), adapter) if model is not None else None
     cold = _open(place, tokenizer, bundle, threads)
-    puts: list[Put] = []
+    puts: list[PutReceipt] = []
     failures: list[tuple[str, FormatError | ContentError]] = []
     for file in files:
         try:
@@ -235,19 +235,23 @@ def _server(url: str, model: str | None, api_key: str | None) -> "LlamaServer":
     return LlamaServer(url, model=model, api_key=api_key)
 
 
-def _open(place: str, tokenizer: str, bundle: str | None, threads: int | None) -> "TokenArchive":
-    from pltz.archive.token_archive import TokenArchive
+def _open(place: str, tokenizer: str, bundle: str | None, threads: int | None) -> "SessionArchive":
+    from pltz.archive.sessions import SessionArchive
 
-    return TokenArchive.open(place, [_read(tokenizer)], bundle, key=secret(), threads=threads)
+    cold = SessionArchive.open(place, [bundle], tokenizers=[_read(tokenizer)], key=secret(), threads=threads)
+    cold.want_key()
+    return cold
 
 
 def _put(
-    cold: "TokenArchive", tokenizer: str, name: str, tenant: str, ids: "Tokens", target: bytes | None
-) -> "Put":
-    from pltz.archive.token_archive import TokenItem
+    cold: "SessionArchive", tokenizer: str, name: str, tenant: str, ids: "Tokens", target: bytes | None
+) -> "PutReceipt":
+    from pltz.archive.sessions import PutRequest
+    from pltz.models.session.session import Session
 
-    item = TokenItem(name, ids, tenant, cold.add(_read(tokenizer)), target=target)
-    return cold.put([item])[0]
+    fingerprint = cold.add(_read(tokenizer))
+    request = PutRequest(name, Session("ids", ids), tenant, target=target, tokenizer=fingerprint)
+    return next(cold.put([request]))
 
 
 def _read(tokenizer: str) -> bytes:
@@ -257,11 +261,11 @@ def _read(tokenizer: str) -> bytes:
         raise UsageError(f"cannot read {tokenizer}: {exc.strerror or exc}") from exc
 
 
-def _report(puts: "list[Put]", failures: list[tuple[str, str]], as_json: bool) -> None:
+def _report(puts: "list[PutReceipt]", failures: list[tuple[str, str]], as_json: bool) -> None:
     frozen = [
         {
-            "name": p.item.name,
-            "tokens": len(p.item.ids),
+            "name": p.name,
+            "tokens": p.tokens,
             "bytes": p.size,
             "unchanged": p.unchanged,
             "target": _target(p),
@@ -271,18 +275,18 @@ def _report(puts: "list[Put]", failures: list[tuple[str, str]], as_json: bool) -
     if as_json:
         write_text(json.dumps({"frozen": frozen, "failed": [{"file": f, "error": e} for f, e in failures]}))
     elif puts:
-        write_text(pairs([(p.item.name, _line(p)) for p in puts]))
+        write_text(pairs([(p.name, _line(p)) for p in puts]))
     for file, error in failures:
         click.echo(f"error: {error if file in error else f'{file}: {error}'}", err=True)
 
 
-def _line(put: "Put") -> str:
-    tokens = counted(len(put.item.ids), "token")
+def _line(put: "PutReceipt") -> str:
+    tokens = counted(put.tokens, "token")
     stored = f"{tokens}, in the archive already" if put.unchanged else f"{tokens} in {size(put.size)}"
     return stored if _target(put) else f"{stored}; weights unknown: a thaw needs --any-target"
 
 
-def _target(put: "Put") -> str | None:
+def _target(put: "PutReceipt") -> str | None:
     """Return the weights and adapter that the session belongs to, as hex, or None where they are not known."""
-    target = put.item.target or b""
+    target = put.target or b""
     return target.hex() if any(target) else None

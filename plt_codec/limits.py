@@ -4,7 +4,7 @@ Every entry point checks a session against `MAX_BYTES` before it is tokenised or
 sizes that a file claims before they allocate. So the largest session decides how much memory a command needs.
 
     pltz compress, pltz archive put, pltz.compress, SessionArchive.put, nightly job    MAX_BYTES
-    eviction hook, TokenArchive.put                                                    MAX_IDS
+    eviction hook, SessionArchive.put                                                    MAX_IDS
     .pltz files, archive records and towers                                            MAX_TOKENS
 """
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         open,
         thaw,
     )
-    from pltz.archive.archive import Archive, ArchivedSession, PutReceipt, PutRequest, SessionVersion
+    from pltz.archive.archive import Archive, ArchivedSession, SessionVersion
     from pltz.archive.encryption.keys import Secret
     from pltz.archive.engines.llama_server import LlamaServer
     from pltz.archive.engines.transformers_engine import TransformersEngine
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pltz.archive.eviction.worker import drain
     from pltz.archive.kv_store.store import HotStore
     from pltz.archive.kv_store.thawer import Thawer, Wanted
+    from pltz.archive.sessions import PutReceipt, PutRequest
     from pltz.archive.thaw import Thawed
     from pltz.datasets.loaders import sample_sessions
     from pltz.models.bundle.bundle import Bundle
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
 # Where each public name lives. `__all__` below says the same to type checkers, which read no dictionaries.
 _HOMES = {
     "pltz.api": ("compress", "compress_many", "decompress", "decompress_many", "open", "thaw"),
-    "pltz.archive.archive": ("Archive", "ArchivedSession", "PutReceipt", "PutRequest", "SessionVersion"),
+    "pltz.archive.archive": ("Archive", "ArchivedSession", "SessionVersion"),
     "pltz.archive.encryption.keys": ("Secret",),
     "pltz.archive.engines.llama_server": ("LlamaServer",),
     "pltz.archive.engines.transformers_engine": ("TransformersEngine",),
@@ -106,6 +107,7 @@ _HOMES = {
     "pltz.archive.eviction.worker": ("drain",),
     "pltz.archive.kv_store.store": ("HotStore",),
     "pltz.archive.kv_store.thawer": ("Thawer", "Wanted"),
+    "pltz.archive.sessions": ("PutReceipt", "PutRequest"),
     "pltz.archive.thaw": ("Thawed",),
     "pltz.datasets.loaders": ("sample_sessions",),
     "pltz.models.bundle.bundle": ("Bundle",),

@@ -42,7 +42,7 @@ WINGS = {
         "maintenance",
         "tower_archive retention",
         "sessions",
-        "token_archive thaw copy",
+        "thaw copy",
         "kv_store",
         "archive",
         "eviction",

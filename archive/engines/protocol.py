@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import Protocol, TypeVar
 
 from pltz.archive.eviction.eviction import EvictionRequest
-from pltz.archive.format.ids import Tokens
+from pltz.archive.format.ids import Tokens, target_of
 from pltz.archive.thaw import check_target
-from pltz.archive.token_archive import target_of
 from pltz.plt_codec.errors import TargetMismatch, UsageError
 
 Finished_contra = TypeVar("Finished_contra", contravariant=True)
@@ -49,7 +48,7 @@ class Engine(Protocol[Finished_contra, Hot_co]):
 
         Args:
             ids: (T,) of the session.
-            frozen_for: weights and adapter it was frozen under (`token_archive.target_of`); None if unknown.
+            frozen_for: weights and adapter it was frozen under (`ids.target_of`); None if unknown.
             any_target: take these ids whatever weights and adapters are in use.
 
         Raises TargetMismatch where other weights or adapters are in use, UsageError where that cannot be told,
@@ -61,7 +60,7 @@ def check_served(frozen_for: bytes | None, target: bytes | None, adapter: str | 
     """Refuse to thaw into other weights or another adapter than a session was frozen under.
 
     Args:
-        frozen_for: `token_archive.TokenSession.target`, 16 bytes; None if neither is known.
+        frozen_for: `TokenSession.target`, 16 bytes; None if neither is known.
         target: fingerprint of the served weights, 16 bytes; None if unknown.
         adapter: the adapter in use; None for none.
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from pltz.archive.engines.protocol import check_served
 from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.journal.entry import MAX_PREFIXES
-from pltz.archive.token_archive import SALTED
+from pltz.archive.format.ids import SALTED
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

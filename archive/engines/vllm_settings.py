@@ -26,8 +26,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from pltz.archive.eviction.settings import WORKERS, HookSettings, WorkerKind, check_type
+from pltz.archive.format.ids import SALTED
 from pltz.archive.format.record import MAX_NAME
-from pltz.archive.token_archive import SALTED
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

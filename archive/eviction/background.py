@@ -32,8 +32,8 @@ from pltz.archive.eviction.journal.lock import FileLocks
 from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.eviction.worker import Drained, Worker
+from pltz.archive.sessions import SessionArchive
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.token_archive import TokenArchive
 
 if TYPE_CHECKING:
     from pltz.archive.eviction.settings import HookSettings
@@ -78,9 +78,10 @@ def start(
     from pltz.models.bundle.bundle import Bundle
 
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-    cold = TokenArchive.open(
-        archive, bundle=loaded, key=key, threads=settings.threads, layout=settings.layout
+    cold = SessionArchive.open(
+        archive, [loaded], key=key, threads=settings.threads, layout=settings.layout
     )
+    cold.want_key()
     config: dict[str, Any] = {
         "journal": str(journal.absolute()),
         "archive": _absolute(archive),
@@ -252,10 +253,10 @@ def _worker(config: Mapping[str, Any], progress: Callable[[Drained], None]) -> W
     disk = OsDisk(config["journal"])
     key = config["key"] and Secret(base64.b64decode(config["key"][0]), config["key"][1])
 
-    def open_archive() -> TokenArchive:
-        return TokenArchive.open(
+    def open_archive() -> SessionArchive:
+        return SessionArchive.open(
             config["archive"],
-            bundle=config["bundle"],
+            [config["bundle"]],
             key=key,
             threads=config["threads"],
             layout=config["layout"],

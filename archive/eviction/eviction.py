@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from pltz.archive.eviction.journal.entry import MAX_PREFIXES, JournalEntry
 from pltz.archive.eviction.token_buffer import EvictionRefused, HeldTokens, ids_of
+from pltz.archive.format.ids import SALTED, target_of, tenant_of
 from pltz.archive.format.record import MAX_NAME
-from pltz.archive.token_archive import SALTED, target_of, tenant_of
 from pltz.plt_codec.errors import UsageError
 
 
@@ -25,7 +25,7 @@ class EvictionRequest(NamedTuple):
         token_ids: all tokens in the KV and the last one sampled, (T,). A list, tuple, numpy array or CPU
             torch tensor, or bytes, 4 per id, little-endian. Copied by `on_evict`.
         salt: under which its KV was shared (vLLM's ``cache_salt``). A digest is kept, see
-            `token_archive.tenant_of`.
+            `ids.tenant_of`.
         prefixes: token counts at which shared beginnings end, such as a system prompt. They are hints: those
             that do not fit are left out.
         base: name under which the first prefix is shared with all tenants. None shares it within the tenant.

@@ -28,8 +28,9 @@ from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.object_names import SETTINGS
 from pltz.archive.format.settings import MAX_SIZE, Settings
+from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
 from pltz.archive.storage.disk import Disk, OsDisk
-from pltz.archive.token_archive import Put, TokenArchive, TokenItem
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
@@ -102,7 +103,7 @@ class Worker:
         self,
         backlog: JournalReader,
         tokenizers: Tokenizers,
-        open_archive: Callable[[], TokenArchive],
+        open_archive: Callable[[], SessionArchive],
         *,
         batch_tokens: int = BATCH_TOKENS,
         progress: Callable[[Drained], None] | None = None,
@@ -112,7 +113,7 @@ class Worker:
         self.backlog, self.tokenizers, self.batch_tokens = backlog, tokenizers, batch_tokens
         self.done = Drained()
         self._open = open_archive
-        self._archive: TokenArchive | None = None
+        self._archive: SessionArchive | None = None
         self._progress = progress or (lambda done: None)
 
     def once(
@@ -229,7 +230,7 @@ class Worker:
         self.done.until = max(self.done.until, batch[-1][1].time)
         self._progress(self.done)
 
-    def _opened(self) -> TokenArchive:
+    def _opened(self) -> SessionArchive:
         if self._archive is None:
             self._archive = self._open()
         return self._archive
@@ -252,32 +253,32 @@ class Worker:
                 "bring it back, or close the hook and open it for the new one"
             )
 
-    def _put(self, archive: TokenArchive, entries: Sequence[JournalEntry]) -> Iterator[Put]:
+    def _put(self, archive: SessionArchive, entries: Sequence[JournalEntry]) -> Iterator[PutReceipt]:
         for tokenizer in {entry.tokenizer for entry in entries} - {NONE}:
             if not archive.knows(tokenizer) and (found := self.tokenizers.get(tokenizer)) is not None:
                 with suppress(ModelError):  # its entries are refused then
                     archive.add(found)
-        return archive.put_each([as_item(entry) for entry in entries])
+        return archive.put([as_item(entry) for entry in entries])
 
-    def _count(self, put: Put) -> None:
+    def _count(self, put: PutReceipt) -> None:
         self.done.unchanged += put.unchanged
         self.done.stored += not put.unchanged
-        self.done.by_zstd += put.by_zstd and not put.unchanged
-        self.done.tokens += len(put.item.ids)
-        self.done.raw += 4 * len(put.item.ids)
+        self.done.by_zstd += not put.by_model and not put.unchanged
+        self.done.tokens += put.tokens
+        self.done.raw += 4 * put.tokens
         self.done.frozen += put.size
 
 
-def as_item(entry: JournalEntry) -> TokenItem:
+def as_item(entry: JournalEntry) -> PutRequest:
     """Return a journal's entry in the form that the archive takes."""
     target = entry.target if any(entry.target) else None
-    fields = entry.tokenizer, entry.tags, target, entry.time, entry.prefixes, entry.base, entry.parent
-    return TokenItem(entry.name, entry.ids, entry.tenant, *fields)
+    fields = entry.tags, entry.base or None, target, entry.tokenizer, entry.time, entry.prefixes, entry.parent
+    return PutRequest(entry.name, Session("ids", entry.ids), entry.tenant, *fields)
 
 
 def drain(
     journal: str | os.PathLike[str] | Disk,
-    archive: str | os.PathLike[str] | Archive | TokenArchive,
+    archive: str | os.PathLike[str] | Archive | SessionArchive,
     *,
     bundle: Bundle | str | os.PathLike[str] | None = None,
     key: Secret | None = None,
@@ -297,7 +298,7 @@ def drain(
 
     Args:
         archive: the destination: an open `pltz.Archive`, or a path or URL, opened when there is something to put.
-        layout, zstd_above: as for `TokenArchive.open`.
+        layout, zstd_above: as for `SessionArchive.open`.
         max_seconds: stop after the commit during which this time passes.
         wait: seconds to wait for the worker of a serving process to end its pass; then ``busy``.
 
@@ -311,14 +312,16 @@ def drain(
             f"no journal at {os.fspath(journal)}: expected the directory that the hook was opened with"
         )
 
-    def open_archive() -> TokenArchive:
-        if isinstance(archive, TokenArchive):
+    def open_archive() -> SessionArchive:
+        if isinstance(archive, SessionArchive):
             return archive
         if isinstance(archive, Archive):
-            return archive.tokens
-        return TokenArchive.open(
-            archive, bundle=bundle, key=key, threads=threads, layout=layout, zstd_above=zstd_above
+            return archive.sessions
+        cold = SessionArchive.open(
+            archive, [bundle], key=key, threads=threads, layout=layout, zstd_above=zstd_above
         )
+        cold.want_key()
+        return cold
 
     disk = OsDisk(journal)
     worker = Worker(

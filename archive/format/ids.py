@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.concurrency import run_alongside
-from pltz.plt_codec.errors import ContentError
+from pltz.plt_codec.errors import ContentError, UsageError
 
 try:
     from pltz.archive.format import _batch
@@ -41,6 +41,8 @@ LEAST_ROW, LEAST_ROWS = 600, 64
 LEAST_ABREAST = 1 << 18  # tokens from which several threads hash with `batch.c`
 SEGMENT = b"pltz segment"
 BLOCK = 128  # bytes of a BLAKE2b block, to which a key is padded
+SALT_SIZE = 16  # bytes of the digest that stands for a salt
+SALTED = "#salt="  # between a tenant and the digest of a salt
 
 
 def domain_id(kind: int, name: str) -> bytes:
@@ -220,3 +222,42 @@ def _utf8(name: str) -> bytes:
 def _begun(person: bytes, size: int, data: bytes) -> hashlib.blake2b:
     """Return the state of a hash over data that many messages begin with, to be copied."""
     return hashlib.blake2b(data, digest_size=size, person=person)
+
+
+def tenant_of(tenant: str, salt: str | bytes | None = None) -> str:
+    """Return the archive's tenant for a tenant's sessions under a salt.
+
+    Nothing is shared between salts, and a session is found only with its own salt. A salt must not be
+    guessable, so only its digest is kept. Raises UsageError.
+
+    >>> tenant_of("acme"), tenant_of("acme", "s3cret")[:10]
+    ('acme', 'acme#salt=')
+    """
+    if salt is None or salt in ("", b""):
+        return tenant
+    if SALTED in tenant:
+        raise UsageError(f"expected a tenant without a salt, found one with {SALTED}")
+    key = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass")).digest()
+    named = hashlib.blake2b(_data(salt, "salt"), digest_size=SALT_SIZE, person=b"pltz salt", key=key)
+    return f"{tenant}{SALTED}{named.hexdigest()}"
+
+
+def target_of(target: bytes | None, adapter: str | bytes | None = None) -> bytes:
+    """Return the fingerprint, 16 bytes, to keep for a target with an adapter: the KV depends on both.
+
+    ``adapter``: its name, or 16 bytes of its own. Zeros stand for an unknown target. Raises UsageError.
+
+    >>> target_of(None).hex() == "00" * 16, target_of(bytes(16), "lora-1") == target_of(bytes(16), "lora-2")
+    (True, False)
+    """
+    if adapter is None:
+        return target or NONE
+    kind = bytes([isinstance(adapter, str)])
+    return digest(b"pltz adapter", target or NONE, kind, _data(adapter, "adapter"))
+
+
+def _data(name: str | bytes, what: str) -> bytes:
+    """Return a name as bytes. Raises UsageError."""
+    if not isinstance(name, str | bytes):
+        raise UsageError(f"expected a {what} as str or bytes, got {type(name).__name__}")
+    return name.encode("utf-8", "surrogatepass") if isinstance(name, str) else name

@@ -145,7 +145,7 @@ class Thawer:
     """A thawer of one archive for one target (see the top of this file).
 
     Args:
-        cold: the archive; for one of token ids, ``SessionArchive(tokens.archive, [tokens.bundle])``.
+        cold: the archive.
             No other thread may use it while the thawer is in use.
         target: the model that serves.
         hot: the store in which KV is looked up and kept; None for none.

@@ -37,7 +37,7 @@ from pltz.archive.nightly.sources.source import (
     Unreadable,
 )
 from pltz.archive.nightly.state import StateFolder
-from pltz.archive.sessions import Item, SessionArchive, Stored, codecs_of
+from pltz.archive.sessions import EngineOptions, PutReceipt, PutRequest, SessionArchive, codecs_of
 from pltz.archive.tower_archive import TowerArchive
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import (
@@ -90,7 +90,12 @@ class Freezer:
     def open(self) -> SessionArchive:
         """Open the archive as it is now. Raises UsageError, KeyMismatch and StoreError."""
         archive = TowerArchive.open(self.config.archive, self._codecs, key=self.secret)
-        return SessionArchive(archive, self.bundles, zstd_above=self.config.zstd_above)
+        engine: EngineOptions = {
+            "device": self.config.device,
+            "threads": self.config.threads,
+            "layout": self.config.layout,
+        }
+        return SessionArchive(archive, self.bundles, zstd_above=self.config.zstd_above, **engine)
 
     def freeze(self, shard: Shard) -> RunStats:
         """Freeze everything in a shard that is new or changed.
@@ -149,7 +154,7 @@ class _Shard:
             self.tally.bytes_seen += len(entry.raw)
             yield KeyedEntry(entry, *self.namer.row(entry))
 
-    def _item(self, row: KeyedEntry) -> Item | None:
+    def _item(self, row: KeyedEntry) -> PutRequest | None:
         entry = row.entry
         try:
             return self.source.item(entry)
@@ -157,20 +162,20 @@ class _Shard:
             self._blame(row, entry.name, entry.tenant, exc)
             return None
 
-    def _once(self, pairs: list[tuple[KeyedEntry, Item]]) -> list[tuple[KeyedEntry, Item]]:
+    def _once(self, pairs: list[tuple[KeyedEntry, PutRequest]]) -> list[tuple[KeyedEntry, PutRequest]]:
         """Keep the first of equal lines."""
-        first: dict[bytes, tuple[KeyedEntry, Item]] = {}
+        first: dict[bytes, tuple[KeyedEntry, PutRequest]] = {}
         for row, item in pairs:
             first.setdefault(row.value, (row, item))
         self.tally.known += len(pairs) - len(first)
         return list(first.values())
 
-    def _count(self, pairs: list[tuple[KeyedEntry, Item]]) -> None:
+    def _count(self, pairs: list[tuple[KeyedEntry, PutRequest]]) -> None:
         for row, _ in pairs:
             self.tally.frozen += 1
             self.tally.bytes += len(row.entry.raw)
 
-    def _put(self, pairs: list[tuple[KeyedEntry, Item]]) -> None:
+    def _put(self, pairs: list[tuple[KeyedEntry, PutRequest]]) -> None:
         state, run = self.freezer.state, self.freezer.run
         pending = state.intend(run, {row.key: row.value for row, _ in pairs}) if self.source.repeats else None
         rows: dict[bytes, bytes] = {}
@@ -183,7 +188,9 @@ class _Shard:
         if pending:
             state.done(run, {}, pending)
 
-    def _missing(self, pairs: list[tuple[KeyedEntry, Item]], rows: dict[bytes, bytes]) -> list[tuple[KeyedEntry, Item]]:
+    def _missing(
+        self, pairs: list[tuple[KeyedEntry, PutRequest]], rows: dict[bytes, bytes]
+    ) -> list[tuple[KeyedEntry, PutRequest]]:
         """Return the sessions not in the archive.
 
         Those pending in a killed run are looked up among all versions.
@@ -199,7 +206,7 @@ class _Shard:
                 missing.append((row, item))
         return missing
 
-    def _is_there(self, item: Item) -> bool:
+    def _is_there(self, item: PutRequest) -> bool:
         for version in self.cold.archive.history(item.name, item.tenant):
             try:
                 if version.tags == item.tags and self.cold.read(version) == item.session:
@@ -208,7 +215,7 @@ class _Shard:
                 continue
         return False
 
-    def _stored(self, pairs: list[tuple[KeyedEntry, Item]]) -> Iterator[tuple[KeyedEntry, Stored]]:
+    def _stored(self, pairs: list[tuple[KeyedEntry, PutRequest]]) -> Iterator[tuple[KeyedEntry, PutReceipt]]:
         """Put sessions. One that cannot be put is refused, and the others are put."""
         done = 0
         for tries in range(TRIES):
@@ -231,14 +238,14 @@ class _Shard:
                     yield from self._stored(half)
                 return
 
-    def _took(self, row: KeyedEntry, stored: Stored) -> None:
-        tally, receipt = self.tally, stored.receipt
+    def _took(self, row: KeyedEntry, stored: PutReceipt) -> None:
+        tally = self.tally
         tally.frozen += 1
         tally.by_model += stored.by_model
         tally.bytes += len(row.entry.raw)
         tally.tokens += stored.tokens
         tally.frozen_bytes += stored.size
-        tally.unchanged += receipt is not None and receipt.unchanged
+        tally.unchanged += stored.unchanged
         tally.wait(row.entry.since, time.time())
 
     def _blame(self, row: KeyedEntry, name: str | None, tenant: str | None, exc: PltzError) -> None:

@@ -15,7 +15,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from pltz.archive.nightly.sources.source import SourceEntry
-from pltz.archive.sessions import Item
+from pltz.archive.sessions import PutRequest
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError
 
@@ -42,7 +42,7 @@ class Naming:
         keys = [self.name_key, self.tenant_key, self.time_key]
         return [self.tenant, *keys, sorted(self.tags.items()), self.base]
 
-    def item(self, entry: SourceEntry, session: Session, target: bytes | None = None) -> Item:
+    def item(self, entry: SourceEntry, session: Session, target: bytes | None = None) -> PutRequest:
         """Return an entry's session as an item to put.
 
         Raises ContentError where a key is missing or has a bad value.
@@ -58,7 +58,7 @@ class Naming:
             if word is None or not _is_text(word):
                 raise ContentError(f"expected a name and a tenant in Unicode, found {word!r}"[:200])
         assert name is not None
-        return Item(name, session, tenant, dict(self.tags), self.base, target, time)
+        return PutRequest(name, session, tenant, dict(self.tags), self.base, target, time=time)
 
 
 def _is_text(word: str) -> bool:

@@ -35,7 +35,7 @@ from pltz.archive.format.object_names import pack as pack_name
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.nightly import config, freeze, job
-from pltz.archive.sessions import Item, SessionArchive, codecs_of
+from pltz.archive.sessions import PutRequest, SessionArchive, codecs_of
 from pltz.archive.storage.store import open_store
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -307,10 +307,9 @@ class Chats(Texts):
         sessions = world.open("main")
         voice.begin()
         for commit in self.commits:
-            items = [Item(p.key[1], _chat(p.parts), p.key[0], p.tags, base=p.base or None) for p in commit]
+            items = [PutRequest(p.key[1], _chat(p.parts), p.key[0], p.tags, base=p.base or None) for p in commit]
             for put, stored in zip(commit, sessions.put(items), strict=True):
-                assert stored.receipt is not None
-                voice.ack(key=put.key, digest=put.digest, version=stored.receipt.id.hex())
+                voice.ack(key=put.key, digest=put.digest, version=stored.id.hex())
 
 
 # ---- forgetting and erasing

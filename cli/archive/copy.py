@@ -76,7 +76,7 @@ def copy(
     copied = there = erased = 0
     say_if_interrupted("interrupted: the versions printed above are in TO; run copy again for the others")
     with Progress("copy", unit="versions", total=len(chosen), shown=wanted(progress)) as bar:
-        for done in transfer(source.tokens.archive, chosen, other.tokens.archive, dry_run=dry_run):
+        for done in transfer(source.sessions.archive, chosen, other.sessions.archive, dry_run=dry_run):
             there += done.there
             erased += done.erased
             copied += not (done.there or done.erased)

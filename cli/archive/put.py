@@ -21,7 +21,7 @@ from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, input_options
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.sessions import Item, SessionArchive, Stored
+    from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
     from pltz.models.session.session import Session
     from pltz.models.target.target import Target
     from pltz.plt_codec.lanes import LayoutName
@@ -173,7 +173,7 @@ def put(
 
 def put_all(
     cold: "SessionArchive",
-    items: "Iterator[Item]",
+    items: "Iterator[PutRequest]",
     keep_opaque: bool,
     dry_run: bool,
     progress: bool | None,
@@ -204,7 +204,7 @@ def put_all(
             click.echo(f"token for pltz archive verify --expect: {token}", err=True)
 
 
-def _reading(items: "Iterator[Item]", bar: Progress) -> "Iterator[Item]":
+def _reading(items: "Iterator[PutRequest]", bar: Progress) -> "Iterator[PutRequest]":
     """Yield items and count them in the phase ``read``. When all are read, the phase ``store`` begins."""
     count = 0
     for item in items:
@@ -230,12 +230,12 @@ class SessionNames:
         if self.name is not None and self.key is not None:
             raise UsageError("--name and --name-key exclude each other")
 
-    def items(self, source: "PutInputs", extra: dict[str, Any]) -> "Iterator[Item]":
+    def items(self, source: "PutInputs", extra: dict[str, Any]) -> "Iterator[PutRequest]":
         """Yield the sessions as items.
 
         Raises UsageError where --name meets a second session, ContentError where the key is missing.
         """
-        from pltz.archive.sessions import Item
+        from pltz.archive.sessions import PutRequest
 
         if self.name is None and self.key is None:
             check_stems(source.paths)
@@ -247,7 +247,7 @@ class SessionNames:
         if second is not None:
             raise UsageError("--name is for one session, and there are more: leave it out or use --name-key")
         for row in (first, *rows) if self.name is not None else _chain(first, rows):
-            yield Item(self._name(row), row.session, target=row.target, tokenizer=row.tokenizer, **extra)
+            yield PutRequest(self._name(row), row.session, target=row.target, tokenizer=row.tokenizer, **extra)
 
     def _name(self, row: "NamedSession") -> str:
         if self.name is not None:
@@ -422,25 +422,25 @@ def is_pltz(path: str) -> bool:
         return source.read(len(MAGIC)) == MAGIC
 
 
-def facts(stored: "Stored") -> dict[str, Any]:
+def facts(stored: "PutReceipt") -> dict[str, Any]:
     """Return a stored session as JSON. ``bytes`` counts its new segments."""
-    item, receipt = stored.item, stored.receipt
-    found: dict[str, Any] = {"tenant": item.tenant, "name": item.name, "kind": item.session.kind}
+    found: dict[str, Any] = {"tenant": stored.tenant, "name": stored.name, "kind": stored.kind}
     found |= {"method": "model" if stored.by_model else "zstd", "tokens": stored.tokens}
-    found |= {"segments": stored.segments, "known": stored.known, "bytes": stored.size}
-    if receipt is not None:
-        found |= {"version": receipt.version, "new": receipt.new, "unchanged": receipt.unchanged}
-        found["id"] = receipt.id.hex()
+    known = stored.tower - stored.segments
+    found |= {"segments": stored.tower, "known": known, "bytes": stored.size}
+    if stored.id:
+        found |= {"version": stored.version, "new": stored.segments, "unchanged": stored.unchanged}
+        found["id"] = stored.id.hex()
     return found
 
 
-def sentence(stored: "Stored") -> str:
+def sentence(stored: "PutReceipt") -> str:
     """Return a stored session in one line."""
-    head = f"{stored.item.tenant}  {stored.item.name}"
-    if stored.receipt is None:
-        segments = counted(stored.segments - stored.known, "segment")
+    head = f"{stored.tenant}  {stored.name}"
+    if not stored.id:
+        segments = counted(stored.segments, "segment")
         return f"{head}  would add {segments}, at most {size(stored.size)}"
-    head += f"  version {stored.receipt.version}"
-    if stored.receipt.unchanged:
+    head += f"  version {stored.version}"
+    if stored.unchanged:
         return f"{head}, unchanged"
-    return f"{head}, {counted(stored.receipt.new, 'new segment')}, {size(stored.size)}"
+    return f"{head}, {counted(stored.segments, 'new segment')}, {size(stored.size)}"

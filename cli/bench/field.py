@@ -45,7 +45,7 @@ LLAMA = "llama-zip"
 NAMES = peers.NAMES + peers.SLOW + (LLAMA,)
 RENDERING = "lean"
 FILE_COLUMNS = 4  # in the table; the line of JSON has all
-Item = TypeVar("Item")
+PutRequest = TypeVar("PutRequest")
 RULE = 1.02, 16  # a frame of any data takes at most this factor of zstd -19, plus so many bytes
 
 
@@ -211,7 +211,7 @@ def busy() -> float:
     return time.process_time() + times.children_user + times.children_system
 
 
-def watched(items: Iterable[Item], bar: Progress) -> Iterator[Item]:
+def watched(items: Iterable[PutRequest], bar: Progress) -> Iterator[PutRequest]:
     """Yield the items and count each when the consumer has finished it."""
     for item in items:
         yield item

@@ -80,12 +80,12 @@ def hook(calls: int, where: str | None, as_json: bool) -> None:
 def measured(kind: "WorkerKind", calls: int, where: str | None) -> list[dict[str, Any]]:
     """Return the rows of one kind of worker."""
     from pltz.archive.eviction.hook import EvictionHook, HookSettings
-    from pltz.archive.token_archive import TokenArchive
+    from pltz.archive.sessions import SessionArchive
 
     with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
         cold = None if kind == "none" else Path(name) / "cold"
         if cold:
-            TokenArchive.open(cold, create=True)
+            SessionArchive.open(cold, create=True)
         settings = HookSettings(batch_tokens=BATCH)
         made = EvictionHook.open(Path(name) / "journal", cold, worker=kind, settings=settings)
         try:

@@ -36,7 +36,7 @@ NIGHT = (
 ALONE = """
 import itertools, json, sys, time
 from pathlib import Path
-from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 place, bundle, source = sys.argv[1:]
@@ -45,7 +45,7 @@ start, spent, count = time.perf_counter(), time.process_time(), 0
 lines = Path(source).open("rb")
 while rows := list(itertools.islice(lines, 256)):
     sessions = [Session.from_json_line(row.rstrip()) for row in rows]
-    count += sum(1 for _ in cold.put([Item(s.value["id"], s) for s in sessions]))
+    count += sum(1 for _ in cold.put([PutRequest(s.value["id"], s) for s in sessions]))
 per_cpu = round(count / (time.process_time() - spent), 1)
 print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per_cpu_s": per_cpu}))
 """

@@ -209,7 +209,7 @@ class Bench:
     ) -> None:
         import numpy as np
 
-        from pltz.archive.sessions import Item, SessionArchive
+        from pltz.archive.sessions import PutRequest, SessionArchive
         from pltz.archive.thaw import KV_NOISE
         from pltz.models.session.session import Session
 
@@ -227,20 +227,20 @@ class Bench:
         SessionArchive.create(folder / "cold", [loaded])
         self.cold = SessionArchive.open(folder / "cold", [loaded], device=device, threads=threads)
         whole = np.asarray(self.ids[0])
-        items = [Item(GROWN, Session("ids", whole[: tokens // 2])), Item(GROWN, Session("ids", whole))]
-        items += [Item(f"many/{n}", Session("ids", ids)) for n, ids in enumerate(self.ids[1:])]
+        items = [PutRequest(GROWN, Session("ids", whole[: tokens // 2])), PutRequest(GROWN, Session("ids", whole))]
+        items += [PutRequest(f"many/{n}", Session("ids", ids)) for n, ids in enumerate(self.ids[1:])]
         fast = SessionArchive.open(folder / "cold", [loaded], device=device, threads=threads, layout="fast")
         self.stored: dict[str, int] = {}
         for cold, some in (
-            (self.cold, [Item(WHOLE, Session("ids", whole)), *items]),
-            (fast, [Item(FAST, Session("ids", whole), tenant=FAST)]),
+            (self.cold, [PutRequest(WHOLE, Session("ids", whole)), *items]),
+            (fast, [PutRequest(FAST, Session("ids", whole), tenant=FAST)]),
         ):
-            self.stored |= {stored.item.name: stored.size for stored in cold.put(some)}
+            self.stored |= {stored.name: stored.size for stored in cold.put(some)}
         for layout, cold in zip(LAYOUTS, (self.cold, fast), strict=True):
             for count in turns:
                 ends = [tokens * n // count for n in range(1, count + 1)]
                 name = in_turns(count, layout)
-                puts = cold.put(Item(name, Session("ids", whole[:end]), tenant=name) for end in ends)
+                puts = cold.put(PutRequest(name, Session("ids", whole[:end]), tenant=name) for end in ends)
                 self.stored[name] = sum(stored.size for stored in puts)
         self.cold.archive.catalog.refresh()
         self.expected: Expected = self.target.prefill(whole)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import pltz
+from pltz.archive.format.ids import tenant_of
 from pltz.archive.kv_store.target_tokens import TargetTokenReader
 from pltz.archive.retention import Policy
-from pltz.archive.token_archive import TokenArchive, TokenItem, tenant_of
+from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.datasets.given import as_session
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
@@ -165,7 +166,7 @@ def test_versions(cold: pltz.Archive) -> None:
 def test_ids_of_a_target_with_prefixes(
     cold: pltz.Archive, tmp_path: Path, bundle: Bundle, tiny_tokenizer_json: Callable[..., bytes]
 ) -> None:
-    """As `TokenArchive` stores them, segment by segment; found again with the tokenizer named at opening."""
+    """As `SessionArchive` stores them, segment by segment; found again with the tokenizer named at opening."""
     spec = tiny_tokenizer_json(1536)
     ids = np.random.default_rng(4).integers(40, 1500, 300)
     options: dict[str, Any] = {"tokenizer": spec, "target": b"W" * 16}
@@ -188,17 +189,17 @@ def test_ids_of_one_archive_are_those_of_the_other(
 ) -> None:
     """What a hook's worker puts is found by the facade, and the other way round, salts and all."""
     spec, ids = tiny_tokenizer_json(1536), np.arange(40, 90)
-    worker = TokenArchive.open(tmp_path / "cold", [spec], bundle)
+    worker = SessionArchive.open(tmp_path / "cold", [bundle], tokenizers=[spec])
     fingerprint = worker.add(spec)
-    worker.put([TokenItem("w", ids, tenant_of("acme", "s3cret"), fingerprint)])
+    list(worker.put([PutRequest("w", Session("ids", ids), tenant_of("acme", "s3cret"), tokenizer=fingerprint)]))
     reader = pltz.Archive.open(tmp_path / "cold", bundle=bundle, tokenizers=[spec])
     assert np.array_equal(reader.get("w", tenant="acme", salt="s3cret").ids, ids)
     with pytest.raises(pltz.NotFound):
         reader.get("w", tenant="acme")
     reader.put("f", ids, tokenizer=spec, tenant="acme", salt=b"s3cret")
     with pytest.raises(pltz.NotFound):
-        worker.get("f", "acme")
-    assert np.array_equal(worker.get("f", "acme", salt=b"s3cret").ids, ids)
+        worker.get_ids("f", "acme")
+    assert np.array_equal(worker.get_ids("f", "acme", salt=b"s3cret").ids, ids)
 
 
 def test_a_target_keeps_the_ids_it_would_see(cold: pltz.Archive, foreign: Path) -> None:
@@ -246,7 +247,7 @@ def test_images_are_refused_or_kept(cold: pltz.Archive) -> None:
 def test_many_of_all_kinds_come_back_in_their_order(
     cold: pltz.Archive, tiny_tokenizer_json: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pltz.archive.archive.COMMIT_SESSIONS", 2)
+    monkeypatch.setattr("pltz.archive.sessions.COMMIT_SESSIONS", 2)
     spec = tiny_tokenizer_json(1536)
     sessions: list[Any] = [CHAT, [40, 41, 42], "text", [43, 44], [45], [46], [47, 48, 49]]
     requests = [
@@ -259,7 +260,10 @@ def test_many_of_all_kinds_come_back_in_their_order(
         assert cold.get(receipt.name).session == as_session(request.session)
 
 
-def test_what_was_yielded_stays_whatever_follows(cold: pltz.Archive, tmp_path: Path, bundle: Bundle) -> None:
+def test_what_was_yielded_stays_whatever_follows(
+    cold: pltz.Archive, tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.archive.sessions.COMMIT_SESSIONS", 1)
     requests = [
         pltz.PutRequest("a", [40, 41], prefixes=(1,)),
         pltz.PutRequest("b", "text"),

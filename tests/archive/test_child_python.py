@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pltz.archive.child_python import search_path
-from pltz.archive.token_archive import TokenArchive
+from pltz.archive.sessions import SessionArchive
 
 ROOT = Path(__file__).parents[2]
 POISONED = (
@@ -83,11 +83,11 @@ def test_the_worker_imports_nothing_from_the_current_directory(
     poisoned: Path, tmp_path: Path, here: str
 ) -> None:
     """Ignore the folder however the serving process's path spells it: its modules ran before the worker's own."""
-    TokenArchive.open(poisoned / "cold", create=True)
+    SessionArchive.open(poisoned / "cold", create=True)
     settled, restarts = run(poisoned, HOOK.format(here=here))
     assert not (tmp_path / "executed").exists()
     assert settled and restarts == 0
-    assert TokenArchive.open(poisoned / "cold").get("chat").ids.tolist() == [1, 2, 3]
+    assert SessionArchive.open(poisoned / "cold").get_ids("chat").ids.tolist() == [1, 2, 3]
 
 
 NIGHT = """

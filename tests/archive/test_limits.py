@@ -14,10 +14,10 @@ from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.worker import drain
 from pltz.archive.format import record
-from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.format.ids import NONE
+from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.token_archive import TokenArchive, TokenItem
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle, write_bundle
@@ -78,7 +78,7 @@ def test_a_session_archive_sends_large_sessions_to_zstd(bundle: Bundle, tmp_path
     cold = SessionArchive.open(tmp_path / "cold", [bundle], zstd_above=599)
     large = Session("chat", {"messages": [{"role": "user", "content": "large " * 100}]})
     ids = Session("ids", np.arange(150))
-    [one, two] = cold.put([Item("large", large), Item("ids", ids)])
+    [one, two] = cold.put([PutRequest("large", large), PutRequest("ids", ids)])
     assert not one.by_model and not two.by_model
     assert cold.get("large") == large and cold.get("ids") == ids
 
@@ -88,9 +88,10 @@ def test_a_session_archive_refuses_a_session_over_the_limit(bundle: Bundle, tmp_
     with pytest.raises(
         LimitError, match=f"session 'big': .* at most {MAX_BYTES} bytes, found {MAX_BYTES + 1}"
     ):
-        list(cold.put([Item("big", Session("text", bytes(MAX_BYTES + 1)))]))
+        list(cold.put([PutRequest("big", Session("text", bytes(MAX_BYTES + 1)))]))
     with pytest.raises(LimitError, match=f"at most {MAX_IDS} token ids, found {MAX_IDS + 1}: split"):
-        TokenArchive(cold.archive, bundle).put([TokenItem("big", np.zeros(MAX_IDS + 1, np.int32))])
+        ids = Session("ids", np.zeros(MAX_IDS + 1, np.int32))
+        list(cold.put([PutRequest("big", ids, tokenizer=NONE)]))
     assert not list(cold.archive.ls())
 
 
@@ -100,21 +101,21 @@ def test_a_token_archive_sends_large_sessions_to_zstd(
 ) -> None:
     """Read large sessions again in a new process. Their next version builds on them, and the model's on theirs."""
     tokenizers = [tiny_tokenizer_json(384)] if foreign else []
-    cold = TokenArchive.open(tmp_path / "cold", tokenizers, bundle, create=True, zstd_above=4 * 250)
+    cold = SessionArchive.open(tmp_path / "cold", [bundle], tokenizers=tokenizers, create=True, zstd_above=4 * 250)
     tokenizer = cold.add(tokenizers[0]) if foreign else bundle.tokenizer.fingerprint
     ids = np.random.default_rng(1).integers(40, 300, 600)
-    puts = [cold.put([TokenItem("s", ids[:count], tokenizer=tokenizer)])[0] for count in (200, 400, 600)]
-    assert [put.by_zstd for put in puts] == [False, True, True]
-    again = TokenArchive.open(tmp_path / "cold", tokenizers, bundle, zstd_above=None)
-    assert [len(again.get("s", version=n).ids) for n in (1, 2, 3)] == [200, 400, 600]
-    found = again.get("s")
+    requests = [PutRequest("s", Session("ids", ids[:n]), tokenizer=tokenizer) for n in (200, 400, 600)]
+    assert [put.by_model for put in cold.put(requests)] == [True, False, False]
+    again = SessionArchive.open(tmp_path / "cold", [bundle], tokenizers=tokenizers, zstd_above=None)
+    assert [len(again.get_ids("s", version=n).ids) for n in (1, 2, 3)] == [200, 400, 600]
+    found = again.get_ids("s")
     assert (found.ids == ids).all() and len(found.segments) == 3
     assert found.version.tokenizer == tokenizer
-    assert again.put([TokenItem("s", ids, tokenizer=tokenizer)])[0].unchanged
+    assert next(again.put(requests[2:])).unchanged
 
 
 def test_the_hook_sends_large_sessions_to_zstd(bundle: Bundle, tmp_path: Path) -> None:
-    TokenArchive.open(tmp_path / "cold", bundle=bundle, create=True)
+    SessionArchive.open(tmp_path / "cold", [bundle], create=True)
     with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
         hook.on_evict(EvictionRequest("small", [*range(60)]))
         hook.on_evict(EvictionRequest("large", [*range(260)]))

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.sessions import Item, SessionArchive
-from pltz.archive.token_archive import TokenArchive, TokenItem
+from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.writing import writer
 from pltz.models.bundle import locations
 from pltz.models.bundle.bridge import Bridge
@@ -39,26 +38,26 @@ def shipped(
 
 def test_sessions(shipped: Path, tmp_path: Path) -> None:
     place = tmp_path / "archive"
-    [stored] = SessionArchive.create(place, [Bundle.load("older")]).put([Item("a", CHAT)])
+    [stored] = SessionArchive.create(place, [Bundle.load("older")]).put([PutRequest("a", CHAT)])
     assert stored.by_model
     archive = SessionArchive.open(place)
-    list(archive.put([Item("b", LATER)]))
+    list(archive.put([PutRequest("b", LATER)]))
     assert archive.get("a") == CHAT and archive.get("b") == LATER
     assert archive.archive.verify(decode=True).problems == []
 
 
 def test_token_ids_by_the_bridge(shipped: Path, tmp_path: Path) -> None:
     place, tokenizer = tmp_path / "archive", target("llama3").to_str().encode()
-    old = TokenArchive.open(place, [tokenizer], "older", create=True)
+    old = SessionArchive.open(place, ["older"], tokenizers=[tokenizer], create=True)
     fingerprint = Bridge(tokenizer, old.bundle.tokenizer).fingerprint
     ids = np.array([5, 300, 7, 9, 11], np.int64)
-    old.put([TokenItem("a", ids, tokenizer=fingerprint)])
-    assert TokenArchive.open(place, [tokenizer]).get("a").ids.tolist() == ids.tolist()
+    list(old.put([PutRequest("a", Session("ids", ids), tokenizer=fingerprint)]))
+    assert SessionArchive.open(place, tokenizers=[tokenizer]).get_ids("a").ids.tolist() == ids.tolist()
 
 
 def test_another_vocabulary_is_named(shipped: Path, tmp_path: Path) -> None:
     place = tmp_path / "archive"
-    list(SessionArchive.create(place, [Bundle.load("strange")]).put([Item("a", CHAT)]))
+    list(SessionArchive.create(place, [Bundle.load("strange")]).put([PutRequest("a", CHAT)]))
     archive = SessionArchive.open(place)
     with pytest.raises(BundleMismatch):
         archive.get("a")

@@ -11,7 +11,7 @@ import pytest
 from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
-from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.writing import writer
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
@@ -43,8 +43,8 @@ def test_a_segment_is_encoded_once_after_its_tower_and_once_alone(
     ids = np.random.default_rng(1).integers(0, 1024, 300)
     for count in (100, 200, 300):
         asked.clear()
-        [stored] = cold.put([Item("s", Session("ids", ids[:count]))])
-        assert stored.by_model and (stored.segments, stored.known) == (count // 100, count // 100 - 1)
+        [stored] = cold.put([PutRequest("s", Session("ids", ids[:count]))])
+        assert stored.by_model and (stored.tower, stored.segments) == (count // 100, 1)
         new = ids[count - 100 : count].tobytes()
         after = {(new, ids[count - 132 : count - 100].tobytes())} if count > 100 else set()
         assert sorted(asked) == sorted({(new, b""), *after})
@@ -58,7 +58,7 @@ def test_a_session_that_has_not_changed_is_coded_by_nobody(
     """Code nothing for an unchanged session: a nightly put of known sessions was coded by zstd at its slowest level."""
     monkeypatch.setattr(writer, "new_bytes", lambda way, coded: way.session.codec != plain)
     cold = SessionArchive.create(tmp_path / "cold", [bundle])
-    item = Item("s", Session("chat", {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}))
+    item = PutRequest("s", Session("chat", {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}))
     [first] = cold.put([item])
     assert first.by_model != plain
 
@@ -69,7 +69,7 @@ def test_a_session_that_has_not_changed_is_coded_by_nobody(
     monkeypatch.setattr(BundleCodec, "encode", refuse)
     monkeypatch.setattr(BytesCodec, "encode", refuse)
     [again] = cold.put([item])
-    assert again.receipt is not None and again.receipt.unchanged and again.by_model == first.by_model
+    assert again.unchanged and again.by_model == first.by_model
 
 
 @pytest.mark.parametrize("key", [None, Secret(b"sixteen bytes or more", 0)])
@@ -81,7 +81,7 @@ def test_what_a_session_had_is_decoded_once_to_put_it_again(
     ids = np.random.default_rng(1).integers(0, 1024, 300)
     first = SessionArchive.create(tmp_path / "cold", [bundle], key=key)
     for count in (100, 200):
-        list(first.put([Item("s", Session("ids", ids[:count]))]))
+        list(first.put([PutRequest("s", Session("ids", ids[:count]))]))
     asked: list[int] = []
     decode = BundleCodec.decode
 
@@ -93,8 +93,8 @@ def test_what_a_session_had_is_decoded_once_to_put_it_again(
     for count, decoded in ((200, [100, 100]), (300, [100, 100, 100]), (300, [100, 100, 100])):
         asked.clear()
         cold = SessionArchive.open(tmp_path / "cold", [bundle], key=key)
-        [stored] = cold.put([Item("s", Session("ids", ids[:count]))])
-        assert stored.segments == count // 100 and asked == decoded
+        [stored] = cold.put([PutRequest("s", Session("ids", ids[:count]))])
+        assert stored.tower == count // 100 and asked == decoded
     assert cold.get("s").value.tolist() == ids.tolist()
 
 
@@ -106,6 +106,6 @@ def test_a_sealed_session_that_grew_adds_what_is_new(bundle: Bundle, tmp_path: P
     ]
     more = [{"role": "user", "content": "And at dusk?"}, {"role": "assistant", "content": "Longer paths."}]
     for turns, known in ((chat, 0), (chat + more, 1)):
-        [stored] = cold.put([Item("s", Session("chat", {"messages": turns}), tenant="acme")])
-        assert (stored.segments, stored.known) == (known + 1, known)
+        [stored] = cold.put([PutRequest("s", Session("chat", {"messages": turns}), tenant="acme")])
+        assert (stored.tower, stored.segments) == (known + 1, 1)
     assert cold.get("s", "acme").value == {"messages": chat + more}

@@ -13,10 +13,16 @@ from hypothesis import strategies as st
 
 from pltz.archive.codecs.codec import BundleCodec
 from pltz.archive.errors import NotFound
-from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.format.ids import NONE, tenant_of
+from pltz.archive.sessions import (
+    MAX_SEGMENT,
+    PutReceipt,
+    PutRequest,
+    SessionArchive,
+    codecs_of,
+)
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.token_archive import MAX_SEGMENT, Put, Recent, Segments, TokenArchive, TokenItem, tenant_of
 from pltz.archive.tower_archive import TowerArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
@@ -40,75 +46,67 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callab
 
 
 @pytest.fixture
-def cold(tmp_path: Path, bundle: Bundle) -> TokenArchive:
-    return TokenArchive.open(tmp_path / "cold", bundle=bundle, create=True, threads=1)
+def cold(tmp_path: Path, bundle: Bundle) -> SessionArchive:
+    return SessionArchive.open(tmp_path / "cold", [bundle], create=True, threads=1)
 
 
 def ids(count: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.concatenate([SYSTEM, np.random.default_rng(seed).integers(20, 1000, count)])
 
 
-def put(cold: TokenArchive, name: str, tokens: Any, **options: Any) -> Put:
-    return cold.put([TokenItem(name, np.asarray(tokens), **options)])[0]
+def put(cold: SessionArchive, name: str, tokens: Any, **options: Any) -> PutReceipt:
+    return next(cold.put([request(name, tokens, **options)]))
 
 
-def lengths(cold: TokenArchive, name: str, **options: Any) -> list[int]:
-    return [len(tokens) for _, tokens in cold.get(name, **options).segments]
+def request(name: str, tokens: Any, tokenizer: bytes = NONE, **options: Any) -> PutRequest:
+    """Return a request to put token ids as they are, by default of the bundle."""
+    return PutRequest(name, Session("ids", tokens), tokenizer=tokenizer, **options)
 
 
-def test_a_session_that_grew_adds_what_is_new(cold: TokenArchive) -> None:
-    assert put(cold, "a", ids(50)).receipt
+def lengths(cold: SessionArchive, name: str, **options: Any) -> list[int]:
+    return [len(tokens) for _, tokens in cold.get_ids(name, **options).segments]
+
+
+def test_a_session_that_grew_adds_what_is_new(cold: SessionArchive) -> None:
+    assert not put(cold, "a", ids(50)).unchanged
     more = np.concatenate([ids(50), ids(30, 9)[80:]])
-    grown = put(cold, "a", more).receipt
-    assert grown and (grown.new, grown.version) == (1, 2)
+    grown = put(cold, "a", more)
+    assert (grown.segments, grown.version) == (1, 2)
     assert lengths(cold, "a") == [130, 30]
-    assert np.array_equal(cold.get("a").ids, more) and np.array_equal(cold.get("a", version=1).ids, ids(50))
+    assert np.array_equal(cold.get_ids("a").ids, more) and np.array_equal(cold.get_ids("a", version=1).ids, ids(50))
 
 
 def test_a_session_that_grows_is_not_decoded_again(
-    cold: TokenArchive, monkeypatch: pytest.MonkeyPatch
+    cold: SessionArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(cold, "a", ids(50), prefixes=(80,), base="b")
     with monkeypatch.context() as patched:
         patched.setattr(type(cold.archive), "tower", lambda self, version: pytest.fail("decoded"))
-        grown = put(cold, "a", np.append(ids(50), ids(9))).receipt
-        assert grown and grown.new == 1
+        grown = put(cold, "a", np.append(ids(50), ids(9)))
+        assert grown.segments == 1
         assert put(cold, "a", np.append(ids(50), ids(9))).unchanged
     assert lengths(cold, "a") == [80, 50, 89]
 
 
-def test_few_sessions_are_kept_in_memory() -> None:
-    recent = Recent(10)
-    rows: dict[bytes, Segments] = {bytes([n]): [(b"", np.zeros(4, np.int64))] for n in range(3)}
-    recent.add(b"\0", rows[b"\0"])
-    recent.add(b"\1", rows[b"\1"])
-    assert recent.get(b"\0") is rows[b"\0"]
-    recent.add(b"\2", rows[b"\2"])
-    assert [recent.get(bytes([n])) is not None for n in range(3)] == [True, False, True]
-    more: Segments = [(b"", np.zeros(11, np.int64))]
-    recent.add(b"\2", more)
-    assert [recent.get(bytes([n])) for n in range(3)] == [None, None, None]
-
-
 def test_a_reader_sees_what_others_put_since_it_looked(
-    tmp_path: Path, cold: TokenArchive, bundle: Bundle
+    tmp_path: Path, cold: SessionArchive, bundle: Bundle
 ) -> None:
     put(cold, "a", ids(50))
-    reader = TokenArchive.open(tmp_path / "cold", bundle=bundle)
-    assert np.array_equal(reader.get("a").ids, ids(50))
+    reader = SessionArchive.open(tmp_path / "cold", [bundle])
+    assert np.array_equal(reader.get_ids("a").ids, ids(50))
     put(cold, "a", ids(70))
-    assert np.array_equal(reader.get("a").ids, ids(70))
+    assert np.array_equal(reader.get_ids("a").ids, ids(70))
 
 
-def test_a_session_that_went_back_shares_what_it_can(cold: TokenArchive) -> None:
+def test_a_session_that_went_back_shares_what_it_can(cold: SessionArchive) -> None:
     put(cold, "a", ids(50))
     put(cold, "a", np.concatenate([ids(50), ids(30, 9)]))
     back = np.concatenate([ids(50), ids(20, 8)])
     put(cold, "a", back)
-    assert lengths(cold, "a") == [130, 100] and np.array_equal(cold.get("a").ids, back)
+    assert lengths(cold, "a") == [130, 100] and np.array_equal(cold.get_ids("a").ids, back)
 
 
-def test_the_same_again_is_stored_once(cold: TokenArchive) -> None:
+def test_the_same_again_is_stored_once(cold: SessionArchive) -> None:
     first = put(cold, "a", ids(50), time=5, tags={"k": "v"}, target=bytes(range(16)))
     again = put(cold, "a", ids(50), time=9, tags={"k": "v"}, target=bytes(range(16)))
     assert not first.unchanged and again.unchanged and again.size == 0
@@ -116,61 +114,62 @@ def test_the_same_again_is_stored_once(cold: TokenArchive) -> None:
     assert not put(cold, "a", ids(50), time=9, tags={"k": "w"}, target=bytes(16)).unchanged
 
 
-def test_a_replay_of_versions_stores_nothing(cold: TokenArchive) -> None:
+def test_a_replay_of_versions_stores_nothing(cold: SessionArchive) -> None:
     """Repeat a put, as a worker does that was killed between the commit and its mark, more than once."""
-    items = [TokenItem("a", ids(10 * n), time=1000 + n // 2) for n in range(1, 6)]
-    assert not any(done.unchanged for done in cold.put(items))
+    items = [request("a", ids(10 * n), time=1000 + n // 2) for n in range(1, 6)]
+    assert [done.unchanged for done in cold.put(items)] == [False] * 5
     for _ in range(2):
-        assert all(done.unchanged for done in cold.put(items))
-    assert len(cold.archive.history("a")) == 5 and np.array_equal(cold.get("a").ids, ids(50))
+        assert [done.unchanged for done in cold.put(items)] == [True] * 5
+    assert len(cold.archive.history("a")) == 5 and np.array_equal(cold.get_ids("a").ids, ids(50))
 
 
-def test_a_system_prompt_is_stored_once(cold: TokenArchive) -> None:
-    done = cold.put([TokenItem(f"s{n}", ids(20, n), prefixes=(80,)) for n in range(4)])
-    assert [d.receipt.new for d in done if d.receipt] == [2, 1, 1, 1]
+def test_a_system_prompt_is_stored_once(cold: SessionArchive) -> None:
+    done = cold.put([request(f"s{n}", ids(20, n), prefixes=(80,)) for n in range(4)])
+    assert [d.segments for d in done] == [2, 1, 1, 1]
     assert cold.archive.stat().segments == 5
     later = put(cold, "later", ids(20, 9), prefixes=(80,))
-    assert later.receipt and later.receipt.new == 1
+    assert later.segments == 1
 
 
-def test_tenants_share_only_what_has_a_base(cold: TokenArchive) -> None:
-    own = [put(cold, "s", ids(20, 1), tenant=t, prefixes=(80,)).receipt for t in ("a", "b")]
-    assert [r.new for r in own if r] == [2, 2]
-    based = [put(cold, "t", ids(20, 2), tenant=t, prefixes=(80,), base="prompt").receipt for t in ("a", "b")]
-    assert [r.new for r in based if r] == [2, 1]
-    grown = put(cold, "t", np.concatenate([ids(20, 2), ids(5, 3)]), tenant="b").receipt
-    assert grown and grown.new == 1  # the base of the last version stays
+def test_tenants_share_only_what_has_a_base(cold: SessionArchive) -> None:
+    own = [put(cold, "s", ids(20, 1), tenant=t, prefixes=(80,)) for t in ("a", "b")]
+    assert [r.segments for r in own] == [2, 2]
+    based = [put(cold, "t", ids(20, 2), tenant=t, prefixes=(80,), base="prompt") for t in ("a", "b")]
+    assert [r.segments for r in based] == [2, 1]
+    grown = put(cold, "t", np.concatenate([ids(20, 2), ids(5, 3)]), tenant="b")
+    assert grown.segments == 1  # the base of the last version stays
 
 
-def test_salts_share_nothing_and_find_nothing(cold: TokenArchive) -> None:
+def test_salts_share_nothing_and_find_nothing(cold: SessionArchive) -> None:
     for salt in (None, "one", "two"):
-        done = put(cold, "s", ids(20), tenant=tenant_of("acme", salt), prefixes=(80,)).receipt
-        assert done and done.new == 2
+        done = put(cold, "s", ids(20), tenant=tenant_of("acme", salt), prefixes=(80,))
+        assert done.segments == 2
     put(cold, "t", ids(30), tenant=tenant_of("acme", "one"))
-    assert np.array_equal(cold.get("t", "acme", salt="one").ids, ids(30))
+    assert np.array_equal(cold.get_ids("t", "acme", salt="one").ids, ids(30))
     others: list[str | bytes | None] = [None, "two", b"other"]
     for other in others:
         with pytest.raises(NotFound):
-            cold.get("t", "acme", salt=other)
+            cold.get_ids("t", "acme", salt=other)
     assert tenant_of("acme", "one") == tenant_of("acme", b"one") != tenant_of("acm", "one")
     with pytest.raises(UsageError):
         tenant_of(tenant_of("acme", "one"), "one")
 
 
-def test_a_fork_builds_on_its_parent(cold: TokenArchive) -> None:
+def test_a_fork_builds_on_its_parent(cold: SessionArchive) -> None:
     put(cold, "a", ids(50))
     put(cold, "a", np.concatenate([ids(50), ids(30, 9)]))
     fork = np.concatenate([ids(50), ids(7, 4)])
-    done = put(cold, "b", fork, parent="a").receipt
-    assert done and done.new == 1 and np.array_equal(cold.get("b").ids, fork)
-    together = cold.put([TokenItem("c", ids(60, 7)), TokenItem("d", np.append(ids(60, 7), 5), parent="c")])
-    assert [d.receipt.new for d in together if d.receipt] == [1, 1]
+    done = put(cold, "b", fork, parent="a")
+    assert done.segments == 1 and np.array_equal(cold.get_ids("b").ids, fork)
+    other = request("d", np.append(ids(60, 7), 5), parent="c")
+    together = cold.put([request("c", ids(60, 7)), other])
+    assert [d.segments for d in together] == [1, 1]
 
 
-def test_many_equal_ids_are_cut_to_what_a_record_holds(cold: TokenArchive) -> None:
+def test_many_equal_ids_are_cut_to_what_a_record_holds(cold: SessionArchive) -> None:
     many = np.full(2 * MAX_SEGMENT + 5, 7)
     put(cold, "a", many)
-    assert lengths(cold, "a") == [MAX_SEGMENT, MAX_SEGMENT, 5] and np.array_equal(cold.get("a").ids, many)
+    assert lengths(cold, "a") == [MAX_SEGMENT, MAX_SEGMENT, 5] and np.array_equal(cold.get_ids("a").ids, many)
 
 
 @slow_fixture
@@ -179,7 +178,7 @@ def test_many_equal_ids_are_cut_to_what_a_record_holds(cold: TokenArchive) -> No
     st.data(),
 )
 def test_any_history_comes_back(
-    cold: TokenArchive, steps: list[tuple[int, int, bool]], data: st.DataObject
+    cold: SessionArchive, steps: list[tuple[int, int, bool]], data: st.DataObject
 ) -> None:
     """Cut a session back at any point and continue it, repeatedly, with any prefixes."""
     name = f"s{len(list(cold.archive.ls()))}/{data.draw(st.integers(0, 10**9))}"
@@ -191,15 +190,15 @@ def test_any_history_comes_back(
         put(cold, name, tokens, prefixes=ends, base="b" if based else "", time=number)
         if not wanted or wanted[-1] != tokens.tolist():
             wanted.append(tokens.tolist())
-        assert cold.get(name).ids.tolist() == tokens.tolist()
-    assert [cold.get(name, version=n + 1).ids.tolist() for n in range(len(wanted))] == wanted
+        assert cold.get_ids(name).ids.tolist() == tokens.tolist()
+    assert [cold.get_ids(name, version=n + 1).ids.tolist() for n in range(len(wanted))] == wanted
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "mistral", "wordpiece"])
 def test_ids_of_another_tokenizer(tmp_path: Path, bundle: Bundle, kind: str) -> None:
     spec = target(kind).to_str().encode()
     tokens = np.array(target(kind).encode(PAGE, add_special_tokens=False).ids)
-    cold = TokenArchive.open(tmp_path / "cold", bundle=bundle, create=True)
+    cold = SessionArchive.open(tmp_path / "cold", [bundle], create=True)
     name = cold.add(spec)
     with pytest.raises(TokenizerMismatch):
         put(cold, "x", tokens, tokenizer=b"another tokenize")
@@ -208,19 +207,19 @@ def test_ids_of_another_tokenizer(tmp_path: Path, bundle: Bundle, kind: str) -> 
     put(cold, "own", ids(9))
     with pytest.raises(ContentError):
         put(cold, "bad", [10**6], tokenizer=name)
-    again = TokenArchive.open(tmp_path / "cold", [spec], bundle)
-    assert np.array_equal(again.get("a").ids, tokens) and lengths(again, "a")[0] == 50
-    assert np.array_equal(again.get("own").ids, ids(9))
+    again = SessionArchive.open(tmp_path / "cold", [bundle], tokenizers=[spec])
+    assert np.array_equal(again.get_ids("a").ids, tokens) and lengths(again, "a")[0] == 50
+    assert np.array_equal(again.get_ids("own").ids, ids(9))
 
 
 def test_a_chat_is_not_taken_for_token_ids(tmp_path: Path, bundle: Bundle) -> None:
     chats = SessionArchive.create(tmp_path / "cold", [bundle])
-    list(chats.put([Item("chat", Session("chat", {"messages": []}))]))
-    cold = TokenArchive.open(tmp_path / "cold", bundle=bundle)
+    list(chats.put([PutRequest("chat", Session("chat", {"messages": []}))]))
+    cold = SessionArchive.open(tmp_path / "cold", [bundle])
     with pytest.raises(ContentError):
-        cold.get("chat")
+        cold.get_ids("chat")
     put(cold, "chat", ids(5))  # its next version
-    assert np.array_equal(cold.get("chat").ids, ids(5)) and cold.get("chat").target is None
+    assert np.array_equal(cold.get_ids("chat").ids, ids(5)) and cold.get_ids("chat").target is None
     ids_of_bundle = SessionArchive.open(tmp_path / "cold", [bundle])
     assert np.array_equal(ids_of_bundle.get("chat").value, ids(5))
 
@@ -231,11 +230,11 @@ def test_what_is_there_already_lasts(bundle: Bundle) -> None:
     The put adds nothing and is acknowledged.
     """
     disk = SimDisk()
-    cold = TokenArchive(TowerArchive.create(DirectoryStore(disk), [BundleCodec(bundle)]), bundle)
+    cold = SessionArchive(TowerArchive.create(DirectoryStore(disk), codecs_of([bundle])), [bundle])
     with killed_before_sync(disk, "packs"):
         put(cold, "a", ids(20), time=7)
-    other = TokenArchive(TowerArchive.open(DirectoryStore(disk), [BundleCodec(bundle)]), bundle)
-    assert put(other, "a", ids(20), time=7).receipt is None
+    other = SessionArchive(TowerArchive.open(DirectoryStore(disk), codecs_of([bundle])), [bundle])
+    assert put(other, "a", ids(20), time=7).unchanged
     for state in disk.crashes("tmp"):
         left = TowerArchive.open(DirectoryStore(SimDisk(state)), [BundleCodec(bundle)])
         assert left.get("a").tokens.tolist() == ids(20).tolist()

@@ -13,7 +13,8 @@ import pytest
 from click.testing import Result
 
 from pltz.archive.engines.llama_server import fingerprint_gguf
-from pltz.archive.token_archive import TokenArchive, target_of
+from pltz.archive.format.ids import target_of
+from pltz.archive.sessions import SessionArchive
 from pltz.models.target.checkpoint import resolve
 from tests.archive.engines.test_llama_server import Replay, serving
 
@@ -40,7 +41,7 @@ class AnyPrompt(Replay):
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
-    TokenArchive.open(tmp_path / "cold", create=True)
+    SessionArchive.open(tmp_path / "cold", create=True)
     tokenizer = resolve("mini-llama") / "tokenizer.json"
     return ["--archive", str(tmp_path / "cold"), "--tokenizer", str(tokenizer)]
 
@@ -57,8 +58,8 @@ def test_slot_files_become_sessions_and_a_bad_one_holds_up_nobody(
     report = json.loads(done.stdout)
     assert [row["name"] for row in report["frozen"]] == ["chat-7", "chat-8"]
     assert report["failed"][0]["file"].endswith("bad.bin") and "cut short" in report["failed"][0]["error"]
-    cold = TokenArchive.open(tmp_path / "cold")
-    assert len(cold.get("chat-8", "acme").ids) == 15
+    cold = SessionArchive.open(tmp_path / "cold")
+    assert len(cold.get_ids("chat-8", "acme").ids) == 15
     again = run("llama", "import", tmp_path / "chat-7.bin", *options, "--tenant", "acme")
     assert again.exit_code == 0 and "in the archive already" in again.output
 
@@ -76,9 +77,9 @@ def test_slot_files_of_a_model_thaw_into_no_other(tmp_path: Path, run: Run, opti
     shutil.copy(SLOT, tmp_path / "styled.bin")
     [row] = json.loads(run("llama", "import", tmp_path / "styled.bin", *options, *styled).stdout)["frozen"]
     weights = fingerprint_gguf(made_by)
-    cold = TokenArchive.open(tmp_path / "cold")
-    assert cold.get("known").target == weights and cold.get("unknown").target is None
-    assert bytes.fromhex(row["target"]) == cold.get("styled").target == target_of(weights, "style.gguf:0.5")
+    cold = SessionArchive.open(tmp_path / "cold")
+    assert cold.get_ids("known").target == weights and cold.get_ids("unknown").target is None
+    assert bytes.fromhex(row["target"]) == cold.get_ids("styled").target == target_of(weights, "style.gguf:0.5")
     assert run("llama", "import", SLOT, *options, "--adapter", "style.gguf:0.5").exit_code == 2
     assert run("llama", "import", SLOT, *options, "--model", tmp_path / "none.gguf").exit_code == 2
     with serving(type("Any", (AnyPrompt,), {})) as url:

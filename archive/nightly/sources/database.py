@@ -44,7 +44,7 @@ from pltz.archive.nightly.sources.source import (
     number_setting,
     path_setting,
 )
-from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
@@ -153,7 +153,7 @@ class DatabaseSource(ABC):
             return Unreadable(where, why, str(name), len(raw))
         return SourceEntry(where, str(name), raw, None if tenant is None else str(tenant), time, time)
 
-    def item(self, entry: SourceEntry) -> Item:
+    def item(self, entry: SourceEntry) -> PutRequest:
         """Return a row as a session to put. Raises UsageError, ContentError and FormatError."""
         return self.naming.item(entry, Session.from_json_line(entry.raw))
 

@@ -32,7 +32,7 @@ from pltz.archive.nightly.sources.source import (
     number_setting,
     path_setting,
 )
-from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.datasets.byte_input import ByteInput, TooLong
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
@@ -163,7 +163,7 @@ class JsonlSource:
             if raw.strip(b" \t"):
                 yield SourceEntry(where, None if self.repeats else f"{piece.stem}/{number}", raw, since=since)
 
-    def item(self, entry: SourceEntry) -> Item:
+    def item(self, entry: SourceEntry) -> PutRequest:
         """Return a line as a session to put. Raises UsageError, ContentError and FormatError."""
         return self.naming.item(entry, Session.from_json_line(entry.raw))
 

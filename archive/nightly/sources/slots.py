@@ -7,10 +7,9 @@ model, or "bundle" for ids of the bundle itself.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,7 @@ import numpy as np
 
 from pltz.archive.nightly.naming import BY_ENTRY, Naming
 from pltz.archive.nightly.sources.source import SHARD_SESSIONS, Shard, SourceEntry, Unreadable, path_setting
-from pltz.archive.sessions import Item, SessionArchive, Stored
-from pltz.archive.token_archive import TokenArchive, TokenItem
+from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError
 
@@ -76,7 +74,7 @@ class SlotSource:
                 continue
             yield SourceEntry(name, name.removesuffix(self.suffix), ids.astype("<i4").tobytes(), since=since)
 
-    def item(self, entry: SourceEntry) -> Item:
+    def item(self, entry: SourceEntry) -> PutRequest:
         """Return a file's ids as a session to put. Raises ContentError."""
         return self.naming.item(entry, Session("ids", np.frombuffer(entry.raw, "<i4")))
 
@@ -92,7 +90,7 @@ class SlotSource:
         except OSError as exc:
             why = f"cannot read the tokenizer {self.tokenizer}: {exc.strerror or exc}"
             raise UsageError(why) from exc
-        return _Bridged(cold, bundle, data)
+        return _Bridged(cold, data)
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
@@ -107,22 +105,12 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 class _Bridged:
-    """An archive that accepts ids of another tokenizer (`pltz.archive.token_archive`)."""
+    """An archive that accepts ids of another tokenizer."""
 
-    def __init__(self, cold: SessionArchive, bundle: Bundle, tokenizer_json: bytes) -> None:
-        self._archive = TokenArchive(cold.archive, bundle, zstd_above=cold.zstd_above)
-        self._tokenizer = self._archive.add(tokenizer_json)
+    def __init__(self, cold: SessionArchive, tokenizer_json: bytes) -> None:
+        self._cold, self._tokenizer = cold, cold.add(tokenizer_json)
 
-    def put(self, items: Iterable[Item], *, keep_opaque: bool = False) -> Iterator[Stored]:
-        """Put items as `SessionArchive.put` does: yielded ones are durable.
-
-        ``keep_opaque`` has no effect, as ids hold no images.
-        """
-        rows = iter(items)
-        while row := list(itertools.islice(rows, COMMIT)):
-            tokens = [
-                TokenItem(i.name, i.session.value, i.tenant, self._tokenizer, i.tags, i.target, i.time)
-                for i in row
-            ]
-            for item, put in zip(row, self._archive.put(tokens), strict=True):
-                yield Stored(item, not put.by_zstd, len(item.session.value), 1, 0, put.size, put.receipt)
+    def put(self, requests: Iterable[PutRequest], *, keep_opaque: bool = False) -> Iterator[PutReceipt]:
+        """Put sessions as `SessionArchive.put` does: yielded ones are durable."""
+        named = (replace(request, tokenizer=self._tokenizer) for request in requests)
+        return self._cold.put(named, keep_opaque=keep_opaque)

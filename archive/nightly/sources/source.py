@@ -2,7 +2,7 @@
 
     source --shards--> Shard, Shard, ...      cheap: looks at names and sizes, reads no session
     shard  --entries--> SourceEntry, ...      raw bytes and their place; an Unreadable one does not stop the others
-    entry  --item--> Item                     parsed; raises PltzError where it is no session
+    entry  --item--> PutRequest               parsed; raises PltzError where it is no session
 
 A shard is work for one process of many. It is made anew for each run and is not remembered. Sessions are
 known by their content (`receipt.py`), so files may be split, joined and moved.
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from pltz.archive.sessions import Item, SessionArchive, Stored
+from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
 
 if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
@@ -117,7 +117,7 @@ class EntrySource(Source, Protocol):
         Raises UsageError and OSError where it cannot be read.
         """
 
-    def item(self, entry: SourceEntry) -> Item:
+    def item(self, entry: SourceEntry) -> PutRequest:
         """Return an entry as a session to put. Raises UsageError, ContentError and FormatError."""
 
     def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
@@ -138,7 +138,7 @@ class DrainedSource(Source, Protocol):
 class Sink(Protocol):
     """A destination of sessions, such as `SessionArchive.put`."""
 
-    def put(self, items: Iterable[Item], *, keep_opaque: bool = False) -> Iterator[Stored]:
+    def put(self, items: Iterable[PutRequest], *, keep_opaque: bool = False) -> Iterator[PutReceipt]:
         """Freeze sessions. Yielded ones are durable."""
 
 

@@ -26,7 +26,7 @@ from pltz.archive.engines.llama_slots import read_slot_ids
 from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.worker import drain
-from pltz.archive.token_archive import TokenArchive
+from pltz.archive.sessions import SessionArchive
 from pltz.cli.root import cli
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ContentError, ModelError, TargetMismatch, UsageError
@@ -303,9 +303,9 @@ class TestLive:
                 assert hook.on_evict(EvictionRequest(
                     "story", half.ids, tenant="acme", target=server.target, adapter=half.adapter
                 ))
-        cold = TokenArchive.open(tmp_path / "cold", [tokenizer], create=True)
+        cold = SessionArchive.open(tmp_path / "cold", tokenizers=[tokenizer], create=True)
         assert drain(tmp_path / "journal", cold).stored == 1
-        found = cold.get("story", "acme")
+        found = cold.get_ids("story", "acme")
         with started(models, tmp_path) as server:
             hot = server.thaw(found.ids, slot=0, frozen_for=found.target)
             assert (hot.tokens, hot.cached) == (len(half.ids), 0)
@@ -342,9 +342,9 @@ class TestLive:
             assert plain.ids.tolist() != styled.ids.tolist()
             assert hook.on_evict(EvictionRequest("styled", styled.ids, target=server.target, adapter=styled.adapter))
             assert hook.flush(10)
-            cold = TokenArchive.open(tmp_path / "cold", create=True)
+            cold = SessionArchive.open(tmp_path / "cold", create=True)
             assert drain(tmp_path / "journal", cold).stored == 1
-            found = cold.get("styled")
+            found = cold.get_ids("styled")
             assert server.thaw(found.ids, frozen_for=found.target).tokens == 16
             with pytest.raises(TargetMismatch, match="expected no adapter"):
                 server.thaw(plain.ids)
@@ -372,7 +372,7 @@ class TestLive:
         """pltz llama freeze, import, thaw, with the archive and the bundle that ship."""
         tokenizer = str(tmp_path / "tokenizer.json")
         Path(tokenizer).write_bytes(Target.load("mini-llama").tokenizer_json)
-        TokenArchive.open(tmp_path / "cold", create=True)
+        SessionArchive.open(tmp_path / "cold", create=True)
         options = ["--archive", str(tmp_path / "cold"), "--tokenizer", tokenizer, "--json"]
         with started(models, tmp_path) as server:
             done = server.complete(story(server), slot=0, n_predict=8, **GREEDY)
@@ -386,6 +386,6 @@ class TestLive:
             hot = command("thaw", server.url, "chat-7", "--slot", "0", *options)
             assert (hot["slot"], hot["tokens"], hot["cached"]) == (0, len(done.ids) - 1, 0)
             assert command("thaw", server.url, "kept", "--slot", "0", *options)["cached"] == len(done.ids) - 2
-        found = TokenArchive.open(tmp_path / "cold").get("kept")
+        found = SessionArchive.open(tmp_path / "cold").get_ids("kept")
         assert found.ids.tolist() == done.ids[:-1].tolist()
         assert found.target == fingerprint_gguf(models["model"])

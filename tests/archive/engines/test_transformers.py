@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from pltz.archive.token_archive import TokenArchive
+from pltz.archive.sessions import SessionArchive
 from pltz.models.target.target import Target
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "transformers_serving.py"
@@ -33,8 +33,8 @@ def test_an_evicted_session_goes_on_as_one_that_stayed(example: ModuleType, tmp_
     found = example.run(target, tmp_path, hot=1, sessions=3, turns=3, length=16)
     assert found["same"] and found["replies"] == 9
     assert (found["evictions"], found["thaws"]) == (8, 6) and found["refused"] == {}
-    cold = TokenArchive.open(tmp_path / "cold")
-    first, second = (cold.get(f"customer/{n}", version=1) for n in (0, 1))
+    cold = SessionArchive.open(tmp_path / "cold")
+    first, second = (cold.get_ids(f"customer/{n}", version=1) for n in (0, 1))
     assert first.segments[0][0] == second.segments[0][0]  # one system prompt
     assert first.target == target.fingerprint
     assert found["archive_bytes"] * 50 < found["kv_bytes"]

@@ -21,7 +21,8 @@ from pltz.archive.errors import NotFound
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.journal.entry import MAX_PREFIXES
 from pltz.archive.eviction.worker import drain
-from pltz.archive.token_archive import TokenArchive, target_of, tenant_of
+from pltz.archive.format.ids import target_of, tenant_of
+from pltz.archive.sessions import SessionArchive
 from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import TargetMismatch, UsageError
 from tests.archive.engines.served_models import write_peft_lora
@@ -97,7 +98,7 @@ def test_what_ids_do_not_bring_back_is_refused_and_counted(
 
 
 def test_a_salt_never_crosses_tenants_nor_is_it_kept(tmp_path: Path) -> None:
-    cold = TokenArchive.open(tmp_path / "cold", create=True)
+    cold = SessionArchive.open(tmp_path / "cold", create=True)
     with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
         for tenant, salt in (("acme", "s3cret"), ("beta", "s3cret"), ("acme", "another")):
             found = VllmEngine().evicted(
@@ -108,7 +109,7 @@ def test_a_salt_never_crosses_tenants_nor_is_it_kept(tmp_path: Path) -> None:
             )
             assert found is not None and hook.on_evict(found)
     assert drain(tmp_path / "journal", cold).stored == 3
-    assert cold.get("of acme s", "acme", salt="s3cret").ids.tolist() == IDS
+    assert cold.get_ids("of acme s", "acme", salt="s3cret").ids.tolist() == IDS
     others: list[tuple[str, str, str | None]] = [
         ("of acme s", "acme", None),
         ("of acme s", "acme", "another"),
@@ -117,7 +118,7 @@ def test_a_salt_never_crosses_tenants_nor_is_it_kept(tmp_path: Path) -> None:
     ]
     for name, whose, with_salt in others:
         with pytest.raises(NotFound):
-            cold.get(name, whose, salt=with_salt)
+            cold.get_ids(name, whose, salt=with_salt)
     segments = [{s for s, _ in cold.archive.tower(v).segments} for v in cold.archive.ls()]
     assert len(set.union(*segments)) == sum(map(len, segments)) == 3  # the same ids, and nothing shared
     for path in tmp_path.rglob("*"):
@@ -148,9 +149,9 @@ def test_odd_hints_of_a_client_lose_no_session_and_stop_nothing(tmp_path: Path, 
     found = VllmEngine().evicted(request(kv_transfer_params={"pltz": {"session": "chat", "prefixes": prefixes}}))
     with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
         assert found is not None and hook.on_evict(found)
-    cold = TokenArchive.open(tmp_path / "cold", create=True)
+    cold = SessionArchive.open(tmp_path / "cold", create=True)
     assert drain(tmp_path / "journal", cold).stored == 1
-    assert cold.get("chat").ids.tolist() == IDS
+    assert cold.get_ids("chat").ids.tolist() == IDS
 
 
 def test_a_prompt_is_the_ids_and_the_salt() -> None:

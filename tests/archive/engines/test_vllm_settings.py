@@ -19,8 +19,8 @@ from pltz.archive.eviction.journal.lock import FileLocks
 from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.settings import HookSettings
 from pltz.archive.eviction.worker import drain
+from pltz.archive.sessions import SessionArchive
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.token_archive import TokenArchive
 from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import UsageError
 from tests.archive.engines import fake_vllm
@@ -151,14 +151,14 @@ def test_the_connector_opens_a_sealed_archive(
     setting["passphrase_env"] = "COLD_PASSPHRASE"
     words = given == "passphrase_env"
     key = Secret.passphrase("correct horse") if words else Secret.file(tmp_path / "key")
-    TokenArchive.open(tmp_path / "cold", key=key, create=True)
+    SessionArchive.open(tmp_path / "cold", key=key, create=True)
     places = {"journal": str(tmp_path / "journal"), "archive": str(tmp_path / "cold"), "worker": "thread"}
     with pytest.raises(KeyMismatch, match="key_file, key_command or passphrase_env"):
         connect(**places)
     connector = connect(**places, flush_seconds=0.005, **{given: setting[given]})
     connector.request_finished_all_groups(named("chat"), ())
     assert connector._hook.settle(60)
-    assert TokenArchive.open(tmp_path / "cold", key=key).get("chat").ids.tolist() == IDS
+    assert SessionArchive.open(tmp_path / "cold", key=key).get_ids("chat").ids.tolist() == IDS
 
 
 def test_a_passphrase_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_a_passphrase_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_a_sealed_archive_without_its_key_is_refused_at_open(tmp_path: Path, worker: Any) -> None:
     """Refuse a sealed archive without its key: it opened, nothing was archived, and the journal grew."""
     key = Secret(b"a key of sixteen bytes or more", 0)
-    TokenArchive.open(tmp_path / "cold", key=key, create=True)
+    SessionArchive.open(tmp_path / "cold", key=key, create=True)
     with pytest.raises(KeyMismatch, match="key_file, key_command or passphrase_env"):
         EvictionHook.open(tmp_path / "journal", tmp_path / "cold", worker=worker)
     assert JournalReader(OsDisk(tmp_path / "journal"), FileLocks(tmp_path / "journal")).status().living == 0

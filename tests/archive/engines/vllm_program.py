@@ -18,7 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from pltz.archive.engines.vllm_request import VllmEngine
 from pltz.archive.eviction.worker import drain
-from pltz.archive.token_archive import TokenArchive
+from pltz.archive.sessions import SessionArchive
 from pltz.datasets import sample_sessions
 from pltz.models.target.checkpoint import fingerprint_of
 from pltz.plt_codec.errors import PltzError
@@ -103,9 +103,9 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     _, hot = serve(llm, [*ids, *half], 1, salt="of acme")
     assert llm.llm_engine.reset_prefix_cache()  # all goes cold
     time.sleep(0.5)  # the journal's flush
-    cold = TokenArchive.open(place, create=True)
+    cold = SessionArchive.open(place, create=True)
     drained = drain(journal, cold)
-    found = cold.get("chat", "acme", salt="of acme")
+    found = cold.get_ids("chat", "acme", salt="of acme")
     out["frozen"] = {
         "tokens": len(found.ids),
         "bytes": drained.frozen,
@@ -114,12 +114,12 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     }
     out["ids"] = found.ids.tolist() == [*ids, *half]
     out["target"] = found.target == target
-    out["styled"] = cold.get("styled", "acme").ids.tolist() == [*ids, *styled]
+    out["styled"] = cold.get_ids("styled", "acme").ids.tolist() == [*ids, *styled]
     out["names"] = sorted((v.tenant, v.name) for v in cold.archive.ls())
-    out["other salt"] = refusal(lambda: cold.get("chat", "acme", salt="of beta"))
-    out["no salt"] = refusal(lambda: cold.get("chat", "acme"))
+    out["other salt"] = refusal(lambda: cold.get_ids("chat", "acme", salt="of beta"))
+    out["no salt"] = refusal(lambda: cold.get_ids("chat", "acme"))
     out["adapter left out"] = refusal(
-        lambda: VllmEngine(target).thaw(found.ids, frozen_for=cold.get("styled", "acme").target)
+        lambda: VllmEngine(target).thaw(found.ids, frozen_for=cold.get_ids("styled", "acme").target)
     )
     asked = VllmEngine(target).thaw(found.ids, salt="of acme", frozen_for=found.target)
     start = time.perf_counter()

@@ -20,9 +20,9 @@ from pltz.archive.eviction.journal.lock import FileLocks, Lock
 from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.eviction.worker import Worker
+from pltz.archive.sessions import SessionArchive
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.token_archive import TokenArchive
 from pltz.archive.tower_archive import TowerArchive
 from tests.archive.eviction.opened import TARGET, BadDisk, Opened
 
@@ -52,9 +52,9 @@ class Bench:
         self.disk, self.codec, self.locks = disk, codec, MemoryLocks(disk)
         self.backlog = JournalReader(disk, self.locks)
 
-    def archive(self) -> TokenArchive:
+    def archive(self) -> SessionArchive:
         bundle: Any = SimpleNamespace(tokenizer=SimpleNamespace(fingerprint=self.codec.tokenizer))
-        return TokenArchive(TowerArchive.open(DirectoryStore(self.disk), [self.codec]), bundle)
+        return SessionArchive(TowerArchive.open(DirectoryStore(self.disk), [self.codec]), [bundle])
 
     def worker(self, **options: Any) -> Worker:
         return Worker(self.backlog, Tokenizers(self.disk), self.archive, **options)

@@ -23,8 +23,8 @@ from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.archive.eviction.hook import EvictionHook, HookSettings
 from pltz.archive.eviction.journal.lock import FileLocks
 from pltz.archive.eviction.journal.reader import JournalReader
+from pltz.archive.format.ids import target_of, tenant_of
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.token_archive import target_of, tenant_of
 from pltz.plt_codec.errors import ModelError, UsageError
 from tests.archive.eviction.opened import TARGET, Opened, entries, eventually
 

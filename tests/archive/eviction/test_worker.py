@@ -25,8 +25,8 @@ from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.journal.segment import Name
 from pltz.archive.eviction.refusals import read_refusals
 from pltz.archive.eviction.worker import WORKER_LOCK, drain
+from pltz.archive.sessions import SessionArchive
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.token_archive import TokenArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import random_weights
@@ -47,7 +47,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callab
 
 @pytest.fixture
 def cold(tmp_path: Path, bundle: Bundle) -> Path:
-    TokenArchive.open(tmp_path / "cold", bundle=bundle, create=True)
+    SessionArchive.open(tmp_path / "cold", [bundle], create=True)
     return tmp_path / "cold"
 
 
@@ -62,10 +62,10 @@ def test_evictions_reach_the_archive(tmp_path: Path, cold: Path, bundle: Bundle,
             hook.on_evict(EvictionRequest(f"s{n}", ids(n), tags={"n": str(n)}))
             hook.on_evict(EvictionRequest(f"s{n}", np.append(ids(n), ids(9))))
         assert hook.settle(60)
-        found = TokenArchive.open(cold, bundle=bundle)
+        found = SessionArchive.open(cold, [bundle])
         for n in range(5):
-            assert np.array_equal(found.get(f"s{n}", version=1).ids, ids(n))
-            assert np.array_equal(found.get(f"s{n}").ids, np.append(ids(n), ids(9)))
+            assert np.array_equal(found.get_ids(f"s{n}", version=1).ids, ids(n))
+            assert np.array_equal(found.get_ids(f"s{n}").ids, np.append(ids(n), ids(9)))
         assert hook.status()["journal"]["waiting"] == 0
         deadline = time.monotonic() + 10
         while hook.status()["worker"]["stored"] < 10 and time.monotonic() < deadline:
@@ -89,7 +89,7 @@ def test_a_worker_process_that_dies_is_started_again(
         assert hook.settle(60)
         assert hook.status()["worker"]["restarts"] == 1
         assert eventually(lambda: "exit code -9" in caplog.text)
-    assert np.array_equal(TokenArchive.open(cold, bundle=bundle).get("a").ids, ids(1))
+    assert np.array_equal(SessionArchive.open(cold, [bundle]).get_ids("a").ids, ids(1))
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
@@ -119,7 +119,7 @@ def test_an_archive_in_place_of_another_gets_nothing(
         hook.on_evict(EvictionRequest("a", ids(1)))
         assert hook.settle(60)
         cold.rename(tmp_path / "own")
-        other = TokenArchive.open(cold, bundle=bundle, create=True)
+        other = SessionArchive.open(cold, [bundle], create=True)
         hook.on_evict(EvictionRequest("b", ids(2)))
         assert eventually(lambda: "found another in its place" in hook.status()["worker"]["failure"])
         assert eventually(lambda: "found another in its place" in caplog.text)
@@ -129,7 +129,7 @@ def test_an_archive_in_place_of_another_gets_nothing(
         (tmp_path / "own").rename(cold)
         assert hook.settle(60) and eventually(lambda: "evictions are archived again" in caplog.text)
         assert not hook.status()["worker"]["failure"]
-    assert np.array_equal(TokenArchive.open(cold, bundle=bundle).get("b").ids, ids(2))
+    assert np.array_equal(SessionArchive.open(cold, [bundle]).get_ids("b").ids, ids(2))
 
 
 def test_a_worker_of_a_real_time_process_is_none_itself(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
@@ -161,7 +161,7 @@ def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path
     assert (
         (done.stored, done.rejected) == (1, 1) and done.refused[0][1] == "bad" and "10" in done.refused[0][2]
     )
-    found = TokenArchive.open(cold, [spec], bundle).get("a")
+    found = SessionArchive.open(cold, [bundle], tokenizers=[spec]).get_ids("a")
     assert found.ids.tolist() == tokens and found.target == bytes(range(16))
     again = drain(tmp_path / "j", cold, bundle=bundle)
     assert again.entries == 0 and JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).status().refused
@@ -360,7 +360,7 @@ def test_kill_9_loses_nothing_that_was_reported_durable(tmp_path: Path, cold: Pa
         server.wait()
     left = drain(tmp_path / "j", cold, bundle=bundle)
     assert not left.busy and not left.rejected
-    found = TokenArchive.open(cold, bundle=bundle)
+    found = SessionArchive.open(cold, [bundle])
     for name in {evicted(n)[0] for n in durable}:
         stored = [tuple(found.archive.tower(v).tokens.tolist()) for v in found.archive.history(name)]
         wanted = {tuple(evicted(n)[1]) for n in durable if evicted(n)[0] == name}

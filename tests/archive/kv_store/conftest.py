@@ -11,7 +11,7 @@ import torch
 
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.kv_store.kv_block import KVBlock
-from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target
@@ -111,7 +111,7 @@ def stranger(small: Path) -> Target:
 def by_model(archive: SessionArchive) -> None:
     """Code sessions by the bundle, which untrained as it is would lose to plain bytes under zstd."""
     cut = archive._cut
-    archive._cut = lambda item, keep_opaque: replace(cut(item, keep_opaque), otherwise=())  # type: ignore[method-assign]
+    archive._cut = lambda request, keep_opaque: replace(cut(request, keep_opaque), otherwise=())  # type: ignore[method-assign]
 
 
 PROMPT = "You answer questions about string, rope, thread and yarn, at length and with care. " * 6
@@ -132,18 +132,18 @@ def cold(tmp_path: Path, bundle: Bundle) -> SessionArchive:
     The session "plain" is kept as bytes.
     """
     archive = SessionArchive.create(tmp_path / "cold", [bundle])
-    list(archive.put([Item("plain", chat("And rope?", "Rope. " * 50))]))
+    list(archive.put([PutRequest("plain", chat("And rope?", "Rope. " * 50))]))
     assert archive.archive.version("plain").tokenizer == BytesCodec.tokenizer
     by_model(archive)
     items = [
-        Item(
+        PutRequest(
             f"a/{n}", chat(f"Question {n} about rope.", "Yes. " * (5 + 7 * n)), base="helpers", time=1000 + n
         )
         for n in range(5)
     ]
-    items.append(Item("a/0", chat("Question 0 about rope.", "Yes. " * 5, "And why?", "Because."), time=5000))
-    items.append(Item("text", Session("text", b"Just some words, a few of them twice, of them twice.")))
-    items.append(Item("ids", Session("ids", np.arange(100, 180))))
-    items.append(Item("meta", chat("What else?", "Nothing. " * 200, source={"from": "a test"})))
+    items.append(PutRequest("a/0", chat("Question 0 about rope.", "Yes. " * 5, "And why?", "Because."), time=5000))
+    items.append(PutRequest("text", Session("text", b"Just some words, a few of them twice, of them twice.")))
+    items.append(PutRequest("ids", Session("ids", np.arange(100, 180))))
+    items.append(PutRequest("meta", chat("What else?", "Nothing. " * 200, source={"from": "a test"})))
     assert len(list(archive.put(items))) == len(items)
     return archive

@@ -9,7 +9,7 @@ import pytest
 
 from pltz.archive.kv_store import HotStore, Thawer
 from pltz.archive.kv_store.stage_timer import StageTimer
-from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.thaw import KV_NOISE, kv_difference
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target
@@ -169,7 +169,7 @@ def test_nor_are_several_at_once_nor_what_is_too_long_for_a_pass(
     cold: SessionArchive, kin: Target, ran: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu(cold, monkeypatch, lambda g, tokens: g.say(tokens))
-    list(cold.put([Item("more", Session("ids", IDS[::-1].copy()))]))
+    list(cold.put([PutRequest("more", Session("ids", IDS[::-1].copy()))]))
     from pltz.archive.kv_store import Wanted
 
     Thawer(cold, kin, None).thaw_many([Wanted("ids"), Wanted("more")])

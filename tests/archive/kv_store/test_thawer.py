@@ -14,7 +14,7 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.kv_store import HotStore, Thawer, Wanted
 from pltz.archive.kv_store.store import space_of
-from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.thaw import KV_NOISE, Thawed, kv_difference
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bridge import Bridge
@@ -265,7 +265,7 @@ def test_ids_that_spell_a_chat_are_not_taken_for_it(cold: SessionArchive, kin: T
     """One segment id, two readings: a chat's style is not shown to a target, ids are shown as they are."""
     value = [{"role": "user", "content": "A list has a style token in front."}]
     tokens = to_tokens(Session("chat", value), cold.tokenizer)
-    list(cold.put([Item("chat", Session("chat", value)), Item("same", Session("ids", tokens))]))
+    list(cold.put([PutRequest("chat", Session("chat", value)), PutRequest("same", Session("ids", tokens))]))
     leaves = [cold.archive.version(name).leaf for name in ("chat", "same")]
     assert leaves[0] == leaves[1]
     thawer = Thawer(cold, kin, HotStore.open(ROOM))
@@ -304,9 +304,9 @@ def test_warm_files_serve_the_next_process(
 
 
 def test_an_error_is_of_its_session_alone(cold: SessionArchive, kin: Target) -> None:
-    list(cold.put([Item("other", Session("ids", np.arange(9)), target=b"another target..")]))
-    list(cold.put([Item("long", Session("ids", np.full(3000, 40)))]))
-    list(cold.put([Item("empty", Session("chat", {"messages": []}))]))
+    list(cold.put([PutRequest("other", Session("ids", np.arange(9)), target=b"another target..")]))
+    list(cold.put([PutRequest("long", Session("ids", np.full(3000, 40)))]))
+    list(cold.put([PutRequest("empty", Session("chat", {"messages": []}))]))
     thawer = Thawer(cold, kin, HotStore.open(ROOM))
     names = ["a/1", "nobody", "other", "long", "empty", "a/2"]
     found = thawer.thaw_many([Wanted(name) for name in names])
@@ -320,7 +320,7 @@ def test_an_error_is_of_its_session_alone(cold: SessionArchive, kin: Target) -> 
 def test_a_damaged_session_does_not_take_others_with_it(
     cold: SessionArchive, kin: Target, bundle: Bundle, tmp_path: Path
 ) -> None:
-    list(cold.put([Item("victim", Session("text", b"words that are not in the others, not one."))]))
+    list(cold.put([PutRequest("victim", Session("text", b"words that are not in the others, not one."))]))
     pack = max((tmp_path / "cold/packs").iterdir(), key=lambda p: p.stat().st_mtime_ns)
     record = cold.archive.version("victim")
     place = cold.archive.catalog.lookup.places(0, record.leaf)[0]
@@ -338,7 +338,7 @@ def test_a_damaged_session_does_not_take_others_with_it(
 def test_a_new_version_is_seen_at_once(cold: SessionArchive, kin: Target) -> None:
     thawer = Thawer(cold, kin, HotStore.open(ROOM))
     before = thawer.thaw("text")
-    list(cold.put([Item("text", Session("text", b"Other words altogether."))]))
+    list(cold.put([PutRequest("text", Session("text", b"Other words altogether."))]))
     after = thawer.thaw("text")
     assert after.token_ids.tolist() == ids_of(cold, "text") != before.token_ids.tolist()
 
@@ -348,7 +348,7 @@ def test_a_sealed_archive_is_decoded_every_time_and_never_over_files(
 ) -> None:
     sealed = SessionArchive.create(tmp_path / "sealed", [bundle], key=Secret(b"k" * 32, 0))
     by_model(sealed)
-    list(sealed.put([Item("one", Session("ids", np.arange(50)))]))
+    list(sealed.put([PutRequest("one", Session("ids", np.arange(50)))]))
     with pytest.raises(UsageError, match="in the clear"):
         Thawer(sealed, kin, HotStore.open(0, 0, 9, folder=tmp_path / "warm"))
     counted = Counted(sealed, kin, monkeypatch)

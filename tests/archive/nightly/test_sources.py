@@ -28,6 +28,7 @@ from pltz.archive.nightly.sources import database, jsonl
 from pltz.archive.nightly.sources.database import SqliteSource
 from pltz.archive.nightly.sources.jsonl import JsonlSource
 from pltz.archive.nightly.sources.source import SourceEntry, Unreadable
+from pltz.archive.sessions import SessionArchive
 from pltz.datasets.byte_input import CHUNK
 from pltz.plt_codec.errors import ContentError, UsageError
 
@@ -456,7 +457,6 @@ def test_slot_files_are_read_when_their_reader_is_there(nightly: Nightly) -> Non
 
 def test_slot_files_of_another_tokenizer(nightly: Nightly, tiny_tokenizer_json: Callable[..., bytes]) -> None:
     pytest.importorskip("pltz.archive.engines.llama_slots")
-    tokens = pytest.importorskip("pltz.archive.token_archive")
     other = tiny_tokenizer_json(1500)
     nightly.write("tokenizer.json", other)
     ids = np.arange(40, 1400, 3)
@@ -466,8 +466,8 @@ def test_slot_files_of_another_tokenizer(nightly: Nightly, tiny_tokenizer_json: 
     nightly.sources = '[[source]]\nkind = "slots"\npath = "slots"\ntokenizer = "tokenizer.json"\n'
     assert nightly.counts() == (3, 0, 0, 0)
     assert nightly.counts() == (0, 3, 0, 0)
-    cold = tokens.TokenArchive.open(nightly.root / "cold", [other], nightly.bundles[0])
-    assert cold.get("1").ids.tolist() == ids[1:].tolist()
+    cold = SessionArchive.open(nightly.root / "cold", [nightly.bundles[0]], tokenizers=[other])
+    assert cold.get_ids("1").ids.tolist() == ids[1:].tolist()
     words = np.array([0x67677371, 3, 2], "<u4").tobytes() + np.array([5, 1_000_000], "<i4").tobytes()
     nightly.write("slots/bad.bin", words)  # no id of this tokenizer
     assert nightly.counts() == (0, 3, 1, 5)
@@ -475,7 +475,6 @@ def test_slot_files_of_another_tokenizer(nightly: Nightly, tiny_tokenizer_json: 
 
 def test_the_journal_of_the_hook(nightly: Nightly) -> None:
     hooks = pytest.importorskip("pltz.archive.eviction.hook")
-    tokens = pytest.importorskip("pltz.archive.token_archive")
     journal = nightly.root / "journal"
     rows = {f"evicted-{n}": np.arange(40, 40 + 100 * (n + 1)) % 1000 + 32 for n in range(5)}
     with hooks.EvictionHook.open(journal, bundle=nightly.bundles[0].path, worker="none") as hook:
@@ -485,9 +484,9 @@ def test_the_journal_of_the_hook(nightly: Nightly) -> None:
     assert nightly.counts(dry_run=True) == (0, 0, 0, 0)
     assert nightly.counts() == (5, 0, 0, 0)
     assert nightly.counts() == (0, 0, 0, 0)
-    cold = tokens.TokenArchive.open(nightly.root / "cold", bundle=nightly.bundles[0])
+    cold = SessionArchive.open(nightly.root / "cold", [nightly.bundles[0]])
     for name, ids in rows.items():
-        assert cold.get(name, tenant="acme").ids.tolist() == (ids % 1024).tolist()
+        assert cold.get_ids(name, tenant="acme").ids.tolist() == (ids % 1024).tolist()
     nightly.sources = '[[source]]\nkind = "journal"\npath = "nowhere"\n'
     report = nightly.run()
     assert report["exit_code"] == 7 and "journal" in report["failures"][0]

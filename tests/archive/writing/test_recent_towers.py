@@ -10,8 +10,7 @@ import pytest
 
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS, Location
-from pltz.archive.sessions import Item, SessionArchive
-from pltz.archive.token_archive import TokenArchive, TokenItem
+from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.writing.recent_towers import RecentTowers
 from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session
@@ -58,9 +57,8 @@ def grown(folder: Path, *, remember: bool) -> tuple[SessionArchive, list[tuple[i
     for turns in (2, 4, 6):
         if not remember:
             cold.archive._writer.recent.clear()
-        [stored] = cold.put([Item("chat", Session("chat", chat(turns)))])
-        assert stored.receipt is not None
-        added.append((stored.receipt.new, stored.receipt.size))
+        [stored] = cold.put([PutRequest("chat", Session("chat", chat(turns)))])
+        added.append((stored.segments, stored.size))
     return cold, added
 
 
@@ -96,8 +94,8 @@ def test_a_base_that_was_damaged_since_is_no_error(tmp_path: Path) -> None:
     root = cold.archive.tower(cold.archive.version("chat")).segments[0][0]
     at = cold.archive.catalog.lookup.find(SEGMENTS, root)[0].location
     damage(tmp_path / "a", at)
-    [stored] = cold.put([Item("chat", Session("chat", chat(8)))])
-    assert stored.receipt is not None and stored.receipt.version == 4
+    [stored] = cold.put([PutRequest("chat", Session("chat", chat(8)))])
+    assert stored.version == 4
 
 
 def damage(folder: Path, at: Location) -> None:
@@ -111,9 +109,9 @@ def damage(folder: Path, at: Location) -> None:
 
 def test_remembered_ids_whose_records_are_damaged_are_put_again(tmp_path: Path) -> None:
     """A put of the same ids is unchanged only while the archive still has them."""
-    cold = TokenArchive.open(tmp_path / "a", create=True)
-    item = TokenItem("ids", np.arange(100, 300), prefixes=(100,))
-    assert not cold.put([item])[0].unchanged and cold.put([item])[0].unchanged
+    cold = SessionArchive.open(tmp_path / "a", create=True)
+    item = PutRequest("ids", Session("ids", np.arange(100, 300)), prefixes=(100,))
+    assert not next(cold.put([item])).unchanged and next(cold.put([item])).unchanged
     damage(tmp_path / "a", cold.archive.version("ids").location)
-    assert not cold.put([item])[0].unchanged
-    assert TokenArchive.open(tmp_path / "a").get("ids").ids.tolist() == [*range(100, 300)]
+    assert not next(cold.put([item])).unchanged
+    assert SessionArchive.open(tmp_path / "a").get_ids("ids").ids.tolist() == [*range(100, 300)]

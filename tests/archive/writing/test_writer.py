@@ -1,15 +1,98 @@
-"""The writer's choice among the ways to store a session."""
+"""The writer takes, of several ways to store a session, the one that adds the fewest bytes, and encodes each once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from pltz.archive.codecs.codec import BytesCodec, Plain
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from tests.archive.conftest import ZlibCodec
+
+NOISE = np.random.default_rng(3).integers(0, 256, 300).astype(np.uint8)
+AGAIN = np.frombuffer(b"again and again " * 20, np.uint8)
+
+
+class CountingCodec(ZlibCodec):
+    """A codec that counts the segments that it encodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoded = 0
+
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        self.encoded += len(batch)
+        return super().encode(batch)
+
+
+@pytest.fixture
+def words() -> CountingCodec:
+    return CountingCodec()
+
+
+@pytest.fixture
+def two(disk: SimDisk, words: CountingCodec) -> TowerArchive:
+    """Return an archive of two codecs."""
+    return TowerArchive.create(DirectoryStore(disk), [words, BytesCodec()])
+
+
+def two_ways(name: str, words: np.ndarray, plain: np.ndarray) -> NewSession:
+    """Return a session as tokens of the first codec or, otherwise, as bytes for the second."""
+    return NewSession(name, [words], otherwise=[NewSession(name, [plain], codec=1)])
+
+
+def test_the_way_with_the_fewest_new_bytes_is_taken(two: TowerArchive) -> None:
+    few, many = np.arange(4), NOISE.astype(np.int64)
+    receipts = two.put([two_ways("few", few, NOISE), two_ways("many", many, AGAIN)])
+    assert [receipt.codec for receipt in receipts] == [0, 1]
+    assert two.get("few").tokens.tolist() == few.tolist()
+    assert two.get("many").tokens.tolist() == AGAIN.tolist()
+    assert two.stat().segments == 2  # nothing of the other ways is stored
+
+
+def test_of_equal_ways_the_first_is_taken(two: TowerArchive) -> None:
+    one = NewSession("a", [np.arange(9)])
+    assert two.put([replace(one, otherwise=[NewSession("a", [NOISE], codec=1)])])[0].codec == 0
+    same = NewSession("b", [AGAIN], codec=1)
+    assert two.put([replace(same, otherwise=[NewSession("b", [AGAIN[:]], codec=1, kind="text")])])[0].new == 1
+    assert two.get("b").version.kind == same_kind(same)
+
+
+def same_kind(session: NewSession) -> int:
+    """Return the number of a session's kind."""
+    return ("chat", "text", "ids").index(session.kind)
+
+
+def test_each_segment_is_encoded_once(two: TowerArchive, words: CountingCodec) -> None:
+    two.put([two_ways("a", np.arange(4), NOISE), two_ways("b", np.arange(4), NOISE)])
+    assert words.encoded == 1
+
+
+def test_a_way_that_adds_nothing_is_taken_before_any_is_coded(two: TowerArchive, words: CountingCodec) -> None:
+    two.put([NewSession("a", [NOISE], codec=1)])
+    receipt = two.put([two_ways("b", np.arange(4), NOISE)])[0]
+    assert (receipt.codec, receipt.new, words.encoded) == (1, 0, 0)
+
+
+def test_a_dry_run_says_what_a_put_stores_and_stores_nothing(two: TowerArchive) -> None:
+    session = two_ways("a", np.arange(4), NOISE)
+    dry = two.put([session], dry_run=True)
+    assert two.stat().packs == 0 and not two.history("a")
+    assert [r._replace(id=b"") for r in dry] == [r._replace(id=b"") for r in two.put([session])]
+
+
+def test_a_way_that_no_record_holds_is_not_taken(two: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pltz.archive.writing.writer.tokens_fit", lambda tokens, size: tokens > 4)
+    assert two.put([two_ways("a", np.arange(4), NOISE)])[0].codec == 1
+
+
+# ---- a short turn
 
 TEXT = np.frombuffer(bytes(range(32, 127)) * 40, np.uint8)  # 3800 bytes
 

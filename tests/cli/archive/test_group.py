@@ -252,15 +252,15 @@ def test_a_name_does_not_steer_the_terminal(run: Run, cold: Path, put: Put) -> N
 
 KILLED = """
 import sys
-from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 cold = SessionArchive.open(sys.argv[1], [Bundle.load(sys.argv[2])])
 turns = []
 for n in range(10000):
     turns.append({"role": "user", "content": f"turn {n}"})
-    for stored in cold.put([Item("s", Session("chat", {"messages": turns}))]):
-        print(stored.receipt.version, flush=True)
+    for stored in cold.put([PutRequest("s", Session("chat", {"messages": turns}))]):
+        print(stored.version, flush=True)
 """
 
 
