@@ -28,7 +28,7 @@ EXTRAS = "s3,serve,postgres"
 
 
 class Image:
-    """What the Dockerfile makes: ``root``, with ``src``, ``wheels``, ``data`` and an environment."""
+    """Hold the results of the Dockerfile: ``root``, with ``src``, ``wheels``, ``data`` and an environment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

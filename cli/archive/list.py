@@ -188,7 +188,7 @@ def age(seconds: int) -> str:
 
 
 class SegmentHead(NamedTuple):
-    """What the head of a record says of its segment. ``size``: bytes of its bitstring."""
+    """Hold the head of a record. ``size``: bytes of its bitstring."""
 
     parent: bytes
     tokens: int

@@ -215,7 +215,7 @@ quick = settings(deadline=None, max_examples=60, suppress_health_check=list(Heal
 
 
 def encode(kind: str, text: str) -> list[int]:
-    """What the library makes of a text, special tokens recognised, nothing added."""
+    """Return the ids that the library gives a text: special tokens recognised, nothing added."""
     return list(target(kind).encode(text, add_special_tokens=False).ids)
 
 

@@ -59,7 +59,7 @@ def good(key: Secret | None = None, seed: int = 0) -> Files:
 
 
 def collected() -> Files:
-    """What `good` becomes when a collector has deleted the condemned pack: an entry of it stands in the ledger."""
+    """Make `good` as it is after a collector has deleted the condemned pack: an entry of it stands in the ledger."""
     disk = disk_of(good())
     TowerArchive.open(DirectoryStore(disk), [BytesCodec()]).collect(small=0, dead_share=1.0)
     return disk.seen.files()
@@ -73,7 +73,7 @@ def condemned() -> Files:
 
 
 def given_up(files: Files, *, acknowledged: bool = False) -> Files:
-    """What repair leaves of an archive."""
+    """Return an archive as repair leaves it."""
     disk = disk_of(files)
     Repairer(DirectoryStore(disk)).run()
     if acknowledged:

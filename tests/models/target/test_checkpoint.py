@@ -1,4 +1,4 @@
-"""What a folder of a target promises: it is named by its files, and loads without running anybody's code."""
+"""Test the promises of a target folder: it is named by its files, and loads without running anybody's code."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""What a target promises once it is loaded: it prefills, renders and goes on as it serves."""
+"""Test the promises of a loaded target: it prefills, renders and goes on as it serves."""
 
 import json
 from collections.abc import Callable

@@ -137,7 +137,7 @@ GATED = dataclasses.replace(SMALL, gated=True)
 
 
 def a_state(config: NetConfig) -> dict[str, Floats]:
-    """Of a net that looks trained: biases and outputs are not small."""
+    """Return a net that looks trained: biases and outputs are not small."""
     torch.manual_seed(7)
     net = Net(config)
     with torch.no_grad():
@@ -147,7 +147,7 @@ def a_state(config: NetConfig) -> dict[str, Floats]:
 
 
 def logits(state: dict[str, Floats], config: NetConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of both levels, for one row of random ids."""
+    """Return the logits of both levels, for one row of random ids."""
     net = Net(config)
     net.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()})
     torch.manual_seed(1)

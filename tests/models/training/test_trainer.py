@@ -73,7 +73,7 @@ def test_a_net_learns_and_a_checkpoint_goes_on(
 
 @pytest.mark.slow
 def test_two_processes_take_one_step_on_the_rows_of_both(streams: Path, tmp_path: Path) -> None:
-    """What they end with is what one process makes of the mean of both losses; neither's rows alone give it."""
+    """Both end with the weights that one process makes of the mean of both losses; neither's rows alone give it."""
     start, folder = tmp_path / "start", tmp_path / "two"
     start.mkdir()
     folder.mkdir()
