@@ -1,0 +1,90 @@
+"""Trace one chat through pltz: files entered, calls, and moves between files, for compress, decompress, put and get.
+
+    python -m pltz.benchmarks.trace_session
+
+Each call is made once before it is traced, so that loading is left out. Only code of pltz counts.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import pltz
+
+ROOMS = Path(__file__).resolve().parents[1]
+CHAT = {
+    "messages": [
+        {"role": "user", "content": "What is a prefill?"},
+        {"role": "assistant", "content": "One pass of the model over all tokens of the prompt."},
+    ]
+}
+
+
+class Trace(NamedTuple):
+    """Counts of one call: ``files`` entered, ``calls`` made in them, ``moves`` from a file to another."""
+
+    files: int
+    calls: int
+    moves: int
+
+
+def trace(work: Callable[[], object]) -> Trace:
+    """Return the counts of one call of ``work``, its threads included."""
+    homes: dict[str, str] = {}
+    files: set[str] = set()
+    calls = moves = 0
+    last = ""
+
+    def enter(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls, moves, last
+        if event != "call":
+            return
+        name = frame.f_code.co_filename
+        if name not in homes:
+            path = Path(name).resolve()
+            ours = path.is_file() and path.is_relative_to(ROOMS) and path.name != Path(__file__).name
+            homes[name] = str(path) if ours and ".venv" not in path.parts else ""
+        if home := homes[name]:
+            calls += 1
+            files.add(home)
+            moves += home != last
+            last = home
+
+    sys.setprofile(enter)
+    threading.setprofile(enter)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return Trace(len(files), calls, moves)
+
+
+def main() -> None:
+    """Print a line for each of the four ways of a session."""
+    data = pltz.compress(CHAT)
+    pltz.decompress(data)
+    with tempfile.TemporaryDirectory() as folder:
+        archive = pltz.Archive.open(f"{folder}/cold", create=True)
+        archive.put("first", CHAT)
+        archive.get("first")
+        second = {"messages": [{"role": "user", "content": "And a prefix?"}, CHAT["messages"][1]]}
+        ways: dict[str, Callable[[], object]] = {
+            "compress": lambda: pltz.compress(CHAT),
+            "decompress": lambda: pltz.decompress(data),
+            "put": lambda: archive.put("second", second),
+            "get": lambda: archive.get("second"),
+        }
+        for way, work in ways.items():
+            files, calls, moves = trace(work)
+            print(f"{way:10}  {files:3} files  {calls:4} calls  {moves:3} moves")
+
+
+if __name__ == "__main__":
+    main()
