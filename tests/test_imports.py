@@ -52,7 +52,7 @@ WINGS = {
     "benchmarks": (
         "machine timing corpus products random_target",
         "peers plots",
-        "measure_archive measure_cuda measure_limits",
+        "measure_archive measure_cuda trace_session measure_limits",
         "torture",
     ),
     "cli": (
