@@ -51,7 +51,7 @@ def _silent(text: str) -> None:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How to read inputs.
+    """Hold the options of reading inputs.
 
     Attributes:
         format: name of the format of all of them, or auto.

@@ -166,7 +166,7 @@ def test_versions(cold: pltz.Archive) -> None:
 def test_ids_of_a_target_with_prefixes(
     cold: pltz.Archive, tmp_path: Path, bundle: Bundle, tiny_tokenizer_json: Callable[..., bytes]
 ) -> None:
-    """As `SessionArchive` stores them, segment by segment; found again with the tokenizer named at opening."""
+    """Store ids segment by segment, and find them again with the tokenizer named at opening."""
     spec = tiny_tokenizer_json(1536)
     ids = np.random.default_rng(4).integers(40, 1500, 300)
     options: dict[str, Any] = {"tokenizer": spec, "target": b"W" * 16}

@@ -632,7 +632,7 @@ template <int OWN> struct Grid {
     };
 
     /* The decoder of one block of tokens. Every instruction of a layer runs once a layer, so its fetch counts: loops
-     * that need not be are straight lines, and code for rare cases is left out (a layer of 62 kB: 27 ms a session; of
+     * that need not be are straight lines, and code for rare cases is left out (a layer of 62 kB: 27 ms per session; of
      * 32 kB: 21 ms). All members live in registers. */
     struct Decoder {
         const Model &model;
