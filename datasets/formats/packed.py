@@ -91,7 +91,7 @@ def _check(names: list[str], archive: str, before: int = 0) -> None:
         raise LimitError(f"{archive}: expected at most {MEMBERS} members, found more: split the archive")
     for name in names:
         path = PurePosixPath(name.replace("\\", "/"))
-        if path.is_absolute() or ".." in path.parts or path.parts[0].endswith(":"):
+        if path.is_absolute() or ".." in path.parts or any(part.endswith(":") for part in path.parts[:1]):
             raise UsageError(f"{archive}: member {name!r} lies outside of the archive: nothing of it is read")
 
 

@@ -420,3 +420,12 @@ def test_every_format_is_recognised_by_something() -> None:
     for known in registry.FORMATS:
         assert known.noun in NOUNS and known.about and (known.of_head or known.of_events or known.of_value)
         assert (known.read is not None) == (known.of_head is not None)
+
+
+def test_a_tar_of_a_whole_folder_is_read(tmp_path: Path) -> None:
+    """`tar cf x.tar .` begins with a member ``.``, which has no path parts."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.USTAR_FORMAT) as file:
+        file.add(tmp_path / "in", arcname=".")
+    assert len(list(load(tmp_path / "x.tar"))) == 1
