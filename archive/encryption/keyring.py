@@ -358,7 +358,8 @@ def _put_master(folder: KeyFolder, archive: bytes, secret: Secret, master: bytes
 def _about_segment(context: Context, record: Record) -> Sequence[bytes]:
     c = context
     place = struct.pack("<HBQ", c.contract, c.mode, record.tokens)
-    return [b"segment", c.domain + c.root + c.tokenizer + c.bundle + place, record.id or NONE, record.parent]
+    about = [b"segment", c.domain + c.root + c.tokenizer + c.bundle + place, record.id or NONE, record.parent]
+    return about if record.neighbour == NONE else [*about, record.neighbour]
 
 
 def _about_session(context: Context, record: Record, unit: bytes) -> Sequence[bytes]:

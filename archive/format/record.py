@@ -27,6 +27,7 @@ PARENT_SHIFT, PARENT_MASK = 2, 0x0C
 PARENT_NONE, PARENT_TABLE, PARENT_BACK, PARENT_INLINE = 0, 1, 2, 3
 TIME, NUMBERED, TAGS = 0x10, 0x20, 0x40
 MARK = 0x80
+NEIGHBOUR = 0x80  # beside SEGMENT: the record names a neighbour
 
 UNDELETE, FORGET = 0, 1
 MAX_RECORD = 1 << 28  # bytes
@@ -61,6 +62,8 @@ class Record(NamedTuple):
         time: time of its version, in seconds since 1970.
         veil: in a sealed archive, unit and box in place of name and tags, which are empty then. The bitstring is
             a box too.
+        neighbour: id of the segment that its segment was coded after, NONE without one. See FORMAT.md,
+            "Neighbours".
     """
 
     context: int
@@ -74,6 +77,7 @@ class Record(NamedTuple):
     tags: bytes = b""
     mark: Mark | None = None
     veil: bytes = b""
+    neighbour: bytes = NONE
 
     @property
     def leaf(self) -> bytes:
@@ -152,7 +156,7 @@ def _parse(raw: bytes, at: int, place: RecordPlace) -> StoredRecord:
     context, at = read_varint(raw, at)
     if context >= place.contexts:
         raise _wrong(place, f"names context {context} of {place.contexts}")
-    if flags & MARK:
+    if flags & MARK and not flags & SEGMENT:
         return StoredRecord(Record(context, mark=_read_mark(flags, raw[:end], at, place)), PARENT_NONE, 0, len(raw))
     if not flags & (SEGMENT | SESSION) or (flags & (TIME | NUMBERED | TAGS) and not flags & SESSION):
         raise _wrong(place, f"has flags {flags:#04x}")
@@ -169,6 +173,11 @@ def _parse(raw: bytes, at: int, place: RecordPlace) -> StoredRecord:
             raise _wrong(place, f"names parent {reference} of {len(place.parents)}")
         else:
             parent = place.parents[reference]
+    neighbour = NONE
+    if flags & NEIGHBOUR:
+        neighbour, at = raw[at : at + SIZE], at + SIZE
+        if neighbour == NONE:
+            raise _wrong(place, "names no segment as its neighbour")
     identity, tokens = None, 0
     if flags & SEGMENT:
         identity = raw[at : at + SIZE]
@@ -197,7 +206,7 @@ def _parse(raw: bytes, at: int, place: RecordPlace) -> StoredRecord:
     bitstring = raw[at:end]
     if not tokens_fit(tokens, len(bitstring)) or (bitstring and identity is None):
         raise _wrong(place, f"claims {tokens} tokens in {len(bitstring)} bytes")
-    record = Record(context, parent, identity, tokens, bitstring, name, version, time, tags, None, veil)
+    record = Record(context, parent, identity, tokens, bitstring, name, version, time, tags, None, veil, neighbour)
     return StoredRecord(record, how, reference, len(raw))
 
 

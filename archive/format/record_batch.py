@@ -29,6 +29,7 @@ from pltz.archive.format.record import (
     MAX_RECORD,
     MAX_TAGS,
     MAX_VEIL,
+    NEIGHBOUR,
     NUMBERED,
     PARENT_BACK,
     PARENT_INLINE,
@@ -71,18 +72,19 @@ def lay_out(rows: Sequence[Record], table: Mapping[bytes, int], place: RecordPla
     """
     marks = np.array([r.mark is not None for r in rows])
     plain = [_as_segment(r) for r in rows] if marks.any() else rows
-    contexts, parents, ids, tokens, bits, names, numbers, times, tags, _, veils = zip(*plain, strict=True)
+    contexts, parents, ids, tokens, bits, names, numbers, times, tags, _, veils, neighbours = zip(*plain, strict=True)
     titles = [b"" if n is None else v or n.encode() for n, v in zip(names, veils, strict=True)]
     fields = _FieldSizes(
         marks,
         np.array([i is not None for i in ids]),
         np.array([n is not None for n in names]),
         np.array([bool(v) for v in veils]),
+        np.array([n != NONE for n in neighbours]),
         *(np.array(column, np.int64) for column in (contexts, tokens, numbers, times)),
         *(np.fromiter(map(len, column), np.int64, len(rows)) for column in (titles, tags, bits)),
     )
     fields.check(place.base)
-    pieces = parents, [i or b"" for i in ids], titles, tags, bits
+    pieces = parents, neighbours, [i or b"" for i in ids], titles, tags, bits
     targets = [None if m else i for i, m in zip(ids, marks.tolist(), strict=True)]  # a mark is never a parent
     return RecordLayout(fields, pieces, *_references(parents, targets, table), place)
 
@@ -102,6 +104,7 @@ class _FieldSizes:
     segment: Bools  # also True for a mark
     session: Bools
     sealed: Bools
+    neighbour: Bools
     context: Ints
     tokens: Ints
     version: Ints
@@ -112,6 +115,8 @@ class _FieldSizes:
 
     def check(self, base: int) -> None:
         """Check limits and consistency. Raises ContentError, UsageError."""
+        if (self.neighbour & (self.mark | ~self.segment)).any():
+            raise UsageError("only a segment has a neighbour")
         if (~self.segment & ((self.bits > 0) | ~self.session)).any():
             raise UsageError("a record without a segment holds a session and no bitstring")
         wrong = np.flatnonzero(~self.mark & ~tokens_fit(self.tokens, self.bits))
@@ -171,6 +176,7 @@ class RecordLayout:
         self.flags = (
             np.where(f.mark, MARK, SEGMENT * f.segment)
             | SESSION * f.session
+            | NEIGHBOUR * f.neighbour
             | how << PARENT_SHIFT
             | TIME * (self.delta > 0)
             | NUMBERED * (f.session & (f.version != 1))
@@ -184,6 +190,7 @@ class RecordLayout:
         self.body = (
             _widths(f.context) + SIZE * (how == PARENT_INLINE) + SIZE * f.segment + f.title + f.tags + f.bits
         )
+        self.body += SIZE * f.neighbour
         self.body += (
             self.title_width + self.number_width + self.time_width + self.tags_width + self.tokens_width
         )
@@ -212,7 +219,7 @@ class RecordLayout:
 
     def write(self, out: memoryview) -> None:
         """Write all records into ``out``, which has exactly ``size`` bytes."""
-        f, (parents, ids, titles, tags, bits) = self.fields, self.pieces
+        f, (parents, neighbours, ids, titles, tags, bits) = self.fields, self.pieces
         begins = self.ends - _whole(self.body)
         pen = _FieldWriter(out, begins.copy())
         pen.byte(np.full(len(begins), self.place.mark, np.uint8))
@@ -221,6 +228,7 @@ class RecordLayout:
         pen.varints(f.context, _widths(f.context))
         pen.varints(self.reference, self.reference_width)
         pen.pieces(parents, SIZE * (self.how == PARENT_INLINE))
+        pen.pieces(neighbours, SIZE * f.neighbour)
         pen.pieces(ids, SIZE * f.segment)
         pen.varints(f.tokens, self.tokens_width)
         pen.varints(f.title, self.title_width)
@@ -298,6 +306,7 @@ class RecordColumns:
     how: Ints  # PARENT_*
     reference: Ints  # number in the table, or bytes back
     parent: Bytes  # (N, 16), where it is written inline
+    neighbour: Bytes  # (N, 16), zeros where there is none
     id: Bytes  # (N, 16), id of the segment, or of a mark's version
     tokens: Ints  # or the counter of a mark
     title: Ints  # offset of the name or the veil
@@ -310,13 +319,14 @@ class RecordColumns:
     end: Ints  # offset of the end of the bitstring
 
     def _has(self, flag: int) -> Bools:
-        has: Bools = self.flags & (MARK | flag) == flag
+        has: Bools = (self.flags & flag > 0) & (self.flags != MARK)
         return has
 
     @property
     def mark(self) -> Bools:
         """Return (N,) whether each record is a mark."""
-        return self._has(MARK)
+        mark: Bools = self.flags == MARK
+        return mark
 
     @property
     def segment(self) -> Bools:
@@ -371,7 +381,7 @@ class RecordColumns:
             times,
             tags,
         )
-        rows = list(map(partial(tuple.__new__, Record), zip(*columns, [None] * len(ids), veils, strict=True)))
+        rows = list(map(partial(tuple.__new__, Record), zip(*columns, [None] * len(ids), veils, _split(self.neighbour), strict=True)))
         for row in np.flatnonzero(self.mark).tolist():
             mark = Mark(self.id[row].tobytes(), int(self.tokens[row]), bits[row][0])
             rows[row] = Record(int(self.context[row]), mark=mark)
@@ -403,8 +413,9 @@ def decode(data: bytes | memoryview, begins: Ints, end: int, place: RecordPlace)
     ends = pen.at + body
     pen.want((marks == place.mark) & (body <= MAX_RECORD))
     pen.want(ends + CHECK == np.append(begins[1:], end))
-    mark, segment, session = (flags & bit > 0 for bit in (MARK, SEGMENT, SESSION))
-    pen.want(np.where(mark, flags == MARK, segment | session & (flags != 0)))
+    mark, segment, session = flags == MARK, flags & SEGMENT > 0, flags & SESSION > 0
+    close = flags & (NEIGHBOUR | SEGMENT) == NEIGHBOUR | SEGMENT
+    pen.want(mark | segment | session & (flags & NEIGHBOUR == 0))
     pen.want(session | (flags & (TIME | NUMBERED | TAGS) == 0))
     context = pen.varint()
     pen.want(context < place.contexts)
@@ -414,6 +425,8 @@ def decode(data: bytes | memoryview, begins: Ints, end: int, place: RecordPlace)
     pen.want((how != PARENT_TABLE) | (reference < len(place.parents)))
     pen.want((how != PARENT_BACK) | (reference > 0))
     parent = pen.block(how == PARENT_INLINE)
+    neighbour = pen.block(close)
+    pen.want(~close | neighbour.any(1))
     identity = pen.block(segment | mark)
     tokens = pen.varint(segment | mark)
     title, title_size = pen.span(session)
@@ -431,7 +444,7 @@ def decode(data: bytes | memoryview, begins: Ints, end: int, place: RecordPlace)
     pen.want(~mark | (pen.byte() <= FORGET))
     pen.close()
     return RecordColumns(
-        flags, context, how, reference, parent, identity, tokens,
+        flags, context, how, reference, parent, neighbour, identity, tokens,
         title, title_size, version, delta, tags, tags_size, bits, ends,
     )  # fmt: skip
 

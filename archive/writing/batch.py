@@ -212,7 +212,7 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Pendin
             leaf = None
         if d.kept:
             continue
-        own = d.session.name, d.version, d.time, d.tags, None, b""
+        own = d.session.name, d.version, d.time, d.tags, None, b"", ids.NONE
         if leaf:
             fields = 0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *own
             rows.append((leaf.context, _record(fields)))

@@ -347,7 +347,8 @@ def _no_sweeps() -> Iterator[None]:
 
 def segment_only(record: Record) -> Record:
     """Return the segment of a record without its session."""
-    return Record(0, record.parent, record.id, record.tokens, record.bitstring)
+    bare = Record(0, record.parent, record.id, record.tokens, record.bitstring)
+    return bare._replace(neighbour=record.neighbour)
 
 
 def session_only(record: Record) -> Record:

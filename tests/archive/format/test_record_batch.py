@@ -47,6 +47,8 @@ def oracle(records: list[Record]) -> bytes:
             flags, body = how << 2, parent
             if r.id is not None:
                 flags |= 1
+                if r.neighbour != NONE:
+                    flags, body = flags | 0x80, body + r.neighbour
                 body += r.id + write_varint(r.tokens)
                 where.setdefault(r.id, offset)
             if r.name is not None:
@@ -80,6 +82,7 @@ def rows(draw: st.DrawFn) -> Record:
     r = Record(context, parent)
     if segment := draw(st.booleans()):
         r = r._replace(id=draw(ids), tokens=draw(st.integers(0, 65536)), bitstring=b"b" * draw(sizes))
+        r = r._replace(neighbour=draw(st.one_of(st.just(NONE), ids)))
     if segment and draw(st.booleans()):
         return r
     number, time = (
