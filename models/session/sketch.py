@@ -1,0 +1,155 @@
+"""Sketches: find the earlier sequences that share most with a new one, among very many, without reading them.
+
+    tokens --every 4 in a row, hashed--> the SIZE smallest hashes   (bottom-k MinHash: a uniform sample of the 4-grams)
+
+A session is coded in fewer bytes after another one that has much in common with it. Coding it after each of a thousand
+to find that one out is too slow. A sketch of 260 bytes stands for each of them instead. The hashes of a new sequence
+are looked up in the sketches of all, and the share found there, times the 4-grams that a sketch stands for, estimates
+how many 4-grams both have. The real code length then decides among the few with the highest estimates.
+
+Hashes are integers and wrap, so every machine makes the same sketches. A hash says whether a text has some four tokens,
+so a sketch has to be kept as secret as the text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.errors import CorruptError
+
+GRAM = 4  # tokens
+SIZE = 64  # hashes per sketch
+LEAST_HITS = 2  # hashes of a sketch that a new sequence has to have; one alone may be chance
+RECENT = 64  # least number of sketches that are kept unsorted for a while
+
+Hashes = npt.NDArray[np.uint32]
+_HEAD = struct.Struct("<IB")
+_FACTORS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5
+_MIX = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+class Sketch(NamedTuple):
+    """A sample of the 4-grams of a sequence.
+
+    Attributes:
+        grams: number of distinct hashes of the sequence.
+        hashes: the smallest of them, ascending, (k,), k at most `SIZE`.
+    """
+
+    grams: int
+    hashes: Hashes
+
+    def encode(self) -> bytes:
+        """Return the sketch as bytes: number of hashes, u32; k, u8; the k hashes, u32 each, little-endian."""
+        return _HEAD.pack(self.grams, len(self.hashes)) + self.hashes.astype("<u4").tobytes()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Sketch:
+        """Return the sketch that `encode` made these bytes of. Raises CorruptError."""
+        if len(data) < _HEAD.size:
+            raise CorruptError(f"expected a sketch of {_HEAD.size} bytes or more, found {len(data)}: damaged")
+        grams, count = _HEAD.unpack_from(data)
+        hashes = np.frombuffer(data, "<u4", offset=_HEAD.size) if len(data) == _HEAD.size + 4 * count else None
+        if hashes is None or count != min(grams, SIZE) or (hashes[1:] <= hashes[:-1]).any():
+            raise CorruptError(f"a sketch of {len(data)} bytes is none of {count} of {grams} hashes: damaged")
+        return cls(grams, hashes.astype(np.uint32))
+
+
+class Neighbour(NamedTuple):
+    """A sketch that has something in common with a sequence.
+
+    Attributes:
+        number: number of the sketch, as `SketchIndex.add` returned it.
+        shared: estimated number of distinct 4-grams that both have.
+    """
+
+    number: int
+    shared: float
+
+
+def hashes_of(tokens: npt.NDArray[np.integer[Any]]) -> Hashes:
+    """Return the distinct hashes of all 4-grams of a sequence (T,), ascending; none of fewer than four tokens.
+
+    >>> len(hashes_of(np.arange(10))), len(hashes_of(np.zeros(10, int))), len(hashes_of(np.arange(3)))
+    (7, 1, 0)
+    """
+    count = len(tokens) - GRAM + 1
+    if count <= 0:
+        return np.zeros(0, np.uint32)
+    ids = np.asarray(tokens).astype(np.uint64)
+    mixed = np.zeros(count, np.uint64)
+    for place, factor in enumerate(_FACTORS):  # numpy wraps products of arrays without a word
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(_MIX[0])
+        mixed += ids[place : place + count] * np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    mixed *= np.uint64(_MIX[1])
+    return np.unique((mixed >> np.uint64(32)).astype(np.uint32))
+
+
+def sketch_of(tokens: npt.NDArray[np.integer[Any]]) -> Sketch:
+    """Return the sketch of a sequence, (T,). Pass only the tokens that a coder would take as context."""
+    hashes = hashes_of(tokens)
+    return Sketch(len(hashes), hashes[:SIZE].copy())
+
+
+class SketchIndex:
+    """Sketches in memory, searched together. They are numbered from 0 in the order in which they were added.
+
+    It holds 9 bytes for each hash: 600 bytes for each sketch. Not for several threads.
+    """
+
+    def __init__(self, sketches: Sequence[Sketch] = ()) -> None:
+        self._scales: list[float] = []  # 4-grams of a sequence for each hash of its sketch
+        self._hashes: Hashes = np.zeros(0, np.uint32)  # those sorted in, ascending
+        self._owners: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)  # sketch of each of them
+        self._recent: list[tuple[int, Hashes]] = []
+        for sketch in sketches:
+            self.add(sketch)
+
+    def __len__(self) -> int:
+        return len(self._scales)
+
+    def add(self, sketch: Sketch) -> int:
+        """Add a sketch and return its number."""
+        number = len(self._scales)
+        self._scales.append(sketch.grams / max(1, len(sketch.hashes)))
+        self._recent.append((number, sketch.hashes))
+        if len(self._recent) > max(RECENT, len(self._scales) // 16):
+            self._sort_in()
+        return number
+
+    def nearest(self, tokens: npt.NDArray[np.integer[Any]], count: int = 1) -> list[Neighbour]:
+        """Return at most ``count`` sketches that share most 4-grams with a sequence, (T,), best first.
+
+        Of equal ones the last added comes first. Sketches with fewer than `LEAST_HITS` hashes in common are left out.
+        """
+        wanted = hashes_of(tokens)
+        hits = np.zeros(len(self._scales), np.int64)
+        begin = np.searchsorted(self._hashes, wanted, "left")
+        length = np.searchsorted(self._hashes, wanted, "right") - begin
+        found = np.repeat(begin - np.cumsum(length) + length, length) + np.arange(length.sum())
+        hits += np.bincount(self._owners[found], minlength=len(hits))
+        if self._recent:
+            lengths = [len(hashes) for _, hashes in self._recent]
+            owners = np.repeat([number for number, _ in self._recent], lengths)
+            hit = np.isin(np.concatenate([hashes for _, hashes in self._recent]), wanted)
+            hits += np.bincount(owners[hit], minlength=len(hits))
+        near = np.flatnonzero(hits >= LEAST_HITS)
+        shared = hits[near] * np.array(self._scales)[near]
+        order = np.lexsort((-near, -shared))[:count]
+        return [Neighbour(int(near[n]), float(shared[n])) for n in order]
+
+    def _sort_in(self) -> None:
+        numbers = np.repeat(
+            np.array([number for number, _ in self._recent], np.uint32), [len(hashes) for _, hashes in self._recent]
+        )
+        hashes = np.concatenate([self._hashes, *(hashes for _, hashes in self._recent)])
+        order = np.argsort(hashes, kind="stable")
+        self._hashes, self._owners = hashes[order], np.concatenate([self._owners, numbers])[order]
+        self._recent = []

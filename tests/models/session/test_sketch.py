@@ -1,0 +1,94 @@
+"""Sketches: the nearest of many sequences is found, and the same on every machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pltz.models.session.sketch import SIZE, Sketch, SketchIndex, hashes_of, sketch_of
+from pltz.plt_codec.errors import CorruptError
+
+
+def texts(count: int, length: int = 400) -> list[np.ndarray]:
+    dice = np.random.default_rng(7)
+    return [dice.integers(0, 16384, length) for _ in range(count)]
+
+
+def mixed(parts: list[tuple[np.ndarray, int]]) -> np.ndarray:
+    return np.concatenate([text[:length] for text, length in parts])
+
+
+def test_hashes_do_not_depend_on_the_type_of_the_tokens() -> None:
+    tokens = texts(1)[0]
+    for kind in (np.int32, np.uint16, np.uint32, np.int64):
+        assert np.array_equal(hashes_of(tokens), hashes_of(tokens.astype(kind)))
+
+
+def test_hashes_are_those_of_exact_integers() -> None:
+    factors = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5
+    first, second, whole = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, (1 << 64) - 1
+    tokens, wanted = texts(1)[0].tolist(), set[int]()
+    for at in range(len(tokens) - 3):
+        mixed = 0
+        for place, factor in enumerate(factors):
+            mixed ^= mixed >> 29
+            mixed = (mixed * first + tokens[at + place] * factor) & whole
+        mixed ^= mixed >> 31
+        wanted.add((mixed * second & whole) >> 32)
+    assert hashes_of(np.array(tokens)).tolist() == sorted(wanted)
+
+
+def test_the_nearest_come_first_whether_sorted_in_or_not() -> None:
+    earlier, new = texts(500), texts(501)[500]
+    earlier[123], earlier[499], earlier[7] = (
+        mixed([(new, 300), (earlier[1], 100)]),
+        mixed([(earlier[2], 200), (new, 200)]),
+        mixed([(new, 60), (earlier[3], 340)]),
+    )
+    index = SketchIndex([sketch_of(text) for text in earlier])
+    assert [n.number for n in index.nearest(new, 5)] == [123, 499, 7]
+    assert index.nearest(new, 1)[0].shared == pytest.approx(297, rel=0.25)
+    assert index.nearest(texts(503)[502], 3) == []
+
+
+def test_of_equal_ones_the_last_is_taken() -> None:
+    text = texts(1)[0]
+    index = SketchIndex([sketch_of(text)] * 200)
+    assert [n.number for n in index.nearest(text, 3)] == [199, 198, 197]
+
+
+def test_a_long_sequence_does_not_win_by_its_length_alone() -> None:
+    short, long = texts(2, 5000)
+    index = SketchIndex([sketch_of(mixed([(short, 200)])), sketch_of(long)])
+    assert [n.number for n in index.nearest(mixed([(short, 200), (long, 100)]), 1)] == [0]
+
+
+def test_sequences_without_four_tokens_are_near_to_nothing() -> None:
+    index = SketchIndex([sketch_of(np.array([1, 2, 3]))])
+    assert len(index) == 1
+    assert index.nearest(np.array([1, 2, 3])) == []
+    assert SketchIndex().nearest(np.arange(50)) == []
+
+
+@pytest.mark.parametrize("length", [0, 3, 10, 400])
+def test_a_sketch_survives_its_bytes(length: int) -> None:
+    sketch = sketch_of(texts(1)[0][:length])
+    back = Sketch.decode(sketch.encode())
+    assert back.grams == sketch.grams
+    assert np.array_equal(back.hashes, sketch.hashes)
+    assert len(sketch.hashes) == min(SIZE, max(0, length - 3))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda b: b[:3],
+        lambda b: b[:-1],
+        lambda b: b + b"\0",
+        lambda b: b[:4] + b"\5" + b[5:],
+        lambda b: b[:5] + bytes(8),
+    ],
+)
+def test_damaged_sketches_are_refused(spoil) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(CorruptError, match="damaged"):
+        Sketch.decode(spoil(sketch_of(np.arange(5)).encode()))
