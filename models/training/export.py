@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.models.training.checkpoint import Floats, Int8Rows, Rounded
+from pltz.models.training.checkpoint import Floats, Int8Rows, NetConfig, Rounded
 from pltz.models.training.net import A_SCALE, O_SCALE, QK_SCALE, U_SCALE, V_SCALE
-from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.weights import Shape, Weights, act_table, gains, gated_gains, tables
 

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
 from pltz.models.training import checkpoint
-from pltz.models.training.checkpoint import Rounded
-from pltz.models.training.shape import NetConfig
+from pltz.models.training.checkpoint import NetConfig, Rounded
 
 A_SCALE = 20.0  # int8 units per unit of a normalised activation
 QK_SCALE = 24.0  # int8 units per unit of a normalised query or key

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pltz.models.bundle import bundle as bundles
+from pltz.models.training.checkpoint import NetShape
 from pltz.models.training.schedule import Schedule
-from pltz.models.training.shape import NetShape
 from pltz.plt_codec.errors import UsageError
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Student(NetShape, Schedule):
-    """`[student]`: shape (shape.py) and training (schedule.py) of the model that ships."""
+    """`[student]`: shape (checkpoint.py) and training (schedule.py) of the model that ships."""
 
     start: str = ""  # a bundle of the same tokenizer, or a net (origin.py), whose shape it takes; empty: random
 

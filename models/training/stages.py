@@ -128,7 +128,7 @@ class TrainingRun:
 
 
 class RunContext:
-    """Settings, run and work folder, on which the stages (corpus.py, pipeline.py, assembly.py) are built."""
+    """Settings, run and work folder, on which the stages (corpus.py, pipeline.py) are built."""
 
     def __init__(self, settings: TrainSettings, run: TrainingRun, work: WorkFolder) -> None:
         self.s, self.run, self.work, self.say = settings, run, work, work.say

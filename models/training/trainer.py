@@ -29,13 +29,13 @@ from pltz.models.bundle.folder import sync
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.target.target import Target
 from pltz.models.training import checkpoint, distributed
+from pltz.models.training.checkpoint import NetConfig
 from pltz.models.training.dataloader import Batch, load_batches
 from pltz.models.training.distil import NetTeacher, TargetTeacher, Teaching
 from pltz.models.training.distributed import Ranks
 from pltz.models.training.net import Net, built, compile_net, mask_of, rounded_net, state
 from pltz.models.training.origin import grown
 from pltz.models.training.schedule import Schedule, clipped, optimisers
-from pltz.models.training.shape import NetConfig
 from pltz.models.training.stages import Say
 from pltz.plt_codec.errors import ModelError, UsageError
 

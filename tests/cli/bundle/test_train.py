@@ -211,9 +211,9 @@ limit_bytes = 3000
 def other_bundle(folder: Path, tokenizer: bytes) -> Path:
     """Write a tiny bundle of contract 2, with rotary rates that are not the default."""
     from pltz.models.bundle.bundle import write_bundle
+    from pltz.models.training.checkpoint import NetConfig
     from pltz.models.training.export import export
     from pltz.models.training.net import Net, rounded_net
-    from pltz.models.training.shape import NetConfig
 
     size = {"d": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "hidden": 32, "memory": 64}
     net = rounded_net(Net(NetConfig(vocab=1024, **size, rope_base=100000.0, gated=True)))

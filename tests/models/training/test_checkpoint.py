@@ -15,9 +15,9 @@ import torch
 
 from pltz.models.training import checkpoint
 from pltz.models.training import net as nets
+from pltz.models.training.checkpoint import NetConfig
 from pltz.models.training.export import export
 from pltz.models.training.net import Net, rounded_net
-from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.errors import ModelError
 
 TINY = NetConfig(vocab=256, d=32, layers=2, heads=2, kv_heads=1, head_dim=16, hidden=64, memory=64)

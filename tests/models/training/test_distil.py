@@ -18,8 +18,8 @@ from pltz.models.training import (
     vocabulary,
 )
 from pltz.models.training import net as nets
+from pltz.models.training.checkpoint import NetConfig
 from pltz.models.training.net import Net
-from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.errors import ModelError
 
 TINY = NetConfig(vocab=1024, d=32, layers=1, heads=2, kv_heads=1, head_dim=16, hidden=64, memory=64)

@@ -12,10 +12,10 @@ import torch
 
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.training import dataloader
-from pltz.models.training.assembly import groups, scaled
+from pltz.models.training.checkpoint import NetConfig
 from pltz.models.training.export import export, restore
 from pltz.models.training.net import Net, block_mask, rounded_net, visible
-from pltz.models.training.shape import NetConfig
+from pltz.models.training.pipeline import groups, scaled
 from pltz.models.training.vocabulary import bisect_order
 from pltz.plt_codec.engines.torch import BlockJob, TorchEngine
 from pltz.plt_codec.lanes import LANE_MARK, Block, Layout, default_lanes

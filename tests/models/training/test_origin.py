@@ -19,11 +19,10 @@ from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.transcript import to_tokens
 from pltz.models.training import checkpoint, dataloader, settings
 from pltz.models.training import net as nets
-from pltz.models.training.checkpoint import Floats
+from pltz.models.training.checkpoint import Floats, NetConfig
 from pltz.models.training.export import export, restore
 from pltz.models.training.net import A_SCALE, Net, built, mask_of, rounded_net
 from pltz.models.training.origin import Origin, grown, misfits
-from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import UsageError

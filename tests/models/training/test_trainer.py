@@ -14,11 +14,11 @@ from pltz.models.training import (
     trainer,
 )
 from pltz.models.training import net as nets
+from pltz.models.training.checkpoint import NetConfig
 from pltz.models.training.dataloader import load_batches
 from pltz.models.training.distributed import Ranks
 from pltz.models.training.net import Net
 from pltz.models.training.schedule import Schedule, clipped, optimisers
-from pltz.models.training.shape import NetConfig
 from pltz.models.training.trainer import Machine, TrainingJob
 from pltz.plt_codec.errors import ModelError, UsageError
 
