@@ -21,8 +21,9 @@ enum {
 static const uint16_t KEY_OF[32] = {0, 1, 2,  3,  16, 17, 18, 19, 4,  5,  6,  7,  20, 21, 22, 23,
                                     8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31};
 static const uint8_t PLACES[64] = {
-    0, 2, 4, 6, 16, 18, 20, 22, 32, 34, 36, 38, 48, 50, 52, 54, 8, 10, 12, 14, 24, 26, 28, 30, 40, 42, 44, 46, 56, 58, 60, 62,
-    1, 3, 5, 7, 17, 19, 21, 23, 33, 35, 37, 39, 49, 51, 53, 55, 9, 11, 13, 15, 25, 27, 29, 31, 41, 43, 45, 47, 57, 59, 61, 63,
+    0,  2,  4,  6,  16, 18, 20, 22, 32, 34, 36, 38, 48, 50, 52, 54, 8,  10, 12, 14, 24, 26,
+    28, 30, 40, 42, 44, 46, 56, 58, 60, 62, 1,  3,  5,  7,  17, 19, 21, 23, 33, 35, 37, 39,
+    49, 51, 53, 55, 9,  11, 13, 15, 25, 27, 29, 31, 41, 43, 45, 47, 57, 59, 61, 63,
 };
 
 /* Return a mask of the 32 numbers of a vector that belong to the first n keys. */
@@ -73,13 +74,15 @@ INLINE int too_low(const int16_t *low, int n, int highest, uint32_t heat) {
     if ((uint32_t)(highest - INT16_MIN) * heat >> 16 >= KEY_STEPS - 1) return 0;
     __mmask32 found = 0;
     const __m512i least = _mm512_set1_epi16(INT16_MIN);
-    for (int k = 0; k < n; k += 32) found |= _mm512_mask_cmpeq_epi16_mask(first_keys(n - k), _mm512_loadu_si512(low + k), least);
+    for (int k = 0; k < n; k += 32)
+        found |= _mm512_mask_cmpeq_epi16_mask(first_keys(n - k), _mm512_loadu_si512(low + k), least);
     return found != 0;
 }
 
 /* Turn scores into weights in place, zeros from n on, and return their sum. See weigh_as: past step 1023, too, a
  * weight is 0. */
-INLINE uint32_t weigh_low(uint16_t *low, int n, int padded, int32_t highest, uint32_t heat, const uint16_t *weight, const int8_t *soon) {
+INLINE uint32_t weigh_low(uint16_t *low, int n, int padded, int32_t highest, uint32_t heat, const uint16_t *weight,
+                          const int8_t *soon) {
     const __m512i first = _mm512_loadu_si512(weight), second = _mm512_loadu_si512(weight + 32);
     const __m512i most = _mm512_set1_epi16((short)highest), scale = _mm512_set1_epi16((short)heat);
     const __m512i sign = _mm512_set1_epi16(-32768), one = _mm512_set1_epi16(1);
@@ -109,7 +112,8 @@ INLINE uint32_t weigh_low(uint16_t *low, int n, int padded, int32_t highest, uin
  * There w b >> 8 = (w (2^8 b)) >> 16 is below 2^15. So p is the high half of w a, and 1 more where the low half
  * passes 2^15 - (w b >> 8). */
 INLINE __m512i shares_of(__m512i w, __m512i a, __m512i b) {
-    const __m512i rest = _mm512_sub_epi16(_mm512_set1_epi16(0x7fff), _mm512_mulhi_epu16(w, b)), top = _mm512_mulhi_epu16(w, a);
+    const __m512i rest = _mm512_sub_epi16(_mm512_set1_epi16(0x7fff), _mm512_mulhi_epu16(w, b)),
+                  top = _mm512_mulhi_epu16(w, a);
     const __mmask32 more = _mm512_cmpgt_epu16_mask(_mm512_mullo_epi16(w, a), rest);
     return _mm512_mask_sub_epi16(top, more, top, _mm512_set1_epi16(-1));
 }
@@ -135,7 +139,8 @@ INLINE void part_bytes(__m512i x, __m512i y, uint8_t *high, uint8_t *low) {
 INLINE void share_low(const uint16_t *w, int n, uint32_t t, uint8_t *high, const uint8_t *soon) {
     uint8_t *low = high + 16 * SPAN;
     const int large = t >> 24 != 0;
-    const __m512i a = _mm512_set1_epi16((short)(large ? t >> 9 : t >> 8)), b = _mm512_set1_epi16((short)(large ? t << 7 : t << 8));
+    const __m512i a = _mm512_set1_epi16((short)(large ? t >> 9 : t >> 8)),
+                  b = _mm512_set1_epi16((short)(large ? t << 7 : t << 8));
     for (int k = 0; k < n; k += 64, soon += 128) {
         _mm_prefetch((const char *)soon, _MM_HINT_T1);
         _mm_prefetch((const char *)soon + 64, _MM_HINT_T1);
@@ -198,11 +203,14 @@ TARGET static int all_scores(const Attention *a, Scratch *s, int padded, int32_t
     if (two) LOAD(5, a->q + 1024, 64);
     for (int begin = 0; begin < padded; begin += STRIP) {
         strip_scores((const int8_t *)a->keys + (size_t)begin * 64, two, s->acc);
-        for (int r = 0; r < queries; r++) high[r] = keep(s->acc + r * STRIP, a->limit[r] - begin, low + r * s->pitch + begin, high[r]);
+        for (int r = 0; r < queries; r++)
+            high[r] = keep(s->acc + r * STRIP, a->limit[r] - begin, low + r * s->pitch + begin, high[r]);
     }
     for (int r = 0; r < queries; r++) {
         highest[r] = highest16(high[r]);
-        if (highest[r] == INT16_MAX || a->heat[r] > 65535 || too_low(low + r * s->pitch, a->limit[r], highest[r], a->heat[r])) return 0;
+        if (highest[r] == INT16_MAX || a->heat[r] > 65535 ||
+            too_low(low + r * s->pitch, a->limit[r], highest[r], a->heat[r]))
+            return 0;
     }
     return 1;
 }
@@ -218,7 +226,8 @@ TARGET static int attend_low(const Attention *a, Scratch *s) {
     if (!all_scores(a, s, padded, highest)) return 0;
     for (int r = 0; r < queries; r++) {
         uint16_t *row = s->weight + r * s->pitch;
-        t[r] = share_scale(weigh_low(row, a->limit[r], padded, highest[r], a->heat[r], a->weight, a->values + (size_t)r * padded * 2));
+        t[r] = share_scale(
+            weigh_low(row, a->limit[r], padded, highest[r], a->heat[r], a->weight, a->values + (size_t)r * padded * 2));
     }
     for (int begin = 0; begin < padded; begin += SPAN) {
         const int n = padded - begin < SPAN ? padded - begin : SPAN;

@@ -50,7 +50,8 @@ TARGET static void split_queries(const int8_t *q, int dp, int queries, Queries *
             const __m256i v = load(q + r * dp + i);
             /* value + 64 in 0..127 */
             const __m256i near = _mm256_max_epi8(_mm256_adds_epi8(v, middle), _mm256_setzero_si256());
-            const __m256i rest = _mm256_sub_epi8(_mm256_add_epi8(v, middle), near), none = _mm256_cmpeq_epi32(rest, _mm256_setzero_si256());
+            const __m256i rest = _mm256_sub_epi8(_mm256_add_epi8(v, middle), near),
+                          none = _mm256_cmpeq_epi32(rest, _mm256_setzero_si256());
             store(to->near + r * dp + i, near);
             store(to->rest + r * dp + i, rest);
             to->far[r] |= (uint32_t)(uint8_t)~_mm256_movemask_ps(_mm256_castsi256_ps(none)) << i / 4;
@@ -73,7 +74,8 @@ INLINE void start_strip(const int8_t *keys, int dp, __m256i *start) {
 
 /* Multiply R queries and a strip of keys, where each half of a score fits 16 bits: sums may wrap on the way. R is a
  * constant. */
-INLINE void score_strip(const int R, const int8_t *keys, int dp, const Queries *q, int query, const __m256i *start, int32_t *score, size_t pitch) {
+INLINE void score_strip(const int R, const int8_t *keys, int dp, const Queries *q, int query, const __m256i *start,
+                        int32_t *score, size_t pitch) {
     __m256i sums[2][STRIP / 8];
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++) {
@@ -86,7 +88,8 @@ INLINE void score_strip(const int R, const int8_t *keys, int dp, const Queries *
         for (int r = 0; r < R; r++) {
             const __m256i a = load_quad(near + r * dp + i);
 #pragma GCC unroll 4
-            for (int c = 0; c < STRIP / 8; c++) ADD("w", sums[r][c], _mm256_maddubs_epi16(a, load(keys + c / 2 * 16 * dp + c % 2 * 32 + i * 16)));
+            for (int c = 0; c < STRIP / 8; c++)
+                ADD("w", sums[r][c], _mm256_maddubs_epi16(a, load(keys + c / 2 * 16 * dp + c % 2 * 32 + i * 16)));
         }
     }
 #pragma GCC unroll 2
@@ -101,7 +104,8 @@ INLINE void score_strip(const int R, const int8_t *keys, int dp, const Queries *
             }
         }
 #pragma GCC unroll 4
-        for (int c = 0; c < STRIP / 8; c++) store(score + r * pitch + c * 8, _mm256_madd_epi16(sums[r][c], _mm256_set1_epi16(1)));
+        for (int c = 0; c < STRIP / 8; c++)
+            store(score + r * pitch + c * 8, _mm256_madd_epi16(sums[r][c], _mm256_set1_epi16(1)));
     }
 }
 
@@ -110,8 +114,10 @@ TARGET static void score_wide(const int8_t *keys, int dp, const int8_t *q, int32
     for (int c = 0; c < STRIP / 8; c++) {
         __m256i sum = _mm256_setzero_si256();
         for (int i = 0; i < dp; i += 4) {
-            const __m256i a = load_quad(q + i), signs = _mm256_sign_epi8(load(keys + c / 2 * 16 * dp + c % 2 * 32 + i * 16), a);
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(a), signs), _mm256_set1_epi16(1)));
+            const __m256i a = load_quad(q + i),
+                          signs = _mm256_sign_epi8(load(keys + c / 2 * 16 * dp + c % 2 * 32 + i * 16), a);
+            sum = _mm256_add_epi32(
+                sum, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(a), signs), _mm256_set1_epi16(1)));
         }
         store(score + c * 8, sum);
     }
@@ -119,7 +125,8 @@ TARGET static void score_wide(const int8_t *keys, int dp, const int8_t *q, int32
 
 /* Compute scores. |a . b| <= |a| |b|: a half of a score fits 16 bits where the product of the query's half and the
  * whole key does. */
-TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
+TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score,
+                          size_t pitch) {
     Queries split;
     split_queries(q, dp, queries, &split);
     for (int k = 0; k < n; k += STRIP, keys += STRIP * dp, score += STRIP) { /* n is a multiple of it */
@@ -160,15 +167,19 @@ INLINE __m256i steps_wide(const int32_t *score, __m256i most, __m256i far, __m25
  * high half of a 16-bit product is the step. */
 INLINE __m256i steps_down(const int narrow, const int32_t *score, __m256i most, __m256i far, __m256i heat) {
     __m256i e;
-    if (narrow) e = _mm256_mulhi_epu16(_mm256_packus_epi32(_mm256_sub_epi32(most, load(score)), _mm256_sub_epi32(most, load(score + 8))), heat);
+    if (narrow)
+        e = _mm256_mulhi_epu16(
+            _mm256_packus_epi32(_mm256_sub_epi32(most, load(score)), _mm256_sub_epi32(most, load(score + 8))), heat);
     else e = _mm256_packus_epi32(steps_wide(score, most, far, heat), steps_wide(score + 8, most, far, heat));
     return _mm256_min_epu16(e, _mm256_set1_epi16(1023));
 }
 
 /* Look up 32 bytes in a table of 64; `a`, `b`: bits 4 and 5 of their places, in the top bits. */
 INLINE __m256i look_up(const __m256i *table, __m256i place, __m256i a, __m256i b) {
-    const __m256i low = _mm256_blendv_epi8(_mm256_shuffle_epi8(table[0], place), _mm256_shuffle_epi8(table[1], place), a);
-    const __m256i high = _mm256_blendv_epi8(_mm256_shuffle_epi8(table[2], place), _mm256_shuffle_epi8(table[3], place), a);
+    const __m256i low =
+        _mm256_blendv_epi8(_mm256_shuffle_epi8(table[0], place), _mm256_shuffle_epi8(table[1], place), a);
+    const __m256i high =
+        _mm256_blendv_epi8(_mm256_shuffle_epi8(table[2], place), _mm256_shuffle_epi8(table[3], place), a);
     return _mm256_blendv_epi8(low, high, b);
 }
 
@@ -180,10 +191,12 @@ INLINE __m256i shifted(__m256i w, __m256i factor) {
 
 INLINE __m256i twice(const void *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
 
-INLINE uint32_t weigh_as(const int narrow, const int32_t *score, int n, int32_t high, uint32_t heat, const uint16_t *weight, uint16_t *out) {
+INLINE uint32_t weigh_as(const int narrow, const int32_t *score, int n, int32_t high, uint32_t heat,
+                         const uint16_t *weight, uint16_t *out) {
     static const uint8_t few[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 128, 64, 32, 16, 8, 4, 2}; /* 2^(16 - s), its bytes */
     static const uint8_t many[16] = {0, 128, 64, 32, 16, 8, 4, 2, 1};
-    const __m256i most = _mm256_set1_epi32(high), scale = narrow ? _mm256_set1_epi16((int16_t)heat) : _mm256_set1_epi32((int32_t)heat);
+    const __m256i most = _mm256_set1_epi32(high),
+                  scale = narrow ? _mm256_set1_epi16((int16_t)heat) : _mm256_set1_epi32((int32_t)heat);
     const __m256i far = _mm256_set1_epi32(heat ? (int32_t)((1023u * 65536u + heat - 1) / heat) : 0);
     const __m256i bits = _mm256_set1_epi16(63), sign = _mm256_set1_epi16(-32768), ones = _mm256_set1_epi16(1);
     const __m256i first = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -193,7 +206,8 @@ INLINE uint32_t weigh_as(const int narrow, const int32_t *score, int n, int32_t 
     for (int i = 0; i < 4; i++) lows[i] = twice(bytes[0] + i * 16), highs[i] = twice(bytes[1] + i * 16);
     int k = 0;
     for (; k < n; k += 32) { /* score and out have room for a multiple of 64 */
-        const __m256i e = steps_down(narrow, score + k, most, far, scale), f = steps_down(narrow, score + k + 16, most, far, scale);
+        const __m256i e = steps_down(narrow, score + k, most, far, scale),
+                      f = steps_down(narrow, score + k + 16, most, far, scale);
         const __m256i place = _mm256_packus_epi16(_mm256_and_si256(e, bits), _mm256_and_si256(f, bits));
         const __m256i s = _mm256_packus_epi16(_mm256_srli_epi16(e, 6), _mm256_srli_epi16(f, 6));
         const __m256i a = _mm256_slli_epi16(place, 3), b = _mm256_slli_epi16(place, 2);
@@ -216,8 +230,8 @@ INLINE uint32_t weigh_as(const int narrow, const int32_t *score, int n, int32_t 
     return all;
 }
 
-TARGET static uint32_t weigh(const int32_t *score, int n, int32_t high, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
-                             uint16_t *out) {
+TARGET static uint32_t weigh(const int32_t *score, int n, int32_t high, uint32_t heat, const uint16_t *weight,
+                             const uint32_t *weights, uint16_t *out) {
     (void)weights;
     if (heat >= 1024 && heat < 65536) return weigh_as(1, score, n, high, heat, weight, out);
     return weigh_as(0, score, n, high, heat, weight, out);
@@ -225,9 +239,11 @@ TARGET static uint32_t weigh(const int32_t *score, int n, int32_t high, uint32_t
 
 /* Compute p = rs(w * t, 24), see attend(), in digits for add_row(). */
 INLINE void share_sixteen(const uint16_t *w, __m256i a, __m256i b, __m256i *first, __m256i *second) {
-    const __m256i half = _mm256_set1_epi16((1 << 14) - 1), low_bits = _mm256_set1_epi16(63), top_bits = _mm256_set1_epi16(192), v = load(w);
+    const __m256i half = _mm256_set1_epi16((1 << 14) - 1), low_bits = _mm256_set1_epi16(63),
+                  top_bits = _mm256_set1_epi16(192), v = load(w);
     const __m256i c = _mm256_add_epi16(_mm256_mulhi_epu16(v, b), half);
-    const __m256i high = _mm256_mulhi_epu16(v, a), low = _mm256_srli_epi16(_mm256_avg_epu16(_mm256_mullo_epi16(v, a), c), 14);
+    const __m256i high = _mm256_mulhi_epu16(v, a),
+                  low = _mm256_srli_epi16(_mm256_avg_epu16(_mm256_mullo_epi16(v, a), c), 14);
     const __m256i p = _mm256_add_epi16(_mm256_add_epi16(high, high), low), q = _mm256_srli_epi16(p, 6);
     *first = _mm256_or_si256(_mm256_and_si256(p, low_bits), _mm256_and_si256(q, top_bits));
     *second = _mm256_or_si256(_mm256_and_si256(q, low_bits), _mm256_and_si256(_mm256_srli_epi16(p, 8), top_bits));

@@ -30,8 +30,8 @@ typedef struct {
 /* Multiply R rows and B blocks in registers: acc[r][16 b + c] = sum over k of row[r][k] * block[b][k / 4][c][k % 4].
  * The unsigned side is the rows (activations) or, when swapped, the blocks (keys, made so where they have a sign).
  * `more`: add to the content of acc. R, B, swapped and more are constants. */
-INLINE void micro(const int R, const int B, const int swapped, const int more, const void *rows, size_t stride, Blocks blocks, int32_t *acc,
-                  size_t pitch) {
+INLINE void micro(const int R, const int B, const int swapped, const int more, const void *rows, size_t stride,
+                  Blocks blocks, int32_t *acc, size_t pitch) {
     __m512i sum[6][4];
     const char *row = rows, *block = blocks.at;
     const int lines = LINES(R);
@@ -39,12 +39,14 @@ INLINE void micro(const int R, const int B, const int swapped, const int more, c
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-        for (int b = 0; b < B; b++) sum[r][b] = more ? _mm512_loadu_si512(acc + r * pitch + b * 16) : _mm512_setzero_si512();
+        for (int b = 0; b < B; b++)
+            sum[r][b] = more ? _mm512_loadu_si512(acc + r * pitch + b * 16) : _mm512_setzero_si512();
     }
     for (int k = 0; k < blocks.quads; k++, block += blocks.quad) {
         __m512i w[4];
 #pragma GCC unroll 4
-        for (int line = 0; line < lines; line++) _mm_prefetch(blocks.next + ((size_t)k * lines + line) * 64, _MM_HINT_T1);
+        for (int line = 0; line < lines; line++)
+            _mm_prefetch(blocks.next + ((size_t)k * lines + line) * 64, _MM_HINT_T1);
 #pragma GCC unroll 4
         for (int b = 0; b < B; b++) w[b] = _mm512_xor_si512(_mm512_loadu_si512(block + b * blocks.block), sign);
 #pragma GCC unroll 6
@@ -64,8 +66,8 @@ INLINE void micro(const int R, const int B, const int swapped, const int more, c
 }
 
 /* Multiply rows: those past the last six go in fours, twos and ones. */
-INLINE void micro_rows(const int B, const int swapped, const int more, const void *rows, size_t stride, int count, Blocks blocks, int32_t *acc,
-                       size_t pitch) {
+INLINE void micro_rows(const int B, const int swapped, const int more, const void *rows, size_t stride, int count,
+                       Blocks blocks, int32_t *acc, size_t pitch) {
     const char *row = rows;
     const size_t fetched = (size_t)blocks.quads * 64;
     for (; count >= 6; count -= 6, row += 6 * stride, acc += 6 * pitch, blocks.next += fetched) {
@@ -82,8 +84,8 @@ INLINE void micro_rows(const int B, const int swapped, const int more, const voi
     if (count) micro(1, B, swapped, more, row, stride, blocks, acc, pitch);
 }
 
-INLINE void all_blocks(const int swapped, const int more, const void *rows, size_t stride, int count, Blocks blocks, int number, int32_t *acc,
-                       size_t pitch) {
+INLINE void all_blocks(const int swapped, const int more, const void *rows, size_t stride, int count, Blocks blocks,
+                       int number, int32_t *acc, size_t pitch) {
     int b = 0;
     for (; b + 4 <= number; b += 4, acc += 64) {
         micro_rows(4, swapped, more, rows, stride, count, blocks, acc, pitch);
@@ -97,9 +99,11 @@ INLINE void all_blocks(const int swapped, const int more, const void *rows, size
     }
 }
 
-TARGET static void vnni_scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
+TARGET static void vnni_scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score,
+                               size_t pitch) {
     for (int k = 0; k < n; k += 64) { /* n is a multiple of it */
-        const Blocks blocks = {keys + (size_t)k * dp, (size_t)dp * 16, 64, dp / 4, (const char *)keys + (size_t)(k + 64) * dp};
+        const Blocks blocks = {keys + (size_t)k * dp, (size_t)dp * 16, 64, dp / 4,
+                               (const char *)keys + (size_t)(k + 64) * dp};
         micro_rows(4, 1, 0, q, (size_t)dp, queries, blocks, score + k, pitch);
     }
 }
@@ -121,7 +125,8 @@ INLINE void mix_high(const int B, const int8_t *values, int n, const uint8_t *hi
         const int quad = __builtin_ctzll(some);
         const __m512i a = _mm512_set1_epi32(load_quad(high + quad * 4));
 #pragma GCC unroll 4
-        for (int b = 0; b < B; b++) sum[b] = _mm512_dpbusd_epi32(sum[b], a, _mm512_loadu_si512(values + (quad * B + b) * 64));
+        for (int b = 0; b < B; b++)
+            sum[b] = _mm512_dpbusd_epi32(sum[b], a, _mm512_loadu_si512(values + (quad * B + b) * 64));
     }
 #pragma GCC unroll 4
     for (int b = 0; b < B; b++) {
@@ -148,7 +153,8 @@ TARGET static void vnni_mix(const int8_t *values, int n, int dv, const void *sha
 /* Scale 16 sums: rs((acc + offset) * m, 24). See kernel_plain.c for the clamp; `odd`: m of the odd channels, in even
  * places. */
 INLINE __m512i rescale(const int narrow, __m512i acc, __m512i offset, __m512i m, __m512i odd) {
-    const __m512i half = _mm512_set1_epi64(1 << 23), most = _mm512_set1_epi64(1 << 30), least = _mm512_set1_epi64(-(1 << 30));
+    const __m512i half = _mm512_set1_epi64(1 << 23), most = _mm512_set1_epi64(1 << 30),
+                  least = _mm512_set1_epi64(-(1 << 30));
     const __m512i dot = _mm512_add_epi32(acc, offset);
     __m512i a = _mm512_add_epi64(_mm512_mul_epi32(dot, m), half);
     __m512i b = _mm512_add_epi64(_mm512_mul_epi32(_mm512_srli_epi64(dot, 32), odd), half);
@@ -183,7 +189,8 @@ INLINE void finish_as(const int narrow, const Output kind, const Product *given,
     const Product copy = *given, *p = &copy; /* as far as the compiler sees, no store can change it */
     for (int b = 0; b < p->blocks * 16; b += 16) {
         const int channel = p->block * 16 + b;
-        const __m512i offset = _mm512_loadu_si512(p->matrix->offset + channel), m = _mm512_loadu_si512(p->matrix->m + channel);
+        const __m512i offset = _mm512_loadu_si512(p->matrix->offset + channel),
+                      m = _mm512_loadu_si512(p->matrix->m + channel);
         const __m512i odd = _mm512_srli_epi64(m, 32), bias = kind == TO_LOGITS ? _mm512_loadu_si512(p->bias + b) : m;
         for (int r = 0; r < p->rows; r++) {
             const __m512i y = rescale(narrow, _mm512_loadu_si512(sums + r * p->blocks * 16 + b), offset, m, odd);
@@ -200,7 +207,8 @@ enum { NEAR = 104 }; /* steps of 4 inputs at a time: their weights for 4 blocks 
 TARGET static void multiply(const Product *p, Scratch *s) {
     const size_t stride = (size_t)p->matrix->stride, pitch = (size_t)p->blocks * 16;
     const int quads = (int)stride / 4;
-    Blocks blocks = {p->matrix->w + p->block * 16 * stride, stride * 16, 64, quads < NEAR ? quads : NEAR, (const char *)p->next};
+    Blocks blocks = {p->matrix->w + p->block * 16 * stride, stride * 16, 64, quads < NEAR ? quads : NEAR,
+                     (const char *)p->next};
     all_blocks(0, 0, p->a, stride, p->rows, blocks, p->blocks, s->acc, pitch);
     for (int k = blocks.quads; k < quads; k += NEAR) {
         blocks.at = (const char *)blocks.at + blocks.quads * 64;
@@ -242,7 +250,8 @@ TARGET static void scale_to_bytes(const int32_t *x, int n, double t, uint8_t *ou
     for (int i = 0; i < n; i += 16) {
         const __mmask16 some = first_of(n - i);
         const __m512i v = _mm512_maskz_loadu_epi32(some, x + i);
-        const __m256i low = scaled(_mm512_castsi512_si256(v), scale), high = scaled(_mm512_extracti64x4_epi64(v, 1), scale);
+        const __m256i low = scaled(_mm512_castsi512_si256(v), scale),
+                      high = scaled(_mm512_extracti64x4_epi64(v, 1), scale);
         const __m512i y = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
         const __m512i bytes = _mm512_sub_epi32(between(y, 4096 - 127, 4096 + 127), _mm512_set1_epi32(4096 - 128));
         _mm512_mask_cvtepi32_storeu_epi8(out + i, some, bytes);
@@ -261,7 +270,8 @@ TARGET static void rotate(const int16_t *y, const int16_t *cos, const int16_t *s
         const __m512i minus = _mm512_cvtepu16_epi32(_mm256_sub_epi16(_mm256_setzero_si256(), s));
         const __m512i ab = _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
         const __m512i first = _mm512_madd_epi16(ab, _mm512_or_si512(c, _mm512_slli_epi32(minus, 16)));
-        const __m512i second = _mm512_madd_epi16(ab, _mm512_or_si512(_mm512_cvtepu16_epi32(s), _mm512_slli_epi32(c, 16)));
+        const __m512i second =
+            _mm512_madd_epi16(ab, _mm512_or_si512(_mm512_cvtepu16_epi32(s), _mm512_slli_epi32(c, 16)));
         _mm512_mask_storeu_epi32(z + i, some, _mm512_srai_epi32(_mm512_add_epi32(first, round), 14));
         _mm512_mask_storeu_epi32(z + half + i, some, _mm512_srai_epi32(_mm512_add_epi32(second, round), 14));
     }
@@ -292,8 +302,8 @@ TARGET static int32_t maximum(const int32_t *score, int n, int32_t most) {
     return _mm512_reduce_max_epi32(all);
 }
 
-INLINE uint32_t weigh_as(const int narrow, const int32_t *score, int n, int32_t highest, uint32_t heat, const uint16_t *weight,
-                         uint16_t *out) {
+INLINE uint32_t weigh_as(const int narrow, const int32_t *score, int n, int32_t highest, uint32_t heat,
+                         const uint16_t *weight, uint16_t *out) {
     const __m512i first = _mm512_loadu_si512(weight), second = _mm512_loadu_si512(weight + 32);
     const __m512i most = _mm512_set1_epi32(highest), sign = _mm512_set1_epi16(-32768), one = _mm512_set1_epi16(1);
     const __m512i far = _mm512_set1_epi32(heat ? (int32_t)((1023u * 65536u + heat - 1) / heat) : 0);

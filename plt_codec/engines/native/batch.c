@@ -91,8 +91,8 @@ static int make_room(Batch *b, int keys) {
     b->sin = grab(rows * half * sizeof(int16_t));
     b->q = grab((rows * m->group + QUERIES) * m->kv_heads * m->dp);
     b->scratch = grab((size_t)b->threads * sizeof(Scratch));
-    if (!b->share || !b->x || !b->z || !b->logits || !b->sums || !b->a || !b->o || !b->h || !b->y || !b->cos || !b->sin ||
-        !b->q || !b->scratch || !b->gates || !b->linear) {
+    if (!b->share || !b->x || !b->z || !b->logits || !b->sums || !b->a || !b->o || !b->h || !b->y || !b->cos ||
+        !b->sin || !b->q || !b->scratch || !b->gates || !b->linear) {
         return NO_MEMORY;
     }
     for (int i = 0; i < b->threads; i++) {

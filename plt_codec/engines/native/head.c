@@ -41,9 +41,16 @@ static void stage_class(void *context, int item, int thread) {
     for (int r = first; r < end; r++) norm_row(b, b->x + (size_t)r * m->width, m->norm_out, r);
     for (int block = 0; block < m->class.blocks; block += 8) {
         const Product p = {
-            .matrix = &m->class, .block = block, .blocks = m->class.blocks - block < 8 ? m->class.blocks - block : 8,
-            .a = b->a + (size_t)first * m->class.stride, .rows = end - first, .kind = TO_LOGITS, .x = logits + block * 16,
-            .bias = m->class_b + block * 16, .out_stride = (size_t)b->symbols, .next = m->class.w,
+            .matrix = &m->class,
+            .block = block,
+            .blocks = m->class.blocks - block < 8 ? m->class.blocks - block : 8,
+            .a = b->a + (size_t)first * m->class.stride,
+            .rows = end - first,
+            .kind = TO_LOGITS,
+            .x = logits + block * 16,
+            .bias = m->class_b + block * 16,
+            .out_stride = (size_t)b->symbols,
+            .next = m->class.w,
         };
         m->kernel->multiply(&p, &b->scratch[thread]);
     }

@@ -94,7 +94,8 @@ typedef struct {
     void (*norm)(const int32_t *x, int n, uint32_t gain, uint8_t *out);
     /* Turn and norm up to TURNED heads of a row, each a pair of half heads: y (heads, d) -> out (heads, d) value +
      * 128. */
-    void (*turn)(const int16_t *y, int heads, const int16_t *cos, const int16_t *sin, int d, uint32_t gain, uint8_t *out);
+    void (*turn)(const int16_t *y, int heads, const int16_t *cos, const int16_t *sin, int d, uint32_t gain,
+                 uint8_t *out);
     void (*attend)(const Attention *, Scratch *);
     /* Contract 2. Norm with gains; heads turned, not normed; gate and linear half -> hidden layer, value + 128. */
     void (*gained)(const int32_t *x, int n, uint32_t gain, const int32_t *gains, uint8_t *out);

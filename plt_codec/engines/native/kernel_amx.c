@@ -31,8 +31,9 @@
 #include "tiles.h"
 #else
 /* The intrinsics of some compilers do not say that these read and write memory, which lets stores move past them. */
-#define LOAD(n, at, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #n ::"r"(at), "r"((size_t)(stride)) : "memory")
-#define STORE(n, at, stride) __asm__ volatile("tilestored %%tmm" #n ", (%0,%1,1)" ::"r"(at), "r"((size_t)(stride)) : "memory")
+#define LOAD(n, at, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #n::"r"(at), "r"((size_t)(stride)) : "memory")
+#define STORE(n, at, stride) \
+    __asm__ volatile("tilestored %%tmm" #n ", (%0,%1,1)" ::"r"(at), "r"((size_t)(stride)) : "memory")
 #endif
 
 #define scores vnni_scores
@@ -85,11 +86,13 @@ INLINE void store_piece(int32_t *sums) {
 }
 
 /* Write outputs `from` to `to` of a piece, all rows of a block first. */
-INLINE void finish_some(const int narrow, const Output kind, const Product *p, Patch piece, const int32_t *sums, int from, int to) {
+INLINE void finish_some(const int narrow, const Output kind, const Product *p, Patch piece, const int32_t *sums,
+                        int from, int to) {
     while (from < to) {
         const int b = from / piece.rows, at = (piece.block + b) * 16, channel = p->block * 16 + at;
         const int end = to - b * piece.rows < piece.rows ? to - b * piece.rows : piece.rows;
-        const __m512i offset = _mm512_loadu_si512(p->matrix->offset + channel), m = _mm512_loadu_si512(p->matrix->m + channel);
+        const __m512i offset = _mm512_loadu_si512(p->matrix->offset + channel),
+                      m = _mm512_loadu_si512(p->matrix->m + channel);
         const __m512i odd = _mm512_srli_epi64(m, 32), bias = kind == TO_LOGITS ? _mm512_loadu_si512(p->bias + at) : m;
         const int8_t *next = p->next + ((size_t)piece.row * p->blocks + piece.block * piece.rows) * 64;
         for (int r = from - b * piece.rows; r < end; r++, from++) {
@@ -110,7 +113,8 @@ INLINE void multiply_as(const int narrow, const Output kind, const Product *give
         const Patch piece = n < pieces ? patch_of(p, n) : before;
         int32_t *to = s->acc + n % 2 * PIECE;
         const int32_t *from = s->acc + (n + 1) % 2 * PIECE;
-        const int outputs = before.rows * before.blocks, slice = outputs / steps + 1 > SLICE ? outputs / steps + 1 : SLICE;
+        const int outputs = before.rows * before.blocks,
+                  slice = outputs / steps + 1 > SLICE ? outputs / steps + 1 : SLICE;
         int done = 0;
         if (n < pieces) {
             _tile_zero(0);
@@ -148,8 +152,9 @@ TARGET static void multiply_here(const Product *p, Scratch *s) {
 static int supported(void) {
 #if defined(__linux__) && defined(SYS_arch_prctl)
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl") ||
-        !__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512vbmi")) {
+    if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512vnni") ||
+        !__builtin_cpu_supports("avx512vbmi")) {
         return 0;
     }
 #if defined(PLTZ_TILES_IN_C)
@@ -184,5 +189,6 @@ TARGET static void begin(void) {
 
 TARGET static void end(void) { _tile_release(); }
 
-const Kernel pltz_amx = {"amx", supported, begin, end, multiply_here, norm, turn, attend_here, gained, turn_only, gate, 1, 0};
+const Kernel pltz_amx = {"amx",     supported, begin, end, multiply_here, norm, turn, attend_here, gained,
+                         turn_only, gate,      1,     0};
 #endif

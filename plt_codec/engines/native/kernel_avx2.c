@@ -36,7 +36,8 @@ INLINE __m256i load_quad(const void *p) { /* 4 bytes, eight times */
 INLINE void fetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 
 /* Multiply one step of 8 inputs. `narrow`: two fours of them add up in 16 bits. R, B and narrow are constants. */
-INLINE void step(const int R, const int B, const int narrow, const uint8_t *rows, int stride, const int8_t *w, __m256i sums[2][4]) {
+INLINE void step(const int R, const int B, const int narrow, const uint8_t *rows, int stride, const int8_t *w,
+                 __m256i sums[2][4]) {
     const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++) {
@@ -68,12 +69,14 @@ INLINE void split_rows(const uint8_t *a, int stride, int count, Rows *rows) {
         for (int k = 0; k < stride; k += 32) {
             /* value + 64, modulo 2^8 */
             const __m256i u = _mm256_sub_epi8(load(a + r * stride + k), _mm256_set1_epi8(64));
-            const __m256i near = _mm256_min_epu8(_mm256_subs_epu8(load(a + r * stride + k), _mm256_set1_epi8(64)), _mm256_set1_epi8(127));
+            const __m256i near = _mm256_min_epu8(_mm256_subs_epu8(load(a + r * stride + k), _mm256_set1_epi8(64)),
+                                                 _mm256_set1_epi8(127));
             const __m256i none = _mm256_cmpeq_epi32(u, near);
             uint64_t *far = &rows->far[r][k / 256];
             store(rows->near + r * stride + k, near);
             store(rows->rest + r * stride + k, _mm256_sub_epi8(u, near));
-            *far = (k % 256 ? *far : 0) | (uint64_t)(uint8_t)~_mm256_movemask_ps(_mm256_castsi256_ps(none)) << k % 256 / 4;
+            *far = (k % 256 ? *far : 0) | (uint64_t)(uint8_t)~_mm256_movemask_ps(_mm256_castsi256_ps(none))
+                                              << k % 256 / 4;
         }
     }
 }
@@ -81,8 +84,8 @@ INLINE void split_rows(const uint8_t *a, int stride, int count, Rows *rows) {
 /* Multiply R rows and B blocks in registers: acc[r][c] = sum over k of (value + 128) * block[k / 4][c][k % 4]. The
  * weights of the blocks add up to `sum`. `wide`: see Matrix. Each step fetches one line of the next data. R (1 or 2)
  * and B are constants. */
-INLINE void micro(const int R, const int B, const Rows *rows, int stride, const int8_t *w, const uint8_t *wide, const int32_t *sum, int32_t *acc,
-                  size_t pitch, const int8_t *next) {
+INLINE void micro(const int R, const int B, const Rows *rows, int stride, const int8_t *w, const uint8_t *wide,
+                  const int32_t *sum, int32_t *acc, size_t pitch, const int8_t *next) {
     const __m256i ones = _mm256_set1_epi16(1);
     const size_t block = (size_t)stride * 16;
     __m256i sums[2][4];
@@ -115,7 +118,8 @@ INLINE void micro(const int R, const int B, const Rows *rows, int stride, const 
     }
 }
 
-TARGET static void dense(const Matrix *m, int first, int blocks, const uint8_t *a, int rows, int32_t *acc, const int8_t *next) {
+TARGET static void dense(const Matrix *m, int first, int blocks, const uint8_t *a, int rows, int32_t *acc,
+                         const int8_t *next) {
     Rows split;
     const int stride = m->stride, all = rows;
     const size_t pitch = (size_t)blocks * 16;
@@ -159,11 +163,13 @@ INLINE void add_digits(const int B, const int top, const uint8_t *row, uint64_t 
         const int l = __builtin_ctzll(some);
         const int8_t *at = blocks.at + k * blocks.quad, *then = blocks.at + l * blocks.quad;
         const __m256i u = load_quad(row + k * 4), v = load_quad(row + l * 4);
-        const __m256i a = _mm256_and_si256(top ? _mm256_srli_epi16(u, 6) : u, mask), b = _mm256_and_si256(top ? _mm256_srli_epi16(v, 6) : v, mask);
+        const __m256i a = _mm256_and_si256(top ? _mm256_srli_epi16(u, 6) : u, mask),
+                      b = _mm256_and_si256(top ? _mm256_srli_epi16(v, 6) : v, mask);
 #pragma GCC unroll 8
         for (int i = 0; i < 2 * B; i++) {
             const size_t place = i / 2 * blocks.block + i % 2 * 32;
-            const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(a, load(at + place)), _mm256_maddubs_epi16(b, load(then + place)));
+            const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(a, load(at + place)),
+                                                   _mm256_maddubs_epi16(b, load(then + place)));
             ADD("d", sums[i], _mm256_madd_epi16(pairs, ones));
         }
     }
@@ -214,7 +220,8 @@ INLINE void add_row(const int B, const uint8_t *row, const uint8_t *second, int 
 }
 
 /* Do the same for any number of blocks up to 4. */
-TARGET static void add_sparse(int number, const uint8_t *row, const uint8_t *second, int n, Blocks blocks, int32_t *acc) {
+TARGET static void add_sparse(int number, const uint8_t *row, const uint8_t *second, int n, Blocks blocks,
+                              int32_t *acc) {
     switch (number) {
     case 1: add_row(1, row, second, n, blocks, acc); break;
     case 2: add_row(2, row, second, n, blocks, acc); break;
@@ -224,7 +231,8 @@ TARGET static void add_sparse(int number, const uint8_t *row, const uint8_t *sec
 }
 
 /* Multiply inputs of the hidden layer, one piece of them at a time, whose weights stay in the first cache. */
-TARGET static void sparse(const int8_t *w, int blocks, const uint8_t *a, int stride, int rows, int32_t *acc, const int8_t *next) {
+TARGET static void sparse(const int8_t *w, int blocks, const uint8_t *a, int stride, int rows, int32_t *acc,
+                          const int8_t *next) {
     const size_t pitch = (size_t)blocks * 16;
     __builtin_memset(acc, 0, rows * pitch * sizeof *acc);
     for (int b = 0; b < blocks; b += 4) {
@@ -235,7 +243,8 @@ TARGET static void sparse(const int8_t *w, int blocks, const uint8_t *a, int str
                 for (int i = r; i < 64; i += rows) {
                     for (int j = 0; j < 4; j++) fetch(later + j * piece.block + i * 64);
                 }
-                add_sparse(blocks - b, a + (size_t)r * stride + k, 0, stride - k < 256 ? stride - k : 256, piece, acc + r * pitch + b * 16);
+                add_sparse(blocks - b, a + (size_t)r * stride + k, 0, stride - k < 256 ? stride - k : 256, piece,
+                           acc + r * pitch + b * 16);
             }
         }
     }
@@ -256,7 +265,8 @@ INLINE __m256i rescale(const int narrow, __m256i acc, __m256i offset, __m256i m)
     const __m256i half = _mm256_set1_epi64x(1 << 23), dot = _mm256_add_epi32(acc, offset);
     const __m256i dot_odd = _mm256_srli_epi64(dot, 32), m_odd = _mm256_srli_epi64(m, 32);
     if (narrow) {
-        const __m256i a = _mm256_add_epi64(_mm256_mul_epi32(dot, m), half), b = _mm256_add_epi64(_mm256_mul_epi32(dot_odd, m_odd), half);
+        const __m256i a = _mm256_add_epi64(_mm256_mul_epi32(dot, m), half),
+                      b = _mm256_add_epi64(_mm256_mul_epi32(dot_odd, m_odd), half);
         return _mm256_blend_epi32(_mm256_srli_epi64(a, 24), _mm256_slli_epi64(b, 8), 0xaa);
     }
     return _mm256_blend_epi32(scale_four(dot, m), _mm256_slli_epi64(scale_four(dot_odd, m_odd), 32), 0xaa);
@@ -279,7 +289,8 @@ INLINE void put(const Output kind, const Product *p, size_t at, int b, __m256i y
     } else if (kind == TO_HIDDEN) {
         __m256i u = _mm256_max_epi16(_mm256_min_epi16(pack(y, z), _mm256_set1_epi16(255)), _mm256_setzero_si256());
         u = _mm256_srli_epi16(_mm256_add_epi16(_mm256_mullo_epi16(u, u), _mm256_set1_epi16(128)), 8); /* below 2^16 */
-        _mm_storeu_si128((__m128i *)(p->hidden + at), _mm_packus_epi16(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1)));
+        _mm_storeu_si128((__m128i *)(p->hidden + at),
+                         _mm_packus_epi16(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1)));
     } else {
         store(p->x + at, _mm256_add_epi32(y, load(p->bias + b)));
         store(p->x + at + 8, _mm256_add_epi32(z, load(p->bias + b + 8)));
@@ -293,7 +304,8 @@ INLINE void finish_as(const int narrow, const Output kind, const Product *given,
         const __m256i offset_0 = load(offset), offset_1 = load(offset + 8), m_0 = load(m), m_1 = load(m + 8);
         for (int r = 0; r < p->rows; r++) {
             const int32_t *acc = sums + r * p->blocks * 16 + b;
-            const __m256i y = rescale(narrow, load(acc), offset_0, m_0), z = rescale(narrow, load(acc + 8), offset_1, m_1);
+            const __m256i y = rescale(narrow, load(acc), offset_0, m_0),
+                          z = rescale(narrow, load(acc + 8), offset_1, m_1);
             put(kind, p, r * p->out_stride + b, b, y, z);
         }
     }

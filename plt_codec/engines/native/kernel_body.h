@@ -101,8 +101,8 @@ TARGET static void norm(const int32_t *restrict x, int n, uint32_t gain, uint8_t
     scale_to_bytes(x, n, scale_for(squares(x, n), gain), out);
 }
 
-TARGET static void turn(const int16_t *restrict y, int heads, const int16_t *restrict cos, const int16_t *restrict sin, int d,
-                        uint32_t gain, uint8_t *restrict out) {
+TARGET static void turn(const int16_t *restrict y, int heads, const int16_t *restrict cos, const int16_t *restrict sin,
+                        int d, uint32_t gain, uint8_t *restrict out) {
     int32_t z[TURNED * HEAD_WIDTH];
     uint64_t totals[TURNED] = {0};
     double t[TURNED];
@@ -171,7 +171,8 @@ TARGET static void attend(const Attention *a, Scratch *s) {
 /* Compute contract 2, "norm with gains". Both products run in doubles and are exact, as above. z = rs(x t, 32) with
  * |x t| < 2^50 is offset to be positive by 2^20 2^32. Then |z g| < 2^49 is offset by 2^30 2^20. Cutting a positive
  * number floors it. */
-TARGET static void gained(const int32_t *restrict x, int n, uint32_t gain, const int32_t *restrict gains, uint8_t *restrict out) {
+TARGET static void gained(const int32_t *restrict x, int n, uint32_t gain, const int32_t *restrict gains,
+                          uint8_t *restrict out) {
     uint64_t total = 0;
     for (int i = 0; i < n; i++) total += (uint64_t)((int64_t)x[i] * x[i]);
     const double scale = scale_for(total, gain) * 0x1p-32;
@@ -183,8 +184,8 @@ TARGET static void gained(const int32_t *restrict x, int n, uint32_t gain, const
 }
 
 /* Rotate as rotate(), the sums divided by 2^7 once more and clamped to a byte. */
-TARGET static void turn_only(const int16_t *restrict y, int heads, const int16_t *restrict cos, const int16_t *restrict sin, int d,
-                             uint8_t *restrict out) {
+TARGET static void turn_only(const int16_t *restrict y, int heads, const int16_t *restrict cos,
+                             const int16_t *restrict sin, int d, uint8_t *restrict out) {
     const int half = d / 2;
     for (int h = 0; h < heads; h++, y += d, out += d) {
         for (int i = 0; i < half; i++) {
@@ -197,8 +198,8 @@ TARGET static void turn_only(const int16_t *restrict y, int heads, const int16_t
 }
 
 /* Apply the gate. |act| < 2^15, |linear| < 2^15 once clamped: products fit 32 bits. */
-TARGET static void gate(const int32_t *restrict gates, const int32_t *restrict linear, int n, const int16_t *restrict act,
-                        uint8_t *restrict out) {
+TARGET static void gate(const int32_t *restrict gates, const int32_t *restrict linear, int n,
+                        const int16_t *restrict act, uint8_t *restrict out) {
     for (int i = 0; i < n; i++) {
         const int32_t a = act[clamp32(gates[i], -GATE_MAX, GATE_MAX) + GATE_MAX];
         const int32_t h = (a * clamp32(linear[i], -32767, 32767) + (1 << 15)) >> 16;

@@ -27,8 +27,8 @@ INLINE int8x16_t load_quad(const int8_t *p) {
 
 /* Compute sums[r][j]: channels 4 j .. 4 j + 3 of a block of 16; `flip` takes 128 from the block's bytes. R and flip
  * are constants. */
-INLINE void micro(const int R, const int flip, const int8_t *rows, size_t stride, const void *block, int quads, size_t step,
-                  int32x4_t sums[TOGETHER][4]) {
+INLINE void micro(const int R, const int flip, const int8_t *rows, size_t stride, const void *block, int quads,
+                  size_t step, int32x4_t sums[TOGETHER][4]) {
     const int8_t *b = block;
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
@@ -68,11 +68,12 @@ INLINE void micro_rows(const int flip, const int8_t *rows, size_t stride, int co
     for (; count >= 4; count -= 4, rows += 4 * stride, acc += 4 * pitch) {
         micro_store(4, flip, rows, stride, block, quads, sum, acc, pitch);
     }
-    for (; count; count--, rows += stride, acc += pitch) micro_store(1, flip, rows, stride, block, quads, sum, acc, pitch);
+    for (; count; count--, rows += stride, acc += pitch)
+        micro_store(1, flip, rows, stride, block, quads, sum, acc, pitch);
 }
 
-TARGET static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows,
-                        int32_t *acc) {
+TARGET static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride,
+                        int rows, int32_t *acc) {
     enum { WIDEST = 8192 };
     int8_t flipped[TOGETHER * WIDEST];
     const size_t pitch = (size_t)blocks * 16;
@@ -86,7 +87,8 @@ TARGET static void tile(const int8_t *w, const int32_t *sum, int blocks, int qua
     }
 }
 
-TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
+TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score,
+                          size_t pitch) {
     for (int k = 0; k < n; k += 16) {
         micro_rows(1, q, (size_t)dp, queries, keys + (size_t)k * dp, dp / 4, 0, score + k, pitch);
     }
@@ -111,8 +113,8 @@ TARGET static int32_t maximum(const int32_t *score, int n, int32_t most) {
 }
 
 /* Compute weights as in kernel_plain.c. */
-TARGET static uint32_t weigh(const int32_t *score, int n, int32_t most, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
-                             uint16_t *out) {
+TARGET static uint32_t weigh(const int32_t *score, int n, int32_t most, uint32_t heat, const uint16_t *weight,
+                             const uint32_t *weights, uint16_t *out) {
     const uint32_t far = heat ? (1023u * 65536u + heat - 1) / heat : 0;
     uint32_t sum = 0;
     (void)weight;
@@ -135,14 +137,16 @@ TARGET static void share(const uint16_t *restrict w, int n, uint32_t t, void *sh
     }
 }
 
-INLINE void mix_rows(const int R, const int8_t *shares, const int8_t *block, int n, int dv, const int32x4_t all[4], int32_t *mixed) {
+INLINE void mix_rows(const int R, const int8_t *shares, const int8_t *block, int n, int dv, const int32x4_t all[4],
+                     int32_t *mixed) {
     int32x4_t high[TOGETHER][4], low[TOGETHER][4];
     micro(R, 0, shares, CHUNK, block, n / 4, (size_t)dv * 4, high);
     micro(R, 0, shares + QUERIES * CHUNK, CHUNK, block, n / 4, (size_t)dv * 4, low);
     for (int r = 0; r < R; r++) {
         for (int j = 0; j < 4; j++) {
             int32_t *to = mixed + r * dv + j * 4;
-            const int32x4_t sum = vaddq_s32(vshlq_n_s32(high[r][j], 8), vaddq_s32(low[r][j], vmulq_n_s32(all[j], 32896)));
+            const int32x4_t sum =
+                vaddq_s32(vshlq_n_s32(high[r][j], 8), vaddq_s32(low[r][j], vmulq_n_s32(all[j], 32896)));
             vst1q_s32(to, vaddq_s32(vld1q_s32(to), sum));
         }
     }
@@ -156,8 +160,10 @@ TARGET static void mix(const int8_t *values, int n, int dv, const void *shares, 
         const int8_t *block = values + i * 4;
         micro(1, 0, ones, CHUNK, block, n / 4, (size_t)dv * 4, all);
         int r = 0;
-        for (; r + 4 <= queries; r += 4) mix_rows(4, (const int8_t *)shares + r * CHUNK, block, n, dv, all[0], mixed + r * dv + i);
-        for (; r < queries; r++) mix_rows(1, (const int8_t *)shares + r * CHUNK, block, n, dv, all[0], mixed + r * dv + i);
+        for (; r + 4 <= queries; r += 4)
+            mix_rows(4, (const int8_t *)shares + r * CHUNK, block, n, dv, all[0], mixed + r * dv + i);
+        for (; r < queries; r++)
+            mix_rows(1, (const int8_t *)shares + r * CHUNK, block, n, dv, all[0], mixed + r * dv + i);
     }
 }
 

@@ -35,7 +35,8 @@ static void dot_quads(const int8_t *block, const int8_t *row, int quads, int32_t
 }
 
 /* Compute acc[row][channel] = sum over k of a[row][k] * w[channel][k]. */
-static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows, int32_t *acc) {
+static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows,
+                 int32_t *acc) {
     int8_t row[8192];
     for (int r = 0; r < rows; r++) {
         for (int k = 0; k < stride; k++) row[k] = (int8_t)(a[(size_t)r * stride + k] - 128);
@@ -89,8 +90,8 @@ static int32_t maximum(const int32_t *score, int n, int32_t most) {
 }
 
 /* Turn scores (n) and the highest into weights (n), and return their sum. */
-static uint32_t weigh(const int32_t *score, int n, int32_t most, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
-                      uint16_t *out) {
+static uint32_t weigh(const int32_t *score, int n, int32_t most, uint32_t heat, const uint16_t *weight,
+                      const uint32_t *weights, uint16_t *out) {
     const uint32_t far = far_enough(heat);
     uint32_t sum = 0;
     (void)weight;
@@ -117,7 +118,8 @@ static void mix(const int8_t *values, int n, int dv, const void *shares, int que
             const int32_t a = p[k], b = p[k + 1], c = p[k + 2], d = p[k + 3];
             const int8_t *v = values + (size_t)k * dv;
             if (!(a | b | c | d)) continue;
-            for (int i = 0; i < dv; i++) mixed[i] += a * v[i * 4] + b * v[i * 4 + 1] + c * v[i * 4 + 2] + d * v[i * 4 + 3];
+            for (int i = 0; i < dv; i++)
+                mixed[i] += a * v[i * 4] + b * v[i * 4 + 1] + c * v[i * 4 + 2] + d * v[i * 4 + 3];
         }
     }
 }

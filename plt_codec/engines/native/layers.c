@@ -85,7 +85,9 @@ static void put_turned(Batch *b, const Session *s, int row, int slot, const int1
         for (int i = 0; i < n; i++) {
             const int h = first + i, place = (h / m->group * ROWS + row) * m->group + h % m->group;
             if (h < m->heads) put_query(turned + i * d, d, m->dp, b->q + (size_t)place * m->dp);
-            else put_key(turned + i * d, m->dp, m->kernel->signed_keys, key_at(m, keys_of(m, s, b->layer, h - m->heads), slot));
+            else
+                put_key(turned + i * d, m->dp, m->kernel->signed_keys,
+                        key_at(m, keys_of(m, s, b->layer, h - m->heads), slot));
         }
     }
 }
@@ -101,7 +103,8 @@ static void stage_heads(void *context, int item, int thread) {
         const int slot = s->old + piece->step * s->L + (r - piece->row);
         const int16_t *y = b->y + (size_t)r * b->qkv_stride, *v = y + (m->heads + m->kv_heads) * m->head_dim;
         put_turned(b, s, r, slot, y);
-        for (int h = 0; h < m->kv_heads; h++, v += m->head_dim) put_value(v, m->head_dim, value_at(m, values_of(m, s, b->layer, h), slot));
+        for (int h = 0; h < m->kv_heads; h++, v += m->head_dim)
+            put_value(v, m->head_dim, value_at(m, values_of(m, s, b->layer, h), slot));
     }
 }
 
@@ -149,12 +152,23 @@ static void norm_all(Batch *b, const int32_t *gains) {
 /* Compute the hidden layer's activations of all rows, b->a to b->h. */
 static void hidden_all(Batch *b, const Layer *l) {
     if (!b->m->gated) {
-        multiply_all(b, (Product){.matrix = &l->up, .a = b->a, .kind = TO_HIDDEN, .hidden = b->h, .out_stride = (size_t)l->down.stride});
+        multiply_all(
+            b,
+            (Product){
+                .matrix = &l->up, .a = b->a, .kind = TO_HIDDEN, .hidden = b->h, .out_stride = (size_t)l->down.stride});
         return;
     }
     const size_t stride = (size_t)l->gate.blocks * 16;
-    multiply_all(b, (Product){.matrix = &l->gate, .a = b->a, .kind = TO_LOGITS, .x = b->gates, .bias = b->m->zeros, .out_stride = stride});
-    multiply_all(b, (Product){.matrix = &l->up, .a = b->a, .kind = TO_LOGITS, .x = b->linear, .bias = b->m->zeros, .out_stride = stride});
+    multiply_all(b, (Product){.matrix = &l->gate,
+                              .a = b->a,
+                              .kind = TO_LOGITS,
+                              .x = b->gates,
+                              .bias = b->m->zeros,
+                              .out_stride = stride});
+    multiply_all(
+        b,
+        (Product){
+            .matrix = &l->up, .a = b->a, .kind = TO_LOGITS, .x = b->linear, .bias = b->m->zeros, .out_stride = stride});
     pool_for(&b->pool, stage_gate, b, (b->rows + FEW - 1) / FEW);
 }
 
@@ -167,7 +181,9 @@ void layers_run(Batch *b) {
         const Layer *l = &m->layer[b->layer];
         const size_t width = (size_t)m->width;
         norm_all(b, l->norm_in);
-        multiply_all(b, (Product){.matrix = &l->qkv, .a = b->a, .kind = TO_QKV, .qkv = b->y, .out_stride = (size_t)b->qkv_stride});
+        multiply_all(
+            b,
+            (Product){.matrix = &l->qkv, .a = b->a, .kind = TO_QKV, .qkv = b->y, .out_stride = (size_t)b->qkv_stride});
         pool_for(&b->pool, stage_heads, b, few);
         batch_lap(b, IN_LAYERS);
         pool_for(&b->pool, stage_attend, b, b->shares);

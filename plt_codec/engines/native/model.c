@@ -13,7 +13,8 @@ static size_t packed(int n, int k) { return (size_t)round_up(n, 16) * (size_t)ro
  * it, and only 64 lines of each small page. */
 static size_t packed_model(const Model *m) {
     const int inner = m->heads * m->head_dim, qkv = (m->heads + 2 * m->kv_heads) * m->head_dim;
-    const size_t layer = packed(qkv, m->d) + packed(m->d, inner) + (m->gated ? 2 : 1) * packed(m->hidden, m->d) + packed(m->d, m->hidden);
+    const size_t layer = packed(qkv, m->d) + packed(m->d, inner) + (m->gated ? 2 : 1) * packed(m->hidden, m->d) +
+                         packed(m->d, m->hidden);
     return packed(m->classes, m->d) + packed(m->vocab, m->d) + (size_t)m->layers * layer;
 }
 
@@ -25,7 +26,8 @@ static void mark_wide(Matrix *m) {
         const int8_t *w = m->w + (size_t)i * 128;
         int wide = 0;
         for (int j = 0; j < 64; j += 2) {
-            const int sum = w[j] + w[j + 1] + w[j + 64] + w[j + 65], size = abs(w[j]) + abs(w[j + 1]) + abs(w[j + 64]) + abs(w[j + 65]);
+            const int sum = w[j] + w[j + 1] + w[j + 64] + w[j + 65],
+                      size = abs(w[j]) + abs(w[j + 1]) + abs(w[j + 64]) + abs(w[j + 65]);
             wide |= size + abs(sum) > 2 * 258; /* twice the sum of the positive ones, or of the others */
         }
         m->wide[i / 8] |= (uint8_t)(wide << i % 8);
@@ -188,7 +190,8 @@ EXPORT Model *pltz_model_new(const int32_t *shape, const void *const *tensors, c
         const void *const *t = tensors + 13 + 9 * i;
         Layer *l = &m->layer[i];
         bad = pack(m, &l->qkv, t[0], t[1], qkv, m->d, 128) || pack(m, &l->out, t[2], t[3], m->d, inner, 128) ||
-              pack(m, &l->up, t[4], t[5], m->hidden, m->d, 128) || pack(m, &l->down, t[6], t[7], m->d, m->hidden, m->gated ? 128 : 0);
+              pack(m, &l->up, t[4], t[5], m->hidden, m->d, 128) ||
+              pack(m, &l->down, t[6], t[7], m->d, m->hidden, m->gated ? 128 : 0);
         l->heat = t[8];
     }
     if (m->gated) bad = bad || read_gated(m, tensors + 13 + 9 * m->layers);
