@@ -4,7 +4,7 @@
     receipts = archive.put([NewSession("chat-7", [prompt_ids, turn_ids], tenant="acme", shared=1)])
     tower = archive.get("chat-7", tenant="acme")     # tower.tokens == prompt_ids + turn_ids
 
-This module opens archives, reads them, lists the catalogue and forgets versions. Writing is `writer.Writer`,
+This module opens archives, reads them, lists the catalogue and forgets versions. Writing is `writer.ArchiveWriter`,
 garbage collection `collect.Collector`, checking `verify.Verifier`; they share one `catalog.Catalog`. Several
 processes may do all of it at once. One `TowerArchive` belongs to one thread.
 """
@@ -44,7 +44,7 @@ from pltz.archive.maintenance.collect import COPYING, DEAD_SHARE, SMALL, Collect
 from pltz.archive.maintenance.merge import COLD, Merged, Merger
 from pltz.archive.storage.store import Store, is_there, open_store
 from pltz.archive.writing.new_session import NewSession, Receipt
-from pltz.archive.writing.writer import Writer
+from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -659,7 +659,7 @@ class TowerArchive:
         """Read the files afresh. ``unused``: names of index files to skip."""
         self.catalog = Catalog(self.store, self.keys, unused)
         self.catalog.refresh()
-        self._writer = Writer(self.catalog, self.codecs, self.settings.parity)
+        self._writer = ArchiveWriter(self.catalog, self.codecs, self.settings.parity)
 
     def _mark(self, versions: Sequence[Version], verb: int) -> int:
         self.catalog.refresh()

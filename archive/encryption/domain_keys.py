@@ -87,7 +87,7 @@ class DomainKeys:
     @classmethod
     def decode(cls, domain: bytes, generation: int, data: bytes) -> DomainKeys:
         """Undo `encode`. Raises CorruptError."""
-        reader = Reader(data)
+        reader = KeyReader(data)
         kind = reader.take(1)[0]
         name = reader.name()
         id_key = reader.take(KEY)
@@ -105,7 +105,7 @@ class DomainKeys:
         return cls(domain, generation, kind, name, id_key, roots, doomed)
 
 
-class Reader:
+class KeyReader:
     """Reads fields one after the other, each checked against the bytes left."""
 
     def __init__(self, data: bytes):

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from pltz.archive.encryption.box import KEY, UNIT, Tree, keyed, seal, subkey, unit_of, unseal
-from pltz.archive.encryption.domain_keys import DomainKeys, Reader, Unit
+from pltz.archive.encryption.domain_keys import DomainKeys, KeyReader, Unit
 from pltz.archive.encryption.key_files import SCRYPT, KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
@@ -162,7 +162,7 @@ class Keyring:
         plain = unseal(
             self._key(context, unit), box, _about_session(context, record, unit), "a session's name"
         )
-        reader = Reader(plain)
+        reader = KeyReader(plain)
         name = reader.name()
         tags = reader.rest()
         if len(tags) > MAX_TAGS:

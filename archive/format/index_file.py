@@ -142,7 +142,7 @@ def by_section(rows: Sequence[tuple[int, bytes, int]]) -> dict[int, Entries]:
     }
 
 
-class _Run(NamedTuple):
+class _SortedEntries(NamedTuple):
     """Entries sorted by key: keys, numbers of their packs, and byte offsets there, (N,) each."""
 
     keys: U64
@@ -187,7 +187,7 @@ class MemoryIndex:
         self.packs: dict[bytes, int] = {}
         self.names: list[bytes] = []
         self.counts: dict[bytes, int] = {}  # pack -> entries
-        self._runs: list[list[_Run]] = [[], [], []]
+        self._runs: list[list[_SortedEntries]] = [[], [], []]
 
     @property
     def count(self) -> int:
@@ -204,7 +204,7 @@ class MemoryIndex:
                 continue
             order = np.argsort(keys, kind="stable")
             runs = self._runs[section]
-            runs.append(_Run(keys[order], np.full(len(keys), len(self.names) - 1, np.uint64), offsets[order]))
+            runs.append(_SortedEntries(keys[order], np.full(len(keys), len(self.names) - 1, np.uint64), offsets[order]))
             while len(runs) > 1 and len(runs[-2].keys) <= 2 * len(runs[-1].keys):
                 runs[-2:] = [_merged(runs[-2], runs[-1])]
 
@@ -240,7 +240,7 @@ class MemoryIndex:
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
         """Return all entries of a section: keys, numbers of packs, and byte offsets in them, (N,) each."""
-        runs = self._runs[section] or [_Run(*(np.zeros(0, np.uint64) for _ in range(3)))]
+        runs = self._runs[section] or [_SortedEntries(*(np.zeros(0, np.uint64) for _ in range(3)))]
         keys, numbers, offsets = (np.concatenate(column) for column in zip(*runs, strict=True))
         return keys, numbers, offsets
 
@@ -515,10 +515,10 @@ def gather(known: Iterable[Lookup], section: int, starts: Mapping[bytes, int]) -
     return key[new], place[new]
 
 
-def _merged(first: _Run, second: _Run) -> _Run:
+def _merged(first: _SortedEntries, second: _SortedEntries) -> _SortedEntries:
     keys = np.concatenate([first.keys, second.keys])
     order = np.argsort(keys, kind="stable")
-    return _Run(
+    return _SortedEntries(
         keys[order], *(np.concatenate(pair)[order] for pair in zip(first[1:], second[1:], strict=True))
     )
 

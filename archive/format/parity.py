@@ -61,7 +61,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shape:
+class GroupLayout:
     """The layout of a group: k data rows and m parity rows of ``columns`` blocks of ``block`` bytes."""
 
     block: int
@@ -75,13 +75,13 @@ class Shape:
         return self.block * self.columns
 
     @classmethod
-    def of(cls, size: int, share: int) -> Shape:
+    def of(cls, size: int, share: int) -> GroupLayout:
         """Return the shape for ``size`` bytes and ``share`` thousandths of parity.
 
-        >>> Shape.of(64 << 20, 50)
-        Shape(block=4096, k=100, m=5, columns=164)
-        >>> Shape.of(300, 50)
-        Shape(block=64, k=5, m=5, columns=1)
+        >>> GroupLayout.of(64 << 20, 50)
+        GroupLayout(block=4096, k=100, m=5, columns=164)
+        >>> GroupLayout.of(300, 50)
+        GroupLayout(block=64, k=5, m=5, columns=1)
         """
         block = 64 if size <= 4096 else 512 if size <= 1 << 20 else 4096
         blocks = max(1, -(-size // block))
@@ -101,7 +101,7 @@ class Group:
     """
 
     ranges: Sequence[Range]
-    shape: Shape
+    shape: GroupLayout
     checks: Sequence[int]
     rows: Sequence[memoryview | bytes]  # m parity rows
 
@@ -241,7 +241,7 @@ def _group(data: ByteSource, ranges: Sequence[Range], share: int) -> Group:
 
     Parity row p is the sum over j of 1 / ((255 - p) xor j) times data row j, in GF(256).
     """
-    shape = Shape.of(sum(r.size for r in ranges), share)
+    shape = GroupLayout.of(sum(r.size for r in ranges), share)
     totals = [np.zeros(shape.row, "<u8") for _ in range(0, shape.m, ABREAST)]
     checks: list[int] = []
     for j, row in enumerate(_rows(data, ranges, shape)):
@@ -270,7 +270,7 @@ def _products(j: int, first: int) -> Words:
     return np.stack(tables, 1).copy().view("<u8").reshape(256)
 
 
-def _rows(data: ByteSource, ranges: Sequence[Range], shape: Shape) -> Iterator[bytes]:
+def _rows(data: ByteSource, ranges: Sequence[Range], shape: GroupLayout) -> Iterator[bytes]:
     """Yield data rows padded with zeros, one at a time, so that none is copied before it is needed."""
     laid = _Laid(data, ranges)
     for at in range(0, shape.k * shape.row, shape.row):
@@ -390,7 +390,7 @@ def _solve(
         data[j, columns] = found.reshape(len(columns), shape.block)
 
 
-def _blocks(row: memoryview | bytes, shape: Shape, columns: Sequence[int]) -> Bytes:
+def _blocks(row: memoryview | bytes, shape: GroupLayout, columns: Sequence[int]) -> Bytes:
     """Return some blocks of a parity row, one after the other."""
     blocks = (row[c * shape.block : (c + 1) * shape.block] for c in columns)
     return np.frombuffer(bytearray(b"".join(blocks)), np.uint8)
@@ -510,7 +510,7 @@ def _read_group(body: memoryview, at: int, pack_size: int) -> tuple[Group, int]:
         total += r.size
         if r.offset + r.size > pack_size or total > pack_size:
             raise CorruptError("a group of the parity file reaches behind its pack: damaged")
-    shape = Shape(block, k, m, columns)
+    shape = GroupLayout(block, k, m, columns)
     filled = (k - 1) * shape.row < total and (
         columns - 1
     ) * block < total  # no row, no column is padding alone

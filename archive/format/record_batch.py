@@ -381,7 +381,9 @@ class RecordColumns:
             times,
             tags,
         )
-        rows = list(map(partial(tuple.__new__, Record), zip(*columns, [None] * len(ids), veils, _split(self.neighbour), strict=True)))
+        marks = [None] * len(ids)
+        whole = zip(*columns, marks, veils, _split(self.neighbour), strict=True)
+        rows = list(map(partial(tuple.__new__, Record), whole))
         for row in np.flatnonzero(self.mark).tolist():
             mark = Mark(self.id[row].tobytes(), int(self.tokens[row]), bits[row][0])
             rows[row] = Record(int(self.context[row]), mark=mark)

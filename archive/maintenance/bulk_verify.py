@@ -80,7 +80,7 @@ class Room:
         return data
 
 
-class Listing:
+class PlacedEntries:
     """Entries of an index in the order of their places."""
 
     def __init__(self, index: Lookup):
@@ -110,16 +110,16 @@ class BulkVerifier:
         self._rooms: list[Room] = []
 
     @cached_property
-    def _listings(self) -> dict[bytes, list[tuple[Listing, int]]] | None:
+    def _listings(self) -> dict[bytes, list[tuple[PlacedEntries, int]]] | None:
         """Return the indexes that cover each pack, with the pack's number in each; None where one is damaged.
 
         Computed while the first packs are hashed.
         """
         indexes: list[Lookup] = [*self.catalog.listing.indexes.values(), self.catalog.listing.tail]
-        found: dict[bytes, list[tuple[Listing, int]]] = {}
+        found: dict[bytes, list[tuple[PlacedEntries, int]]] = {}
         try:
             for index in indexes:
-                listing = Listing(index)
+                listing = PlacedEntries(index)
                 for number, pack in enumerate(index.names):
                     found.setdefault(pack, []).append((listing, number))
         except FormatError:

@@ -43,7 +43,7 @@ from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import Record
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
 from pltz.archive.storage.store import is_there
-from pltz.archive.writing.writer import Writer, segment_only, session_only
+from pltz.archive.writing.writer import ArchiveWriter, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
 
 DEAD_SHARE = 0.2  # share of dead bytes that makes it worth copying the rest of a pack
@@ -70,7 +70,7 @@ class Collected:
 class Collector:
     """One run of garbage collection. Several may run at once: plans are numbered, and copies do no harm."""
 
-    def __init__(self, catalog: Catalog, writer: Writer):
+    def __init__(self, catalog: Catalog, writer: ArchiveWriter):
         self.catalog, self.writer = catalog, writer
 
     def run(

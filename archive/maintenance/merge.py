@@ -32,7 +32,7 @@ from pltz.archive.format.ids import NONE, TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.format.run import MAX_RUN, pack_run
-from pltz.archive.writing.writer import Writer
+from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import FormatError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS
 
@@ -89,7 +89,7 @@ class _Run:
 class Merger:
     """One merge. Several may run at once beside writers and collectors: equal runs are equal records."""
 
-    def __init__(self, catalog: Catalog, writer: Writer, codecs: list[SegmentCodec]) -> None:
+    def __init__(self, catalog: Catalog, writer: ArchiveWriter, codecs: list[SegmentCodec]) -> None:
         self.catalog, self.writer, self.codecs = catalog, writer, codecs
         self._owners: dict[bytes, bytes] = {}  # segment -> its session's key, NONE where several have it
 

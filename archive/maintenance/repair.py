@@ -50,7 +50,7 @@ from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.maintenance.salvage_reader import SalvageReader
 from pltz.archive.storage.store import Store, is_there
 from pltz.archive.writing.publisher import shared_ranges
-from pltz.archive.writing.writer import Writer
+from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 
 T = TypeVar("T")
@@ -385,7 +385,7 @@ class Repairer:
             return
         if rows:
             contexts = _opened(best).head.contexts
-            Writer(catalog, [], shares).copy([(contexts[r.context], r) for _, r in rows])
+            ArchiveWriter(catalog, [], shares).copy([(contexts[r.context], r) for _, r in rows])
         if missing == 0 and not sessions:
             catalog.ledger.put_deleted([pack])
         else:

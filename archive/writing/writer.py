@@ -52,7 +52,7 @@ BEYOND = 64  # ratio that bytes under zstd are not expected to reach where a tur
 NO_RECORD = 1 << 62  # stands for the size of segments that no record holds
 
 
-class Writer:
+class ArchiveWriter:
     """Puts sessions and marks. One per process is enough; several processes need not know of each other."""
 
     def __init__(self, catalog: Catalog, codecs: list[SegmentCodec], parity: tuple[int, int] = (0, 0)):

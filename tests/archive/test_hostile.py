@@ -17,7 +17,7 @@ from pltz.archive.format.ids import NONE, digest
 from pltz.archive.format.index_file import Entries, MemoryIndex, build
 from pltz.archive.format.pack import END, FOOTER, HEADER, PERSON, Builder, Damage, Pack
 from pltz.archive.format.parity import END as PARITY_END
-from pltz.archive.format.parity import GROUP, HEAD, RANGE, TAIL, Parity, Shape
+from pltz.archive.format.parity import GROUP, HEAD, RANGE, TAIL, GroupLayout, Parity
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import Settings
@@ -292,7 +292,7 @@ def test_parity_of_nothing_claims_no_memory() -> None:
     body = GROUP.pack(1, 65536, 1, 1, 4096) + RANGE.pack(0, 9) + bytes(4 * 2 * 4096)
     with pytest.raises(CorruptError, match="do not hold"):
         Parity.decode(head_of(body, 9))
-    shape = Shape.of(1 << 30, 50)
+    shape = GroupLayout.of(1 << 30, 50)
     body = GROUP.pack(1, shape.block, shape.k, shape.m, shape.columns) + RANGE.pack(0, 1 << 30)
     parity = Parity.decode(head_of(body + bytes(4 * (shape.k + shape.m) * shape.columns), 1 << 30))
     tracemalloc.start()

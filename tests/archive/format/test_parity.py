@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pltz.archive.format import parity as module
 from pltz.archive.format.ids import digest
-from pltz.archive.format.parity import END, FLOOR, GROUP, HEAD, TAIL, Parity, Range, Shape, product
+from pltz.archive.format.parity import END, FLOOR, GROUP, HEAD, TAIL, GroupLayout, Parity, Range, product
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 NAME = b"n" * 16
@@ -26,7 +26,7 @@ def test_the_rows_are_those_of_the_specification() -> None:
     data = noise(700)
     parity = Parity.decode(Parity.of(NAME, data).encode())
     group = parity.groups[0]
-    assert group.shape == Shape(64, 11, 11, 1)
+    assert group.shape == GroupLayout(64, 11, 11, 1)
     padded = data.ljust(11 * 64, b"\0")
     for p in range(group.shape.m):
         for at in range(0, 64, 7):
@@ -57,7 +57,7 @@ def test_the_share_is_what_was_asked_for() -> None:
         (64 << 20, 100, 0.104),
         (1 << 20, 200, 0.23),
     ):
-        shape = Shape.of(size, share)
+        shape = GroupLayout.of(size, share)
         blocks = (shape.k + shape.m) * shape.columns
         assert share / 1000 <= (shape.m * shape.row + 8 * blocks) / size <= most
         assert shape.k + shape.m <= 256 and shape.k * shape.row >= size

@@ -19,7 +19,7 @@ from pltz.archive.maintenance.salvage_reader import SECTOR, SalvageReader
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
-from pltz.archive.writing.writer import Writer
+from pltz.archive.writing.writer import ArchiveWriter
 
 SIZE = 24 << 20  # bytes of records
 
@@ -66,7 +66,7 @@ def pack(tmp_path: Path) -> Path:
     )
     ids = [digest(b"test", bytes([n])) for n in range(24)]
     records = [Record(0, NONE, i, 9, dice.bytes(SIZE // 24), f"s{n}", 1, 9) for n, i in enumerate(ids)]
-    Writer(archive.catalog, [], archive.settings.parity).copy([(context, record) for record in records])
+    ArchiveWriter(archive.catalog, [], archive.settings.parity).copy([(context, record) for record in records])
     [path] = (tmp_path / "cold/packs").iterdir()
     path.chmod(0o600)
     return path
