@@ -11,7 +11,7 @@ import click
 from pltz import api
 from pltz.archive.humanize import counted, size
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
+from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output, write_text
 from pltz.cli.ui.progress import Progress, say_expected, wanted
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=Command,
+    cls=NamingCommand,
     short_help="Freeze sessions into one .pltz file, or an archive.",
     examples=[
         "pltz compress chats.jsonl -o chats.pltz",

@@ -12,7 +12,7 @@ import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive.shared import TENANT, VERSION
-from pltz.cli.ui.groups import Command, OrderedGroup
+from pltz.cli.ui.groups import Command, NamingCommand, OrderedGroup
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.options import BUNDLE, JSON, THREADS, Decorator, nonempty
 from pltz.cli.ui.output import write_text
@@ -72,7 +72,7 @@ def llama() -> None:
 
 
 @llama.command(
-    cls=Command,
+    cls=NamingCommand,
     short_help="Put the session in a slot of a server into an archive.",
     examples=[
         "pltz llama freeze http://127.0.0.1:8080 chat-7 --slot 0 --slots /tmp/slots --archive cold --tokenizer t.json",
@@ -118,7 +118,7 @@ def freeze(
 
 
 @llama.command(
-    cls=Command,
+    cls=NamingCommand,
     short_help="Bring a session back into a slot of a server.",
     examples=[
         "pltz llama thaw http://127.0.0.1:8080 chat-7 --slot 0 --archive /data/cold --tokenizer tokenizer.json"

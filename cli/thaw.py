@@ -11,7 +11,7 @@ from pltz import api
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive.shared import VERSION, hinting, open_archive
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
+from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import write_text
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=Command,
+    cls=NamingCommand,
     short_help="Rebuild the KV cache of one session of FILE.",
     examples=[
         "pltz thaw chats.pltz --session 7",

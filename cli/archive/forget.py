@@ -9,7 +9,7 @@ import click
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import facts, hinting, line_of, open_archive, show, tags_of
-from pltz.cli.ui.groups import Command
+from pltz.cli.ui.groups import Command, NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.plt_codec.errors import UsageError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=Command,
+    cls=NamingCommand,
     short_help="Forget sessions by name, or versions by a policy.",
     examples=[
         "pltz archive forget /data/cold support/7 --tenant acme",
@@ -89,7 +89,7 @@ def policy_of(
 
 
 @click.command(
-    cls=Command,
+    cls=NamingCommand,
     short_help="Bring forgotten versions back.",
     examples=[
         "pltz archive undelete /data/cold support/7 --tenant acme",

@@ -10,7 +10,7 @@ from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import choose, hinting, open_archive, tags_of
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
+from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output
 from pltz.cli.ui.progress import Progress, wanted
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=Command,
+    cls=NamingCommand,
     short_help="Write sessions as they were put.",
     examples=[
         "pltz archive get /data/cold support/7 --tenant acme",
@@ -82,7 +82,7 @@ def get(
 
 
 @click.command(
-    cls=Command,
+    cls=NamingCommand,
     short_help="Write many sessions as JSONL or as a .pltz file.",
     examples=[
         "pltz archive export /data/cold -o all.jsonl",

@@ -14,7 +14,7 @@ import click
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import facts, line_of, open_archive, seconds_of, show, tags_of
-from pltz.cli.ui.groups import Command
+from pltz.cli.ui.groups import Command, NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.options import Decorator
 from pltz.cli.ui.output import printable
@@ -77,7 +77,7 @@ def ls(
 
 
 @click.command(
-    cls=Command,
+    cls=NamingCommand,
     short_help="List sessions by a part of their name, tags and time.",
     examples=[
         "pltz archive find /data/cold support",

@@ -12,7 +12,7 @@ from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import seconds_of, show, tags_of, tokenizer_json
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command
+from pltz.cli.ui.groups import Command, NamingCommand
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import say_if_interrupted
@@ -83,7 +83,7 @@ def want_own_folder(place: str) -> None:
 
 
 @click.command(
-    cls=Command,
+    cls=NamingCommand,
     short_help="Freeze the sessions of INPUT... into the archive.",
     examples=[
         "pltz archive put /data/cold chats.jsonl --tenant acme",

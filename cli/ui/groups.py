@@ -12,6 +12,7 @@ traceback. An interrupt says what was written before it (`say_if_interrupted`).
 import contextlib
 import difflib
 import importlib
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,6 +76,55 @@ class Command(Whole):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise Interrupted(ctx.meta.get(INTERRUPTED, "interrupted")) from error
+
+
+class NamingCommand(Command):
+    """A command whose arguments are names of sessions, which may begin with a dash.
+
+    Claude Code names the folder of /home/me/shop -home-me-shop. A word with a dash is an option where it has two
+    dashes, one letter, or letters of options that need no value, as -fv. Every other one is a name. So a value stands
+    apart from its option: -o FILE.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the names behind the options, where click takes each word as it is. Raises UsageError."""
+        values = dict.fromkeys(ctx.help_option_names, 0)  # of each option: the number of words that follow it
+        for option in self.params:
+            if isinstance(option, click.Option):
+                count = 0 if option.is_flag or option.count else option.nargs
+                values |= dict.fromkeys([*option.opts, *option.secondary_opts], count)
+        options: list[str] = []
+        names: list[str] = []
+        rest = iter(args)
+        for word in rest:
+            if word == "--":
+                names += rest
+            elif is_name(word, values):
+                names.append(word)
+            else:
+                options += [word, *itertools.islice(rest, values.get(word, 0))]
+        return super().parse_args(ctx, [*options, "--", *names])
+
+
+def is_name(word: str, options: Mapping[str, int]) -> bool:
+    """Return whether a word is a name and no option. ``options``: the number of values of each option.
+
+    Raises:
+        UsageError: a dash is missing before a long option.
+
+    >>> options = {"-o": 1, "--output": 1, "-f": 0, "-v": 0}
+    >>> [is_name(word, options) for word in ("-home-me", "-opt-x", "--x/y", "-", "a")]
+    [True, True, True, True, True]
+    >>> [is_name(word, options) for word in ("-o", "-fv", "--output=x/y", "--outptu", "-z")]
+    [False, False, False, False, False]
+    """
+    if f"-{word}" in options and len(word) > 2:
+        raise click.UsageError(f"no option {word}: did you mean -{word}?")
+    if word.startswith("--"):
+        return "/" in word.partition("=")[0]
+    if not word.startswith("-") or len(word) == 1:
+        return True
+    return len(word) > 2 and any(options.get(f"-{letter}") != 0 for letter in word[1:])
 
 
 class _Suggesting(Whole, click.Group):

@@ -15,7 +15,8 @@ token followed by the BPE tokens of some text (UTF-8, lone surrogates kept as th
 | <|message|> | JSON object | a message of any other form, as it is |
 | <|message|> | JSON list of one object | a mould for the message just before: its other keys |
 | <|message|> | JSON list of an object and a number n | a frame for the n texts just before: a message |
-| <|meta|> | JSON object | last; the session's object, null in place of the messages |
+| <|meta|> | JSON list of an object and a number n | the head: a frame for the n texts before it, which come first |
+| <|meta|> | JSON object | last; the session's object, null in place of the messages and of the head's keys |
 | <|meta|> | JSON value | first and only; any JSON value, as it is |
 
 A *style* says how messages are spelt. It has the container key (null for a list), role key, text key, and the
@@ -43,6 +44,12 @@ in such an object. Strings are lifted where JSON would escape them or they hold 
     {"type":"user","message":{"role":"user","content":"Where is\nmy bicycle?"}}
         <|user|>Where is
         my bicycle?<|message|>[{"type":"user","message":{"role":"user","content":""}},1]
+
+A *head* keeps the prompt that stands beside the messages (`HEAD`), as in requests to Anthropic. It comes before
+the messages, so that sessions with the same prompt and tools begin with the same tokens:
+
+    {"system":"You are a helpful shop.","messages":[{"role":"user","content":"Hi"}]}
+    <|system|>You are a helpful shop.<|meta|>[{"system":""},1]<|user|>Hi<|meta|>{"system":null,"messages":null}
 
 ``to_tokens`` reads its own tokens back and compares strictly before it returns. So a chat that would come
 back changed is refused instead.
@@ -90,6 +97,9 @@ _VOICES = _ALIASES | {
     **dict.fromkeys(("tool_use", "server_tool_use", "custom_tool_call"), _ID["function"]),
 }
 """The special before a text of a frame, by the role or type of the object that holds it."""
+
+HEAD = ("system", "tools", "instructions", "functions")
+"""Keys beside the messages whose texts stand before them, each a segment of its own."""
 
 ALONE = b"0"  # the style of a session that is one message
 PROSE = 16  # characters: a shorter string stays in its frame
@@ -162,7 +172,7 @@ def from_tokens(kind: Kind, ids: npt.ArrayLike, tokenizer: BundleTokenizer) -> S
 
 
 def conversation_ids(ids: npt.ArrayLike) -> Ids:
-    """Return a chat's tokens (T,) without its style and its <|meta|> segment, as a target is prefilled with them."""
+    """Return a chat's tokens (T,) without its style, head and <|meta|>, as a target is prefilled with them."""
     array = np.asarray(ids, np.int32)
     begin, end = conversation_span(array)
     return array[begin:end]
@@ -175,6 +185,8 @@ def conversation_span(ids: npt.NDArray[np.integer[Any]]) -> tuple[int, int]:
         starts = starts[1:]
     if not starts:
         return 0, 0
+    head = next((i for i, start in enumerate(starts[:-1]) if ids[start] == META), -1)
+    starts = starts[head + 1 :]
     return starts[0], starts[-1] if ids[starts[-1]] == META else len(ids)
 
 
@@ -251,12 +263,24 @@ def _segments(session: Session) -> list[_Segment]:
     if style is None:
         framed = _framed(session.value) if isinstance(session.value, dict) else None
         return [(META, _json(session.value))] if framed is None else [(LIST, ALONE), *framed]
-    row = _style_segment(style)
+    head = _head_segments(session.value) if style.container else []
+    row = [*_style_segment(style), *head]
     for message in messages:
         row += _message_segments(message, style)
     if style.container and list(session.value) != [style.container]:
-        row.append((META, _json({**session.value, style.container: None})))
+        meta = {**session.value, style.container: None}
+        row.append((META, _json({key: None if head and key in HEAD else item for key, item in meta.items()})))
     return row
+
+
+def _head_segments(value: dict[str, Any]) -> list[_Segment]:
+    """Return the texts and the frame of the keys of `HEAD`; nothing where they hold no text worth a segment."""
+    texts: list[_Segment] = []
+    frame = {key: _frame(item, _ID["system"], texts) for key, item in value.items() if key in HEAD}
+    try:
+        return [*texts, (META, _json([frame, len(texts)]))] if texts else []
+    except LimitError:  # the frame is nested a little deeper than the session
+        return []
 
 
 def _style_of(value: Any) -> tuple[_Style | None, list[Any]]:
@@ -414,12 +438,29 @@ def _value(segments: list[_Segment]) -> Any:
     meta: Any = {style.container: None}
     if segments and segments[-1][0] == META:
         meta, segments = _parse(segments[-1][1]), segments[:-1]
+    head, segments = _parse_head(segments)
     messages = _messages(segments, style)
     if style.container is None:
-        return messages if meta == {None: None} else _corrupt("no <|meta|> after a list", "one")
-    if not isinstance(meta, dict) or meta.get(style.container, 0) is not None:
-        _corrupt(f"<|meta|> with a place for {style.container!r}", "none")
-    return {**meta, style.container: messages}
+        return messages if meta == {None: None} and not head else _corrupt("no <|meta|> after a list", "one")
+    head[style.container] = messages
+    if not isinstance(meta, dict) or any(meta.get(key, 0) is not None for key in head):
+        _corrupt(f"<|meta|> with a place for {', '.join(map(repr, head))}", "none")
+    return {**meta, **head}
+
+
+def _parse_head(segments: list[_Segment]) -> tuple[dict[str, Any], list[_Segment]]:
+    """Return the keys of a head, and the segments after it; {} and all segments where there is no head."""
+    count = next((i for i, (special, _) in enumerate(segments) if special == META), -1)
+    if count < 0:
+        return {}, segments
+    texts = [_text(text) for special, text in segments[:count] if special in ROLES]
+    value = _parse(segments[count][1])
+    if len(texts) < count or not (isinstance(value, list) and _is_frame(value, count) and value[1] == count):
+        _corrupt("a head with a frame for the texts before it", "another value")
+    frame = value[0]
+    if not set(frame) <= set(HEAD):
+        _corrupt(f"a head of the keys {', '.join(HEAD)}", "another key")
+    return _unframed(frame, texts), segments[count + 1 :]
 
 
 def _parse_style(special: int, text: bytes) -> _Style:

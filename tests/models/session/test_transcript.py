@@ -51,7 +51,8 @@ carrying_after = st.tuples(plain | gpt, odd).map(lambda both: {**both[0], **both
 message = plain | gpt | odd | carrying | carrying_after
 conversation = st.lists(message, max_size=4) | st.lists(plain, max_size=4) | st.lists(gpt, max_size=4)
 containers = st.sampled_from(["messages", "conversations", "conversation", "id"])
-whole = st.dictionaries(containers, conversation | json_values, max_size=3)
+beside = containers | st.sampled_from(["system", "tools", "instructions"])
+whole = st.dictionaries(beside, conversation | json_values | prose, max_size=4)
 chats = whole | conversation | st.lists(message | json_values, max_size=3)
 
 
@@ -161,6 +162,26 @@ FORMS: list[tuple[Any, str]] = [
         {"messages": [{"role": "assistant", "content": None, "tool_calls": []}]},
         '<|message|>{"role":"assistant","content":null,"tool_calls":[]}',
     ),
+    (
+        {
+            "model": "m",
+            "system": "You sell bells.\n" * 2,
+            "messages": [{"role": "user", "content": "Hi"}],
+            "tools": [],
+        },
+        (
+            '<|system|>You sell bells.\nYou sell bells.\n<|meta|>[{"system":"","tools":[]},1]<|user|>Hi'
+            '<|meta|>{"model":"m","system":null,"messages":null,"tools":null}'
+        ),
+    ),
+    (
+        {"system": "You sell bells.\n", "conversations": []},
+        '<|sharegpt|><|system|>You sell bells.\n<|meta|>[{"system":""},1]<|meta|>{"system":null,"conversations":null}',
+    ),
+    (
+        {"system": "You sell bells", "messages": [{"role": "user", "content": "Hi"}]},
+        '<|user|>Hi<|meta|>{"system":"You sell bells","messages":null}',
+    ),
     ({"messages": [], "id": 1}, '<|meta|>{"messages":[],"id":1}'),
     ({"conversations": [], "id": 1}, '<|sharegpt|><|meta|>{"conversations":null,"id":1}'),
     ({"prompt": "a"}, '<|meta|>{"prompt":"a"}'),
@@ -180,6 +201,7 @@ def test_conversation_ids_leave_style_and_meta_out(
     tiny_tokenizer: BundleTokenizer, value: Any, form: str
 ) -> None:
     kept = conversation_ids(to_tokens(Session("chat", value), tiny_tokenizer))
+    form = form.partition("},1]")[2] or form  # after the head
     starts = [form.find(f"<|{name}|>") for name in ("user", "assistant", "tool", "message")]
     found = [start for start in starts if start >= 0]
     expected = form[min(found) :].split("<|meta|>")[0] if found else ""
@@ -224,17 +246,38 @@ def built(tokenizer: BundleTokenizer, *segments: tuple[str, bytes]) -> list[int]
     return ids
 
 
-CALL = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": 'grep -n "a b" *.py\n', "": None}}
+CALL = {
+    "type": "tool_use",
+    "id": "t1",
+    "name": "Bash",
+    "input": {"command": 'grep -n "a b" *.py\n', "": None},
+}
 EVENT = {
     "type": "assistant",
     "uuid": "9ff29d57",
     "note": "",
-    "message": {"role": "assistant", "content": [{"type": "text", "text": 'He said "hello" to me.\nTwice.'}, CALL]},
+    "message": {
+        "role": "assistant",
+        "content": [{"type": "text", "text": 'He said "hello" to me.\nTwice.'}, CALL],
+    },
 }
 
 
-@pytest.mark.parametrize("value", [[EVENT, EVENT], {"messages": [EVENT["message"]]}, EVENT, {"": EVENT, "a": {"": ""}}])
-def test_texts_deep_in_a_message_are_coded_as_text(tiny_tokenizer: BundleTokenizer, value: Any) -> None:
+REQUEST = {
+    "system": [
+        {"type": "text", "text": 'He said "hello" to me.\nTwice.', "cache_control": {"type": "ephemeral"}}
+    ],
+    "messages": [{"role": "user", "content": "Hi"}],
+    "tools": [
+        {"name": "", "description": 'grep -n "a b" *.py\n', "input_schema": {"type": "object", "": {"": ""}}}
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "value", [[EVENT, EVENT], {"messages": [EVENT["message"]]}, EVENT, {"": EVENT, "a": {"": ""}}, REQUEST]
+)
+def test_texts_deep_in_a_session_are_coded_as_text(tiny_tokenizer: BundleTokenizer, value: Any) -> None:
     session = Session("chat", value)
     tokens = to_tokens(session, tiny_tokenizer)
     assert from_tokens("chat", tokens, tiny_tokenizer) == session
@@ -283,7 +326,53 @@ DAMAGED: dict[str, list[tuple[str, bytes]]] = {
     "frame that is a list": [("user", b"a"), ("message", b'[[""],1]')],
     "frame with a strange escape": [("user", b"a"), ("message", b'[{"a":"","b":{"":1}},1]')],
     "frame that is an escape": [("user", b"a"), ("message", b'[{"":""},1]')],
-    "frame over a message": [("user", b"a"), ("message", b"{}"), ("user", b"b"), ("message", b'[{"a":"","b":""},2]')],
+    "frame over a message": [
+        ("user", b"a"),
+        ("message", b"{}"),
+        ("user", b"b"),
+        ("message", b'[{"a":"","b":""},2]'),
+    ],
+    "head that is no list": [
+        ("system", b"a"),
+        ("meta", b'{"system":""}'),
+        ("meta", b'{"system":null,"messages":null}'),
+    ],
+    "head without texts": [("meta", b'[{"system":[]},0]'), ("meta", b'{"system":null,"messages":null}')],
+    "head of fewer texts than there are": [
+        ("system", b"a"),
+        ("system", b"b"),
+        ("meta", b'[{"system":""},1]'),
+        ("meta", b'{"system":null,"messages":null}'),
+    ],
+    "head over a message": [
+        ("message", b"{}"),
+        ("system", b"a"),
+        ("meta", b'[{"system":""},1]'),
+        ("meta", b'{"system":null,"messages":null}'),
+    ],
+    "head of another key": [
+        ("system", b"a"),
+        ("meta", b'[{"a":""},1]'),
+        ("meta", b'{"a":null,"messages":null}'),
+    ],
+    "head without a place": [
+        ("system", b"a"),
+        ("meta", b'[{"system":""},1]'),
+        ("meta", b'{"messages":null}'),
+    ],
+    "head with a place taken": [
+        ("system", b"a"),
+        ("meta", b'[{"system":""},1]'),
+        ("meta", b'{"system":"b","messages":null}'),
+    ],
+    "head of a list": [("list", b""), ("system", b"a"), ("meta", b'[{"system":""},1]'), ("user", b"b")],
+    "two heads": [
+        ("system", b"a"),
+        ("meta", b'[{"system":""},1]'),
+        ("user", b"a"),
+        ("meta", b'[{"tools":""},1]'),
+        ("meta", b'{"system":null,"tools":null,"messages":null}'),
+    ],
     "alone without a message": [("list", b"0")],
     "alone with two": [("list", b"0"), ("user", b"a"), ("user", b"b")],
 }
@@ -311,6 +400,8 @@ fragments = st.sampled_from(
         b"{}",
         b"[{}]",
         b'{"messages":null}',
+        b'{"system":null,"messages":null}',
+        b'[{"system":""},1]',
         b'[null,"role","content"]',
         b'["a","b","c",{}]',
         b"\xff",

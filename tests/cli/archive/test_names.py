@@ -1,0 +1,44 @@
+"""Names that begin with a dash, as those of Claude Code's folders do, are names and no options."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Run, chat, lines
+
+pytestmark = pytest.mark.usefixtures("bundle_at_hand")
+
+NAMES = ["-home-me-shop/0f3a6c1e", "-opt-x/1", "-var-www/2", "--x/3"]
+
+
+@pytest.fixture
+def agents(run: Run, cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an archive of sessions whose names begin with a dash."""
+    monkeypatch.chdir(tmp_path)
+    Path("-home.jsonl").write_text("".join(json.dumps(chat(1, id=name)) + "\n" for name in NAMES))
+    found = lines(run("archive", "put", cold, "-home.jsonl", "--name-key", "id", "--json"))
+    assert [row["name"] for row in found] == NAMES
+    return cold
+
+
+def test_names_with_a_dash_are_taken_as_they_are(run: Run, agents: Path, tmp_path: Path) -> None:
+    for name in NAMES:
+        done = run("archive", "get", agents, name, "-o", tmp_path / "out.jsonl", "--force")
+        assert done.exit_code == 0, done.output
+        assert json.loads((tmp_path / "out.jsonl").read_bytes()) == chat(1, id=name)
+    assert len(run("archive", "get", agents, *NAMES).stdout.splitlines()) == 4
+    assert len(run("archive", "get", agents, "--", *NAMES).stdout.splitlines()) == 4
+    thawed = run("thaw", "--archive", agents, NAMES[1], "--json")
+    assert thawed.exit_code == 0 and json.loads(thawed.stdout)["tokens"]
+    forgotten = run("archive", "forget", agents, NAMES[0])
+    assert forgotten.exit_code == 0, forgotten.output
+    assert run("archive", "undelete", agents, NAMES[0]).exit_code == 0
+    assert run("archive", "export", agents, NAMES[2], "-o", "-").exit_code == 0
+
+
+def test_options_stay_options(run: Run, cold: Path) -> None:
+    assert run("archive", "get", cold, "-h").stdout.startswith("Usage:")
+    for word, meant in (("--tenent", "--tenant"), ("-x", "-x"), ("-tenant", "--tenant")):
+        done = run("archive", "get", cold, "a", word, "acme")
+        assert done.exit_code == 2 and meant in done.stderr, done.output
