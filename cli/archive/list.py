@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion
     from pltz.archive.catalog.lookup import Version
 
-FIELDS = ("tenant", "name", "version", "time", "age", "kind", "tags", "forgotten", "id", "size", "tokens", "segments")
+SIZES = ("size", "tokens", "segments")
+FIELDS = ("tenant", "name", "version", "time", "age", "kind", "tags", "forgotten", "id", *SIZES, "turns")
 LONG: Decorator = click.option(
     "-l", "--long", is_flag=True, help="With size, tokens, segments and age of each, from the heads of its records."
+)
+TURNS: Decorator = click.option(
+    "--turns", is_flag=True, help="With the messages of each chat. They are counted by decoding it, which takes time."
 )
 TEMPLATE: Decorator = click.option(
     "--format",
@@ -43,6 +47,7 @@ TEMPLATE: Decorator = click.option(
     short_help="List the last versions of sessions, by tenant and name.",
     examples=[
         "pltz archive ls /data/cold --long",
+        "pltz archive ls /data/cold --turns",
         "pltz archive ls /data/cold --tenant acme --history --json",
         "pltz archive ls /data/cold --format '{name}'",
     ],
@@ -52,6 +57,7 @@ TEMPLATE: Decorator = click.option(
 @click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
 @click.option("--forgotten", is_flag=True, help="Forgotten versions too.")
 @LONG
+@TURNS
 @TEMPLATE
 @shared.JSON_LINES
 @key_options
@@ -63,6 +69,7 @@ def ls(
     history: bool,
     forgotten: bool,
     long: bool,
+    turns: bool,
     template: str | None,
     as_json: bool,
 ) -> None:
@@ -72,7 +79,7 @@ def ls(
     """
     cold = open_archive(place)
     found = cold.list(tenant, forgotten=forgotten, history=history, partial=True)
-    _show_all(cold, sorted(found, key=_natural), long, template, as_json)
+    _show_all(cold, sorted(found, key=_natural), long, turns, template, as_json)
     ctx.exit(_warn(cold))
 
 
@@ -91,6 +98,7 @@ def ls(
 @click.option("--since", metavar="DATE", help="Not older than this: 2026-01-31, 2026-01-31T12:00.")
 @click.option("--until", metavar="DATE", help="Older than this.")
 @LONG
+@TURNS
 @TEMPLATE
 @shared.JSON_LINES
 @key_options
@@ -104,6 +112,7 @@ def find(
     since: str | None,
     until: str | None,
     long: bool,
+    turns: bool,
     template: str | None,
     as_json: bool,
 ) -> None:
@@ -114,7 +123,7 @@ def find(
     cold = open_archive(place)
     chosen, start, end = tags_of(tags), seconds_of(since), seconds_of(until)
     found = cold.find(text, tenant=tenant, tags=chosen, since=start, until=end, partial=True)
-    _show_all(cold, found, long, template, as_json)
+    _show_all(cold, found, long, turns, template, as_json)
     ctx.exit(_warn(cold))
 
 
@@ -126,25 +135,33 @@ def _natural(version: "SessionVersion") -> tuple[str, list[tuple[int, str]], int
 
 
 def _show_all(
-    cold: "Archive", versions: "Iterable[SessionVersion]", long: bool, template: str | None, as_json: bool
+    cold: "Archive",
+    versions: "Iterable[SessionVersion]",
+    long: bool,
+    turns: bool,
+    template: str | None,
+    as_json: bool,
 ) -> None:
-    """Print versions: a line each, or a table with ``long``. Raises UsageError for an unknown field."""
+    """Print versions: a line each, or a table with ``long`` or ``turns``. Raises UsageError for an unknown field."""
     named = _fields(template)
-    sizes = Sizes(cold) if long or named & {"size", "tokens", "segments"} else None
+    sizes = Sizes(cold) if long or turns or named & set(SIZES) else None
+    counted_turns = Turns(cold) if turns or "turns" in named else None
     now = cold.tower.store.now()
     rows = []
     for version in versions:
         record = facts(version) | {"age": max(0, now - version.time)}
         if sizes is not None:
             record |= sizes.of(version)
+        if counted_turns is not None:
+            record["turns"] = counted_turns.of(version)
         if template is not None and not as_json:
             show(record, template.format_map(_words(record)), False)
-        elif long and not as_json:
+        elif sizes is not None and not as_json:
             rows.append(record)
         else:
             show(record, line_of(version), as_json)
     if rows:
-        head = ("session", "version", "age", "kind", "size", "tokens", "segments", "tags")
+        head = ("session", "version", "age", "kind", *(["turns"] if turns else []), *SIZES, "tags")
         click.echo(render(head, [_cells(record) for record in rows]))
 
 
@@ -167,12 +184,12 @@ def _words(record: dict[str, Any]) -> dict[str, Any]:
 
 def _cells(record: dict[str, Any]) -> list[str]:
     """Return one line of the table of ``--long``."""
-    figures = [record["size"], record["tokens"], record["segments"]]
-    length, tokens, segments = ("?" if figure is None else f"{figure:,}" for figure in figures)
+    figures = [record[name] for name in ("turns", *SIZES) if name in record]
+    numbers = ["?" if figure is None else f"{figure:,}" for figure in figures]
     words = _words(record)
     kind = record["kind"] + (" (forgotten)" if record["forgotten"] else "")
     name = printable(f"{record['tenant']}  {record['name']}")
-    return [name, f"{record['version']}", age(record["age"]), kind, length, tokens, segments, printable(words["tags"])]
+    return [name, f"{record['version']}", age(record["age"]), kind, *numbers, printable(words["tags"])]
 
 
 def age(seconds: int) -> str:
@@ -185,6 +202,24 @@ def age(seconds: int) -> str:
         if seconds < up_to:
             return f"{seconds // length} {unit}"
     return f"{seconds // (365 * 86400)} y"
+
+
+class Turns:
+    """The number of messages of versions, each counted in the decoded session."""
+
+    def __init__(self, cold: "Archive") -> None:
+        self._sessions = cold.sessions
+        self._versions = {version.id: version for version in cold.tower.ls(forgotten=True, history=True)}
+
+    def of(self, version: "SessionVersion") -> int | None:
+        """Return the number of messages of a version, None where it is no chat or damage hides it."""
+        from pltz.models.session.session import messages_of
+
+        try:
+            messages = messages_of(self._sessions.read(self._versions[version.id]))
+        except (PltzError, KeyError):
+            return None
+        return None if messages is None else len(messages)
 
 
 class SegmentHead(NamedTuple):

@@ -65,6 +65,10 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     show(facts, f"{place}: archive {identity}, empty, {kind}", as_json)
 
 
+OF_FILE_SYSTEMS = ("lost+found", ".snapshot", ".zfs", ".DS_Store", ".fseventsd", ".Trashes", ".Spotlight-V100")
+"""Names in folders that hold no file of a user."""
+
+
 def want_own_folder(place: str) -> None:
     """Refuse a folder that holds files of others: backups and clean-ups of either would meet the other's.
 
@@ -75,8 +79,8 @@ def want_own_folder(place: str) -> None:
     folder = Path(place)
     if not place or "://" in place or not folder.is_dir():
         return
-    known = {*FOLDERS, SETTINGS, RESERVE, RESERVE_COLLECT, "lost+found"}
-    strange = sorted(p.name for p in folder.iterdir() if p.name not in known and not p.name.startswith("."))
+    known = {*FOLDERS, SETTINGS, RESERVE, RESERVE_COLLECT, *OF_FILE_SYSTEMS}
+    strange = sorted(p.name for p in folder.iterdir() if p.name not in known)
     if strange:
         more = f" and {len(strange) - 3:,} more" if len(strange) > 3 else ""
         raise UsageError(f"{place} holds other files ({', '.join(strange[:3])}{more}): name an empty or a new folder")

@@ -255,11 +255,24 @@ def content_bytes(session: Session) -> int:
         return len(session.value)
     if session.kind == "ids":
         return ID_BYTES * len(session.value)
-    value = session.value
-    messages = value.get("messages", value.get("conversations")) if isinstance(value, dict) else value
-    if isinstance(messages, list) and (not messages or any(isinstance(m, dict) for m in messages)):
+    messages = messages_of(session)
+    if messages is not None:
         return sum(_message_bytes(m) for m in messages if isinstance(m, dict))
-    return _json_bytes(value)
+    return _json_bytes(session.value)
+
+
+def messages_of(session: Session) -> list[Any] | None:
+    """Return the messages of a chat or the events of an agent log, None for a session without messages.
+
+    >>> messages_of(Session("chat", {"messages": [{"role": "user", "content": "hi"}]}))
+    [{'role': 'user', 'content': 'hi'}]
+    """
+    value = session.value
+    if session.kind == "chat" and isinstance(value, dict):
+        value = value.get("messages", value.get("conversations", value.get("conversation")))
+    if session.kind == "chat" and isinstance(value, list):
+        return value if not value or any(isinstance(item, dict) for item in value) else None
+    return None
 
 
 def _message_bytes(message: dict[str, Any]) -> int:

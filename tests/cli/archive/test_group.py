@@ -30,6 +30,18 @@ def test_init_refuses_what_is_an_archive(run: Run, cold: Path) -> None:
     assert done.exit_code == 2 and "already" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["notes.txt", ".claude"])
+def test_init_refuses_a_folder_of_other_files(run: Run, tmp_path: Path, name: str) -> None:
+    place = tmp_path / "home"
+    (place / name).mkdir(parents=True)
+    done = run("archive", "init", place)
+    assert done.exit_code == 2 and name in done.stderr and "empty or a new folder" in done.stderr
+    assert os.listdir(place) == [name]
+    (place / name).rmdir()
+    (place / ".DS_Store").touch()
+    assert run("archive", "init", place).exit_code == 0
+
+
 @pytest.mark.parametrize("name", ["ls", "stat", "verify", "collect", "find"])
 def test_no_archive_here(run: Run, tmp_path: Path, name: str) -> None:
     done = run("archive", name, tmp_path)
@@ -371,6 +383,9 @@ def test_ls_in_natural_order_long_and_by_template(run: Run, cold: Path, put: Put
     assert "tokens" in table and f"{rows[0]['tokens']:,}" in table and "channel=web" in table
     done = run("archive", "find", cold, "chat-1", "--format", "{name} {tokens} {tags}")
     assert done.stdout.splitlines() == [f"{row['name']} {row['tokens']} channel=web" for row in rows[1:]]
+    assert [row["turns"] for row in lines(run("archive", "ls", cold, "--turns", "--json"))] == [3, 3, 3]
+    assert run("archive", "ls", cold, "--format", "{name} {turns}").stdout.startswith("chat-9 3\n")
+    assert "turns" in run("archive", "ls", cold, "--turns").stdout and "turns" not in table
     for wrong in ("{nothing}", "{name.__class__}", "{name"):
         assert run("archive", "ls", cold, "--format", wrong).exit_code == 2
 
