@@ -29,7 +29,7 @@ from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError, NotFound
-from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT
+from pltz.archive.format.ids import BASE, LEAF, NONE, SIZE, TENANT
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
@@ -175,19 +175,22 @@ def _there(source: TowerArchive, versions: Sequence[Version], to: TowerArchive) 
     leaves = {v.id: found for v in versions if (found := _leaves_alike(v, to))}
     named_alike = not (source.settings.sealed or to.settings.sealed)
     if named_alike or not leaves:
-        return {v.id for v in versions if v.leaf in leaves.get(v.id, ())}
+        return {v.id for v in versions if v.leaf_prefix in leaves.get(v.id, ())}
     there = set()
     with suppress(PltzError):  # copying a lost version reports the loss
         for tower in _towers(source, [v for v in versions if v.id in leaves]):
-            if _leaf_in(tower, source, to) in leaves[tower.version.id]:
+            if _leaf_in(tower, source, to)[:LEAF] in leaves[tower.version.id]:
                 there.add(tower.version.id)
     return there
 
 
 def _leaves_alike(version: Version, to: TowerArchive) -> set[bytes]:
-    """Return the leaves of equal versions in the other archive: same name, time, tags, kind and target."""
+    """Return the first bytes of the leaves of equal versions in the other archive.
+
+    Equal versions have one name, time, tags, kind and target.
+    """
     known = to.catalog.lookup.versions(to.keys.domain(TENANT, version.tenant), version.name)
-    return {v.leaf for v in known if _facts(v) == _facts(version)}
+    return {v.leaf_prefix for v in known if _facts(v) == _facts(version)}
 
 
 def _facts(version: Version) -> tuple[int, dict[str, str], int, bytes, bytes]:

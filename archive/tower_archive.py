@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import Chains, Heard, KnownSegment
+from pltz.archive.catalog.chain import MAX_SEGMENTS, Chains, Heard, KnownSegment
 from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.ledger import Loss, PackState
 from pltz.archive.catalog.listing import Found
@@ -57,8 +57,6 @@ INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
 
 # folders of which any content shows that an archive is here
 EVIDENCE = (object_names.PACKS, object_names.KEYS, object_names.PLANS, object_names.PARITY, object_names.LEDGER)
-
-MOST_PARENTS = 1 << 16  # parents of segments within runs that are remembered
 
 T = TypeVar("T")
 
@@ -115,7 +113,6 @@ class TowerArchive:
     ):
         self.store, self.settings, self.codecs = store, settings, list(codecs)
         self.keys = keys or Plaintext()
-        self._above: dict[bytes, bytes] = {}  # parents of segments within runs
         self._look()
 
     @classmethod
@@ -323,7 +320,7 @@ class TowerArchive:
         One that this archive object put or read recently is remembered. Else this proves that it decodes, so
         the put need not prove it again. Raises the errors of `tower`.
         """
-        if (segments := self._writer.recent.get(version.leaf)) is not None:
+        if not version.lacks and (segments := self._writer.recent.get(version.leaf)) is not None:
             return Tower(version, segments)
         tower = self._twice(lambda: self._towers([version], heard=self._writer.proved.heard))[0]
         self._writer.recent.add(tower.segments)
@@ -335,14 +332,21 @@ class TowerArchive:
         For a put that finds a remembered tower unchanged. If one does not read, the next put decodes every
         segment that it relies on. Raises StoreError.
         """
-        lookup = self.catalog.lookup
-        sound = lookup.is_sound(tower.version.location) and all(
-            lookup.find(SEGMENTS, segment) for segment, _ in tower.segments
-        )
+        sound = self.catalog.lookup.is_sound(tower.version.location) and self._stands(tower.version.leaf)
         if not sound:
             self._writer.recent.clear()
             self._writer.proved.clear()
         return sound
+
+    def _stands(self, leaf: bytes) -> bool:
+        """Return whether the records that a tower is read from are there. A run has no records of its segments."""
+        for _ in range(MAX_SEGMENTS):
+            if leaf == NONE:
+                return True
+            if not (found := self.catalog.lookup.find(SEGMENTS, leaf)):
+                return False
+            leaf = found[0].record.parent
+        return False
 
     def towers(self, versions: Sequence[Version], known: Mapping[bytes, KnownSegment] | None = None) -> list[Tower]:
         """Return the tokens of versions, decoded together, shared segments once.
@@ -352,23 +356,6 @@ class TowerArchive:
         lost.
         """
         return self._twice(lambda: self._towers(versions, known))
-
-    def parent(self, segment: bytes, *, exact: bool = True) -> bytes:
-        """Return the segment above one, NONE for a root.
-
-        ``exact``: decode a run to learn what is above its last segment; else return what is above its first one.
-        Raises the errors of `record` and `tower`.
-        """
-        if segment in self._above:
-            return self._above[segment]
-        item = self.record(segment)
-        if not item.context.mode & (RUN | WITHIN) or (item.context.mode != WITHIN and not exact):
-            return item.record.parent
-        if len(self._above) > MOST_PARENTS:
-            self._above.clear()
-        names = [NONE, *(name for name, _ in self.segment(segment))]
-        self._above.update(zip(names[1:], names, strict=False))
-        return self._above[segment]
 
     def places(self, segment: bytes) -> list[Found]:
         """Return the records of a segment. Raises ArchiveError, StoreError."""
@@ -708,7 +695,7 @@ class TowerArchive:
     ) -> list[Tower]:
         chains = Chains(self.catalog, self.codecs, known, heard)
         chains.load([v.leaf for v in versions])
-        return [Tower(v, chains.tower(v.leaf)) for v in versions]
+        return [Tower(v, chains.version(v)) for v in versions]
 
     def _twice(self, work: Callable[[], T]) -> T:
         """Call ``work``, and again after a refresh where packs vanished because a collector merged them."""

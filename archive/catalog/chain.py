@@ -25,7 +25,7 @@ from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
 from pltz.archive.format import ids as identity
 from pltz.archive.format.context import CODING, RUN, TOWER, WITHIN
-from pltz.archive.format.ids import NONE, Tokens
+from pltz.archive.format.ids import LEAF, NONE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import unpack_run
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
@@ -98,8 +98,11 @@ def _decode(
 
 def _run(keys: Encryption, item: Found) -> tuple[list[int], bytes]:
     """Return the tokens of each segment of a record, and the bits of all. Raises CorruptError, Erased."""
-    bits, tokens = keys.bits(item.context, item.record), item.record.tokens
-    return unpack_run(bits, tokens) if item.context.mode & RUN else ([tokens], bits)
+    bits = keys.bits(item.context, item.record)
+    if not item.context.mode & RUN:
+        return [item.record.tokens], bits
+    run = unpack_run(item.record._replace(bitstring=bits))
+    return run.lengths, run.data
 
 
 def _proved(
@@ -229,6 +232,16 @@ class Chains:
                 pass
             raise
 
+    def version(self, version: Version) -> list[tuple[bytes, Tokens]]:
+        """Return (id, tokens of shape (T,)) of each segment of a version. Raises the errors of `tower`."""
+        tower = self.tower(version.leaf)
+        tower = tower[: len(tower) - version.lacks]
+        if tower and tower[-1][0][:LEAF] != version.leaf_prefix:
+            raise CorruptError(
+                f"version {version.version} of {version.name!r} does not end in the segment that it names: damaged"
+            )
+        return tower
+
     def _tower(self, leaf: bytes) -> list[tuple[bytes, Tokens]]:
         self.load([leaf])
         done: list[tuple[bytes, Tokens]] = []
@@ -332,6 +345,8 @@ class Chains:
 
         A segment that is not proven is left to `_decode_level`, and so are all below it.
         """
+        if path and self._places[path[-1]][0].context.mode == WITHIN:  # it comes with its run
+            path = path[:-1]
         items = [self._places[segment][0] for segment in path]
         codec = codec_of(self.codecs, items[0].context) if len(items) > 1 else None
         if not isinstance(codec, Chained) or not codec.chains:
@@ -339,24 +354,23 @@ class Chains:
         for number, item in enumerate(items[1:], 1):
             if item.record.parent != path[number - 1] or codec_of(self.codecs, item.context) is not codec:
                 return
-        if any(item.context.mode >= RUN for item in items):  # a run is a chain in one record
-            return
         above, keys = self.above(items[0]), self.catalog.keys
         if isinstance(above, PltzError):
             return
         try:
+            runs = [_run(keys, item) for item in items]
             coded = [
-                Coded(keys.bits(i.context, i.record), i.record.tokens, NOTHING if n else above, i.context.mode)
-                for n, i in enumerate(items)
+                Coded(bits, i.record.tokens, NOTHING if n else above, i.context.mode & CODING)
+                for n, (i, (_, bits)) in enumerate(zip(items, runs, strict=True))
             ]
             found = codec.decode_chain(coded)
         except PltzError:
             return
-        for segment, item, tokens in zip(path, items, found, strict=True):
-            answer = _proved(keys, self._wanted(item, NOTHING), [item.record.tokens], tokens, self._heard)
+        for segment, item, (lengths, _), tokens in zip(path, items, runs, found, strict=True):
+            answer = _proved(keys, self._wanted(item, NOTHING), lengths, tokens, self._heard)
             if isinstance(answer, PltzError):
                 return
-            self._answers[segment] = answer
+            self._answers[segment] = self._expand(item, answer) if item.context.mode & RUN else answer
 
     def _decode_level(self, level: Sequence[bytes]) -> None:
         """Decode each segment of a level from the first of its records that proves to be it."""

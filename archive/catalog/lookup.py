@@ -19,7 +19,7 @@ from pltz.archive.catalog.listing import Found, Listing
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format.context import RUN, WITHIN
-from pltz.archive.format.ids import version_id
+from pltz.archive.format.ids import LEAF, version_id
 from pltz.archive.format.index_file import (
     MARKS,
     SESSIONS,
@@ -31,6 +31,7 @@ from pltz.archive.format.index_file import (
     keys_of,
 )
 from pltz.archive.format.record import FORGET, UNDELETE, unpack_tags
+from pltz.archive.format.run import OlderVersion, unpack_run
 from pltz.plt_codec.errors import CorruptError, FormatError
 
 T = TypeVar("T")
@@ -43,7 +44,12 @@ PACK_BITS = 30  # bits of an offset in an address: a pack has at most 2^30 bytes
 class Version:
     """One version of a session as the catalogue has it.
 
-    ``time``: seconds since 1970; ``kind``: 0 chat, 1 text, 2 ids.
+    Attributes:
+        time: seconds since 1970.
+        leaf: id of the last segment of the tower that it is in. It is its own last one where ``lacks`` is 0.
+        kind: 0 chat, 1 text, 2 ids.
+        lacks: number of the last segments of that tower that it does not have: it ends within a run.
+        leaf_prefix: first 4 bytes of the id of its own last segment.
     """
 
     id: bytes
@@ -58,17 +64,30 @@ class Version:
     tokenizer: bytes
     forgotten: bool
     location: Location
+    leaf_prefix: bytes
+    lacks: int = 0
 
     @property
     def order(self) -> tuple[int, int, bytes]:
         """Return the sort key that puts versions of a session oldest first."""
-        return self.version, self.time, self.leaf
+        return self.version, self.time, self.leaf_prefix
 
 
 def version_of(item: Found) -> bytes:
-    """Return the version id, 16 bytes, of a session's record."""
+    """Return the id, 16 bytes, of the version in the fields of a session's record."""
     r = item.record
     return version_id(key_of_session(r, item.context), r.version, r.leaf, r.time)
+
+
+def older_versions(item: Found) -> dict[bytes, OlderVersion]:
+    """Return the versions of a session that a record has beside that in its fields, by their ids.
+
+    Raises CorruptError.
+    """
+    if not item.context.mode & RUN or item.record.name is None:
+        return {}
+    key = key_of_session(item.record, item.context)
+    return {version_id(key, v.number, v.leaf, v.time): v for v in unpack_run(item.record).versions}
 
 
 def _rank(item: Found) -> int:
@@ -218,48 +237,55 @@ class RecordLookup:
             places.update(self._ask(index, lambda i: [at for _, at in i.entries(SESSIONS) if at.pack in packs]))
         return self._distinct((item for item in map(self._maybe, sorted(places)) if item), [])
 
-    def _version(self, item: Found) -> Version:
-        """Return a session's record as a version.
+    def _in_record(self, item: Found) -> Iterator[Version]:
+        """Yield the versions that a session's record has.
 
-        Raises CorruptError where its tags are damaged, Erased.
+        Raises CorruptError where its tags or its older versions are damaged, Erased.
         """
         r, c = item.record, item.context
-        identity = version_of(item)
-        tenant, name, tags = self._keys.session(c, r)
-        return Version(
-            identity,
-            tenant,
-            name,
-            r.version,
-            r.time,
-            unpack_tags(tags),
-            r.leaf,
-            c.kind,
-            c.target,
-            c.tokenizer,
-            self.mark(identity)[0] == FORGET,
-            item.location,
-        )
+        tenant, name, packed = self._keys.session(c, r)
+        tags = unpack_tags(packed)
+        own = OlderVersion(0, r.version, r.time, r.leaf[:LEAF])
+        for identity, v in ({version_of(item): own} | older_versions(item)).items():
+            yield Version(
+                identity,
+                tenant,
+                name,
+                v.number,
+                v.time,
+                tags,
+                r.leaf,
+                c.kind,
+                c.target,
+                c.tokenizer,
+                self.mark(identity)[0] == FORGET,
+                item.location,
+                v.leaf,
+                v.lacks,
+            )
 
     def _distinct(self, items: Iterator[Found], failures: list[CorruptError]) -> list[Version]:
         """Return each version once, however many records it has.
 
-        A record in a pack that is not condemned is preferred. Erased sessions are left out.
+        A record in a pack that is not condemned is preferred, and the longest run. Erased sessions are left out.
         """
         found: dict[bytes, Version] = {}
+        ranks: dict[bytes, tuple[bool, int]] = {}
         for item in items:
             if item.record.name is None:
                 continue
             if self._keys.gone(item.context, key_of_session(item.record, item.context)):
                 continue
             try:
-                version = self._version(item)
+                versions = list(self._in_record(item))
             except CorruptError as exc:
                 self._problems.note("session", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
                 failures.append(exc)
                 continue
-            if version.id not in found or found[version.id].location.pack in self._listing.condemned:
-                found[version.id] = version
+            rank = item.location.pack in self._listing.condemned, -(item.record.tokens if len(versions) > 1 else 0)
+            for version in versions:
+                if version.id not in found or rank < ranks[version.id]:
+                    found[version.id], ranks[version.id] = version, rank
         return sorted(found.values(), key=lambda v: (v.tenant, v.name, v.order))
 
     def _maybe(self, location: Location) -> Found | None:

@@ -17,10 +17,11 @@ from pltz.archive.encryption.domain_keys import DomainKeys, KeyReader, Unit
 from pltz.archive.encryption.key_files import SCRYPT, KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
-from pltz.archive.format.context import SEALED, WITHIN, Context
+from pltz.archive.format.context import RUN, SEALED, WITHIN, Context
 from pltz.archive.format.ids import BASE, NONE, SIZE, Head, Tokens
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import MAX_TAGS, Record
+from pltz.archive.format.run import unpack_run
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.varint import write_varint
@@ -133,7 +134,9 @@ class Keyring:
         """Return the record with its fields in boxes. Raises Erased, CorruptError."""
         bitstring, veil = record.bitstring, b""
         if record.id is not None and context.mode != WITHIN:  # whose bitstring is empty
-            bitstring = seal(self._key(context, record.id), bitstring, _about_segment(context, record))
+            head, bitstring = _in_clear(context, record)
+            about = _about_segment(context, record, head)
+            bitstring = head + seal(self._key(context, record.id), bitstring, about)
         if record.name is not None:
             key = self.session_key(context.domain, record.name)
             encoded = record.name.encode()
@@ -150,9 +153,9 @@ class Keyring:
             raise CorruptError("a record without encryption in a sealed archive: refused")
         if context.mode == WITHIN:
             return record.bitstring
-        return unseal(
-            self._key(context, record.id), record.bitstring, _about_segment(context, record), "a bitstring"
-        )
+        head, box = _in_clear(context, record)
+        about = _about_segment(context, record, head)
+        return head + unseal(self._key(context, record.id), box, about, "a bitstring")
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
         """Return tenant, name and tags of a stored session. Raises Erased, CorruptError."""
@@ -355,11 +358,18 @@ def _put_master(folder: KeyFolder, archive: bytes, secret: Secret, master: bytes
     return folder.put(dataclasses.replace(plain, box=box))
 
 
-def _about_segment(context: Context, record: Record) -> Sequence[bytes]:
+def _in_clear(context: Context, record: Record) -> tuple[bytes, bytes]:
+    """Return the bytes of a bitstring that are never encrypted, and the others. Raises CorruptError."""
+    size = len(record.bitstring) - len(unpack_run(record).data) if context.mode & RUN else 0
+    return record.bitstring[:size], record.bitstring[size:]
+
+
+def _about_segment(context: Context, record: Record, head: bytes) -> Sequence[bytes]:
     c = context
     place = struct.pack("<HBQ", c.contract, c.mode, record.tokens)
     about = [b"segment", c.domain + c.root + c.tokenizer + c.bundle + place, record.id or NONE, record.parent]
-    return about if record.neighbour == NONE else [*about, record.neighbour]
+    about += [record.neighbour] if record.neighbour != NONE else []
+    return [*about, head] if head else about
 
 
 def _about_session(context: Context, record: Record, unit: bytes) -> Sequence[bytes]:

@@ -31,6 +31,7 @@ many = _batch  # may be None: check before each use
 Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
 
 SIZE = 16  # bytes of every identity
+LEAF = 4  # bytes of a leaf's id that tell two versions apart that have one number and one time
 NONE = bytes(SIZE)  # no parent, empty tower, any target
 TENANT, BASE = 0, 1  # kinds of a domain
 MAX_TOKENS = (1 << 31) - 1  # tokens per segment; also the largest token id
@@ -173,9 +174,12 @@ def session_key(domain: bytes, name: str) -> bytes:
 
 
 def version_id(key: bytes, number: int, leaf: bytes, time: int) -> bytes:
-    """Return the id of one version of a session, 16 bytes, by which it is forgotten and undeleted."""
+    """Return the id of one version of a session, 16 bytes, by which it is forgotten and undeleted.
+
+    ``leaf``: id of its last segment, of which the first 4 bytes count.
+    """
     state = _begun(b"pltz version", SIZE, b"").copy()
-    state.update(key + number.to_bytes(4, "little") + leaf + time.to_bytes(8, "little"))
+    state.update(key + number.to_bytes(4, "little") + leaf[:LEAF] + time.to_bytes(8, "little"))
     return state.digest()
 
 

@@ -1,39 +1,143 @@
-"""A run: consecutive segments of one tower in one bitstring. Spec: FORMAT.md, "Runs".
+"""A run: consecutive segments of one tower in one bitstring, with older versions of its session. FORMAT.md, "Runs".
 
-    varint count | count varints: tokens of each segment | the codec's encoding of all tokens
+    varint k | column: tokens of each segment
+    varint m | columns: segments that each version lacks, numbers, times | 4 m: first bytes of their leaves
+    data: the codec's encoding of all tokens; a box in a sealed archive
+
+A column is the least of its numbers, a width, and what each exceeds the least by in so many bits. Versions stand
+newest first as differences, so a session of one version per turn spends a bit or none on most of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from pltz.archive.format.ids import LEAF
+from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.varint import read_varint, write_varint
+from pltz.plt_codec.varint import MAX_VALUE, read_varint, write_varint
 
-MAX_RUN = 4096  # segments
+MAX_RUN = 4096  # segments; also older versions
+MAX_WIDTH = 64  # bits
+MAX_TIME = 1 << 62  # seconds, excluded
 
 
-def pack_run(lengths: Sequence[int], data: bytes) -> bytes:
-    """Return the bitstring of a run. ``lengths``: tokens of each segment; ``data``: all tokens, encoded.
+class OlderVersion(NamedTuple):
+    """A version that ends within a run.
 
-    >>> unpack_run(pack_run([3, 200], b"bits"), 203)
-    ([3, 200], b'bits')
+    Attributes:
+        lacks: number of segments, the last ones of the run, that it does not have.
+        number, time: its version number, and its time in seconds since 1970.
+        leaf: first 4 bytes of the id of its last segment.
     """
-    return b"".join(map(write_varint, (len(lengths), *lengths))) + data
+
+    lacks: int
+    number: int
+    time: int
+    leaf: bytes
 
 
-def unpack_run(bitstring: bytes, tokens: int) -> tuple[list[int], bytes]:
-    """Return the tokens of each segment and the encoding of all. ``tokens``: as the record says.
+class Run(NamedTuple):
+    """The parts of a run's bitstring.
 
-    Raises CorruptError where the numbers do not fit.
+    Attributes:
+        lengths: tokens of each segment.
+        versions: older versions, newest first.
+        data: the encoding of all tokens, or its box.
     """
-    count, at = read_varint(bitstring, 0)
+
+    lengths: list[int]
+    versions: list[OlderVersion]
+    data: bytes
+
+
+def pack_run(run: Run, number: int, time: int) -> bytes:
+    """Return the bitstring of a run. ``number``, ``time``: those of the version in its record.
+
+    >>> old = OlderVersion(1, 4, 900, b"leaf")
+    >>> bits = pack_run(Run([3, 200], [old], b"bits"), 5, 1000)
+    >>> unpack_run(Record(0, tokens=203, version=5, time=1000, name="a", bitstring=bits))
+    Run(lengths=[3, 200], versions=[OlderVersion(lacks=1, number=4, time=900, leaf=b'leaf')], data=b'bits')
+    """
+    lacks, numbers, times = (
+        [_signed(a - b) for a, b in zip(above, below, strict=True)]
+        for above, below in (
+            ([v.lacks for v in run.versions], [0, *(v.lacks for v in run.versions)][:-1]),
+            ([number, *(v.number for v in run.versions)][:-1], [v.number for v in run.versions]),
+            ([time, *(v.time for v in run.versions)][:-1], [v.time for v in run.versions]),
+        )
+    )
+    parts = [write_varint(len(run.lengths)), _column(run.lengths), write_varint(len(run.versions))]
+    parts += map(_column, (lacks, numbers, times))
+    return b"".join([*parts, *(v.leaf for v in run.versions), run.data])
+
+
+def unpack_run(record: Record) -> Run:
+    """Return the parts of a run's record. Raises CorruptError where its numbers do not fit."""
+    bits = record.bitstring
+    count, at = read_varint(bits, 0)
     if not 0 < count <= MAX_RUN:
         raise CorruptError(f"a run of {count} segments, expected 1 to {MAX_RUN}: damaged")
-    lengths = []
-    for _ in range(count):
-        length, at = read_varint(bitstring, at)
-        lengths.append(length)
-    if sum(lengths) != tokens:
-        raise CorruptError(f"a run of {sum(lengths)} tokens, expected {tokens}: damaged")
-    return lengths, bitstring[at:]
+    lengths, at = _read_column(bits, at, count)
+    if sum(lengths) != record.tokens:
+        raise CorruptError(f"a run of {sum(lengths)} tokens, expected {record.tokens}: damaged")
+    older, at = read_varint(bits, at)
+    if older > (0 if record.name is None else MAX_RUN):
+        raise CorruptError(f"a run with {older} older versions, which is too many: damaged")
+    columns = []
+    for _ in range(3):
+        column, at = _read_column(bits, at, older)
+        columns.append(column)
+    if at + LEAF * older > len(bits):
+        raise CorruptError("a run ends before its versions do: damaged")
+    versions, lacks, number, time = [], 0, record.version, record.time
+    for row in zip(*columns, strict=True):
+        lacks, number, time = lacks + _value(row[0]), number - _value(row[1]), time - _value(row[2])
+        if not (0 <= lacks < count and 0 < number <= MAX_VALUE and 0 <= time < MAX_TIME):
+            raise CorruptError("a run with a version that cannot be: damaged")
+        versions.append(OlderVersion(lacks, number, time, bits[at : at + LEAF]))
+        at += LEAF
+    return Run(lengths, versions, bits[at:])
+
+
+def _column(values: Sequence[int]) -> bytes:
+    """Return numbers, 0 to 2^64 - 1, as a column.
+
+    >>> _column([100, 103, 101]).hex(), _column([7] * 40).hex(), _column([])
+    ('64021c', '0700', b'')
+    """
+    if not values:
+        return b""
+    least = min(*values, MAX_VALUE)
+    width = (max(values) - least).bit_length()
+    packed = sum(value - least << width * n for n, value in enumerate(values))
+    return write_varint(least) + bytes([width]) + packed.to_bytes(-(-width * len(values) // 8), "little")
+
+
+def _read_column(data: bytes, at: int, count: int) -> tuple[list[int], int]:
+    """Return the numbers of a column and the offset after it. Raises CorruptError."""
+    if not count:
+        return [], at
+    least, at = read_varint(data, at)
+    width = data[at] if at < len(data) else MAX_WIDTH + 1
+    end = at + 1 + -(-width * count // 8)
+    if width > MAX_WIDTH or end > len(data):
+        raise CorruptError("a run ends within its numbers: damaged")
+    packed, mask = int.from_bytes(data[at + 1 : end], "little"), (1 << width) - 1
+    if packed >> width * count:
+        raise CorruptError("a run has numbers that are not filled up with zeros: damaged")
+    return [least + (packed >> width * n & mask) for n in range(count)], end
+
+
+def _signed(value: int) -> int:
+    """Return a signed number as an unsigned one.
+
+    >>> [_value(_signed(n)) for n in (0, 1, -1, -300)]
+    [0, 1, -1, -300]
+    """
+    return 2 * value if value >= 0 else -2 * value - 1
+
+
+def _value(stored: int) -> int:
+    return -(stored + 1 >> 1) if stored & 1 else stored >> 1

@@ -2,7 +2,7 @@
 
 Spec: FORMAT.md, "archive.json".
 
-{"format":2,"archive":"<32 hex>","features":[],"parity":[50,1000],"check":"<32 hex>"}
+{"format":3,"archive":"<32 hex>","features":[],"parity":[50,1000],"check":"<32 hex>"}
 
 A second copy is under `parity/`, for `repair`.
 """
@@ -17,7 +17,7 @@ from pltz.archive.format.object_names import SETTINGS
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 
-FORMAT = 2
+FORMAT = 3
 PERSON = b"pltz archive"
 MAX_SIZE = 65536  # bytes
 FEATURE_SEALED = "sealed"
@@ -82,9 +82,9 @@ class Settings:
             raise CorruptError(f"{SETTINGS} is not that of an archive: {exc}") from exc
         if not sound:
             raise CorruptError(f"{SETTINGS} does not match its checksum: damaged")
-        if version == 1:
+        if version in range(1, FORMAT):
             raise VersionError(
-                f"the archive has format 1, which no release wrote: expected format {FORMAT}; "
+                f"the archive has format {version}, which no release wrote: expected format {FORMAT}; "
                 "read it with the pltz that wrote it, and put its sessions into a new archive"
             )
         if version != FORMAT or features not in ([], [FEATURE_SEALED]):

@@ -32,11 +32,11 @@ from dataclasses import dataclass
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.listing import Found
-from pltz.archive.catalog.lookup import version_of
+from pltz.archive.catalog.lookup import older_versions, version_of
 from pltz.archive.encryption.key_files import MAGIC as KEYS
 from pltz.archive.errors import ArchiveError, FullError, StoreError, UnreadableError
 from pltz.archive.format import object_names
-from pltz.archive.format.context import Context
+from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage
 from pltz.archive.format.plan import Plan
@@ -208,7 +208,7 @@ class Collector:
             if packs is not None and location.pack not in packs:
                 continue
             record, context = self._at(location)
-            if parts in PART:
+            if parts in PART and not context.mode & RUN:  # a run is copied whole, with all its versions
                 record = PART[parts](record)
             rows.append((context, record))
             copied, size = copied + 1, size + weight(record)
@@ -290,7 +290,8 @@ class Collector:
         r, gone = item.record, self.catalog.keys.gone
         named = r.name is not None and not gone(item.context, key_of_session(r, item.context))
         segment = r.id if r.id is not None and not gone(item.context, r.id) else None
-        census.add(item.location, r, version_of(item) if named else None, segment, item.context.mode)
+        older = older_versions(item) if named else ()
+        census.add(item.location, r, version_of(item) if named else None, segment, item.context.mode, older)
 
     def _sweep_parity(self) -> None:
         """Delete the parity of packs that the ledger says are deleted.

@@ -12,7 +12,7 @@ database holds ids and places, no names and no tokens.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Self
 
@@ -27,11 +27,12 @@ CACHE = 2048  # KiB; SQLite takes about twice that with its temporary tables
 PLACE_BITS = 32  # low bits of ``at`` that hold the offset; the pack's number is above them
 SEGMENT, SESSION, MARK = 1, 2, 4  # parts of a record
 IN_RUN, A_RUN, PLAIN = 0, 1, 2  # kinds of segments
+OLDER = -1  # kind of a version that its record has beside that in its fields
 
 TABLES = """
 CREATE TABLE packs (number INTEGER PRIMARY KEY, name BLOB, stays INTEGER);
 CREATE TABLE segments (at INTEGER PRIMARY KEY, id BLOB, parent BLOB, size INTEGER, kind INTEGER);
-CREATE TABLE versions (at INTEGER PRIMARY KEY, id BLOB, leaf BLOB, size INTEGER, kind INTEGER);
+CREATE TABLE versions (at INTEGER, id BLOB, leaf BLOB, size INTEGER, kind INTEGER, tokens INTEGER);
 CREATE TABLE marks (at INTEGER PRIMARY KEY, id BLOB, counter INTEGER, verb INTEGER, size INTEGER);
 CREATE TABLE passed_over (at INTEGER PRIMARY KEY, size INTEGER);
 """
@@ -53,6 +54,9 @@ CREATE TABLE choice AS SELECT id AS name, kind AS chosen, parent AS above, min(k
 CREATE INDEX choices ON choice (name);
 INSERT INTO passed_over SELECT at, size FROM segments JOIN choice ON name = id WHERE (kind, parent) <> (chosen, above);
 DELETE FROM segments WHERE at IN (SELECT at FROM passed_over);
+DELETE FROM versions WHERE rowid IN (SELECT place FROM (
+    SELECT rowid AS place, rank() OVER (PARTITION BY id ORDER BY tokens DESC) AS place_by_tokens
+    FROM versions WHERE kind = {OLDER}) WHERE place_by_tokens > 1);
 """
 ANY_RUN = f"SELECT 1 FROM segments WHERE kind < {PLAIN} LIMIT 1"
 SETTLED = f"""
@@ -92,7 +96,7 @@ FROM tree WHERE NOT stays
 """
 VERSIONS = f"""
 SELECT first, {SESSION} FROM live_version
-WHERE NOT stays AND first NOT IN (SELECT first FROM live_segment WHERE NOT stays) ORDER BY id
+WHERE NOT stays AND first NOT IN (SELECT first FROM live_segment WHERE NOT stays) GROUP BY first ORDER BY min(id)
 """
 # A mark is live as long as its version is in any pack. Packs are deleted one after the other, and a forgotten
 # version that outlived its mark would be back.
@@ -146,12 +150,18 @@ class LiveSet:
         self._db.close()
 
     def add(
-        self, location: Location, record: Record, version: bytes | None, segment: bytes | None, mode: int = ALONE
+        self,
+        location: Location,
+        record: Record,
+        version: bytes | None,
+        segment: bytes | None,
+        mode: int = ALONE,
+        older: Iterable[bytes] = (),
     ) -> None:
         """Add a record; packs come one after the other.
 
         ``version``, ``segment``: ids of the version and the segment that it holds, None where it holds none.
-        ``mode``: that of its context.
+        ``mode``: that of its context. ``older``: ids of the older versions of a run.
         """
         kind = IN_RUN if mode == WITHIN else A_RUN if mode & RUN else PLAIN
         if not self._packs or self._packs[-1] != location.pack:
@@ -163,7 +173,10 @@ class LiveSet:
         if segment is not None:
             self._row("segments", at, segment, record.parent, size, kind)
         if version is not None:
-            self._row("versions", at, version, record.leaf, size, kind)
+            own = 0 if kind == A_RUN else size  # a run is copied whole as long as its segment is live
+            self._row("versions", at, version, record.leaf, own, kind, 0)
+        for one in older:
+            self._row("versions", at, one, record.leaf, 0, OLDER, record.tokens)
 
     def settle(self, condemned: Collection[bytes]) -> None:
         """Find the live records, after the last one was added.

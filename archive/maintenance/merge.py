@@ -1,7 +1,7 @@
 """Merge: rewrite the own chain of segments of a session that has gone cold as one run. Spec: FORMAT.md, "Runs".
 
-    prompt <- turn 1 <- turn 2 <- turn 3        prompt <- [turn 1, turn 2, turn 3]
-              version 1  version 2  version 3              version 1, version 2: records within the run
+    prompt <- turn 1 <- turn 2 <- turn 3        prompt <- [turn 1, turn 2, turn 3; versions 1, 2, 3]
+              version 1  version 2  version 3
 
 Segments keep their ids and versions theirs, so a reader notices nothing but the time that it saves. A segment that
 another session has too, or that is in a base domain, is no part of a run. The run is decoded and compared before it
@@ -24,14 +24,15 @@ import numpy as np
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Found
-from pltz.archive.catalog.lookup import Version, version_of
+from pltz.archive.catalog.lookup import Version, older_versions, version_of
 from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, codec_of, layout_mode
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import ALONE, RUN, TOWER, WITHIN, Context
 from pltz.archive.format.ids import NONE, TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import Record, pack_tags
-from pltz.archive.format.run import MAX_RUN, pack_run
+from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run
+from pltz.archive.writing.recent_towers import Segments
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import FormatError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS
@@ -137,14 +138,8 @@ class Merger:
             rows = [row for run in batch for row in run.rows]
             self.writer.copy((context, self.catalog.keys.seal(context, record)) for context, record in rows)
             self.catalog.keys.check({context.domain for context, _ in rows})
-            chains = Chains(self.catalog, self.codecs)
-            for version, tokens in (pair for run in batch for pair in run.towers):
-                found = np.concatenate([NO_TOKENS, *(part for _, part in chains.tower(version.leaf))])
-                if not np.array_equal(found, tokens):
-                    raise ArchiveError(
-                        f"version {version.version} of {version.name!r} does not read back from its run: verify the "
-                        "archive, and do not collect before"
-                    )
+            for run in batch:
+                self._read_back(run)
         return replace(
             done,
             merged=done.merged + len(batch),
@@ -152,6 +147,19 @@ class Merger:
             before=done.before + sum(run.before for run in batch),
             after=done.after + sum(run.after for run in batch),
         )
+
+    def _read_back(self, run: _Run) -> None:
+        """Look a session up as a reader would, and compare all its versions. Raises ArchiveError."""
+        newest = run.towers[-1][0]
+        domain = self.catalog.keys.domain(TENANT, newest.tenant)
+        found = {v.id: v for v in self.catalog.lookup.versions(domain, newest.name)}
+        chains = Chains(self.catalog, self.codecs)
+        for version, tokens in run.towers:
+            if not np.array_equal(_tokens(chains.version(found.get(version.id, version))), tokens):
+                raise ArchiveError(
+                    f"version {version.version} of {version.name!r} does not read back from its run: verify the "
+                    "archive, and do not collect before"
+                )
 
     def _runs(self, cold: int, tenant: str | None) -> Iterator[tuple[int, _Run | None]]:
         """Yield the number of cold sessions seen so far, and the run of each that is worth one."""
@@ -176,7 +184,8 @@ class Merger:
             if at == NONE or owner in (key, NONE):
                 continue
             self._owners[at] = key if owner is None else NONE
-            todo += {item.record.parent for item in self.catalog.lookup.find(SEGMENTS, at)}
+            for item in self.catalog.lookup.find(SEGMENTS, at):
+                todo += [item.record.parent, item.record.neighbour]
 
     def _key(self, version: Version) -> bytes:
         keys = self.catalog.keys
@@ -204,16 +213,12 @@ class Merger:
         codec = codec_of(self.codecs, chain.items[0].context)
         chains = Chains(self.catalog, self.codecs)
         try:
-            towers = {v.id: chains.tower(v.leaf) for v in chain.staying}
+            towers = {v.id: chains.version(v) for v in chain.staying}
         except FormatError:  # verify reports it
             return None
         if codec is None:
             return None
         tower = towers[chain.staying[-1].id]
-        for version in chain.versions:
-            if version.forgotten:  # it can be undeleted as long as it is there
-                with suppress(PltzError):
-                    towers[version.id] = chains.tower(version.leaf)
         parent = chain.items[-1].record.parent
         names = [name for name, _ in tower]
         first = names.index(parent) + 1 if parent != NONE else 0
@@ -224,54 +229,91 @@ class Merger:
             return None
         above = _tokens(tower[:first])[-codec.reach :] if codec.reach else NO_TOKENS
         mode, data = _encoded(codec, tokens, above)
-        bitstring = pack_run([len(part) for part in parts], data)
-        records = {inside[-1]: Record(0, parent, inside[-1], len(tokens), bitstring)}
-        ends = {v.leaf for v in chain.versions}
-        for other in towers.values():
-            path = [NONE, *(name for name, _ in other)]
-            ends |= {above for above, name in itertools.pairwise(path) if name not in inside}
-        records |= {name: Record(0, inside[-1], name) for name in inside[:-1] if name in ends}
-        pairs = [(v, _tokens(towers[v.id])) for v in chain.versions if v.id in towers]
-        return self._rows(chain, records, mode, pairs, inside, len(tokens))
+        content = Run([len(part) for part in parts], [], data)
+        for version in chain.versions:
+            if version.forgotten:  # it can be undeleted as long as it is there, so a segment outside keeps its parent
+                with suppress(PltzError):
+                    towers[version.id] = chains.version(version)
+        return self._rows(chain, content, mode, towers, inside)
 
     def _rows(
-        self,
-        chain: _Chain,
-        records: dict[bytes, Record],
-        mode: int,
-        towers: list[tuple[Version, Tokens]],
-        inside: list[bytes],
-        tokens: int,
+        self, chain: _Chain, content: Run, mode: int, towers: dict[bytes, Segments], inside: list[bytes]
     ) -> _Run | None:
         """Return the run with the records that put it; None where they are larger than those that they replace.
 
-        A version moves into the record of its leaf where it is in the record of its leaf now.
+        ``content``: the run without versions; ``towers``: segments of the versions; ``inside``: segments of the run.
         """
-        keys, leaf = self.catalog.keys, chain.items[0].context
-        domain = keys.context(TENANT, chain.versions[0].tenant)
-        own = replace(domain, tokenizer=leaf.tokenizer, bundle=leaf.bundle, contract=leaf.contract)
-        rows, before = dict[bytes, tuple[Context, Record]](), 0
-        for name, record in records.items():
-            kind = mode | RUN if name == inside[-1] else WITHIN
-            rows[name] = replace(own, mode=kind), record
-        forgotten = {v.id for v in chain.versions if v.forgotten}  # their records do not die by a merge
-        for name in inside:
-            for item in self.catalog.lookup.find(SEGMENTS, name):
-                if item.record.name is None or version_of(item) not in forgotten:
-                    before += _size(item.record)
-        for version in chain.staying:
-            item = self.catalog.lookup.at(version.location)
-            if item.record.id not in rows or rows[item.record.id][1].name is not None:
-                continue
-            context, record = rows[item.record.id]
-            record = record._replace(
-                name=version.name, version=version.version, time=version.time, tags=pack_tags(version.tags)
-            )
-            rows[item.record.id] = replace(context, target=item.context.target, kind=item.context.kind), record
-        after = sum(_size(keys.seal(context, record)) for context, record in rows.values())
+        newest, parent = chain.staying[-1], chain.items[-1].record.parent
+        ends = {v.id: towers[v.id][-1][0] if towers[v.id] else NONE for v in chain.staying}
+        alike = [v for v in reversed(chain.staying) if ends[v.id] in inside and _facts(v) == _facts(newest)]
+        older = [
+            OlderVersion(len(inside) - 1 - inside.index(ends[v.id]), v.version, v.time, v.leaf_prefix)
+            for v in alike[1 : MAX_RUN + 1]
+        ]
+        bitstring = pack_run(content._replace(versions=older), newest.version, newest.time)
+        own = replace(
+            self.catalog.keys.context(TENANT, newest.tenant),
+            tokenizer=chain.items[0].context.tokenizer,
+            bundle=chain.items[0].context.bundle,
+            contract=chain.items[0].context.contract,
+        )
+        record = Record(
+            0,
+            parent,
+            inside[-1],
+            sum(content.lengths),
+            bitstring,
+            newest.name,
+            newest.version,
+            newest.time,
+            pack_tags(newest.tags),
+        )
+        rows = [(replace(own, mode=mode | RUN, target=newest.target, kind=newest.kind), record)]
+        moved = {v.id for v in alike[: MAX_RUN + 1]}
+        outside = [v for v in chain.staying if v.id not in moved]
+        needed = {ends[v.id] for v in outside}
+        for tower in towers.values():
+            path = [NONE, *(name for name, _ in tower)]
+            needed |= {above for above, name in itertools.pairwise(path) if name not in inside}
+        for name in (name for name in inside[:-1] if name in needed):
+            context, within = replace(own, mode=WITHIN), Record(0, inside[-1], name)
+            for version in outside:
+                if version.leaf == name and self.catalog.lookup.at(version.location).record.id == name:
+                    context = replace(context, target=version.target, kind=version.kind)
+                    tags = pack_tags(version.tags)
+                    within = within._replace(
+                        name=version.name, version=version.version, time=version.time, tags=tags
+                    )
+                    moved.add(version.id)
+                    break
+            rows.append((context, within))
+        before = self._replaced(chain, inside, moved)
+        after = sum(_size(self.catalog.keys.seal(context, record)) for context, record in rows)
         if after > before:
             return None
-        return _Run(list(rows.values()), towers, len(inside), tokens, before, after)
+        texts = [(v, _tokens(towers[v.id])) for v in chain.staying]
+        return _Run(rows, texts, len(inside), len(_tokens(towers[newest.id])), before, after)
+
+    def _replaced(self, chain: _Chain, inside: Sequence[bytes], moved: set[bytes]) -> int:
+        """Return the bytes of the records that die by a merge. Those that die without it do not count."""
+        staying = {v.id for v in chain.staying}
+        found = {item.location: item for name in inside for item in self.catalog.lookup.find(SEGMENTS, name)}
+        for version in chain.staying:
+            if version.location not in found:
+                item = self.catalog.lookup.at(version.location)
+                if item.record.id is None:
+                    found[item.location] = item
+        size = 0
+        for item in found.values():
+            held = set() if item.record.name is None else {version_of(item), *older_versions(item)}
+            if not held or (held & staying and held & staying <= moved):
+                size += _size(item.record)
+        return size
+
+
+def _facts(version: Version) -> tuple[dict[str, str], int, bytes, bytes]:
+    """Return the fields that the versions of a run have in common."""
+    return version.tags, version.kind, version.target, version.tokenizer
 
 
 def _worth(runs: Sequence[_Run]) -> list[_Run]:

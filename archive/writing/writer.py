@@ -26,7 +26,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import BundleCodec, Plain, SegmentCodec, layout_mode
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import ids
-from pltz.archive.format.context import ALONE, TOWER, WITHIN, Context
+from pltz.archive.format.context import ALONE, RUN, TOWER, WITHIN, Context
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.object_names import PACKS
@@ -297,8 +297,9 @@ class ArchiveWriter:
             copied.add(leaf)
             leaf = places[0].record.parent
         for found in reversed(chain):
-            yield found.context, segment_only(found.record)
-        if item.location.pack in self.catalog.listing.condemned:
+            whole = found.context.mode & RUN  # a run keeps all its versions
+            yield found.context, found.record if whole else segment_only(found.record)
+        if item.location.pack in self.catalog.listing.condemned and not item.context.mode & RUN:
             yield item.context, session_only(item.record)
 
     def _places(self, version: Version) -> Iterator[Location]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from pltz.archive.format.context import RUN
+from pltz.archive.format.run import unpack_run
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import facts, line_of, open_archive, seconds_of, show, tags_of
@@ -223,11 +225,16 @@ class Turns:
 
 
 class SegmentHead(NamedTuple):
-    """Hold the head of a record. ``size``: bytes of its bitstring."""
+    """Hold the head of a record. ``lengths``: tokens of each of its segments; ``size``: bytes of its bitstring."""
 
     parent: bytes
-    tokens: int
+    lengths: list[int]
     size: int
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of the record."""
+        return sum(self.lengths)
 
 
 class Sizes:
@@ -241,12 +248,26 @@ class Sizes:
     def of(self, version: "SessionVersion") -> dict[str, int | None]:
         """Return bytes, tokens and segments of a version, None where damage hides them."""
         try:
-            chain = self.chain(self._versions[version.id])
+            known = self._versions[version.id]
+            chain = self.chain(known)
         except (PltzError, KeyError):
             return {"size": None, "tokens": None, "segments": None}
-        found = [self._segments[one] for one in chain]
-        size, tokens = sum(one.size for one in found), sum(one.tokens for one in found)
-        return {"size": size, "tokens": tokens, "segments": len(chain)}
+        lengths = self._lengths(known, chain)
+        return {"size": self._size(known, chain), "tokens": sum(lengths), "segments": len(lengths)}
+
+    def _lengths(self, version: "Version", chain: list[bytes]) -> list[int]:
+        """Return the tokens of each segment of a version."""
+        lengths = [length for one in reversed(chain) for length in self._segments[one].lengths]
+        return lengths[: len(lengths) - version.lacks]
+
+    def _size(self, version: "Version", chain: list[bytes]) -> int:
+        """Return the bytes of a version's bitstrings. One that ends within a run has a share of it by its tokens."""
+        size = sum(self._segments[one].size for one in chain)
+        if not version.lacks:
+            return size
+        run = self._segments[chain[0]]
+        lacking = sum(run.lengths[len(run.lengths) - version.lacks :])
+        return size - run.size * lacking // max(1, run.tokens)
 
     def chain(self, version: "Version") -> list[bytes]:
         """Return the segments of a version, the last one first. Raises LostError, KeyMismatch."""
@@ -254,8 +275,10 @@ class Sizes:
         segment = version.leaf
         while any(segment):
             if segment not in self._segments:
-                record = self._tower.record(segment).record
-                self._segments[segment] = SegmentHead(record.parent, record.tokens, len(record.bitstring))
+                item = self._tower.record(segment)
+                record = item.record
+                lengths = unpack_run(record).lengths if item.context.mode & RUN else [record.tokens]
+                self._segments[segment] = SegmentHead(record.parent, lengths, len(record.bitstring))
             found.append(segment)
             segment = self._segments[segment].parent
         return found
@@ -268,8 +291,8 @@ class Sizes:
             if not version.forgotten:
                 chain = self.chain(version)
                 kept.update(chain)
-                alone_tokens += sum(self._segments[one].tokens for one in chain)
-                alone += sum(self._segments[one].size for one in chain)
+                alone_tokens += sum(self._lengths(version, chain))
+                alone += self._size(version, chain)
         together = [self._segments[one] for one in kept]
         return {
             "tokens": sum(one.tokens for one in together),

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from pltz.archive.codecs.codec import BytesCodec
+from pltz.archive.format.context import RUN, TOWER, TURN
 from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive, open_keys
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
-from tests.golden.archives.make import FORGOTTEN, KEY, SESSIONS, defects
+from tests.golden.archives.make import FORGOTTEN, KEY, SESSIONS, TURNS, defects, grown_codec, turn
 
 HERE = Path(__file__).parents[1] / "golden" / "archives"
 NAMES = sorted(path.stem for path in HERE.glob("*.zip"))
@@ -25,7 +26,8 @@ LEFT = {  # sound, and what is left in them
     "good-ledger-copy-missing": ALL - {FORGOTTEN},
     "good-loss-acknowledged": ALL - {("b", 1)},
 }
-GOOD = [name for name in NAMES if name.startswith("good") and name not in LEFT]
+GROWN = {"good-grown": [TURN | TOWER, 0], "good-grown-merged": [RUN], "good-grown-merged-sealed": [RUN]}
+GOOD = [name for name in NAMES if name.startswith("good") and name not in [*LEFT, *GROWN]]
 
 REPAIRED = {  # found by verify, whole again after repair; the versions that can be read before that
     "bad-pack-missing": ALL - {("b", 1)},
@@ -63,7 +65,7 @@ REFUSED: dict[str, type[PltzError]] = {  # not opened, and not repaired
     "bad-plan-and-copy-cut-short": PltzError,
     "bad-settings-and-copy-missing": UsageError,
     "bad-settings-of-a-newer-version": VersionError,
-    "bad-format-1": VersionError,
+    "bad-older-format": VersionError,
 }
 SPECIAL = [
     "bad-ledger-entry-cut-short",
@@ -111,9 +113,8 @@ def whole(archive: TowerArchive) -> bool:
 
 
 def test_every_golden_archive_has_a_verdict_and_a_maker() -> None:
-    assert (
-        sorted([*GOOD, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]) == NAMES == sorted(defects())
-    )
+    verdicts = [*GOOD, *GROWN, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]
+    assert sorted(verdicts) == NAMES == sorted([*defects(), *GROWN])
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -121,6 +122,21 @@ def test_good_archives_are_read(name: str) -> None:
     disk = disk_of(name)
     assert whole(opened(disk, name))
     assert repair(disk, name).whole and whole(opened(disk, name))
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_a_session_that_grew_is_read_turn_by_turn_and_merged(name: str) -> None:
+    disk = disk_of(name)
+    key = KEY if "sealed" in name else None
+    archive = TowerArchive.open(DirectoryStore(disk), [grown_codec()], key=key)
+    history = archive.history("g")
+    assert [v.version for v in history] == list(range(1, TURNS + 1)) and archive.verify(decode=True).sound
+    for number, tower in enumerate(archive.towers(history), 1):
+        assert [tokens.tolist() for _, tokens in tower.segments] == [turn(n) for n in range(number)]
+    modes = {archive.record(v.leaf).context.mode for v in history}
+    assert all(any(mode & wanted == wanted for mode in modes) for wanted in GROWN[name])
+    places = {v.location for v in history}  # the first version ends in the prompt, which is no part of a run
+    assert len(places) == (2 if "merged" in name else TURNS)
 
 
 @pytest.mark.parametrize("name", LEFT)

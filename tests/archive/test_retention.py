@@ -44,6 +44,7 @@ def histories(draw: st.DrawFn) -> list[Version]:
                 bytes(16),
                 forgotten,
                 Location(bytes(16), at),
+                identity[:4],
             )
         )
     return draw(st.permutations(found))

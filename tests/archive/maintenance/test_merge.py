@@ -10,17 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.archive import copy
 from pltz.archive.catalog.chain import Chains
+from pltz.archive.catalog.listing import Found
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.format.run import Run, pack_run, unpack_run
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from pltz.plt_codec.errors import CorruptError
 from tests.archive.sealed import RAW, reopen
 
 PROMPT = np.arange(20)
@@ -50,6 +54,11 @@ def kinds(archive: TowerArchive, name: str = "a") -> list[int]:
     """Return the mode of the preferred record of each version's leaf."""
     found = [archive.places(v.leaf)[0].context.mode for v in archive.history(name, "acme")]
     return [mode & (RUN | WITHIN) for mode in found]
+
+
+def lacking(archive: TowerArchive, name: str = "a") -> list[int]:
+    """Return the number of segments that each version lacks of the run that it is in."""
+    return [v.lacks for v in archive.history(name, "acme")]
 
 
 def size(archive: TowerArchive) -> int:
@@ -91,7 +100,8 @@ def test_every_version_stays_as_it_was(empty: TowerArchive) -> None:
     for archive in (empty, again(empty)):
         assert contents(archive) == before and {v.id for v in archive.ls(history=True)} == versions
         assert archive.verify(decode=True).sound
-    assert kinds(empty) == [WITHIN] * 5 + [RUN]
+    assert kinds(empty) == [RUN] * 6 and lacking(empty) == [5, 4, 3, 2, 1, 0]
+    assert len({v.location for v in empty.history("a", "acme")}) == 1
 
 
 @pytest.mark.parametrize("key", [None, RAW])
@@ -179,6 +189,77 @@ def test_a_put_that_forks_inside_a_run_is_readable(empty: TowerArchive) -> None:
     assert again(archive).get("a", "acme").tokens.tolist() == wanted
 
 
+def test_a_version_of_other_tags_keeps_a_record_of_its_own(empty: TowerArchive) -> None:
+    for n in range(1, 7):
+        tags = {"n": "1"} if n == 3 else {}
+        empty.put([NewSession("a", [PROMPT, *TURNS[:n]], "acme", shared=1, tags=tags)])
+    before = contents(empty)
+    assert empty.merge(cold=0).merged == 1
+    collected(empty)
+    archive = again(empty)
+    assert contents(archive) == before and archive.verify(decode=True).sound
+    assert kinds(archive) == [RUN, RUN, WITHIN, RUN, RUN, RUN] and lacking(archive) == [5, 4, 0, 2, 1, 0]
+    assert [v.tags for v in archive.history("a", "acme")] == [{}, {}, {"n": "1"}, {}, {}, {}]
+
+
+def test_versions_of_a_run_are_forgotten_and_undeleted_one_by_one(empty: TowerArchive) -> None:
+    grow(empty)
+    empty.merge(cold=0)
+    collected(empty)
+    before, archive = contents(empty), again(empty)
+    history = archive.history("a", "acme")
+    assert archive.forget([history[1], history[5]]) == 2  # an older one, and that in the fields of the record
+    for _ in range(3):
+        archive.put([NewSession("b", [PROMPT, TURNS[0]], "acme", shared=1)])
+        archive.collect(dead_share=0.01, small=1 << 20)  # copies the run, and the marks with it
+    archive = again(archive)
+    left = {(v.name, v.version) for v in archive.ls(history=True) if v.name == "a"}
+    assert left == {("a", n) for n in (1, 3, 4, 5)} and archive.verify(decode=True).sound
+    assert archive.get("a", "acme").tokens.tolist() == np.concatenate([PROMPT, *TURNS[:5]]).tolist()
+    assert archive.undelete(history[1:2]) == 1 and archive.undelete(history[5:]) == 1
+    collected(archive)
+    assert {k: v for k, v in contents(again(archive)).items() if k[1] == "a"} == before
+
+
+def test_a_session_that_grows_after_a_merge_is_merged_into_one_run_again(empty: TowerArchive) -> None:
+    grow(empty, turns=4)
+    empty.merge(cold=0)
+    for n in (5, 6):
+        empty.put([NewSession("a", [PROMPT, *TURNS[:n]], "acme", shared=1)])
+    before = contents(empty)
+    assert lacking(empty) == [3, 2, 1, 0, 0, 0] and empty.merge(cold=0).merged == 1
+    collected(empty)
+    archive = again(empty)
+    assert lacking(archive) == [5, 4, 3, 2, 1, 0] and contents(archive) == before
+    runs = [i for p in archive.catalog.listing.packs for i in archive.catalog.listing.scan(p)
+            if isinstance(i, Found) and i.context.mode & RUN]
+    assert len(runs) == 1 and archive.verify(decode=True).sound
+
+
+def test_a_copy_of_a_merged_session_has_each_version_once(empty: TowerArchive, codec: SegmentCodec) -> None:
+    grow(empty)
+    twin = TowerArchive.create(DirectoryStore(SimDisk()), empty.codecs)
+    list(copy.copy(empty, list(empty.ls(history=True)), twin))
+    empty.merge(cold=0)
+    list(copy.copy(empty, list(empty.ls(history=True)), twin))
+    assert len(twin.history("a", "acme")) == 6
+    texts = [[token for _, tokens in segments for token in tokens] for segments in contents(empty).values()]
+    assert [t.tokens.tolist() for t in twin.towers(twin.history("a", "acme"))] == texts
+
+
+def test_a_sealed_run_with_other_versions_does_not_open(disk: SimDisk, codec: SegmentCodec) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    grow(archive)
+    archive.merge(cold=0)
+    item = archive.catalog.lookup.at(archive.version("a", "acme").location)
+    run = unpack_run(item.record)
+    first = run.versions[0]._replace(time=run.versions[0].time + 1)
+    crafted = pack_run(run._replace(versions=[first, *run.versions[1:]]), item.record.version, item.record.time)
+    assert archive.keys.bits(item.context, item.record)
+    with pytest.raises(CorruptError):
+        archive.keys.bits(item.context, item.record._replace(bitstring=crafted))
+
+
 def test_forgotten_versions_can_be_undeleted_after_a_merge(empty: TowerArchive) -> None:
     grow(empty)
     forgotten = empty.history("a", "acme")[:3]
@@ -256,7 +337,11 @@ def test_it_refuses_where_packs_are_missing(empty: TowerArchive) -> None:
 
 def test_a_run_larger_than_what_it_replaces_is_left_out(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     grow(empty)
-    monkeypatch.setattr("pltz.archive.maintenance.merge.pack_run", lambda lengths, data: bytes(10_000))
+
+    def large(run: Run, number: int, time: int) -> bytes:
+        return pack_run(run, number, time) + bytes(10_000)
+
+    monkeypatch.setattr("pltz.archive.maintenance.merge.pack_run", large)
     assert empty.merge(cold=0).merged == 0 and kinds(empty) == [0] * 6
 
 

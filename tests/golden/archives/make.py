@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pltz.archive.codecs.codec import BytesCodec
+from pltz.archive.codecs.codec import BundleCodec, BytesCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import digest
 from pltz.archive.format.object_names import FOLDERS, SETTINGS, SETTINGS_COPY
@@ -29,6 +29,7 @@ from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from pltz.models.bundle.bundle import Bundle
 
 HERE = Path(__file__).parent
 KEY = Secret(b"a key of golden archives", 0)
@@ -40,6 +41,7 @@ SESSIONS: dict[tuple[str, int], list[int]] = {  # (name, version number): tokens
     ("a", 2): PROMPT + [3] * 9 + [7],
 }
 FORGOTTEN = "a", 1
+TURNS = 16  # of the session that grows: each is put behind those before it, with a version of its own
 Files = dict[str, bytes]
 
 
@@ -56,6 +58,32 @@ def good(key: Secret | None = None, seed: int = 0) -> Files:
     archive.forget([archive.version(*FORGOTTEN[:1], version=1)])
     archive.collect(small=0, dead_share=0.01)
     return disk.seen.files()
+
+
+def turn(number: int) -> list[int]:
+    """Return the ids of a turn, 10 to 55 of them."""
+    return [(number * number + 31 * i * i) % 997 for i in range(10 + 3 * number)]
+
+
+def grown(*, merged: bool = False, key: Secret | None = None) -> Files:
+    """A session coded by `mini` in the layout of turns, each turn after the tokens above it.
+
+    ``merged``: merge it and collect twice, so that the run alone is left.
+    """
+    disk = SimDisk(seed=2)
+    archive = TowerArchive.create(DirectoryStore(disk), [grown_codec()], key=key)
+    for n in range(1, TURNS + 1):
+        archive.put([NewSession("g", [np.array(turn(i)) for i in range(n)], shared=1)])
+    if merged:
+        assert archive.merge(cold=0).merged == 1
+        for _ in range(2):
+            archive.collect(dead_share=0.01)
+    return disk.seen.files()
+
+
+def grown_codec() -> BundleCodec:
+    """Return the codec of the session that grew."""
+    return BundleCodec(Bundle.load("mini"), layout="fast")
 
 
 def collected() -> Files:
@@ -131,11 +159,11 @@ def flipped(data: bytes) -> bytes:
 
 
 def newer_pack(data: bytes) -> bytes:
-    """Version 3 in both headers, with sums that hold; the file is called by its digest then."""
+    """A newer version in both headers, with sums that hold; the file is called by its digest then."""
     out = bytearray(data)
     size = struct.unpack_from("<I", out, 56)[0]
     for at in (0, len(out) - 36 - 64):
-        out[at + 4] = 3
+        out[at + 4] += 1
         struct.pack_into("<I", out, at + 60, zlib.crc32(out[64 : 64 + size], zlib.crc32(out[at : at + 60])))
     foot = bytes(out[-36:-24])
     foot += digest(b"pltz pack", bytes(out[:-36]), foot)
@@ -147,7 +175,7 @@ def newer_settings(data: bytes) -> bytes:
 
 
 def older_settings(data: bytes) -> bytes:
-    return of_format(data, 1)
+    return of_format(data, FORMAT - 1)
 
 
 def of_format(data: bytes, version: int) -> bytes:
@@ -195,7 +223,7 @@ def defects() -> dict[str, Files]:
         "good-ledger-copy-missing": without(left, entry_copy),
         "bad-ledger-entry-and-copy-missing": without(left, entry, entry_copy),
         "bad-loss-recorded": given_up(without(g, b, parity(b))),
-        "bad-format-1": changed(changed(g, SETTINGS, older_settings), SETTINGS_COPY, older_settings),
+        "bad-older-format": changed(changed(g, SETTINGS, older_settings), SETTINGS_COPY, older_settings),
         "bad-pack-empty": g | {b: b""},
         "bad-pack-bit-flipped": changed(g, b, flipped),
         "bad-pack-cut-short": changed(g, b, lambda d: d[:-50]),
@@ -229,16 +257,26 @@ def defects() -> dict[str, Files]:
     }
 
 
+def grown_archives() -> dict[str, Files]:
+    """Return the golden archives of a session that grew, by name."""
+    return {
+        "good-grown": grown(),
+        "good-grown-merged": grown(merged=True),
+        "good-grown-merged-sealed": grown(merged=True, key=KEY),
+    }
+
+
 def as_zip(files: Files) -> bytes:
+    """Return files as a ZIP, without the reserve: its bytes mean nothing, and a writer puts it again."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
-        for path, data in sorted(files.items()):
+        for path, data in sorted((path, data) for path, data in files.items() if not path.startswith("reserve")):
             made.writestr(zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0)), data)
     return out.getvalue()
 
 
 if __name__ == "__main__":
-    for name, files in defects().items():
+    for name, files in (defects() | grown_archives()).items():
         path = HERE / f"{name}.zip"
         if not path.exists():
             path.write_bytes(as_zip(files))
