@@ -41,6 +41,7 @@ import numpy as np
 
 from pltz.archive.catalog.chain import MAX_SEGMENTS, KnownSegment
 from pltz.archive.errors import LostError
+from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import NONE
 from pltz.archive.kv_store.kv_block import KVBlock, can_cut, cut, join
 from pltz.archive.kv_store.lease import Lease
@@ -83,7 +84,8 @@ class _Flight:
     """One version being thawed, for all callers that asked for it.
 
     ``asked``, ``boarded``: when the first caller asked, and when the version was known, in seconds of the
-    performance counter. ``shared``: number of base segments that tenants share. ``hot``: number of segments
+    performance counter. ``exact``: whether ``path`` is known before it is decoded, as that within a run is not.
+    ``shared``: number of base segments that tenants share. ``hot``: number of segments
     found hot. ``at``: number of segments done. ``cache``: KV of the segments done. ``logits``: of their last
     id, where known.
     """
@@ -95,6 +97,7 @@ class _Flight:
     done: Event = field(default_factory=Event)
     answer: Thawed | PltzError | None = None
     path: list[bytes] = field(default_factory=list)
+    exact: bool = True
     lease: Lease = field(default_factory=lambda: Lease([], lambda node: None))
     tower: Tower | None = None
     seen: TargetTokens = field(default_factory=lambda: TargetTokens(np.zeros(0, np.int32), [0]))
@@ -271,6 +274,7 @@ class Thawer:
             ahead = self._ahead(_alive(batch))
             with watching(ahead):
                 self._decode(_alive(batch))
+            self._each(batch, self._hold_run)
             self._each(batch, self._find_base)
         self._each(batch, self._see)
         taken = ahead is not None and self._take(ahead, _alive(batch))
@@ -305,18 +309,28 @@ class Thawer:
         if frozen_for is not None:
             check_target(frozen_for, self.target.fingerprint, any_target=self._any_target)
         path: list[bytes] = []
-        at = flight.version.leaf
+        at, flight.exact = flight.version.leaf, not flight.version.lacks
         while at != NONE:
             if len(path) >= MAX_SEGMENTS:
                 raise LostError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
             path.append(at)
             above = None if self.hot is None or self._sealed else self.hot.parent(self._space, at)
-            at = self.cold.archive.parent(at, exact=self.hot is not None) if above is None else above
+            if above is None:
+                item = self.cold.archive.record(at)
+                above = item.record.parent
+                flight.exact = flight.exact and not item.context.mode & (RUN | WITHIN)
+            at = above
         flight.path = path[::-1]
 
     def _hold(self, flight: _Flight) -> None:
-        if self.hot is not None:
+        if self.hot is not None and flight.exact:
             flight.lease = self.hot.hold(self._space, flight.path, flight.born)
+
+    def _hold_run(self, flight: _Flight) -> None:
+        """Hold the hot segments of a tower that were not known before its run was decoded."""
+        if not flight.exact:
+            flight.exact = True
+            self._hold(flight)
 
     def _ahead(self, batch: list[_Flight]) -> QueuedPrefill | None:
         """Return the queued prefill for the batch's only flight, or None.
@@ -324,7 +338,7 @@ class Thawer:
         It needs segments of which nothing is hot, whose tokens are the target's ids. Decoders that do not decode
         all of them at once never announce that many ids.
         """
-        if len(batch) != 1 or len(batch[0].lease):
+        if len(batch) != 1 or len(batch[0].lease) or batch[0].version.lacks:
             return None
         flight = batch[0]
         if not self._eyes.as_they_are(flight.version):
