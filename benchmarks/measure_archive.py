@@ -331,8 +331,8 @@ def growing(folder: Path, bundle: Bundle, turns: int, tokens: int, together: int
 
     Three rows, the favourable case first: one session in one put, one session turn by turn, and `together`
     sessions side by side, the turns of all in one commit. Seconds and bytes are cumulative after each put. Bytes
-    are those of all files beside the ones of an archive with one short session, at the end also after collection.
-    Each session is read back last.
+    are those of all files beside the ones of an archive with one short session, at the end also after collection,
+    and after a merge of all versions and another collection. Each session is read back after both.
 
     Raises:
         ModelError: a session came back changed.
@@ -361,16 +361,11 @@ def _grown(
         spent += time.perf_counter() - start
         seconds.append(round(spent, 3))
         stored.append(round((_bytes_of(place) - empty) / len(sessions), 1))
-    before = _bytes_of(place)
-    for _ in range(2):  # condemn, then delete
-        archive.tower.collect()
-    archive.tower.write_index()
-    collected = stored[-1] + (_bytes_of(place) - before) / len(sessions)
+    collected, read = _collected(place, archive, sessions)
     start = time.perf_counter()
-    back = [archive.get(str(n)).ids for n in range(len(sessions))]
-    read = time.perf_counter() - start
-    if not all(np.array_equal(a, b) for a, b in zip(back, sessions, strict=True)):
-        raise ModelError("a session came back changed from the archive: no figure of this run is valid")
+    merged = archive.merge(cold=0).merged
+    merging = time.perf_counter() - start
+    small, again = _collected(place, archive, sessions)
     return {
         "way": way,
         "sessions": len(sessions),
@@ -380,11 +375,28 @@ def _grown(
         "seconds_after_put": seconds,
         "bytes_per_session_after_put": stored,
         "bytes_per_session": stored[-1],
-        "bytes_per_session_collected": round(collected, 1),
+        "bytes_per_session_collected": round((collected - empty) / len(sessions), 1),
+        "merged": merged,
+        "merge_s_per_session": round(merging / len(sessions), 3),
+        "bytes_per_session_merged": round((small - empty) / len(sessions), 1),
         "puts_per_s": round(len(ends) * len(sessions) / spent, 2),
         "tokens_per_s": round(ends[-1] * len(sessions) / spent, 1),
         "read_s_per_session": round(read / len(sessions), 3),
+        "read_merged_s_per_session": round(again / len(sessions), 3),
     }
+
+
+def _collected(place: Path, archive: Archive, sessions: Sequence[npt.NDArray[np.int32]]) -> tuple[int, float]:
+    """Collect an archive; return its bytes, and the seconds to read its sessions back. Raises ModelError."""
+    for _ in range(2):  # condemn, then delete
+        archive.tower.collect()
+    archive.tower.write_index()
+    start = time.perf_counter()
+    back = [archive.get(str(n)).ids for n in range(len(sessions))]
+    read = time.perf_counter() - start
+    if not all(np.array_equal(a, b) for a, b in zip(back, sessions, strict=True)):
+        raise ModelError("a session came back changed from the archive: no figure of this run is valid")
+    return _bytes_of(place), read
 
 
 def _bytes_of(place: Path) -> int:

@@ -52,10 +52,12 @@ def turns(results: Sequence[dict[str, Any]], suffix: str) -> bytes:
     figure = canvas.blank(suffix, 5 * len(panels), 4)
     for axes, (title, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for result in found:
-            for layout in dict.fromkeys(row["layout"] for row in result["turns"]):
-                rows = [row for row in result["turns"] if row["layout"] == layout]
-                name = f"{result.get('bundle_name', 'mini')}, {layout} layout"
-                axes.plot([row["turns"] for row in rows], [row["over_prefill"] for row in rows], "o-", label=name)
+            kinds = dict.fromkeys((row["layout"], row.get("merged", False)) for row in result["turns"])
+            for layout, merged in kinds:
+                rows = [r for r in result["turns"] if (r["layout"], r.get("merged", False)) == (layout, merged)]
+                name = f"{result.get('bundle_name', 'mini')}, {layout} layout{', merged' * merged}"
+                style = "o--" if merged else "o-"
+                axes.plot([row["turns"] for row in rows], [row["over_prefill"] for row in rows], style, label=name)
         counts = sorted({row["turns"] for result in found for row in result["turns"]})
         axes.axhline(1.0, color="grey", linewidth=0.8, linestyle=":")
         axes.set(xscale="log", xlabel="turns in which the session was archived", ylabel="thaw / bare prefill")

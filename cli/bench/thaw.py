@@ -10,11 +10,11 @@ The ways take turns in one process. The best round of each counts, since other w
     host memory        the KV in page-locked memory, copied to the device
 
 Two more measurements follow: sessions thawed together in one call, and sessions that grew. The latter archive the same
-tokens in several turns, one segment each, in either layout, and count decoding and prefill apart. Every thaw is
+tokens in several turns, one segment each, in either layout, and count decoding and prefill apart; then the turns are
+merged, as `pltz archive merge` does, and the thaws are measured again. Every thaw is
 checked: ids exactly, KV and logits against the prefill's within float noise. The run ends with one line of JSON.
 """
 
-import itertools
 import json
 import math
 import os
@@ -122,16 +122,20 @@ def thaw(
         raise UsageError(f"--turns: {tokens} tokens cannot come in {max(grown)} turns")
     with tempfile.TemporaryDirectory(dir=where) as folder:
         bench = Bench(Path(folder), shape, tokens, max(counts), grown, bundle, device, threads)
-        total = rounds + len(counts) + 2 * len(grown)
+        plans = [(merged, layout, n) for merged in (False, True) for layout in LAYOUTS for n in grown if n > merged]
+        total = rounds + len(counts) + len(plans)
         with Progress("measured", unit="rounds", total=total, shown=wanted(progress)) as bar:
             rows, stages = measure(bench, rounds, bar)
             many = []
             for count in counts:
                 many.append(measure_many(bench, count, rounds))
                 bar.add(1)
-            by_turns = []
-            for layout, count in itertools.product(LAYOUTS, grown):
-                by_turns.append(measure_turns(bench, count, layout, rounds))
+            by_turns, left = [], []
+            for merged, layout, count in plans:
+                if not merged or bench.merge(count, layout):
+                    by_turns.append(measure_turns(bench, count, layout, rounds) | {"merged": merged})
+                else:
+                    left.append({"turns": count, "layout": layout})
                 bar.add(1)
         result = {
             "benchmark": "thaw",
@@ -148,6 +152,7 @@ def thaw(
             "rows": rows,
             "together": many,
             "turns": by_turns,
+            "not_merged": left,
             "checked": asdict(bench.checked),
             "page_cache_dropped": bench.can_drop,
             "load_at_start": load,
@@ -231,12 +236,13 @@ class Bench:
         items += [PutRequest(f"many/{n}", Session("ids", ids)) for n, ids in enumerate(self.ids[1:])]
         fast = SessionArchive.open(folder / "cold", [loaded], device=device, threads=threads, layout="fast")
         self.stored: dict[str, int] = {}
+        self.layouts = dict(zip(LAYOUTS, (self.cold, fast), strict=True))
         for cold, some in (
             (self.cold, [PutRequest(WHOLE, Session("ids", whole)), *items]),
             (fast, [PutRequest(FAST, Session("ids", whole), tenant=FAST)]),
         ):
             self.stored |= {stored.name: stored.size for stored in cold.put(some)}
-        for layout, cold in zip(LAYOUTS, (self.cold, fast), strict=True):
+        for layout, cold in self.layouts.items():
             for count in turns:
                 ends = [tokens * n // count for n in range(1, count + 1)]
                 name = in_turns(count, layout)
@@ -249,6 +255,17 @@ class Bench:
         self.hot = self.thawer(device_bytes=room)
         self.host = self.thawer(device_bytes=0, host_bytes=room)
         self.files = self.thawer(device_bytes=0, disk_bytes=room, folder=folder / "warm")
+
+    def merge(self, count: int, layout: LayoutName) -> bool:
+        """Merge the turns of a session that grew, and return False where they would take more bytes merged."""
+        name, archive = in_turns(count, layout), self.layouts[layout].archive
+        done = archive.merge(cold=0, tenant=name)
+        if done.merged:
+            self.stored[name] += done.after - done.before  # fewer records, and more bytes of lanes
+            for _ in range(2):
+                archive.collect(dead_share=0.01)
+            self.cold.archive.catalog.refresh()
+        return bool(done.merged)
 
     def thawer(self, **budgets: Any) -> "tuple[HotStore, Thawer]":
         """Return a store and a thawer over it."""
@@ -525,6 +542,7 @@ def as_text(result: dict[str, Any]) -> str:
         [
             str(row["turns"]),
             row["layout"],
+            "merged" if row["merged"] else "-",
             size(row["stored_bytes"]),
             f"{row['decode_ms']:,.1f}",
             f"{row['prefill_ms']:,.1f}",
@@ -555,6 +573,7 @@ def as_text(result: dict[str, Any]) -> str:
                 [
                     "archived in turns",
                     "layout",
+                    "then",
                     "stored",
                     "decode, ms",
                     "prefill, ms",

@@ -46,15 +46,18 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str) -> Non
     for stages in ("stages_ms", "fast_stages_ms"):
         assert {"read", "lookup", "decode", "prefill", "insert"} < found[stages].keys()
     assert [row["sessions"] for row in found["together"]] == [1, 3]
-    grown = [(row["layout"], row["turns"], row["segments"]) for row in found["turns"]]
-    assert grown == [("default", 1, 1), ("default", 3, 3), ("fast", 1, 1), ("fast", 3, 3)]
+    grown = [(row["layout"], row["turns"], row["segments"], row["merged"]) for row in found["turns"]]
+    apart = [("default", 1, 1, False), ("default", 3, 3, False), ("fast", 1, 1, False), ("fast", 3, 3, False)]
+    left = [(row["layout"], row["turns"]) for row in found["not_merged"]]
+    merged = [(layout, 3, 3, True) for layout in ("default", "fast") if (layout, 3) not in left]
+    assert grown == apart + merged and len(left) + len(merged) == 2
     for row in found["turns"]:
         assert row["over_prefill"] == pytest.approx(row["thaw_ms"] / row["bare_prefill_ms"], rel=0.01)
         assert 0 < row["decode_ms"] and 0 < row["prefill_ms"]
         assert row["decode_ms"] + row["prefill_ms"] <= row["thaw_ms"] * 1.05 + 1
         assert 0 < row["stored_bytes"] < 900
     checked = found["checked"]
-    assert checked["thaws"] == 3 * 7 + 3 * (1 + 3) + 3 * 4 and max(checked["kv"], checked["logits"]) < 0.06
+    assert checked["thaws"] == 3 * 7 + 3 * (1 + 3) + 3 * len(grown) and max(checked["kv"], checked["logits"]) < 0.06
     assert shape != "embedded" or checked["same_next"] == checked["thaws"]
     assert any(line.startswith("safetensors on the disk") for line in table)
 
