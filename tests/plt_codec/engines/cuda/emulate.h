@@ -3,6 +3,7 @@
  * in collectives. x86-64 and GNU C++ only.
  */
 #define PLTZ_EMULATE
+#include <emmintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -47,8 +48,10 @@ asm(".text\n.globl fiber_switch\n.type fiber_switch,@function\nfiber_switch:\n"
     "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
     "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n.size fiber_switch,.-fiber_switch\n");
 
+struct Fiber;
 struct Meeting {
     unsigned here = 0, round = 0;
+    Fiber *waiting = nullptr;
 };
 struct Warp {
     Meeting meeting;
@@ -62,16 +65,18 @@ struct Cta {
 };
 struct Fiber {
     void *sp;
-    uint8_t *stack;
     Cta *cta;
     Dim thread;
-    bool over;
     unsigned turns, round;
+    Fiber *before, *next; /* the ring of those that can run */
+    Fiber *beside;        /* waits at the same meeting */
 };
 static struct Run {
     std::vector<Fiber> fibers;
     std::vector<Cta> ctas;
-    size_t now;
+    Fiber *now;
+    size_t left; /* fibers that are not over */
+    unsigned long idle; /* switches since a meeting was complete */
     void *home;
     Dim grid, block;
     unsigned cluster;
@@ -79,53 +84,67 @@ static struct Run {
     std::function<void()> body;
 } run;
 
-#define threadIdx (run.fibers[run.now].thread)
-#define blockIdx (run.fibers[run.now].cta->index)
+#define threadIdx (run.now->thread)
+#define blockIdx (run.now->cta->index)
 #define blockDim (run.block)
 #define gridDim (run.grid)
-static inline uint8_t *shared() { return run.fibers[run.now].cta->memory.data(); }
+static inline uint8_t *shared() { return run.now->cta->memory.data(); }
 
-static void fiber_next() { /* to the next fiber that is not over, or home */
-    const size_t from = run.now, n = run.fibers.size();
-    for (size_t i = 1; i <= n; i++) {
-        const size_t to = (from + i) % n;
-        if (run.fibers[to].over) continue;
-        if (to == from) return;
-        run.now = to;
-        fiber_switch(&run.fibers[from].sp, run.fibers[to].sp);
-        return;
-    }
-    fiber_switch(&run.fibers[from].sp, run.home);
+[[noreturn]] static void stuck() {
+    fprintf(stderr, "emulate: threads wait for ever (block %u thread %u)\n", blockIdx.x, threadIdx.x);
+    abort();
+}
+static void fiber_next() { /* to the next that can run, if there is another */
+    Fiber *const from = run.now;
+    if (++run.idle > 2000000000ul) stuck();
+    if (from->next == from) return;
+    run.now = from->next;
+    fiber_switch(&from->sp, run.now->sp);
+}
+static void fiber_leave() { /* the ring, and go on with the next */
+    Fiber *const from = run.now;
+    if (from->next == from) stuck();
+    from->before->next = from->next;
+    from->next->before = from->before;
+    run.now = from->next;
+    fiber_switch(&from->sp, run.now->sp);
 }
 static void fiber_main() {
     run.body();
-    run.fibers[run.now].over = true;
-    fiber_next();
+    run.idle = 0;
+    if (--run.left) fiber_leave();
+    fiber_switch(&run.now->sp, run.home);
     abort();
 }
-static void meet(Meeting &m, unsigned all) {
-    const unsigned round = m.round;
-    if (++m.here == all) {
-        m.here = 0;
-        m.round++;
-        return;
-    }
-    unsigned long spins = 0;
-    while (m.round == round) {
-        fiber_next();
-        if (++spins > 50000000ul) {
-            fprintf(stderr, "emulate: threads wait for ever (block %u thread %u)\n", blockIdx.x, threadIdx.x);
-            abort();
-        }
-    }
+static void wait_at(Meeting &m) {
+    run.now->beside = m.waiting;
+    m.waiting = run.now;
+    fiber_leave();
 }
-static inline void __syncthreads() { meet(run.fibers[run.now].cta->meeting, run.block.x); }
-static inline Warp &my_warp() { return run.fibers[run.now].cta->warps[threadIdx.x / 32]; }
+static void complete(Meeting &m) { /* those that wait run next, in the order in which they came */
+    run.idle = 0;
+    m.here = 0;
+    m.round++;
+    for (Fiber *f = m.waiting; f; f = f->beside) {
+        f->before = run.now;
+        f->next = run.now->next;
+        f->next->before = f;
+        run.now->next = f;
+    }
+    m.waiting = nullptr;
+}
+static void meet(Meeting &m, unsigned all) {
+    if (++m.here == all)
+        complete(m);
+    else
+        wait_at(m);
+}
+static inline void __syncthreads() { meet(run.now->cta->meeting, run.block.x); }
+static inline Warp &my_warp() { return run.now->cta->warps[threadIdx.x / 32]; }
 static inline void __syncwarp() { meet(my_warp().meeting, 32); }
 template <int N> static uint32_t (*exchange(const uint32_t *mine))[8] { /* all lanes give N words; their table */
     Warp &w = my_warp();
-    Fiber &f = run.fibers[run.now];
-    uint32_t (*table)[8] = w.slot[f.turns++ & 1];
+    uint32_t (*table)[8] = w.slot[run.now->turns++ & 1];
     memcpy(table[threadIdx.x & 31], mine, N * 4);
     meet(w.meeting, 32);
     return table;
@@ -204,21 +223,33 @@ template <class T> static T atomicCAS(T *p, T was, T v) {
     if (old == was) *p = v;
     return old;
 }
+template <bool SIGNED> static __m128i halves(__m128i v, bool high) { /* 8 of 16 bytes, as 16 bits each */
+    const __m128i zero = _mm_setzero_si128(), above = SIGNED ? _mm_cmplt_epi8(v, zero) : zero;
+    return high ? _mm_unpackhi_epi8(v, above) : _mm_unpacklo_epi8(v, above);
+}
+template <bool SIGNED> static int32_t dot32(const void *a, const void *b) { /* 32 bytes, the right ones signed */
+    __m128i sum = _mm_setzero_si128();
+    for (int i = 0; i < 4; i++) {
+        const __m128i x = _mm_loadu_si128((const __m128i *)a + i / 2), y = _mm_loadu_si128((const __m128i *)b + i / 2);
+        sum = _mm_add_epi32(sum, _mm_madd_epi16(halves<SIGNED>(x, i & 1), halves<true>(y, i & 1)));
+    }
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+/* Row `row` of the left side of a product, of the words that the lanes of a warp hold. */
+static inline void left_row(uint32_t *to, const uint32_t (*table)[8], int row) {
+    for (int word = 0; word < 8; word++) to[word] = table[(row & 7) * 4 + (word & 3)][(row >> 3) + (word >> 2) * 2];
+}
 template <bool SIGNED> static void mma(int32_t *c, const uint32_t a[4], uint32_t b0, uint32_t b1) {
     const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
     uint32_t (*table)[8] = exchange<6>(mine);
     const int lane = (int)(threadIdx.x & 31), g = lane >> 2, t = lane & 3;
-    for (int i = 0; i < 4; i++) {
-        const int row = g + (i >> 1) * 8, col = t * 2 + (i & 1);
-        int32_t sum = c[i];
-        for (int k = 0; k < 32; k++) {
-            const uint32_t *at = table[(row & 7) * 4 + (k & 15) / 4], *bt = table[col * 4 + (k & 15) / 4];
-            const uint8_t av = (uint8_t)(at[(row >> 3) + (k >> 4) * 2] >> (k & 3) * 8),
-                          bv = (uint8_t)(bt[4 + (k >> 4)] >> (k & 3) * 8);
-            sum += (SIGNED ? (int32_t)(int8_t)av : (int32_t)av) * (int8_t)bv;
-        }
-        c[i] = sum;
+    uint32_t left[2][8], right[2][8];
+    for (int i = 0; i < 2; i++) {
+        left_row(left[i], table, g + i * 8);
+        for (int word = 0; word < 8; word++) right[i][word] = table[(t * 2 + i) * 4 + (word & 3)][4 + (word >> 2)];
     }
+    for (int i = 0; i < 4; i++) c[i] += dot32<SIGNED>(left[i >> 1], right[i & 1]);
 }
 static inline void mma_s8(int32_t *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     const uint32_t a[4] = {a0, a1, a2, a3};
@@ -240,35 +271,37 @@ static inline Spot aligned(Spot p, uint32_t to) { return (Spot)(((uint64_t)p + t
 static inline uint32_t word_at(Spot p, uint32_t offset) { return *(const uint32_t *)(p + offset); }
 static inline void set_word(Spot p, uint32_t v) { *(uint32_t *)p = v; }
 static inline Matrix matrix(Spot p, int row, int k) { return {p, row, k}; }
-static inline int8_t matrix_at(const Matrix &m, int row, int k) { /* by the 64-byte swizzle */
-    const int byte = m.k + k, r = m.row + row;
-    return (int8_t)m.rows[r * 64 + ((byte >> 4 ^ (r >> 1 & 3)) << 4) + (byte & 15)];
+/* The 32 bytes of a row, from two pieces of 16 by the 64-byte swizzle. */
+static inline void matrix_row(uint8_t *to, const Matrix &m, int row) {
+    const int r = m.row + row;
+    for (int half = 0; half < 2; half++)
+        memcpy(to + half * 16, m.rows + r * 64 + (((m.k >> 4) + half ^ (r >> 1 & 3)) << 4), 16);
+}
+template <bool SIGNED, int N>
+static void products(int32_t *c, const uint8_t (*left)[32], const Matrix &b, int add) {
+    const int t = (int)(threadIdx.x & 3);
+    for (int i = 0; i < N / 2; i++) {
+        uint8_t right[32];
+        matrix_row(right, b, (i >> 2) * 8 + t * 2 + (i & 1));
+        c[i] = (add ? c[i] : 0) + dot32<SIGNED>(left[i >> 1 & 1], right);
+    }
 }
 template <bool SIGNED, int N> static void wide(int32_t *c, const uint32_t a[4], Matrix b, int add) {
     const uint32_t mine[4] = {a[0], a[1], a[2], a[3]};
     uint32_t (*table)[8] = exchange<4>(mine);
-    const int lane = (int)(threadIdx.x & 31), g = lane >> 2, t = lane & 3;
-    for (int i = 0; i < N / 2; i++) {
-        const int row = g + (i >> 1 & 1) * 8, col = (i >> 2) * 8 + t * 2 + (i & 1);
-        int32_t sum = add ? c[i] : 0;
-        for (int k = 0; k < 32; k++) {
-            const uint8_t v = (uint8_t)(table[(row & 7) * 4 + (k & 15) / 4][(row >> 3) + (k >> 4) * 2] >> (k & 3) * 8);
-            sum += (SIGNED ? (int32_t)(int8_t)v : (int32_t)v) * matrix_at(b, col, k);
-        }
-        c[i] = sum;
+    uint8_t left[2][32];
+    for (int i = 0; i < 2; i++) {
+        uint32_t row[8];
+        left_row(row, table, (int)(threadIdx.x & 31) / 4 + i * 8);
+        memcpy(left[i], row, 32);
     }
+    products<SIGNED, N>(c, left, b, add);
 }
 template <bool SIGNED, int N> static void wide(int32_t *c, Matrix a, Matrix b, int add) {
-    const int lane = (int)(threadIdx.x & 31), g = lane >> 2, t = lane & 3, first = (int)(threadIdx.x >> 5 & 3) * 16;
-    for (int i = 0; i < N / 2; i++) {
-        const int row = first + g + (i >> 1 & 1) * 8, col = (i >> 2) * 8 + t * 2 + (i & 1);
-        int32_t sum = add ? c[i] : 0;
-        for (int k = 0; k < 32; k++) {
-            const int8_t v = matrix_at(a, row, k);
-            sum += (SIGNED ? (int32_t)v : (int32_t)(uint8_t)v) * matrix_at(b, col, k);
-        }
-        c[i] = sum;
-    }
+    const int first = (int)(threadIdx.x >> 5 & 3) * 16 + (int)(threadIdx.x & 31) / 4;
+    uint8_t left[2][32];
+    for (int i = 0; i < 2; i++) matrix_row(left[i], a, first + i * 8);
+    products<SIGNED, N>(c, left, b, add);
 }
 static inline void wide_s8_32(int32_t *c, const uint32_t *a, Matrix b, int add) { wide<true, 32>(c, a, b, add); }
 static inline void wide_s8_64(int32_t *c, const uint32_t *a, Matrix b, int add) { wide<true, 64>(c, a, b, add); }
@@ -291,19 +324,16 @@ static inline void copy16(void *to, const void *from) { memcpy(to, from, 16); }
 static inline void copies_commit() {}
 template <int N> static inline void copies_wait() {}
 
-static inline size_t my_cta() { return (size_t)(run.fibers[run.now].cta - run.ctas.data()); }
+static inline size_t my_cta() { return (size_t)(run.now->cta - run.ctas.data()); }
 static inline int cluster_rank() { return (int)(my_cta() % run.cluster); }
 static inline Meeting &cluster_meeting() { return run.meetings[my_cta() / run.cluster]; }
 static inline void cluster_arrive() {
     Meeting &m = cluster_meeting();
-    run.fibers[run.now].round = m.round;
-    if (++m.here == run.block.x * run.cluster) {
-        m.here = 0;
-        m.round++;
-    }
+    run.now->round = m.round;
+    if (++m.here == run.block.x * run.cluster) complete(m);
 }
 static inline void cluster_wait() {
-    while (cluster_meeting().round == run.fibers[run.now].round) fiber_next();
+    if (cluster_meeting().round == run.now->round) wait_at(cluster_meeting());
 }
 struct Meeting2 {
     uint32_t came[2], expected[2], rounds[2];
@@ -398,9 +428,12 @@ static void launch(const uint32_t *grid, unsigned threads, unsigned cluster, uns
                     *--sp = (void *)fiber_main;
                     sp -= 6;
                     f.sp = sp;
+                    f.next = &run.fibers[(i + 1) % fibers];
+                    f.next->before = &f;
                 }
-                run.now = 0;
-                fiber_switch(&run.home, run.fibers[0].sp);
+                run.now = run.fibers.data();
+                run.left = fibers;
+                fiber_switch(&run.home, run.now->sp);
             }
 }
 template <size_t... I, class... A> static void invoke(void (*f)(A...), void **args, std::index_sequence<I...>) {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import hashlib
 import platform
 import re
 import shutil
@@ -18,6 +20,7 @@ from pltz.plt_codec.engines.cuda.device import Argument, source
 from pltz.plt_codec.errors import ModelError
 
 HERE = Path(__file__).resolve().parent
+FEW = ("decode_block", "decode_grid", "decode_grid_wide", "decode_gated")  # kernels for one session or a few
 
 
 def available() -> bool:
@@ -25,47 +28,70 @@ def available() -> bool:
     return platform.machine() == "x86_64" and platform.system() == "Linux" and shutil.which("g++") is not None
 
 
-def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> Path:
-    """Compile the kernels for a shape into a shared library in `folder`, and return its path.
+class Emulation:
+    """The kernels for one shape: two shared libraries, each compiled when one of its kernels is first launched.
 
-    ``shape``: as `macros` returns it. With P_WGMMA set, the kernels of wide.cu are compiled too. ``flags``: more
-    options for the compiler.
+    The kernels for one session are most of the compiler's work, and most shapes are tested without them.
 
-    Raises:
-        ModelError: the kernels do not compile.
+    Args:
+        shape: as `macros` returns it. With P_WGMMA set, the kernels of wide.cu are compiled too.
+        folder: where the libraries are kept. Test processes that share it compile each once.
+        flags: more options for the compiler.
     """
-    shape = {"P_WGMMA": 0, **shape}
-    text = source()
-    kernels = list(dict.fromkeys(re.findall(r"^KERNEL[23]?\(\d+\)\s+(\w+)\(", text, re.MULTILINE)))
-    without = ["decode_grid"] * (not shape["P_GRID"])
-    without += ["decode_grid_wide"] * (not shape["P_GRID"] or shape["P_GRID_LANES"] <= 16)
-    without += ["decode_block"] * shape["P_GATED"]
-    without += ["decode_gated"] * (not shape["P_GATED"])
-    without += ["heads_wide", "attend_wide"] * (not shape["P_WGMMA"])
-    kernels = [name for name in kernels if name not in without]
-    calls = "".join(f"    EMULATED({name})\n" for name in kernels)
-    text = (
-        f'#include "{HERE / "emulate.h"}"\n{text}\nextern "C" int emulated(const char *kernel, const uint32_t *grid, '
-        "uint32_t threads, uint32_t cluster, uint32_t together, uint64_t bytes, void **args) "
-        f"{{\n{calls}    return 1;\n}}\n"
-    )
-    file, library = folder / "kernels.cpp", folder / "kernels.so"
-    file.write_text(text)
-    command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-shared", "-fPIC", "-w", *flags]
-    command += [f"-D{k}={v}" for k, v in shape.items()]
-    done = subprocess.run(
-        [*command, "-o", str(library), str(file)], check=False, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise ModelError(f"the emulation does not compile: {done.stderr[:3000]}")
-    return library
+
+    def __init__(self, shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()):
+        self.shape, self.folder, self.flags = {"P_WGMMA": 0, **shape}, folder, flags
+        self._libraries: dict[bool, ctypes.CDLL] = {}
+
+    def library(self, kernel: str) -> ctypes.CDLL:
+        """Return the library of a kernel.
+
+        Raises:
+            ModelError: the kernels do not compile.
+        """
+        few = kernel in FEW
+        if few not in self._libraries:
+            self._libraries[few] = ctypes.CDLL(str(self._compiled(self._kernels(few))))
+        return self._libraries[few]
+
+    def _kernels(self, few: bool) -> list[str]:
+        without = ["decode_grid"] * (not self.shape["P_GRID"])
+        without += ["decode_grid_wide"] * (not self.shape["P_GRID"] or self.shape["P_GRID_LANES"] <= 16)
+        without += ["decode_block"] * self.shape["P_GATED"]
+        without += ["decode_gated"] * (not self.shape["P_GATED"])
+        without += ["heads_wide", "attend_wide"] * (not self.shape["P_WGMMA"])
+        kernels = dict.fromkeys(re.findall(r"^KERNEL[23]?\(\d+\)\s+(\w+)\(", source(), re.MULTILINE))
+        return [name for name in kernels if (name in FEW) == few and name not in without]
+
+    def _compiled(self, kernels: list[str]) -> Path:
+        calls = "".join(f"    EMULATED({name})\n" for name in kernels)
+        text = (
+            f'#include "{HERE / "emulate.h"}"\n{source()}\nextern "C" int emulated(const char *kernel, const uint32_t '
+            "*grid, uint32_t threads, uint32_t cluster, uint32_t together, uint64_t bytes, void **args) "
+            f"{{\n{calls}    return 1;\n}}\n"
+        )
+        command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-shared", "-fPIC", "-w", *self.flags]
+        command += [f"-D{k}={v}" for k, v in self.shape.items()]
+        place = self.folder / hashlib.blake2b("\0".join([*command, text]).encode(), digest_size=8).hexdigest()
+        library, file = place.with_suffix(".so"), place.with_suffix(".cpp")
+        with place.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not library.exists():
+                file.write_text(text)
+                part = place.with_suffix(".part")
+                words = [*command, "-o", str(part), str(file)]
+                done = subprocess.run(words, check=False, capture_output=True, text=True)
+                if done.returncode:
+                    raise ModelError(f"the emulation does not compile: {done.stderr[:3000]}")
+                part.rename(library)
+        return library
 
 
 class EmulatedDevice:
     """A `Device` (device.py) that is this machine's CPU."""
 
-    def __init__(self, library: Path, clusters: int = 0, grid: int = 0, wide: bool = False, gated: int = 0):
-        self._library = ctypes.CDLL(str(library))
+    def __init__(self, emulation: Emulation, clusters: int = 0, grid: int = 0, wide: bool = False, gated: int = 0):
+        self._emulation = emulation
         self._memory: dict[int, npt.NDArray[np.uint8]] = {}
         self.clusters, self.grid, self.wide, self.gated = clusters, grid, wide, gated
         self.stream, self.name = 0, "cpu"
@@ -97,7 +123,7 @@ class EmulatedDevice:
         """Run a kernel to its end."""
         pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(a) for a in args))
         sizes = (ctypes.c_uint32 * 3)(*grid)
-        if self._library.emulated(
+        if self._emulation.library(kernel).emulated(
             kernel.encode(),
             sizes,
             threads,

@@ -5,8 +5,7 @@ The emulation runs the same kernel sources thread by thread, so models and seque
 
 import ctypes
 import itertools
-import shutil
-from collections.abc import Iterator
+import os
 from functools import cache
 from math import isqrt
 from pathlib import Path
@@ -143,36 +142,30 @@ def frames(name: str, lanes: int | None, steps: int | None) -> list[Encoded]:
     return reference(name).encode(sequences(name), lanes=lanes, steps=steps)
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """Emulations built so far, a shape each."""
-    built: dict[str, Path] = {}
-    yield built
-    for path in built.values():
-        shutil.rmtree(path.parent, ignore_errors=True)
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for the emulations of this run, which all test processes share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulations"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
-def coder(
-    libraries: dict[str, Path],
-    tmp: pytest.TempPathFactory,
-    name: str,
-    clusters: int,
-    grid: int = 0,
-    wide: bool = False,
-    gated: int = 0,
-) -> CudaCoder:
+@cache
+def emulation(name: str, folder: Path, wide: bool) -> emulate.Emulation:
+    """Return the kernels for one of SHAPES."""
+    shape = {**macros(model(name)), "P_HELD": 1, "P_WGMMA": int(wide), **grid_plan(model(name).shape, 2)}
+    return emulate.Emulation(shape, folder)
+
+
+def coder(folder: Path, name: str, clusters: int, grid: int = 0, wide: bool = False, gated: int = 0) -> CudaCoder:
     """Return a coder on the emulation.
 
     clusters: 0 decodes by the kernels for many sessions. grid: 2 by grid.cu. wide: many by wide.cu.
     gated: 2 by gated.cu.
     """
-    built = name + " by wgmma" * wide
-    if built not in libraries:
-        libraries[built] = emulate.build(
-            {**macros(model(name)), "P_HELD": 1, "P_WGMMA": int(wide), **grid_plan(model(name).shape, 2)},
-            tmp.mktemp(built.replace(" ", "-")),
-        )
-    return CudaCoder(model(name), on=emulate.EmulatedDevice(libraries[built], clusters, grid, wide, gated))
+    device = emulate.EmulatedDevice(emulation(name, folder, wide), clusters, grid, wide, gated)
+    return CudaCoder(model(name), on=device)
 
 
 def items(name: str, lanes: int | None, steps: int | None) -> list[FrameItem]:
@@ -189,11 +182,10 @@ def test_emulated_encode(
     name: str,
     lanes: int | None,
     steps: int | None,
-    libraries: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    folder: Path,
 ) -> None:
     done: list[int] = []
-    got = coder(libraries, tmp_path_factory, name, 0).encode(
+    got = coder(folder, name, 0).encode(
         sequences(name), lanes=lanes, steps=steps, progress=done.append
     )
     want = frames(name, lanes, steps)
@@ -210,11 +202,10 @@ def test_emulated_decode_of_many(
     name: str,
     lanes: int | None,
     steps: int | None,
-    libraries: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    folder: Path,
 ) -> None:
     done: list[int] = []
-    got = coder(libraries, tmp_path_factory, name, 0).decode(items(name, lanes, steps), progress=done.append)
+    got = coder(folder, name, 0).decode(items(name, lanes, steps), progress=done.append)
     for g, s in zip(got, sequences(name), strict=True):
         assert np.array_equal(g, s)
     assert sum(done) == sum(LENGTHS)
@@ -227,11 +218,10 @@ def test_emulated_encode_by_wgmma(
     name: str,
     lanes: int | None,
     steps: int | None,
-    libraries: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    folder: Path,
 ) -> None:
     """One block and several, whose remembered keys move; slots of rows that gather whole and in part."""
-    c = coder(libraries, tmp_path_factory, name, 0, wide=True)
+    c = coder(folder, name, 0, wide=True)
     got = c.encode(sequences(name), lanes=lanes, steps=steps)
     assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
 
@@ -240,10 +230,10 @@ def test_emulated_encode_by_wgmma(
 @pytest.mark.parametrize("name", ["small", "extreme", "odd"])
 @pytest.mark.parametrize("lanes,steps", [(3, 7), (40, 2)])
 def test_emulated_decode_by_wgmma(
-    name: str, lanes: int, steps: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    name: str, lanes: int, steps: int, folder: Path
 ) -> None:
     """Products by wide.cu, attention and its layout of values by batch.cu."""
-    got = coder(libraries, tmp_path_factory, name, 0, wide=True).decode(items(name, lanes, steps))
+    got = coder(folder, name, 0, wide=True).decode(items(name, lanes, steps))
     for g, s in zip(got, sequences(name), strict=True):
         assert np.array_equal(g, s)
 
@@ -252,9 +242,9 @@ def test_emulated_decode_by_wgmma(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["split", "wide", "many classes", "warm", "cold", "proven"])
 def test_emulated_round_trip_by_wgmma_of_other_shapes(
-    name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    name: str, folder: Path
 ) -> None:
-    c = coder(libraries, tmp_path_factory, name, 0, wide=True)
+    c = coder(folder, name, 0, wide=True)
     got = c.encode(sequences(name), lanes=16, steps=4)
     assert [g.data for g in got] == [w.data for w in frames(name, 16, 4)]
     for g, s in zip(c.decode(items(name, 16, 4)[:4]), sequences(name), strict=False):
@@ -266,23 +256,22 @@ def test_emulated_round_trip_by_wgmma_of_other_shapes(
 @pytest.mark.parametrize("blocks", [4096, 1])
 def test_emulated_wgmma_of_long_sequences(
     blocks: int,
-    libraries: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """1,024 keys, and more that are remembered, in a ring of 256; many CTAs of 128 queries, side by side or in turn."""
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.rows.ATTEND_CTAS", blocks)
     rng = np.random.default_rng(2)
     texts = [rng.integers(0, model("long").shape.vocab, n) for n in (1400, 600)]
-    got = coder(libraries, tmp_path_factory, "long", 0, wide=True).encode(texts)
+    got = coder(folder, "long", 0, wide=True).encode(texts)
     assert [g.data for g in got] == [w.data for w in reference("long").encode(texts)]
 
 
 @emulated
 def test_blocks_longer_than_those_of_the_gpu_runs_take_the_other_attention(
-    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    c = coder(libraries, tmp_path_factory, "small", 0, wide=True)
+    c = coder(folder, "small", 0, wide=True)
     launched: list[str] = []
     launch = c._device.launch
 
@@ -306,10 +295,9 @@ def test_emulated_decode_by_clusters(
     name: str,
     lanes: int | None,
     steps: int | None,
-    libraries: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    folder: Path,
 ) -> None:
-    c = coder(libraries, tmp_path_factory, name, 2)
+    c = coder(folder, name, 2)
     assert c.clusters([SequenceWork(130, 16, 4)]) == 1
     for g, s in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
         assert np.array_equal(g, s)
@@ -318,9 +306,9 @@ def test_emulated_decode_by_clusters(
 @emulated
 @pytest.mark.parametrize("name", ["small", "extreme", "warm", "cold"])
 def test_emulated_decode_by_the_whole_gpu(
-    name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    name: str, folder: Path
 ) -> None:
-    c = coder(libraries, tmp_path_factory, name, 2, 2)
+    c = coder(folder, name, 2, 2)
     assert c.alone([SequenceWork(130, 16, 4)])
     assert not c.alone([SequenceWork(130, 16, 4)] * 5) and not c.alone([SequenceWork(130, 40, 2)])
     done: list[int] = []
@@ -348,11 +336,10 @@ def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
     steps: int,
     first: int,
     last: int,
-    libraries: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    folder: Path,
 ) -> None:
     """One block and several, lanes one step short, a last block of few tokens; behind a context too."""
-    c = coder(libraries, tmp_path_factory, name, 0, gated=2)
+    c = coder(folder, name, 0, gated=2)
     assert c.gated([SequenceWork(130, lanes, steps)]) and not c.gated([SequenceWork(130, lanes, steps)] * 5)
     assert not c.gated([SequenceWork(130, 33, 3)])
     done: list[int] = []
@@ -365,9 +352,9 @@ def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
 
 @emulated
 def test_who_waits_for_one_block_is_told_where_its_tokens_come(
-    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    folder: Path
 ) -> None:
-    c = coder(libraries, tmp_path_factory, "small", 2, 2)
+    c = coder(folder, "small", 2, 2)
     heard: list[Queued] = []
     seen: list[list[int]] = []
 
@@ -391,10 +378,10 @@ def test_who_waits_for_one_block_is_told_where_its_tokens_come(
     "name,lanes,steps", [("small", 32, 2), ("extreme", 17, 3), ("extreme", 24, 5), ("cold", 32, 2)]
 )
 def test_emulated_decode_of_up_to_32_lanes(
-    name: str, lanes: int, steps: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    name: str, lanes: int, steps: int, folder: Path
 ) -> None:
     """Whole blocks, lanes one step short, a last block of few tokens, fewer tokens than lanes, one token."""
-    c = coder(libraries, tmp_path_factory, name, 2, 2)
+    c = coder(folder, name, 2, 2)
     assert c.alone([SequenceWork(130, lanes, steps)]) and not c.alone([SequenceWork(130, lanes, steps)] * 5)
     for i, s in zip(items(name, lanes, steps)[1:], sequences(name)[1:], strict=True):
         (got,) = c.decode([i])
@@ -406,10 +393,10 @@ def test_emulated_decode_of_up_to_32_lanes(
     "name,lanes,steps", [("split", 16, 4), ("chunks", 16, 4), ("chunks", 32, 2), ("chunks, short", 32, 2)]
 )
 def test_emulated_whole_gpu_where_a_row_has_several_chunks(
-    name: str, lanes: int, steps: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    name: str, lanes: int, steps: int, folder: Path
 ) -> None:
     """A warp then has several pieces of weights, and their order counts: with one chunk it cannot be wrong."""
-    c = coder(libraries, tmp_path_factory, name, 2, 2)
+    c = coder(folder, name, 2, 2)
     (got,) = c.decode(items(name, lanes, steps)[3:4])
     assert np.array_equal(got, sequences(name)[3])
 
@@ -418,15 +405,13 @@ def test_emulated_whole_gpu_where_a_row_has_several_chunks(
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes,steps,tokens", [(16, 2, 30), (32, 2, 60)])
 def test_emulated_mini_on_as_many_clusters_as_a_gpu_has(
-    lanes: int, steps: int, tokens: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    lanes: int, steps: int, tokens: int, folder: Path
 ) -> None:
     """The shipped bundle with the macros it has on a GPU, and 112 blocks: what the small models cannot show."""
     mini = Bundle.load("mini").weights
-    if "mini" not in libraries:
-        libraries["mini"] = emulate.build({**macros(mini), "P_HELD": 1}, tmp_path_factory.mktemp("mini"))
     ids = np.random.default_rng(1).integers(0, mini.shape.vocab, tokens)
     (frame,) = TokenCoder(TorchEngine(mini, threads=1)).encode([ids], lanes=lanes, steps=steps)
-    c = CudaCoder(mini, on=emulate.EmulatedDevice(libraries["mini"], GRID, GRID))
+    c = CudaCoder(mini, on=emulate.EmulatedDevice(emulate.Emulation({**macros(mini), "P_HELD": 1}, folder), GRID, GRID))
     (got,) = c.decode([FrameItem(frame.data, tokens, lanes, steps)])
     assert np.array_equal(got, ids)
 
@@ -436,9 +421,9 @@ def test_emulated_mini_on_as_many_clusters_as_a_gpu_has(
 @pytest.mark.parametrize("name", ["wide", "many classes"])
 @pytest.mark.parametrize("lanes,steps", [(16, 4), (32, 3)])
 def test_emulated_whole_gpu_of_other_shapes(
-    name: str, lanes: int, steps: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    name: str, lanes: int, steps: int, folder: Path
 ) -> None:
-    c = coder(libraries, tmp_path_factory, name, 2, 2)
+    c = coder(folder, name, 2, 2)
     got = c.decode(items(name, lanes, steps)[-1:])
     assert np.array_equal(got[0], sequences(name)[-1])
 
@@ -451,11 +436,10 @@ def test_emulated_round_trip_of_other_shapes(
     name: str,
     lanes: int | None,
     steps: int | None,
-    libraries: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    folder: Path,
 ) -> None:
     """Decode the longest text on many lanes alone: on few it takes most of the time."""
-    c = coder(libraries, tmp_path_factory, name, 2)
+    c = coder(folder, name, 2)
     got = c.encode(sequences(name), lanes=lanes, steps=steps)
     assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
     count = len(LENGTHS) if (lanes or 0) > 3 else 4
@@ -466,9 +450,9 @@ def test_emulated_round_trip_of_other_shapes(
 @emulated
 @pytest.mark.parametrize("name", ["warm", "gated, warm", "gated, edges", "gated, base", "gated, flood"])
 def test_emulated_round_trip_at_the_bounds(
-    name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    name: str, folder: Path
 ) -> None:
-    c = coder(libraries, tmp_path_factory, name, 2)
+    c = coder(folder, name, 2)
     assert not model(name).shape.gated or not c.clusters([SequenceWork(130, 16, 4)])  # then by those for many
     got = c.encode(sequences(name), lanes=16, steps=4)
     assert [g.data for g in got] == [w.data for w in frames(name, 16, 4)]
@@ -531,9 +515,9 @@ def check_norms(device: gpu.Device, weights: Weights) -> None:
 
 @emulated
 def test_emulated_norms_with_gains(
-    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    folder: Path
 ) -> None:
-    c = coder(libraries, tmp_path_factory, "gated, flood", 0)
+    c = coder(folder, "gated, flood", 0)
     check_norms(c._device, c.weights)
 
 
@@ -555,13 +539,12 @@ def test_emulated_damage_is_named(
     grid: int,
     gated: int,
     damage: str,
-    libraries: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    folder: Path,
 ) -> None:
     whole = frames(name, 16, 4)[-1].data
     data = {"empty": b"", "ones": b"\xff" * 100, "cut": whole[:40]}[damage]
     with pytest.raises(CorruptError) as ours:
-        coder(libraries, tmp_path_factory, name, clusters, grid, gated=gated).decode(
+        coder(folder, name, clusters, grid, gated=gated).decode(
             [FrameItem(data, 130, 16, 4)]
         )
     with pytest.raises(CorruptError) as theirs:
@@ -571,9 +554,9 @@ def test_emulated_damage_is_named(
 
 @emulated
 def test_wrong_content_is_refused(
-    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    folder: Path
 ) -> None:
-    c = coder(libraries, tmp_path_factory, "small", 0)
+    c = coder(folder, "small", 0)
     for bad in (np.array([-1]), np.array([512]), np.zeros((2, 2), np.int64)):
         with pytest.raises(ContentError):
             c.encode([bad])
@@ -749,29 +732,28 @@ def test_emulated_contexts_of_many(
     name: str,
     lanes: int | None,
     steps: int | None,
-    libraries: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    folder: Path,
 ) -> None:
-    check_contexts(coder(libraries, tmp_path_factory, name, 0), name, lanes, steps)
+    check_contexts(coder(folder, name, 0), name, lanes, steps)
 
 
 @emulated
 @pytest.mark.parametrize("name", ["small", "extreme"])
 def test_emulated_contexts_by_wgmma(
-    name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    name: str, folder: Path
 ) -> None:
-    check_contexts(coder(libraries, tmp_path_factory, name, 0, wide=True), name, 16, 4)
+    check_contexts(coder(folder, name, 0, wide=True), name, 16, 4)
 
 
 @emulated
 def test_emulated_contexts_in_rounds(
-    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More contexts than run side by side, more sequences than slots, and memory for few contexts at a time."""
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.contexts.SLOTS", 2)
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.ENCODE_SLOTS", 2)
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.SLOTS", 3)
-    c = coder(libraries, tmp_path_factory, "extreme", 0)
+    c = coder(folder, "extreme", 0)
     check_contexts(c, "extreme", 16, 4)
     monkeypatch.setattr(c._device, "room", lambda: 16 * 1024)
     check_contexts(c, "extreme", 3, 7)
@@ -782,18 +764,18 @@ def test_emulated_contexts_in_rounds(
     "name,clusters,grid", [("small", 2, 0), ("extreme", 2, 0), ("small", 2, 2), ("cold", 2, 2)]
 )
 def test_emulated_contexts_of_few(
-    name: str, clusters: int, grid: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    name: str, clusters: int, grid: int, folder: Path
 ) -> None:
-    c = coder(libraries, tmp_path_factory, name, clusters, grid)
+    c = coder(folder, name, clusters, grid)
     for only in (slice(1, 3), slice(6, 7)) if grid else (slice(1, 6),):
         check_contexts(c, name, 16, 4, only=only)
 
 
 @emulated
 def test_who_waits_is_told_where_tokens_behind_a_context_come(
-    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    folder: Path
 ) -> None:
-    c = coder(libraries, tmp_path_factory, "small", 2, 2)
+    c = coder(folder, "small", 2, 2)
     text, known = sequences("small")[3], sequences("small")[4]
     (frame,) = reference("small").encode([text], contexts=[known], lanes=16, steps=4)
     seen: list[list[int]] = []
@@ -876,11 +858,10 @@ def test_emulated_chain(
     name: str,
     grid: int,
     gated: int,
-    libraries: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    folder: Path,
 ) -> None:
     """Links of several blocks, of each kernel and of none, contexts shorter and longer than M, an empty link."""
-    c = coder(libraries, tmp_path_factory, name, 2 if grid else 0, grid, gated=gated)
+    c = coder(folder, name, 2 if grid else 0, grid, gated=gated)
     sent, texts = links(name, CHAIN)
     done: list[int] = []
     got = c.decode_chain(sent, progress=done.append)
@@ -891,9 +872,9 @@ def test_emulated_chain(
 
 @emulated
 def test_who_waits_for_a_chain_is_told_where_its_tokens_come(
-    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    c = coder(libraries, tmp_path_factory, "small", 2, 2)
+    c = coder(folder, "small", 2, 2)
     sent, texts = links("small", [(20, 4, 8), (30, 16, 4), (9, 3, 8)])
     seen: list[list[int]] = []
     with watching(lambda q: seen.append(list((ctypes.c_int32 * q.tokens).from_address(q.address)))):
@@ -907,9 +888,9 @@ def test_who_waits_for_a_chain_is_told_where_its_tokens_come(
 
 @emulated
 def test_damage_in_a_chain_is_named(
-    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    folder: Path
 ) -> None:
-    c = coder(libraries, tmp_path_factory, "small", 2, 2)
+    c = coder(folder, "small", 2, 2)
     sent, _ = links("small", [(20, 4, 8), (130, 16, 4), (9, 3, 8)])
     sent[1] = FrameItem(sent[1].data[:20], 130, 16, 4)
     with pytest.raises(CorruptError, match="damaged"):
@@ -918,10 +899,10 @@ def test_damage_in_a_chain_is_named(
 
 @emulated
 def test_layouts_of_sequences_decoded_together_differ(
-    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    folder: Path
 ) -> None:
     """Two by the whole GPU: the kernel has room for the wider one, which stands second."""
-    c = coder(libraries, tmp_path_factory, "small", 2, 2)
+    c = coder(folder, "small", 2, 2)
     mixed = [items("small", 16, 4)[4], items("small", 32, 2)[3]]
     for got, n in zip(c.decode(mixed), (4, 3), strict=True):
         assert np.array_equal(got, sequences("small")[n])
