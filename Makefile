@@ -11,7 +11,9 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 BASE := distributions/base
-# Python compiles a module when it is first imported: most of those installed never are.
+# Python compiles a module when it is first imported, and must keep what it compiled: the tests start many processes.
+# Most modules that are installed never are imported.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: help demo test lint wheels base sbom docs clean

@@ -26,6 +26,15 @@ from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 # The tests of thread counts set their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Without compiled modules, each of the processes that tests start would compile all that it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Tests wait for no disk where memory is a file system, and large enough. What a passed test wrote is removed.
+MEMORY, ROOM = Path("/dev/shm"), 8 << 30
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
 settings.register_profile("pltz", deadline=None)  # a shared machine stalls for longer than a deadline
 settings.load_profile("pltz")
 

@@ -238,7 +238,10 @@ WAYS: dict[str, Callable[[TowerArchive], object]] = {
 @pytest.mark.parametrize("killed", ["erase", *WAYS])
 @pytest.mark.parametrize("key", [None, pytest.param(RAW, marks=pytest.mark.slow)], ids=["plain", "sealed"])
 def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None, killed: str) -> None:
-    """Cut the power at every change while a full disk is emptied: live sessions are whole, and emptying resumes."""
+    """Cut the power while a full disk is emptied: live sessions are whole, and emptying resumes.
+
+    One state in three is opened, and each of them where the environment sets PLTZ_ALL_FAULTS=1.
+    """
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
     capacity = disk.capacity = 520_000 if key else 420_000  # keys take space, too
@@ -261,7 +264,7 @@ def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None, kill
         disk.watch = watch if name == killed else lambda: None
         way(archive)
         disk.watch = lambda: None
-        for state in left.values():
+        for state in list(left.values())[:: 1 if os.environ.get("PLTZ_ALL_FAULTS") else 3]:
             opened += 1
             after = SimDisk(state, seed=9 + opened)
             after.capacity = capacity

@@ -43,8 +43,15 @@ def test_there_is_a_file_for_each_layout() -> None:
     )
 
 
-@pytest.mark.parametrize("engine", ["compiled", "torch"])
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem[:4] + p.stem[-8:])
+CASES = [(engine, path) for engine in ("compiled", "torch") for path in FILES]
+
+
+@pytest.mark.parametrize(
+    ("engine", "path"),
+    # torch decodes slowly on few lanes; its frequencies in all layouts are golden too (bundle/test_exactness.py)
+    [case for case in CASES if case[0] == "compiled" or not case[1].stem.endswith(("-1-lane", "-4-lanes", "-default"))],
+    ids=lambda value: value if isinstance(value, str) else value.stem[:4] + value.stem[-8:],
+)
 def test_golden_files_thaw_and_freeze_again(engine: str, path: Path) -> None:
     if engine == "compiled" and not native.available():
         pytest.skip("the compiled engine was not built here")

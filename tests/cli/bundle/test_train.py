@@ -392,11 +392,11 @@ def test_distill_from_a_bundle_of_the_other_contract(
 def test_distill_from_the_embedded_target(run: Run, project: Path) -> None:
     """Distil with the bundle and the target that ship."""
     lines = sample_path().read_text("utf8").splitlines(True)
-    (project / "sessions.jsonl").write_text("".join(lines[:44]), "utf8")
+    (project / "sessions.jsonl").write_text("".join(lines[:20]), "utf8")
     call = ("bundle", "distill", "--target", "mini-llama", "--data", project / "sessions.jsonl")
     small = (
         "--steps",
-        3,
+        1,
         "--rows",
         1,
         "--row",

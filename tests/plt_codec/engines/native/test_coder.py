@@ -185,6 +185,8 @@ def test_same_bytes_as_the_oracle(kernel: str) -> None:
     "name", ["odd", "alike", "gated, wide"]
 )  # heads of 64 have an attention of their own
 def test_threads_and_company_change_nothing(name: str, threads: int, kernel: str) -> None:
+    if kernel == "plain" and name != "odd":
+        pytest.skip("the plain kernel has one attention, and is slow")
     coder = NativeCoder(model(name), threads=threads, kernel=kernel)
     tokens = sequences(coder.shape.vocab)
     want = frames(name, None, None)
