@@ -30,3 +30,21 @@ def moment(seconds: int) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
     except (OverflowError, ValueError, OSError):
         return f"@{seconds}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in a readable unit.
+
+    >>> duration(0.25), duration(42), duration(1234), duration(8000), duration(400_000)
+    ('0.2 s', '42 s', '21 min', '2 h 13 min', '4 d 15 h')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"

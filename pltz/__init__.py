@@ -130,7 +130,6 @@ _HOMES = {
         "TokenizerMismatch",
         "UsageError",
         "VersionError",
-    "VllmEngine",
     ),
 }
 

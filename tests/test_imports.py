@@ -32,7 +32,7 @@ WINGS = {
     ),
     "models": ("bundle", "session", "target", "partners session_file", "training"),
     "archive": (
-        "errors concurrency humanize child_python",
+        "errors concurrency humanize child_python html_page",
         "format",
         "storage",
         "encryption",
@@ -44,7 +44,8 @@ WINGS = {
         "sessions",
         "thaw copy",
         "kv_store",
-        "archive",
+        "archive version_sizes",
+        "archive_report",
         "eviction",
         "engines",
         "nightly",

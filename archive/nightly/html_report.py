@@ -1,45 +1,19 @@
-"""The page of a run: one self-contained HTML file, with plots of this and earlier runs.
-
-Plots are inline SVG (extra ``plots``). Names and reasons come from strangers. All text is escaped by jinja2,
-and the page has no script.
-"""
+"""The page of a run of the nightly job: its state, what to do, and this and earlier runs by their dates."""
 
 from __future__ import annotations
 
-import io
-import time
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
-from pltz.archive.humanize import counted, size
+from pltz.archive.html_page import Colour, can_plot, dates, page, plot, when
+from pltz.archive.humanize import counted, duration, size
 
 Report = dict[str, Any]
 SHOWN = 100  # refused sessions on a page
 
-PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8"/>
-<meta name="viewport" content="width=device-width, initial-scale=1"/>
-<title>pltz nightly, run {{ now.run }}</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-  color: #222; background: #fff }
-h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-table { border-collapse: collapse; width: 100% }
-td, th { padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top }
-td:first-child, th:first-child, .words td, .words th { text-align: left; overflow-wrap: anywhere }
-.state { font-weight: 600 } .bad { color: #a30 } .good { color: #070 }
-svg { max-width: 100%; height: auto }
-</style>
-</head>
-<body>
-<h1>pltz nightly, run {{ now.run }}, {{ when(now.started) }}</h1>
-<p class="state {{ 'good' if now.exit_code == 0 else 'bad' }}">{{ verdict }}</p>
-<table>
+BODY = """
+<h2>Sources</h2>
+<div class="scroll"><table>
 <tr><th>source</th><th>met</th><th>known</th><th>frozen</th><th>refused</th><th>content</th><th>frozen to</th>
 <th>ratio</th><th>seconds</th></tr>
 {% for s in now.sources + [dict(now.totals, name="all", kind="")] -%}
@@ -49,11 +23,7 @@ svg { max-width: 100%; height: auto }
 <td>{{ size(s.frozen_bytes) }}</td>
 <td>{{ s.ratio if s.ratio is not none else "" }}</td><td>{{ "{:,.1f}".format(s.seconds) }}</td></tr>
 {% endfor -%}
-</table>
-{% if plots %}<h2>This run and those before it</h2>
-{{ plots }}
-{% else %}<p>No plots: pip install 'pltz[plots]'.</p>
-{% endif -%}
+</table></div>
 <h2>After freezing</h2>
 <table class="words">
 {% for name, words in steps -%}
@@ -64,169 +34,130 @@ svg { max-width: 100%; height: auto }
 <ul>
 {% for words in now.failures %}<li class="bad">{{ words }}</li>
 {% endfor %}</ul>
+<p>The next run does it, once the cause is gone: {{ again }}</p>
 {% endif -%}
 {% if now.refused %}<h2>Refused sessions</h2>
-<table class="words">
-<tr><th>source</th><th>where</th><th>name</th><th>reason</th></tr>
+<p>They stay in their sources, and each run tries them again.</p>
+<div class="scroll"><table class="words">
+<tr><th>source</th><th>where</th><th>name</th><th>reason</th><th>what to do</th></tr>
 {% for r in now.refused[:shown] -%}
-<tr><td>{{ r.source }}</td><td>{{ r.where }}</td><td>{{ r.name or "" }}</td><td>{{ r.error }}: {{ r.reason }}</td></tr>
+<tr><td>{{ r.source }}</td><td>{{ r.where }}</td><td>{{ r.name or "" }}</td><td>{{ r.error }}: {{ r.reason }}</td>
+<td>{{ advice.get(r.error, mend) }}</td></tr>
 {% endfor -%}
-</table>
+</table></div>
 {% if now.totals.refused > shown %}<p>{{ "{:,}".format(now.totals.refused) }} in all:
 the folder quarantine has a file for each.</p>
 {% endif %}{% endif -%}
-</body>
-</html>
 """
-VERDICTS = {
-    0: "All is well.",
-    3: "The sample that was verified is damaged: pltz archive verify says what it costs, pltz archive repair mends it.",
-    5: "Some sessions were refused; all others are in the archive.",
-    7: "Something could not be done: run it again.",
+BADGES: dict[int, tuple[Colour, str, str]] = {
+    0: ("good", "OK", "All is well."),
+    3: ("bad", "DAMAGED", "The sample is damaged: see pltz archive verify, and mend it by pltz archive repair."),
+    5: ("warn", "REFUSED", "Some sessions were refused; all others are in the archive."),
+    7: ("bad", "NOT DONE", "Something could not be done: see below, and run it again."),
 }
+AGAIN = "pltz nightly --config FILE, with the configuration of this job."
+MEND = "Mend it in its source."
+ADVICE = {
+    "OpaqueContentError": "Set keep_opaque = true to keep it as plain bytes, or remove the part in its source.",
+    "LimitError": "Split it in its source, or store it as text: docs/limits.md.",
+    "UsageError": "Mend it in its source: it is no session as it stands there.",
+    "CorruptError": "Restore it in its source from a backup, or remove it there.",
+    "FormatError": "Restore it in its source from a backup, or remove it there.",
+    "VersionError": "Update pltz: a newer one wrote it.",
+    "TokenizerMismatch": "Name the tokenizer of its ids in this source: tokenizer = FILE.",
+    "ModelError": "Run pltz doctor, and reinstall the bundle that it names.",
+}
+"""What to do about a refused session, by the class of its error."""
 
 
-def page(reports: Sequence[Report]) -> bytes:
+def nightly_page(reports: Sequence[Report]) -> bytes:
     """Return the page of the last of these reports, as the bytes of a file. ``reports``: oldest first."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
     now = reports[-1]
-    names = {
-        "size": size,
-        "when": _when,
-        "shown": SHOWN,
-        "verdict": VERDICTS[now["exit_code"]],
-        "dict": dict,
-    }
-    text = environment.from_string(PAGE).render(
-        now=now, plots=_plots(reports, environment), steps=_steps(now), **names
+    colour, word, verdict = BADGES[now["exit_code"]]
+    if refused := now["totals"]["refused"]:
+        word = f"{word}: {counted(refused, 'session')} refused" if now["exit_code"] != 5 else f"{refused:,} REFUSED"
+    return page(
+        BODY,
+        title=f"{word}: pltz nightly, {when(now['started'])}",
+        heading=f"pltz nightly, {when(now['started'])}",
+        badge=(colour, word, verdict),
+        facts=_facts(now),
+        plots=_plots(reports) if can_plot() else None,
+        foot=f"Run {now['run']} of this job. {_reach(reports)}",
+        now=now,
+        steps=_steps(now),
+        shown=SHOWN,
+        advice=ADVICE,
+        mend=MEND,
+        again=AGAIN,
+        dict=dict,
     )
-    return _clean(text).encode()
+
+
+def _reach(reports: Sequence[Report]) -> str:
+    """Say which runs the plots show."""
+    if len(reports) == 1:
+        return "Plots of the runs appear from the second run on."
+    return f"The plots show {counted(len(reports), 'run')} since {when(reports[0]['started'])[:10]}."
+
+
+def _facts(now: Report) -> list[tuple[str, str, str]]:
+    """Return the figures on top of the page."""
+    totals, held, so_far = now["totals"], now["archive"], now.get("so_far")
+    share = f"{size(totals['bytes'])} to {size(totals['frozen_bytes'])}"
+    facts = [("frozen tonight", f"{totals['frozen']:,}", share), ("refused", f"{totals['refused']:,}", "")]
+    if so_far and so_far["bytes"]:
+        saved = so_far["bytes"] - so_far["frozen_bytes"]
+        share = f"of {size(so_far['bytes'])}, since {when(so_far['since'])[:10]}"
+        facts.append(("saved so far", size(max(0, saved)), share))
+    if "packs" in held:
+        stored = size(held["pack_bytes"] + held["index_bytes"])
+        facts.append(("archive", stored, counted(held["sessions"], "version")))
+    return [*facts, ("took", duration(now["seconds"]), f"{now['peak_memory_mb']:,.0f} MB of memory")]
 
 
 def _steps(now: Report) -> list[tuple[str, str]]:
     """Describe the steps after freezing, in words."""
     rows = []
     if done := now["retention"]:
-        rows.append(
-            ("retention", f"{done['forgotten']:,} of {counted(done['versions'], 'version')} forgotten")
-        )
+        rows.append(("retention", f"{done['forgotten']:,} of {counted(done['versions'], 'version')} forgotten"))
     if done := now.get("merge"):
         merged = f"{done['merged']:,} of {counted(done['sessions'], 'cold session')}"
         rows.append(("merge", f"{merged}, {counted(done['segments'], 'segment')}"))
     if done := now["collect"]:
-        rows.append(
-            (
-                "collect",
-                (f"{counted(done['deleted'], 'pack')} deleted, {size(max(0, done['freed']))} freed, "
-                f"{done['condemned']:,} condemned"),
-            )
-        )
+        freed = f"{counted(done['deleted'], 'pack')} deleted, {size(max(0, done['freed']))} freed"
+        rows.append(("collect", f"{freed}, {done['condemned']:,} condemned"))
     if done := now["verify"]:
-        state = (
-            "sound"
-            if done["sound"]
-            else f"{counted(len(done['problems']), 'problem')}, {counted(len(done['lost']), 'version')} lost"
-        )
-        rows.append(
-            (
-                "verify",
-                f"{counted(done['packs'], 'pack')}, {counted(done['decoded'], 'segment')} decoded: {state}",
-            )
-        )
+        lost = f"{counted(len(done['problems']), 'problem')}, {counted(len(done['lost']), 'version')} lost"
+        looked = f"{counted(done['packs'], 'pack')}, {counted(done['decoded'], 'segment')} decoded"
+        rows.append(("verify", f"{looked}: {'sound' if done['sound'] else lost}"))
     where = now["archive"]
     if "packs" in where:
         total = size(where["pack_bytes"] + where["index_bytes"])
-        rows.append(
-            (
-                "archive",
-                (f"{where['place']}: {counted(where['sessions'], 'version')}, "
-                f"{counted(where['packs'], 'pack')}, {total}"),
-            )
-        )
+        held = f"{counted(where['sessions'], 'version')}, {counted(where['packs'], 'pack')}, {total}"
+        rows.append(("archive", f"{where['place']}: {held}"))
     if now["totals"]["lag_mean"] is not None:
-        rows.append(
-            (
-                "lag",
-                (f"{now['totals']['lag_mean']:,.0f} s in the mean from last change to durable, "
-                f"{now['totals']['lag_max']:,.0f} s at most"),
-            )
-        )
-    rows.append(("peak memory", f"{now['peak_memory_mb']:,} MB"))
+        mean, most = duration(now["totals"]["lag_mean"]), duration(now["totals"]["lag_max"])
+        rows.append(("lag", f"{mean} in the mean from last change to durable, {most} at most"))
     return rows
 
 
-def _plots(reports: Sequence[Report], environment: Environment) -> Any:
-    """Plot sessions, bytes, ratio, speed and failures by run, as markup; "" without matplotlib."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter, MaxNLocator
-    except ImportError:
-        return ""
-    runs = [report["run"] for report in reports]
+def _plots(reports: Sequence[Report]) -> list[str]:
+    """Plot sessions, bytes, duration, ratio, failures and the archive by the dates of the runs; none for one run."""
+    if len(reports) < 2:
+        return []
+    days = dates([report["started"] for report in reports])
     totals = [report["totals"] for report in reports]
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pltz", "font.size": 8}):
-        figure = Figure(figsize=(9, 6.5), layout="constrained")
-        (sessions, content), (ratio, speed), (failures, held) = figure.subplots(3, 2)
-        below = [0] * len(runs)
-        for name, colour in (("known", "#9bb"), ("frozen", "#268"), ("refused", "#c52")):
-            counts = [total[name] for total in totals]
-            sessions.bar(runs, counts, bottom=below, label=name, color=colour)
-            below = [a + b for a, b in zip(below, counts, strict=True)]
-        sessions.set_title("sessions seen")
-        sessions.legend()
-        _line(content, runs, [total["bytes"] for total in totals], "content")
-        _line(content, runs, [total["frozen_bytes"] for total in totals], "frozen to")
-        content.set_title("bytes of new sessions")
-        content.legend()
-        _line(ratio, runs, [total["ratio"] for total in totals])
-        ratio.set_title("ratio, content to frozen")
-        rates = [
-            t["frozen"] / s if (s := r["steps"]["freeze"]["seconds"]) and t["frozen"] else None
-            for r, t in zip(reports, totals, strict=True)
-        ]
-        _line(speed, runs, rates)
-        speed.set_title("sessions frozen per second")
-        failures.bar(
-            runs,
-            [total["refused"] + len(r["failures"]) for r, total in zip(reports, totals, strict=True)],
-            color="#c52",
-        )
-        failures.set_title("refused sessions and failures")
-        sizes = [
-            r["archive"].get("pack_bytes", 0) + r["archive"].get("index_bytes", 0) or None for r in reports
-        ]
-        _line(held, runs, sizes)
-        held.set_title("bytes of the archive")
-        for axes in (content, held):
-            axes.yaxis.set_major_formatter(EngFormatter())
-        for axes in figure.axes:
-            axes.set_ylim(0, 1.05 * max(axes.get_ylim()[1], 1e-9))
-            axes.set_xlabel("run")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        data = io.StringIO()
-        figure.savefig(data, format="svg", metadata={"Date": None})
-    from markupsafe import Markup
-
-    text = data.getvalue()
-    return Markup(text[text.index("<svg") :])
-
-
-def _line(axes: Any, runs: Sequence[int], values: Sequence[float | None], label: str | None = None) -> None:
-    """Plot a line with a mark at each run. Missing values are left out."""
-    rows = [(run, value) for run, value in zip(runs, values, strict=True) if value is not None]
-    axes.plot([run for run, _ in rows], [value for _, value in rows], marker="o", markersize=3, label=label)
-
-
-def _clean(text: str) -> str:
-    """Replace characters that HTML and XML may not hold: control characters and lone surrogates."""
-    return "".join(
-        c
-        if c in "\n\t" or (c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff\x7f")
-        else "\ufffd"
-        for c in text
-    )
-
-
-def _when(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    names = [name for name in reports[-1]["steps"] if any(r["steps"].get(name, {}).get("seconds") for r in reports)]
+    seconds = {name: [r["steps"].get(name, {}).get("seconds") for r in reports] for name in names}
+    held = [r["archive"].get("pack_bytes", 0) + r["archive"].get("index_bytes", 0) or None for r in reports]
+    met = {name: [total[name] for total in totals] for name in ("known", "frozen", "refused")}
+    content = {"content": [t["bytes"] for t in totals], "frozen to": [t["frozen_bytes"] for t in totals]}
+    return [
+        plot("sessions met", days, met, bars=True),
+        plot("bytes of new sessions", days, content, byte_scale=True),
+        plot("duration, seconds", days, seconds, bars=True),
+        plot("ratio of content to frozen", days, {"ratio": [total["ratio"] for total in totals]}),
+        plot("bytes of the archive", days, {"archive": held}, byte_scale=True),
+        plot("failures", days, {"failures": [len(report["failures"]) for report in reports]}, bars=True),
+    ]

@@ -12,7 +12,7 @@ import re
 import time
 from typing import Any
 
-from pltz.archive.nightly.html_report import page
+from pltz.archive.nightly.html_report import nightly_page
 from pltz.archive.nightly.state import StateFolder
 
 FORMAT, VERSION = "pltz nightly report", 1
@@ -60,15 +60,29 @@ class Reports:
         stem = f"{stamp}-{report['run']:06d}"
         report["report"] = str(self.state.root / "reports" / f"{stem}.json")
         report["page"] = str(self.state.root / "reports" / f"{stem}.html")
+        before = self.history(SHOWN - 1)
         try:
-            html = page([*self.history(SHOWN - 1), report])
+            report["so_far"] = _so_far(before[-1] if before else None, report)
+            html = nightly_page([*before, report])
         except Exception:  # noqa: BLE001  # an earlier report may hold anything, and must not cost this one
-            html = page([report])
+            report["so_far"] = _so_far(None, report)
+            html = nightly_page([report])
         self.state.store.put(f"reports/{stem}.html", html)
         self.state.store.put(f"reports/{stem}.json", json.dumps(report, indent=1).encode() + b"\n")
         for name in self.names()[: -self.keep]:
             self.state.store.delete(f"reports/{name}")
             self.state.store.delete(f"reports/{name.removesuffix('.json')}.html")
+
+
+def _so_far(before: dict[str, Any] | None, report: dict[str, Any]) -> dict[str, Any]:
+    """Return the content and frozen bytes of this run and of all before it, and the time of the first."""
+    found = {"since": report["started"]} | {name: report["totals"][name] for name in ("bytes", "frozen_bytes")}
+    if before and "so_far" in before:
+        past = before["so_far"]
+        found["since"] = past["since"]
+        for name in ("bytes", "frozen_bytes"):
+            found[name] += past[name]
+    return found
 
 
 def _run(name: str) -> int:

@@ -7,13 +7,12 @@ import dataclasses
 import re
 import string
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.format.context import RUN
-from pltz.archive.format.run import unpack_run
 from pltz.archive.humanize import counted, size
+from pltz.archive.version_sizes import VersionSizes
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import facts, line_of, open_archive, seconds_of, show, tags_of
 from pltz.cli.ui.groups import Command, NamingCommand
@@ -26,7 +25,6 @@ from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion
-    from pltz.archive.catalog.lookup import Version
 
 SIZES = ("size", "tokens", "segments")
 FIELDS = ("tenant", "name", "version", "time", "age", "kind", "tags", "forgotten", "id", *SIZES, "turns")
@@ -146,7 +144,7 @@ def _show_all(
 ) -> None:
     """Print versions: a line each, or a table with ``long`` or ``turns``. Raises UsageError for an unknown field."""
     named = _fields(template)
-    sizes = Sizes(cold) if long or turns or named & set(SIZES) else None
+    sizes = VersionSizes(cold) if long or turns or named & set(SIZES) else None
     counted_turns = Turns(cold) if turns or "turns" in named else None
     now = cold.tower.store.now()
     rows = []
@@ -224,84 +222,6 @@ class Turns:
         return None if messages is None else len(messages)
 
 
-class SegmentHead(NamedTuple):
-    """Hold the head of a record. ``lengths``: tokens of each of its segments; ``size``: bytes of its bitstring."""
-
-    parent: bytes
-    lengths: list[int]
-    size: int
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens of the record."""
-        return sum(self.lengths)
-
-
-class Sizes:
-    """Sizes of versions, read from the heads of their records, each of which is read once."""
-
-    def __init__(self, cold: "Archive") -> None:
-        self._tower = cold.tower
-        self._versions = {version.id: version for version in self._tower.ls(forgotten=True, history=True)}
-        self._segments: dict[bytes, SegmentHead] = {}
-
-    def of(self, version: "SessionVersion") -> dict[str, int | None]:
-        """Return bytes, tokens and segments of a version, None where damage hides them."""
-        try:
-            known = self._versions[version.id]
-            chain = self.chain(known)
-        except (PltzError, KeyError):
-            return {"size": None, "tokens": None, "segments": None}
-        lengths = self._lengths(known, chain)
-        return {"size": self._size(known, chain), "tokens": sum(lengths), "segments": len(lengths)}
-
-    def _lengths(self, version: "Version", chain: list[bytes]) -> list[int]:
-        """Return the tokens of each segment of a version."""
-        lengths = [length for one in reversed(chain) for length in self._segments[one].lengths]
-        return lengths[: len(lengths) - version.lacks]
-
-    def _size(self, version: "Version", chain: list[bytes]) -> int:
-        """Return the bytes of a version's bitstrings. One that ends within a run has a share of it by its tokens."""
-        size = sum(self._segments[one].size for one in chain)
-        if not version.lacks:
-            return size
-        run = self._segments[chain[0]]
-        lacking = sum(run.lengths[len(run.lengths) - version.lacks :])
-        return size - run.size * lacking // max(1, run.tokens)
-
-    def chain(self, version: "Version") -> list[bytes]:
-        """Return the segments of a version, the last one first. Raises LostError, KeyMismatch."""
-        found: list[bytes] = []
-        segment = version.leaf
-        while any(segment):
-            if segment not in self._segments:
-                item = self._tower.record(segment)
-                record = item.record
-                lengths = unpack_run(record).lengths if item.context.mode & RUN else [record.tokens]
-                self._segments[segment] = SegmentHead(record.parent, lengths, len(record.bitstring))
-            found.append(segment)
-            segment = self._segments[segment].parent
-        return found
-
-    def shared(self) -> dict[str, int]:
-        """Return tokens and bytes of all versions that are not forgotten: each stored alone, and as they share."""
-        alone_tokens = alone = 0
-        kept: set[bytes] = set()
-        for version in self._versions.values():
-            if not version.forgotten:
-                chain = self.chain(version)
-                kept.update(chain)
-                alone_tokens += sum(self._lengths(version, chain))
-                alone += self._size(version, chain)
-        together = [self._segments[one] for one in kept]
-        return {
-            "tokens": sum(one.tokens for one in together),
-            "tokens_unshared": alone_tokens,
-            "frozen_bytes": sum(one.size for one in together),
-            "frozen_bytes_unshared": alone,
-        }
-
-
 @click.command(
     cls=Command,
     short_help="Count sessions, tokens, bytes, and what sharing saved.",
@@ -353,7 +273,7 @@ def _totals(cold: "Archive") -> dict[str, Any]:
         "tenants": len({version.tenant for version in kept}),
     }
     try:
-        return found | Sizes(cold).shared()
+        return found | VersionSizes(cold).shared()
     except PltzError:  # damaged, or sealed and without its key: the warning says which
         return found | dict.fromkeys(("tokens", "tokens_unshared", "frozen_bytes", "frozen_bytes_unshared"))
 

@@ -65,8 +65,8 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     show(facts, f"{place}: archive {identity}, empty, {kind}", as_json)
 
 
-OF_FILE_SYSTEMS = ("lost+found", ".snapshot", ".zfs", ".DS_Store", ".fseventsd", ".Trashes", ".Spotlight-V100")
-"""Names in folders that hold no file of a user."""
+OF_FILE_SYSTEMS = ("lost+found", ".snapshot", ".zfs", ".fseventsd", ".Trashes", ".Spotlight-V100")
+"""Folders that a file system makes, in which no user keeps files."""
 
 
 def want_own_folder(place: str) -> None:
@@ -80,10 +80,15 @@ def want_own_folder(place: str) -> None:
     if not place or "://" in place or not folder.is_dir():
         return
     known = {*FOLDERS, SETTINGS, RESERVE, RESERVE_COLLECT, *OF_FILE_SYSTEMS}
-    strange = sorted(p.name for p in folder.iterdir() if p.name not in known)
+    strange = sorted(p.name for p in folder.iterdir() if p.name not in known and not _is_mark(p))
     if strange:
         more = f" and {len(strange) - 3:,} more" if len(strange) > 3 else ""
         raise UsageError(f"{place} holds other files ({', '.join(strange[:3])}{more}): name an empty or a new folder")
+
+
+def _is_mark(path: Path) -> bool:
+    """Return whether a path is a hidden file, such as .gitkeep or .DS_Store, and no folder."""
+    return path.name.startswith(".") and not path.is_dir()
 
 
 @click.command(
