@@ -68,11 +68,19 @@ setup(
             extra_link_args=EXTRA,
             optional=True,
         ),
+        Extension(
+            "pltz.models.kv._ans",
+            sources=["models/kv/ans.c"],
+            extra_compile_args=[*FLAGS, *EXTRA],
+            extra_link_args=EXTRA,
+            optional=True,
+        ),
     ],
     # sources belong in the sdist, not in a wheel
     exclude_package_data={
         "pltz.plt_codec.engines.native": ["*.c", "*.h", "*.md"],
         "pltz.archive.format": ["*.c", "*.h", "*.md"],
         "pltz.archive.eviction": ["ids.c"],
+        "pltz.models.kv": ["*.c", "*.md"],
     },
 )

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from pltz.archive.engines.protocol import Engine
-from pltz.archive.kv_store.kv_codec import KVCodec
 from pltz.archive.kv_store.tier import SharedTier
 from pltz.archive.nightly.sources.registry import SOURCES
 from pltz.archive.nightly.sources.source import EntrySource
 from pltz.datasets.registry import FORMATS
+from pltz.models.kv.codec import KVCodec
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -65,7 +65,7 @@ def test_a_method_that_is_left_out_or_differs_is_found() -> None:
         def size(self, kv: Any) -> int:
             return 0
 
-        def encode(self, kv: Any, more: Any) -> Any:
+        def encode(self, kv: Any) -> Any:
             return {}
 
     assert missing(Half, KVCodec) == {"encode", "decode", "check"}

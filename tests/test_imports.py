@@ -30,7 +30,7 @@ WINGS = {
         "engines",
         "container",
     ),
-    "models": ("bundle", "session", "target", "partners session_file", "training"),
+    "models": ("bundle", "session", "target", "kv", "partners session_file", "training"),
     "archive": (
         "errors concurrency humanize child_python html_page",
         "format",
@@ -58,7 +58,7 @@ WINGS = {
     ),
     "cli": (
         "ui",
-        "bench archive bundle",
+        "bench archive bundle target",
         "completion compress decompress demo doctor help hook inspect llama nightly thaw",
         "root",
         "main",

@@ -3,7 +3,6 @@
 store.py            HotStore: a trie of segments over a list of tiers
 thawer.py           Thawer: turns archived sessions into caches
 tier.py             the port of a tier; tiers of device and host memory
-kv_codec.py         the port of a form of KV; the raw form
 kv_block.py         the KV of one segment, cut from a cache and joined to one
 target_tokens.py    the ids that a target is given for a tower
 queued_prefill.py   the prefill queued behind a decoder on the GPU

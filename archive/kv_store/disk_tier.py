@@ -28,14 +28,15 @@ import numpy as np
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import MAX_TOKENS, SIZE
 from pltz.archive.kv_store.kv_block import KVBlock
-from pltz.archive.kv_store.kv_codec import MAX_PARTS, PREFIX, RAW, KVCodec
 from pltz.archive.kv_store.tier import StoredBlock, TierStats
+from pltz.models.kv.codec import MAX_PARTS, PREFIX, RAW, KVCodec
+from pltz.models.kv.receipt import Receipt
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
-FORMAT = "pltz hot 2"
+FORMAT = "pltz hot 3"
 ALIGN = 64  # bytes: data begins at a multiple of it
 CHECKSUM = 16  # bytes
 MAX_HEADER = 1 << 16  # bytes
@@ -47,7 +48,8 @@ DTYPES = {
     "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
 }  # fmt: skip
 TAIL = ("logits", "ids", "tokens", "checksum")  # tensors after those of the codec
-FIELDS = {"format", "form", "space", "segment", "parent", "start", "born"}
+FIELDS = {"format", "form", "space", "segment", "parent", "start", "born", "receipt"}
+MAX_RECEIPT = 1024  # characters
 FORM = re.compile(r"[a-z0-9-]{1,64}")
 
 
@@ -279,6 +281,7 @@ def _encode(space: bytes, segment: bytes, stored: StoredBlock, block: KVBlock) -
         "parent": stored.parent.hex(),
         "start": str(block.start),
         "born": str(int(stored.born)),
+        "receipt": json.dumps(receipt.to_dict()) if (receipt := block.codec.receipt) else "",
     }
     header: dict[str, Any] = {"__metadata__": meta}
     pieces: list[memoryview] = []
@@ -339,6 +342,8 @@ def _decode(data: torch.Tensor, space: bytes, segment: bytes, codec: KVCodec) ->
         known = (meta["format"], meta["form"], meta["space"], meta["segment"])
         if known != (FORMAT, codec.name, space.hex(), segment.hex()):
             raise CorruptError("a file of another format, form, target or segment")
+        if meta["receipt"]:
+            Receipt.of(json.loads(meta["receipt"][:MAX_RECEIPT]))
         parent, start, born = bytes.fromhex(meta["parent"]), int(meta["start"]), float(meta["born"])
         tensors = _tensors(header, data[end:])
     except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:

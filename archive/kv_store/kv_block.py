@@ -4,7 +4,7 @@
     blocks                       (L, 2, heads, T_base, D)  (L, 2, heads, T_1, D)  ...
 
 A raw block is one tensor: one allocation, one copy to another device, and one contiguous range in a file. In
-another form (`kv_codec.py`) a block is a few tensors.
+another form (`models/kv/`) a block is a few tensors.
 
 Joining a single raw block copies nothing. A `DynamicCache` grows by concatenation and never writes into the
 tensors it was given, so any number of sessions may share one block. Several blocks are copied side by side
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.archive.kv_store.kv_codec import RAW, KVCodec
+from pltz.models.kv.codec import RAW, KVCodec, Span
 from pltz.models.target.cache import cache_of, is_plain, pairs_of
 from pltz.plt_codec.errors import UsageError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import DynamicCache
 
-    from pltz.archive.kv_store.kv_codec import Parts
+    from pltz.models.kv.codec import Parts
 
     Ids = NDArray[np.int32]
 
@@ -39,7 +39,8 @@ class KVBlock:
 
     ``parts``: made by ``codec``. ``ids``: (T,) int32, given to the target. ``tokens``: (n,) int32, the
     segment's tokens in the archive. ``logits``: (V,) of the last id, or None where they are not known.
-    ``start``: number of ids before the segment.
+    ``start``: number of ids before the segment. ``mass``: (T,) float32, the attention that each id received, where
+    that was observed; a form may use it to choose how finely it codes.
     """
 
     parts: Parts
@@ -48,18 +49,27 @@ class KVBlock:
     start: int
     logits: torch.Tensor | None = None
     codec: KVCodec = RAW
+    mass: NDArray[np.float32] | None = None
 
     @classmethod
     def raw(
         cls, kv: torch.Tensor, ids: Ids, tokens: Ids, start: int, logits: torch.Tensor | None = None
     ) -> KVBlock:
         """Return a block of KV as computed. ``kv``: (layers, 2, heads, T, D), keys then values."""
-        return cls(RAW.encode(kv), ids, tokens, start, logits)
+        return cls(RAW.encode(kv, Span(ids, start)), ids, tokens, start, logits)
 
     @property
     def kv(self) -> torch.Tensor:
-        """Return the KV, (layers, 2, heads, T, D): of a raw block without a copy, else decoded anew."""
-        return self.codec.decode(self.parts)
+        """Return the KV, (layers, 2, heads, T, D): of a raw block without a copy, else decoded anew.
+
+        Raises CorruptError where a coded block is damaged.
+        """
+        return self.codec.decode(self.parts, self.span)
+
+    @property
+    def span(self) -> Span:
+        """Return the tokens of the block."""
+        return Span(self.ids, self.start, self.mass)
 
     @property
     def size(self) -> int:
@@ -85,7 +95,7 @@ class KVBlock:
         """
         if codec.name == self.codec.name or not self.codec.exact:
             return self
-        return replace(self, parts=codec.encode(self.kv), codec=codec)
+        return replace(self, parts=codec.encode(self.kv, self.span), codec=codec)
 
     def owns_memory_on(self, device: torch.device) -> bool:
         """Return whether all parts are on a device, and keep no memory but their own alive."""

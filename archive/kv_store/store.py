@@ -18,8 +18,8 @@ It walks one list of tiers (`tier.py`), from the fastest to the slowest. `HotSto
   goes to the next one that takes it, then to a shared tier, then away.
 * Promotion is by use: a held segment moves to the fastest tier that has room under the same rule. `promote`
   fills free room in the first tier with the best of the other tiers of memory.
-* Each tier gives exact blocks the form of its codec (`kv_codec.py`). A block that is not exact keeps its form,
-  is found only by callers that allow it, and makes way for the exact one.
+* Each tier gives exact blocks the form of its codec (`models/kv/`). A block that is not exact keeps its form,
+  is found only by callers whose bound on the loss it keeps, and makes way for the exact one.
 * Thread-safe: one lock protects the bookkeeping. Copies and files are handled outside of it, on nodes marked
   as moving.
 """
@@ -50,6 +50,7 @@ from pltz.archive.kv_store.tier import (
     Tier,
     TierStats,
 )
+from pltz.models.kv.codec import loss
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class HotStore:
         if len(self._level) != len(self.tiers):
             raise UsageError(f"expected tiers of different names, got {', '.join(t.name for t in tiers)}")
         codecs = {tier.codec.name: tier.codec for tier in tiers}
-        self._codecs = sorted(codecs.values(), key=lambda codec: not codec.exact)
+        self._codecs = sorted(codecs.values(), key=loss)
         self._clock = clock
         self._lock = Lock()
         self._nodes: dict[bytes, Node] = {}
@@ -184,17 +185,18 @@ class HotStore:
             return None if node is None else node.parent
 
     def hold(
-        self, space: bytes, path: Sequence[bytes], born: float | None = None, *, lossy: bool = False
+        self, space: bytes, path: Sequence[bytes], born: float | None = None, *, max_kl: float = 0.0
     ) -> Lease:
         """Lease the longest stored prefix of a path, shared tiers included, and move it towards the first tier.
 
         ``path``: segment ids from the root. ``born``: when the requesting session began, in seconds since
-        1970. ``lossy``: find blocks in forms that are not exact, too.
+        1970. ``max_kl``: bits per token that a form may lose, by its receipt. 0 finds exact blocks only. A form
+        without a receipt is found with infinity only.
         """
         nodes: list[Node] = []
         above = NONE
         for segment in path:
-            node = self._take(space, segment, above, born, lossy)
+            node = self._take(space, segment, above, born, max_kl)
             if node is None:
                 break
             nodes.append(node)
@@ -206,34 +208,34 @@ class HotStore:
         return Lease(nodes, self._release)
 
     def _take(
-        self, space: bytes, segment: bytes, above: bytes, born: float | None, lossy: bool
+        self, space: bytes, segment: bytes, above: bytes, born: float | None, max_kl: float
     ) -> Node | None:
         """Lease one segment. Returns None where it is not stored or has another parent."""
         with self._lock:
             node = self._nodes.get(space + segment)
         if node is None and self.shared:
             with self._watching(space + segment) as watch:
-                tier, stored = self._read(space, segment, lossy)
+                tier, stored = self._read(space, segment, max_kl)
                 with self._lock:
                     if stored is not None and not watch.gone and space + segment not in self._nodes:
                         new = Node(space, segment, stored.parent, stored.block, tier, stored.born, stored.born)
                         self._nodes[new.key] = new
-                    return self._leased(space + segment, above, born, lossy)
+                    return self._leased(space + segment, above, born, max_kl)
         with self._lock:
-            return self._leased(space + segment, above, born, lossy)
+            return self._leased(space + segment, above, born, max_kl)
 
-    def _read(self, space: bytes, segment: bytes, lossy: bool) -> tuple[Tier | None, StoredBlock | None]:
+    def _read(self, space: bytes, segment: bytes, max_kl: float) -> tuple[Tier | None, StoredBlock | None]:
         """Read a segment from the first shared tier that has it. Lock not held."""
-        codecs = [codec for codec in self._codecs if codec.exact or lossy]
+        codecs = [codec for codec in self._codecs if loss(codec) <= max_kl]
         for tier in self.shared:
             if (stored := tier.read(space, segment, codecs)) is not None:
                 return tier, stored
         return None, None
 
-    def _leased(self, key: bytes, above: bytes, born: float | None, lossy: bool) -> Node | None:
+    def _leased(self, key: bytes, above: bytes, born: float | None, max_kl: float) -> Node | None:
         """Lease a segment that is in memory, or return None as `_take` does. Lock held."""
         node = self._nodes.get(key)
-        if node is None or node.parent != above or not (lossy or node.block.codec.exact):
+        if node is None or node.parent != above or loss(node.block.codec) > max_kl:
             self._forget_if_unused(node)
             return None
         node.leases += 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pltz.archive.kv_store.kv_block import KVBlock
-from pltz.archive.kv_store.kv_codec import RAW, KVCodec
+from pltz.models.kv.codec import RAW, KVCodec
 from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:

@@ -14,16 +14,17 @@ from safetensors.torch import load_file
 from pltz.archive.format.ids import NONE
 from pltz.archive.kv_store.disk_tier import DiskTier
 from pltz.archive.kv_store.kv_block import KVBlock, cut, join
-from pltz.archive.kv_store.kv_codec import RAW, KVCodec
 from pltz.archive.kv_store.store import HotStore
 from pltz.archive.kv_store.tier import DeviceTier, HostTier, StoredBlock, Tier, TierStats
 from pltz.archive.thaw import kv_difference
+from pltz.models.kv.codec import RAW, KVCodec, Span
+from pltz.models.kv.receipt import Receipt
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, UsageError
 from tests.archive.kv_store.conftest import SPACE, Blocks
 
 if TYPE_CHECKING:
-    from pltz.archive.kv_store.kv_codec import Parts
+    from pltz.models.kv.codec import Parts
 
 RAW_SIZE = 4 * 72  # bytes of a block of four tokens, 32 of them ids and tokens
 SEGMENT = b"segment........."
@@ -32,18 +33,18 @@ SEGMENT = b"segment........."
 class Planes:
     """An exact form: bytes 0, 1, 2 and 3 of every float32, each plane a tensor of its own."""
 
-    name, exact = "planes", True
+    name, exact, receipt = "planes", True, None
 
     def size(self, kv: torch.Tensor) -> int:
         return kv.numel() * 4
 
-    def encode(self, kv: torch.Tensor) -> Parts:
+    def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         if kv.dtype != torch.float32:
             raise UsageError("planes are of float32")
         planes = kv.contiguous().view(torch.uint8).reshape(*kv.shape, 4)
         return {f"kv.{n}": planes[..., n].contiguous() for n in range(4)}
 
-    def decode(self, parts: Parts) -> torch.Tensor:
+    def decode(self, parts: Parts, span: Span) -> torch.Tensor:
         stacked = torch.stack([parts[f"kv.{n}"] for n in range(4)], -1)
         return stacked.view(torch.float32).squeeze(-1)
 
@@ -60,14 +61,15 @@ class Rounded:
     """A form that is not exact: signed bytes. Its bound is twice what it takes."""
 
     name, exact = "rounded", False
+    receipt = Receipt("rounded", 0, 4, 100, 8.0, 0.01, 0.1, 0.99, 0.0)
 
     def size(self, kv: torch.Tensor) -> int:
         return 2 * kv.numel()
 
-    def encode(self, kv: torch.Tensor) -> Parts:
+    def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         return {"kv.bytes": kv.round().to(torch.int8)}
 
-    def decode(self, parts: Parts) -> torch.Tensor:
+    def decode(self, parts: Parts, span: Span) -> torch.Tensor:
         return parts["kv.bytes"].to(torch.float32)
 
     def check(self, parts: Parts, tokens: int) -> None:
@@ -125,9 +127,9 @@ def filled(store: HotStore, blocks: Blocks, clock: Any, *numbers: int) -> None:
         clock.now += 1000
 
 
-def held(store: HotStore, blocks: Blocks, number: int, *, lossy: bool = False) -> tuple[list[str], list[str]]:
+def held(store: HotStore, blocks: Blocks, number: int, *, max_kl: float = 0.0) -> tuple[list[str], list[str]]:
     """Return tier and form of a segment, whose content is checked."""
-    with store.hold(SPACE, [blocks.name(number)], lossy=lossy) as lease:
+    with store.hold(SPACE, [blocks.name(number)], max_kl=max_kl) as lease:
         for block in lease.blocks:
             assert bool((block.kv == number).all()) and bool((block.ids == number).all())
         return lease.tiers, [block.codec.name for block in lease.blocks]
@@ -172,7 +174,8 @@ def test_a_form_that_is_not_exact_is_found_only_by_those_who_allow_it(blocks: Bl
     rounded = 64 + 32  # one byte for each of 64 numbers, ids and tokens
     assert store.stats().tiers["host"].used == rounded, "what it takes, not its bound"
     assert held(store, blocks, 1) == ([], [])
-    assert held(store, blocks, 1, lossy=True) == (["device"], ["rounded"]), "what was lost stays lost, and says so"
+    assert held(store, blocks, 1, max_kl=0.009) == ([], []), "its receipt says 0.01"
+    assert held(store, blocks, 1, max_kl=0.01) == (["device"], ["rounded"]), "what was lost stays lost, and says so"
     assert held(store, blocks, 1) == ([], [])
     assert store.insert(SPACE, blocks.name(1), NONE, blocks(1)), "from its tokens again"
     assert held(store, blocks, 1) == (["device"], ["raw"])

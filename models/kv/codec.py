@@ -1,25 +1,42 @@
-"""KVCodec: a form of KV, and how it is made and read. `RawCodec` is the only one that ships.
+"""KVCodec: the port of a form of KV, and the form `raw`: KV as the target computed it.
 
     kv (layers, 2, heads, T, D)  --encode-->  parts: named tensors  --decode-->  kv
 
 A block carries the codec that made it, so every copy of it says its form. A form has a name of its own, and so
-has each set of tables of one codec. The store finds exact forms only, unless its caller asks for others.
+has each set of tables of one codec. The store finds exact forms only, unless its caller allows a loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from pltz.models.kv.receipt import Receipt
 from pltz.plt_codec.errors import CorruptError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     Parts = Mapping[str, torch.Tensor]
 
 MAX_PARTS = 64  # tensors of one block
 PREFIX = "kv"  # with which the name of every part begins
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The tokens that a KV is of.
+
+    ``ids``: (T,) int32, of the target. ``start``: number of ids before them. ``mass``: (T,) float32, the attention
+    that each received from the last queries of its session, where that was observed.
+    """
+
+    ids: NDArray[np.int32]
+    start: int
+    mass: NDArray[np.float32] | None = None
 
 
 class KVCodec(Protocol):
@@ -36,17 +53,24 @@ class KVCodec(Protocol):
     def exact(self) -> bool:
         """Return whether `decode` gives back every bit that `encode` was given."""
 
+    @property
+    def receipt(self) -> Receipt | None:
+        """Return what was measured of this form on held-out sessions, or None where nothing was."""
+
     def size(self, kv: torch.Tensor) -> int:
         """Return the most bytes that the parts of ``kv`` can take; (layers, 2, heads, T, D), any float type."""
 
-    def encode(self, kv: torch.Tensor) -> Parts:
+    def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return the parts of ``kv``, (layers, 2, heads, T, D), on its device. Their names begin with "kv".
 
         Raises UsageError for KV that this form cannot hold. The block stays out of the tier then.
         """
 
-    def decode(self, parts: Parts) -> torch.Tensor:
-        """Return the KV of parts that `check` accepted, (layers, 2, heads, T, D), on their device."""
+    def decode(self, parts: Parts, span: Span) -> torch.Tensor:
+        """Return the KV of parts that `check` accepted, (layers, 2, heads, T, D), on their device.
+
+        Raises CorruptError for entropy-coded parts that are damaged in a way `check` does not see.
+        """
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Check names, types and shapes of parts that were read from a file.
@@ -60,16 +84,17 @@ class RawCodec:
 
     name = "raw"
     exact = True
+    receipt = None
 
     def size(self, kv: torch.Tensor) -> int:
         """Return the bytes of ``kv``. See `KVCodec.size`."""
         return kv.numel() * kv.element_size()
 
-    def encode(self, kv: torch.Tensor) -> Parts:
+    def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return ``kv`` itself, without a copy. See `KVCodec.encode`."""
         return {PREFIX: kv}
 
-    def decode(self, parts: Parts) -> torch.Tensor:
+    def decode(self, parts: Parts, span: Span) -> torch.Tensor:
         """Return the tensor itself, without a copy. See `KVCodec.decode`."""
         return parts[PREFIX]
 
@@ -83,3 +108,10 @@ class RawCodec:
 
 
 RAW = RawCodec()
+
+
+def loss(codec: KVCodec) -> float:
+    """Return the mean KL of a form in bits per token: 0 for an exact one, infinity where nothing was measured."""
+    if codec.exact:
+        return 0.0
+    return float("inf") if codec.receipt is None else codec.receipt.kl

@@ -1,0 +1,1 @@
+"""``pltz target``: commands about served models."""

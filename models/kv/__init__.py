@@ -1,0 +1,12 @@
+"""Forms of KV: how the keys and values of a segment are kept small, and what each form loses.
+
+codec.py        the port of a form; the form raw
+q8.py, q4.py    forms of fixed width, for memory
+predictive.py   the entropy-coded form, for disk and wire
+streams.py      its entropy coder; ans.c
+rotary.py       keys back to position 0, and to their positions again
+calibration.py  the file that a target's predictors and tables come from (FORMAT.md)
+fitting.py      makes a calibration
+measure.py      the static-prefix protocol
+receipt.py      what was measured of a form
+"""

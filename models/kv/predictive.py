@@ -1,0 +1,268 @@
+"""PredictiveCodec: the form `predictive-1`: about half a bit per element. Spec: FORMAT.md, "predictive-1".
+
+Per layer, from the first to the last, for all tokens at once:
+
+    x          embedding of the token, decoded KV of the two layers below (keys at position 0)
+    p          = x P                                            the prediction, in components
+    c          = y E - p                                        the residual, in components
+    q          = round(c / step of the token)                   the integers that are stored
+    y decoded  = (p + q step) D                                 D is the inverse of E
+
+The encoder predicts from decoded values, as the decoder does, so the loss of a layer does not add to the next one's.
+D comes from the residual's covariance under the measured effect of an error on what the target says next (its
+Fisher information), so one step fits all components of all layers, keys and values alike. A token's step depends on
+the attention it received: one of 16 classes. `streams.py` codes integers by tables that depend on integers only, so
+they are the same on every machine; only p and D y are floats, and their rounding stays rounding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pltz.models.kv.calibration import BELOW, PREDICTIVE, Calibration
+from pltz.models.kv.codec import Span
+from pltz.models.kv.q8 import at_zero, check_type, in_place
+from pltz.models.kv.rotary import Rotary
+from pltz.models.kv.streams import CLASS_LEVELS, CLASSES, COARSEST, LANES, Streams, decode, encode, groups
+from pltz.plt_codec.errors import CorruptError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from pltz.models.kv.codec import Parts
+    from pltz.models.kv.receipt import Receipt
+
+POINTS = range(-64, 33)  # operating points: 8 log2 of the step of a token of class 3
+SINKS, SINK_FINER = 4, 4.3  # tokens at the beginning of a session; octaves
+TAIL, TAIL_FINER = 128, 1.0  # tokens at the end of a segment; octaves
+EXPONENT, FINEST, COARSE = 0.35, -2.0, 1.5  # of the mass; octaves
+SUM = 8  # bytes of the checksum
+MIDDLE = 3  # the class of a step of exactly one
+NAMES = {"kv.words", "kv.states", "kv.ends", "kv.sum", "kv.type"}
+
+
+class Layer(NamedTuple):
+    """The matrices of one layer, float32. ``encode``, ``decode``: (width, width), inverse to each other.
+
+    ``predict``: one or two matrices whose product is (inputs, width). ``constant``: (width,).
+    """
+
+    predict: tuple[torch.Tensor, ...]
+    constant: torch.Tensor
+    encode: torch.Tensor
+    decode: torch.Tensor
+
+    def predicted(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the prediction in components, (T, width). ``x``: (T, inputs)."""
+        import torch
+
+        for matrix in self.predict[:-1]:
+            x = x @ matrix
+        return torch.addmm(self.constant, x, self.predict[-1])
+
+
+def layers_of(calibration: Calibration, device: torch.device | str = "cpu") -> list[Layer]:
+    """Return the matrices of all layers on a device. Raises CorruptError where a basis has no inverse."""
+    import torch
+
+    def tensor(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.array(calibration.tensors[name])).to(device)
+
+    basis = tensor("basis").float() * tensor("basis.scale")[..., None]
+    constant = tensor("constant")
+    found = []
+    for n in range(calibration.shape.layers):
+        scale = tensor(f"predict.{n}.in")[:, None] * tensor(f"predict.{n}.out")
+        predict: tuple[torch.Tensor, ...] = (tensor(f"predict.{n}").float() * scale,)
+        if f"spread.{n}" in calibration.tensors:
+            predict += (tensor(f"spread.{n}").float() * tensor(f"spread.{n}.scale")[:, None],)
+        try:
+            inverse = torch.linalg.inv(basis[n].double()).float()
+        except RuntimeError as exc:
+            raise CorruptError(f"the basis of layer {n} of the calibration has no inverse") from exc
+        found.append(Layer(predict, constant[n], inverse, basis[n]))
+    return found
+
+
+class PredictiveCodec:
+    """The entropy-coded form at one operating point.
+
+    ``embedding``: (vocabulary, hidden) weights of the target, on the device that computes. ``point``: 8 log2 of the
+    step. ``layers``: of `layers_of`, to share them between codecs.
+
+    Raises UsageError for a point out of range, and for an embedding of another shape.
+    """
+
+    exact = False
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        rotary: Rotary,
+        embedding: torch.Tensor,
+        point: int,
+        layers: list[Layer] | None = None,
+    ) -> None:
+        if point not in POINTS:
+            raise UsageError(f"expected an operating point from {POINTS[0]} to {POINTS[-1]}, got {point}")
+        if embedding.dim() != 2 or embedding.shape[1] != calibration.shape.hidden:
+            raise UsageError(f"expected an embedding of width {calibration.shape.hidden}, got {tuple(embedding.shape)}")
+        self.calibration, self.rotary, self.embedding, self.point = calibration, rotary, embedding, point
+        self.layers = layers or layers_of(calibration, embedding.device)
+        self.tables = calibration.tables
+        sign = "m" if point < 0 else ""
+        self.name = f"{PREDICTIVE}-{calibration.digest.hex()}-{sign}{abs(point)}"
+        self.receipt: Receipt | None = calibration.receipt(PREDICTIVE, point)
+
+    def size(self, kv: torch.Tensor) -> int:
+        """Return the most bytes of the parts of ``kv``. See `KVCodec.size`.
+
+        An integer takes at most 48 bits; a block settles at what it really takes.
+        """
+        tokens, elements = kv.shape[3], self.calibration.shape.layers * self.calibration.shape.width
+        count = groups(tokens, elements)
+        return 6 * tokens * elements + 2 * tokens + count * (4 * LANES + 4) + SUM
+
+    def encode(self, kv: torch.Tensor, span: Span) -> Parts:
+        """Return words, states and ends. See `KVCodec.encode`."""
+        import torch
+
+        shape = self.calibration.shape
+        if kv.dim() != 5 or kv.shape[:3] + kv.shape[4:] != (shape.layers, 2, shape.heads, shape.dim):
+            raise UsageError(f"expected the KV of the calibrated target, got {tuple(kv.shape)}")
+        if kv.shape[3] != len(span.ids):
+            raise UsageError(f"expected the KV of {len(span.ids)} ids, got {kv.shape[3]}")
+        device = self.embedding.device
+        with torch.inference_mode():
+            y = rows(at_zero(kv.to(device), span, self.rotary))
+            classes = classes_of(span, kv.shape[3])
+            q = quantised(self.layers, y, self._embedded(span), self._steps(classes))
+        streams = encode(q, classes, self.tables, self.point)
+        parts = {
+            "kv.words": torch.from_numpy(streams.words.view(np.int16).copy()),
+            "kv.states": torch.from_numpy(streams.states.view(np.int32).copy()),
+            "kv.ends": torch.from_numpy(streams.ends.astype(np.int32)),
+            "kv.sum": torch.from_numpy(_sum(q, classes)),
+        }
+        return {name: part.to(kv.device) for name, part in parts.items()} | {"kv.type": kv.new_empty(0)}
+
+    def decode(self, parts: Parts, span: Span) -> torch.Tensor:
+        """Return the KV of the streams, where the parts are. See `KVCodec.decode`."""
+        import torch
+
+        words, states, ends = (parts[f"kv.{name}"].cpu().numpy() for name in ("words", "states", "ends"))
+        streams = Streams(words.view(np.uint16), states.view(np.uint32), ends.astype(np.int64))
+        q, classes = decode(streams, len(span.ids), self.tables, self.point)
+        if _sum(q, classes).tobytes() != parts["kv.sum"].cpu().numpy().tobytes():
+            raise CorruptError("the checksum is not that of the integers: damaged, or of other tables")
+        shape, marker = self.calibration.shape, parts["kv.type"]
+        with torch.inference_mode():
+            still = restored(self.layers, q, self._embedded(span), self._steps(classes))
+            kv = torch.stack(still).unflatten(2, (2, shape.heads, shape.dim))  # (layers, T, 2, heads, D)
+            kv = in_place(kv.permute(0, 2, 3, 1, 4), span, self.rotary)
+            return kv.to(marker.device, marker.dtype)
+
+    def check(self, parts: Parts, tokens: int) -> None:
+        """Check the streams' types and shapes. See `KVCodec.check`."""
+        import torch
+
+        if set(parts) != NAMES:
+            raise CorruptError("expected words, states, ends, a checksum and a type")
+        words, states, ends = parts["kv.words"], parts["kv.states"], parts["kv.ends"]
+        check_type(parts["kv.type"])
+        if parts["kv.sum"].dtype != torch.uint8 or parts["kv.sum"].shape != (SUM,):
+            raise CorruptError("expected a checksum of 8 bytes")
+        count = groups(tokens, self.tables.level.size)
+        if (words.dtype, states.dtype, ends.dtype) != (torch.int16, torch.int32, torch.int32) or words.dim() != 1:
+            raise CorruptError("the streams are of other types")
+        if states.shape != (count, LANES) or ends.shape != (count,):
+            raise CorruptError(f"expected {count} groups of streams for {tokens} ids, found {tuple(ends.shape)}")
+
+    def _embedded(self, span: Span) -> torch.Tensor:
+        import torch
+
+        ids = torch.from_numpy(np.asarray(span.ids, np.int64))
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.embedding):
+            raise CorruptError("ids beyond the vocabulary of the calibrated target")
+        return self.embedding[ids.to(self.embedding.device)].float()
+
+    def _steps(self, classes: NDArray[np.uint8]) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(steps_of(classes, self.point)).to(self.embedding.device)
+
+
+def _sum(q: NDArray[np.int16], classes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the checksum of integers and classes, (SUM,)."""
+    import xxhash
+
+    state = xxhash.xxh3_64(np.ascontiguousarray(q).data)
+    state.update(np.ascontiguousarray(classes).data)
+    return np.frombuffer(state.digest(), np.uint8).copy()
+
+
+def steps_of(classes: NDArray[np.uint8], point: int) -> NDArray[np.float32]:
+    """Return the step of each token, (T, 1). ``classes``: (T,)."""
+    table = [2.0 ** ((point + COARSEST - CLASS_LEVELS * c) / 8) for c in range(CLASSES)]
+    return np.array(table, np.float32)[classes][:, None]
+
+
+def classes_of(span: Span, tokens: int) -> NDArray[np.uint8]:
+    """Return the class of each token, (T,): finer where attention looks, for sinks, and for the tail."""
+    octaves = np.zeros(tokens)
+    if span.mass is not None and tokens:
+        mass = np.asarray(span.mass, np.float64)
+        octaves = np.clip(-EXPONENT * np.log2(np.maximum(mass / max(mass.mean(), 1e-30), 1e-6)), FINEST, COARSE)
+    position = np.arange(tokens)
+    octaves = octaves - SINK_FINER * (position + span.start < SINKS) - TAIL_FINER * (position >= tokens - TAIL)
+    classes: NDArray[np.uint8] = np.clip(np.rint(MIDDLE - 2 * octaves), 0, CLASSES - 1).astype(np.uint8)
+    return classes
+
+
+def rows(still: torch.Tensor) -> list[torch.Tensor]:
+    """Return the rows of each layer, (T, width), of KV (layers, 2, heads, T, D) with keys at position 0."""
+    return [layer.permute(2, 0, 1, 3).flatten(1) for layer in still]
+
+
+def inputs_of(embedded: torch.Tensor, decoded: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the inputs of the next layer's predictor, (T, inputs). ``decoded``: of all layers below."""
+    import torch
+
+    return torch.cat([embedded, *decoded[max(len(decoded) - BELOW, 0) :]], 1)
+
+
+def quantised(
+    layers: Sequence[Layer], y: Sequence[torch.Tensor], embedded: torch.Tensor, step: torch.Tensor
+) -> NDArray[np.int16]:
+    """Return the integers (T, layers, width) of rows ``y``. Raises UsageError where one is out of range."""
+    import torch
+
+    decoded: list[torch.Tensor] = []
+    found = []
+    for layer, row in zip(layers, y, strict=True):
+        p = layer.predicted(inputs_of(embedded, decoded))
+        q = ((row @ layer.encode - p) / step).round()
+        if len(q) and not bool(q.abs().max() < 1 << 15):
+            raise UsageError("keys or values are further from their prediction than this form can say")
+        decoded.append((p + q * step) @ layer.decode)
+        found.append(q.to(torch.int16).cpu())
+    return torch.stack(found, 1).numpy()
+
+
+def restored(
+    layers: Sequence[Layer], q: NDArray[np.int16], embedded: torch.Tensor, step: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return the rows of each layer, (T, width) float32, from integers (T, layers, width)."""
+    import torch
+
+    integers = torch.from_numpy(q).to(embedded.device)
+    decoded: list[torch.Tensor] = []
+    for n, layer in enumerate(layers):
+        p = layer.predicted(inputs_of(embedded, decoded))
+        decoded.append((p + integers[:, n].float() * step) @ layer.decode)
+    return decoded

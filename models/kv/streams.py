@@ -1,0 +1,323 @@
+"""Streams: integers of the predictive form to bytes and back, by interleaved rANS. Spec: FORMAT.md, "Streams".
+
+    q (T, layers, width) int16, classes (T,) uint8  --encode-->  Streams  --decode-->  the same
+
+`ans.c` does the work, on as many threads as there are groups to share out. Without a C compiler numpy does it, all
+groups side by side, about thirty times slower. Both read and write the same bytes, and tests hold them to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pltz.plt_codec.errors import CorruptError, UsageError
+
+try:
+    from pltz.models.kv import _ans
+except ImportError:  # no C compiler at the installation
+    _ans = None  # type: ignore[assignment]
+
+LANES = 32  # tokens side by side
+PRECISION = 12  # bits: the frequencies of a table sum to 1 << PRECISION
+SYMBOLS, HALF, ESCAPE = 32, 15, 31  # symbols of a table: -15 to 15, and the escape
+BLOCK = 32  # components between two looks at what was seen
+TABLES, BASE, TOP = 29, 24, 28  # number of tables; that of a mean size of one step; the last
+CLASSES, CLASS_BITS, CLASS_LEVELS, COARSEST = 16, 4, 4, 12
+MOST_LOW, MEAN_UNIT, PRIOR, MOST_SHIFT = 10, 16, 128, 10
+LANE_ELEMENTS = 8192  # elements per lane at least, so that a state costs 0.004 bits per element at most
+LOWEST = 1 << 16
+
+T = TypeVar("T")
+I16 = NDArray[np.int16]
+U8 = NDArray[np.uint8]
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """Static tables of a calibration.
+
+    ``freq``: (TABLES, SYMBOLS) uint16, each row sums to 4096. ``mean``: (TABLES,) uint16, mean of min(|q|, 15) in
+    1/16. ``level``: (layers, width) int16, 8 log2 of a component's mean size.
+
+    Raises CorruptError where shapes, types or sums are others.
+    """
+
+    freq: NDArray[np.uint16]
+    mean: NDArray[np.uint16]
+    level: I16
+
+    def __post_init__(self) -> None:
+        sound = self.freq.shape == (TABLES, SYMBOLS) and self.mean.shape == (TABLES,) and self.level.ndim == 2
+        kinds = [str(t.dtype) for t in (self.freq, self.mean, self.level)] == ["uint16", "uint16", "int16"]
+        if not sound or not kinds or not self.level.size:
+            raise CorruptError("expected tables of 29 x 32 frequencies, 29 means, and levels of all components")
+        if (self.freq.sum(1, dtype=np.int64) != 1 << PRECISION).any() or (self.freq[:, ESCAPE] == 0).any():
+            raise CorruptError("expected frequencies that sum to 4096, the escape's above 0")
+        if (self.mean > MEAN_UNIT * HALF).any():
+            raise CorruptError("expected means of at most 15")
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """Coded integers. ``words``: (n,) uint16. ``states``: (groups, 32) uint32. ``ends``: (groups,) words, int64."""
+
+    words: NDArray[np.uint16]
+    states: NDArray[np.uint32]
+    ends: NDArray[np.int64]
+
+
+def per_lane(elements: int) -> int:
+    """Return the tokens that a lane codes one after the other. ``elements``: per token."""
+    return min(-(-LANE_ELEMENTS // elements), 1 << 12)
+
+
+def groups(tokens: int, elements: int) -> int:
+    """Return the number of groups of so many tokens."""
+    return -(-tokens // (LANES * per_lane(elements)))
+
+
+def encode(q: I16, classes: U8, tables: Tables, point: int) -> Streams:
+    """Return the streams of ``q``, (T, layers, width), and ``classes``, (T,). ``point``: 8 log2 of the step."""
+    layers, width = tables.level.shape
+    if q.shape[1:] != (layers, width) or classes.shape != q.shape[:1]:
+        raise UsageError(f"expected integers of {layers} layers and {width} components, got {q.shape}")
+    sizes = (layers, width, point, len(q), per_lane(layers * width))
+    if _ans is None:
+        return _encode(q, classes, tables, *sizes[2:])
+    q, classes = np.ascontiguousarray(q), np.ascontiguousarray(classes)
+    level = np.ascontiguousarray(tables.level)
+    count = groups(len(q), layers * width)
+    made = _shared(count, lambda a, b: _ans.encode(q, classes, tables.freq, tables.mean, level, *sizes, a, b))
+    parts = [part for some, _ in made for part in some]
+    ends = np.cumsum([len(part) // 2 for part in parts], dtype=np.int64)
+    states = np.frombuffer(b"".join(some for _, some in made), np.uint32).reshape(-1, LANES)
+    return Streams(np.frombuffer(b"".join(parts), np.uint16), states, ends)
+
+
+def decode(streams: Streams, tokens: int, tables: Tables, point: int, *, wide: bool = True) -> tuple[I16, U8]:
+    """Return integers (T, layers, width) and classes (T,). ``wide``: use AVX-512 where the machine has it.
+
+    Raises CorruptError where the streams do not end as they must.
+    """
+    layers, width = tables.level.shape
+    lane = per_lane(layers * width)
+    count = groups(tokens, layers * width)
+    if streams.states.shape != (count, LANES) or streams.ends.shape != (count,):
+        raise CorruptError(f"expected {count} groups of 32 states, found {streams.states.shape}")
+    ends = np.concatenate([[0], streams.ends]).astype(np.int64)
+    if (np.diff(ends) < 0).any() or ends[-1] != len(streams.words):
+        raise CorruptError("the words of the groups do not fill the stream")
+    if _ans is None:
+        return _decode(streams, ends, tokens, tables, point, lane)
+    q = np.empty((tokens, layers, width), np.int16)
+    classes = np.empty(tokens, np.uint8)
+    words, states = np.ascontiguousarray(streams.words), np.ascontiguousarray(streams.states)
+    level = np.ascontiguousarray(tables.level)
+
+    def some(first: int, last: int) -> bool:
+        return _ans.decode(
+            words, states, ends, tables.freq, tables.mean, level, layers, width, point, tokens, lane, q, classes,
+            first, last, wide,
+        )  # fmt: skip
+
+    if not all(_shared(count, some)):
+        raise CorruptError("a stream does not end where it must: damaged, or of other tables")
+    return q, classes
+
+
+def _shared(count: int, work: Callable[[int, int], T]) -> list[T]:
+    """Return the results of ``work(first, last)`` for the groups, shared out to as many threads as there are cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = max(1, min(count, cores))
+    cuts = [count * n // threads for n in range(threads + 1)]
+    if threads == 1:
+        return [work(0, count)]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, cuts[:-1], cuts[1:]))
+
+
+def contexts(q: I16, classes: U8, tables: Tables, point: int) -> tuple[U8, U8]:
+    """Return the table and the number of low bits of each integer, (T, layers, width) each."""
+    tokens, layers, width = q.shape
+    model = _Contexts(classes.astype(np.int64), tables, point)
+    kinds = np.empty((tokens, layers, width), np.uint8)
+    lows = np.empty((tokens, layers, width), np.uint8)
+    for layer in range(layers):
+        model.begin_layer()
+        for first in range(0, width, BLOCK):
+            part = slice(first, min(first + BLOCK, width))
+            model.begin_block()
+            kind, low, plain = model.tables(tables.level[layer, part].astype(np.int64))
+            kinds[:, layer, part], lows[:, layer, part] = kind, low
+            model.count(low, plain, q[:, layer, part])
+    return kinds, lows
+
+
+class _Contexts:
+    """What lanes have seen, for any shape of lanes. Mirrors `Context` in ans.c."""
+
+    def __init__(self, classes: NDArray[np.int64], tables: Tables, point: int) -> None:
+        self.first = (point + COARSEST - CLASS_LEVELS * classes)[..., None]
+        self.mean = tables.mean.astype(np.int64)
+        self.seen = np.zeros(classes.shape, np.int64)
+        self.expected = np.zeros(classes.shape, np.int64)
+        self.above = (self.seen, self.expected)
+        self.shift = self.first * 0
+
+    def begin_layer(self) -> None:
+        self.above = (self.seen >> 1, self.expected >> 1)
+        self.seen, self.expected = np.zeros_like(self.seen), np.zeros_like(self.expected)
+
+    def begin_block(self) -> None:
+        seen, expected = self.seen + self.above[0] + PRIOR, self.expected + self.above[1] + PRIOR
+        shift = _quarter_log(seen) - _quarter_log(expected)
+        self.shift = np.clip(shift, -MOST_SHIFT, MOST_SHIFT)[..., None]
+
+    def tables(self, level: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return table, low bits, and table of the expectation; (..., components) each."""
+        usual = ((level - self.first) >> 1) + BASE
+        kind = usual + self.shift
+        low = np.clip((kind - TOP + 3) >> 2, 0, MOST_LOW)
+        return np.clip(kind - 4 * low, 0, TOP), low, np.clip(usual, 0, TOP)
+
+    def count(self, low: NDArray[np.int64], plain: NDArray[np.int64], q: NDArray[np.integer]) -> None:
+        counted = low == 0
+        size = np.minimum(np.abs(q.astype(np.int64)), HALF) * MEAN_UNIT
+        self.seen = self.seen + (size * counted).sum(-1)
+        self.expected = self.expected + (self.mean[plain] * counted).sum(-1)
+
+
+def _quarter_log(v: NDArray[np.int64]) -> NDArray[np.int64]:
+    top = np.frexp(v.astype(np.float64))[1].astype(np.int64) - 1
+    rest = np.where(top >= 2, v >> np.maximum(top - 2, 0), v << np.maximum(2 - top, 0))
+    return 4 * top + (rest & 3)
+
+
+def _symbols(q: I64, kind: U8, low: U8, freq: I64) -> tuple[I64, I64]:
+    high = q >> low
+    inside = np.abs(high) <= HALF
+    symbol = np.where(inside, high + HALF, ESCAPE)
+    return np.where(inside & (freq[kind, symbol] > 0), symbol, ESCAPE), high
+
+
+def _encode(q: I16, classes: U8, tables: Tables, point: int, tokens: int, lane: int) -> Streams:
+    """Encode in Python, a group at a time: the slow oracle of ans.c."""
+    layers, width = tables.level.shape
+    kinds, lows = contexts(q, classes, tables, point)
+    freq = tables.freq.astype(np.int64)
+    first = np.cumsum(freq, 1) - freq
+    flat = (tokens, layers * width)
+    symbol, high = _symbols(q.reshape(flat).astype(np.int64), kinds.reshape(flat), lows.reshape(flat), freq)
+    words: list[int] = []
+    states, ends, total = [], [], 0
+    for group in range(groups(tokens, layers * width)):
+        x = [LOWEST] * LANES
+        out: list[int] = []
+
+        def bits(i: int, value: int, n: int, x: list[int] = x, out: list[int] = out) -> None:
+            if x[i] >= 1 << (32 - n):
+                out.append(x[i] & 0xFFFF)
+                x[i] >>= 16
+            x[i] = x[i] << n | value
+
+        for row in range(lane - 1, -1, -1):
+            start = (group * lane + row) * LANES
+            n = max(0, min(LANES, tokens - start))
+            for step in range(layers * width - 1, -1, -1):
+                for i in range(n - 1, -1, -1):
+                    if symbol[start + i, step] == ESCAPE:
+                        bits(i, int(high[start + i, step]) & 0xFFFF, 16)
+                for i in range(n - 1, -1, -1):
+                    if low := int(lows.reshape(flat)[start + i, step]):
+                        bits(i, int(q.reshape(flat)[start + i, step]) & ((1 << low) - 1), low)
+                for i in range(n - 1, -1, -1):
+                    kind, s = kinds.reshape(flat)[start + i, step], symbol[start + i, step]
+                    f = int(freq[kind, s])
+                    if x[i] >= f << 20:
+                        out.append(x[i] & 0xFFFF)
+                        x[i] >>= 16
+                    x[i] = (x[i] // f << PRECISION) + x[i] % f + int(first[kind, s])
+            for i in range(n - 1, -1, -1):
+                bits(i, int(classes[start + i]), CLASS_BITS)
+        words += out[::-1]
+        total += len(out)
+        states.append(x)
+        ends.append(total)
+    return Streams(
+        np.array(words, np.uint16), np.array(states, np.uint32).reshape(-1, LANES), np.array(ends, np.int64)
+    )
+
+
+def _decode(
+    streams: Streams, ends: NDArray[np.int64], tokens: int, tables: Tables, point: int, lane: int
+) -> tuple[I16, U8]:
+    """Decode with numpy, all groups side by side, a lane per element of (groups, 32)."""
+    layers, width = tables.level.shape
+    count = len(streams.ends)
+    q = np.zeros((tokens, layers, width), np.int16)
+    classes = np.zeros(tokens, np.uint8)
+    freq = tables.freq.astype(np.int64)
+    first = np.cumsum(freq, 1) - freq
+    slots = np.stack([np.repeat(np.arange(SYMBOLS), row) for row in freq])  # (TABLES, 4096)
+    state = streams.states.astype(np.int64)
+    at, stop = ends[:-1].copy(), ends[1:]
+    words = np.concatenate([streams.words, np.zeros(1, np.uint16)]).astype(np.int64)
+    bad = bool((state < LOWEST).any()) and tokens > 0
+
+    def refill(mask: NDArray[np.bool_]) -> None:
+        nonlocal bad
+        need = mask & (state < LOWEST)
+        rank: I64 = np.cumsum(need, 1) - need
+        place = at[:, None] + rank
+        bad |= bool((need & (place >= stop[:, None])).any())
+        word = words[np.minimum(place, len(words) - 1)]
+        state[need] = (state << 16 | word)[need] & 0xFFFFFFFF
+        at[:] += need.sum(1)
+
+    def raw(mask: NDArray[np.bool_], n: NDArray[np.int64]) -> NDArray[np.int64]:
+        value = state & ((1 << n) - 1)
+        state[mask] = (state >> n)[mask]
+        refill(mask)
+        return value
+
+    for row in range(lane):
+        token = (np.arange(count)[:, None] * lane + row) * LANES + np.arange(LANES)
+        live = token < tokens
+        if not live.any() or bad:
+            break
+        kinds = np.where(live, raw(live, np.full(live.shape, CLASS_BITS)), 0)
+        classes[token[live]] = kinds[live]
+        model = _Contexts(kinds, tables, point)
+        for layer in range(layers):
+            model.begin_layer()
+            for j in range(width):
+                if j % BLOCK == 0:
+                    model.begin_block()
+                kind, low, plain = (a[..., 0] for a in model.tables(tables.level[layer, j : j + 1].astype(np.int64)))
+                slot = state & ((1 << PRECISION) - 1)
+                symbol = slots[kind, slot]
+                new = freq[kind, symbol] * (state >> PRECISION) + slot - first[kind, symbol]
+                state[live] = new[live]
+                refill(live)
+                value = symbol - HALF
+                lows, escapes = live & (low > 0), live & (symbol == ESCAPE)
+                rest = np.where(lows, raw(lows, low), 0) if lows.any() else 0
+                if escapes.any():
+                    far = raw(escapes, np.full(live.shape, 16))
+                    value = np.where(escapes, (far ^ 0x8000) - 0x8000, value)
+                value = (value << low) + rest
+                bad |= bool((live & (np.abs(value) > 0x8000)).any())
+                q[token[live], layer, j] = np.clip(value, -0x8000, 0x7FFF)[live]
+                model.count(low[..., None], plain[..., None], value[..., None])
+    lanes = np.arange(count)[:, None] * lane * LANES + np.arange(LANES) < tokens
+    if bad or (at != stop).any() or (state[lanes] != LOWEST).any():
+        raise CorruptError("a stream does not end where it must: damaged, or of other tables")
+    return q, classes

@@ -1,0 +1,358 @@
+"""Each form on toy targets: what comes back, what is refused, and what a calibration is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from pltz.models.kv import fitting
+from pltz.models.kv.calibration import FORMAT, PREDICTIVE, Calibration
+from pltz.models.kv.codec import RAW, KVCodec, Span, loss
+from pltz.models.kv.fitting import Plan, calibrate
+from pltz.models.kv.measure import compare, observed, prefilled, scored
+from pltz.models.kv.predictive import PredictiveCodec, classes_of
+from pltz.models.kv.q4 import Q4Codec, hadamard
+from pltz.models.kv.q8 import Q8Codec, at_zero
+from pltz.models.kv.receipt import Receipt
+from pltz.models.kv.rotary import Rotary
+from pltz.models.target.target import Target
+from pltz.plt_codec.errors import CorruptError, ModelError, TargetMismatch, UsageError, VersionError
+
+SaveModel = Callable[[Path, transformers.PretrainedConfig], Path]
+CONTEXT, NEW = 96, 24
+SHAPE: dict[str, Any] = {
+    "vocab_size": 384, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": 2,
+}  # fmt: skip
+llama: Any = transformers.LlamaConfig  # its hints know no scaling
+phi: Any = transformers.PhiConfig
+TURNED: dict[str, transformers.PretrainedConfig] = {
+    "llama, GQA": llama(**SHAPE),
+    "llama, MHA": llama(**SHAPE | {"num_key_value_heads": 4}),
+    "llama3 scaling": llama(
+        **SHAPE, head_dim=128,
+        rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                      "original_max_position_embeddings": 64, "rope_theta": 500000.0},
+    ),
+    "linear scaling": llama(
+        **SHAPE, rope_scaling={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    ),
+    "yarn": llama(
+        **SHAPE, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+                               "rope_theta": 10000.0},
+    ),
+    "qwen2": transformers.Qwen2Config(**SHAPE),
+    "qwen3": transformers.Qwen3Config(**SHAPE, head_dim=16),
+    "mistral": transformers.MistralConfig(**SHAPE, sliding_window=None, head_dim=16),
+    "gemma": transformers.GemmaConfig(**SHAPE | {"num_key_value_heads": 1}, head_dim=32),
+    "phi, partial": phi(**SHAPE, partial_rotary_factor=0.5),
+}  # fmt: skip
+REFUSED: dict[str, tuple[transformers.PretrainedConfig, str]] = {
+    "dynamic": (
+        llama(**SHAPE, rope_scaling={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+        "dynamic",
+    ),
+    "longrope": (
+        llama(
+            **SHAPE, rope_scaling={"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4,
+                                   "long_factor": [2.0] * 4, "original_max_position_embeddings": 64, "rope_theta": 1e4},
+        ),
+        "longrope",
+    ),
+    "windows": (transformers.MistralConfig(**SHAPE, sliding_window=64, head_dim=16), "window"),
+    "no rotary": (
+        transformers.GPT2Config(vocab_size=384, n_positions=512, n_embd=32, n_layer=2, n_head=2, eos_token_id=2),
+        "rotary frequencies",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, save_model: SaveModel) -> Target:
+    return Target.load(save_model(tmp_path_factory.mktemp("target"), TURNED["llama, GQA"]))
+
+
+@pytest.fixture(scope="module")
+def ids() -> Any:
+    """Rows of ids with habits: each is drawn near the one before it."""
+    rng = np.random.default_rng(0)
+    walk = np.cumsum(rng.integers(-3, 4, (12, CONTEXT + NEW)), 1)
+    return (3 + (walk + rng.integers(0, 380, (12, 1))) % 380).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def rotary(target: Target) -> Rotary:
+    return Rotary.of(target)
+
+
+@pytest.fixture(scope="module")
+def calibration(target: Target, ids: Any, tmp_path_factory: pytest.TempPathFactory) -> Calibration:
+    return calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path_factory.mktemp("work")))
+
+
+def embedding(target: Target) -> Any:
+    return target.model.get_input_embeddings().weight.detach()
+
+
+def forms(target: Target, rotary: Rotary, calibration: Calibration) -> list[KVCodec]:
+    fine = PredictiveCodec(calibration, rotary, embedding(target), -24)
+    return [RAW, Q8Codec(rotary), Q4Codec(rotary), fine]
+
+
+def back(codec: KVCodec, kv: torch.Tensor, span: Span) -> torch.Tensor:
+    parts = codec.encode(kv, span)
+    assert sum(p.numel() * p.element_size() for p in parts.values()) <= codec.size(kv)
+    codec.check(parts, len(span.ids))
+    again = codec.decode(parts, span)
+    assert (again.shape, again.dtype) == (kv.shape, kv.dtype)
+    return again
+
+
+def error(kv: torch.Tensor, again: torch.Tensor) -> float:
+    return float((kv - again).float().norm() / kv.float().norm())
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_keys_of_every_family_are_turned(name: str, tmp_path: Path, save_model: SaveModel, ids: Any) -> None:
+    target = Target.load(save_model(tmp_path, TURNED[name]))
+    rotary = Rotary.of(target)
+    kv = prefilled(target, ids[0])
+    assert error(kv, back(Q8Codec(rotary), kv, Span(ids[0], 0))) < 0.01
+    assert error(kv, back(Q4Codec(rotary), kv, Span(ids[0], 0))) < 0.12
+    moved = rotary.turn(rotary.turn(kv[:, 0], 0, back=True), 0)
+    assert torch.allclose(moved, kv[:, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_keys_that_cannot_be_turned_are_refused_with_the_reason(
+    name: str, tmp_path: Path, save_model: SaveModel
+) -> None:
+    config, reason = REFUSED[name]
+    with pytest.raises(ModelError, match=reason):
+        Rotary.of(Target.load(save_model(tmp_path, config)))
+
+
+def test_a_rotation_that_is_not_the_targets_is_found_out(
+    tmp_path: Path, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target.load(save_model(tmp_path, TURNED["llama, GQA"]))
+    real = Rotary.turn
+    monkeypatch.setattr(Rotary, "turn", lambda self, keys, start, back=False: real(self, keys, start))
+    with pytest.raises(ModelError, match="differ at other positions"):
+        Rotary.of(target)
+
+
+def test_every_form_gives_back_what_it_promises(
+    target: Target, rotary: Rotary, calibration: Calibration, ids: Any
+) -> None:
+    kv = prefilled(target, ids[9])
+    whole, cut = Span(ids[9], 0), Span(ids[9, 40:], 40)
+    most = [0.0, 0.01, 0.12, 0.12]
+    for codec, bound in zip(forms(target, rotary, calibration), most, strict=True):
+        assert error(kv, back(codec, kv, whole)) <= bound, codec.name
+        part = kv[:, :, :, 40:]
+        assert error(part, back(codec, part, cut)) <= bound, codec.name
+        for tokens in (0, 1, 3, 5):
+            some = kv[:, :, :, :tokens]
+            back(codec, some, Span(ids[9, :tokens], 0))
+        bf16 = kv.bfloat16()
+        assert back(codec, bf16, whole).dtype == torch.bfloat16
+
+
+def test_sinks_are_exact_and_the_tail_fine_in_q4(target: Target, rotary: Rotary, ids: Any) -> None:
+    kv = prefilled(target, ids[9])
+    again = back(Q4Codec(rotary), kv, Span(ids[9], 0))
+    assert torch.equal(again[:, :, :, :4], kv[:, :, :, :4])
+    assert error(kv[:, :, :, -64:], again[:, :, :, -64:]) < 0.01 < error(kv[:, :, :, 4:-64], again[:, :, :, 4:-64])
+
+
+def test_the_hadamard_transform_is_its_own_inverse() -> None:
+    x = torch.randn(3, 64)
+    assert torch.allclose(hadamard(hadamard(x)), x, atol=1e-5)
+    assert torch.allclose(hadamard(x).norm(dim=1), x.norm(dim=1), atol=1e-4)
+
+
+def test_a_key_bias_costs_q4_nothing(rotary: Rotary) -> None:
+    torch.manual_seed(0)
+    keys = torch.randn(2, 1, 2, 200, 8)
+    bias = 40 * torch.randn(2, 1, 2, 1, 8)
+    span = Span(np.zeros(200, np.int32), 7)
+
+    def loss_of(still: torch.Tensor) -> float:
+        kv = torch.cat([rotary.turn(still, 7), torch.zeros_like(still)], 1)
+        again = at_zero(back(Q4Codec(rotary), kv, span), span, rotary)
+        return float((again[:, :1, :, :136] - still[:, :, :, :136]).norm())
+
+    assert loss_of(keys + bias) < 1.15 * loss_of(keys)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38])
+def test_numbers_that_no_form_can_hold_are_refused(
+    bad: float, target: Target, rotary: Rotary, calibration: Calibration, ids: Any
+) -> None:
+    kv = prefilled(target, ids[9]).clone()
+    kv[1, 1, 0, 50, 3] = bad
+    for codec in forms(target, rotary, calibration)[1:]:
+        with pytest.raises(UsageError):
+            codec.encode(kv, Span(ids[9], 0))
+
+
+def test_parts_of_another_shape_are_refused(
+    target: Target, rotary: Rotary, calibration: Calibration, ids: Any
+) -> None:
+    kv = prefilled(target, ids[9])
+    for codec in forms(target, rotary, calibration)[1:]:
+        parts = dict(codec.encode(kv, Span(ids[9], 0)))
+        with pytest.raises(CorruptError):
+            codec.check(parts, len(ids[9]) + 10_000)
+        for name, part in parts.items():
+            if name == "kv.words":
+                continue  # any number of words; decoding finds it out
+            other = part.bool()
+            longer = torch.cat([part.flatten(), part.new_ones(3)])
+            for wrong in (other, part[None], longer):
+                with pytest.raises(CorruptError):
+                    codec.check(parts | {name: wrong}, len(ids[9]))
+            with pytest.raises(CorruptError):
+                codec.check({k: v for k, v in parts.items() if k != name}, len(ids[9]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_streams_never_decode(
+    seed: int, target: Target, rotary: Rotary, calibration: Calibration, ids: Any
+) -> None:
+    codec = PredictiveCodec(calibration, rotary, embedding(target), -8)
+    span = Span(ids[9], 0)
+    parts = {k: v.clone() for k, v in codec.encode(prefilled(target, ids[9]), span).items()}
+    rng = np.random.default_rng(seed)
+    part = parts[["kv.words", "kv.states", "kv.ends", "kv.sum"][seed % 4]].flatten()
+    part[rng.integers(len(part))] ^= 1 << int(rng.integers(8 * part.element_size() - 1))
+    with pytest.raises(CorruptError):
+        codec.decode(parts, span)
+
+
+def test_a_calibration_is_worth_it(target: Target, rotary: Rotary, calibration: Calibration, ids: Any) -> None:
+    receipts = {(r.form, r.point): r for r in calibration.receipts}
+    points = [receipts[PREDICTIVE, p] for p in fitting.SCORED_POINTS]
+    assert [r.bits for r in points] == sorted((r.bits for r in points), reverse=True)
+    q4, q8 = receipts["q4-1", 0], receipts["q8-1", 0]
+    assert q8.kl < q4.kl
+    assert calibration.point(bits=points[2].bits) == fitting.SCORED_POINTS[2]
+    chosen = calibration.receipt(PREDICTIVE, calibration.point(max_kl=points[3].kl))
+    assert chosen is not None and chosen.bits <= points[3].bits
+    for bound in ({"max_kl": 0.0}, {"bits": 0.0}, {}, {"max_kl": 1.0, "bits": 1.0}):
+        with pytest.raises(UsageError):
+            calibration.point(**bound)
+
+
+def test_the_loss_of_a_form_is_its_receipts(target: Target, rotary: Rotary, calibration: Calibration) -> None:
+    codec = PredictiveCodec(calibration, rotary, embedding(target), -8)
+    assert loss(codec) == calibration.receipt(PREDICTIVE, -8).kl  # type: ignore[union-attr]
+    assert loss(PredictiveCodec(calibration, rotary, embedding(target), -9)) == float("inf")
+    assert loss(Q8Codec(rotary)) == float("inf") and loss(RAW) == 0
+    other = replace(calibration, receipts=calibration.receipts[1:])
+    assert PredictiveCodec(other, rotary, embedding(target), -8).name != codec.name
+
+
+def test_a_killed_calibration_resumes_and_ends_alike(
+    target: Target, ids: Any, calibration: Calibration, tmp_path: Path
+) -> None:
+    class Killed(Exception):
+        pass
+
+    left = [13]
+
+    def advance(count: int) -> None:
+        left[0] -= count
+        if left[0] < 0:
+            raise Killed
+
+    with pytest.raises(Killed):
+        calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path, advance=advance))
+    began: list[str] = []
+    plan = Plan(CONTEXT, NEW, 4, tmp_path, begin=lambda stage, count: began.append(stage))
+    assert calibrate(target, ids[:9], ids[9:], plan).digest == calibration.digest
+    with pytest.raises(UsageError, match="another calibration"):
+        calibrate(target, ids[1:9], ids[9:], plan)
+
+
+def test_a_calibration_of_low_rank_is_smaller(
+    target: Target, ids: Any, calibration: Calibration, tmp_path: Path
+) -> None:
+    low = calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path, rank=8))
+    low.save(tmp_path / "low")
+    assert sum(t.nbytes for t in low.tensors.values()) < sum(t.nbytes for t in calibration.tensors.values())
+    assert Calibration.load(tmp_path / "low").digest == low.digest
+
+
+def test_a_calibration_file_is_read_back_or_refused(
+    calibration: Calibration, target: Target, tmp_path: Path
+) -> None:
+    path = calibration.save(tmp_path)
+    assert path.name == f"{target.fingerprint.hex()}.predictive-1.{calibration.digest.hex()}.safetensors"
+    assert Calibration.load(path, target.fingerprint).digest == calibration.digest
+    with pytest.raises(TargetMismatch):
+        Calibration.load(path, bytes(16))
+    with pytest.raises(UsageError):
+        Calibration.load(tmp_path / "none")
+    data = path.read_bytes()
+    later = data.replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
+    with pytest.raises(VersionError):
+        Calibration.parse(later)
+    rng = np.random.default_rng(0)
+    for n in range(150):
+        hurt = bytearray(data)
+        match n % 3:
+            case 0:
+                hurt[rng.integers(len(hurt))] ^= 1 << int(rng.integers(8))
+            case 1:
+                hurt[rng.integers(min(len(hurt), 3000))] = int(rng.integers(256))
+            case _:
+                del hurt[int(rng.integers(len(hurt))) :]
+        if hurt != data:
+            with pytest.raises((CorruptError, VersionError)):
+                Calibration.parse(bytes(hurt))
+
+
+def test_mass_says_where_attention_looks(target: Target, ids: Any) -> None:
+    kv = prefilled(target, ids[9])
+    mass = observed(target, kv, ids[9])
+    assert mass.shape == ids[9].shape and abs(float(mass.sum()) - 1) < 1e-3
+    flat, sharp = np.full(64, 1 / 64, np.float32), np.full(64, 1e-4, np.float32)
+    sharp[10] = 1
+    assert (classes_of(Span(ids[9, :64], 9, flat), 64) == classes_of(Span(ids[9, :64], 9), 64)).all()
+    classes = classes_of(Span(ids[9, :200], 9), 200)
+    assert (classes[:72] == 3).all() and (classes[72:] == 5).all()
+    assert classes_of(Span(ids[9, :64], 9, sharp), 64)[10] > classes_of(Span(ids[9, :64], 9, sharp), 64)[11]
+
+
+def test_the_gate_is_the_kl_and_the_control_is_silent(target: Target, rotary: Rotary, ids: Any) -> None:
+    class Broken(Q8Codec):
+        def decode(self, parts: Any, span: Span) -> torch.Tensor:
+            kv = super().decode(parts, span)
+            return torch.stack([kv[:, 0], kv[:, 1].flip(2)], 1)
+
+    control, sound, broken = compare(
+        target, ids[9:], CONTEXT, [("q8", Q8Codec(rotary)), ("broken", Broken(rotary))], greedy=4
+    )
+    assert control.row()["kl"] < 1e-4 and sound.row()["kl"] < 0.1 * broken.row()["kl"]
+    assert sound.row()["agreement"]["median"] == 4 and control.row()["top1"] == 1
+    exact = scored(target, prefilled(target, ids[9, :CONTEXT]), ids[9, CONTEXT:])
+    assert exact.shape == (NEW - 1, 384)
+
+
+def test_receipts_that_are_none_are_refused() -> None:
+    good = Receipt("q8-1", 0, 1, 1, 8.25, 0.1, 0.2, 0.9, 0.0).to_dict()
+    assert Receipt.of(good).bits == 8.25
+    for change in ({"kl": -1.0}, {"kl": float("nan")}, {"point": "0"}, {"form": 3}, {"context": True}, {"more": 1}):
+        with pytest.raises(CorruptError):
+            Receipt.of(good | change)
+    with pytest.raises(CorruptError):
+        Receipt.of([])

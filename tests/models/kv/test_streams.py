@@ -1,0 +1,121 @@
+"""The entropy coder: C against numpy, round trips, and streams that are damaged."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pltz.models.kv import streams
+from pltz.models.kv.fitting import laplace
+from pltz.models.kv.streams import Streams, Tables, decode, encode
+from pltz.plt_codec.errors import CorruptError
+
+FREQ, MEAN = laplace()
+
+
+def drawn(tokens: int, layers: int, width: int, spread: int = 40, seed: int = 0) -> tuple[Any, Any, Tables]:
+    """Return integers, classes and tables: Laplace, of levels from very rare to very large."""
+    rng = np.random.default_rng(seed)
+    tables = Tables(FREQ, MEAN, rng.integers(-60, spread, (layers, width)).astype(np.int16))
+    classes = rng.integers(0, 16, tokens).astype(np.uint8)
+    step = 2.0 ** ((12 - 4 * classes.astype(int)) / 8)[:, None, None]
+    q = rng.laplace(size=(tokens, layers, width)) * 2.0 ** (tables.level / 8) / step
+    return np.clip(np.rint(q), -(1 << 15), (1 << 15) - 1).astype(np.int16), classes, tables
+
+
+def same(streams_: Streams, other: Streams) -> bool:
+    fields = ("words", "states", "ends")
+    return all(getattr(streams_, f).tobytes() == getattr(other, f).tobytes() for f in fields)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "layers", "width"), [(0, 2, 32), (1, 1, 32), (33, 2, 40), (70, 3, 64), (513, 4, 256)]
+)
+@pytest.mark.parametrize("wide", [True, False])
+def test_every_coder_reads_and_writes_the_same(
+    tokens: int, layers: int, width: int, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, classes, tables = drawn(tokens, layers, width)
+    coded = encode(q, classes, tables, 0)
+    again, kinds = decode(coded, tokens, tables, 0, wide=wide)
+    assert (again == q).all() and (kinds == classes).all()
+    if tokens < 100:
+        monkeypatch.setattr(streams, "_ans", None)
+        assert same(encode(q, classes, tables, 0), coded)
+        again, kinds = decode(coded, tokens, tables, 0)
+        assert (again == q).all() and (kinds == classes).all()
+
+
+@given(st.integers(0, 80), st.integers(1, 3), st.integers(1, 70), st.integers(-64, 32), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_any_integers_come_back(tokens: int, layers: int, width: int, point: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tables = Tables(FREQ, MEAN, rng.integers(-(1 << 15), 1 << 15, (layers, width)).astype(np.int16))
+    q = rng.integers(-(1 << 15), 1 << 15, (tokens, layers, width)).astype(np.int16)
+    q[rng.random(q.shape) < rng.random()] //= 4096
+    classes = rng.integers(0, 16, tokens).astype(np.uint8)
+    again, kinds = decode(encode(q, classes, tables, point), tokens, tables, point)
+    assert (again == q).all() and (kinds == classes).all()
+
+
+def test_the_words_of_version_1_never_change() -> None:
+    q, classes, tables = drawn(70, 2, 96, seed=3)
+    coded = encode(q, classes, tables, -4)
+    data = b"".join([coded.words.tobytes(), coded.states.tobytes(), coded.ends.tobytes()])
+    assert hashlib.sha256(data).hexdigest()[:16] == "4bb1c7327e305d0d"
+
+
+def test_a_size_near_the_entropy() -> None:
+    rng = np.random.default_rng(1)
+    tables = Tables(FREQ, MEAN, np.full((4, 256), 8, np.int16))  # a mean size of two steps
+    classes = np.full(512, 3, np.uint8)
+    q = np.rint(rng.laplace(size=(512, 4, 256)) * 2).astype(np.int16)
+    coded = encode(q, classes, tables, 0)
+    count = np.bincount(q.ravel() + 200)
+    share = count[count > 0] / q.size
+    bits = 8 * sum(getattr(coded, f).nbytes for f in ("words", "states", "ends")) / q.size
+    assert bits < 1.03 * -(share * np.log2(share)).sum()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_damaged_stream_is_an_error_or_other_integers(seed: int) -> None:
+    q, classes, tables = drawn(40, 2, 64)
+    coded = encode(q, classes, tables, 0)
+    rng = np.random.default_rng(seed)
+    words, states, ends = coded.words.copy(), coded.states.copy(), coded.ends.copy()
+    match seed % 5:
+        case 0:
+            words[rng.integers(len(words))] ^= 1 << rng.integers(16)
+        case 1:
+            states[0, rng.integers(32)] ^= 1 << rng.integers(32)
+        case 2:
+            words = words[: rng.integers(len(words))]
+        case 3:
+            words = rng.integers(0, 1 << 16, len(words)).astype(np.uint16)
+        case _:
+            ends[0] += rng.choice([-1, 1])
+    try:
+        again, _ = decode(Streams(words, states, ends), 40, tables, 0)
+    except CorruptError:
+        return
+    assert seed % 5 < 2 and (again != q).any(), "a bit of a word may be a bit of an integer: see kv.sum"
+
+
+def test_tables_that_cannot_be_are_refused() -> None:
+    level = np.zeros((1, 32), np.int16)
+    wrong = FREQ.copy()
+    wrong[3, 4] += 1
+    for freq, mean, levels in [
+        (wrong, MEAN, level),
+        (FREQ[:-1], MEAN, level),
+        (FREQ, MEAN + 500, level),
+        (FREQ, MEAN, level[:0]),
+        (FREQ.astype(np.int16), MEAN, level),
+    ]:
+        with pytest.raises(CorruptError):
+            Tables(freq, mean.astype(np.uint16), levels)  # type: ignore[arg-type]
