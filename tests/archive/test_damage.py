@@ -49,7 +49,7 @@ def with_file(state: DiskState, path: str, data: bytes) -> SimDisk:
     return SimDisk(changed, seed=9)
 
 
-STEPS = {"packs": 9, "parity": 53}  # of files with a test of every bit: format/test_pack.py, format/test_parity.py
+STEPS = {"packs": 9, "parity": 53, "index": 9}  # of files with a test of every bit: format/test_pack.py and others
 
 
 @pytest.mark.parametrize("kind", ["archive.json", "packs", "parity", "index", "collect"])

@@ -105,7 +105,7 @@ def test_the_fast_layout(trained: None, run: Run, cold: Path, tmp_path: Path) ->
 def test_no_larger_than_a_file(trained: None, run: Run, cold: Path, chats: Path, tmp_path: Path) -> None:
     """Check that the bitstring of a chat that is stored whole is no larger than its frame."""
     log = tmp_path / "b.log"
-    log.write_bytes(b"2026-11-21 the same line again and again\n" * 4000)
+    log.write_bytes(b"2026-11-21 the same line again and again\n" * 400)
     assert run("compress", chats, log, "-o", tmp_path / "c.pltz").exit_code == 0
     frames = Reader((tmp_path / "c.pltz").read_bytes())
     rows = lines(run("archive", "put", cold, chats, log, "--json"))
