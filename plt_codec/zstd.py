@@ -1,7 +1,7 @@
 """Fallback bytes: Zstandard with the bundle's dictionary, without every byte that the count already implies.
 
 This codes content that the model would code worse (long self-repeating logs) or cannot code at all (opaque
-parts), and the planes of the container's index. Spec: FORMAT.md, "Fallback bytes".
+parts), and the columns of copies. Spec: FORMAT.md, "Fallback bytes".
 
 The byte count is known from outside. The frame header (magic, descriptor, window) is a function of it and is
 left out. "Stored" needs no flag, since a packed form is only used when it is shorter.

@@ -416,7 +416,7 @@ class Codec(SessionDecoder):
             if same and frame.kind is Kind.CHAT:
                 continue  # `transcript.to_tokens` has proved that these tokens give this chat
             try:
-                changed = draft.session.difference(self._restore(frame, ids, draft.number, bridge))
+                changed = draft.session.difference(self._restore(frame, ids, draft.number, bridge)[0])
             except CorruptError as exc:
                 changed = str(exc)
             if changed:

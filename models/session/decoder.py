@@ -1,4 +1,4 @@
-"""Frames of .pltz files to sessions, each checked against its content check: the decoding half of a codec.
+"""Frames of .pltz files to sessions, each compared with its content check: the decoding half of a codec.
 
     frame --model--> bundle tokens --copies put back--> tokens --transcript, bridge--> session
           --zstd--> plain bytes ------------------------------------------------------> session
@@ -19,7 +19,7 @@ from pltz.models.session.session import Kind as SessionKind
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader
-from pltz.plt_codec.container.frame import Frame, Kind, content_check
+from pltz.plt_codec.container.frame import CHECK_KEPT, Frame, Kind, content_check
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, TokenizerMismatch, VersionError
 from pltz.plt_codec.zstd import Fallback
 
@@ -90,14 +90,17 @@ class SessionDecoder:
         reader = data if isinstance(data, Reader) else Reader(data)
         self.check(reader.header)
         numbers = range(len(reader)) if indices is None else list(indices)
-        frames = [reader.frame(i) for i in numbers]
+        frames = reader.frames(numbers)
         for frame in frames:
             _check_tokenizer(reader.header, frame.kind, bridge)
         bridge = None if bridge is None or bridge.identity else bridge
+        checks: dict[int, int] = {}
         for part in _parts(frames):
             tokens = self._decode(frames[part], progress)
             for frame, ids, number in zip(frames[part], tokens, numbers[part], strict=True):
-                yield self._restore(frame, ids, number, bridge)
+                session, checks[number] = self._restore(frame, ids, number, bridge)
+                yield session
+        _check_contents(reader, checks)
 
     @overload
     def decompress_many(
@@ -173,7 +176,7 @@ class SessionDecoder:
                 raise file
             reader = Reader(file)
             self.check(reader.header)
-            frames = [reader.frame(i) for i in range(len(reader))]
+            frames = list(reader)
             for frame in frames:
                 _check_tokenizer(reader.header, frame.kind, bridge)
         except PltzError as exc:
@@ -204,7 +207,9 @@ class SessionDecoder:
                     yield self.decompress(reader, bridge=bridge, progress=progress)
                 else:
                     ids = [next(tokens) for _ in frames]
-                    yield [self._restore(*found, foreign) for found in zip(frames, ids, itertools.count())]
+                    found = [self._restore(*one, foreign) for one in zip(frames, ids, itertools.count())]
+                    _check_contents(reader, dict(enumerate(check for _, check in found)))
+                    yield [session for session, _ in found]
             except PltzError as exc:
                 yield exc
 
@@ -223,7 +228,7 @@ class SessionDecoder:
         self.check(reader.header)
         frame = reader.frame(index)
         ids = cast("Tokens", self._decode([frame], None)[0])
-        _check_content(frame, ids, index)
+        _check_contents(reader, {index: _check_content(frame, ids, index)})
         return transcript.conversation_ids(ids)
 
     def check(self, header: Header) -> None:
@@ -261,13 +266,13 @@ class SessionDecoder:
 
     def _restore(
         self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None
-    ) -> Session:
-        """Return the session of a frame, from its decoded tokens if it has any, after its content check."""
+    ) -> tuple[Session, int]:
+        """Return the session of a frame, from its decoded tokens if it has any, and its content check, compared."""
         kind = cast(SessionKind, frame.kind.session)
         if tokens is None:
             content = self._fallback.decompress(frame.data, frame.count)
-            _check_content(frame, content, number)
-            return Session.from_bytes(kind, content)
+            check = _check_content(frame, content, number)
+            return Session.from_bytes(kind, content), check
         if frame.kind is Kind.IDS:
             if bridge is not None:
                 tokens = bridge.from_bundle(tokens, frame.patch)
@@ -275,8 +280,8 @@ class SessionDecoder:
                 raise CorruptError(
                     f"session {number} has a patch, but its ids are bundle tokens: the file is damaged"
                 )
-        _check_content(frame, tokens, number)
-        return transcript.from_tokens(kind, tokens, self.bundle.tokenizer)
+        check = _check_content(frame, tokens, number)
+        return transcript.from_tokens(kind, tokens, self.bundle.tokenizer), check
 
 
 def named(what: str, number: int, error: PltzError) -> PltzError:
@@ -297,9 +302,18 @@ def _parts(frames: Sequence[Frame]) -> Iterator[slice]:
     yield slice(start, len(frames))
 
 
-def _check_content(frame: Frame, content: bytes | Tokens, number: int) -> None:
-    if content_check(frame.kind, frame.count, content) != frame.check:
+def _check_content(frame: Frame, content: bytes | Tokens, number: int) -> int:
+    """Return the content check, after its low byte was compared with the frame's."""
+    check = content_check(frame.kind, frame.count, content)
+    if (check ^ frame.check) & CHECK_KEPT:
         raise CorruptError(f"session {number} does not match its checksum: the file is damaged")
+    return check
+
+
+def _check_contents(reader: Reader, checks: dict[int, int]) -> None:
+    """Compare the content checks, by number, with the check of all contents, where all sessions were read."""
+    if len(checks) == len(reader):
+        reader.check_contents(checks[number] for number in range(len(reader)))
 
 
 def _check_tokenizer(header: Header, kind: Kind, bridge: TokenBridge | None) -> None:

@@ -30,6 +30,8 @@ EXTENDED_LAYOUT = 1 << 3
 EXTENDED_PATCH = 1 << 4
 EXTENDED_COPIES = 1 << 6
 
+CHECK_KEPT = 0xFF  # the part of a content check that a file keeps per session
+
 MAX_COUNT = MAX_TOKENS  # tokens or bytes per session
 MAX_TOKENS_PER_BYTE = 256  # of a model frame, plus one byte
 
@@ -62,7 +64,7 @@ class Frame:
     Args:
         kind: the content of ``data``.
         count: bundle tokens (model kinds) or bytes before compression (fallback kinds).
-        check: `content_check` of the session.
+        check: `content_check` of the session, its low byte (`CHECK_KEPT`) where a file gave the frame.
         data: the coded bytes.
         lanes, steps: layout of every block, where it is not the default; model kinds only.
         patch: the bridge's patch; kind IDS only.

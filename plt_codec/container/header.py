@@ -1,26 +1,25 @@
 """The header of a .pltz file: bundle, contract, tokenizer and target of all its sessions. Spec: FORMAT.md, "Container".
 
 >>> head = Header(contract=1, bundle_id=bytes(16))
->>> Header.decode(head.encode() + b"frames follow") == (head, 28)
+>>> Header.decode(head.encode() + b"frames follow") == (head, 24)
 True
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 
 MAGIC = b"PLTZ"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FLAG_TOKENIZER = 1
 FLAG_TARGET = 2
-FINGERPRINT = 16  # bytes of a bundle id, a fingerprint, the file digest
+FINGERPRINT = 16  # bytes of a bundle id, a fingerprint
 
 FIXED = struct.Struct("<4sBBH16s")
-MAX_HEADER = FIXED.size + 2 * FINGERPRINT + 4  # bytes
+MAX_HEADER = FIXED.size + 2 * FINGERPRINT  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +50,34 @@ class Header:
             raise UsageError(f"contract: expected 0 to 65535, got {self.contract}")
 
     def encode(self) -> bytes:
-        """Return the header's bytes, 28 to 60."""
+        """Return the header's bytes, 24 to 56."""
         flags = FLAG_TOKENIZER * (self.tokenizer_fingerprint is not None)
         flags |= FLAG_TARGET * (self.target_fingerprint is not None)
         body = FIXED.pack(MAGIC, FORMAT_VERSION, flags, self.contract, self.bundle_id)
-        body += (self.tokenizer_fingerprint or b"") + (self.target_fingerprint or b"")
-        return body + zlib.crc32(body).to_bytes(4, "little")
+        return body + (self.tokenizer_fingerprint or b"") + (self.target_fingerprint or b"")
 
     @classmethod
     def decode(cls, data: bytes) -> tuple[Header, int]:
         """Read the header at the start of a file, and return it with its size in bytes.
 
+        Its bytes are under the checksum in the footer.
+
         Raises:
             FormatError: not a .pltz file.
-            VersionError: a newer format version, or a flag this version does not know.
-            CorruptError: cut off, or the checksum does not hold.
+            VersionError: another format version, or a flag this version does not know.
+            CorruptError: cut off.
         """
         if data[:4] != MAGIC:
             raise FormatError(f"expected a .pltz file (first bytes {MAGIC!r}), found {data[:4]!r}")
         if len(data) < FIXED.size:
             raise CorruptError(f"expected {FIXED.size} header bytes or more, found {len(data)}: cut off")
         _, version, flags, contract, bundle_id = FIXED.unpack_from(data)
-        if version != FORMAT_VERSION:
+        if version < FORMAT_VERSION:
+            raise VersionError(
+                f"expected .pltz format {FORMAT_VERSION}, found {version}, which was never released: decompress the "
+                "file with the pltz that wrote it, and compress it again"
+            )
+        if version > FORMAT_VERSION:
             raise VersionError(f"expected .pltz format {FORMAT_VERSION}, found {version}: use a newer pltz")
         if flags & ~(FLAG_TOKENIZER | FLAG_TARGET):
             raise VersionError(f"unknown header flags {flags:#04x}: use a newer pltz")
@@ -82,7 +87,6 @@ class Header:
             if flags & flag:
                 fingerprints[i] = data[position : position + FINGERPRINT]
                 position += FINGERPRINT
-        check = data[position : position + 4]
-        if check != zlib.crc32(data[:position]).to_bytes(4, "little"):
-            raise CorruptError("the header does not match its checksum: the file is damaged or cut off")
-        return cls(contract, bundle_id, fingerprints[0], fingerprints[1]), position + 4
+                if len(data) < position:
+                    raise CorruptError(f"expected {position} header bytes, found {len(data)}: the file was cut off")
+        return cls(contract, bundle_id, fingerprints[0], fingerprints[1]), position

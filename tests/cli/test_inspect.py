@@ -1,4 +1,4 @@
-"""inspect: header, sessions, layout and digest, fast and without a model."""
+"""inspect: header, sessions, layout and checks, fast and without a model."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def test_json(run: Run, tmp_path: Path) -> None:
     assert found["sessions"] == 3 and found["kinds"] == {"chat": 2, "text (plain)": 1}
     assert found["tokens"] == 80 and found["bytes"] == path.stat().st_size
     assert found["frame_bytes"] + found["overhead_bytes"] == found["bytes"]
-    assert found["digest_ok"] is True
+    assert found["checks_ok"] is True
     first, plain, laid_out = found["each"]
     assert first["blocks"] is None, "the default layout is the bundle's, and this bundle is not here"
     assert plain["plain_bytes"] == 2 and plain["tokens"] is None

@@ -2,14 +2,13 @@
 
 A second writer of the .pltz container, written from FORMAT.md alone, with struct and zlib and none of pltz's code.
 Every file is named after what it exercises: `good-*` must be read as it was meant, `bad-*` has exactly one defect,
-named by
-the file, and sums that hold in spite of it. Files that exist are never rewritten: a changed byte is a new
+named by the file, and sums that hold in spite of it. Files that exist are never rewritten: a changed byte is a new
 format version, and then new files.
 """
 
 from __future__ import annotations
 
-import hashlib
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -21,55 +20,165 @@ TARGET = bytes(range(32, 48))
 Entry = tuple[int, int, bytes, bytes]  # kind in the index, count, frame, content as the check takes it
 
 
-def header(version: int = 1, flags: int = 0, contract: int = 1, magic: bytes = b"PLTZ") -> bytes:
+def header(version: int = 2, flags: int = 0, contract: int = 1, magic: bytes = b"PLTZ") -> bytes:
     body = magic + struct.pack("<BBH", version, flags, contract) + BUNDLE
-    body += (TOKENIZER if flags & 1 else b"") + (TARGET if flags & 2 else b"")
-    return body + struct.pack("<I", zlib.crc32(body))
+    return body + (TOKENIZER if flags & 1 else b"") + (TARGET if flags & 2 else b"")
 
 
 def check(kind: int, count: int, content: bytes) -> int:
     return zlib.crc32(struct.pack("<BI", kind, count) + content)
 
 
-def planes(column: list[int], extra: int = 0) -> list[bytes]:
-    needed = max(1, (max(column).bit_length() + 7) // 8) + extra
-    return [bytes(value >> 8 * plane & 255 for value in column) for plane in range(needed)]
+class RangeCoder:
+    """The recurrence of FORMAT.md, with ``lower`` as one long number."""
+
+    def __init__(self) -> None:
+        self.lower, self.range, self.words = 0, 2**64 - 1, 0
+
+    def encode(self, cumulative: int, frequency: int) -> None:
+        scale = self.range >> 24
+        self.lower += scale * cumulative
+        self.range = scale * frequency
+        while self.range < 2**32:
+            self.lower, self.range, self.words = self.lower << 32, self.range << 32, self.words + 1
+
+    def finish(self) -> bytes:
+        total = 4 * self.words + 8
+        for size in range(max(0, 4 * self.words - 1), total + 1):
+            shift = 8 * (total - size)
+            value = -(-self.lower >> shift)
+            if value << shift < self.lower + self.range:
+                return value.to_bytes(size, "big")
+        raise AssertionError
 
 
-def index(entries: list[Entry], extra: int = 0, mask: int = 0, tail: bytes = b"") -> bytes:
+class Table:
+    """Symbol counts that start from a prior."""
+
+    def __init__(self, prior: list[int], beside: int) -> None:
+        self.counts, self.beside = prior, beside
+
+    def encode(self, coder: RangeCoder, symbol: int) -> None:
+        spread, total = 2**24 - len(self.counts), sum(self.counts)
+        frequencies = [1 + count * spread // total for count in self.counts]
+        frequencies[self.counts.index(max(self.counts))] += 2**24 - sum(frequencies)
+        coder.encode(sum(frequencies[:symbol]), frequencies[symbol])
+
+    def learn(self, symbol: int) -> None:
+        self.counts[symbol] += 512
+        for neighbour in (symbol - 1, symbol + 1):
+            if 0 <= neighbour < len(self.counts):
+                self.counts[neighbour] += self.beside
+
+
+def bucket(value: int, precision: int) -> tuple[int, int]:
+    low = max(0, value.bit_length() - precision - 1)
+    return (low << precision) + (value >> low), low
+
+
+def low_bits(coder: RangeCoder, numbers: list[tuple[int, int]]) -> None:
+    """Code the low bits of numbers, each a value and how many bits of it."""
+    while numbers := [(value, bits) for value, bits in numbers if bits]:
+        for value, bits in numbers:
+            piece = min(bits, 16)
+            coder.encode(value % 2**piece << 24 - piece, 1 << 24 - piece)
+        numbers = [(value >> 16, max(0, bits - 16)) for value, bits in numbers]
+
+
+def columns(entries: list[tuple[int, int, int]]) -> bytes:
+    """Counts and lengths of sessions: kind, count and length of each."""
+    coder = RangeCoder()
+    kinds = Table([256, 128, 128, 64, 64, 64, 16, 128], 0)
+    counts = Table([16 + 12800 // (25 + (s - 14) ** 2) for s in range(54)], 256)
+    deviations = Table([2 + 9216 // (36 + (2 * s - 247) ** 2) for s in range(248)], 256)
+    totals = [[448, 1024] for _ in range(3)]
+    start = 0
+    while start < len(entries):
+        chunk = entries[start : start + max(1, min(start // 2, 4096))]
+        start += len(chunk)
+        for kind, _, _ in chunk:
+            kinds.encode(coder, kind)
+        for _, count, _ in chunk:
+            counts.encode(coder, bucket(count, 1)[0])
+        low_bits(coder, [(count, bucket(count, 1)[1]) for _, count, _ in chunk])
+        symbols, low = [], []
+        for kind, count, length in chunk:
+            size, many = totals[min(kind // 3, 2)]
+            predicted = count * min((size << 12) // many, 2**14) >> 12
+            k = max(0, predicted.bit_length() - 3)
+            d = (length - predicted) >> k
+            b, bits = bucket(d if d >= 0 else -1 - d, 2)
+            symbols.append(124 + b if d >= 0 else 123 - b)
+            value = (d if d >= 0 else -1 - d) % 2**bits
+            low.append((value << k | (length - predicted) % 2**k, bits + k))
+        for symbol in symbols:
+            deviations.encode(coder, symbol)
+        low_bits(coder, low)
+        for (kind, count, length), symbol in zip(chunk, symbols, strict=True):
+            kinds.learn(kind)
+            counts.learn(bucket(count, 1)[0])
+            deviations.learn(symbol)
+            totals[min(kind // 3, 2)][0] += length
+            totals[min(kind // 3, 2)][1] += count
+    return coder.finish()
+
+
+def lines(frames: list[bytes]) -> list[int]:
+    """The checks of the rows, then of the columns."""
+    n = len(frames)
+    w = min(16, math.isqrt(n)) if n >= 9 else 1
+    rows = -(-n // w)
+    crcs = [zlib.crc32(frame) for frame in frames]
+    found = [crcs[i : i + w] for i in range(0, n, w)]
+    if w > 1:
+        found += [crcs[i::rows] for i in range(rows)]
+    return [sum((2 * p + 1) * crc for p, crc in enumerate(line)) % 2**32 for line in found]
+
+
+def varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+
+def index(
+    entries: list[Entry],
+    sessions: bytes | None = None,
+    checks: list[int] | None = None,
+    coded: bytes | None = None,
+    tail: bytes = b"",
+) -> bytes:
     if not entries:
         return tail
-    sizes = planes([count << 3 | kind for kind, count, _, _ in entries], extra)
-    lengths = planes([len(frame) for _, _, frame, _ in entries])
-    checks = b"".join(
-        struct.pack("<I", check(frame[0] & 7 if kind == 7 and frame else kind, count, content))
+    contents = [
+        check(frame[0] & 7 if kind == 7 and frame else kind, count, content)
         for kind, count, frame, content in entries
+    ]
+    checks = lines([frame for _, _, frame, _ in entries]) if checks is None else checks
+    whole = zlib.crc32(b"".join(struct.pack("<I", value) for value in contents))
+    if coded is None:
+        coded = columns([(kind, count, len(frame)) for kind, count, frame, _ in entries])
+    return (
+        (varint(len(entries)) if sessions is None else sessions)
+        + b"".join(struct.pack("<I", value) for value in checks)
+        + bytes(value & 255 for value in contents)
+        + struct.pack("<I", whole)
+        + coded
+        + tail
     )
-    return checks + bytes([len(sizes) | len(lengths) << 4, mask]) + b"".join(sizes + lengths) + tail
 
 
 def build(
     entries: list[Entry],
     head: bytes | None = None,
     body: bytes | None = None,
-    columns: bytes | None = None,
-    sessions: int | None = None,
+    listed: bytes | None = None,
     index_size: int | None = None,
 ) -> bytes:
-    """A file; every part can be replaced by a wrong one, the sums are made to hold."""
+    """A file; every part can be replaced by a wrong one, the sum is made to hold."""
     head = header() if head is None else head
     body = b"".join(frame for _, _, frame, _ in entries) if body is None else body
-    columns = index(entries) if columns is None else columns
-    sessions = len(entries) if sessions is None else sessions
-    before = head + body + columns
-    digest = hashlib.blake2b(before, digest_size=16).digest()
-    footer = struct.pack("<II", sessions, len(columns) if index_size is None else index_size) + digest
-    return before + footer + struct.pack("<I", zlib.crc32(columns + footer)) + b"ZTLP"
-
-
-def run_length(value: int, count: int) -> bytes:
-    """A packed plane: varint length, then one Zstandard block (last, type 1) of one byte repeated."""
-    return b"\x04" + (count << 3 | 3).to_bytes(3, "little") + bytes([value])
+    listed = index(entries) if listed is None else listed
+    footer = struct.pack("<I", len(listed) if index_size is None else index_size)
+    return head + body + listed + footer + struct.pack("<I", zlib.crc32(head + listed + footer))
 
 
 def ids(*values: int) -> bytes:
@@ -85,7 +194,8 @@ TEXT_PACKED = (4, 300, bytes.fromhex("55000018616261010026a96e08"), b"ab" * 150)
 IDS_STORED = (5, 8, ids(1, 70000), ids(1, 70000))
 LAYOUT = (7, 3, b"\x08\x04\x80\x01\x81\x42", ids(2, 300, 301))
 PATCHED = (7, 1, b"\x12\x02\xaa\xbb\x10", ids(9))
-HUNDRED: list[Entry] = [(4, 1, bytes([i]), bytes([i])) for i in range(100)]
+HUNDRED: list[Entry] = [(4, 1 + i % 7, bytes([i]) * (1 + i % 7), bytes([i]) * (1 + i % 7)) for i in range(100)]
+HUNDRED_LINES = lines([frame for _, _, frame, _ in HUNDRED])  # 10 rows, 10 columns
 BOTH = (7, 1, b"\x1a\x04\x05\x01\xcc\x10", ids(9))
 ONE_COPY = b"\x01\x03\x02\x00\x02"  # 2 literals, then 32 tokens from 2 before
 COPIED = (7, 35, b"\x40\x05" + ONE_COPY + b"\x81\x42", ids(*[400, 401] * 17, 2))
@@ -100,10 +210,10 @@ GOOD = {
     "good-fingerprints": build([IDS], head=header(flags=3)),
     "good-target-alone": build([IDS], head=header(flags=2)),
     "good-packed-text": build([TEXT_PACKED, TEXT]),
-    "good-packed-index": build(
-        HUNDRED, columns=index(HUNDRED)[:400] + b"\x11\x03" + run_length(1 << 3 | 4, 100) + run_length(1, 100)
-    ),
-    "good-two-planes": build([(4, 40, b"x" * 40, b"x" * 40), (4, 9000, b"y" * 9000, b"y" * 9000)]),
+    "good-hundred": build(HUNDRED),
+    "good-two-wrong-rows": build(HUNDRED, listed=index(HUNDRED, checks=[0, 0, *HUNDRED_LINES[2:]])),
+    "good-two-wrong-columns": build(HUNDRED, listed=index(HUNDRED, checks=[*HUNDRED_LINES[:-2], 0, 0])),
+    "good-long-and-short": build([(4, 9000, b"y" * 9000, b"y" * 9000), TEXT_STORED, (2, 0, b"", b"")]),
     "good-reserved-kind-beside-others": build([TEXT, (6, 1, b"z", b""), TEXT_STORED]),
 }
 
@@ -114,42 +224,44 @@ BAD = {
     "bad-empty-file": b"",
     "bad-magic": build(TWO, head=header(magic=b"PLTX")),
     "bad-zip-file": b"PK\x03\x04" + bytes(60),
-    "bad-newer-version": build(TWO, head=header(version=2)),
+    "bad-version-1": build(TWO, head=header(version=1)),
+    "bad-newer-version": build(TWO, head=header(version=3)),
     "bad-reserved-header-flag": build(TWO, head=header(flags=4)),
-    "bad-header-crc": ONE[:8] + bytes([ONE[8] ^ 1]) + ONE[9:],
+    "bad-header-byte": ONE[:8] + bytes([ONE[8] ^ 1]) + ONE[9:],
     "bad-header-alone": header(),
     "bad-cut-in-header": ONE[:20],
+    "bad-cut-in-fingerprint": header(flags=3)[:50],
     "bad-cut-in-footer": ONE[:-1],
     "bad-byte-appended": ONE + b"\0",
     "bad-file-appended": ONE + ONE,
-    "bad-footer-crc": ONE[:-5] + bytes([ONE[-5] ^ 1]) + ONE[-4:],
-    "bad-index-crc": ONE[:-34] + bytes([ONE[-34] ^ 1]) + ONE[-33:],
+    "bad-footer-crc": ONE[:-1] + bytes([ONE[-1] ^ 1]),
+    "bad-index-byte": ONE[:-10] + bytes([ONE[-10] ^ 1]) + ONE[-9:],
     "bad-index-beyond-file": build(TWO, index_size=1 << 31),
     "bad-index-over-header": build([TEXT_STORED], index_size=40),
-    "bad-more-sessions-than-index": build(TWO, sessions=3),
-    "bad-sessions-by-the-billion": build(TWO, sessions=(1 << 32) - 1),
-    "bad-fewer-sessions-than-index": build(TWO, sessions=1),
-    "bad-index-without-sessions": build([], columns=b"\0"),
-    "bad-index-trailing-byte": build(TWO, columns=index(TWO, tail=b"\0")),
-    "bad-index-no-planes": build([TEXT_STORED], columns=index([TEXT_STORED])[:4] + b"\x10\x00\x05"),
-    "bad-index-five-planes": build([TEXT_STORED], columns=index([TEXT_STORED], extra=4)),
-    "bad-index-needless-plane": build(TWO, columns=index(TWO, extra=1)),
-    "bad-index-mask-beyond-planes": build(TWO, columns=index(TWO, mask=1 << 7)),
-    "bad-index-packed-plane-not-shorter": build(
-        TWO, columns=index(TWO)[:8] + b"\x11\x01\x02" + index(TWO)[10:]
+    "bad-more-sessions-than-index": build(TWO, listed=index(TWO, sessions=b"\x09")),
+    "bad-sessions-by-the-billion": build(TWO, listed=index(TWO, sessions=varint(2**32 - 1))),
+    "bad-fewer-sessions-than-index": build(TWO, listed=index(TWO, sessions=b"\x01")),
+    "bad-sessions-zero": build([], listed=b"\0"),
+    "bad-sessions-long-varint": build(TWO, listed=index(TWO, sessions=b"\x82\x00")),
+    "bad-sessions-endless-varint": build(TWO, listed=index(TWO, sessions=b"\xff\xff\xff\xff\xff\xff")),
+    "bad-index-cut-in-checks": build(TWO, listed=index(TWO)[:11]),
+    "bad-lengths-cut": build(HUNDRED, listed=index(HUNDRED)[:-20]),
+    "bad-lengths-all-ones": build(TWO, listed=index(TWO, coded=b"\xff" * 40)),
+    "bad-lengths-all-zeros": build(TWO, listed=index(TWO, coded=bytes(40))),
+    "bad-length-of-four-gigabytes": build(
+        TWO, listed=index(TWO, coded=columns([(1, 2, 1), (4, 2**27 - 1, 2**32 - 1)]))
     ),
-    "bad-index-broken-packed-plane": build(
-        HUNDRED, columns=index(HUNDRED)[:400] + b"\x11\x03" + b"\x03\x23\x03\x00" + run_length(1, 100)
-    ),
-    "bad-index-packed-plane-of-99": build(
-        HUNDRED, columns=index(HUNDRED)[:400] + b"\x11\x03" + run_length(1 << 3 | 4, 99) + run_length(1, 100)
-    ),
-    "bad-index-packed-plane-of-101": build(
-        HUNDRED, columns=index(HUNDRED)[:400] + b"\x11\x03" + run_length(1 << 3 | 4, 101) + run_length(1, 100)
+    "bad-length-over-32-bits": build(TWO, listed=index(TWO, coded=columns([(1, 2, 1), (7, 4, 2**32)]))),
+    "bad-length-below-zero": build(TWO, listed=index(TWO, coded=columns([(1, 2, 1), (7, 100, -1)]))),
+    "bad-frame-of-hundred": build(HUNDRED, body=b"".join(frame for _, _, frame, _ in HUNDRED)[:-1] + b"X"),
+    "bad-frame-of-one": build([TEXT_STORED], body=TEXT_STORED[2][:-1] + b"X"),
+    "bad-row-and-column-of-one": build(
+        HUNDRED, listed=index(HUNDRED, checks=[0, *HUNDRED_LINES[1:10], 0, *HUNDRED_LINES[11:]])
     ),
     "bad-gap-before-index": build(TWO, body=TEXT[2] + TEXT_STORED[2] + b"\0"),
     "bad-frames-overlap-index": build(TWO, body=TEXT[2] + TEXT_STORED[2][:-1]),
     "bad-count-over-frame": build([(1, 514, b"\x99", b"")]),
+    "bad-count-over-limit": build(TWO, listed=index(TWO, coded=columns([(1, 2, 1), (4, 2**26 + 2**12 + 1, 5)]))),
     "bad-fallback-longer-than-count": build([(4, 1, b"ab", b"a")]),
     "bad-extended-count-over-frame": build([(7, 3000, LAYOUT[2], b"")]),
     "bad-extended-empty": build([(7, 1, b"", b"")]),

@@ -145,6 +145,7 @@ def test_copies_that_cannot_be_are_refused(codec: Codec, bundle: FakeBundle) -> 
     session = Session("ids", np.tile(np.arange(40, 140), 4))
     header = Header(bundle.contract, bundle.id)
     frame = Reader(codec.compress([session])).frame(0)
+    frame = replace(frame, check=content_check(Kind.IDS, frame.count, session.value))
     assert codec.decompress(pack(header, [frame])) == [session]
     for i in range(len(frame.copies)):
         for bit in range(8):

@@ -1,0 +1,242 @@
+"""The columns of a container's index: kind, count and frame length of N sessions in about two bytes each.
+
+Spec: FORMAT.md, "Counts and lengths". A count costs what its digits hold. A length is close to the count times
+the rate of the sessions before, so only its deviation is coded. The tables learn between chunks of sessions.
+So a chunk takes a few array operations, no table is stored, and a file of one session pays for none.
+
+Measured on 2357 chats: 2.25 bytes per session; byte planes under Zstandard took 2.6.
+
+    >>> sizes, lengths = np.array([800, 1600], dtype=np.uint32), np.array([20, 300], dtype=np.uint32)
+    >>> columns = encode(sizes, lengths)
+    >>> len(columns), decode(columns, 2)[1].tolist()
+    (5, [20, 300])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.range_coder import RangeDecoder, RangeEncoder, SharedModel, shared_model
+from pltz.plt_codec.weights import PRECISION
+
+KIND_BITS = 3
+KINDS = 1 << KIND_BITS
+
+COUNT_BITS = 27  # a count is below 2^27
+COUNT_PRECISION = 1
+COUNTS = 54  # buckets of counts
+
+LENGTH_BITS = 32
+DEVIATION_PRECISION = 2
+DEVIATIONS = 248  # symbols: 124 of a negative deviation, 124 of others
+
+RATE_BITS = 12  # of a fraction
+MAX_RATE = 1 << 14  # four bytes per token
+FIRST_RATE = 448, 1024  # bytes, count
+RATE_CLASS = np.array([0, 0, 0, 1, 1, 1, 2, 2])  # of each kind
+RATE_CLASSES = 3
+
+LARGEST_CHUNK = 4096  # sessions
+LEARNT, LEARNT_BESIDE = 512, 256
+PIECE_BITS = 16  # low bits are coded so many at a time
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
+
+
+def encode(sizes: U32, lengths: U32) -> bytes:
+    """Return the coded columns of N sessions.
+
+    Args:
+        sizes: (N,) ``count << 3 | kind`` each, the count below 2^27.
+        lengths: (N,) bytes of each frame.
+    """
+    encoder, model = RangeEncoder(), _Model()
+    for chunk in _chunks(len(sizes)):
+        size, length = sizes[chunk].astype(np.int64), lengths[chunk].astype(np.int64)
+        kinds, counts = size & KINDS - 1, size >> KIND_BITS
+        encoder.encode_alike(kinds.astype(np.int32), model.kinds.model)
+        buckets, low = _bucket(counts, COUNT_PRECISION)
+        encoder.encode_alike(buckets.astype(np.int32), model.counts.model)
+        _encode_low(encoder, counts & (1 << low) - 1, low)
+        predicted, scale = model.predict(kinds, counts)
+        symbols, values, low = _symbols(length - predicted, scale)
+        encoder.encode_alike(symbols.astype(np.int32), model.deviations.model)
+        _encode_low(encoder, values, low)
+        if chunk.stop < len(sizes):
+            model.learn(kinds, counts, length, buckets, symbols)
+    return encoder.finish()
+
+
+def decode(data: bytes, sessions: int) -> tuple[U32, U32]:
+    """Undo `encode`: return sizes and lengths, (N,) each.
+
+    Work and memory are those of ``sessions``, which the caller has to bound.
+
+    Raises:
+        CorruptError: these bytes are not the columns of ``sessions`` sessions.
+    """
+    sizes, lengths = np.empty(sessions, np.uint32), np.empty(sessions, np.uint32)
+    decoder, model = RangeDecoder(data), _Model()
+    for chunk in _chunks(sessions):
+        many = chunk.stop - chunk.start
+        kinds = decoder.decode_alike(model.kinds.model, many).astype(np.int64)
+        buckets = decoder.decode_alike(model.counts.model, many).astype(np.int64)
+        base, low = _values(buckets, COUNT_PRECISION)
+        counts = base + _decode_low(decoder, low)
+        predicted, scale = model.predict(kinds, counts)
+        symbols = decoder.decode_alike(model.deviations.model, many).astype(np.int64)
+        base, low = _values(_bucket_of(symbols), DEVIATION_PRECISION)
+        bits = _decode_low(decoder, low + scale)
+        size = base + (bits >> scale)
+        rounded = np.where(symbols >= DEVIATIONS // 2, size, -1 - size)
+        length = predicted + (rounded << scale) + (bits & (1 << scale) - 1)
+        if (length >> LENGTH_BITS).any():  # also where it is negative
+            raise CorruptError("the index holds an impossible length: the file is damaged")
+        sizes[chunk], lengths[chunk] = counts << KIND_BITS | kinds, length
+        if chunk.stop < sessions:
+            model.learn(kinds, counts, length, buckets, symbols)
+    return sizes, lengths
+
+
+def _model_of(counts: I64) -> SharedModel:
+    """Return the model of symbols counted so often, (alphabet,): frequencies of at least 1, together 2^24."""
+    found: I64 = 1 + counts * ((1 << PRECISION) - len(counts)) // counts.sum()
+    found[counts.argmax()] += (1 << PRECISION) - found.sum()
+    return shared_model(found)
+
+
+class _Prior(NamedTuple):
+    """The start of a table.
+
+    ``counts``: (alphabet,) of each symbol before any was seen. ``beside``: added to both neighbours of a symbol.
+    """
+
+    counts: I64
+    model: SharedModel
+    beside: int
+
+
+def _prior(counts: I64, beside: int = LEARNT_BESIDE) -> _Prior:
+    return _Prior(counts, _model_of(counts), beside)
+
+
+_KINDS = _prior(np.array([256, 128, 128, 64, 64, 64, 16, 128]), beside=0)
+_COUNTS = _prior(16 + 12800 // (25 + (np.arange(COUNTS) - 14) ** 2))
+_DEVIATIONS = _prior(2 + 9216 // (36 + (2 * np.arange(DEVIATIONS) - DEVIATIONS + 1) ** 2))
+
+
+class _Table:
+    """The frequencies of an alphabet, learnt from the symbols before."""
+
+    def __init__(self, prior: _Prior) -> None:
+        self._counts, self.model, self._beside = prior
+
+    def learn(self, symbols: I64) -> None:
+        """Count symbols (n,)."""
+        seen = np.bincount(symbols, minlength=len(self._counts))
+        counts = self._counts = self._counts + LEARNT * seen
+        if self._beside:
+            seen *= self._beside
+            counts[1:] += seen[:-1]
+            counts[:-1] += seen[1:]
+        self.model = _model_of(counts)
+
+
+class _Model:
+    """The three tables, and the bytes and counts of each class of kinds."""
+
+    def __init__(self) -> None:
+        self.kinds, self.counts, self.deviations = _Table(_KINDS), _Table(_COUNTS), _Table(_DEVIATIONS)
+        self._bytes, self._counts = ([start] * RATE_CLASSES for start in FIRST_RATE)
+        self._rates = _FIRST_RATES
+
+    def predict(self, kinds: I64, counts: I64) -> tuple[I64, I64]:
+        """Return the predicted lengths (n,), and the low bits in which a deviation is noise."""
+        predicted = counts * self._rates[kinds] >> RATE_BITS
+        return predicted, np.maximum(_bit_length(predicted) - 3, 0)
+
+    def learn(self, kinds: I64, counts: I64, lengths: I64, buckets: I64, symbols: I64) -> None:
+        """Count the sessions (n,) of a chunk."""
+        self.kinds.learn(kinds)
+        self.counts.learn(buckets)
+        self.deviations.learn(symbols)
+        classes = RATE_CLASS[kinds]
+        for totals, column in ((self._bytes, lengths), (self._counts, counts)):
+            for number, found in enumerate(np.bincount(classes, column, RATE_CLASSES).tolist()):
+                totals[number] += int(found)  # exact: a chunk's sum is below 2^53
+        pairs = zip(self._bytes, self._counts, strict=True)
+        rates = [min((size << RATE_BITS) // count, MAX_RATE) for size, count in pairs]
+        self._rates = np.array(rates)[RATE_CLASS]
+
+
+_FIRST_RATES = np.full(1 << KIND_BITS, (FIRST_RATE[0] << RATE_BITS) // FIRST_RATE[1])
+
+
+def _chunks(sessions: int) -> Iterator[slice]:
+    """Yield runs of sessions: one by one, then half of those before."""
+    start = 0
+    while start < sessions:
+        stop = min(sessions, start + max(1, min(start // 2, LARGEST_CHUNK)))
+        yield slice(start, stop)
+        start = stop
+
+
+def _bit_length(values: I64) -> I64:
+    """Return the bit length of values (n,), each below 2^52."""
+    return np.frexp(values.astype(np.float64))[1].astype(np.int64)
+
+
+def _bucket(values: I64, precision: int) -> tuple[I64, I64]:
+    """Return the buckets of values (n,), and how many low bits each leaves."""
+    low = np.maximum(_bit_length(values) - precision - 1, 0)
+    return (low << precision) + (values >> low), low
+
+
+def _values(buckets: I64, precision: int) -> tuple[I64, I64]:
+    """Return the least value of each bucket (n,), and how many low bits it leaves."""
+    low = np.maximum((buckets >> precision) - 1, 0)
+    return buckets - (low << precision) << low, low
+
+
+def _symbols(deviations: I64, scale: I64) -> tuple[I64, I64, I64]:
+    """Return the symbol of each deviation (n,), its low bits, and how many there are."""
+    rounded = deviations >> scale
+    negative = rounded < 0
+    sizes = np.where(negative, -1 - rounded, rounded)
+    buckets, low = _bucket(sizes, DEVIATION_PRECISION)
+    half = DEVIATIONS // 2
+    values = (sizes & (1 << low) - 1) << scale | deviations & (1 << scale) - 1
+    return np.where(negative, half - 1 - buckets, half + buckets), values, low + scale
+
+
+def _bucket_of(symbols: I64) -> I64:
+    half = DEVIATIONS // 2
+    return np.where(symbols < half, half - 1 - symbols, symbols - half)
+
+
+def _encode_low(encoder: RangeEncoder, values: I64, widths: I64) -> None:
+    """Encode the low bits of values (n,), the least significant piece first."""
+    while len(chosen := widths.nonzero()[0]):
+        values, widths = values[chosen], widths[chosen]
+        now = np.minimum(widths, PIECE_BITS)
+        encoder.encode_bits((values & (1 << now) - 1).astype(np.int32), now.astype(np.int32))
+        values, widths = values >> now, widths - now
+
+
+def _decode_low(decoder: RangeDecoder, widths: I64) -> I64:
+    """Undo `_encode_low`: return the value of each width (n,)."""
+    values = np.zeros(len(widths), np.int64)
+    shift = 0
+    while len(chosen := widths.nonzero()[0]):
+        now = np.minimum(widths, PIECE_BITS)
+        values[chosen] |= decoder.decode_bits(now[chosen].astype(np.int32)).astype(np.int64) << shift
+        widths = widths - now
+        shift += PIECE_BITS
+    return values
