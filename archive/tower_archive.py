@@ -42,7 +42,9 @@ from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.humanize import counted, moment
 from pltz.archive.maintenance.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.maintenance.merge import COLD, Merged, Merger
+from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.storage.store import Store, is_there, open_store
+from pltz.archive.writing.candidates import Candidates
 from pltz.archive.writing.new_session import NewSession, Receipt
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import UsageError
@@ -113,6 +115,7 @@ class TowerArchive:
     ):
         self.store, self.settings, self.codecs = store, settings, list(codecs)
         self.keys = keys or Plaintext()
+        self._neighbours = False
         self._look()
 
     @classmethod
@@ -176,6 +179,23 @@ class TowerArchive:
             raise UsageError(f"no archive {at} ({SETTINGS} is missing): make one with pltz archive init") from exc
         settings = Settings.decode(data)
         return cls(store, settings, codecs, open_keys(store, settings, key))
+
+    @property
+    def neighbours(self) -> bool:
+        """Return whether puts code segments after the nearest earlier session of their tenant, where that is shorter.
+
+        All archives are read either way. See FORMAT.md, "Neighbours".
+        """
+        return self._neighbours
+
+    @neighbours.setter
+    def neighbours(self, on: bool) -> None:
+        """Begin or stop to do so; no stored record changes."""
+        self._neighbours = on
+        if not on:
+            self._writer.candidates = None
+        elif self._writer.candidates is None:
+            self._writer.candidates = Candidates()
 
     @property
     def problems(self) -> list[Problem]:
@@ -516,8 +536,8 @@ class TowerArchive:
         """
         from pltz.archive.maintenance.erase import Eraser
 
-        eraser = Eraser(self.catalog)
-        self._writer.recent.clear()
+        eraser = Eraser(self.catalog, self._recoder())
+        self._writer.forget_tokens()
         if name is not None and bases:
             raise UsageError("bases are erased with a whole tenant, or by name: leave the session's name out")
         with self.store.using_reserve(0 if dry_run else 1):
@@ -533,7 +553,7 @@ class TowerArchive:
         """
         from pltz.archive.maintenance.erase import Eraser
 
-        self._writer.recent.clear()
+        self._writer.forget_tokens()
         with self.store.using_reserve(0 if dry_run else 1):
             return Eraser(self.catalog).base(name, dry_run=dry_run)
 
@@ -551,7 +571,8 @@ class TowerArchive:
         Raises ArchiveError where anything in the archive is damaged or missing: then nothing is deleted.
         Raises StoreError.
         """
-        run = Collector(self.catalog, self._writer).run
+        locked = isinstance(self.keys, LockedArchive)
+        run = Collector(self.catalog, self._writer, None if locked else self._recoder()).run
         if dry_run:
             return run(dead_share=dead_share, small=small, grace=grace, dry_run=True)
         with self.store.using_reserve(COPYING):
@@ -647,6 +668,10 @@ class TowerArchive:
         self.catalog = Catalog(self.store, self.keys, unused)
         self.catalog.refresh()
         self._writer = ArchiveWriter(self.catalog, self.codecs, self.settings.parity)
+        self.neighbours = self._neighbours
+
+    def _recoder(self) -> Recoder:
+        return Recoder(self.catalog, self._writer, self.codecs)
 
     def _mark(self, versions: Sequence[Version], verb: int) -> int:
         self.catalog.refresh()
@@ -693,7 +718,7 @@ class TowerArchive:
         known: Mapping[bytes, KnownSegment] | None = None,
         heard: Heard | None = None,
     ) -> list[Tower]:
-        chains = Chains(self.catalog, self.codecs, known, heard)
+        chains = Chains(self.catalog, self.codecs, known, heard, near=self._writer.near)
         chains.load([v.leaf for v in versions])
         return [Tower(v, chains.version(v)) for v in versions]
 

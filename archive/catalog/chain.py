@@ -6,11 +6,14 @@
 A single path goes by one call of a codec that decodes chains; otherwise the segments go level by level.
 Each level is one batch, so a segment that many sessions share is decoded once. A segment that cannot be read
 has an error as its answer. Segments that need it as context get the same error.
+
+A record may name a neighbour, another segment whose tower comes first in its context (FORMAT.md, "Neighbours"). These
+towers are read first, each once, and from records without neighbours alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +23,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.recent_towers import RecentTowers, Segments
 from pltz.archive.codecs.codec import Chained, Coded, SegmentCodec, codec_of
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
@@ -137,6 +141,22 @@ def _names(
         parent, at = digest[: identity.SIZE], at + length
 
 
+def context_after(neighbour: Segments, above: Collection[bytes], own: Tokens, reach: int) -> Tokens:
+    """Return the context tokens, (m,), m at most ``reach``, of a segment that has a neighbour.
+
+    Args:
+        neighbour: the tower that ends in the neighbour.
+        above: ids of the segments above this one; those that are in both towers come once.
+        own: the last tokens above this segment that its mode lets count, (n,), n at most ``reach``.
+    """
+    parts, room = [NOTHING], reach - len(own)
+    for name, tokens in neighbour:
+        if name not in above:
+            parts.append(tokens[:room])
+            room -= len(parts[-1])
+    return np.concatenate([*parts, own])
+
+
 def _no_codec(item: Found) -> BundleMismatch:
     return BundleMismatch(
         f"frozen with bundle {item.context.bundle.hex()}, contract {item.context.contract}, tokenizer "
@@ -150,19 +170,35 @@ def lost_versions(catalog: Catalog, versions: Iterable[Version], bad: Container[
     Nothing is decoded.
     """
     whole: dict[bytes, bool] = {NONE: True}
+    plain: dict[bytes, bool] = {NONE: True}  # whole without records that have a neighbour
     for version in versions:
-        chain: dict[bytes, None] = {}
-        at = version.leaf
-        while at not in whole:
-            chain[at] = None
-            places = [] if at in bad else catalog.lookup.find(SEGMENTS, at)
-            if not places or places[0].record.parent in chain:
-                whole[at] = False
-                break
-            at = places[0].record.parent
-        whole |= dict.fromkeys(chain, whole[at])
-        if not whole[version.leaf] and not version.forgotten:
+        if not _is_whole(catalog, version.leaf, bad, whole, plain) and not version.forgotten:
             yield version
+
+
+def _is_whole(
+    catalog: Catalog, leaf: bytes, bad: Container[bytes], whole: dict[bytes, bool], plain: dict[bytes, bool] | None
+) -> bool:
+    """Return whether no segment of a tower is missing, nor any of the towers of its neighbours.
+
+    ``whole``: what is known already, by segment. ``plain``: the same of records that have no neighbour, which alone
+    count for the tower of a neighbour; None where it is such a tower.
+    """
+    chain: dict[bytes, None] = {}
+    at = leaf
+    while at not in whole:
+        chain[at] = None
+        places = [] if at in bad else catalog.lookup.find(SEGMENTS, at)
+        near = NONE
+        if places and places[0].record.neighbour != NONE:  # records without neighbours come first
+            near = places[0].record.neighbour
+        lacks = not places or places[0].record.parent in chain
+        if lacks or (near != NONE and (plain is None or not _is_whole(catalog, near, bad, plain, None))):
+            whole[at] = False
+            break
+        at = places[0].record.parent
+    whole |= dict.fromkeys(chain, whole[at])
+    return whole[leaf]
 
 
 class KnownSegment(NamedTuple):
@@ -179,7 +215,14 @@ class Chains:
     """Towers as one reader sees them. Decoded segments are kept for the life of this object.
 
     A run is preferred to the records of its segments. Where it cannot be read, these are read as long as they
-    are there. ``heard``: as in `decode_records`; ``runs``: whether to read runs at all.
+    are there.
+
+    Args:
+        known: segments that the caller already has.
+        heard: as in `decode_records`.
+        near: towers of neighbours that are remembered; those decoded are added.
+        runs: whether to read runs at all.
+        plain: whether to read no record that has a neighbour.
     """
 
     def __init__(
@@ -189,9 +232,13 @@ class Chains:
         known: Mapping[bytes, KnownSegment] | None = None,
         heard: Heard | None = None,
         *,
+        near: RecentTowers | None = None,
         runs: bool = True,
+        plain: bool = False,
     ):
-        self._runs = runs
+        self._runs, self._plain, self._recent = runs, plain, near
+        self._near: dict[bytes, Segments | PltzError] = {}  # towers of neighbours
+        self._near_chains: Chains | None = None
         self._used_runs = False
         self._above: dict[bytes, bytes] = {}  # parents of the segments of runs
         self.catalog, self.codecs, self._heard = catalog, codecs, heard
@@ -207,9 +254,12 @@ class Chains:
         Errors are kept and raised by `tower`.
         """
         levels: dict[int, list[bytes]] = {}
+        fresh: list[bytes] = []
         for leaf in leaves:
-            for segment in self._look_up(leaf):
-                levels.setdefault(self._depth[segment], []).append(segment)
+            fresh += self._look_up(leaf)
+        for segment in fresh:
+            levels.setdefault(self._depth[segment], []).append(segment)
+        self.load_neighbours([self._places[segment][0] for segment in fresh if segment in self._places])
         ordered = [levels[depth] for depth in sorted(levels)]
         if all(len(level) == 1 for level in ordered):
             self._decode_path([segment for (segment,) in ordered if segment not in self._answers])
@@ -227,7 +277,8 @@ class Chains:
             if not self._used_runs:
                 raise
             try:
-                return Chains(self.catalog, self.codecs, self._known, self._heard, runs=False)._tower(leaf)
+                facts = self.catalog, self.codecs, self._known, self._heard
+                return Chains(*facts, near=self._recent, runs=False, plain=self._plain)._tower(leaf)
             except PltzError:
                 pass
             raise
@@ -256,10 +307,21 @@ class Chains:
     def above(self, item: Found) -> Answer:
         """Return the context tokens that a record was coded after, (m,), or the error that hides them.
 
-        They are the last tokens of the tower of its parent, which must be loaded.
+        They are the last tokens of the tower of its parent, which must be loaded, behind the first ones of the tower
+        of its neighbour (`load_neighbours`).
         """
         codec = codec_of(self.codecs, item.context)
-        left = codec.reach if codec and item.context.mode & TOWER else 0
+        reach = codec.reach if codec else 0
+        own = self._own_above(item, reach if item.context.mode & TOWER else 0)
+        if item.record.neighbour == NONE or isinstance(own, PltzError):
+            return own
+        near = self._near[item.record.neighbour]
+        if isinstance(near, PltzError):
+            return near
+        return context_after(near, self._ancestors(item.record.parent), own, reach)
+
+    def _own_above(self, item: Found, left: int) -> Answer:
+        """Return the last ``left`` tokens of the tower of a record's parent, or the error that hides them."""
         parts: list[Tokens] = []
         at = item.record.parent
         while left > 0 and at != NONE:
@@ -270,6 +332,36 @@ class Chains:
             left -= len(parts[-1])
             at = self._parent(at)
         return np.concatenate([NOTHING, *parts[::-1]])
+
+    def _ancestors(self, parent: bytes) -> set[bytes]:
+        """Return the ids of a segment and of all above it."""
+        names: set[bytes] = set()
+        while parent != NONE:
+            names.add(parent)
+            parent = self._parent(parent)
+        return names
+
+    def load_neighbours(self, items: Iterable[Found]) -> None:
+        """Read the towers of the neighbours of records that are not read yet, each once.
+
+        Errors are kept, and returned by `above`.
+        """
+        wanted = {item.record.neighbour for item in items} - self._near.keys() - {NONE}
+        for leaf in sorted(wanted):
+            if self._recent and (known := self._recent.get(leaf)):
+                self._near[leaf] = known
+        if missing := sorted(wanted - self._near.keys()):
+            if self._near_chains is None:
+                self._near_chains = Chains(self.catalog, self.codecs, self._known, self._heard, plain=True)
+            self._near_chains.load(missing)
+            for leaf in missing:
+                try:
+                    self._near[leaf] = found = self._near_chains.tower(leaf)
+                except PltzError as exc:
+                    self._near[leaf] = exc
+                else:
+                    if self._recent:
+                        self._recent.add(found)
 
     def answers(self, segments: Sequence[bytes]) -> list[Answer]:
         """Return the tokens of each segment, (T,), or the error that keeps it from being read."""
@@ -321,6 +413,8 @@ class Chains:
         found = self.catalog.lookup.find(SEGMENTS, segment)
         if found and found[0].context.mode >= RUN:
             self._used_runs |= self._runs
+        if self._plain:
+            found = [item for item in found if item.record.neighbour == NONE]
         return found if self._runs else [item for item in found if item.context.mode < RUN]
 
     def _expand(self, item: Found, tokens: Tokens) -> Tokens:
@@ -354,6 +448,8 @@ class Chains:
         for number, item in enumerate(items[1:], 1):
             if item.record.parent != path[number - 1] or codec_of(self.codecs, item.context) is not codec:
                 return
+        if any(item.record.neighbour != NONE for item in items[1:]):
+            return
         above, keys = self.above(items[0]), self.catalog.keys
         if isinstance(above, PltzError):
             return
@@ -405,6 +501,7 @@ class Chains:
         for item in others:
             if (item.record.parent, item.context.mode & RUN) != (first.record.parent, first.context.mode & RUN):
                 continue  # an id determines its tower, so one of both is crafted, or one is a run
+            self.load_neighbours([item])
             above = self.above(item)
             answer = above if isinstance(above, PltzError) else self._single(item, above)
             if not isinstance(answer, PltzError):

@@ -19,7 +19,7 @@ from pltz.archive.catalog.listing import Found, Listing
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format.context import RUN, WITHIN
-from pltz.archive.format.ids import LEAF, version_id
+from pltz.archive.format.ids import LEAF, NONE, version_id
 from pltz.archive.format.index_file import (
     MARKS,
     SESSIONS,
@@ -91,7 +91,9 @@ def older_versions(item: Found) -> dict[bytes, OlderVersion]:
 
 
 def _rank(item: Found) -> int:
-    """Return the sort key that puts records within runs first, then runs."""
+    """Return the sort key that puts records within runs first, then runs, and last those that have a neighbour."""
+    if item.record.neighbour != NONE:
+        return 3
     return 0 if item.context.mode == WITHIN else 1 if item.context.mode & RUN else 2
 
 
@@ -105,8 +107,9 @@ class RecordLookup:
     def find(self, section: int, identity: bytes) -> list[Found]:
         """Return the records whose full segment id, session key or version id matches, sorted by location.
 
-        Those of a segment within a run come first, then runs: its other records may be about to be collected.
-        Damaged records are noted as problems and left out. Raises StoreError.
+        Those of a segment within a run come first, then runs: its other records may be about to be collected. Those
+        that have a neighbour come last: it may be collected or erased once there are others. Damaged records are noted
+        as problems and left out. Raises StoreError.
         """
         found = []
         for location in self.places(section, identity):
@@ -115,7 +118,8 @@ class RecordLookup:
                 continue
             if section == MARKS or not self._keys.gone(item.context, identity):
                 found.append(item)
-        return sorted(found, key=_rank) if any(item.context.mode >= RUN for item in found) else found
+        special = any(item.context.mode >= RUN or item.record.neighbour != NONE for item in found)
+        return sorted(found, key=_rank) if special else found
 
     def at(self, location: Location) -> Found:
         """Return the record at a location. Raises FormatError, FileNotFoundError, StoreError."""

@@ -47,8 +47,8 @@ class BulkVerified:
     Attributes:
         records: number of records.
         ids: (N, 2) halves of the ids of its segments.
-        parents: (M, 2) halves of the parent ids of its records, each once, without parents that are earlier
-            records of the same pack.
+        parents: (M, 2) halves of the ids of its records' parents and neighbours, each once, without parents that are
+            earlier records of the same pack.
     """
 
     records: int
@@ -198,8 +198,9 @@ class BulkVerifier:
         table = [pack.head.parents[n] for n in np.flatnonzero(named).tolist()]
         elsewhere = np.frombuffer(b"".join(table), np.uint8).reshape(-1, SIZE)
         inline = found.parent[found.how == PARENT_INLINE]
+        near = found.neighbour[found.neighbour.any(1)]
         return BulkVerified(
-            count, _halves(found.id[found.segment]), _once(_halves(np.concatenate([elsewhere, inline])))
+            count, _halves(found.id[found.segment]), _once(_halves(np.concatenate([elsewhere, inline, near])))
         )
 
     def _of(self, name: bytes, section: int) -> tuple[U64, Ints]:

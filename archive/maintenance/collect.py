@@ -19,6 +19,10 @@ On a full disk, where the copies do not fit, packs without live records go first
 copy. Plans and ledger entries, which precede a deletion, may use a part of the store's reserve that copies
 may not.
 
+A segment that is live only as the neighbour of others (FORMAT.md, "Neighbours") belongs to a session that was forgotten
+and collected. Where the archive has its codecs and its key, these others are put again without it, and later runs free
+it.
+
 A crash leaves copies beside originals, or some condemned packs deleted whose live records are elsewhere. The
 next run goes on.
 """
@@ -28,6 +32,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pltz.archive.catalog.catalog import Catalog
@@ -42,6 +47,7 @@ from pltz.archive.format.pack import Damage
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import Record
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
+from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.storage.store import is_there
 from pltz.archive.writing.writer import ArchiveWriter, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
@@ -70,8 +76,8 @@ class Collected:
 class Collector:
     """One run of garbage collection. Several may run at once: plans are numbered, and copies do no harm."""
 
-    def __init__(self, catalog: Catalog, writer: ArchiveWriter):
-        self.catalog, self.writer = catalog, writer
+    def __init__(self, catalog: Catalog, writer: ArchiveWriter, recoder: Recoder | None = None):
+        self.catalog, self.writer, self.recoder = catalog, writer, recoder
 
     def run(
         self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False
@@ -102,6 +108,10 @@ class Collector:
             weights = census.weights()
             plan = self._choose(weights, dead_share, small) | self._from_the_future()
             live = census.live_segments, census.live_versions
+            left = census.coded_after_orphans()
+        if self.recoder and not dry_run and (left := list(filter(self.recoder.can_decode, left))):
+            with suppress(FullError):  # the next run may have room
+                self.recoder.run(left)
         least = sorted(plan, key=lambda pack: weights.get(pack, (0, 0))[1])[:FEW]
         if plan and not dry_run:
             with self.catalog.store.using_reserve(NOTING):

@@ -8,6 +8,8 @@ The proof reads the raw files. Spec: FORMAT.md, "Erase".
               2 look again: versions put meanwhile are doomed too (step 1 again); segments that other sessions
                 share stay
               3 publish a generation with the units punctured out of the older trees
+              Between 2 and 3, segments of other sessions that were coded after one that goes are put again without it,
+              and their old records are erased too: they would tell whether a guess at what is gone is right
     base      1 publish a generation with a new tree: writers no longer rely on records under the older ones
               2 look again: stop where a session stands on the older trees
               3 publish a generation in which the older trees are empty
@@ -47,6 +49,7 @@ from pltz.archive.format.ids import BASE, NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS, key_of_session
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.humanize import counted
+from pltz.archive.maintenance.recode import Recoder
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 
 T = TypeVar("T")
@@ -76,6 +79,7 @@ class Erasure:
         tenant, name, base: the names given.
         segments: number of segments whose keys were destroyed.
         shared: number of segments that stay because other sessions of the tenant share them.
+        recoded: number of segments of other sessions that were coded after an erased one, and put again without it.
         records: number of records in the raw packs whose keys are gone.
         files: number of key files overwritten and deleted.
         unread: number of damaged packs, of which the proof could not read every byte.
@@ -89,6 +93,7 @@ class Erasure:
     versions: int = 0
     segments: int = 0
     shared: int = 0
+    recoded: int = 0
     records: int = 0
     files: int = 0
     unread: int = 0
@@ -123,16 +128,18 @@ class _Finished:
 class Eraser:
     """Erases one thing at a time; several may run at once.
 
+    ``recoder``: puts segments of other sessions that were coded after one that goes. It is not needed to look.
+
     Raises UsageError for an archive opened without keys.
     """
 
-    def __init__(self, catalog: Catalog):
+    def __init__(self, catalog: Catalog, recoder: Recoder | None = None):
         if not isinstance(catalog.keys, Keyring):
             raise UsageError(
                 "erasing destroys keys, and this archive was opened without any: a sealed one needs its key; "
                 "in one without encryption, forget and then collect twice frees the bytes"
             )
-        self.catalog, self.keys = catalog, catalog.keys
+        self.catalog, self.keys, self.recoder = catalog, catalog.keys, recoder
 
     def tenant(self, tenant: str, *, bases: bool = False, dry_run: bool = False) -> Erasure:
         """Erase all sessions, segments and names of a tenant.
@@ -206,7 +213,8 @@ class Eraser:
         """Erase all versions of a session, forgotten ones included.
 
         Raises:
-            ArchiveError: packs are damaged or gone, so the segments shared with other sessions are unknown.
+            ArchiveError: packs are damaged or gone, so the segments shared with other sessions are unknown. Or others
+                are coded after this one by a bundle that the archive was not opened with.
             NotFound: there is no such session, or it was erased.
             Fenced: something else of this tenant was erased at the same time.
             StoreError: the store failed.
@@ -218,13 +226,18 @@ class Eraser:
             return self._over(Erasure(tenant, name), known, finished, False, dry_run)
         begun, doomed = known, self._look(lambda: self._dead(known)).union(*towers)
         if not dry_run:
+            self._recoder.want_codecs(self._coded_after(doomed))
             begun, towers = self._doom(known, name, towers, doomed)
         kept = doomed & self._look(lambda: self._used_by_others(tenant, known.domain, name))
         uses = self._look(lambda: self._uses(tenant, lambda v: (v.tenant, v.name) == (tenant, name)))
-        erasure = Erasure(tenant, name, versions=len(towers), segments=len(doomed - kept), shared=len(kept))
+        going = doomed - kept
+        users = self._recode(known, going, dry_run)
+        erasure = Erasure(
+            tenant, name, versions=len(towers), segments=len(going), shared=len(kept), recoded=len(users)
+        )
         if dry_run:
             return self._receipt(erasure, known, finished, uses)
-        units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, doomed - kept)}
+        units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going | users)}
         trees = dict(begun.roots)
         for root in known.roots:
             for unit in units:
@@ -251,6 +264,27 @@ class Eraser:
             self._publish(begun)
             towers = self._look(lambda: self._towers(known.domain, name))
         return begun, towers
+
+    def _recode(self, known: DomainKeys, going: set[bytes], dry_run: bool) -> set[bytes]:
+        """Put the segments again that were coded after those that go, and return those that were put.
+
+        Their old records are under the roots of ``known``. Raises ArchiveError where one cannot be coded anew.
+        """
+        users, found = set[bytes](), self._coded_after(going)
+        while not dry_run and found - users:  # sessions are put meanwhile
+            users |= found
+            self._recoder.run(found, known.roots)
+            found = self._coded_after(going)
+        return {s for s in users if self._recoder.stands_alone(s, known.roots)} if users else found
+
+    def _coded_after(self, going: set[bytes]) -> set[bytes]:
+        return self._look(lambda: self._recoder.coded_after(going)) - going
+
+    @property
+    def _recoder(self) -> Recoder:
+        if self.recoder is None:
+            raise UsageError("erasing a session needs the archive's codecs: use TowerArchive.erase")
+        return self.recoder
 
     def _begin(self, base: DomainKeys) -> DomainKeys:
         """Publish a new root for a base domain: writers no longer rely on records under the older ones."""
@@ -365,22 +399,24 @@ class Eraser:
         return [self._own(domain, v.leaf) for v in self.catalog.lookup.versions(domain, name)]
 
     def _dead(self, known: DomainKeys) -> set[bytes]:
-        """Return the segments of a tenant that no version has, where there are runs.
+        """Return the segments of a tenant that no version has, where there are runs or neighbours.
 
-        The records that a run replaced may be there still, and nothing tells whose they were.
+        The records that a run replaced may be there still, and so may the neighbour of a session that is not. Nothing
+        tells whose they were.
         """
-        packs, listing = sorted(self.catalog.listing.packs), self.catalog.listing
-        runs, found = False, set[bytes]()
-        for pack in packs:
-            with suppress(FormatError, FileNotFoundError):  # `_look` stops where one is damaged
-                runs |= any(c.domain == known.domain and c.mode & RUN for c in listing.opened(pack).head.contexts)
-        for pack in packs if runs else ():
+        listing, special, found = self.catalog.listing, False, set[bytes]()
+        for pack in sorted(listing.packs):
             try:
                 for item in listing.scan(pack):
                     if not isinstance(item, Damage) and item.context.domain == known.domain and item.record.id:
                         found.add(item.record.id)
+                        special |= bool(item.context.mode & RUN) or item.record.neighbour != NONE
+            except FormatError:  # `_look` stops where one is damaged
+                continue
             except FileNotFoundError:
                 listing.note_stale()
+        if not special:
+            return set()
         versions = [v for v in self.catalog.lookup.all_versions() if v.tenant == known.name] if found else []
         return found.difference(*(self._own(known.domain, v.leaf) for v in versions))
 
@@ -487,10 +523,14 @@ class Eraser:
 
 
 class Grounds:
-    """The base domains under towers. Each segment is looked up once, so shared segments cost little."""
+    """The base domains under towers and the neighbours of their segments.
 
-    def __init__(self, catalog: Catalog):
+    Each segment is looked up once, so shared segments cost little. ``plain``: whether to leave neighbours out.
+    """
+
+    def __init__(self, catalog: Catalog, *, plain: bool = False):
         self.catalog = catalog
+        self._near = None if plain else Grounds(catalog, plain=True)
         self._known: dict[bytes, frozenset[tuple[bytes, bytes]]] = {NONE: frozenset()}
 
     def under(self, leaf: bytes) -> frozenset[tuple[bytes, bytes]]:
@@ -507,7 +547,10 @@ class Grounds:
                 continue
             found = self.catalog.lookup.find(SEGMENTS, at)
             bases = [p.context for p in found if p.context.domain_kind == BASE]
-            chain.append((at, frozenset((c.domain, c.root) for c in bases)))
+            own = frozenset((c.domain, c.root) for c in bases)
+            if self._near:
+                own = own.union(*map(self._near.under, {p.record.neighbour for p in found} - {NONE}))
+            chain.append((at, own))
             parents = {p.record.parent for p in found}
             single &= len(parents) <= 1  # else one was crafted, and it must not cut the tower short
             todo += parents

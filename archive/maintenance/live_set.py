@@ -26,12 +26,12 @@ BATCH = 512  # rows per transaction
 CACHE = 2048  # KiB; SQLite takes about twice that with its temporary tables
 PLACE_BITS = 32  # low bits of ``at`` that hold the offset; the pack's number is above them
 SEGMENT, SESSION, MARK = 1, 2, 4  # parts of a record
-IN_RUN, A_RUN, PLAIN = 0, 1, 2  # kinds of segments
+IN_RUN, A_RUN, PLAIN, NEAR = 0, 1, 2, 3  # kinds of segments; the last have a neighbour
 OLDER = -1  # kind of a version that its record has beside that in its fields
 
 TABLES = """
 CREATE TABLE packs (number INTEGER PRIMARY KEY, name BLOB, stays INTEGER);
-CREATE TABLE segments (at INTEGER PRIMARY KEY, id BLOB, parent BLOB, size INTEGER, kind INTEGER);
+CREATE TABLE segments (at INTEGER PRIMARY KEY, id BLOB, parent BLOB, neighbour BLOB, size INTEGER, kind INTEGER);
 CREATE TABLE versions (at INTEGER, id BLOB, leaf BLOB, size INTEGER, kind INTEGER, tokens INTEGER);
 CREATE TABLE marks (at INTEGER PRIMARY KEY, id BLOB, counter INTEGER, verb INTEGER, size INTEGER);
 CREATE TABLE passed_over (at INTEGER PRIMARY KEY, size INTEGER);
@@ -45,23 +45,27 @@ ONCE = (
 )
 # Of a segment in a run the record within the run counts, or the run. Its other records may differ in their parent,
 # so all that count are of one kind and have one parent. A record that names a run that is not there does not count.
-RUNS = f"""
+# A record that has a neighbour counts where no other does, and of these only those that have the same neighbour.
+CHOSEN = f"""
 INSERT INTO passed_over SELECT at, size FROM segments
     WHERE kind = {IN_RUN} AND parent NOT IN (SELECT id FROM segments WHERE kind < {PLAIN});
 DELETE FROM segments WHERE at IN (SELECT at FROM passed_over);
-CREATE TABLE choice AS SELECT id AS name, kind AS chosen, parent AS above, min(kind << 60 | at) FROM segments
-    WHERE id IN (SELECT id FROM segments WHERE kind < {PLAIN}) GROUP BY id;
+CREATE TABLE choice AS
+    SELECT id AS name, kind AS chosen, parent AS above, neighbour AS near, min(kind << 60 | at) FROM segments
+    WHERE id IN (SELECT id FROM segments WHERE kind <> {PLAIN}) GROUP BY id;
 CREATE INDEX choices ON choice (name);
-INSERT INTO passed_over SELECT at, size FROM segments JOIN choice ON name = id WHERE (kind, parent) <> (chosen, above);
+INSERT INTO passed_over SELECT at, size FROM segments JOIN choice ON name = id
+    WHERE (kind, parent, neighbour) <> (chosen, above, near);
 DELETE FROM segments WHERE at IN (SELECT at FROM passed_over);
 DELETE FROM versions WHERE rowid IN (SELECT place FROM (
     SELECT rowid AS place, rank() OVER (PARTITION BY id ORDER BY tokens DESC) AS place_by_tokens
     FROM versions WHERE kind = {OLDER}) WHERE place_by_tokens > 1);
 """
-ANY_RUN = f"SELECT 1 FROM segments WHERE kind < {PLAIN} LIMIT 1"
+ANY_CHOICE = f"SELECT 1 FROM segments WHERE kind <> {PLAIN} LIMIT 1"
 SETTLED = f"""
-CREATE TABLE segment (id BLOB PRIMARY KEY, parent BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
-INSERT INTO segment SELECT id, parent, first, size, stay FROM ({ONCE.format("segments", "")});
+CREATE TABLE segment (
+    id BLOB PRIMARY KEY, parent BLOB, neighbour BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
+INSERT INTO segment SELECT id, parent, neighbour, first, size, stay FROM ({ONCE.format("segments", "")});
 CREATE TABLE version (id BLOB PRIMARY KEY, leaf BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
 INSERT INTO version SELECT id, leaf, at, size, stay FROM (
     SELECT *, min(kind << 60 | at), sum(stays) > 0 AS stay
@@ -79,11 +83,21 @@ CREATE TABLE live (id BLOB PRIMARY KEY) WITHOUT ROWID;
 INSERT INTO live
     WITH RECURSIVE tower (id) AS (
         SELECT leaf FROM (SELECT leaf FROM live_version WHERE leaf <> x'{NONE.hex()}' ORDER BY leaf)
-        UNION SELECT parent FROM tower JOIN segment USING (id) WHERE parent <> x'{NONE.hex()}')
+        UNION SELECT parent FROM tower JOIN segment USING (id) WHERE parent <> x'{NONE.hex()}'
+        UNION SELECT neighbour FROM tower JOIN segment USING (id) WHERE neighbour <> x'{NONE.hex()}')
     SELECT id FROM tower ORDER BY id;
 CREATE TABLE live_segment AS SELECT segment.* FROM live JOIN segment USING (id);
 """
 LACKING = "SELECT id FROM live WHERE id NOT IN (SELECT id FROM segment) LIMIT 1"
+# A neighbour that no version has is left of a session that was collected. Forgotten versions count as long as they are
+# there, since they can be undeleted.
+ORPHANED = f"""
+WITH RECURSIVE owned (id) AS (
+    SELECT leaf FROM version WHERE leaf <> x'{NONE.hex()}'
+    UNION SELECT parent FROM owned JOIN segment USING (id) WHERE parent <> x'{NONE.hex()}')
+SELECT id FROM live JOIN segment USING (id)
+WHERE neighbour <> x'{NONE.hex()}' AND neighbour NOT IN (SELECT id FROM owned) ORDER BY id
+"""
 # Depth first: a tower's segments come together, parents first. A version in its leaf's record goes with the leaf.
 CHILDREN = "CREATE INDEX IF NOT EXISTS child ON live_segment (parent)"
 SEGMENTS = f"""
@@ -164,6 +178,8 @@ class LiveSet:
         ``mode``: that of its context. ``older``: ids of the older versions of a run.
         """
         kind = IN_RUN if mode == WITHIN else A_RUN if mode & RUN else PLAIN
+        if record.neighbour != NONE:
+            kind = NEAR
         if not self._packs or self._packs[-1] != location.pack:
             self._packs.append(location.pack)
         at, mark = (len(self._packs) - 1) << PLACE_BITS | location.offset, record.mark
@@ -171,7 +187,7 @@ class LiveSet:
         if mark:
             self._row("marks", at, mark.version, mark.counter, mark.verb, size)
         if segment is not None:
-            self._row("segments", at, segment, record.parent, size, kind)
+            self._row("segments", at, segment, record.parent, record.neighbour, size, kind)
         if version is not None:
             own = 0 if kind == A_RUN else size  # a run is copied whole as long as its segment is live
             self._row("versions", at, version, record.leaf, own, kind, 0)
@@ -188,8 +204,8 @@ class LiveSet:
             for table in self._rows:
                 self._write(table)
             self._db.executemany("INSERT INTO packs VALUES (?, ?, ?)", packs)
-            if self._db.execute(ANY_RUN).fetchone():
-                self._db.executescript(RUNS)
+            if self._db.execute(ANY_CHOICE).fetchone():
+                self._db.executescript(CHOSEN)
             self._db.executescript(SETTLED)
             lacking = self._db.execute(LACKING).fetchone()
             self.live_versions, self.live_segments = (
@@ -211,6 +227,11 @@ class LiveSet:
             for query in (SEGMENTS, VERSIONS, MARKS):
                 for at, parts in self._db.execute(query):
                     yield Stranded(Location(self._packs[at >> PLACE_BITS], at & (1 << PLACE_BITS) - 1), parts)
+
+    def coded_after_orphans(self) -> list[bytes]:
+        """Return the live segments whose neighbour no version has any more, forgotten versions included."""
+        with _named():
+            return [segment for (segment,) in self._db.execute(ORPHANED)]
 
     def weights(self) -> dict[bytes, tuple[int, int]]:
         """Return for each pack the approximate bytes of all its records and of its live ones.

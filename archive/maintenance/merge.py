@@ -25,6 +25,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version, older_versions, version_of
+from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, codec_of, layout_mode
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import ALONE, RUN, TOWER, WITHIN, Context
@@ -32,7 +33,6 @@ from pltz.archive.format.ids import NONE, TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run
-from pltz.archive.writing.recent_towers import Segments
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import FormatError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS

@@ -349,20 +349,31 @@ class Verifier:
             elif isinstance(answer, BundleMismatch | KeyMismatch):
                 self.report.undecoded += 1
             elif isinstance(answer, LostError) and item.record.id and self._orphan(item):
-                self.report.bad.add(item.record.id)
+                if not self._replaced(item):
+                    self.report.bad.add(item.record.id)
             else:
                 self._undecodable(item, answer)
 
     def _orphan(self, item: Found) -> bool:
-        """Return whether a segment above a record is absent, and no damage hides it: nothing live needed it."""
-        at = item.record.parent
-        for _ in range(MAX_SEGMENTS):
-            if at == NONE:
-                return False
-            if not (places := self.catalog.lookup.find(SEGMENTS, at)):
-                return not self.catalog.damage.hiding()
-            at = places[0].record.parent
+        """Return whether a segment above a record, or of its neighbour's tower, is absent, and no damage hides it.
+
+        Nothing live needed it then.
+        """
+        for at in (item.record.parent, item.record.neighbour):
+            for _ in range(MAX_SEGMENTS):
+                if at == NONE:
+                    break
+                if not (places := self.catalog.lookup.find(SEGMENTS, at)):
+                    return not self.catalog.damage.hiding()
+                at = places[0].record.parent
         return False
+
+    def _replaced(self, item: Found) -> bool:
+        """Return whether a record has a neighbour, and its segment a record without one."""
+        if item.record.neighbour == NONE:
+            return False
+        places = self.catalog.lookup.find(SEGMENTS, item.record.id or NONE)
+        return any(place.record.neighbour == NONE for place in places)
 
     def _answers(self, items: Sequence[Found]) -> list[Answer]:
         """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""
@@ -375,7 +386,8 @@ class Verifier:
             others = [i for i in items if i.context.mode != WITHIN]
             rest = iter(self._answers(others))
             return [parts[i.record.id or NONE] if i.context.mode == WITHIN else next(rest) for i in items]
-        chains.load([i.record.parent for i in items if i.context.mode & TOWER])
+        chains.load([i.record.parent for i in items if i.context.mode & TOWER or i.record.neighbour != NONE])
+        chains.load_neighbours(items)
         above = [chains.above(i) for i in items]
         wanted = [
             RecordToDecode(i, i.record.parent, a)

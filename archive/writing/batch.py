@@ -16,12 +16,13 @@ from itertools import accumulate
 
 import numpy as np
 
-from pltz.archive.catalog.chain import NOTHING
+from pltz.archive.catalog.chain import NOTHING, context_after
 from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format import ids
-from pltz.archive.format.context import Context
+from pltz.archive.format.context import TOWER, Context
 from pltz.archive.format.ids import BASE, NONE, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.writing.new_session import KINDS, NewSession, Receipt, check
@@ -43,9 +44,10 @@ class PendingSegment:
         context: the context it is stored under: ``own``, or one that differs from it in mode only.
         digest: 32 bytes; the first 16 are its ``id``.
         coded: whether ``data`` is its bitstring already.
+        near: the tower of the neighbour that it is coded after, none where it has no neighbour.
     """
 
-    __slots__ = "codec", "coded", "context", "data", "depth", "digest", "id", "own", "tokens", "up"
+    __slots__ = "codec", "coded", "context", "data", "depth", "digest", "id", "near", "own", "tokens", "up"
 
     def __init__(self, own: Context, codec: SegmentCodec, up: PendingSegment | None, tokens: Tokens):
         self.own = self.context = own
@@ -53,25 +55,46 @@ class PendingSegment:
         self.codec, self.up, self.tokens = codec, up, tokens
         self.id = self.digest = self.data = b""
         self.coded = False
+        self.near: Segments = []
+
+    @property
+    def neighbour(self) -> bytes:
+        """Return the id of its neighbour, NONE without one."""
+        return self.near[-1][0] if self.near else NONE
 
     @property
     def parent(self) -> bytes:
         """Return the id of the segment above, NONE for a root."""
         return self.up.id if self.up else NONE
 
+    def ancestors(self) -> Iterator[PendingSegment]:
+        """Yield the segments above it, from its parent up."""
+        at = self.up
+        while at is not None:
+            yield at
+            at = at.up
+
     def above(self, reach: int) -> Tokens:
         """Return the last ``reach`` tokens above it, (m,), m at most ``reach``."""
         parts: list[Tokens] = []
-        at = self.up
-        while at is not None and reach > 0:
-            parts.append(at.tokens[-reach:])
+        for segment in self.ancestors():
+            if reach <= 0:
+                break
+            parts.append(segment.tokens[-reach:])
             reach -= len(parts[-1])
-            at = at.up
         return np.concatenate([NOTHING, *parts[::-1]])
+
+    def before(self, reach: int, mode: int) -> Tokens:
+        """Return the context of its bitstring, (m,), m at most ``reach``, in a mode and after its neighbour."""
+        own = self.above(reach) if mode & TOWER else NOTHING
+        if not self.near:
+            return own
+        return context_after(self.near, {s.id for s in self.ancestors()}, own, reach)
 
     def row(self) -> Row:
         """Return the row that puts the segment without a session."""
-        return self.context, Record(0, self.parent, self.id, len(self.tokens), self.data)
+        record = Record(0, self.parent, self.id, len(self.tokens), self.data)
+        return self.context, record._replace(neighbour=self.neighbour) if self.near else record
 
 
 class PendingVersion:
@@ -212,12 +235,12 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Pendin
             leaf = None
         if d.kept:
             continue
-        own = d.session.name, d.version, d.time, d.tags, None, b"", ids.NONE
+        own = d.session.name, d.version, d.time, d.tags, None, b""
         if leaf:
-            fields = 0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *own
+            fields = 0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *own, leaf.neighbour
             rows.append((leaf.context, _record(fields)))
         else:
-            rows.append((d.context, _record((0, d.leaf, None, 0, b"", *own))))
+            rows.append((d.context, _record((0, d.leaf, None, 0, b"", *own, NONE))))
     return rows
 
 

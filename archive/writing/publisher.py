@@ -16,12 +16,11 @@ from itertools import pairwise
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import NOTHING
 from pltz.archive.codecs.codec import Coded
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format import ids, object_names
-from pltz.archive.format.context import TOWER, WITHIN, Context
+from pltz.archive.format.context import WITHIN, Context
 from pltz.archive.format.ids import BASE, U32, Tokens, many
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, key_of_session
 from pltz.archive.format.pack import FOOTER, MANY_CHILDREN, Builder, Damage, Pack, digest_before, sealed
@@ -89,7 +88,7 @@ class Publisher:
                     Coded(
                         bits(c, r),
                         r.tokens,
-                        s.above(codec.reach) if c.mode & TOWER else NOTHING,
+                        s.before(codec.reach, c.mode),
                         c.mode,
                     )
                     for (c, r), s in map(proving.__getitem__, numbers)
@@ -177,6 +176,7 @@ def shared_ranges(
     """
     # records within a run name it as parent, and sessions do not depend on it for that
     children = Counter([r.parent for r, c in zip(records, contexts, strict=True) if c.mode != WITHIN])
+    children.update(r.neighbour for r in records)
     shared = [
         span
         for span, r, c in zip(pairwise(offsets), records, contexts, strict=True)

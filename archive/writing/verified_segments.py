@@ -12,11 +12,12 @@ from contextlib import suppress
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import NOTHING, Chains
+from pltz.archive.catalog.chain import NOTHING, Chains, context_after
 from pltz.archive.catalog.listing import Found
 from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
 from pltz.archive.format import ids
 from pltz.archive.format.context import RUN, TOWER, WITHIN
+from pltz.archive.format.ids import NONE, Tokens
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.writing.batch import PendingSegment
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
@@ -30,6 +31,7 @@ class VerifiedSegments:
     def __init__(self, catalog: Catalog, codecs: list[SegmentCodec]):
         self.catalog, self.codecs = catalog, codecs
         self._known: dict[bytes, tuple[bytes, int, bytes]] = {}  # pack, offset, the segment's digest
+        self._near: dict[bytes, bytes] = {}  # neighbours of those whose record there has one
 
     def place(self, segment: PendingSegment) -> Location | None:
         """Return where a segment is stored such that it decodes to its tokens; None without a reliable place.
@@ -42,7 +44,8 @@ class VerifiedSegments:
             if self._decodes(item, segment):
                 if item.context.mode == WITHIN:  # it is the run that the segment needs
                     return self._remembered(segment)
-                self.remember(item.location.pack, [(item.location.offset, segment)])
+                place = item.location.pack, item.location.offset, segment.digest
+                self._note(segment.id, place, item.record.neighbour)
                 return item.location
         return None
 
@@ -72,7 +75,7 @@ class VerifiedSegments:
             return False
         try:
             bits, mode = keys.bits(item.context, item.record), item.context.mode
-            above = segment.above(codec.reach) if mode & TOWER else NOTHING
+            above = self._before(item, segment, codec.reach)
             tokens = codec.decode([Coded(bits, item.record.tokens, above, mode)])[0]
         except (PltzError, FileNotFoundError) as exc:
             self._problem(item, str(exc))
@@ -84,6 +87,36 @@ class VerifiedSegments:
             raise collision(segment.id)
         self._problem(item, "decodes to other tokens than its id says")
         return False
+
+    def _before(self, item: Found, segment: PendingSegment, reach: int) -> Tokens:
+        """Return the context that a record was coded after, (m,). Raises the errors of `Chains.tower`."""
+        own = segment.above(reach) if item.context.mode & TOWER else NOTHING
+        if item.record.neighbour == NONE:
+            return own
+        near = Chains(self.catalog, self.codecs, heard=self.heard, plain=True).tower(item.record.neighbour)
+        return context_after(near, {s.id for s in segment.ancestors()}, own, reach)
+
+    def plain_places(self, segments: Iterable[bytes]) -> dict[bytes, tuple[Location, bytes]] | None:
+        """Return where each of these segments was proved, in a record without a neighbour, and the record's domain.
+
+        None where a writer cannot rely on all of them.
+        """
+        places = {}
+        for segment in segments:
+            known = self._known.get(segment)
+            location = Location(*known[:2]) if known else None
+            if location is None or location.pack not in self.catalog.listing.packs:
+                return None
+            if location.pack in self.catalog.listing.condemned:
+                return None
+            try:
+                item = self.catalog.lookup.at(location)
+            except (FormatError, FileNotFoundError):
+                return None
+            if item.record.neighbour != NONE or self._going(item, segment):
+                return None
+            places[segment] = location, item.context.domain
+        return places
 
     def _in_run(self, item: Found, segment: PendingSegment) -> bool:
         """Return whether a record of a run, or within one, is reliable and its tower ends in a segment's tower.
@@ -106,6 +139,10 @@ class VerifiedSegments:
             at = at.up
         return at is None
 
+    def neighbour(self, segment: bytes) -> bytes:
+        """Return the neighbour in the record where a segment was proved, NONE without one."""
+        return self._near.get(segment, NONE)
+
     def knows(self, segment: bytes) -> bool:
         """Return whether a segment was proved before, perhaps in a run in which no index names it."""
         return segment in self._known
@@ -121,7 +158,9 @@ class VerifiedSegments:
     def remember(self, pack: bytes, segments: Iterable[tuple[int, PendingSegment | None]]) -> None:
         """Remember segments at offsets in a pack that were decoded and compared."""
         self._make_room()
-        self._known.update((s.id, (pack, offset, s.digest)) for offset, s in segments if s)
+        for offset, segment in segments:
+            if segment:
+                self._note(segment.id, (pack, offset, segment.digest), segment.neighbour)
 
     def heard(self, item: Found, digest: bytes) -> None:
         """Remember a record that a reader decoded.
@@ -129,11 +168,19 @@ class VerifiedSegments:
         ``digest``: digest of the tokens, 32 bytes; the first 16 are the segment's id.
         """
         self._make_room()
-        self._known[digest[: ids.SIZE]] = item.location.pack, item.location.offset, digest
+        self._note(digest[: ids.SIZE], (item.location.pack, item.location.offset, digest), item.record.neighbour)
 
     def clear(self) -> None:
         """Forget all proofs: the next put decodes what it relies on."""
         self._known.clear()
+        self._near.clear()
+
+    def _note(self, segment: bytes, place: tuple[bytes, int, bytes], neighbour: bytes) -> None:
+        self._known[segment] = place
+        if neighbour != NONE:
+            self._near[segment] = neighbour
+        else:
+            self._near.pop(segment, None)
 
     def _make_room(self) -> None:
         if len(self._known) >= PROVED:

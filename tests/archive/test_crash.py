@@ -21,6 +21,7 @@ from pltz.archive.format.context import RUN
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.writing.candidates import Place, tower_sketch
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError
 
@@ -191,6 +192,64 @@ def test_crashes_of_workloads_with_merges(
     assert world.open().places(world.open().version("a").leaf)[0].context.mode & RUN
     for _ in range(5):
         step(world, dice.choice(list(MERGES)), "tmp")
+
+
+def near(*sessions: tuple[str, int], collected: bool = False) -> Callable[[TowerArchive], None]:
+    """Put sessions that have most tokens in common, and let every stored session be a candidate."""
+
+    def run(archive: TowerArchive) -> None:
+        archive.neighbours = True
+        candidates = archive._writer.candidates
+        for v in archive.ls(history=True):
+            tower = archive.tower(v).segments
+            context = archive.record(tower[-1][0]).context
+            assert candidates is not None
+            candidates.add(Place(context.domain, context.tokenizer), *tower_sketch(tower, 1000))
+        rows = [(name, np.concatenate([ALIKE[:40], [1000 + number] * 4, ALIKE[40:]])) for name, number in sessions]
+        archive.put([NewSession(name, [tokens]) for name, tokens in rows])
+        if collected:
+            collect_twice(archive)
+
+    return run
+
+
+def forget_the_neighbour(archive: TowerArchive) -> None:
+    archive.forget([v for v in archive.ls(history=True) if v.name == "n0"])
+
+
+ALIKE = np.random.default_rng(5).integers(0, 60_000, 80)
+NEAR = {
+    "put a": put(("a", [[1, 2, 3]])),
+    "put n0": near(("n0", 0)),
+    "put n1 and n2": near(("n1", 1), ("n2", 2)),
+    "put n3, collect twice": near(("n3", 3), collected=True),
+    "append to n1": lambda archive: archive.put(
+        [NewSession("n1", [np.concatenate([ALIKE[:40], [1001] * 4, ALIKE[40:]]), np.arange(9)])]
+    ),
+    "forget the neighbour": forget_the_neighbour,
+    "restore": restore,
+    "collect": collect,
+    "collect twice": collect_twice,
+    "merge": merge,
+    "rebuild": TowerArchive.rebuild,
+}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_crashes_of_workloads_with_neighbours(
+    tower_codec: SegmentCodec, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code segments after others as well, forget these, and collect."""
+    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
+    monkeypatch.setitem(globals(), "OPERATIONS", NEAR)
+    dice = random.Random(seed)
+    world = World(tower_codec, SimDisk(seed=seed))
+    TowerArchive.create(DirectoryStore(world.disk), [tower_codec])
+    for name in ("put n0", "put n1 and n2"):
+        step(world, name, "tmp")
+    assert world.open().record(world.open().version("n2").leaf).record.neighbour == world.open().version("n0").leaf
+    for _ in range(6):
+        step(world, dice.choice(list(NEAR)), "tmp")
 
 
 @pytest.mark.parametrize("seed", range(20))

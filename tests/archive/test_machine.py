@@ -20,19 +20,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pltz.archive.codecs.codec import BytesCodec
+from pltz.archive.codecs.codec import BytesCodec, SegmentCodec
 from pltz.archive.errors import ArchiveError, NotFound, WriterFailed
 from pltz.archive.storage.s3 import ObjectStore
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from tests.archive.conftest import ZlibCodec
 
 if TYPE_CHECKING:
     from tests.archive.conftest import S3Server
 
 HANDLES = 3
 NAMES = st.sampled_from(["a", "b", "c"])
+ALIKE = np.random.default_rng(5).integers(0, 60_000, 80)
 TURNS = st.lists(st.lists(st.integers(0, 255), max_size=4), min_size=1, max_size=3)
 
 
@@ -42,7 +44,7 @@ class ArchiveMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.disk = SimDisk()
-        self.codec = BytesCodec()
+        self.codec: SegmentCodec = BytesCodec()
         self.model: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
         self.forgotten: set[tuple[str, str, int]] = set()
         self.handles: list[TowerArchive] = []
@@ -187,6 +189,27 @@ class ArchiveMachine(RuleBasedStateMachine):
 
 TestArchive = ArchiveMachine.TestCase
 TestArchive.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+class NeighbourMachine(ArchiveMachine):
+    """The same machine with sessions that are coded after each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codec = ZlibCodec(1, b"zlib with tower.")
+
+    def open(self) -> TowerArchive:
+        archive = super().open()
+        archive.neighbours = True
+        return archive
+
+    def session(self, tenant: str, name: str, turns: list[list[int]]) -> NewSession:
+        first, *others = (np.array(t, np.int64) for t in turns)
+        return NewSession(name, [np.concatenate([ALIKE[:40], first, ALIKE[40:]]), *others], tenant)
+
+
+TestNeighbours = NeighbourMachine.TestCase
+TestNeighbours.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 
 
 class BucketMachine(ArchiveMachine):

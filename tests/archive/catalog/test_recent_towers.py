@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.archive.catalog.recent_towers import RecentTowers
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.sessions import PutRequest, SessionArchive
-from pltz.archive.writing.recent_towers import RecentTowers
 from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session
 

@@ -1,0 +1,88 @@
+"""Candidates: the segments of each tenant after which new ones may be coded, found by their sketches.
+
+    tower --first tokens--> sketch --> index of its domain and tokenizer
+    new segment --sketches--> the nearest candidate of the same domain
+
+A candidate is a hint. A writer reads its tower, proves it, and codes the new segment after it; the shorter record is
+put. Candidates of one domain are never offered to another: what a record takes would tell one tenant of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pltz.archive.catalog.chain import NOTHING
+from pltz.archive.format.ids import Tokens
+from pltz.models.session.sketch import Sketch, SketchIndex, sketch_of
+
+MOST = 4096  # candidates per domain and tokenizer
+LEAST_GRAMS = 32  # distinct 4-grams of a candidate
+LEAST_SHARE = 0.1  # share of the 4-grams of a new segment that a candidate has to have
+
+
+class Place(NamedTuple):
+    """The domain of candidates, and the fingerprint of the tokenizer of their tokens; 16 bytes each."""
+
+    domain: bytes
+    tokenizer: bytes
+
+
+class Candidates:
+    """The candidates that one process knows. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[Place, SketchIndex] = {}
+        self._names: dict[Place, list[bytes]] = {}
+        self._sketches: dict[Place, list[Sketch]] = {}
+        self._known: set[bytes] = set()
+
+    def add(self, place: Place, segment: bytes, sketch: Sketch) -> None:
+        """Add a segment, the leaf of a tower with this sketch; nothing where it is known or the domain is full."""
+        names = self._names.setdefault(place, [])
+        if segment in self._known or len(names) >= MOST or sketch.grams < LEAST_GRAMS:
+            return
+        self._known.add(segment)
+        names.append(segment)
+        self._sketches.setdefault(place, []).append(sketch)
+        self._indexes.setdefault(place, SketchIndex()).add(sketch)
+
+    def nearest(self, place: Place, tokens: Tokens) -> tuple[float, bytes] | None:
+        """Return how many 4-grams the nearest candidate of a domain shares with tokens, (T,), and its id.
+
+        None where it shares too few, or there is no candidate.
+        """
+        index = self._indexes.get(place)
+        found = index.nearest(tokens) if index else []
+        if not found or found[0].shared < LEAST_SHARE * len(tokens):
+            return None
+        return found[0].shared, self._names[place][found[0].number]
+
+    def update(self, others: Candidates) -> None:
+        """Add all candidates of others."""
+        for place, names in others._names.items():
+            for name, sketch in zip(names, others._sketches[place], strict=True):
+                self.add(place, name, sketch)
+
+    def clear(self) -> None:
+        """Forget all candidates."""
+        self._indexes.clear()
+        self._names.clear()
+        self._sketches.clear()
+        self._known.clear()
+
+
+def tower_sketch(segments: Sequence[tuple[bytes, Tokens]], reach: int) -> tuple[bytes, Sketch]:
+    """Return the segment of a tower up to which it is worth reading as a context, and the sketch of these tokens.
+
+    ``reach``: most tokens that a codec uses.
+    """
+    parts = [NOTHING]
+    for _, tokens in segments:
+        parts.append(tokens[:reach])
+        reach -= len(parts[-1])
+        if reach <= 0:
+            break
+    return segments[len(parts) - 2][0], sketch_of(np.concatenate(parts))

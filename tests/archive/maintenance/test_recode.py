@@ -1,0 +1,196 @@
+"""Recode and erase: a session that goes takes none of those with it that were coded after it, and leaves no trace."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.encryption.key_files import KeyFolder
+from pltz.archive.encryption.keyring import Keyring
+from pltz.archive.errors import ArchiveError, Fenced, NotFound
+from pltz.archive.format.ids import NONE
+from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.format.pack import Damage
+from pltz.archive.maintenance.erase import Eraser
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
+from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.writing.new_session import NewSession
+from tests.archive.sealed import RAW, reopen
+
+Ids = np.ndarray[Any, Any]
+TEMPLATE = np.random.default_rng(3).integers(0, 60_000, 60)
+
+
+def alike(number: int) -> Ids:
+    """Return tokens most of which are those of the template."""
+    return np.concatenate([TEMPLATE[:30], [70_000 + number] * 5, TEMPLATE[30:]])
+
+
+def put(archive: TowerArchive, *numbers: int, tenant: str = "acme") -> None:
+    archive.put([NewSession(f"s{n}", [alike(n)], tenant) for n in numbers])
+
+
+def catalogue(archive: TowerArchive) -> dict[tuple[str, str], list[int]]:
+    return {(v.tenant, v.name): archive.tower(v).tokens.tolist() for v in archive.ls()}
+
+
+def neighbours(archive: TowerArchive) -> list[bytes]:
+    """Return the neighbours of all records in the packs that open."""
+    found = []
+    for pack in sorted(archive.catalog.listing.packs):
+        for item in archive.catalog.listing.scan(pack):
+            assert not isinstance(item, Damage)
+            if item.record.neighbour != NONE and not archive.keys.gone(item.context, item.record.id or NONE):
+                found.append(item.record.neighbour)
+    return found
+
+
+@pytest.fixture
+def near(tower_codec: SegmentCodec) -> tuple[SimDisk, TowerArchive]:
+    """Make a sealed archive in which "s1" and "s2" are coded after "s0"."""
+    disk = SimDisk()
+    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec], key=RAW)
+    archive.neighbours = True
+    put(archive, 0, 1)
+    put(archive, 2)
+    put(archive, 3, tenant="other")
+    assert neighbours(archive) == [archive.version("s0", "acme").leaf] * 2
+    return disk, archive
+
+
+def test_those_coded_after_an_erased_session_stay(
+    near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec
+) -> None:
+    disk, archive = near
+    leaf = archive.version("s0", "acme").leaf
+    assert archive.erase("acme", "s0", dry_run=True).recoded == 2
+    assert len(neighbours(archive)) == 2
+    done = archive.erase("acme", "s0")
+    assert (done.segments, done.recoded) == (1, 2)
+    for reader in (archive, reopen(disk, tower_codec)):
+        assert {name for _, name in catalogue(reader)} == {"s1", "s2", "s3"}
+        assert catalogue(reader)["acme", "s1"] == alike(1).tolist()
+        assert not reader.catalog.lookup.find(SEGMENTS, leaf)
+        assert reader.verify(decode=True).sound
+        assert not neighbours(reader)  # what was coded after it cannot confirm a guess at it
+    for _ in range(2):
+        archive.collect(dead_share=0.01)
+    assert catalogue(reopen(disk, tower_codec)) == catalogue(archive)
+    put(archive, 4)
+    assert catalogue(reopen(disk, tower_codec))["acme", "s4"] == alike(4).tolist()
+
+
+def test_every_crash_of_such_an_erase(near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec) -> None:
+    disk, _ = near
+    before, dry = catalogue(reopen(disk, tower_codec)), disk.clone()
+    reopen(dry, tower_codec).erase("acme", "s0")
+    after = catalogue(reopen(dry, tower_codec))
+    assert len(after) == len(before) - 1
+    states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
+
+    def watch() -> None:
+        for state in disk.crashes("tmp"):
+            states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
+
+    archive = reopen(disk, tower_codec)
+    disk.watch = watch
+    archive.erase("acme", "s0")
+    halfway = 0
+    for number, state in enumerate(states.values()):
+        left = SimDisk(state, seed=number)
+        archive = reopen(left, tower_codec)
+        assert catalogue(archive) in (before, after)
+        assert archive.verify(decode=True).sound
+        halfway += catalogue(archive) == before and bool(neighbours(archive))
+        with suppress(NotFound):
+            archive.erase("acme", "s0")
+        again = reopen(left, tower_codec)
+        assert catalogue(again) == after and not neighbours(again)
+        assert again.verify(decode=True).sound
+        assert all(len(g) == 1 for g in KeyFolder(DirectoryStore(left)).generations().values())
+    assert halfway >= 3
+    assert catalogue(reopen(SimDisk(disk.durable), tower_codec)) == after
+
+
+def test_a_writer_that_codes_after_what_is_erased_meanwhile_is_not_acknowledged(
+    near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, writer = near
+    publisher, eraser = writer._writer._publisher, reopen(disk, tower_codec)
+    publish = publisher.put
+
+    def late(rows: Any, new: Any = None) -> None:
+        assert any(record.neighbour != NONE for _, record in rows)
+        eraser.erase("acme", "s0")
+        publish(rows, new)
+
+    monkeypatch.setattr(publisher, "put", late)
+    with pytest.raises(Fenced):
+        put(writer, 5)
+    monkeypatch.setattr(publisher, "put", publish)
+    put(writer, 5)
+    put(writer, 6)
+    for number in (5, 6):
+        assert catalogue(reopen(disk, tower_codec))["acme", f"s{number}"] == alike(number).tolist()
+    assert reopen(disk, tower_codec).verify(decode=True).sound
+
+
+def test_a_session_put_while_another_is_erased_is_coded_anew_too(
+    near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, writer = near
+    eraser = reopen(disk, tower_codec)
+    dead = Eraser._dead
+    did: list[int] = []
+
+    def late(self: Eraser, known: Any) -> Any:
+        found = dead(self, known)
+        if not did:
+            did.append(1)
+            put(writer, 7)
+        return found
+
+    monkeypatch.setattr(Eraser, "_dead", late)
+    assert eraser.erase("acme", "s0").recoded == 3
+    assert catalogue(reopen(disk, tower_codec))["acme", "s7"] == alike(7).tolist()
+    assert reopen(disk, tower_codec).verify(decode=True).sound
+
+
+def test_an_erase_that_cannot_code_the_others_changes_nothing(near: tuple[SimDisk, TowerArchive]) -> None:
+    disk, archive = near
+    blind = TowerArchive.open(DirectoryStore(disk), [], key=RAW)
+    with pytest.raises(ArchiveError, match="--bundle"):
+        blind.erase("acme", "s0")
+    assert isinstance(archive.keys, Keyring)
+    assert not reopen(disk, archive.codecs[0]).verify().unfinished
+    assert catalogue(archive)["acme", "s0"] == alike(0).tolist()
+
+
+def test_a_tenant_goes_with_all_its_neighbours(near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec) -> None:
+    disk, archive = near
+    archive.erase("acme")
+    assert set(catalogue(reopen(disk, tower_codec))) == {("other", "s3")}
+    assert not neighbours(archive) and archive.verify(decode=True).sound
+
+
+def test_a_base_below_a_neighbour_is_stood_on(disk: SimDisk, tower_codec: SegmentCodec) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec], key=RAW)
+    archive.neighbours = True
+    archive.put([NewSession("b", [np.arange(20), alike(0)], "acme", shared=1, base="prompts")])
+    archive.put([NewSession("s1", [alike(1)], "acme")])
+    assert neighbours(archive)
+    archive.forget([archive.version("b", "acme")])
+    blind = TowerArchive.open(DirectoryStore(disk), [], key=None)
+    for _ in range(3):
+        blind.collect(dead_share=0.01)
+    with pytest.raises(ArchiveError, match="1 session"):
+        reopen(disk, tower_codec).erase_base("prompts")
+    archive = reopen(disk, tower_codec)
+    for _ in range(4):
+        archive.collect(dead_share=0.01)
+    assert catalogue(archive) == {("acme", "s1"): alike(1).tolist()} and not neighbours(archive)

@@ -1,0 +1,231 @@
+"""Neighbours: a segment coded after an earlier one of its tenant is smaller, and reads back as ever.
+
+Crashes: test_crash.py; against the model: test_machine.py; erasure: maintenance/test_erase.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.format.ids import BASE, NONE
+from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.writing.new_session import NewSession
+from tests.archive.sealed import RAW
+
+Ids = np.ndarray[Any, Any]
+TEMPLATE = np.random.default_rng(3).integers(0, 60_000, 300)
+
+
+def alike(number: int) -> Ids:
+    """Return tokens of which nine in ten are those of the template."""
+    own = np.random.default_rng(100 + number).integers(0, 60_000, 30)
+    return np.concatenate([TEMPLATE[:150], own, TEMPLATE[150:]])
+
+
+def unlike(number: int) -> Ids:
+    return np.random.default_rng(200 + number).integers(0, 60_000, 300)
+
+
+@pytest.fixture(params=["plain", "sealed"])
+def archive(request: pytest.FixtureRequest, tower_codec: SegmentCodec) -> TowerArchive:
+    """Make an empty archive whose puts look for neighbours."""
+    key = RAW if request.param == "sealed" else None
+    made = TowerArchive.create(DirectoryStore(SimDisk()), [tower_codec], key=key)
+    made.neighbours = True
+    return made
+
+
+def again(archive: TowerArchive) -> TowerArchive:
+    """Open the same archive in another process."""
+    return TowerArchive.open(archive.store, archive.codecs, key=RAW if archive.settings.sealed else None)
+
+
+def put(archive: TowerArchive, *names: str, tenant: str = "acme", **more: Any) -> list[int]:
+    """Put sessions named by a letter, a for alike or u for unlike, and a number; return their sizes."""
+    new = [NewSession(n, [{"a": alike, "u": unlike}[n[0]](int(n[1:]))], tenant, **more) for n in names]
+    return [receipt.size for receipt in archive.put(new)]
+
+
+def neighbour(archive: TowerArchive, name: str, tenant: str = "acme", at: int = 0) -> bytes:
+    """Return the neighbour that a segment of a session's tower was coded after."""
+    segment = archive.get(name, tenant).segments[at][0]
+    [item] = archive.catalog.lookup.find(SEGMENTS, segment)
+    return item.record.neighbour
+
+
+def leaf(archive: TowerArchive, name: str, tenant: str = "acme") -> bytes:
+    return archive.version(name, tenant).leaf
+
+
+def want(archive: TowerArchive, *names: str, tenant: str = "acme") -> None:
+    """Check that sessions read back here and in another process, and that the archive is sound."""
+    for reader in (archive, again(archive)):
+        for name in names:
+            tokens = {"a": alike, "u": unlike}[name[0]](int(name[1:]))
+            assert np.array_equal(reader.get(name, tenant).tokens, tokens)
+        report = reader.verify(decode=True)
+        assert report.sound and not report.undecoded, report.problems
+        assert reader.verify().sound
+
+
+def test_a_session_is_coded_after_the_nearest_earlier_one(archive: TowerArchive) -> None:
+    alone = put(archive, "u0", "a0", "u1")
+    assert put(archive, "a1", "u2")[0] < alone[1] / 3
+    assert neighbour(archive, "a1") == leaf(archive, "a0")
+    assert {neighbour(archive, name) for name in ("u0", "a0", "u1", "u2")} == {NONE}
+    want(archive, "a0", "a1", "u0", "u1", "u2")
+
+
+def test_sessions_of_one_put_are_neighbours_too(archive: TowerArchive) -> None:
+    put(archive, "a0", "u0", "a1", "a2", "u1")
+    assert neighbour(archive, "a1") == neighbour(archive, "a2") == leaf(archive, "a0")
+    want(archive, "a0", "a1", "a2", "u0", "u1")
+
+
+def test_a_neighbour_has_none_itself(archive: TowerArchive) -> None:
+    put(archive, "a0")
+    for number in range(1, 6):
+        put(archive, f"a{number}")
+    assert {neighbour(archive, f"a{n}") for n in range(1, 6)} == {leaf(archive, "a0")}
+
+
+def test_no_neighbour_of_another_tenant(archive: TowerArchive) -> None:
+    alone = put(archive, "a0", tenant="acme")
+    assert put(archive, "a1", tenant="other") == put(again(archive), "a1", tenant="third")
+    assert put(archive, "a2", tenant="other")[0] < alone[0] / 3
+    assert neighbour(archive, "a1", "other") == NONE
+
+
+def test_it_is_off_unless_it_is_wanted(archive: TowerArchive) -> None:
+    other = again(archive)
+    assert not other.neighbours
+    put(other, "a0", "a1")
+    assert neighbour(other, "a1") == NONE
+
+
+def test_segments_below_a_shared_base_have_neighbours_and_the_base_none(archive: TowerArchive) -> None:
+    prompt, tenants = alike(9)[:100], ("acme", "acme", "other")
+    for number, tenant in enumerate(tenants):
+        archive.put([NewSession(f"s{number}", [prompt, alike(number)[100:]], tenant, shared=1)])
+    assert neighbour(archive, "s1", at=1) == leaf(archive, "s0")
+    assert neighbour(archive, "s2", "other", 1) == neighbour(archive, "s0", at=0) == NONE
+    assert archive.record(archive.get("s1", "acme").segments[0][0]).context.domain_kind == BASE
+    for reader in (archive, again(archive)):
+        assert np.array_equal(reader.get("s1", "acme").tokens, np.concatenate([prompt, alike(1)[100:]]))
+        assert reader.verify(decode=True).sound
+
+
+def test_turns_are_put_below_a_segment_with_a_neighbour(archive: TowerArchive) -> None:
+    put(archive, "a0", "a1")
+    for handle in (archive, again(archive)):
+        turns = [alike(1), *([unlike(1)] if handle is archive else [unlike(1), unlike(2)])]
+        receipt = handle.put([NewSession("a1", turns, "acme")])[0]
+        assert receipt.new == 1
+        assert np.array_equal(again(archive).get("a1", "acme").tokens, np.concatenate(turns))
+    assert archive.verify(decode=True).sound
+
+
+def test_decoding_many_reads_each_neighbour_once(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(archive, *(f"a{n}" for n in range(20)))
+    reader = again(archive)
+    codec, counts = archive.codecs[0], list[int]()
+    decode = type(codec).decode
+
+    def counted(self: SegmentCodec, batch: Any) -> Any:
+        counts.append(len(batch))
+        return decode(self, batch)
+
+    monkeypatch.setattr(type(codec), "decode", counted)
+    versions = list(reader.ls("acme"))
+    reader.towers(versions)
+    assert sum(counts) <= 21
+    counts.clear()
+    for version in versions:
+        reader.tower(version)
+    assert sum(counts) == 20  # the neighbour stays in memory
+
+
+def test_a_lost_neighbour_loses_those_coded_after_it(archive: TowerArchive) -> None:
+    put(archive, "a0", "u0")
+    kept = set(archive.catalog.listing.packs)
+    put(archive, "a1")
+    (first,) = kept
+    disk = archive.store.disk  # type: ignore[attr-defined]
+    disk.seen.names.pop(f"packs/{first.hex()}")
+    report = again(archive).verify()
+    assert not report.sound and {v.name for v in report.lost} == {"a1"}
+
+
+def test_collect_keeps_a_neighbour_whose_session_was_forgotten(archive: TowerArchive) -> None:
+    put(archive, "a0", "u0")
+    put(archive, "a1")
+    archive.forget([archive.version("a0", "acme"), archive.version("u0", "acme")])
+    blind = TowerArchive.open(archive.store, [])  # without key and codecs it cannot code "a1" anew
+    for _ in range(3):
+        blind.collect(dead_share=0.01)
+    want(archive, "a1")
+    assert archive.stat().segments == 2
+    assert neighbour(archive, "a1") != NONE
+
+
+def test_a_collector_that_condemns_the_neighbour_is_noticed(
+    archive: TowerArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(archive, "a0")
+    put(archive, "u0")
+    publisher, collector = archive._writer._publisher, again(archive)
+    publish = publisher.put
+
+    def late(rows: Any, new: Any = None) -> None:
+        if collector.catalog.listing.epoch == 0:
+            collector.forget([collector.version("a0", "acme")])
+            collector.collect(dead_share=0.01)
+        publish(rows, new)
+
+    monkeypatch.setattr(publisher, "put", late)
+    put(archive, "a1")
+    for _ in range(3):
+        collector.collect(dead_share=0.01)
+    want(archive, "a1", "u0")
+
+
+def test_a_neighbour_that_nobody_has_is_freed_in_the_end(archive: TowerArchive) -> None:
+    put(archive, "a0", "u0")
+    put(archive, "a1", "a2")
+    before = leaf(archive, "a0")
+    archive.forget([archive.version("a0", "acme")])
+    archive.collect(dead_share=0.01)
+    assert neighbour(archive, "a1") == neighbour(archive, "a2") == before  # it can be undeleted
+    for _ in range(4):
+        archive.collect(dead_share=0.01)
+    assert neighbour(archive, "a1") == neighbour(archive, "a2") == NONE
+    assert not archive.catalog.lookup.find(SEGMENTS, before)
+    want(archive, "a1", "a2", "u0")
+    assert archive.stat().segments == 3
+
+
+def test_a_session_with_a_neighbour_is_merged(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
+    put(archive, "a0", "a1", "a2")
+    for name in ("a0", "a1"):
+        turns = [alike(int(name[1:]))]
+        for number in range(3):
+            turns.append(unlike(number)[:40])
+            archive.put([NewSession(name, list(turns), "acme")])
+    archive.merge(cold=0)
+    for _ in range(3):
+        archive.collect(dead_share=0.01)
+    for reader in (archive, again(archive)):
+        for name in ("a0", "a1"):
+            assert len(reader.history(name, "acme")) == 4
+            tokens = np.concatenate([alike(int(name[1:])), *(unlike(n)[:40] for n in range(3))])
+            assert np.array_equal(reader.get(name, "acme").tokens, tokens)
+        assert np.array_equal(reader.get("a2", "acme").tokens, alike(2))
+        assert reader.verify(decode=True).sound
