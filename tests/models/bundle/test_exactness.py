@@ -33,13 +33,20 @@ def test_threads_do_not_matter(threads: int) -> None:
     assert found == {GOLDEN["contract 1, random, 4 lanes"]}
 
 
+CROWDS = {  # each model in some layouts, each layout with some models
+    "random": ["1 lane", "16 lanes"],
+    "extreme": ["default", "4 lanes"],
+    "wide": ["default"],
+    "gated": ["default", "4 lanes"],
+    "gated wide": ["16 lanes"],
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("title", LAYOUTS)
-@pytest.mark.parametrize("name", ["random", "extreme", "wide", "gated", "gated wide"])
+@pytest.mark.parametrize(("name", "title"), [(name, title) for name in CROWDS for title in CROWDS[name]])
 def test_golden_frequencies_in_crowds(name: str, title: str) -> None:
-    """Code alone, among 7 and among 64 sequences. The wide models, which take longest, do so in one layout each."""
-    quick = "wide" in name and title != {"wide": "default", "gated wide": "16 lanes"}[name]
-    found = measure(models(None)[name](), LAYOUTS[title], "cpu", quick=quick)
+    """Code alone, among 7 and among 64 sequences."""
+    found = measure(models(None)[name](), LAYOUTS[title], "cpu", quick=False)
     assert found == {GOLDEN[f"contract {CONTRACT.get(name, 1)}, {name}, {title}"]}
 
 
