@@ -29,7 +29,7 @@ from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError, NotFound
-from pltz.archive.format.ids import BASE, LEAF, NONE, SIZE, TENANT
+from pltz.archive.format.ids import BASE, LEAF, NONE, TENANT, segment_of
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
@@ -151,7 +151,7 @@ def _erased(source: TowerArchive, version: Version) -> bool:
     catalog, pack = source.catalog, version.location.pack
     if pack in catalog.listing.packs:
         try:
-            item = catalog.lookup.at(version.location)
+            item = catalog.lookup.head(version.location)
             return catalog.keys.gone(item.context, key_of_session(item.record, item.context))
         except FileNotFoundError:
             catalog.refresh()
@@ -208,7 +208,7 @@ def _leaf_in(tower: Tower, source: TowerArchive, to: TowerArchive) -> bytes:
     leaf = NONE
     for number, (_, tokens) in enumerate(tower.segments):
         domain = above if number < shared else own
-        leaf = to.keys.segment_digest(domain, tower.version.tokenizer, leaf, tokens)[:SIZE]
+        leaf = segment_of(to.keys.segment_digest(domain, tower.version.tokenizer, leaf, tokens))
     return leaf
 
 

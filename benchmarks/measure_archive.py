@@ -24,9 +24,11 @@ import numpy.typing as npt
 from pltz.archive.archive import Archive
 from pltz.archive.child_python import command, environment, safe_path
 from pltz.archive.codecs.codec import Coded, Plain
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import SIZE, Tokens
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex
+from pltz.archive.format.pack import MAX_SIZE
 from pltz.archive.sessions import PutRequest
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -96,14 +98,17 @@ class ReadyCodec:
         return self._known[at]
 
 
-def put(folder: Path, sessions: int, writers: int) -> dict[str, Any]:
-    """Put sessions of one new segment each below a shared prompt, by several processes, in commits of `COMMIT`."""
+def put(folder: Path, sessions: int, writers: int, key: Secret | None = None) -> dict[str, Any]:
+    """Put sessions of one new segment each below a shared prompt, by several processes, in commits of `COMMIT`.
+
+    ``key``: secret of a sealed archive, None for one without encryption.
+    """
     place = folder / f"put-{writers}"
-    TowerArchive.create(place, [ReadyCodec()])
+    TowerArchive.create(place, [ReadyCodec()], key=key)
     share = -(-sessions // writers)
     context = multiprocessing.get_context("spawn")
     with safe_path(), context.Pool(writers) as pool:
-        done = pool.starmap(_write, [(place, share, who) for who in range(writers)], chunksize=1)
+        done = pool.starmap(_write, [(place, share, who, key) for who in range(writers)], chunksize=1)
     appended = [_append(folder / "log", share)] if writers == 1 else []
     names = sum(d["name_bytes"] for d in done)
     return {
@@ -119,12 +124,12 @@ def put(folder: Path, sessions: int, writers: int) -> dict[str, Any]:
     }
 
 
-def _write(place: Path, sessions: int, who: int) -> dict[str, Any]:
+def _write(place: Path, sessions: int, who: int, key: Secret | None) -> dict[str, Any]:
     """Run one writer. Only `put` is timed, not the making of its input."""
     codec = ReadyCodec(who)
     prompts = [codec.make(*PROMPT) for _ in range(PROMPTS)]
     codec.keep()
-    archive = TowerArchive.open(place, [codec])
+    archive = TowerArchive.open(place, [codec], key=key)
     wall = cpu = 0.0
     total = names = 0
     for begin in range(0, sessions, COMMIT):
@@ -172,10 +177,18 @@ def _append(folder: Path, sessions: int) -> float:
     return seconds
 
 
-def overhead(place: Path, figures: dict[str, Any]) -> dict[str, Any]:
-    """Return the bytes per session beside bitstrings and names, after one index over all."""
-    archive = TowerArchive.open(place, [ReadyCodec()])
+def overhead(place: Path, figures: dict[str, Any], key: Secret | None = None) -> dict[str, Any]:
+    """Return the bytes per session beside bitstrings and names, after one index over all, and after collection too."""
+    archive = TowerArchive.open(place, [ReadyCodec()], key=key)
     archive.write_index()
+    before = _overhead(archive, figures)
+    for _ in range(2):  # condemn, then delete
+        archive.collect(small=MAX_SIZE)
+    archive.write_index()
+    return {**before, "collected": _overhead(archive, figures)}
+
+
+def _overhead(archive: TowerArchive, figures: dict[str, Any]) -> dict[str, Any]:
     stat = archive.stat()
     n = figures["sessions"]
     packs = (stat.pack_bytes - figures["bitstring_bytes"] - figures["name_bytes"]) / n
@@ -188,15 +201,18 @@ def overhead(place: Path, figures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def reading(place: Path) -> dict[str, Any]:
+def reading(place: Path, key: Secret | None = None) -> dict[str, Any]:
     """Measure warm lookups of records through the index, and verify next to reading and hashing the same bytes."""
-    archive = TowerArchive.open(place, [ReadyCodec()])
+    archive = TowerArchive.open(place, [ReadyCodec()], key=key)
     catalog = archive.catalog
     keys, numbers, offsets = next(iter(catalog.listing.indexes.values())).columns(SEGMENTS)
     names = next(iter(catalog.listing.indexes.values())).names
     chosen = np.random.default_rng(1).integers(0, len(keys), LOOKUPS).tolist()
-    there = [catalog.lookup.at(index_file.Location(names[int(numbers[n])], int(offsets[n]))).record.id for n in chosen]
-    ids = [i for i in there if i is not None]
+    ids = []
+    for n in chosen:
+        _, block = catalog.lookup.block(index_file.Location(names[int(numbers[n])], int(offsets[n])))
+        there = [i for i in block.ids() if i is not None]
+        ids.append(there[n % len(there)])
     found = _spans(lambda i: catalog.lookup.find(SEGMENTS, i), ids)
     absent = _spans(lambda i: catalog.lookup.find(SEGMENTS, i), [os.urandom(SIZE) for _ in range(LOOKUPS)])
     start = time.perf_counter()

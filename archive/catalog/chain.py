@@ -118,7 +118,7 @@ def _proved(
     except PltzError as exc:
         return CorruptError(f"the record decodes to what are no token ids: {exc}")
     digests = [digest for digest, _, _ in _names(keys, wanted.item, lengths, ids)]
-    found = digests[-1][: identity.SIZE]
+    found = identity.segment_of(digests[-1])
     if found != wanted.item.record.id:
         return CorruptError(
             f"the record decodes to segment {found.hex()}: damaged, or decoded with another bundle"
@@ -138,7 +138,7 @@ def _names(
         part = tokens[at : at + length]
         digest = keys.segment_digest(context.domain, context.tokenizer, parent, part)
         yield digest, parent, part
-        parent, at = digest[: identity.SIZE], at + length
+        parent, at = identity.segment_of(digest), at + length
 
 
 def context_after(neighbour: Segments, above: Collection[bytes], own: Tokens, reach: int) -> Tokens:
@@ -421,7 +421,7 @@ class Chains:
         """Note all segments of a run that was proved, and return the tokens of its last one, (t,)."""
         lengths, _ = _run(self.catalog.keys, item)
         for digest, parent, part in _names(self.catalog.keys, item, lengths, tokens):
-            segment = digest[: identity.SIZE]
+            segment = identity.segment_of(digest)
             self._answers[segment], self._above[segment] = part, parent
         return part
 

@@ -13,7 +13,7 @@ from pltz.archive.catalog.ledger import Loss, PackState
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.catalog.problems import Problem, Problems
-from pltz.archive.format.index_file import SESSIONS, key_of
+from pltz.archive.format.index_file import SEGMENTS, SESSIONS, key_of
 from pltz.plt_codec.errors import FormatError
 
 
@@ -89,8 +89,11 @@ class DamageReport:
                 return PackState.LOST
         for location in named:
             try:
-                if location.pack in self._listing.packs:
-                    self._lookup.at(location)
+                if location.pack not in self._listing.packs:
+                    continue
+                pack, block = self._lookup.block(location)
+                for row in block.rows_of(identity) if section == SEGMENTS else ():
+                    pack.of_block(block, row)
             except FormatError:
                 return PackState.DAMAGED
             except FileNotFoundError:

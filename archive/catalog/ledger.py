@@ -34,10 +34,10 @@ from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 MAGIC = b"PLTl"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<4sBBBB16sQIIII")  # magic, version, kind, flags, reserved, archive, time, four counts
 PERSON = b"pltz ledger"
-KEY_SIZE = 6  # bytes of a session key or segment id, as indexes have them
+KEY_SIZE = 5  # bytes of the key of a session or segment, as indexes have it
 UNKNOWN = (1 << 32) - 1  # stands for an unknown number of records that were not read
 MAX_FILE = 1 << 26  # bytes
 MAX_TIME = 1 << 62
@@ -73,7 +73,7 @@ class LedgerEntry:
         names: ids of deleted packs, of the lost pack, or of the loss entries acknowledged; 16 bytes each.
         missing: number of records of a lost pack that were not read; None if unknown.
         complete: whether ``sessions`` and ``segments`` list everything in the lost pack that was not read.
-        sessions, segments: first 48 bits of session keys and segment ids.
+        sessions, segments: first 36 bits of session keys and segment ids.
     """
 
     kind: EntryKind
@@ -112,6 +112,10 @@ class LedgerEntry:
         magic, version, kind, flags, zero, archive, time, missing, *counts = HEADER.unpack_from(data)
         if magic != MAGIC:
             raise CorruptError("a ledger entry does not begin with its magic: damaged")
+        if 0 < version < VERSION:
+            raise VersionError(
+                f"a ledger entry of version {version}, which no release wrote: read it with the pltz that wrote it"
+            )
         if version != VERSION or kind not in tuple(EntryKind) or flags > 1 or zero:
             raise VersionError(f"a ledger entry of version {version}, kind {kind}: use a newer pltz")
         names, sessions, segments = counts

@@ -19,7 +19,7 @@ from pltz.archive.catalog.ledger import PackLedger, PackState
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.errors import ArchiveError, UnreadableError
 from pltz.archive.format import object_names
-from pltz.archive.format.context import Context
+from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import (
     Entries,
     FileIndex,
@@ -255,20 +255,31 @@ class Listing:
         self._opened.move_to_end(pack)
         return self._opened[pack]
 
-    def scan(self, pack: bytes) -> Iterator[Found | Damage]:
+    def scan(self, pack: bytes, *, bodies: bool = True) -> Iterator[Found | Damage]:
         """Yield all records and damaged ranges of a pack.
 
-        The pack is read from end to end in pieces. Raises FormatError, FileNotFoundError, StoreError.
+        The pack is read from end to end in pieces. Without ``bodies`` the records come without their bitstrings, but
+        for runs of sessions, whose bitstrings have their older versions. Raises FormatError, FileNotFoundError,
+        StoreError.
         """
         file = self.store.open(object_names.pack(pack))
         opened = Pack(file.read, file.size, archive=self.ledger.archive)
         for copy in opened.damaged_copies:
             yield Damage(0, opened.head.size, f"the {copy} is damaged, the other is used")
-        for item in opened.scan():
+        for item in opened.blocks(bodies=bodies):
             if isinstance(item, Damage):
                 yield item
-            else:
-                yield Found(Location(pack, item[0]), item[1], opened.head.contexts[item[1].context])
+                continue
+            block, rows = item
+            for row, record in rows:
+                context = opened.head.contexts[record.context]
+                if not bodies and context.mode & RUN and record.name is not None:
+                    try:
+                        record = opened.of_block(block, row)
+                    except FormatError as exc:
+                        yield Damage(block.offset, block.size, str(exc))
+                        continue
+                yield Found(Location(pack, block.offset, row), record, context)
 
     def _take_in(self, there: set[bytes]) -> set[bytes]:
         """Add packs that exist although they were not listed, and return those that still exist.

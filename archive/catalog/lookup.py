@@ -1,6 +1,6 @@
 """The look-up: from the identity of a segment, session or version to the places where its records lie.
 
-    digest --indexes--> places, which are hints --read--> records, which decide
+    digest --indexes--> blocks, which are hints --read--> records, which decide
 
 A damaged index is dropped and its packs are scanned, so a look-up misses nothing that can be read. Damaged
 records are noted as problems and left out.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import numpy as np
@@ -18,26 +19,31 @@ import numpy as np
 from pltz.archive.catalog.listing import Found, Listing
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.keys import Encryption
+from pltz.archive.format.block import Block
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import LEAF, NONE, version_id
 from pltz.archive.format.index_file import (
     MARKS,
+    SEGMENTS,
     SESSIONS,
+    U64,
+    UNIT,
     Location,
     Lookup,
-    gather,
     key_of_session,
     keys_in,
     keys_of,
 )
+from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.record import FORGET, UNDELETE, unpack_tags
 from pltz.archive.format.run import OlderVersion, unpack_run
 from pltz.plt_codec.errors import CorruptError, FormatError
 
 T = TypeVar("T")
 
-READ = 1 << 14  # records of sessions kept in memory
-PACK_BITS = 30  # bits of an offset in an address: a pack has at most 2^30 bytes
+READ = 1 << 14  # sessions of blocks kept in memory
+BLOCKS = 256  # blocks that `histories` keeps in memory
+PACK_BITS, ROW_BITS = 30, 7  # bits of an offset and of a row in an address
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,14 @@ def older_versions(item: Found) -> dict[bytes, OlderVersion]:
     return {version_id(key, v.number, v.leaf, v.time): v for v in unpack_run(item.record).versions}
 
 
+def _head(pack: Pack, block: Block, location: Location) -> Found:
+    record = block.record(location.row)
+    context = pack.head.contexts[record.context]
+    if context.mode & RUN and record.name is not None:
+        record = pack.of_block(block, location.row)
+    return Found(location, record, context)
+
+
 def _rank(item: Found) -> int:
     """Return the sort key that puts records within runs first, then runs, and last those that have a neighbour."""
     if item.record.neighbour != NONE:
@@ -97,12 +111,24 @@ def _rank(item: Found) -> int:
     return 0 if item.context.mode == WITHIN else 1 if item.context.mode & RUN else 2
 
 
+def _address(number: int, location: Location) -> int:
+    """Return the address of a record in the pack of this number."""
+    return number << PACK_BITS + ROW_BITS | location.offset << ROW_BITS | location.row
+
+
+def _parts(address: int) -> tuple[int, int, int]:
+    """Return the number of the pack, the offset of the block and the row at an address."""
+    place, row = divmod(address, 1 << ROW_BITS)
+    return *divmod(place, 1 << PACK_BITS), row
+
+
 class RecordLookup:
     """Looks up records in the packs that a listing has."""
 
     def __init__(self, listing: Listing, keys: Encryption, problems: Problems) -> None:
         self._listing, self._keys, self._problems = listing, keys, problems
-        self._read: dict[Location, Found] = {}  # records of sessions, for `versions`
+        # records of sessions without their bitstrings, by block and session key, for `versions`
+        self._read: dict[tuple[Location, bytes], list[Found]] = {}
 
     def find(self, section: int, identity: bytes) -> list[Found]:
         """Return the records whose full segment id, session key or version id matches, sorted by location.
@@ -112,20 +138,30 @@ class RecordLookup:
         as problems and left out. Raises StoreError.
         """
         found = []
-        for location in self.places(section, identity):
-            item = self._maybe(location)
-            if item is None or (section, identity) not in keys_of(item.record, item.context):
-                continue
-            if section == MARKS or not self._keys.gone(item.context, identity):
-                found.append(item)
+        for place in self.places(section, identity):
+            for item in self._in_block(place, section, identity):
+                if section == MARKS or not self._keys.gone(item.context, identity):
+                    found.append(item)
         special = any(item.context.mode >= RUN or item.record.neighbour != NONE for item in found)
         return sorted(found, key=_rank) if special else found
 
     def at(self, location: Location) -> Found:
         """Return the record at a location. Raises FormatError, FileNotFoundError, StoreError."""
         pack = self._listing.opened(location.pack)
-        record = pack.record(location.offset)
+        record = pack.record(location.offset, location.row)
         return Found(location, record, pack.head.contexts[record.context])
+
+    def head(self, location: Location) -> Found:
+        """Return the record at a location without its bitstring, which may be damaged.
+
+        A run of a session has its bitstring, which has its older versions. Raises the errors of `at`.
+        """
+        return self._head(self.block, location)
+
+    def block(self, place: Location) -> tuple[Pack, Block]:
+        """Return the block at a place, and its pack. Raises FormatError, FileNotFoundError, StoreError."""
+        pack = self._listing.opened(place.pack)
+        return pack, pack.block(place.offset)
 
     def is_sound(self, location: Location) -> bool:
         """Return whether a record reads now. `versions` may remember one that was damaged since. Raises StoreError."""
@@ -136,7 +172,7 @@ class RecordLookup:
         return True
 
     def places(self, section: int, identity: bytes) -> list[Location]:
-        """Return the sorted locations, in packs that are there, where records of this identity may lie.
+        """Return the sorted places of blocks, in packs that are there, that may have records of this identity.
 
         Only indexes are read.
         """
@@ -144,7 +180,7 @@ class RecordLookup:
         return sorted(places) if len(places) > 1 else places
 
     def named(self, section: int, identity: bytes) -> set[Location]:
-        """Return the locations that the indexes name for an identity, including those in absent packs."""
+        """Return the places of blocks that the indexes name for an identity, including those in absent packs."""
         places = set(self._listing.tail.find(section, identity))
         for index in list(self._listing.indexes.values()):
             places.update(self._ask(index, lambda i: i.find(section, identity)))
@@ -184,17 +220,48 @@ class RecordLookup:
         """
         self._listing.absent()  # adds packs that an incomplete listing omitted
         packs = sorted(self._listing.packs)
-        starts = {pack: number << PACK_BITS for number, pack in enumerate(packs)}
-        for index in self._listing.lookups:
-            self._ask(index, lambda i: i.columns(SESSIONS))  # a damaged index is dropped here
-        keys, places = gather(self._listing.lookups, SESSIONS, starts)
+        keys, places = self._session_places(packs)
         bounds = [*np.flatnonzero(np.diff(keys, prepend=keys[:1] - np.uint64(1))).tolist(), len(keys)]
+        opened = lru_cache(BLOCKS)(self.block)
         for begin, end in itertools.pairwise(bounds):
-            at = [divmod(place, 1 << PACK_BITS) for place in places[begin:end].tolist()]
-            found = (self._maybe(Location(packs[number], offset)) for number, offset in at)
+            found = [
+                self._maybe(partial(self._head, opened, Location(packs[number], offset, row)), packs[number])
+                for number, offset, row in map(_parts, places[begin:end].tolist())
+            ]
             versions = self._distinct((item for item in found if item), [])
             for _, rows in itertools.groupby(versions, key=lambda v: (v.tenant, v.name)):
                 yield list(rows)
+
+    def _session_places(self, packs: Sequence[bytes]) -> tuple[U64, U64]:
+        """Return the first 64 bits of the key of each session's record, (N,), sorted, and its address, (N,)."""
+        parts = [np.zeros((0, 2), np.uint64)]
+        for number, pack in enumerate(packs):
+            rows = [
+                (int.from_bytes(key_of_session(item.record, item.context)[:8], "big"), _address(number, item.location))
+                for item in self._session_heads(pack)
+            ]
+            parts.append(np.array(rows, np.uint64).reshape(-1, 2))
+        both = np.concatenate(parts)
+        both = both[np.lexsort((both[:, 1], both[:, 0]))]
+        return both[:, 0], both[:, 1]
+
+    def _session_heads(self, pack: bytes) -> Iterator[Found]:
+        """Yield the records of sessions in a pack, without bitstrings. Damage is noted as a problem."""
+        try:
+            for item in self._listing.scan(pack, bodies=False):
+                if isinstance(item, Damage):
+                    what = f"{item.size} bytes at {item.offset}: {item.why}"
+                    self._problems.note("pack", pack.hex(), what, pack=pack)
+                elif item.record.name is not None:
+                    yield item
+        except FormatError as exc:
+            self._problems.note("pack", pack.hex(), str(exc), pack=pack)
+        except FileNotFoundError:
+            self._listing.note_stale()
+
+    def _head(self, opened: Callable[[Location], tuple[Pack, Block]], location: Location) -> Found:
+        pack, block = opened(location.block)
+        return _head(pack, block, location)
 
     def marked(self) -> bool:
         """Return whether any version was ever forgotten or undeleted."""
@@ -210,36 +277,40 @@ class RecordLookup:
 
     def _versions(self, domain: bytes, name: str) -> list[Version]:
         self._listing.absent()  # adds packs that an incomplete listing omitted
-        found = self._sessions(self._keys.session_key(domain, name))
+        found = self._sessions(self._keys.session_key(domain, name), name)
         failures: list[CorruptError] = []
         sound = self._distinct(iter(found), failures)
         if failures and not sound:
             raise failures[0]
         return [v for v in sound if v.name == name]
 
-    def _sessions(self, key: bytes) -> list[Found]:
-        """Return the records of a session, as `find`. Each is read once: a session grows by a version per turn.
+    def _sessions(self, key: bytes, name: str) -> list[Found]:
+        """Return the records of a session, without their bitstrings.
 
-        A record at a place of a pack never changes, but may be damaged later. Whoever relies on one reads it again.
+        Each is read once: a session grows by a version per turn. A record at a place of a pack never changes, but
+        may be damaged later. Whoever relies on one reads it again.
         """
-        found = []
-        for location in self.places(SESSIONS, key):
-            item = self._read.get(location) or self._maybe(location)
-            if item is None or (SESSIONS, key) not in keys_of(item.record, item.context):
-                continue
-            if len(self._read) >= READ:
-                self._read.clear()
-            self._read[location] = item
-            if not self._keys.gone(item.context, key):
-                found.append(item)
+        found: list[Found] = []
+        stored = key[:UNIT] if self._keys.cipher else name.encode()
+        for place in self.places(SESSIONS, key):
+            items = self._read.get((place, key))
+            if items is None:
+                items = self._maybe(partial(self._named, place, key, stored), place.pack) or []
+                if len(self._read) >= READ:
+                    self._read.clear()
+                self._read[place, key] = items
+            found += [item for item in items if not self._keys.gone(item.context, key)]
         return found
+
+    def _named(self, place: Location, key: bytes, stored: bytes) -> list[Found]:
+        """Return the records of a session in a block, without bitstrings. ``stored``: its name as stored."""
+        pack, block = self.block(place)
+        found = [_head(pack, block, place._replace(row=row)) for row in block.rows_named(stored)]
+        return [item for item in found if key_of_session(item.record, item.context) == key]
 
     def _all_versions(self) -> list[Version]:
         self._listing.absent()  # adds packs that an incomplete listing omitted
-        packs, places = self._listing.packs, set[Location]()
-        for index in self._listing.lookups:
-            places.update(self._ask(index, lambda i: [at for _, at in i.entries(SESSIONS) if at.pack in packs]))
-        return self._distinct((item for item in map(self._maybe, sorted(places)) if item), [])
+        return self._distinct((item for pack in sorted(self._listing.packs) for item in self._session_heads(pack)), [])
 
     def _in_record(self, item: Found) -> Iterator[Version]:
         """Yield the versions that a session's record has.
@@ -292,13 +363,27 @@ class RecordLookup:
                     found[version.id], ranks[version.id] = version, rank
         return sorted(found.values(), key=lambda v: (v.tenant, v.name, v.order))
 
-    def _maybe(self, location: Location) -> Found | None:
-        """Return the record at a location, None where it is damaged or its pack was deleted."""
+    def _in_block(self, place: Location, section: int, identity: bytes) -> Iterator[Found]:
+        """Yield the records of a block that have an identity. Damaged ones are noted as problems."""
+        opened = self._maybe(partial(self.block, place), place.pack)
+        if opened is None:
+            return
+        pack, block = opened
+        rows = block.rows_of(identity) if section == SEGMENTS else range(block.count)
+        if section != SEGMENTS:
+            heads = enumerate(block.heads())
+            rows = [row for row, r in heads if (section, identity) in keys_of(r, pack.head.contexts[r.context])]
+        for row in rows:
+            record = self._maybe(partial(pack.of_block, block, row), place.pack)
+            if record is not None:
+                yield Found(place._replace(row=row), record, pack.head.contexts[record.context])
+
+    def _maybe(self, read: Callable[[], T], pack: bytes) -> T | None:
+        """Return what ``read`` returns, None where it meets damage or its pack was deleted."""
         try:
-            return self.at(location)
+            return read()
         except FormatError as exc:
-            where = f"{location.pack.hex()} at {location.offset}"
-            self._problems.note("record", where, str(exc), pack=location.pack)
+            self._problems.note("record", pack.hex(), str(exc), pack=pack)
         except FileNotFoundError:
             self._listing.note_stale()
         return None

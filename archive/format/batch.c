@@ -1,12 +1,10 @@
-/* Operations of a put on thousands of rows without Python for each: hash them, compare the decoded ones, scatter their
- * bytes into a pack.
+/* Operations of a put on thousands of rows without Python for each: hash them, compare the decoded ones.
  *
  *     digests(b"pltz segment".ljust(16, b"\0"), 32, 0, (b"head",) * 2, [b"row", b"another"])
  *         -> bytes of hashlib.blake2b(b"headrow", digest_size=32, person=b"pltz segment").digest(),
  *            then those of b"headanother"
  *     same([array([7, 1], "u4"), array([2], "u4")], [array([7, 1], "u4"), array([2], "u4")])
  *         -> 7, the largest of all these 32-bit numbers; -1 where a row differs in any byte from the one at its place
- *     place(out, begins, sizes, pieces): out[begin : begin + size] = piece, for each size that is not 0
  *
  * Rows are any contiguous buffers. Nobody may write to them meanwhile, because the GIL is released.
  *
@@ -187,61 +185,6 @@ static PyObject *digests(PyObject *self, PyObject *args)
     return found;
 }
 
-/* Return the (N,) int64 of a buffer; 0 with an error set where its size differs. */
-static const int64_t *numbers(const Py_buffer *buffer, Py_ssize_t count)
-{
-    if (buffer->len == count * 8 && (uintptr_t)buffer->buf % 8 == 0)
-        return buffer->buf;
-    PyErr_Format(PyExc_ValueError, "expected %zd numbers of 64 bits", count);
-    return NULL;
-}
-
-/* Copy a piece of `size` bytes to its place. Return 0 with an error set where it has another size or is no buffer. */
-static int put(PyObject *piece, uint8_t *out, int64_t size)
-{
-    Py_buffer bytes;
-    if (PyObject_GetBuffer(piece, &bytes, PyBUF_SIMPLE) < 0)
-        return 0;
-    const int good = bytes.len == size;
-    if (good)
-        memcpy(out, bytes.buf, (size_t)size);
-    else
-        PyErr_Format(PyExc_ValueError, "expected a piece of %lld bytes, found %zd", (long long)size, bytes.len);
-    PyBuffer_Release(&bytes);
-    return good;
-}
-
-static PyObject *place(PyObject *self, PyObject *args)
-{
-    (void)self;
-    Py_buffer out, begins, sizes;
-    PyObject *given;
-    if (!PyArg_ParseTuple(args, "w*y*y*O", &out, &begins, &sizes, &given))
-        return NULL;
-    PyObject *pieces = PySequence_Fast(given, "expected a list of pieces");
-    const Py_ssize_t count = begins.len / 8;
-    const int64_t *begin = pieces ? numbers(&begins, count) : NULL, *size = begin ? numbers(&sizes, count) : NULL;
-    int good = size && PySequence_Fast_GET_SIZE(pieces) == count;
-    if (size && !good)
-        PyErr_Format(PyExc_ValueError, "expected %zd pieces", count);
-    for (Py_ssize_t i = 0; i < count && good; i++) {
-        if (!size[i])
-            continue;
-        good = 0 <= begin[i] && 0 <= size[i] && begin[i] <= out.len && size[i] <= out.len - begin[i];
-        if (!good)
-            PyErr_SetString(PyExc_ValueError, "expected places that lie in the room");
-        else
-            good = put(PySequence_Fast_GET_ITEM(pieces, i), (uint8_t *)out.buf + begin[i], size[i]);
-    }
-    Py_XDECREF(pieces);
-    PyBuffer_Release(&out);
-    PyBuffer_Release(&begins);
-    PyBuffer_Release(&sizes);
-    if (!good)
-        return NULL;
-    Py_RETURN_NONE;
-}
-
 static PyObject *same(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -275,13 +218,12 @@ static PyObject *same(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef METHODS[] = {
-    {"place", place, METH_VARARGS, "place(out, begins, sizes, pieces): each piece of a size that is not 0 to its place."},
     {"same", same, METH_VARARGS, "same(rows, wanted): the largest number of 32 bits in them, or -1 where they are not the same."},
     {"digests", digests, METH_VARARGS, "digests(person, size, key, heads, rows, abreast=lanes): a digest each of a head and a row, one after the other."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_batch", "Rows by the thousand: hashing, comparing, placing.", -1, METHODS, NULL, NULL, NULL, NULL};
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_batch", "Rows by the thousand: hashing, comparing.", -1, METHODS, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__batch(void)
 {

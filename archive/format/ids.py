@@ -1,8 +1,8 @@
 """Identities of domains, segments, sessions and versions. Spec: FORMAT.md, "Identities".
 
 A segment's id fixes its whole tower, because the parent's id is hashed in. It therefore fixes context and
-position, which is exactly the condition for reusing its KV. Names are 16 bytes of BLAKE2b, with a
-personalisation for each kind, so that no kind is mistaken for another.
+position, which is exactly the condition for reusing its KV. Identities are 16 bytes of BLAKE2b, those of segments
+10 and zeros. Each kind has its personalisation, so that no kind is mistaken for another.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
 
 SIZE = 16  # bytes of every identity
 LEAF = 4  # bytes of a leaf's id that tell two versions apart that have one number and one time
+SEGMENT_SIZE = 10  # leading bytes of a segment id; the others are zeros, and packs leave them out
 NONE = bytes(SIZE)  # no parent, empty tower, any target
 TENANT, BASE = 0, 1  # kinds of a domain
 MAX_TOKENS = (1 << 31) - 1  # tokens per segment; also the largest token id
@@ -56,15 +57,24 @@ def domain_id(kind: int, name: str) -> bytes:
 
 
 def segment_id(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
-    """Return the id of a segment, 16 bytes.
+    """Return the id of a segment, 16 bytes of which the last 6 are zeros.
 
     ``tokens``: (T,), each in 0..2^31-1 (see `checked`). The other arguments have 16 bytes.
     """
-    return segment_digest(domain, tokenizer, parent, tokens)[:SIZE]
+    return segment_of(segment_digest(domain, tokenizer, parent, tokens))
+
+
+def segment_of(digest: bytes) -> bytes:
+    """Return the segment id, 16 bytes, in a digest.
+
+    >>> segment_of(bytes(range(32))).hex()
+    '00010203040506070809000000000000'
+    """
+    return digest[:SEGMENT_SIZE] + NONE[SEGMENT_SIZE:]
 
 
 def segment_digest(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
-    """Return the digest of a segment, 32 bytes; the first 16 are its id.
+    """Return the digest of a segment, 32 bytes; the first 10 are in its id.
 
     All 32 bytes tell apart segments crafted to share an id. ``tokens``: (T,), each in 0..2^31-1.
     """

@@ -2,12 +2,12 @@
 
 Spec: FORMAT.md, "Index".
 
-    key (48 bits of an id) --first b bits--> fan --> bucket of 8 to 16 keys --match--> location --> pack, offset
+    key (36 bits of an id) --first b bits--> fan --> bucket of 16 to 32 entries --match--> number of a block
+    number of a block --> pack, offset
 
-There are three sections (segments, sessions, marks) of the same shape. An entry is a hint: the record at the
-place decides. So a short key is enough, and an index can be thrown away. Pieces of 16 KiB are checked when
-first touched. Opening therefore takes no time per record, and a damaged index raises instead of hiding a
-session.
+There are three sections (segments, sessions, marks) of the same shape. An entry is a hint: the records of the block
+decide. So a short key is enough, and an index can be thrown away. Pieces of 16 KiB are checked when first touched.
+Opening therefore takes no time per record, and a damaged index raises instead of hiding a session.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 
 MAGIC = b"PLTi"
-VERSION = 1
-HEADER = struct.Struct("<4sBBH4II")  # magic, version, W, reserved, packs, entries x 3, crc32
+VERSION = 2
+HEADER = struct.Struct("<4sBBH5II")  # magic, version, W, reserved, packs, blocks, entries x 3, crc32
 PACK = struct.Struct("<16sI")
 PERSON = b"pltz index"
-KEY_BITS = 48
+KEY_BITS = 36
 UNIT = 8  # bytes of a session key in a sealed archive
 MAX_FAN_BITS = 28  # 2^32 entries, 16 per bucket
+MAX_WIDTH = 56  # bits per entry, so that 8 bytes hold one wherever it begins
 PIECE = 16384  # bytes
+AT_ONCE = 1 << 16  # entries that are packed or unpacked at once, a multiple of 8
 MAX_PACKS = 65536
 MAX_BYTES = 1 << 40  # bytes of all packs of an index
 SEGMENTS, SESSIONS, MARKS = 0, 1, 2
@@ -47,10 +49,16 @@ U64 = npt.NDArray[np.uint64]
 
 
 class Location(NamedTuple):
-    """The place of a record: pack id and byte offset."""
+    """The place of a record: pack id, byte offset of its block, and row in the block."""
 
     pack: bytes
     offset: int
+    row: int = 0
+
+    @property
+    def block(self) -> Location:
+        """Return the place of its block, as indexes name it."""
+        return self._replace(row=0)
 
 
 class Lookup(Protocol):
@@ -61,7 +69,7 @@ class Lookup(Protocol):
         """Return the packs covered: id -> bytes."""
 
     def find(self, section: int, identity: bytes) -> list[Location]:
-        """Return places that may hold an identity, in no order.
+        """Return blocks that may hold an identity, in no order.
 
         Raises CorruptError where the index is damaged.
         """
@@ -84,7 +92,7 @@ class Lookup(Protocol):
         """Return all entries: keys (N,) and addresses (N,). Raises CorruptError."""
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
-        """Return all entries: keys, numbers of packs, and byte offsets in them, (N,) each.
+        """Return all entries: keys, numbers of packs, and byte offsets of blocks in them, (N,) each.
 
         Raises CorruptError.
         """
@@ -97,8 +105,8 @@ class Lookup(Protocol):
 
 
 def key_of(identity: bytes) -> int:
-    """Return the first 48 bits of an identity, big-endian."""
-    return int.from_bytes(identity[:6], "big")
+    """Return the first 36 bits of an identity, big-endian."""
+    return int.from_bytes(identity[:8], "big") >> 64 - KEY_BITS
 
 
 def keys_in(identities: Sequence[bytes]) -> U64:
@@ -209,7 +217,7 @@ class MemoryIndex:
                 runs[-2:] = [_merged(runs[-2], runs[-1])]
 
     def find(self, section: int, identity: bytes) -> list[Location]:
-        """Return places that may hold an identity."""
+        """Return blocks that may hold an identity."""
         key, found = np.uint64(key_of(identity)), []
         for run in self._runs[section]:
             first, last = np.searchsorted(run.keys, key), np.searchsorted(run.keys, key, "right")
@@ -264,7 +272,7 @@ class FileIndex:
         if file.size < HEADER.size + SIZE:
             raise CorruptError(f"an index of {file.size} bytes was cut off")
         head = exactly(file.read, 0, HEADER.size)
-        magic, version, self._width, reserved, packs, *counts, check = HEADER.unpack(head)
+        magic, version, self._width, reserved, packs, self._blocks, *counts, check = HEADER.unpack(head)
         if magic != MAGIC:
             raise CorruptError(f"expected an index to start with {MAGIC!r}, found {magic!r}")
         if packs > MAX_PACKS or HEADER.size + packs * PACK.size + SIZE > file.size:
@@ -274,7 +282,7 @@ class FileIndex:
         if check != zlib.crc32(body, zlib.crc32(head[:-4])):
             raise CorruptError("the header of the index does not match its checksum: damaged")
         if version != VERSION or reserved or self._width not in (4, 5):
-            raise VersionError(f"the index is of version {version}: rebuild it or use a newer pltz")
+            raise VersionError(f"the index is of version {version}, expected {VERSION}: rebuild it or use a newer pltz")
         table = list(PACK.iter_unpack(body))
         if any(size > MAX_SIZE for _, size in table):
             raise CorruptError("a pack of the index is larger than packs are: damaged")
@@ -305,29 +313,29 @@ class FileIndex:
         return sum(self._counts)
 
     def find(self, section: int, identity: bytes) -> list[Location]:
-        """Return places that may hold an identity.
+        """Return blocks that may hold an identity.
 
         Raises CorruptError where a piece of the index is damaged.
         """
         key = key_of(identity)
-        fan, keys, places = self._columns[section]
+        fan, entries = self._columns[section]
         if not self._counts[section]:
             return []
-        b, width = self._shapes[section]
+        b, width, low = self._shapes[section]
         bucket = key >> KEY_BITS - b
         first = int.from_bytes(self._read(fan + 4 * bucket - 4, 4), "little") if bucket else 0
         last = int.from_bytes(self._read(fan + 4 * bucket, 4), "little")
         if not first <= last <= self._counts[section]:
             raise CorruptError("the buckets of the index are out of order: damaged")
-        column = self._read(keys + first * width, (last - first) * width)
-        wanted = (key & (1 << 8 * width) - 1).to_bytes(width, "little")
-        found, at = [], column.find(wanted)
-        while at >= 0:
-            if not at % width:
-                where = places + (first + at // width) * self._width
-                found.append(self._location(int.from_bytes(self._read(where, self._width), "little")))
-                at += width - 1
-            at = column.find(wanted, at + 1)
+        begin = first * width // 8
+        bits = int.from_bytes(self._read(entries + begin, -(-last * width // 8) - begin), "little")
+        bits >>= first * width - 8 * begin
+        wanted, mask = key & (1 << KEY_BITS - b) - 1, (1 << width) - 1
+        found = []
+        for _ in range(last - first):
+            if (entry := bits & mask) >> low == wanted:
+                found.append(self._location(entry & (1 << low) - 1))
+            bits >>= width
         return found
 
     def holds(self, section: int) -> bool:
@@ -342,28 +350,33 @@ class FileIndex:
         n = self._counts[section]
         if not n or not len(keys):
             return np.zeros(len(keys), bool)
-        b, width = self._shapes[section]
+        b, width, low_bits = self._shapes[section]
         bucket = (keys >> np.uint64(KEY_BITS - b)).astype(np.int64)
-        fan_at, keys_at, _ = self._columns[section]
+        fan_at, entries_at = self._columns[section]
         self._check_at(fan_at + 4 * np.concatenate([bucket, np.maximum(bucket - 1, 0)]), 4)
         fan = np.frombuffer(self._data, "<u4", 1 << b, fan_at)
         low, end = np.where(bucket > 0, fan[bucket - 1], 0).astype(np.int64), fan[bucket].astype(np.int64)
         if (low > end).any() or (end > n).any():
             raise CorruptError("the buckets of the index are out of order: damaged")
-        column = np.frombuffer(self._data, np.uint8, n * width, keys_at).reshape(n, width)
-        wanted = keys & np.uint64((1 << 8 * width) - 1)
+        wanted = keys & np.uint64((1 << KEY_BITS - b) - 1)
         high = end.copy()
         while (active := np.flatnonzero(low < high)).size:
             middle = (low[active] + high[active]) >> 1
-            self._check_at(keys_at + width * middle, width)
-            less = _gathered(column, middle) < wanted[active]
+            less = self._gathered(entries_at, width, middle) >> np.uint64(low_bits) < wanted[active]
             low[active] = np.where(less, middle + 1, low[active])
             high[active] = np.where(less, high[active], middle)
         inside = np.flatnonzero(low < end)
         hit = np.zeros(len(keys), bool)
-        self._check_at(keys_at + width * low[inside], width)
-        hit[inside] = _gathered(column, low[inside]) == wanted[inside]
+        hit[inside] = self._gathered(entries_at, width, low[inside]) >> np.uint64(low_bits) == wanted[inside]
         return hit
+
+    def _gathered(self, at: int, width: int, rows: npt.NDArray[np.int64]) -> U64:
+        """Return some entries, (N,), of a section that begins at ``at``."""
+        byte, bit = at + (rows * width >> 3), (rows * width & 7).astype(np.uint64)
+        self._check_at(byte, (width + 14) // 8)
+        words: U64 = np.ndarray((len(self._data) - 7,), "<u8", self._data, strides=(1,))  # a digest is behind all
+        found: U64 = (words[byte] >> bit) & np.uint64((1 << width) - 1)
+        return found
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
         """Return all entries of a section: keys, numbers of packs, and byte offsets, (N,) each.
@@ -378,17 +391,21 @@ class FileIndex:
     def addressed(self, section: int) -> tuple[U64, U64]:
         """Return all entries of a section: keys (N,) and addresses (N,). Raises CorruptError."""
         n = self._counts[section]
-        fan_at, keys_at, places_at = self._columns[section]
-        b, width = self._shapes[section]
+        fan_at, entries_at = self._columns[section]
+        b, width, low = self._shapes[section]
         if not n:
             return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
         fan = np.frombuffer(self._read(fan_at, 4 << b), "<u4").astype(np.int64)
         sizes = np.diff(fan, prepend=0)
         if (sizes < 0).any() or fan[-1] != n:
             raise CorruptError("the buckets of the index are out of order: damaged")
-        keys = _widen(self._read(keys_at, n * width), width) & np.uint64((1 << KEY_BITS - b) - 1)
+        entries = _unpacked(self._read(entries_at, -(-n * width // 8)), n, width)
+        keys = entries >> np.uint64(low) & np.uint64((1 << KEY_BITS - b) - 1)
         keys |= np.repeat(np.arange(1 << b, dtype=np.uint64) << np.uint64(KEY_BITS - b), sizes)
-        places = _widen(self._read(places_at, n * self._width), self._width)
+        blocks = entries & np.uint64((1 << low) - 1)
+        if blocks.max() >= self._blocks:
+            raise CorruptError("the index names a block that it has not: damaged")
+        places = _widen(self._read(self._base, self._blocks * self._width), self._width)[blocks]
         if places.max() >= self.starts[-1]:
             raise CorruptError("the index points behind its packs: damaged")
         return keys, places
@@ -404,13 +421,14 @@ class FileIndex:
         return self.sealed(self._file)
 
     def _lay_out(self) -> None:
-        self._columns: list[tuple[int, int, int]] = []  # offsets of fan, keys and locations
-        self._shapes = [_shape(n) for n in self._counts]  # fan bits, bytes per key
-        at = self._base
-        for n, (b, width) in zip(self._counts, self._shapes, strict=True):
-            keys = at + ((4 << b) if n else 0)
-            self._columns.append((at, keys, keys + n * width))
-            at = keys + n * (width + self._width)
+        self._columns: list[tuple[int, int]] = []  # offsets of fan and entries
+        # fan bits, bits per entry, and those of them that name the block
+        self._shapes = [_shape(n, self._blocks) for n in self._counts]
+        at = self._base + self._blocks * self._width
+        for n, (b, width, _) in zip(self._counts, self._shapes, strict=True):
+            entries = at + ((4 << b) if n else 0)
+            self._columns.append((at, entries))
+            at = entries + -(-n * width // 8)
         self._checks = at
         count = -(-(at - self._base) // PIECE)
         if at + 4 * count + SIZE != self._size:
@@ -427,11 +445,10 @@ class FileIndex:
         return bytes(self._data[offset:end])
 
     def _check_at(self, offsets: npt.NDArray[np.int64], size: int) -> None:
-        """Check the pieces that contain fields of ``size`` bytes at these offsets, (N,)."""
+        """Check the pieces that contain fields of at most ``size`` bytes at these offsets, (N,)."""
         first = (offsets - self._base) // PIECE
-        for piece in np.unique(
-            np.concatenate([first, (offsets + (size - 1) - self._base) // PIECE])
-        ).tolist():
+        last = (np.minimum(offsets + (size - 1), self._checks - 1) - self._base) // PIECE
+        for piece in np.unique(np.concatenate([first, last])).tolist():
             if not self._sound[piece]:
                 self._check(piece)
 
@@ -448,7 +465,11 @@ class FileIndex:
             raise CorruptError(f"piece {piece} of the index does not match its checksum: damaged")
         self._sound[piece] = 1
 
-    def _location(self, address: int) -> Location:
+    def _location(self, block: int) -> Location:
+        if block >= self._blocks:
+            raise CorruptError("the index names a block that it has not: damaged")
+        at = self._base + block * self._width
+        address = int.from_bytes(self._read(at, self._width), "little")
         number = bisect_right(self.starts, address) - 1
         if number >= len(self.names):
             raise CorruptError("the index points behind its packs: damaged")
@@ -482,12 +503,14 @@ def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
         raise UsageError("an index covers at most 1 TiB of packs")
     width = 4 if total < 1 << 32 else 5
     known = list(indexes)
-    sections = [_section(*gather(known, section, starts), width) for section in range(len(SECTIONS))]
-    counts = [n for n, _ in sections]
+    gathered = [gather(known, section, starts) for section in range(len(SECTIONS))]
+    blocks = np.unique(np.concatenate([places for _, places in gathered]))
+    sections = [_section(keys, np.searchsorted(blocks, places), len(blocks)) for keys, places in gathered]
+    counts = [len(keys) for keys, _ in gathered]
     table = b"".join(PACK.pack(name, packs[name]) for name in names)
-    head = HEADER.pack(MAGIC, VERSION, width, 0, len(names), *counts, 0)[:-4]
+    head = HEADER.pack(MAGIC, VERSION, width, 0, len(names), len(blocks), *counts, 0)[:-4]
     head += zlib.crc32(table, zlib.crc32(head)).to_bytes(4, "little") + table
-    body = b"".join(data for _, data in sections)
+    body = b"".join([_narrow(blocks, width), *sections])
     checks = [zlib.crc32(body[at : at + PIECE]) for at in range(0, len(body), PIECE)]
     whole = head + body + np.array(checks, "<u4").tobytes()
     return whole + digest(PERSON, whole)
@@ -523,29 +546,47 @@ def _merged(first: _SortedEntries, second: _SortedEntries) -> _SortedEntries:
     )
 
 
-def _gathered(column: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> U64:
-    """Return some rows of a column of little-endian bytes as numbers, (N,)."""
-    wide = np.zeros((len(rows), 8), np.uint8)
-    wide[:, : column.shape[1]] = column[rows]
-    return wide.view("<u8").reshape(-1)
-
-
-def _section(keys: U64, places: U64, width: int) -> tuple[int, bytes]:
+def _section(keys: U64, blocks: npt.NDArray[np.intp], count: int) -> bytes:
+    """Return a section. ``keys``, ``blocks``: (N,) of each entry, sorted; ``count``: blocks of the index."""
     if not len(keys):
-        return 0, b""
-    b, key_width = _shape(len(keys))
+        return b""
+    b, width, low = _shape(len(keys), count)
     fan = np.searchsorted(keys >> np.uint64(KEY_BITS - b), np.arange(1 << b, dtype=np.uint64), side="right")
-    return len(keys), fan.astype("<u4").tobytes() + _narrow(keys, key_width) + _narrow(places, width)
+    rest = keys & np.uint64((1 << KEY_BITS - b) - 1)
+    return fan.astype("<u4").tobytes() + _packed(rest << np.uint64(low) | blocks.astype(np.uint64), width)
 
 
-def _shape(count: int) -> tuple[int, int]:
-    """Return fan bits and bytes per key for this many entries.
+def _shape(count: int, blocks: int) -> tuple[int, int, int]:
+    """Return fan bits, bits per entry, and those of them that name one of so many blocks.
 
-    >>> _shape(100), _shape(1_000_000)
-    ((3, 6), (16, 4))
+    >>> _shape(100, 5), _shape(1_000_000, 8000)
+    ((2, 37, 3), (15, 34, 13))
     """
-    b = min(MAX_FAN_BITS, max(0, count.bit_length() - 4))
-    return b, -(-(KEY_BITS - b) // 8)
+    low = max(0, blocks - 1).bit_length()
+    b = min(MAX_FAN_BITS, max(0, count.bit_length() - 5, KEY_BITS + low - MAX_WIDTH))
+    return b, KEY_BITS - b + low, low
+
+
+def _packed(values: U64, width: int) -> bytes:
+    """Return numbers, (N,), in ``width`` bits each, the lowest bit first."""
+    parts = []
+    for at in range(0, len(values), AT_ONCE):
+        part = values[at : at + AT_ONCE].astype("<u8").view(np.uint8).reshape(-1, 8)
+        bits = np.unpackbits(part, axis=1, bitorder="little")[:, :width]
+        parts.append(np.packbits(bits, bitorder="little").tobytes())
+    return b"".join(parts)
+
+
+def _unpacked(data: bytes, count: int, width: int) -> U64:
+    """Return ``count`` numbers of ``width`` bits each, (N,)."""
+    out = np.empty(count, np.uint64)
+    for at in range(0, count, AT_ONCE):
+        some = min(AT_ONCE, count - at)
+        part = np.frombuffer(data, np.uint8, -(-some * width // 8), at * width // 8)
+        bits = np.zeros((some, 64), np.uint8)
+        bits[:, :width] = np.unpackbits(part, count=some * width, bitorder="little").reshape(some, width)
+        out[at : at + some] = np.packbits(bits, axis=1, bitorder="little").view("<u8").reshape(-1)
+    return out
 
 
 def _narrow(values: U64, width: int) -> bytes:

@@ -2,11 +2,11 @@
 
 Spec: FORMAT.md, "Pack".
 
-    header | table | record | record | ... | table | header | footer
+    header | table | block | block | ... | table | header | footer
 
-`Builder` collects the records of a commit and lays them out. `Pack` reads single records by offset, or all of
-them. It finds its way past damage by the records' marks and checks. Header and table are stored twice; either
-copy is enough.
+`Builder` collects the records of a commit and lays them out in blocks. `Pack` reads single records by block and row,
+or all of them. It finds its way past damage by the blocks' marks and checks. Header and table are stored twice;
+either copy is enough.
 """
 
 from __future__ import annotations
@@ -17,25 +17,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-
-import numpy as np
+from itertools import chain
+from typing import NamedTuple
 
 from pltz.archive.errors import ForeignPack
-from pltz.archive.format import record as records
-from pltz.archive.format import record_batch
+from pltz.archive.format.block import MAX_HEAD, PREFIX, Block, PackFields, encode, outside, span, split
 from pltz.archive.format.buffered_reader import BufferedReader
 from pltz.archive.format.byte_source import PIECE, Reader, exactly, pieces
 from pltz.archive.format.context import Context, read_context
-from pltz.archive.format.ids import NONE, SIZE, digest, digest_of
+from pltz.archive.format.ids import NONE, SEGMENT_SIZE, digest, digest_of
 from pltz.archive.format.prefix_crc import PrefixCrcs
-from pltz.archive.format.record import PARENT_BACK, Record, RecordPlace, StoredRecord
-from pltz.archive.format.record_batch import lay_out
-from pltz.archive.format.segment_offsets import SegmentOffsets
+from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 
 MAGIC, END = b"PLTp", b"pTLP"
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct(
     "<4sBBHQQ16s16sII"
 )  # magic, version, flags, reserved, epoch, time, salt, archive, table size, crc32
@@ -47,10 +44,10 @@ MAX_SIZE = 1 << 30
 MAX_TABLE = 8 << 20
 MAX_TIME = (1 << 62) - 1  # seconds since 1970
 MAX_CONTEXTS, MAX_PARENTS = 4096, 65536
-MANY_CHILDREN = 9  # from here 16 bytes in the table are fewer than the distances back to the parent
+NAMED_OFTEN = 3  # from here an id in both tables takes fewer bytes than in each block that names it
+MANY_CHILDREN = 9  # of a segment that has more parity
 MAX_RECORDS = 1 << 22  # per pack; new packs have at most 2^20: `Builder.fill` counts 64 bytes for each
-RUN = 1024  # records read as one batch
-FIRST_READ = 2048  # bytes of the first read of a record
+FIRST_READ = 8192  # bytes of the first read of a block
 # bytes searched at once after damage, doubled from the first value up to the second
 FIRST_SEARCH, MOST_SEARCH = 256, 1 << 20
 
@@ -68,14 +65,22 @@ class PackHead:
     size: int  # bytes of header and table
     sealed: frozenset[int]  # numbers of the contexts with encryption
 
-    def place(self, offset: int) -> RecordPlace:
-        """Return the place of a record at ``offset``."""
-        return RecordPlace(self.salt, offset, self.time, len(self.contexts), self.parents, self.sealed)
+    @property
+    def fields(self) -> PackFields:
+        """Return what its blocks depend on."""
+        return PackFields(self.salt, self.time, len(self.contexts), self.parents, self.sealed)
+
+
+class Place(NamedTuple):
+    """The place of a record in its pack: byte offset of its block, and its row there."""
+
+    offset: int
+    row: int
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes of a pack that are no sound record."""
+    """Bytes of a pack that are no sound record, or the bitstrings of some."""
 
     offset: int
     size: int
@@ -144,46 +149,32 @@ class Builder:
 
         Raises ContentError, UsageError as `finish`.
         """
-        outside = self._parents_in_table()
-        table = self._table(list(outside))
+        parts = list(split(self.records))
+        named = Counter(chain.from_iterable(outside(self.records[part]) for part in parts))
+        often = [segment for segment, times in named.items() if times >= NAMED_OFTEN][:MAX_PARENTS]
+        table = self._table(often)
         header = HEADER.pack(
             MAGIC, VERSION, 0, 0, self.epoch, self.time, self.salt, self.archive, len(table), 0
         )[:-4]
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
-        head = header + table
-        place = RecordPlace(self.salt, len(head), self.time, len(self._contexts))
-        layout = lay_out(self.records, outside, place) if self.records else None
-        size = layout.size if layout else 0
+        fields = PackFields(self.salt, self.time, len(self._contexts))
+        numbers = {segment: number for number, segment in enumerate(often)}
+        out = BytesIO()
+        out.write(header + table)
+        begin = out.tell()
+        for part in parts:
+            out.writelines(encode(self.records[part], numbers, out.tell(), fields))
+        size = out.tell() - begin
         if size > MAX_SIZE - (16 << 20):
             raise ContentError(f"the records of one pack are over {MAX_SIZE} bytes")
-        out = BytesIO(bytes(2 * len(head) + size + FOOTER.size))
-        with (
-            out.getbuffer() as whole
-        ):  # one buffer: allocating fresh memory costs more than filling it
-            whole[: len(head)] = head
-            if layout:
-                layout.write(whole[len(head) : len(head) + size])
-            whole[len(head) + size :] = table + header + bytes(FOOTER.size)
-            COUNTS.pack_into(whole, len(whole) - FOOTER.size, len(self.records), size)
+        out.write(table + header)
+        out.write(COUNTS.pack(len(self.records), size) + bytes(FOOTER.size - COUNTS.size))
         return out
-
-    def _parents_in_table(self) -> dict[bytes, int]:
-        """Return parents in other packs and parents with many children, numbered for the table.
-
-        Parents beyond the table's limit are written inline.
-        """
-        ids, parents = [r.id for r in self.records], [r.parent for r in self.records]
-        place = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
-        child = dict(zip(reversed(parents), range(len(ids) - 1, -1, -1), strict=True))
-        children = Counter(parents)
-        outside = [
-            p for p, many in children.items() if many >= MANY_CHILDREN or place.get(p, len(ids)) >= child[p]
-        ]
-        return {p: number for number, p in enumerate([p for p in outside if p != NONE][:MAX_PARENTS])}
 
     def _table(self, parents: list[bytes]) -> bytes:
         contexts = [c.encode() for c in self._contexts]
-        return b"".join([write_varint(len(contexts)), *contexts, write_varint(len(parents)), *parents])
+        ids = [parent[:SEGMENT_SIZE] for parent in parents]
+        return b"".join([write_varint(len(contexts)), *contexts, write_varint(len(ids)), *ids])
 
 
 def digest_before(out: BytesIO) -> bytes:
@@ -226,6 +217,7 @@ class Pack:
             )
         self.begin = self.head.size
         self.end = size - FOOTER.size - self.head.size
+        self.fields = self.head.fields
         if self.end < self.begin:
             raise CorruptError(f"a pack of {size} bytes has no room for its two tables: it was cut off")
 
@@ -235,114 +227,88 @@ class Pack:
         view = memoryview(data)
         return cls(lambda offset, size: view[offset : offset + size], len(view), max(1, len(view)), archive)
 
-    def record(self, offset: int) -> Record:
-        """Return the record at ``offset`` with its parent looked up. Raises CorruptError, VersionError."""
-        raw = self.raw(offset)
-        return raw.record if raw.how != PARENT_BACK else self._with_parent(raw)
+    def record(self, offset: int, row: int = 0) -> Record:
+        """Return a record of the block at ``offset``. Raises CorruptError, VersionError."""
+        return self.of_block(self.block(offset), row)
 
-    def raw(self, offset: int) -> StoredRecord:
-        """Return the record at ``offset`` as stored. Raises CorruptError, VersionError."""
+    def block(self, offset: int) -> Block:
+        """Return the block at ``offset``, whose head is sound. Raises CorruptError, VersionError."""
         if not self.begin <= offset < self.end:
-            raise CorruptError(f"no record can be at byte {offset} of a pack of {self.size}")
-        data = self.read(offset, min(FIRST_READ, self.end - offset))
-        if len(data) > records.HEAD_MOST and data[0] == self.head.salt[0]:
-            span = records.span(data, 0)
-            if len(data) < span <= self.end - offset:
-                data = self.read(offset, span)
-        return records.decode(data, 0, self.head.place(offset))
+            raise CorruptError(f"no block can be at byte {offset} of a pack of {self.size}")
+        try:
+            data = self.read(offset, min(FIRST_READ, self.end - offset))
+        except FormatError:  # a bad sector behind the head is no damage of the head
+            data = self.read(offset, min(PREFIX, self.end - offset))
+        size, _ = span(data, 0, self.fields.mark)
+        if len(data) < size <= self.end - offset:
+            data = self.read(offset, size)
+        return Block.of(data, 0, offset, self.fields)
 
-    def _with_parent(self, raw: StoredRecord) -> Record:
-        parent = self.raw(raw.reference).record.id
-        if parent is None:
-            raise CorruptError(
-                f"the record at byte {raw.reference} is no segment, as its child says: damaged"
-            )
-        return raw.record._replace(parent=parent)
+    def of_block(self, block: Block, row: int) -> Record:
+        """Return a record of a block. Raises CorruptError where its bitstring is damaged."""
+        if not 0 <= row < block.count:
+            raise CorruptError(f"the block at byte {block.offset} has no record {row}: damaged")
+        if (piece := block.piece(row)) is None:
+            return block.record(row)
+        at = block.offset + block.size + piece.begin
+        data = exactly(self.read, at, piece.end - piece.begin)
+        if not block.sound(piece, data):
+            raise CorruptError(f"the bitstrings at byte {at} do not match their checksum: damaged")
+        return block.record(row, piece, data)
 
-    def scan(self) -> Iterator[tuple[int, Record] | Damage]:
-        """Yield all records in order as (offset, record), and the damaged ranges between them.
+    def scan(self) -> Iterator[tuple[Place, Record] | Damage]:
+        """Yield all records in order with their places, and the damaged ranges between them.
 
-        A record whose parent is in damaged bytes counts as damage itself, because nothing else names its
-        parent. Bytes behind record MAX_RECORDS are not read. Memory: `buffered_reader.AT_HAND` or the largest
-        record, and 20 bytes per segment. Raises VersionError.
+        Bytes behind record MAX_RECORDS are not read. Memory: `buffered_reader.AT_HAND` or the largest block.
+        Raises VersionError.
         """
-        for run in self.runs():
-            if isinstance(run, Damage):
-                yield run
-            else:
-                yield from zip(*run, strict=True)
+        for item in self.blocks():
+            if isinstance(item, Damage):
+                yield item
+                continue
+            block, rows = item
+            for row, record in rows:
+                yield Place(block.offset, row), record
 
-    def runs(self) -> Iterator[tuple[list[int], list[Record]] | Damage]:
-        """Yield records as `scan` does, many at once: their offsets and the records.
+    def blocks(self, *, bodies: bool = True) -> Iterator[tuple[Block, list[tuple[int, Record]]] | Damage]:
+        """Yield each block with its sound records and their rows, and damaged ranges.
 
-        Records that do not read as a run are read one by one.
+        Without ``bodies`` the records come without their bitstrings, which are not read. Raises VersionError.
         """
         data = BufferedReader(self.read, self.begin, self.end)
-        sums, seen = PrefixCrcs(data), SegmentOffsets()
+        sums = PrefixCrcs(data)
         at = count = 0
         while at < len(data):
             if count >= MAX_RECORDS:
                 yield Damage(self.begin + at, len(data) - at, f"more than {MAX_RECORDS} records in a pack")
                 return
-            begins, end = _chain(data.at_hand(at))
-            if not begins:
-                begins, end = _chain(data.move(at))
-            if not begins:  # search the buffer before reading more: large claims must not cause many reads
-                end = len(data.at_hand(at))
-            rows = self._read(data, at, begins, end, seen)
-            if rows:
-                yield [self.begin + at + begin for begin in begins], rows
-                at, count = at + end, count + len(rows)
-            else:
-                for after, item in self._one_by_one(data, sums, at, at + end, seen):
-                    at, count = after, count + 1
-                    yield item
-
-    def _read(self, data: BufferedReader, at: int, begins: list[int], end: int, seen: SegmentOffsets) -> list[Record]:
-        """Return the records at ``begins``, counted from ``at``; none where any of them is damaged."""
-        if not begins:
-            return []
-        try:
-            place = self.head.place(self.begin + at)
-            return record_batch.read(bytes(data[at : at + end]), np.array(begins), place, seen)
-        except FormatError:
-            seen.cut(self.begin + at)
-            return []
-
-    def _one_by_one(
-        self, data: BufferedReader, sums: PrefixCrcs, at: int, end: int, seen: SegmentOffsets
-    ) -> Iterator[tuple[int, Damage | tuple[list[int], list[Record]]]]:
-        """Yield each record or damaged range that begins before ``end``, after the offset of its end."""
-        place = self.head.place(self.begin)
-        while at < end:
-            place.offset = offset = self.begin + at
+            if bodies and len(data.at_hand(at)) < min(MAX_HEAD, len(data) - at):
+                data.move(at)
             try:
-                r, how, reference, size = records.decode(data, at, place, sums)
+                block = self.block(self.begin + at) if not bodies else Block.of(data, at, self.begin + at, self.fields)
+                body = bytes(data[at + block.size : at + block.size + block.body]) if bodies else b""
+                bad = block.damaged(body) if bodies else []
+                rows = list(enumerate(block.records(body) if bodies else block.heads()))
             except VersionError:
                 raise
             except FormatError as exc:
                 after = self._resynchronise(data, sums, at + 1)
-                yield after, Damage(offset, after - at, str(exc))
+                yield Damage(self.begin + at, after - at, str(exc))
                 at = after
                 continue
-            at += size
-            if r.id is not None:
-                seen.add(np.array([offset]), np.frombuffer(r.id, np.uint8).reshape(1, SIZE))
-            if how == PARENT_BACK:
-                try:
-                    r = r._replace(parent=seen.find(np.array([reference])).tobytes())
-                except CorruptError:
-                    yield at, Damage(offset, size, f"the parent of the record at byte {offset} is damaged")
-                    continue
-            yield at, ([offset], [r])
+            if bad:
+                rows = [(row, record) for row, record in rows if block.piece(row) not in bad]
+            yield block, rows
+            for piece in bad:
+                why = f"the bitstrings of {piece.last - piece.first} records do not match their checksum"
+                yield Damage(block.offset + block.size + piece.begin, piece.end - piece.begin, why)
+            at, count = block.end - self.begin, count + block.count
 
     def _resynchronise(self, data: BufferedReader, sums: PrefixCrcs, at: int) -> int:
-        """Return the offset of the next record, or the end."""
-        place = self.head.place(self.begin)
-        for found in _places_of(self.head.salt[:1], data, at):
-            place.offset = self.begin + found
+        """Return the offset of the next block, or the end."""
+        for found in _places_of(self.fields.mark, data, at):
             try:
-                records.decode(data, found, place, sums)
+                Block.of(data, found, self.begin + found, self.fields, sums)
                 return found
             except VersionError:
                 return found
@@ -428,6 +394,10 @@ class Pack:
         table = bytes(self.read(at - table_size if table_before else at + HEADER.size, table_size))
         if check != zlib.crc32(table, zlib.crc32(header[:-4])):
             raise CorruptError("the header of the pack does not match its checksum: damaged")
+        if 0 < version < VERSION:
+            raise VersionError(
+                f"the pack is of version {version}, which no release wrote: read it with the pltz that wrote it"
+            )
         if version != VERSION or flags or reserved:
             raise VersionError(f"the pack is of version {version}, flags {flags}: use a newer pltz")
         if time > MAX_TIME:
@@ -437,30 +407,11 @@ class Pack:
         return PackHead(epoch, time, salt, archive, contexts, parents, HEADER.size + table_size, sealed)
 
 
-def _chain(data: memoryview) -> tuple[list[int], int]:
-    """Return the offsets of up to `RUN` records, by their sizes, and the end of the last.
-
-    Only the sizes are checked: the records must fit.
-    """
-    begins: list[int] = []
-    end = 0
-    while end < len(data) and len(begins) < RUN:
-        try:
-            size = records.span(data, end)
-        except FormatError:
-            break
-        if end + size > len(data):
-            break
-        begins.append(end)
-        end += size
-    return begins, max(end, 1)
-
-
 def _places_of(mark: bytes, data: BufferedReader, at: int) -> Iterator[int]:
-    """Yield the offsets of a byte from ``at`` on."""
+    """Yield the offsets of a mark from ``at`` on."""
     size = FIRST_SEARCH
     while at < len(data):
-        piece = bytes(data[at : at + size])
+        piece = bytes(data[at : at + size + len(mark) - 1])
         found = piece.find(mark)
         while found >= 0:
             yield at + found
@@ -477,6 +428,7 @@ def _read_table(table: bytes) -> tuple[list[Context], list[bytes]]:
         context, at = read_context(table, at)
         contexts.append(context)
     count, at = read_varint(table, at)
-    if count > MAX_PARENTS or at + count * SIZE != len(table):
-        raise CorruptError(f"{count} parents do not fill the table of the pack: damaged")
-    return contexts, [table[i : i + SIZE] for i in range(at, len(table), SIZE)]
+    if count > MAX_PARENTS or at + count * SEGMENT_SIZE != len(table):
+        raise CorruptError(f"{count} segments do not fill the table of the pack: damaged")
+    rest = NONE[SEGMENT_SIZE:]
+    return contexts, [table[i : i + SEGMENT_SIZE] + rest for i in range(at, len(table), SEGMENT_SIZE)]

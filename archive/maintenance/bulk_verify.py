@@ -3,41 +3,54 @@
 A pack whose digest is its name holds the bytes that its writer laid out and read back. It remains to check
 that packs and indexes agree and that towers are whole. Both are checks of columns:
 
-    places of all entries of a pack, in order --gather--> heads of records --> sizes, flags, ids, parents
-    each record ends where the next begins?  flags and keys as in the index?  every parent some segment's id?
+    heads of all blocks --> ids, parents, names
+    each block ends where the next begins?  keys as in the index?  every parent some segment's id?
 
 This never reports damage as sound. Packs that it cannot prove are read record by record by `verify`, which
-names the problem. One check is sampled: session keys, which are hashes of names, are recomputed for one
-session in `SAMPLE`.
+names the problem. One check is sampled: session keys, which are hashes of names, are recomputed for one block in
+`SAMPLE`. Of the others the sessions are counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.format import object_names, record_batch
+from pltz.archive.format import object_names
+from pltz.archive.format.block import Block
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.ids import SIZE
-from pltz.archive.format.index_file import SECTIONS, SESSIONS, U64, Lookup, key_of, key_of_session
+from pltz.archive.format.index_file import (
+    KEY_BITS,
+    MARKS,
+    SECTIONS,
+    SEGMENTS,
+    SESSIONS,
+    U64,
+    Lookup,
+    key_of,
+    key_of_session,
+)
 from pltz.archive.format.pack import Pack
-from pltz.archive.format.record import PARENT_BACK, PARENT_INLINE, PARENT_TABLE, Record
-from pltz.archive.format.record_batch import Bytes, Ints, RecordColumns
 from pltz.plt_codec.errors import CorruptError, FormatError
 
 AHEAD = 3  # packs hashed while another is checked
 # limits of a pack held in memory; a larger one is read record by record
 MOST_BYTES, MOST_RECORDS = 128 << 20, 1 << 20
 ROOM = 4 << 20  # bytes; buffers are multiples of it because packs differ a little in size
-SAMPLE = 256  # one session in this many has its key recomputed
+SAMPLE = 64  # one block in this many has the keys of its sessions recomputed
 _TOP = np.uint64(48)  # shift that leaves the first 16 bits of a number
 _NO_KEYS, _NO_PLACES, _NO_IDS = np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros((0, SIZE), np.uint8)
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -47,8 +60,8 @@ class BulkVerified:
     Attributes:
         records: number of records.
         ids: (N, 2) halves of the ids of its segments.
-        parents: (M, 2) halves of the ids of its records' parents and neighbours, each once, without parents that are
-            earlier records of the same pack.
+        parents: (M, 2) halves of the ids of its records' parents and neighbours, each once, without those that are
+            earlier records of the same block.
     """
 
     records: int
@@ -166,66 +179,64 @@ class BulkVerifier:
             self._rooms.append(room)
 
     def _columns(self, name: bytes, data: memoryview, pack: Pack, count: int) -> BulkVerified | None:
-        """Return the records at the places that the indexes name.
+        """Return the contents of a pack; None where the index entries differ from its records.
 
-        None where they do not fill the pack or differ from the index entries. Raises CorruptError where they
-        are not records.
+        Raises CorruptError where its bytes are no blocks.
         """
         if self._listings is None:
             return None
-        entries = [self._of(name, section) for section in range(len(SECTIONS))]
-        offsets = _union([places for _, places in entries])
-        if len(offsets) != count or (count and offsets[0] != pack.begin) or offsets[-1:] >= pack.end:
+        blocks, at = [], pack.begin
+        while at < pack.end:
+            blocks.append(Block.of(data, at, at, pack.fields))
+            at = blocks[-1].end
+        if at != pack.end or sum(block.count for block in blocks) != count:
             return None
-        if not count:
-            return BulkVerified(0, *(np.zeros((0, 2), np.uint64) for _ in range(2)))
-        place, records = pack.head.place(pack.begin), data[pack.begin : pack.end]
-        found = record_batch.decode(records, offsets - pack.begin, len(records), place)
-        kinds = found.segment, found.session, found.mark
-        for section, (kind, (keys, places)) in enumerate(zip(kinds, entries, strict=True)):
-            if not np.array_equal(places, offsets[kind]):
-                return None
-            if section != SESSIONS and not np.array_equal(_keys(found.id[kind]), keys):
-                return None
-        back = np.flatnonzero(found.how == PARENT_BACK)
-        places_back = offsets[back] - found.reference[back]
-        at = np.minimum(np.searchsorted(offsets, places_back), count - 1)
-        if (offsets[at] != places_back).any() or not found.segment[at].all():
+        ids = [block.segment_ids() for block in blocks]
+        marks = [np.frombuffer(b"".join(block.versions()), np.uint8).reshape(-1, SIZE) for block in blocks]
+        if not self._match(name, SEGMENTS, blocks, map(_keys, ids)):
             return None
-        if not self._sampled(pack, records, found, entries[SESSIONS][0]):
+        if not self._match(name, MARKS, blocks, map(_keys, marks)) or not self._sessions_match(name, pack, blocks):
             return None
-        named = np.bincount(found.reference[found.how == PARENT_TABLE], minlength=1)
-        table = [pack.head.parents[n] for n in np.flatnonzero(named).tolist()]
-        elsewhere = np.frombuffer(b"".join(table), np.uint8).reshape(-1, SIZE)
-        inline = found.parent[found.how == PARENT_INLINE]
-        near = found.neighbour[found.neighbour.any(1)]
-        return BulkVerified(
-            count, _halves(found.id[found.segment]), _once(_halves(np.concatenate([elsewhere, inline, near])))
-        )
+        elsewhere = np.frombuffer(b"".join(p for block in blocks for p in block.elsewhere()), np.uint8)
+        every = np.concatenate([_NO_IDS, *ids])
+        return BulkVerified(count, _halves(every), _once(_halves(elsewhere.reshape(-1, SIZE))))
+
+    def _match(self, name: bytes, section: int, blocks: Sequence[Block], keys: Iterable[U64]) -> bool:
+        """Return whether the entries of a section are those of the records. ``keys``: of each block, in any order."""
+        found, places = self._of(name, section)
+        wanted = [np.unique(k) for k in keys]
+        if not np.array_equal(np.concatenate([_NO_KEYS, *wanted]), found):
+            return False
+        offsets = np.array([block.offset for block in blocks], np.int64)
+        return np.array_equal(np.repeat(offsets, [len(k) for k in wanted]), places)
+
+    def _sessions_match(self, name: bytes, pack: Pack, blocks: Sequence[Block]) -> bool:
+        """Return whether each block has as many entries as sessions, and whether those of a sample are their keys."""
+        keys, places = self._of(name, SESSIONS)
+        bounds = np.searchsorted(places, [*(block.offset for block in blocks), pack.end]).tolist()
+        domains = [context.domain for context in pack.head.contexts]
+        dice = int.from_bytes(self.catalog.store.random(2), "little") % SAMPLE
+        for number, (block, (begin, end)) in enumerate(zip(blocks, pairwise(bounds), strict=True)):
+            if end - begin != block.sessions(domains):
+                return False
+            if (number + dice) % SAMPLE == 0:
+                records = [r for r in block.heads() if r.name is not None]
+                named = {key_of(key_of_session(r, pack.head.contexts[r.context])) for r in records}
+                if sorted(named) != keys[begin:end].tolist():
+                    return False
+        return not len(places) or bounds[0] == 0
 
     def _of(self, name: bytes, section: int) -> tuple[U64, Ints]:
-        """Return keys (N,) and offsets (N,) of a pack's entries, by offset, each entry once."""
+        """Return keys (N,) and offsets (N,) of a pack's entries, by offset and key, each entry once."""
         found = [listing.of(number, section) for listing, number in (self._listings or {}).get(name, [])]
-        if len(found) == 1:
-            return found[0]
         keys, places = (np.concatenate(column) for column in zip((_NO_KEYS, _NO_PLACES), *found, strict=True))
-        order = _order(places)
+        if ((places[1:] > places[:-1]) | ((places[1:] == places[:-1]) & (keys[1:] > keys[:-1]))).all():
+            return keys, places
+        order = np.lexsort((keys, places))
         keys, places = keys[order], places[order]
         new = np.ones(len(keys), bool)
         new[1:] = (keys[1:] != keys[:-1]) | (places[1:] != places[:-1])
         return keys[new], places[new]
-
-    def _sampled(self, pack: Pack, records: memoryview, found: RecordColumns, keys: U64) -> bool:
-        """Return whether the keys of a sample of sessions match their names."""
-        dice = int.from_bytes(self.catalog.store.random(2), "little") % SAMPLE
-        rows = np.flatnonzero(found.session)[dice::SAMPLE]
-        for row, key in zip(rows.tolist(), keys[dice::SAMPLE].tolist(), strict=True):
-            context, at = pack.head.contexts[int(found.context[row])], int(found.title[row])
-            tag = bytes(records[at : at + int(found.title_size[row])])
-            record = Record(0, name="", veil=tag) if context.cipher else Record(0, name=tag.decode())
-            if key_of(key_of_session(record, context)) != key:
-                return False
-        return True
 
 
 def whole(swept: Sequence[BulkVerified]) -> bool:
@@ -258,20 +269,6 @@ def _order(numbers: U64 | Ints) -> npt.NDArray[np.intp]:
     return order
 
 
-def _union(ordered: Sequence[Ints]) -> Ints:
-    """Return the numbers in any of these arrays, each once.
-
-    The arrays are sorted, and most are equal.
-    """
-    first, *others = [o for o in ordered if len(o)] or [_NO_PLACES]
-    if all(np.array_equal(first, other) for other in others):
-        return first
-    both = np.sort(np.concatenate([first, *others]), kind="stable")
-    new = np.ones(len(both), bool)
-    new[1:] = both[1:] != both[:-1]
-    return both[new]
-
-
 def _halves(ids: Bytes) -> U64:
     """Return (N, 16) bytes as (N, 2) numbers."""
     return np.ascontiguousarray(ids).view("<u8").astype(np.uint64, copy=False).reshape(-1, 2)
@@ -287,4 +284,4 @@ def _once(rows: U64) -> U64:
 
 def _keys(ids: Bytes) -> U64:
     """Return the (N,) index keys of (N, 16) ids."""
-    return np.ascontiguousarray(ids[:, :8]).view(">u8").reshape(-1).astype(np.uint64) >> np.uint64(16)
+    return np.ascontiguousarray(ids[:, :8]).view(">u8").reshape(-1).astype(np.uint64) >> np.uint64(64 - KEY_BITS)

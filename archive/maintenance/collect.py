@@ -41,9 +41,10 @@ from pltz.archive.catalog.lookup import older_versions, version_of
 from pltz.archive.encryption.key_files import MAGIC as KEYS
 from pltz.archive.errors import ArchiveError, FullError, StoreError, UnreadableError
 from pltz.archive.format import object_names
+from pltz.archive.format.block import Block
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import Location, key_of_session
-from pltz.archive.format.pack import Damage
+from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import Record
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
@@ -58,6 +59,7 @@ LEFT = 86400  # seconds after which a file in tmp/ counts as left by a killed wr
 COPYING, NOTING = 1, 2  # parts of the store's reserve that each may use
 FEW = 512  # packs per plan where there is no room for a longer one
 COPIED = 2 * SMALL  # bytes of records copied at once, about: enough that no new pack is small, and bounded memory
+GOING = "another collector is deleting what was condemned: collect again"
 PART = {SEGMENT: segment_only, SESSION: session_only}  # copies one part where only that is live
 
 
@@ -78,6 +80,7 @@ class Collector:
 
     def __init__(self, catalog: Catalog, writer: ArchiveWriter, recoder: Recoder | None = None):
         self.catalog, self.writer, self.recoder = catalog, writer, recoder
+        self._block: tuple[Location, Pack, Block] | None = None  # the last one copied from
 
     def run(
         self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False
@@ -217,7 +220,7 @@ class Collector:
         for location, parts in census.stranded():
             if packs is not None and location.pack not in packs:
                 continue
-            record, context = self._at(location)
+            record, context = self._next(location)
             if parts in PART and not context.mode & RUN:  # a run is copied whole, with all its versions
                 record = PART[parts](record)
             rows.append((context, record))
@@ -229,12 +232,23 @@ class Collector:
             self.writer.copy(rows)
         return copied
 
+    def _next(self, location: Location) -> tuple[Record, Context]:
+        """Read a record that is to be copied, from the last block where it is there too. Raises ArchiveError."""
+        if self._block is None or self._block[0] != location.block:
+            try:
+                self._block = location.block, *self.catalog.lookup.block(location)
+            except FileNotFoundError:
+                raise ArchiveError(GOING) from None
+        _, pack, block = self._block
+        record = pack.of_block(block, location.row)
+        return record, pack.head.contexts[record.context]
+
     def _at(self, location: Location) -> tuple[Record, Context]:
         """Read a record that is to be copied. Raises ArchiveError where its pack was deleted meanwhile."""
         try:
             _, record, context = self.catalog.lookup.at(location)
         except FileNotFoundError:
-            raise ArchiveError("another collector is deleting what was condemned: collect again") from None
+            raise ArchiveError(GOING) from None
         return record, context
 
     def _prove(self, condemned: frozenset[bytes]) -> None:

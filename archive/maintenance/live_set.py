@@ -24,7 +24,8 @@ from pltz.archive.format.record import FORGET, Record
 
 BATCH = 512  # rows per transaction
 CACHE = 2048  # KiB; SQLite takes about twice that with its temporary tables
-PLACE_BITS = 32  # low bits of ``at`` that hold the offset; the pack's number is above them
+PLACE_BITS = 37  # low bits of ``at`` that hold the offset of the block and the row; the pack's number is above them
+ROW_BITS = 7
 SEGMENT, SESSION, MARK = 1, 2, 4  # parts of a record
 IN_RUN, A_RUN, PLAIN, NEAR = 0, 1, 2, 3  # kinds of segments; the last have a neighbour
 OLDER = -1  # kind of a version that its record has beside that in its fields
@@ -98,19 +99,20 @@ WITH RECURSIVE owned (id) AS (
 SELECT id FROM live JOIN segment USING (id)
 WHERE neighbour <> x'{NONE.hex()}' AND neighbour NOT IN (SELECT id FROM owned) ORDER BY id
 """
-# Depth first: a tower's segments come together, parents first. A version in its leaf's record goes with the leaf.
+# Depth first: a tower's segments come together, parents first. Those of one parent come in the order of their places,
+# so that records of one commit, with one time, stay together. A version in its leaf's record goes with the leaf.
 CHILDREN = "CREATE INDEX IF NOT EXISTS child ON live_segment (parent)"
 SEGMENTS = f"""
 WITH RECURSIVE tree (id, first, stays, depth) AS (
     SELECT id, first, stays, 0 FROM live_segment WHERE parent = x'{NONE.hex()}'
     UNION ALL SELECT child.id, child.first, child.stays, depth + 1
-    FROM tree JOIN live_segment AS child ON child.parent = tree.id ORDER BY 4 DESC, 1)
+    FROM tree JOIN live_segment AS child ON child.parent = tree.id ORDER BY 4 DESC, 2)
 SELECT first, {SEGMENT} | {SESSION} * (first IN (SELECT first FROM live_version WHERE NOT stays))
 FROM tree WHERE NOT stays
 """
 VERSIONS = f"""
 SELECT first, {SESSION} FROM live_version
-WHERE NOT stays AND first NOT IN (SELECT first FROM live_segment WHERE NOT stays) GROUP BY first ORDER BY min(id)
+WHERE NOT stays AND first NOT IN (SELECT first FROM live_segment WHERE NOT stays) GROUP BY first ORDER BY first
 """
 # A mark is live as long as its version is in any pack. Packs are deleted one after the other, and a forgotten
 # version that outlived its mark would be back.
@@ -182,7 +184,8 @@ class LiveSet:
             kind = NEAR
         if not self._packs or self._packs[-1] != location.pack:
             self._packs.append(location.pack)
-        at, mark = (len(self._packs) - 1) << PLACE_BITS | location.offset, record.mark
+        place = location.offset << ROW_BITS | location.row
+        at, mark = (len(self._packs) - 1) << PLACE_BITS | place, record.mark
         size = weight(record)
         if mark:
             self._row("marks", at, mark.version, mark.counter, mark.verb, size)
@@ -226,7 +229,8 @@ class LiveSet:
             self._db.execute(CHILDREN)
             for query in (SEGMENTS, VERSIONS, MARKS):
                 for at, parts in self._db.execute(query):
-                    yield Stranded(Location(self._packs[at >> PLACE_BITS], at & (1 << PLACE_BITS) - 1), parts)
+                    offset, row = divmod(at & (1 << PLACE_BITS) - 1, 1 << ROW_BITS)
+                    yield Stranded(Location(self._packs[at >> PLACE_BITS], offset, row), parts)
 
     def coded_after_orphans(self) -> list[bytes]:
         """Return the live segments whose neighbour no version has any more, forgotten versions included."""

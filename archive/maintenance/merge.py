@@ -39,7 +39,7 @@ from pltz.plt_codec.limits import MAX_TOKENS
 
 COMMIT_TOKENS = 1 << 20  # tokens of runs put at once
 COLD = 7 * 86400  # seconds after its last version at which a session counts as cold
-FIXED = 24  # bytes of a record beside bitstring, name and tags, at least
+FIXED = 16  # bytes of a record beside bitstring, name and tags, at least
 TABLES = 2  # copies of the table of contexts in a pack
 NO_TOKENS: Tokens = np.zeros(0, np.int64)
 
@@ -278,7 +278,7 @@ class Merger:
         for name in (name for name in inside[:-1] if name in needed):
             context, within = replace(own, mode=WITHIN), Record(0, inside[-1], name)
             for version in outside:
-                if version.leaf == name and self.catalog.lookup.at(version.location).record.id == name:
+                if version.leaf == name and self.catalog.lookup.head(version.location).record.id == name:
                     context = replace(context, target=version.target, kind=version.kind)
                     tags = pack_tags(version.tags)
                     within = within._replace(
@@ -300,7 +300,7 @@ class Merger:
         found = {item.location: item for name in inside for item in self.catalog.lookup.find(SEGMENTS, name)}
         for version in chain.staying:
             if version.location not in found:
-                item = self.catalog.lookup.at(version.location)
+                item = self.catalog.lookup.head(version.location)
                 if item.record.id is None:
                     found[item.location] = item
         size = 0

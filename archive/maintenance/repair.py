@@ -22,7 +22,7 @@ gone, but its sources are in `damaged/`, and the next run goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,10 +38,18 @@ from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import digest
-from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex, Location, key_of, key_of_session
+from pltz.archive.format.index_file import (
+    SEGMENTS,
+    SESSIONS,
+    FileIndex,
+    Location,
+    key_of,
+    key_of_session,
+    keys_of,
+)
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import MAX_SIZE as MAX_PACK
-from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.format.pack import Damage, Pack, Place
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import MAX_PLAN, Plan
 from pltz.archive.format.prefix_crc import ByteSource
@@ -62,7 +70,7 @@ PERSON = b"pltz damaged"
 class LostRecord:
     """A version whose own record is gone.
 
-    ``session``: first 48 bits of its session key, hex; ``tenant``, ``name``: known where another version has
+    ``session``: first 36 bits of its session key, hex; ``tenant``, ``name``: known where another version has
     them.
     """
 
@@ -353,8 +361,8 @@ class Repairer:
         # bitstrings are dropped: only the parents matter
         found = [(at, r._replace(bitstring=b"")) for at, r in _scan(data)]
         contexts = [opened.head.contexts[r.context] for _, r in found]
-        ends = [*(at for at, _ in found), opened.end]
-        made = Parity.of(pack, data, shared_ranges(contexts, [r for _, r in found], ends), shares)
+        shared = shared_ranges(opened, contexts, [r for _, r in found], [at for at, _ in found])
+        made = Parity.of(pack, data, shared, shares)
         self.store.delete(name)
         self.store.put(name, made.encode())
         if not is_there(self.store, object_names.pack(pack)):  # collected meanwhile
@@ -379,7 +387,7 @@ class Repairer:
         missing: int | None = 0
         sessions, segments, covered = set[int](), set[int](), True
         if not deleted:
-            missing, sessions, segments, covered = self._note_lost(catalog, pack, best, {at for at, _ in rows})
+            missing, sessions, segments, covered = self._note_lost(catalog, pack, best, rows)
         self.report.salvaged += len(rows)
         if self.dry_run:
             return
@@ -413,7 +421,7 @@ class Repairer:
             raise ArchiveError("others keep collecting: try again")
 
     def _note_lost(
-        self, catalog: Catalog, pack: bytes, best: ByteSource, read: set[int]
+        self, catalog: Catalog, pack: bytes, best: ByteSource, read: Sequence[tuple[Place, Record]]
     ) -> tuple[int | None, set[int], set[int], bool]:
         """Note the records of a pack that were not read, as far as footer and indexes tell.
 
@@ -430,16 +438,21 @@ class Repairer:
         known: dict[int, tuple[str, str]] = {}
         for session, called in _named(catalog):
             known.setdefault(key_of(session), called)
+        contexts = _opened(best).head.contexts if read else []
+        there = {
+            (section, key_of(identity), at.offset)
+            for at, r in read
+            for section, identity in keys_of(r, contexts[r.context])
+        }
         for index in catalog.listing.indexes.values():
             covered |= pack in index.packs
-            segments |= {
-                key for key, at in index.entries(SEGMENTS) if at.pack == pack and at.offset not in read
-            }
+            named = ((key, at) for key, at in index.entries(SEGMENTS) if at.pack == pack)
+            segments |= {key for key, at in named if (SEGMENTS, key, at.offset) not in there}
             for key, at in index.entries(SESSIONS):
-                if at.pack == pack and at.offset not in read:
+                if at.pack == pack and (SESSIONS, key, at.offset) not in there:
                     sessions.add(key)
                     tenant, name = known.get(key, (None, None))
-                    self.report.unnamed.append(LostRecord(f"{key:012x}", tenant, name, at))
+                    self.report.unnamed.append(LostRecord(f"{key:09x}", tenant, name, at))
         return missing, sessions, segments, covered
 
     def _towers(self, keys: Encryption | None) -> None:
@@ -507,7 +520,7 @@ def _is(pack: bytes, data: ByteSource) -> bool:
         return False
 
 
-def _scan(data: ByteSource) -> Iterator[tuple[int, Record]]:
+def _scan(data: ByteSource) -> Iterator[tuple[Place, Record]]:
     """Yield the readable records."""
     try:
         yield from (item for item in _opened(data).scan() if not isinstance(item, Damage))
@@ -519,5 +532,5 @@ def _named(catalog: Catalog) -> Iterable[tuple[bytes, tuple[str, str]]]:
     """Yield session key, tenant and name of the versions that can be read."""
     for v in catalog.lookup.all_versions():
         with suppress(FileNotFoundError):  # collected meanwhile
-            item = catalog.lookup.at(v.location)
+            item = catalog.lookup.head(v.location)
             yield key_of_session(item.record, item.context), (v.tenant, v.name)

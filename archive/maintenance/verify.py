@@ -36,7 +36,7 @@ from pltz.archive.errors import ArchiveError, KeyMismatch, LostError
 from pltz.archive.format import object_names
 from pltz.archive.format.context import TOWER, WITHIN
 from pltz.archive.format.ids import NONE
-from pltz.archive.format.index_file import SECTIONS, SEGMENTS, Location, key_of, keys_of
+from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, keys_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
@@ -266,20 +266,20 @@ class Verifier:
             read += 1
             if item.location.offset < start:
                 continue
+            if len(waiting) >= DECODE_RECORDS and item.location.offset > waiting[-1].location.offset:
+                self._decode(waiting)  # after whole blocks, because a run resumes at a block
+                waiting = []
+                self._pass(pack, item.location.offset)
+                if self._progress:
+                    self._progress(self.report)
+                if self._late():
+                    return
             if self._stop is not None and item.location.offset >= self._stop:
                 break
             self.report.records += 1
             self._check_found(item)
             if decode and item.record.id is not None and not self._erased(item):
                 waiting.append(item)
-                if len(waiting) == DECODE_RECORDS:
-                    self._decode(waiting)
-                    waiting = []
-                    self._pass(pack, item.location.offset + 1)
-                    if self._progress:
-                        self._progress(self.report)
-                    if self._late():
-                        return
         self._decode(waiting)
         if self._stop is None:
             self._count(pack, read)
@@ -319,7 +319,7 @@ class Verifier:
         if item.location.pack not in self.catalog.listing.packs:
             return
         for section, identity in keys_of(item.record, item.context):
-            if item.location not in self.catalog.lookup.places(section, identity):
+            if item.location.block not in self.catalog.lookup.places(section, identity):
                 where = f"{item.location.pack.hex()} at {item.location.offset}"
                 self._wrong(
                     "index", SECTIONS[section], f"the record in {where} is not found through any index"
@@ -512,27 +512,31 @@ class Verifier:
                     raise found
                 if found.hex() != name:
                     self._wrong("index", name, "its digest is not its name")
-                for section in range(len(SECTIONS) if doubted else 0):
-                    for key, location in index.entries(section):
-                        if location.pack in doubted and location.pack in self.catalog.listing.packs:
-                            self._check_entry(name, section, key, location)
+                for pack in sorted(doubted & index.packs.keys() & self.catalog.listing.packs.keys()):
+                    self._check_entries(name, index, pack)
             except FormatError as exc:
                 self._wrong("index", name, str(exc))
 
-    def _check_entry(self, name: str, section: int, key: int, location: Location) -> None:
+    def _check_entries(self, name: str, index: FileIndex, pack: bytes) -> None:
+        """Check that the entries of a pack name its blocks and records. Damaged blocks are reported with the pack."""
+        there, blocks = set[tuple[int, int, int]](), set[int]()
         try:
-            item = self.catalog.lookup.at(location)
-            keys = [(s, key_of(i)) for s, i in keys_of(item.record, item.context)]
-        except FormatError:
-            return  # reported with its pack
-        except FileNotFoundError:
+            for item in self.catalog.listing.scan(pack, bodies=False):
+                if isinstance(item, Damage):
+                    continue
+                offset = item.location.offset
+                blocks.add(offset)
+                there |= {(section, key_of(i), offset) for section, i in keys_of(item.record, item.context)}
+        except (FormatError, FileNotFoundError):
             return
-        if (section, key) not in keys:
-            self._wrong(
-                "index",
-                name,
-                f"an entry points at byte {location[1]} of {location[0].hex()}, where another record is",
-            )
+        number = index.names.index(pack)
+        for section in range(len(SECTIONS)):
+            keys, numbers, offsets = index.columns(section)
+            mine = numbers == number
+            for key, offset in zip(keys[mine].tolist(), offsets[mine].tolist(), strict=True):
+                if offset in blocks and (section, key, offset) not in there:
+                    what = f"an entry names the block at byte {offset} of {pack.hex()}, where no such record is"
+                    self._wrong("index", name, what)
 
     def _wrong(self, kind: str, name: str, what: str) -> None:
         self._problems.note(kind, name, what)

@@ -42,7 +42,7 @@ class PendingSegment:
         up: the segment above, None for a root.
         own: its context of mode ALONE, one object for all segments that share it.
         context: the context it is stored under: ``own``, or one that differs from it in mode only.
-        digest: 32 bytes; the first 16 are its ``id``.
+        digest: 32 bytes; the first 10 are in its ``id``.
         coded: whether ``data`` is its bitstring already.
         near: the tower of the neighbour that it is coded after, none where it has no neighbour.
     """
@@ -212,7 +212,7 @@ def _name(segments: Sequence[PendingSegment], keys: Encryption) -> None:
                 head = known[place] = keys.segment_head(s.own.domain, s.codec.tokenizer, s.parent)
             heads.append(head)
         for s, digest in zip(level, ids.digests(heads, [s.tokens for s in level]), strict=True):
-            s.digest, s.id = digest, digest[: ids.SIZE]
+            s.digest, s.id = digest, ids.segment_of(digest)
 
 
 def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, PendingSegment]) -> list[Row]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import pairwise
+from itertools import groupby
 
 import numpy as np
 
@@ -22,8 +22,17 @@ from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format import ids, object_names
 from pltz.archive.format.context import WITHIN, Context
 from pltz.archive.format.ids import BASE, U32, Tokens, many
-from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, key_of_session
-from pltz.archive.format.pack import FOOTER, MANY_CHILDREN, Builder, Damage, Pack, digest_before, sealed
+from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, Location, key_of_session
+from pltz.archive.format.pack import (
+    FOOTER,
+    MANY_CHILDREN,
+    Builder,
+    Damage,
+    Pack,
+    Place,
+    digest_before,
+    sealed,
+)
 from pltz.archive.format.parity import Parity, Range
 from pltz.archive.format.record import Record
 from pltz.archive.storage.store import is_there
@@ -64,17 +73,17 @@ class Publisher:
             out = builder.lay_out()
             long = len(out.getbuffer()) >= WORTH
             with run_alongside(partial(digest_before, out), worth=long) as digest:
-                offsets = _read_back(out.getbuffer(), builder)
+                places = _read_back(out.getbuffer(), builder)
             data = sealed(out, digest())
             segments = [(new or {}).get(r.id or b"") for _, r in part]
             self._prove_decoding(part, segments)
             name = _pack_name(data)
-            with run_alongside(partial(self._about, data, part, offsets), worth=long) as about:
+            with run_alongside(partial(self._about, data, part, places), worth=long) as about:
                 self._put_pack(name, data)
             entries, parity = about()
             self.catalog.listing.add_pack(name, len(data), entries)
             self._put_parity(name, parity)
-            self.proved.remember(name, zip(offsets, segments, strict=False))
+            self.proved.remember((Location(name, *at), s) for at, s in zip(places, segments, strict=True) if s)
 
     def _prove_decoding(self, rows: Sequence[Row], new: Sequence[PendingSegment | None]) -> None:
         """Decode every new segment from the bytes in the pack and compare, before a byte is written."""
@@ -106,24 +115,24 @@ class Publisher:
             raise StoreError(f"{path} holds other bytes than its name says: nothing was acknowledged")
 
     def _about(
-        self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]
+        self, data: bytes, rows: Sequence[Row], places: Sequence[Place]
     ) -> tuple[dict[int, Entries], bytes]:
         """Return the index entries of a pack by section, and its parity file."""
-        records = [r for _, r in rows]
+        records, offsets = [r for _, r in rows], [at.offset for at in places]
         keys = [None if r.name is None else key_of_session(r, c) for c, r in rows]
         entries = {
             SEGMENTS: Entries.of([r.id for r in records], offsets),
             SESSIONS: Entries.of(keys, offsets),
             MARKS: Entries.of([r.mark.version if r.mark else None for r in records], offsets),
         }
-        return entries, self._parity(data, rows, offsets)
+        return entries, self._parity(data, rows, places)
 
-    def _parity(self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]) -> bytes:
+    def _parity(self, data: bytes, rows: Sequence[Row], places: Sequence[Place]) -> bytes:
         """Return the parity file of a pack; empty where the archive has no parity."""
         if not self.parity[0]:
             return b""
         contexts, records = [row[0] for row in rows], [row[1] for row in rows]
-        shared = shared_ranges(contexts, records, [*offsets, Pack.of(data).end])
+        shared = shared_ranges(Pack.of(data), contexts, records, places)
         return Parity.of(_pack_name(data), data, shared, self.parity).encode()
 
     def _put_parity(self, name: bytes, parity: bytes) -> None:
@@ -145,46 +154,49 @@ class Publisher:
             self.catalog.damage.note("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
 
 
-def _read_back(data: memoryview, builder: Builder) -> list[int]:
-    """Read a pack as a reader would and return the offsets of its records.
+def _read_back(data: memoryview, builder: Builder) -> list[Place]:
+    """Read a pack as a reader would and return the places of its records.
 
     Raises ArchiveError where a record differs from the one put into it.
     """
-    offsets = list[int]()
-    for run in Pack.of(data).runs():
-        if isinstance(run, Damage):
+    places = list[Place]()
+    for item in Pack.of(data).blocks():
+        if isinstance(item, Damage):
             break
-        at, found = run
-        if found != builder.records[len(offsets) : len(offsets) + len(at)]:
+        block, rows = item
+        if [record for _, record in rows] != builder.records[len(places) : len(places) + len(rows)]:
             break
-        offsets += at
-    if len(offsets) != len(builder.records):
+        places += [Place(block.offset, row) for row, _ in rows]
+    if len(places) != len(builder.records):
         raise ArchiveError("the pack just laid out does not read back: nothing was written")
-    return offsets
+    return places
 
 
 def shared_ranges(
-    contexts: Sequence[Context], records: Sequence[Record], offsets: Sequence[int]
+    pack: Pack, contexts: Sequence[Context], records: Sequence[Record], places: Sequence[Place]
 ) -> Iterator[Range]:
     """Yield the ranges of a pack with segments that many sessions depend on.
 
-    The first range is the pack's header and table, without which they cannot be read.
+    The first range is the pack's header and table, without which they cannot be read. The others are the heads of
+    blocks and the pieces of bodies that have such a segment.
 
-    Args:
-        contexts, records: those of the pack, in order.
-        offsets: where each record begins, and where the last one ends, in bytes.
+    ``contexts``, ``records``, ``places``: those of the pack, in order; bitstrings are not looked at.
     """
     # records within a run name it as parent, and sessions do not depend on it for that
     children = Counter([r.parent for r, c in zip(records, contexts, strict=True) if c.mode != WITHIN])
     children.update(r.neighbour for r in records)
     shared = [
-        span
-        for span, r, c in zip(pairwise(offsets), records, contexts, strict=True)
+        place
+        for place, r, c in zip(places, records, contexts, strict=True)
         if r.id is not None and (c.domain_kind == BASE or children[r.id] >= MANY_CHILDREN)
     ]
     if shared:
-        yield Range(0, offsets[0])
-    yield from (Range(begin, end - begin) for begin, end in shared)
+        yield Range(0, pack.begin)
+    for offset, group in groupby(shared, key=lambda place: place.offset):
+        block = pack.block(offset)
+        yield Range(offset, block.size)
+        for piece in {piece for place in group if (piece := block.piece(place.row))}:
+            yield Range(offset + block.size + piece.begin, piece.end - piece.begin)
 
 
 def _nothing() -> None:

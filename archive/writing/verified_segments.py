@@ -30,7 +30,7 @@ class VerifiedSegments:
 
     def __init__(self, catalog: Catalog, codecs: list[SegmentCodec]):
         self.catalog, self.codecs = catalog, codecs
-        self._known: dict[bytes, tuple[bytes, int, bytes]] = {}  # pack, offset, the segment's digest
+        self._known: dict[bytes, tuple[Location, bytes]] = {}  # place, and the segment's digest
         self._near: dict[bytes, bytes] = {}  # neighbours of those whose record there has one
 
     def place(self, segment: PendingSegment) -> Location | None:
@@ -44,8 +44,7 @@ class VerifiedSegments:
             if self._decodes(item, segment):
                 if item.context.mode == WITHIN:  # it is the run that the segment needs
                     return self._remembered(segment)
-                place = item.location.pack, item.location.offset, segment.digest
-                self._note(segment.id, place, item.record.neighbour)
+                self._note(item.location, segment.digest, item.record.neighbour)
                 return item.location
         return None
 
@@ -53,7 +52,7 @@ class VerifiedSegments:
         """Return the place where it was proved before, if the record stays there."""
         if not (known := self._known.get(segment.id)):
             return None
-        location, digest = Location(*known[:2]), known[2]
+        location, digest = known
         if digest != segment.digest:
             raise collision(segment.id)
         if location.pack not in self.catalog.listing.packs or location.pack in self.catalog.listing.condemned:
@@ -83,7 +82,7 @@ class VerifiedSegments:
         if np.array_equal(tokens, segment.tokens):
             return True
         about = segment.context.domain, segment.codec.tokenizer, segment.parent
-        if keys.segment_digest(*about, tokens)[: ids.SIZE] == segment.id:
+        if ids.segment_of(keys.segment_digest(*about, tokens)) == segment.id:
             raise collision(segment.id)
         self._problem(item, "decodes to other tokens than its id says")
         return False
@@ -104,7 +103,7 @@ class VerifiedSegments:
         places = {}
         for segment in segments:
             known = self._known.get(segment)
-            location = Location(*known[:2]) if known else None
+            location = known[0] if known else None
             if location is None or location.pack not in self.catalog.listing.packs:
                 return None
             if location.pack in self.catalog.listing.condemned:
@@ -155,28 +154,29 @@ class VerifiedSegments:
         keys = self.catalog.keys
         return keys.gone(item.context, segment) or keys.doomed(item.context, segment)
 
-    def remember(self, pack: bytes, segments: Iterable[tuple[int, PendingSegment | None]]) -> None:
-        """Remember segments at offsets in a pack that were decoded and compared."""
+    def remember(self, segments: Iterable[tuple[Location, PendingSegment | None]]) -> None:
+        """Remember segments that were decoded from places and compared."""
         self._make_room()
-        for offset, segment in segments:
+        for location, segment in segments:
             if segment:
-                self._note(segment.id, (pack, offset, segment.digest), segment.neighbour)
+                self._note(location, segment.digest, segment.neighbour)
 
     def heard(self, item: Found, digest: bytes) -> None:
         """Remember a record that a reader decoded.
 
-        ``digest``: digest of the tokens, 32 bytes; the first 16 are the segment's id.
+        ``digest``: digest of the tokens, 32 bytes; the first 10 are in the segment's id.
         """
         self._make_room()
-        self._note(digest[: ids.SIZE], (item.location.pack, item.location.offset, digest), item.record.neighbour)
+        self._note(item.location, digest, item.record.neighbour)
 
     def clear(self) -> None:
         """Forget all proofs: the next put decodes what it relies on."""
         self._known.clear()
         self._near.clear()
 
-    def _note(self, segment: bytes, place: tuple[bytes, int, bytes], neighbour: bytes) -> None:
-        self._known[segment] = place
+    def _note(self, location: Location, digest: bytes, neighbour: bytes) -> None:
+        segment = ids.segment_of(digest)
+        self._known[segment] = location, digest
         if neighbour != NONE:
             self._near[segment] = neighbour
         else:

@@ -244,7 +244,7 @@ class ArchiveWriter:
         Restoring copies the records that lie only in condemned packs, which may be deleted at any moment.
         Raises ArchiveError where a segment is gone, Fenced, StoreError.
         """
-        tenant = {v.location: self.catalog.lookup.at(v.location) for v in versions}
+        tenant = {v.location: self.catalog.lookup.head(v.location) for v in versions}
         rows: list[tuple[Context, Record]] = []
         copied: set[bytes] = set()
         for v in versions:
@@ -421,7 +421,7 @@ class ArchiveWriter:
             yield item.context, session_only(item.record)
 
     def _places(self, version: Version) -> Iterator[Location]:
-        item = self.catalog.lookup.at(version.location)
+        item = self.catalog.lookup.head(version.location)
         yield item.location
         leaf = item.record.leaf
         for _ in range(MAX_SEGMENTS):

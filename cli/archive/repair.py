@@ -82,7 +82,7 @@ def _acknowledge(place: str, dry_run: bool, as_json: bool) -> None:
                 "pack": loss.pack.hex(),
                 "time": loss.entry.time,
                 "records": loss.entry.missing,
-                "sessions": sorted(f"{key:012x}" for key in loss.entry.sessions),
+                "sessions": sorted(f"{key:09x}" for key in loss.entry.sessions),
                 "complete": loss.entry.complete,
             }
             for loss in losses

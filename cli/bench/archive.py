@@ -30,6 +30,7 @@ TOGETHER = 4  # sessions that grow side by side
     examples=[
         "pltz bench archive",
         "pltz bench archive --full --where /data --plot archive.png",
+        "pltz bench archive --sessions 10000 --sealed --writers 1",
         "pltz bench archive --writers 4 --json",
         "pltz bench archive --growing --turns 40 --turn-tokens 100 --plot growing.png",
     ],
@@ -40,6 +41,13 @@ TOGETHER = 4  # sessions that grow side by side
     help="Measure 1,000,000 sessions, 10,000,000 index entries, and sharing of up to 500,000 sessions. Takes minutes "
     "and 4 GB of disk.",
 )
+@click.option(
+    "--sessions",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Sessions to put.  [default: 50000; 1000000 with --full]",
+)
+@click.option("--sealed", is_flag=True, help="Measure putting, overhead and reading with encryption.")
 @click.option(
     "--growing",
     is_flag=True,
@@ -74,6 +82,8 @@ TOGETHER = 4  # sessions that grow side by side
 @shared.JSON
 def archive(
     full: bool,
+    sessions: int | None,
+    sealed: bool,
     growing: bool,
     turns: int,
     turn_tokens: int,
@@ -104,7 +114,10 @@ def archive(
             write_text(growing_text(result) + "\n")
         write_text(json.dumps(result))
         return
-    result = measured(FULL if full else QUICK, where, writers or os.cpu_count() or 1)
+    sizes = FULL if full else QUICK
+    if sessions is not None:
+        sizes = {**sizes, "sessions": sessions}
+    result = measured(sizes, where, writers or os.cpu_count() or 1, sealed=sealed)
     if output and plot:
         from pltz.benchmarks.plots.archive import sharing
 
@@ -114,29 +127,31 @@ def archive(
     write_text(json.dumps(result))
 
 
-def measured(sizes: dict[str, int], where: str | None, writers: int) -> dict[str, Any]:
+def measured(sizes: dict[str, int], where: str | None, writers: int, *, sealed: bool = False) -> dict[str, Any]:
     """Measure and return all figures."""
+    from pltz.archive.encryption.keys import Secret
     from pltz.benchmarks import measure_archive as measure
 
+    key = Secret(os.urandom(32), 0) if sealed else None
     with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
         folder = Path(name)
         load = os.getloadavg()[0]
-        alone = measure.put(folder, sizes["sessions"], 1)
+        alone = measure.put(folder, sizes["sessions"], 1, key)
         place = Path(alone.pop("place"))
         figures = {
             "put": alone,
-            "overhead": measure.overhead(place, alone),
-            "reading": measure.reading(place),
+            "overhead": measure.overhead(place, alone, key),
+            "reading": measure.reading(place, key),
         }
         if writers > 1:
-            several = measure.put(folder, sizes["sessions"], writers)
+            several = measure.put(folder, sizes["sessions"], writers, key)
             figures["put_at_once"] = {
                 key: several[key] for key in ("writers", "sessions", "per_s", "per_cpu_s")
             }
         figures["index"] = measure.opening(folder, sizes["entries"])
         figures["sharing"] = measure.sharing(folder, sizes["sharing"], PROMPTS)  # type: ignore[assignment]
     on = machine.describe(None, "cpu", None)
-    return {"benchmark": "archive", **figures, "load_at_start": round(load, 2), "machine": on}
+    return {"benchmark": "archive", "sealed": sealed, **figures, "load_at_start": round(load, 2), "machine": on}
 
 
 def measured_growing(bundle: str | None, turns: int, tokens: int, where: str | None) -> dict[str, Any]:
@@ -200,6 +215,14 @@ def as_text(result: dict[str, Any]) -> str:
             (
                 f"{over['bytes_per_session']} bytes per session: packs {over['packs_bytes_per_session']}, "
                 f"index {over['index_bytes_per_session']} ({over['index_bytes_per_entry']} per entry)"
+            ),
+        ),
+        (
+            "after collection",
+            (
+                f"{over['collected']['bytes_per_session']} bytes per session: "
+                f"packs {over['collected']['packs_bytes_per_session']}, "
+                f"index {over['collected']['index_bytes_per_session']}"
             ),
         ),
         (

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import NONE, digest
+from pltz.archive.format.ids import NONE, digest, segment_of
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.plan import Plan
@@ -129,7 +129,7 @@ def pack_of(count: int, salt: bytes = b"s" * 16) -> bytes:
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
     parent = NONE
     for n in range(count):
-        name = digest(b"test", bytes([n]))
+        name = segment_of(digest(b"test", bytes([n])))
         builder.add(Record(context, parent, name, 5, b"payload %d" % n, f"s{n}", 1, 100))
         parent = name
     return builder.finish()
@@ -144,12 +144,13 @@ def test_parsers_take_anything(data: bytes) -> None:
             parse(data)
 
 
-def test_a_newer_pack_is_refused_by_name() -> None:
+@pytest.mark.parametrize(("version", "told"), [(2, "which no release wrote"), (4, "use a newer pltz")])
+def test_packs_of_other_versions_are_refused_by_name(version: int, told: str) -> None:
     data = bytearray(pack_of(1))
     size = struct.unpack_from("<I", data, 56)[0]
     for at in (0, len(data) - 36 - 64):
-        data[at + 4] = 3
+        data[at + 4] = version
         table = data[64 : 64 + size]
         struct.pack_into("<I", data, at + 60, zlib.crc32(table, zlib.crc32(data[at : at + 60])))
-    with pytest.raises(VersionError, match="newer pltz"):
+    with pytest.raises(VersionError, match=told):
         Pack.of(bytes(data))

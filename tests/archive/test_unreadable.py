@@ -18,6 +18,7 @@ import pytest
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError, LostError, StoreError, UnreadableError
 from pltz.archive.format.index_file import FileIndex
+from pltz.archive.format.pack import Pack
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
@@ -123,10 +124,14 @@ class TestBadSectors:
     def test_in_a_pack_under_an_index(self, tmp_path: Path, bad: Callable[[str, int], None]) -> None:
         archive = filled(tmp_path / "cold", 20)
         archive.write_index()
-        bad("/packs/", archive.version("s10").location.offset + 100)
+        place = archive.version("s10").location
+        block = Pack.of((tmp_path / "cold" / "packs" / place.pack.hex()).read_bytes()).block(place.offset)
+        piece = block.piece(place.row)
+        assert piece is not None and (piece.first, piece.last) == (10, 12)
+        bad("/packs/", place.offset + block.size + piece.begin + 100)
         fresh = TowerArchive.open(tmp_path / "cold", [BytesCodec()])
         for n in range(20):
-            if n == 10:
+            if n in (10, 11):
                 with pytest.raises(LostError, match="damaged"):
                     fresh.get(f"s{n}")
             else:

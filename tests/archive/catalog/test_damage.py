@@ -9,7 +9,7 @@ from pltz.archive.catalog.damage import DamageReport
 from pltz.archive.catalog.ledger import PackState
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import TENANT
-from pltz.archive.format.index_file import SESSIONS
+from pltz.archive.format.index_file import SESSIONS, key_of
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -75,7 +75,7 @@ def test_a_lost_pack_hides_its_sessions_until_a_person_acknowledges_it(
 ) -> None:
     archive.store.delete(object_names.pack(packs[0]))
     archive.store.delete(object_names.parity(packs[0]))
-    archive.catalog.ledger.put_lost(packs[0], 1, True, {int.from_bytes(key(archive, "a")[:6], "big")}, [])
+    archive.catalog.ledger.put_lost(packs[0], 1, True, {key_of(key(archive, "a"))}, [])
     damage = report(archive)
     assert damage.state(packs[0]) is PackState.LOST and damage.hiding() == {packs[0]}
     assert damage.hides(SESSIONS, key(archive, "a")) is PackState.LOST

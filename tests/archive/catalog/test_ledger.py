@@ -396,7 +396,7 @@ def test_every_crash_of_giving_up_ends_in_a_loss_that_is_known(codec: SegmentCod
 
 def entries() -> st.SearchStrategy[LedgerEntry]:
     names = st.frozensets(st.binary(min_size=16, max_size=16), max_size=5)
-    keys = st.frozensets(st.integers(0, (1 << 48) - 1), max_size=5)
+    keys = st.frozensets(st.integers(0, (1 << 36) - 1), max_size=5)
     time = st.integers(0, (1 << 62) - 1)
     ours = st.binary(min_size=16, max_size=16)
     missing = st.none() | st.integers(0, 1 << 22)

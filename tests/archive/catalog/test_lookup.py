@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import RecordLookup, version_of
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format import object_names
+from pltz.archive.format.block import Block
 from pltz.archive.format.ids import NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
+from pltz.archive.format.pack import Pack
 from pltz.archive.format.record import FORGET, UNDELETE
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.tower_archive import TowerArchive
@@ -39,7 +40,7 @@ def opened(archive: TowerArchive) -> Catalog:
 def test_a_segment_is_found_at_the_place_of_its_record(archive: TowerArchive, lookup: RecordLookup) -> None:
     leaf = archive.version("b").leaf
     [place], [item] = lookup.places(SEGMENTS, leaf), lookup.find(SEGMENTS, leaf)
-    assert item.location == place and item.record.id == leaf and lookup.at(place) == item
+    assert item.location.block == place and item.record.id == leaf and lookup.at(item.location) == item
     assert lookup.find(SEGMENTS, item.record.parent)[0].record.parent == NONE
 
 
@@ -118,13 +119,13 @@ def test_records_of_versions_are_read_once(
 ) -> None:
     """A put of the next turn looks at all versions of its session, and must not read all of them again."""
     domain, reads, fresh = archive.keys.domain(TENANT, "default"), list[Location](), opened(archive).lookup
-    at = RecordLookup.at
+    block = RecordLookup.block
 
-    def count(self: RecordLookup, location: Location) -> Found:
-        reads.append(location)
-        return at(self, location)
+    def count(self: RecordLookup, place: Location) -> tuple[Pack, Block]:
+        reads.append(place)
+        return block(self, place)
 
-    monkeypatch.setattr(RecordLookup, "at", count)
+    monkeypatch.setattr(RecordLookup, "block", count)
     versions = [fresh.versions(domain, "a") for _ in range(3)]
     assert versions[0] == versions[1] == versions[2] and len(reads) == 2
     assert [v.forgotten for v in lookup.versions(domain, "a")] == [False, False]

@@ -20,8 +20,8 @@ rows = st.tuples(st.integers(0, 2), st.integers(0, 300), st.integers(0, 2), st.i
 
 
 def identity(number: int) -> bytes:
-    """Return an id. Ids of 0..255 share their first five bytes, and 256 has the key of 0."""
-    return b"%5d" % (number // 257) + bytes([number % 256]) + b"%10d" % number
+    """Return an id. Ids of 0..255 share their first three bytes, and 256 has the key of 0."""
+    return b"%3d" % (number // 257) + bytes([number % 256]) + b"%12d" % number
 
 
 def filled(entries: list[Row]) -> MemoryIndex:
@@ -104,17 +104,17 @@ def test_a_flipped_bit_raises_or_changes_nothing() -> None:
 
 
 def test_a_newer_version_is_refused_by_name() -> None:
-    head = index_file.HEADER.pack(index_file.MAGIC, index_file.VERSION + 1, 4, 0, 0, 0, 0, 0, 0)[:-4]
+    head = index_file.HEADER.pack(index_file.MAGIC, index_file.VERSION + 1, 4, 0, 0, 0, 0, 0, 0, 0)[:-4]
     with pytest.raises(VersionError, match="newer pltz"):
         FileIndex.of(head + zlib.crc32(head).to_bytes(4, "little") + bytes(16))
 
 
 def test_hostile_counts_claim_no_memory() -> None:
     head = index_file.HEADER.pack(
-        index_file.MAGIC, 1, 4, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0
+        index_file.MAGIC, 2, 4, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0
     )
     with pytest.raises(CorruptError, match="does not fit"):
         FileIndex.of(head + bytes(16))
-    head = index_file.HEADER.pack(index_file.MAGIC, 1, 4, 0, 0, 0xFFFFFFFF, 0, 0, 0)[:-4]
+    head = index_file.HEADER.pack(index_file.MAGIC, 2, 4, 0, 0, 0, 0xFFFFFFFF, 0, 0, 0)[:-4]
     with pytest.raises(CorruptError, match="expected an index of"):
         FileIndex.of(head + zlib.crc32(head).to_bytes(4, "little") + bytes(16))

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pltz.archive.format.block import Block
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import NONE, digest
+from pltz.archive.format.ids import NONE, digest, segment_of
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Mark, Record
 from pltz.plt_codec.errors import CorruptError, FormatError
@@ -19,7 +20,7 @@ def pack_of(sessions: int, salt: bytes = b"s" * 16, *, marked: bool = False) -> 
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
     parent = NONE
     for n in range(sessions):
-        name = digest(b"test", bytes([n]))
+        name = segment_of(digest(b"test", n.to_bytes(2, "big")))
         builder.add(Record(context, parent, name, 5, b"payload %d" % n, f"s{n}", 1, 100))
         parent = name
     if marked:
@@ -49,21 +50,43 @@ def test_every_cut_length_is_refused() -> None:
         raise AssertionError(f"a pack cut to {cut} bytes is accepted")
 
 
-def test_a_pack_reads_past_damage() -> None:
-    data = pack_of(10)
-    whole = [item for item in Pack.of(data).scan() if not isinstance(item, Damage)]
-    assert len(whole) == 10
-    hurt = bytearray(data)
-    hurt[whole[3][0] + 4] ^= 0xFF
-    found = list(Pack.of(bytes(hurt)).scan())
-    damage = [item for item in found if isinstance(item, Damage)]
-    assert [item.offset for item in damage] == [
-        whole[3][0],
-        whole[4][0],
-    ]  # the record, and the child that names it
-    assert [item[1].name for item in found if not isinstance(item, Damage)] == [
-        f"s{n}" for n in (0, 1, 2, 5, 6, 7, 8, 9)
-    ]
+def blocks_of(data: bytes) -> list[Block]:
+    return [item[0] for item in Pack.of(data).blocks() if not isinstance(item, Damage)]
+
+
+def names_in(data: bytes) -> set[str | None]:
+    return {item[1].name for item in Pack.of(data).scan() if not isinstance(item, Damage)}
+
+
+def test_a_damaged_head_costs_the_records_of_its_block() -> None:
+    data = pack_of(300)
+    blocks = blocks_of(data)
+    assert [block.count for block in blocks] == [128, 128, 44]
+    for at in (blocks[1].offset, blocks[1].offset + 2, blocks[1].offset + blocks[1].size - 1):
+        hurt = bytearray(data)
+        hurt[at] ^= 0xFF
+        found = [item for item in Pack.of(bytes(hurt)).scan() if isinstance(item, Damage)]
+        assert [(item.offset, item.size) for item in found] == [(blocks[1].offset, blocks[1].end - blocks[1].offset)]
+        assert names_in(bytes(hurt)) == {f"s{n}" for n in range(300) if not 128 <= n < 256}
+
+
+def test_a_damaged_piece_of_a_body_costs_its_records() -> None:
+    builder = Builder(0, 100, b"s" * 16)
+    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
+    ids = [segment_of(digest(b"test", bytes([n]))) for n in range(20)]
+    for n, name in enumerate(ids):
+        builder.add(Record(context, NONE, name, 5, bytes([n]) * 1000, f"s{n}", 1, 100))
+    data = bytearray(builder.finish())
+    [block] = blocks_of(bytes(data))
+    assert [(p.first, p.last) for p in block.pieces] == [(0, 5), (5, 10), (10, 15), (15, 20)]
+    data[block.offset + block.size + 5500] ^= 1
+    pack = Pack.of(bytes(data))
+    [damage] = [item for item in pack.scan() if isinstance(item, Damage)]
+    assert (damage.offset, damage.size) == (block.offset + block.size + 5000, 5000)
+    assert names_in(bytes(data)) == {f"s{n}" for n in (*range(5), *range(10, 20))}
+    assert pack.record(block.offset, 4).bitstring == bytes([4]) * 1000
+    with pytest.raises(CorruptError, match="bitstrings"):
+        pack.record(block.offset, 5)
 
 
 @pytest.mark.parametrize("half", ["front", "back"])
@@ -83,7 +106,7 @@ def test_a_bitstring_that_looks_like_a_record_is_none() -> None:
     begin, end = Pack.of(inner).begin, Pack.of(inner).end
     builder = Builder(0, 100, b"s" * 16)
     context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
-    builder.add(Record(context, NONE, b"i" * 16, 5, inner[begin:end] * 50, "victim", 1, 100))
+    builder.add(Record(context, NONE, segment_of(b"i" * 16), 5, inner[begin:end] * 50, "victim", 1, 100))
     data = bytearray(builder.finish())
     data[Pack.of(bytes(data)).begin + 3] ^= 1
     assert all(isinstance(item, Damage) for item in Pack.of(bytes(data)).scan())

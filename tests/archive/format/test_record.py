@@ -1,22 +1,20 @@
-"""Record: what is written comes back, and any bytes under a right checksum are a record or refused."""
+"""Record: what is written comes back, and tags are strings by strings."""
 
 from __future__ import annotations
 
-import zlib
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pltz.archive.format import record
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import NONE
+from pltz.archive.format.ids import NONE, segment_of
 from pltz.archive.format.pack import Builder, Damage, Pack
-from pltz.archive.format.record import Mark, Record, RecordPlace
-from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
+from pltz.archive.format.record import Mark, Record
+from pltz.plt_codec.errors import ContentError, CorruptError
 
 names = st.text(st.characters(codec="utf-8"), max_size=20)
-identities = st.binary(min_size=16, max_size=16)
+identities = st.binary(min_size=10, max_size=10).filter(any).map(segment_of)
 
 
 @given(
@@ -50,34 +48,6 @@ def test_records_come_back(
     assert pack.head.epoch == epoch and record.unpack_tags(r.tags) == (
         tags if session is not None else {}
     )
-
-
-@settings(max_examples=300)
-@given(st.binary(max_size=100), st.integers(0, 255))
-def test_a_record_of_any_bytes_with_a_right_check(body: bytes, flags: int) -> None:
-    place = RecordPlace(b"s" * 16, 500, 0, 1, [b"p" * 16])
-    raw = bytes([place.mark, flags, len(body)]) + body
-    check = zlib.crc32(raw, zlib.crc32(b"s" * 16 + (500).to_bytes(8, "little")))
-    try:
-        parsed = record.decode(raw + check.to_bytes(4, "little"), 0, place)
-    except FormatError:
-        return
-    assert parsed.size == len(raw) + 4 and parsed.record.tokens <= 65536 * (len(body) + 1)
-
-
-def test_a_newer_verb_is_refused_by_name() -> None:
-    place = RecordPlace(b"s" * 16, 500, 0, 1, [])
-    body = b"\0" + b"v" * 16 + b"\1\7"
-    raw = bytes([place.mark, 0x80, len(body)]) + body
-    check = zlib.crc32(raw, zlib.crc32(b"s" * 16 + (500).to_bytes(8, "little")))
-    with pytest.raises(VersionError, match="newer"):
-        record.decode(raw + check.to_bytes(4, "little"), 0, place)
-
-
-def test_a_hostile_size_claims_no_memory() -> None:
-    place = RecordPlace(b"s" * 16, 500, 0, 1, [])
-    with pytest.raises(CorruptError, match="claims"):
-        record.decode(b"s\1\xff\xff\xff\xff\x0f" + bytes(50), 0, place)
 
 
 def test_tags_that_are_no_strings_or_too_many_are_refused() -> None:

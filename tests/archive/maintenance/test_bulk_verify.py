@@ -89,7 +89,7 @@ def test_an_index_that_is_wrong_is_named(
         for section in range(3):
             for key, at in known.entries(section):
                 if at.pack == pack:
-                    rows.append((section, key.to_bytes(6, "big") + bytes(10), at.offset))
+                    rows.append((section, id_of(key), at.offset))
         spot = next((n for n, r in enumerate(rows) if r[0] == ("session" in defect)), None)
         if spot is not None and not hurt:
             hurt = True
@@ -167,9 +167,14 @@ def test_batch_lookups_agree_with_single_ones(stored: list[bytes], asked: list[b
     assert sorted(memory.entries(SEGMENTS)) == sorted(kept.entries(SEGMENTS))
 
 
+def id_of(key: int) -> bytes:
+    """Return an id of this key."""
+    return (key << 64 - index_file.KEY_BITS).to_bytes(8, "big") + bytes(8)
+
+
 def test_a_bucket_crafted_to_be_large_costs_little(tmp_path: Path) -> None:
     memory = MemoryIndex()
-    rows = [(SEGMENTS, (n << 4).to_bytes(6, "big") + bytes(10), n) for n in range(50_000)]
+    rows = [(SEGMENTS, id_of(n << 4), n) for n in range(50_000)]
     memory.add_pack(bytes(SIZE), 1 << 20, by_section(rows))
     kept = FileIndex.of(index_file.build([memory], {bytes(SIZE): 1 << 20}))
     asked = np.arange(0, 50_000 << 4, 8, dtype=np.uint64)

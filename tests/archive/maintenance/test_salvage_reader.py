@@ -12,7 +12,7 @@ import pytest
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format.byte_source import Held
-from pltz.archive.format.ids import NONE, TENANT, digest
+from pltz.archive.format.ids import NONE, TENANT, digest, segment_of
 from pltz.archive.format.record import Record
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.maintenance.salvage_reader import SECTOR, SalvageReader
@@ -64,7 +64,7 @@ def pack(tmp_path: Path) -> Path:
     context = replace(
         archive.keys.context(TENANT, "acme"), tokenizer=codec.tokenizer, bundle=codec.bundle_id, contract=1
     )
-    ids = [digest(b"test", bytes([n])) for n in range(24)]
+    ids = [segment_of(digest(b"test", bytes([n]))) for n in range(24)]
     records = [Record(0, NONE, i, 9, dice.bytes(SIZE // 24), f"s{n}", 1, 9) for n, i in enumerate(ids)]
     ArchiveWriter(archive.catalog, [], archive.settings.parity).copy([(context, record) for record in records])
     [path] = (tmp_path / "cold/packs").iterdir()

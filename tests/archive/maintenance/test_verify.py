@@ -12,6 +12,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.freshness import Token
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.encryption.keys import Secret
+from pltz.archive.format import block
 from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance import verify
 from pltz.archive.maintenance.repair import Repairer
@@ -49,7 +50,8 @@ def slow(disk: SimDisk) -> SlowCodec:
 
 @pytest.fixture
 def cold(disk: SimDisk, slow: SlowCodec, monkeypatch: pytest.MonkeyPatch) -> TowerArchive:
-    """All sessions in one pack, whose segments are decoded two at a time."""
+    """All sessions in one pack, in blocks of two, whose segments are decoded two at a time."""
+    monkeypatch.setattr(block, "ROWS", 2)
     made = TowerArchive.create(DirectoryStore(disk), [slow])
     made.put([NewSession(f"s{n}", [np.array([n, n + 1])]) for n in range(SESSIONS)])
     monkeypatch.setattr(verify, "DECODE_RECORDS", 2)
@@ -71,7 +73,7 @@ def test_runs_go_on_within_a_pack(cold: TowerArchive, slow: SlowCodec) -> None:
         report.complete = True
         report = cold.verify(decode=True, max_seconds=5, resume=report)
         runs += 1
-    assert runs == 3 and sorted(slow.seen) == list(range(SESSIONS))
+    assert runs == 2 and sorted(slow.seen) == list(range(SESSIONS))
     whole = cold.verify(decode=True)
     assert (report.packs, report.records, report.decoded) == (whole.packs, whole.records, whole.decoded)
 
@@ -79,7 +81,7 @@ def test_runs_go_on_within_a_pack(cold: TowerArchive, slow: SlowCodec) -> None:
 def test_a_pack_says_how_far_it_is(cold: TowerArchive) -> None:
     told: list[int] = []
     cold.verify(decode=True, progress=lambda report: told.append(report.decoded))
-    assert told[0] == 2 and told[-1] == SESSIONS and len(told) > SESSIONS // 2
+    assert told[0] == 2 and told[-1] == SESSIONS and len(told) >= SESSIONS // 2
 
 
 def test_short_runs_from_anywhere_see_all_in_time(cold: TowerArchive, slow: SlowCodec) -> None:
@@ -97,14 +99,18 @@ def test_a_long_run_from_anywhere_sees_all_once(cold: TowerArchive, slow: SlowCo
         assert report.complete and report.packs == 1 and report.decoded == SESSIONS
 
 
-def test_a_session_that_lost_its_name_is_counted(archive: TowerArchive, disk: SimDisk) -> None:
-    """Damage the record of a last segment, which holds the session's name: verify said "0 lost" and no more."""
+def test_a_damaged_session_is_named_or_counted(archive: TowerArchive, disk: SimDisk) -> None:
+    """Damage the bitstring of a last segment: the head of its block still names the session."""
     archive.put([NewSession("gone", [np.arange(50)])])
     place = archive.version("gone").location
     pack = f"packs/{place.pack.hex()}"
     data = bytearray(disk.read(pack, 0, 1 << 20))
     bits = ZlibCodec().encode([Plain(np.arange(50), np.arange(0))])[0]
     data[data.index(bits) + 3] ^= 1
+    disk.overwrite(pack, bytes(data))
+    report = TowerArchive.open(DirectoryStore(disk), [ZlibCodec()]).verify()
+    assert [v.name for v in report.lost] == ["gone"] and report.unreadable == 1 and not report.sound
+    data[place.offset + 8] ^= 1
     disk.overwrite(pack, bytes(data))
     report = TowerArchive.open(DirectoryStore(disk), [ZlibCodec()]).verify()
     assert not report.lost and report.unreadable == 1 and not report.sound

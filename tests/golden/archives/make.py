@@ -41,7 +41,7 @@ SESSIONS: dict[tuple[str, int], list[int]] = {  # (name, version number): tokens
     ("a", 2): PROMPT + [3] * 9 + [7],
 }
 FORGOTTEN = "a", 1
-TURNS = 16  # of the session that grows: each is put behind those before it, with a version of its own
+TURNS = 20  # of the session that grows: each is put behind those before it, with a version of its own
 Files = dict[str, bytes]
 
 

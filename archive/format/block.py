@@ -1,0 +1,789 @@
+"""A block: up to 128 consecutive records of a pack, field by field in columns. Spec: FORMAT.md, "Block".
+
+    records --encode--> head: mark, sizes, columns, ids, names, checks | body: bitstrings
+    head --Block.of--> fields of all its records; with the bytes of a piece of the body, records
+
+A record takes few bytes because marks, checks and field widths are shared: about 5 beside id, name and bitstring.
+The head has one check. The body has one per piece of some KiB, so a single record is read without the rest of the
+body, and a damaged bit costs the records of one piece.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.archive.format.ids import NONE, SEGMENT_SIZE, SIZE
+from pltz.archive.format.prefix_crc import ByteSource, PrefixCrcs
+from pltz.archive.format.record import (
+    FORGET,
+    LEAST_VEIL,
+    MAX_NAME,
+    MAX_RECORD,
+    MAX_TAGS,
+    MAX_VEIL,
+    TOKENS_PER_BYTE,
+    Mark,
+    Record,
+    tokens_fit,
+)
+from pltz.plt_codec.errors import ContentError, CorruptError, UsageError, VersionError
+from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
+from pltz.plt_codec.varint import MAX_VALUE, read_varint, write_varint
+
+ROWS = 128  # most records of a block
+PIECE = 4096  # bytes of bitstrings from which a piece of the body ends
+TEXT = 1 << 16  # bytes of names and tags from which a block ends
+BODY = 1 << 20  # bytes of bitstrings from which a block ends
+MARK = 2  # bytes
+CHECK = 4  # bytes
+RESIDUE = 0x2144DF1C  # crc32 of anything followed by its own crc32, little-endian
+MAX_HEAD = 1 << 18  # bytes
+MAX_BODY = BODY + MAX_RECORD
+PREFIX = MARK + 5 + 5  # most bytes of mark and the two sizes
+UNIT = 8  # bytes of a session's key in front of its sealed name
+MAX_WIDTH = 33  # bits of a value in a column: the difference of two numbers of 32 bits
+
+# kinds of records
+SEGMENT, SESSION, BOTH, VERSION_MARK = 1, 2, 3, 4
+# kinds of references to a segment
+ABSENT, TABLE, BACK, INLINE = 0, 1, 2, 3
+# columns, in the order of their bits in the head
+(
+    KIND,
+    CONTEXT,
+    PARENT_KIND,
+    PARENT,
+    TOKENS,
+    BITS,
+    NAME,
+    VERSION,
+    TIME,
+    TAGS,
+    NEIGHBOUR_KIND,
+    NEIGHBOUR,
+    VERB,
+) = range(13)
+COLUMNS = 13
+REST = bytes(SIZE - SEGMENT_SIZE)
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PackFields:
+    """The fields of a pack that its blocks depend on.
+
+    Attributes:
+        salt: 16 random bytes.
+        time: time from which those of versions are counted, seconds since 1970.
+        contexts: number of contexts in its table.
+        parents: ids of the segments in its table.
+        sealed: numbers of the contexts with encryption.
+    """
+
+    salt: bytes
+    time: int = 0
+    contexts: int = 1
+    parents: Sequence[bytes] = ()
+    sealed: frozenset[int] = frozenset()
+
+    @property
+    def mark(self) -> bytes:
+        """Return the bytes with which each block begins."""
+        return self.salt[:MARK]
+
+
+class Piece(NamedTuple):
+    """The bitstrings of some records of a block: rows from ``first`` to before ``last``, bytes of the body."""
+
+    number: int
+    first: int
+    last: int
+    begin: int
+    end: int
+
+
+# ---- records -> bytes
+
+
+def split(rows: Sequence[Record]) -> Iterator[slice]:
+    """Yield the rows of each block, in order."""
+    begin = body = text = 0
+    for row, r in enumerate(rows):
+        body += len(r.bitstring)
+        text += len(r.veil) + len(r.tags) + 3 * len(r.name or "")
+        if row + 1 - begin == ROWS or body >= BODY or text >= TEXT:
+            yield slice(begin, row + 1)
+            begin, body, text = row + 1, 0, 0
+    if begin < len(rows):
+        yield slice(begin, len(rows))
+
+
+def outside(rows: Sequence[Record]) -> Iterator[bytes]:
+    """Yield the segments that records of a block name and that are no earlier record of it, each as often as named."""
+    there: set[bytes | None] = {NONE}
+    for r in rows:
+        if r.parent not in there:
+            yield r.parent
+        if r.neighbour not in there:
+            yield r.neighbour
+        there.add(r.id)
+
+
+def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fields: PackFields) -> list[bytes]:
+    """Return the bytes of a block in parts: head, then bitstrings.
+
+    ``rows``: 1 to `ROWS` records; ``table``: segments in the pack's table and their numbers there; ``offset``: byte
+    offset of the block in its pack.
+
+    Raises ContentError where a field exceeds its limit, UsageError where fields contradict each other.
+    """
+    contexts, parents, ids, tokens, bits, names, versions, times, tags, marks, veils, neighbours = zip(
+        *rows, strict=True
+    )
+    titles = [v if v else (n or "").encode() for n, v in zip(names, veils, strict=True)]
+    sizes = list(map(len, bits))
+    kinds = [
+        VERSION_MARK if m else (i is not None) * SEGMENT + (n is not None) * SESSION
+        for m, i, n in zip(marks, ids, names, strict=True)
+    ]
+    _check(rows, kinds, sizes, titles, fields)
+    first: dict[bytes, int] = {}
+    for row in range(len(rows) - 1, -1, -1):
+        if (name := ids[row]) is not None:
+            first[name] = row
+    above, near = _references(parents, first, table), _references(neighbours, first, table)
+    columns: dict[int, Sequence[int]] = {
+        KIND: kinds,
+        CONTEXT: contexts,
+        PARENT_KIND: [how for how, _ in above],
+        PARENT: [number for _, number in above],
+        TOKENS: tokens,
+        BITS: sizes,
+        NAME: list(map(len, titles)),
+        VERSION: [v - 1 if k & SESSION else 0 for v, k in zip(versions, kinds, strict=True)],
+        TIME: [t - fields.time if k & SESSION else 0 for t, k in zip(times, kinds, strict=True)],
+        TAGS: list(map(len, tags)),
+        NEIGHBOUR_KIND: [how for how, _ in near],
+        NEIGHBOUR: [number for _, number in near],
+    }
+    if any(marks):
+        columns[TOKENS] = [m.counter if m else t for m, t in zip(marks, tokens, strict=True)]
+        columns[VERB] = [m.verb if m else 0 for m in marks]
+    there, lows, values = 0, [], []
+    for number, column in columns.items():
+        low, high = min(column), max(column)
+        if not high:
+            continue
+        there |= 1 << number
+        width = (high - low).bit_length()
+        lows.append(write_varint(low) + (bytes([width]) if len(rows) > 1 else b""))
+        if width:
+            values.append(_packed(column, low, width))
+    pieces = list(pieces_of(sizes))
+    body = [b"".join(bits[p.first : p.last]) for p in pieces]
+    rest = b"".join(
+        [
+            bytes([len(rows)]),
+            there.to_bytes(2, "little"),
+            *lows,
+            *values,
+            *(name[:SEGMENT_SIZE] for name in ids if name is not None),
+            *(m.version for m in marks if m),
+            *(p[:SEGMENT_SIZE] for p, (how, _) in zip(parents, above, strict=True) if how == INLINE),
+            *(n[:SEGMENT_SIZE] for n, (how, _) in zip(neighbours, near, strict=True) if how == INLINE),
+            *titles,
+            *tags,
+            *(zlib.crc32(piece).to_bytes(CHECK, "little") for piece in body),
+        ]
+    )
+    head = fields.mark + write_varint(len(rest)) + write_varint(sum(sizes)) + rest
+    return [head, zlib.crc32(head, _seed(fields, offset)).to_bytes(CHECK, "little"), *body]
+
+
+def _check(
+    rows: Sequence[Record], kinds: Sequence[int], sizes: Sequence[int], titles: Sequence[bytes], fields: PackFields
+) -> None:
+    """Check limits and consistency. Raises ContentError, UsageError."""
+    for r, kind, size, title in zip(rows, kinds, sizes, titles, strict=True):
+        if kind == VERSION_MARK:
+            assert r.mark
+            if r.mark.counter > MAX_VALUE:
+                raise ContentError(f"versions and marks are counted up to {MAX_VALUE}")
+            if any((size, title, r.tags, r.neighbour != NONE, r.parent != NONE, r.id, r.tokens)):
+                raise UsageError("a mark holds nothing else")
+            continue
+        if not kind & SEGMENT and (size or r.tokens or not kind or r.neighbour != NONE):
+            raise UsageError("a record without a segment holds a session and no bitstring")
+        if not tokens_fit(r.tokens, size):
+            raise ContentError(f"{r.tokens} tokens in {size} bytes are over the format's limit")
+        for name in (r.id, r.parent, r.neighbour):
+            if name is not None and name[SEGMENT_SIZE:] != REST:
+                raise UsageError(f"expected an id of {SEGMENT_SIZE} bytes and zeros, found {name.hex()}")
+        if size > MAX_RECORD:
+            raise ContentError(f"a bitstring has {size} bytes, at most {MAX_RECORD} are allowed")
+        if not kind & SESSION:
+            if title or r.tags:
+                raise UsageError("a record without a session has a name or tags")
+            continue
+        what, most = ("sealed name of a session", MAX_VEIL) if r.veil else ("name of a session", MAX_NAME)
+        _limit(title, most, what)
+        _limit(r.tags, MAX_TAGS, "JSON of the tags")
+        if not 0 <= r.time - fields.time <= MAX_VALUE:
+            raise UsageError("the time of a version lies before its pack's, or a century after")
+        if not 0 < r.version <= MAX_VALUE:
+            raise ContentError(f"versions and marks are counted up to {MAX_VALUE}")
+
+
+def _limit(data: bytes, most: int, what: str) -> None:
+    if len(data) > most:
+        raise ContentError(f"the {what} has {len(data)} bytes, at most {most} are allowed")
+
+
+def _references(
+    named: Sequence[bytes], first: Mapping[bytes, int], table: Mapping[bytes, int]
+) -> list[tuple[int, int]]:
+    """Return kind and number of the reference to each named segment.
+
+    ``first``: first row of each segment in the block.
+    """
+    found: list[tuple[int, int]] = []
+    for row, name in enumerate(named):
+        if name == NONE:
+            found.append((ABSENT, 0))
+        elif (number := table.get(name)) is not None:
+            found.append((TABLE, number))
+        elif (at := first.get(name, row)) < row:
+            found.append((BACK, row - at))
+        else:
+            found.append((INLINE, 0))
+    return found
+
+
+def _packed(column: Sequence[int], low: int, width: int) -> bytes:
+    """Return values less ``low`` in ``width`` bits each, the lowest bit first."""
+    values = np.array(column, np.int64) - low
+    bits = (values[:, None] >> np.arange(width)) & 1
+    return np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
+
+
+def pieces_of(sizes: Sequence[int]) -> Iterator[Piece]:
+    """Yield the pieces of a body. ``sizes``: bytes of the bitstring of each record.
+
+    A piece ends with the record that fills it to `PIECE` bytes. A last one without bytes is left out.
+
+    >>> list(pieces_of([10, 5000, 0]))
+    [Piece(number=0, first=0, last=2, begin=0, end=5010)]
+    """
+    ends = list(accumulate(sizes))
+    number = first = begin = 0
+    while begin < ends[-1]:
+        last = min(bisect_left(ends, begin + PIECE), len(ends) - 1)
+        yield Piece(number, first, last + 1, begin, ends[last])
+        number, first, begin = number + 1, last + 1, ends[last]
+
+
+# ---- bytes -> records
+
+
+def span(data: bytes | memoryview, at: int, mark: bytes) -> tuple[int, int]:
+    """Return the bytes of the head, check included, and of the body of the block at ``data[at]``.
+
+    Only its mark and its sizes are looked at. Raises CorruptError.
+    """
+    prefix = bytes(data[at : at + PREFIX])
+    if prefix[:MARK] != mark:
+        raise CorruptError("no block begins here: damaged")
+    head, after = read_varint(prefix, MARK)
+    body, after = read_varint(prefix, after)
+    if head > MAX_HEAD or body > MAX_BODY:
+        raise CorruptError(f"a block claims {head} and {body} bytes, at most {MAX_HEAD} and {MAX_BODY} are allowed")
+    return after + head + CHECK, body
+
+
+class _Column:
+    """The values of one field, of all records of a block.
+
+    ``many``: (N,), None where all are ``low``. No value is below ``low`` or above ``high``.
+    """
+
+    __slots__ = "high", "low", "many"
+
+    def __init__(self, low: int = 0, high: int = 0, many: Ints | None = None):
+        self.low, self.high, self.many = low, high, many
+
+    def __getitem__(self, row: int) -> int:
+        return self.low if self.many is None else int(self.many[row])
+
+    def over(self, limit: int) -> bool:
+        """Return whether some value is above a limit."""
+        return self.high > limit and (self.many is None or int(self.many.max()) > limit)
+
+    def all(self, count: int) -> Ints:
+        """Return the values, (N,)."""
+        return np.full(count, self.low, np.int64) if self.many is None else self.many
+
+    def list(self, count: int) -> list[int]:
+        """Return the values."""
+        return [self.low] * count if self.many is None else self.many.tolist()
+
+
+NOTHING = _Column()
+
+
+@dataclass(slots=True)
+class Block:
+    """The head of a block, checked.
+
+    Attributes:
+        offset: byte offset of the block in its pack.
+        count: number of records.
+        size, body: bytes of its head, and of its body.
+    """
+
+    offset: int
+    count: int
+    size: int
+    body: int
+    fields: PackFields
+    _columns: list[_Column]
+    _data: bytes
+    _ids: int = 0  # offsets of the parts of the head
+    _versions: int = 0
+    _parents: int = 0
+    _neighbours: int = 0
+    _names: int = 0
+    _tags: int = 0
+    _checks: int = 0
+    _sizes: Sequence[int] = ()
+    _name_sizes: Sequence[int] = ()
+
+    @classmethod
+    def of(
+        cls, data: ByteSource, at: int, offset: int, fields: PackFields, sums: PrefixCrcs | None = None
+    ) -> Block:
+        """Return the block whose head is at ``data[at]`` and that begins at byte ``offset`` of its pack.
+
+        ``sums``: those of ``data``, for callers that try many places. Raises CorruptError where the head is damaged
+        or breaks a rule, VersionError where a newer version wrote it.
+        """
+        prefix = bytes(data[at : at + PREFIX])
+        try:
+            size, body = span(prefix, 0, fields.mark)
+        except CorruptError as exc:
+            raise CorruptError(f"no block at byte {offset}: {exc}") from exc
+        if at + size > len(data):
+            raise CorruptError(f"the block at byte {offset} claims a head of {size} bytes, more than fit: damaged")
+        seed = _seed(fields, offset)
+        check = sums.of(at, at + size, seed) if sums else zlib.crc32(data[at : at + size], seed)
+        if check != RESIDUE:
+            raise CorruptError(f"the block at byte {offset} does not match its checksum: damaged")
+        return _parsed(bytes(data[at : at + size]), body, offset, fields)
+
+    @property
+    def end(self) -> int:
+        """Return the byte offset in its pack at which the block ends."""
+        return self.offset + self.size + self.body
+
+    # ---- all records
+
+    def records(self, body: bytes | memoryview) -> list[Record]:
+        """Return all records. ``body``: the bitstrings, sound (see `damaged`). Raises CorruptError."""
+        ends = list(accumulate(self._sizes, initial=0))
+        return self._records([bytes(body[a:b]) for a, b in pairwise(ends)])
+
+    def heads(self) -> list[Record]:
+        """Return all records without their bitstrings. Raises CorruptError."""
+        return self._records([b""] * self.count)
+
+    def _records(self, bits: list[bytes]) -> list[Record]:
+        n, columns = self.count, self._columns
+        ids, names, titles = self.ids(), self._name_list(), self._titles()
+        sealed = [c in self.fields.sealed for c in columns[CONTEXT].list(n)] if self.fields.sealed else [False] * n
+        ends = list(accumulate(columns[TAGS].list(n), initial=self._tags))
+        kinds = columns[KIND].list(n)
+        time = self.fields.time
+        rows = zip(
+            columns[CONTEXT].list(n),
+            self.references(PARENT),
+            ids,
+            columns[TOKENS].list(n),
+            bits,
+            names,
+            [v + 1 for v in columns[VERSION].list(n)],
+            [time + t if k & SESSION else 0 for t, k in zip(columns[TIME].list(n), kinds, strict=True)],
+            [self._data[a:b] for a, b in pairwise(ends)],
+            [None] * n,
+            [t if s else b"" for t, s in zip(titles, sealed, strict=True)],
+            self.references(NEIGHBOUR),
+            strict=True,
+        )
+        found = [Record._make(row) for row in rows]
+        if self._parents > self._versions:
+            marks = [row for row, kind in enumerate(kinds) if kind == VERSION_MARK]
+            for row, version in zip(marks, self.versions(), strict=True):
+                mark = Mark(version, columns[TOKENS][row], columns[VERB][row])
+                found[row] = Record(columns[CONTEXT][row], mark=mark)
+        return found
+
+    def record(self, row: int, piece: Piece | None = None, data: bytes | memoryview = b"") -> Record:
+        """Return one record, without its bitstring where no piece is given.
+
+        ``piece``: the piece that has its bitstring; ``data``: its bytes, sound. Raises CorruptError.
+        """
+        columns, kind = self._columns, self._columns[KIND][row]
+        context = columns[CONTEXT][row]
+        if kind == VERSION_MARK:
+            number = self._rank(row, VERSION_MARK)
+            mark = Mark(self.versions()[number], columns[TOKENS][row], columns[VERB][row])
+            return Record(context, mark=mark)
+        title = self._title(row)
+        tags = self._tags + sum(columns[TAGS].list(self.count)[:row]) if columns[TAGS].high else 0
+        begin = sum(self._sizes[piece.first : row]) if piece else 0
+        session, sealed = bool(kind & SESSION), context in self.fields.sealed
+        return Record(
+            context,
+            self._reference(PARENT, row),
+            self._id(row) if kind & SEGMENT else None,
+            columns[TOKENS][row],
+            bytes(data[begin : begin + self._sizes[row]]) if piece else b"",
+            None if not session else "" if sealed else _text(title, self.offset),
+            columns[VERSION][row] + 1,
+            self.fields.time + columns[TIME][row] if session else 0,
+            self._data[tags : tags + columns[TAGS][row]] if columns[TAGS].high else b"",
+            None,
+            title if sealed else b"",
+            self._reference(NEIGHBOUR, row),
+        )
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Return the pieces of the body. Raises CorruptError where their number is not that of the checksums."""
+        found = list(pieces_of(self._sizes))
+        if CHECK * len(found) != len(self._data) - CHECK - self._checks:
+            raise _wrong(self.offset, "has parts that do not fill it")
+        return found
+
+    def piece(self, row: int) -> Piece | None:
+        """Return the piece that has a record's bitstring; None where that is empty."""
+        if not self._sizes[row]:
+            return None
+        return next(p for p in pieces_of(self._sizes) if p.last > row)
+
+    def sound(self, piece: Piece, data: bytes | memoryview) -> bool:
+        """Return whether the bytes of a piece match its checksum. Raises CorruptError where there is none."""
+        at = self._checks + CHECK * piece.number
+        if at + CHECK > len(self._data) - CHECK:
+            raise _wrong(self.offset, "has parts that do not fill it")
+        return len(data) == piece.end - piece.begin and zlib.crc32(data) == int.from_bytes(
+            self._data[at : at + CHECK], "little"
+        )
+
+    def damaged(self, body: bytes | memoryview) -> list[Piece]:
+        """Return the pieces of a body that do not match their checksums. Raises CorruptError as `pieces`."""
+        return [p for p in self.pieces if not self.sound(p, body[p.begin : p.end])]
+
+    # ---- columns
+
+    @property
+    def kinds(self) -> Ints:
+        """Return (N,) the kind of each record."""
+        return self._columns[KIND].all(self.count)
+
+    @property
+    def contexts(self) -> Ints:
+        """Return (N,) the number of each record's context."""
+        return self._columns[CONTEXT].all(self.count)
+
+    def segment_ids(self) -> npt.NDArray[np.uint8]:
+        """Return (N, 16) the ids of the segments, in the order of their records."""
+        out = np.zeros(((self._versions - self._ids) // SEGMENT_SIZE, SIZE), np.uint8)
+        out[:, :SEGMENT_SIZE] = np.frombuffer(self._data[self._ids : self._versions], np.uint8).reshape(
+            -1, SEGMENT_SIZE
+        )
+        return out
+
+    def ids(self) -> list[bytes | None]:
+        """Return the id of each record's segment, None where it has none."""
+        data = self._data
+        found = [data[at : at + SEGMENT_SIZE] + REST for at in range(self._ids, self._versions, SEGMENT_SIZE)]
+        if len(found) == self.count:
+            return [*found]
+        left = iter(found)
+        return [next(left) if k != VERSION_MARK and k & SEGMENT else None for k in self._columns[KIND].list(self.count)]
+
+    def sessions(self, domains: Sequence[bytes]) -> int:
+        """Return the number of sessions that its records are versions of. ``domains``: id of each context's domain."""
+        numbers, kinds = self._columns[CONTEXT].list(self.count), self._columns[KIND].list(self.count)
+        rows = zip(numbers, self._titles(), kinds, strict=True)
+        sealed = self.fields.sealed
+        return len({t[:UNIT] if c in sealed else (domains[c], t) for c, t, k in rows if k in (SESSION, BOTH)})
+
+    def versions(self) -> list[bytes]:
+        """Return the version ids of the marks."""
+        return [self._data[at : at + SIZE] for at in range(self._versions, self._parents, SIZE)]
+
+    def rows_of(self, segment: bytes) -> list[int]:
+        """Return the rows with a segment of this id."""
+        wanted, found = segment[:SEGMENT_SIZE], []
+        at = self._data.find(wanted, self._ids, self._versions)
+        while at >= 0:
+            number, rest = divmod(at - self._ids, SEGMENT_SIZE)
+            if not rest:
+                found.append(number)
+            at = self._data.find(wanted, at + 1, self._versions)
+        if found and (self._versions - self._ids) != SEGMENT_SIZE * self.count:
+            rows = [row for row, k in enumerate(self._columns[KIND].list(self.count)) if k in (SEGMENT, BOTH)]
+            return [rows[number] for number in found]
+        return found
+
+    def rows_named(self, name: bytes) -> list[int]:
+        """Return the rows of sessions whose stored name begins with ``name`` and is it, or a box behind it."""
+        if self._data.find(name, self._names, self._tags) < 0:
+            return []
+        rows = enumerate(zip(self._titles(), self._columns[KIND].list(self.count), strict=True))
+        return [row for row, (title, kind) in rows if kind in (SESSION, BOTH) and title.startswith(name)]
+
+    def references(self, column: int) -> list[bytes]:
+        """Return the segment that each record names as PARENT or NEIGHBOUR; NONE where it names none."""
+        how, numbers = self._columns[column - 1], self._columns[column]
+        if how.many is None and how.low == ABSENT:
+            return [NONE] * self.count
+        table = self.fields.parents
+        if how.many is None and how.low == TABLE:
+            return [table[number] for number in numbers.list(self.count)]
+        at = self._parents if column == PARENT else self._neighbours
+        ids, found = self.ids(), []
+        for row, (kind, number) in enumerate(zip(how.list(self.count), numbers.list(self.count), strict=True)):
+            if kind == ABSENT:
+                found.append(NONE)
+            elif kind == TABLE:
+                found.append(table[number])
+            elif kind == BACK:
+                found.append(ids[row - number] or NONE)
+            else:
+                found.append(self._data[at : at + SEGMENT_SIZE] + REST)
+                at += SEGMENT_SIZE
+        return found
+
+    def elsewhere(self) -> list[bytes]:
+        """Return the segments that records name and that are no earlier record of this block, each once."""
+        found = set[bytes]()
+        for column in (PARENT, NEIGHBOUR):
+            how, numbers = self._columns[column - 1], self._columns[column]
+            if how.many is None and how.low == TABLE:
+                found.update(self.fields.parents[n] for n in np.unique(numbers.all(self.count)).tolist())
+            elif how.high:
+                kinds = zip(self.references(column), how.list(self.count), strict=True)
+                found.update(named for named, kind in kinds if kind in (TABLE, INLINE))
+        return list(found)
+
+    def _reference(self, column: int, row: int) -> bytes:
+        how, number = self._columns[column - 1], self._columns[column][row]
+        kind = how[row]
+        if kind == ABSENT:
+            return NONE
+        if kind == TABLE:
+            return self.fields.parents[number]
+        if kind == BACK:
+            return self._id(row - number)
+        at = self._parents if column == PARENT else self._neighbours
+        at += SEGMENT_SIZE * how.list(self.count)[:row].count(INLINE)
+        return self._data[at : at + SEGMENT_SIZE] + REST
+
+    def _id(self, row: int) -> bytes:
+        number = row
+        if self._versions - self._ids != SEGMENT_SIZE * self.count:
+            number = sum(k in (SEGMENT, BOTH) for k in self._columns[KIND].list(self.count)[:row])
+        at = self._ids + SEGMENT_SIZE * number
+        return self._data[at : at + SEGMENT_SIZE] + REST
+
+    def _rank(self, row: int, kind: int) -> int:
+        return self._columns[KIND].list(self.count)[:row].count(kind)
+
+    def _title(self, row: int) -> bytes:
+        at = self._names + sum(self._name_sizes[:row])
+        return self._data[at : at + self._name_sizes[row]]
+
+    def _titles(self) -> list[bytes]:
+        ends = list(accumulate(self._name_sizes, initial=self._names))
+        return [self._data[a:b] for a, b in pairwise(ends)]
+
+    def _name_list(self) -> list[str | None]:
+        """Return the name of each record's session, None without one, empty where it is sealed."""
+        columns, titles = self._columns, self._titles()
+        kinds = columns[KIND].list(self.count)
+        if self.fields.sealed:
+            numbers = columns[CONTEXT].list(self.count)
+            titles = [b"" if c in self.fields.sealed else t for c, t in zip(numbers, titles, strict=True)]
+        return [_text(t, self.offset) if k in (SESSION, BOTH) else None for t, k in zip(titles, kinds, strict=True)]
+
+
+def _parsed(data: bytes, body: int, offset: int, fields: PackFields) -> Block:
+    """Return a block whose check is right. Errors found here were written that way."""
+    _, at = read_varint(data, MARK)
+    _, at = read_varint(data, at)
+    end = len(data) - CHECK
+    count = data[at]
+    there = int.from_bytes(data[at + 1 : at + 3], "little")
+    at += 3
+    if not 0 < count <= ROWS or at > end:
+        raise _wrong(offset, f"has {count} records")
+    if there >> COLUMNS:
+        raise VersionError(f"the block at byte {offset} has columns {there:#06x}, of a newer version: use a newer pltz")
+    shapes: list[tuple[int, int]] = []
+    columns = [NOTHING] * COLUMNS
+    numbers = [n for n in range(COLUMNS) if there >> n & 1]
+    for _ in numbers:
+        low, at = read_varint(data, at)
+        width = 0
+        if count > 1:
+            if at >= end:
+                raise _wrong(offset, "ends before its columns do")
+            width, at = data[at], at + 1
+        if width > MAX_WIDTH:
+            raise _wrong(offset, f"has numbers of {width} bits")
+        shapes.append((low, width))
+    for number, (low, width) in zip(numbers, shapes, strict=True):
+        if not width:
+            columns[number] = _Column(low, low)
+            continue
+        after = at + (count * width + 7) // 8
+        if after > end:
+            raise _wrong(offset, "ends before its columns do")
+        columns[number] = _Column(low, low + (1 << width) - 1, _unpacked(data, at, after, count, width) + low)
+        at = after
+    block = Block(offset, count, len(data), body, fields, columns, data, at)
+    _check_rules(block, columns)
+    _place_parts(block, columns, end)
+    return block
+
+
+def _place_parts(block: Block, columns: list[_Column], end: int) -> None:
+    """Compute where the parts of a head begin. Raises CorruptError where they do not fill it."""
+    count = block.count
+    kinds = columns[KIND]
+    if kinds.many is None:
+        marks = count * (kinds.low == VERSION_MARK)
+        segments = count * (kinds.low in (SEGMENT, BOTH))
+    else:
+        marks = int((kinds.many == VERSION_MARK).sum())
+        segments = int((kinds.many & SEGMENT).sum())
+    block._versions = block._ids + SEGMENT_SIZE * segments
+    block._parents = block._versions + SIZE * marks
+    block._neighbours = block._parents + SEGMENT_SIZE * _times(columns[PARENT_KIND], INLINE, count)
+    block._names = block._neighbours + SEGMENT_SIZE * _times(columns[NEIGHBOUR_KIND], INLINE, count)
+    block._name_sizes = columns[NAME].list(count)
+    block._tags = block._names + sum(block._name_sizes)
+    block._checks = block._tags + (int(columns[TAGS].all(count).sum()) if columns[TAGS].high else 0)
+    block._sizes = columns[BITS].list(count)
+    checks, rest = divmod(end - block._checks, CHECK)
+    if rest or not 0 <= checks <= count or sum(block._sizes) != block.body:
+        raise _wrong(block.offset, "has parts that do not fill it")
+
+
+def _times(column: _Column, value: int, count: int) -> int:
+    """Return how often a value is in a column."""
+    return count * (column.low == value) if column.many is None else int((column.many == value).sum())
+
+
+def _check_rules(block: Block, columns: list[_Column]) -> None:
+    """Check the rules of FORMAT.md for all records. Raises CorruptError, VersionError."""
+    offset, fields, count = block.offset, block.fields, block.count
+    kinds = columns[KIND]
+    if kinds.over(VERSION_MARK) or not kinds.all(count).all():
+        raise VersionError(f"the block at byte {offset} has a record of an unknown kind: use a newer pltz")
+    if columns[VERB].over(FORGET):
+        raise VersionError(f"the block at byte {offset} has a mark of a newer version: use a newer pltz")
+    if columns[CONTEXT].over(fields.contexts - 1):
+        raise _wrong(offset, f"names a context that is not among the {fields.contexts} of the table")
+    if columns[NAME].over(MAX_VEIL) or columns[TAGS].over(MAX_TAGS) or columns[BITS].over(MAX_RECORD):
+        raise _wrong(offset, "has a field over its limit")
+    if columns[VERSION].over(MAX_VALUE - 1) or columns[TIME].over(MAX_VALUE) or columns[TOKENS].over(MAX_VALUE):
+        raise _wrong(offset, "has a number over its limit")
+    kind = kinds.all(count)
+    segment, session, mark = kind & SEGMENT > 0, kind & SESSION > 0, kind == VERSION_MARK
+    if kinds.many is not None or kinds.low != BOTH:
+        has = [(number, session) for number in (NAME, VERSION, TIME, TAGS)]
+        has += [(number, segment) for number in (BITS, NEIGHBOUR_KIND, NEIGHBOUR)]
+        has += [(PARENT_KIND, ~mark), (PARENT, ~mark), (TOKENS, segment | mark)]
+        if any(columns[number].high and columns[number].all(count)[~which].any() for number, which in has):
+            raise _wrong(offset, "has a field that its kind of record has not")
+    if columns[VERB].high and columns[VERB].all(count)[~mark].any():
+        raise _wrong(offset, "has a verb without a mark")
+    _check_references(block, columns[PARENT_KIND], columns[PARENT], segment)
+    if columns[NEIGHBOUR_KIND].high or columns[NEIGHBOUR].high:
+        _check_references(block, columns[NEIGHBOUR_KIND], columns[NEIGHBOUR], segment)
+    sizes, tokens = columns[BITS], columns[TOKENS]
+    if tokens.high > TOKENS_PER_BYTE * (sizes.low + 1) or tokens.high > SESSION_TOKENS:
+        most = np.minimum(SESSION_TOKENS, TOKENS_PER_BYTE * (sizes.all(count) + 1))
+        if (tokens.all(count)[~mark] > most[~mark]).any():
+            raise _wrong(offset, "claims more tokens than its bytes can hold")
+    if fields.sealed:
+        sealed = session & np.isin(columns[CONTEXT].all(count), [*fields.sealed])
+        names = columns[NAME].all(count)
+        if (names[sealed] < LEAST_VEIL).any() or columns[TAGS].all(count)[sealed].any():
+            raise _wrong(offset, "has a sealed name that is none")
+        if (names[~sealed] > MAX_NAME).any():
+            raise _wrong(offset, "has a name over the limit")
+    elif columns[NAME].over(MAX_NAME):
+        raise _wrong(offset, "has a name over the limit")
+
+
+def _check_references(
+    block: Block, how: _Column, numbers: _Column, segment: npt.NDArray[np.bool_]
+) -> None:
+    """Check that references name entries of the table or earlier segments of the block. Raises CorruptError."""
+    if how.over(INLINE):
+        raise _wrong(block.offset, "has a reference of an unknown kind")
+    if how.many is None and how.low == TABLE:
+        if numbers.over(len(block.fields.parents) - 1):
+            raise _wrong(block.offset, "names a segment that is not in the table")
+        return
+    kinds, number = how.all(block.count), numbers.all(block.count)
+    if (number[(kinds == ABSENT) | (kinds == INLINE)] > 0).any():
+        raise _wrong(block.offset, "has a number without a reference")
+    if (number[kinds == TABLE] >= len(block.fields.parents)).any():
+        raise _wrong(block.offset, "names a segment that is not in the table")
+    rows = np.flatnonzero(kinds == BACK)
+    at = rows - number[rows]
+    if (number[rows] == 0).any() or (at < 0).any() or not segment[np.maximum(at, 0)].all():
+        raise _wrong(block.offset, "names a record that is no earlier segment")
+
+
+@functools.lru_cache(64)
+def _shifts(width: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64]]:
+    """Return the byte and the bit within it, (ROWS,), at which each value of so many bits begins."""
+    at = np.arange(ROWS) * width
+    return at >> 3, (at & 7).astype(np.uint64)
+
+
+def _unpacked(data: bytes, begin: int, end: int, count: int, width: int) -> Ints:
+    """Return (count,) values of ``width`` bits each, from ``data[begin:end]``."""
+    words: npt.NDArray[np.uint64] = np.ndarray((end - begin,), "<u8", data[begin:end] + bytes(8), strides=(1,))
+    byte, bit = _shifts(width)
+    return ((words[byte[:count]] >> bit[:count]) & np.uint64((1 << width) - 1)).astype(np.int64)
+
+
+def _seed(fields: PackFields, offset: int) -> int:
+    return zlib.crc32(offset.to_bytes(8, "little"), zlib.crc32(fields.salt))
+
+
+def _text(data: bytes, offset: int) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        raise _wrong(offset, "has a name that is not UTF-8") from exc
+
+
+def _wrong(offset: int, what: str) -> CorruptError:
+    return CorruptError(f"the block at byte {offset} {what}: damaged")

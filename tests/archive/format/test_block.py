@@ -1,0 +1,279 @@
+"""Block: records come back from columns, and bytes that break a rule are refused. The oracle is FORMAT.md's table."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pltz.archive.format import block
+from pltz.archive.format.block import Block, PackFields, encode, pieces_of, split
+from pltz.archive.format.context import Context
+from pltz.archive.format.ids import NONE, segment_of
+from pltz.archive.format.pack import Builder, Damage, Pack
+from pltz.archive.format.record import Mark, Record
+from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
+from pltz.plt_codec.varint import write_varint
+
+SALT, BEGIN, TIME = b"s" * 16, 500, 1000
+TABLE = [segment_of(b"p" * 16), segment_of(b"q" * 16)]
+CLEAR, SEALED = 0, 1  # numbers of contexts
+FIELDS = PackFields(SALT, TIME, 2, TABLE, frozenset([SEALED]))
+NUMBERS = {p: n for n, p in enumerate(TABLE)}
+
+
+def seed(offset: int = BEGIN) -> int:
+    return zlib.crc32(SALT + offset.to_bytes(8, "little"))
+
+
+def oracle(rows: Sequence[Record]) -> bytes:
+    """Encode a block part by part, as the tables in FORMAT.md say."""
+    columns = [[0] * len(rows) for _ in range(13)]
+    ids, versions, inline, titles, tags = b"", b"", {2: b"", 10: b""}, b"", b""
+    first = {r.id: n for n, r in reversed(list(enumerate(rows))) if r.id}
+    for n, r in enumerate(rows):
+        columns[1][n] = r.context
+        if r.mark:
+            columns[0][n], columns[4][n], columns[12][n] = 4, r.mark.counter, r.mark.verb
+            versions += r.mark.version
+            continue
+        columns[0][n] = (r.id is not None) + 2 * (r.name is not None)
+        for column, named in ((2, r.parent), (10, r.neighbour)):
+            if named == NONE:
+                continue
+            if named in TABLE:
+                columns[column][n], columns[column + 1][n] = 1, TABLE.index(named)
+            elif first.get(named, n) < n:
+                columns[column][n], columns[column + 1][n] = 2, n - first[named]
+            else:
+                columns[column][n] = 3
+                inline[column] += named[:10]
+        title = r.veil or (r.name or "").encode()
+        columns[4][n], columns[5][n], columns[6][n], columns[9][n] = r.tokens, len(r.bitstring), len(title), len(r.tags)
+        ids, titles, tags = ids + (r.id or b"")[:10], titles + title, tags + r.tags
+        if r.name is not None:
+            columns[7][n], columns[8][n] = r.version - 1, r.time - TIME
+    bits, shapes, values = 0, b"", b""
+    for number, numbers in enumerate(columns):
+        if not any(numbers):
+            continue
+        bits |= 1 << number
+        width = (max(numbers) - min(numbers)).bit_length()
+        shapes += write_varint(min(numbers)) + (bytes([width]) if len(rows) > 1 else b"")
+        packed = sum((value - min(numbers)) << width * n for n, value in enumerate(numbers))
+        values += packed.to_bytes(-(-width * len(rows) // 8), "little")
+    body = b"".join(r.bitstring for r in rows)
+    checks, piece = b"", b""
+    for r in rows:
+        piece += r.bitstring
+        if len(piece) >= 4096:
+            checks, piece = checks + zlib.crc32(piece).to_bytes(4, "little"), b""
+    checks += zlib.crc32(piece).to_bytes(4, "little") if piece else b""
+    parts = ids, versions, inline[2], inline[10], titles, tags, checks
+    rest = bytes([len(rows)]) + bits.to_bytes(2, "little") + shapes + values + b"".join(parts)
+    head = SALT[:2] + write_varint(len(rest)) + write_varint(len(body)) + rest
+    return head + zlib.crc32(head, seed()).to_bytes(4, "little") + body
+
+
+ids = st.integers(0, 9).map(lambda n: segment_of(bytes([65 + n]) * 16))
+parents = st.one_of(st.just(NONE), st.sampled_from(TABLE), ids)
+sizes = st.sampled_from([0, 1, 60, 127, 128, 300, 5000, 9000])
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    if draw(st.integers(0, 9)) == 0:
+        counter = draw(st.integers(0, 2**32 - 1))
+        version = draw(st.binary(min_size=16, max_size=16))
+        return Record(draw(st.integers(0, 1)), mark=Mark(version, counter, draw(st.integers(0, 1))))
+    context, parent = draw(st.integers(0, 1)), draw(parents)
+    r = Record(context, parent)
+    if segment := draw(st.booleans()):
+        size = draw(sizes)
+        tokens = draw(st.integers(0, 65536))
+        r = r._replace(id=draw(ids), tokens=tokens, bitstring=b"b" * size, neighbour=draw(parents))
+    if segment and draw(st.booleans()):
+        return r
+    number = draw(st.sampled_from([1, 2, 128, 2**32 - 1]))
+    time = TIME + draw(st.sampled_from([0, 1, 2**32 - 1]))
+    if context == SEALED:
+        return r._replace(name="", veil=draw(st.binary(min_size=25, max_size=200)), version=number, time=time)
+    tags = draw(st.sampled_from([b"", b"{}", b"l" * 200]))
+    name = draw(st.text(st.characters(codec="utf-8"), max_size=100))
+    return r._replace(name=name, version=number, time=time, tags=tags)
+
+
+def encoded(rows: Sequence[Record]) -> bytes:
+    return b"".join(encode(rows, NUMBERS, BEGIN, FIELDS))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.lists(records(), min_size=1, max_size=20), st.lists(records(), min_size=1, max_size=1)))
+def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> None:
+    data = encoded(rows)
+    assert data == oracle(rows)
+    found = Block.of(data, 0, BEGIN, FIELDS)
+    body = data[found.size :]
+    assert found.end == BEGIN + len(data) and found.count == len(rows)
+    assert found.records(body) == rows
+    assert found.heads() == [r._replace(bitstring=b"") for r in rows]
+    for row, wanted in enumerate(rows):
+        piece = found.piece(row)
+        part = body[piece.begin : piece.end] if piece else b""
+        assert not piece or found.sound(piece, part)
+        assert found.record(row, piece, part) == wanted
+        assert found.record(row) == wanted._replace(bitstring=b"")
+        if wanted.id:
+            assert row in found.rows_of(wanted.id)
+        if wanted.name is not None:
+            assert row in found.rows_named(wanted.veil[:8] or wanted.name.encode())
+    assert found.rows_of(segment_of(b"z" * 16)) == []
+    assert [bytes(i) for i in found.segment_ids()] == [r.id for r in rows if r.id]
+    assert found.versions() == [r.mark.version for r in rows if r.mark]
+    named = {*found.references(block.PARENT), *found.references(block.NEIGHBOUR)} - {NONE}
+    assert named - {r.id for r in rows} <= set(found.elsewhere()) <= named
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(records(), min_size=1, max_size=6), st.data())
+def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(
+    rows: list[Record], data: st.DataObject
+) -> None:
+    whole = encoded(rows)
+    size = Block.of(whole, 0, BEGIN, FIELDS).size
+    hurt = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 3))):
+        hurt[data.draw(st.integers(2, min(size - 5, 60)))] = data.draw(st.integers(0, 255))
+    hurt[size - 4 : size] = zlib.crc32(hurt[: size - 4], seed()).to_bytes(4, "little")
+    try:
+        found = Block.of(bytes(hurt), 0, BEGIN, FIELDS)
+        read = found.records(bytes(hurt[found.size : found.size + found.body]))
+    except FormatError:
+        return
+    assert len(read) == found.count
+    for r in read:
+        assert r.mark or 0 <= r.tokens <= 65536 * (len(r.bitstring) + 1)
+        assert r.context < 2 and len(r.tags) <= 16384 and len((r.name or "").encode()) <= 1024
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=200))
+@example(b"")
+def test_a_block_of_any_bytes_with_a_right_check(rest: bytes) -> None:
+    head = SALT[:2] + write_varint(len(rest)) + b"\0" + rest
+    data = head + zlib.crc32(head, seed()).to_bytes(4, "little")
+    try:
+        found = Block.of(data, 0, BEGIN, FIELDS)
+        read = found.records(b"")
+    except FormatError:
+        return
+    assert len(read) == found.count == rest[0]
+
+
+def resealed(data: bytes, change: dict[int, int]) -> bytes:
+    """Return a block of one piece with bytes of its head changed and its check made right."""
+    size = Block.of(data, 0, BEGIN, FIELDS).size
+    out = bytearray(data)
+    for at, value in change.items():
+        out[at] = value
+    out[size - 4 : size] = zlib.crc32(out[: size - 4], seed()).to_bytes(4, "little")
+    return bytes(out)
+
+
+def test_newer_columns_kinds_and_verbs_are_refused_by_name() -> None:
+    data = encoded([Record(0, mark=Mark(b"v" * 16, 1, 1))])
+    # mark 2, sizes 2, records 1, columns 2, then kind, counter and verb
+    assert data[:10] == SALT[:2] + bytes([len(data) - 8, 0, 1, 0x11, 0x10, 4, 1, 1])
+    for change in ({6: 0x30}, {7: 5}, {9: 2}):
+        with pytest.raises(VersionError, match="newer pltz"):
+            Block.of(resealed(data, change), 0, BEGIN, FIELDS)
+    with pytest.raises(CorruptError, match="has 0 records"):
+        Block.of(resealed(data, {4: 0}), 0, BEGIN, FIELDS)
+    with pytest.raises(CorruptError, match="has 129 records"):
+        Block.of(resealed(data, {4: 129}), 0, BEGIN, FIELDS)
+
+
+def test_hostile_sizes_claim_no_memory() -> None:
+    for sizes in (b"\xff\xff\xff\xff\x0f\0", b"\1\xff\xff\xff\xff\x0f", b"\x80\x80\x20\0"):
+        with pytest.raises(CorruptError, match=r"at most|more than fit"):
+            Block.of(SALT[:2] + sizes + bytes(50), 0, BEGIN, FIELDS)
+
+
+@pytest.mark.parametrize("column", ["parent", "neighbour"])
+@pytest.mark.parametrize(
+    "wrong", [(block.BACK, 0), (block.BACK, 1), (block.BACK, 3), (block.TABLE, 2), (block.ABSENT, 1), (4, 0)]
+)
+def test_references_to_no_earlier_segment_are_refused(
+    column: str, wrong: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [Record(0, NONE, TABLE[0]), Record(0, name="no segment", time=TIME), Record(0, NONE, TABLE[1])]
+    right = [(block.ABSENT, 0)] * 3
+    calls = iter([[*right[:2], wrong] if column == name else right for name in ("parent", "neighbour")])
+    monkeypatch.setattr(block, "_references", lambda *_: next(calls))
+    with pytest.raises(CorruptError, match=r"reference|segment"):
+        Block.of(encoded(rows), 0, BEGIN, FIELDS)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    record: Record
+    error: type[Exception]
+    match: str
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Wrong(Record(0, NONE, TABLE[0], 65536 * 3 + 1, b"12"), ContentError, "tokens in 2 bytes"),
+        Wrong(Record(0, NONE, TABLE[0], 1, b"1", "n" * 1025, 1, TIME), ContentError, "name of a session has 1025"),
+        Wrong(Record(1, NONE, None, 0, b"", "", 1, TIME, veil=b"v" * 20000), ContentError, "sealed name"),
+        Wrong(Record(0, NONE, None, 0, b"", "n", 1, TIME, tags=b"l" * 16385), ContentError, "tags"),
+        Wrong(Record(0, NONE, None, 0, b"", "n", time=TIME - 1), UsageError, "lies before"),
+        Wrong(Record(0, NONE, None, 0, b"", "n", time=TIME, version=1 << 32), ContentError, "counted up to"),
+        Wrong(Record(0, mark=Mark(b"v" * 16, 1 << 32, 0)), ContentError, "counted up to"),
+        Wrong(Record(0, NONE, None, 0, b"bits", "n", time=TIME), UsageError, "no bitstring"),
+        Wrong(Record(0), UsageError, "no bitstring"),
+        Wrong(Record(0, name="n", time=TIME, neighbour=TABLE[0]), UsageError, "no bitstring"),
+        Wrong(Record(0, NONE, b"i" * 16, 1, b"1"), UsageError, "zeros"),
+        Wrong(Record(0, b"p" * 16, name="n", time=TIME), UsageError, "zeros"),
+    ],
+)
+def test_what_the_format_cannot_hold_is_refused(wrong: Wrong) -> None:
+    good = Record(0, NONE, segment_of(b"i" * 16), 1, b"1", "n", time=TIME)
+    with pytest.raises(wrong.error, match=wrong.match):
+        encode([good, wrong.record, good], NUMBERS, BEGIN, FIELDS)
+
+
+def test_blocks_end_by_records_text_and_bytes() -> None:
+    plain = [Record(0, bitstring=b"b")] * 300
+    assert [(s.start, s.stop) for s in split(plain)] == [(0, 128), (128, 256), (256, 300)]
+    text = [Record(0, name="n", tags=b"t" * 16384)] * 9
+    assert [(s.start, s.stop) for s in split(text)] == [(0, 4), (4, 8), (8, 9)]
+    long = [Record(0, bitstring=bytes(700_000))] * 3
+    assert [(s.start, s.stop) for s in split(long)] == [(0, 2), (2, 3)]
+    assert [(p.first, p.last, p.end - p.begin) for p in pieces_of([4095, 1, 0, 4096, 5, 0])] == [
+        (0, 2, 4096),
+        (2, 4, 4096),
+        (4, 6, 5),
+    ]
+    assert list(pieces_of([0, 0])) == []
+
+
+def test_a_pack_of_many_blocks_reads_from_pieces() -> None:
+    builder = Builder(0, TIME, SALT)
+    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
+    parent = NONE
+    for n in range(3000):
+        name = segment_of(n.to_bytes(16, "little"))
+        builder.add(Record(context, parent if n % 3 else NONE, name, 1, b"x" * (n % 50), f"s{n}", 1, TIME))
+        parent = name
+    pack = Pack.of(builder.finish())
+    found = [item for item in pack.scan() if not isinstance(item, Damage)]
+    assert [r for _, r in found] == builder.records
+    assert [pack.record(*place) for place, _ in found[::97]] == builder.records[::97]
+    counts = [item[0].count for item in pack.blocks(bodies=False) if not isinstance(item, Damage)]
+    assert counts == [128] * 23 + [56]
