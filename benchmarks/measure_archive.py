@@ -290,7 +290,7 @@ class _Synthetic:
 OPENER = """
 import json, os, sys, time
 import numpy as np
-from pltz.archive.format.index_file import FileIndex, SEGMENTS
+from pltz.archive.format.index_file import KEY_BITS, FileIndex, SEGMENTS
 from pltz.archive.storage.disk import OsFile
 def resident(kind):
     lines = open("/proc/self/status").read().splitlines()
@@ -303,7 +303,7 @@ found = FileIndex(OsFile(path))
 opened = time.perf_counter() - start
 out = {"entries": len(found), "open_ms": round(1000 * opened, 3)}
 out |= {"resident_before_mb": before, "resident_opened_mb": resident("VmRSS")}
-ids = [int(k).to_bytes(6, "big") + bytes(10) for k in keys]
+ids = [(int(k) << 64 - KEY_BITS).to_bytes(8, "big") + bytes(8) for k in keys]
 for kind, chosen in (("found", ids), ("absent", [os.urandom(16) for _ in ids])):
     for turn in range(2):
         spans, hits = [], 0

@@ -456,7 +456,12 @@ class Repairer:
         return missing, sessions, segments, covered
 
     def _towers(self, keys: Encryption | None) -> None:
-        """Report the versions that lack a segment."""
+        """Report the versions that lack a segment.
+
+        A dry run that would restore packs leaves them out, because those packs are damaged still.
+        """
+        if self.dry_run and any(name.startswith(f"{object_names.PACKS}/") for name in self.report.restored):
+            return
         catalog = Catalog(self.store, keys)
         catalog.refresh()
         self.report.lost += lost_versions(catalog, catalog.lookup.all_versions())
