@@ -14,6 +14,7 @@ COMMANDS = {
     "llama": "pltz.cli.llama:llama",
     "nightly": "pltz.cli.nightly:nightly",
     "bundle": "pltz.cli.bundle.group:bundle",
+    "target": "pltz.cli.target.group:target",
     "bench": "pltz.cli.bench.group:bench",
     "demo": "pltz.cli.demo:demo",
     "doctor": "pltz.cli.doctor:doctor",

@@ -51,7 +51,7 @@ WINGS = {
         "nightly",
     ),
     "benchmarks": (
-        "machine timing corpus products random_target",
+        "machine timing corpus products random_target kv_targets",
         "peers plots",
         "measure_archive measure_cuda trace_session measure_limits",
         "torture",

@@ -12,6 +12,7 @@ COMMANDS = {
     "hook": "pltz.cli.bench.hook:hook",
     "nightly": "pltz.cli.bench.nightly:nightly",
     "thaw": "pltz.cli.bench.thaw:thaw",
+    "kv": "pltz.cli.bench.kv:kv",
 }
 
 

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 FIT_POINT = -4  # the step that predictors are fitted for: 8 log2
 SCORED_POINTS = (-24, -20, -16, -12, -8, -4, 0, 4)  # with a receipt each
 TABLE_POINTS = (-24, -12, -4, 4)  # whose integers fill the tables
-TABLE_ROWS = 24
+TABLE_ROWS, TABLE_SHARE = 24, 12  # rows that fill the tables; every twelfth token of each
 RIDGE = 1e-3  # of the mean diagonal
 FLOOR = 0.02  # of the mean eigenvalue of an effect
 LEAST, MOST = 0.05, 20.0  # weight of a direction
@@ -318,7 +318,6 @@ class Fit:
 
         freq, mean = laplace()
         counts = np.zeros((TABLES, SYMBOLS))
-        sizes = np.zeros((TABLES, 2))
         found = Calibration(bytes(16), self.shape, tensors)
         layers = layers_of(found, self.embedding.device)
         some = range(min(TABLE_ROWS, len(self.train)))
@@ -330,19 +329,15 @@ class Fit:
             for point in TABLE_POINTS:
                 step = torch.from_numpy(steps_of(classes, point)).to(self.embedding.device)
                 with torch.inference_mode():
-                    q = quantised(layers, y, self._embedded(r), step)
+                    q = quantised(layers, y, self._embedded(r), step)[r % TABLE_SHARE :: TABLE_SHARE]
                 tables = Tables(freq, mean, tensors["level"])
-                kind, low = contexts(q, classes, tables, point)
+                kinds = classes[r % TABLE_SHARE :: TABLE_SHARE]
+                kind, low = contexts(q, kinds, tables, point)
                 high = q >> low
                 symbol = np.where(np.abs(high) <= HALF, high + HALF, ESCAPE)
                 counts += np.bincount(
                     (kind.astype(np.int64) * SYMBOLS + symbol).ravel(), minlength=TABLES * SYMBOLS
                 ).reshape(TABLES, SYMBOLS)
-                first = point + 12 - 4 * classes.astype(np.int64)[:, None, None]
-                plain = np.clip(((tensors["level"].astype(np.int64)[None] - first) >> 1) + BASE, 0, TABLES - 1)
-                small = np.minimum(np.abs(q.astype(np.int64)), HALF)
-                sizes[:, 0] += np.bincount(plain.ravel(), small.ravel(), TABLES)
-                sizes[:, 1] += np.bincount(plain.ravel(), minlength=TABLES)
                 self.plan.advance(1)
         return frequencies(counts), mean
 
@@ -382,11 +377,11 @@ class Fit:
         return weight / size(n)[:, None], (turn / roots @ turn.T) * size(n)
 
     def _rank(self) -> int:
-        """Return the rank of predictors, 0 for full ones: see SHARE."""
+        """Return the rank of predictors, 0 for full ones: see SHARE. A weight of the model counts as two bytes."""
         if self.plan.rank is not None:
             return self.plan.rank if self.plan.rank < self.shape.width else 0
         model: Any = self.target.model
-        room = SHARE * sum(p.numel() * p.element_size() for p in model.parameters())
+        room = SHARE * 2 * sum(p.numel() for p in model.parameters())
         room -= self.shape.layers * self.shape.width**2
         inputs = sum(self.shape.inputs(n) for n in range(self.shape.layers))
         if inputs * self.shape.width <= room:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 QUERIES = 64  # the last ones of a context, which say where attention looks
 QUERY_SHARE = 40  # a context of T tokens is observed by T / 40 queries at most: 2.5 % of its prefill
 CONTROL = "control"
+SIMULATED, CHANGED = "kv.bits.", "kv.changed"  # parts of a baseline: its size, and the KV after it
 POOL = 4096  # sessions that rows are drawn from
 SEED = 5
 
@@ -204,7 +205,7 @@ def compare(
                 continue
             outcome.encode_s += middle - start
             outcome.decode_s += time.perf_counter() - middle
-            outcome.coded_bits += 8 * sum(part.numel() * part.element_size() for part in parts.values())
+            outcome.coded_bits += sum(bits_of(name, part) for name, part in parts.items())
             outcome.elements += kv.numel()
             _count(outcome, exact, scored(target, again, follow), follow)
             if greedy:
@@ -216,6 +217,13 @@ def compare(
             torch.cuda.empty_cache()
         advance(1)
     return [noise, *found] if control else found
+
+
+def bits_of(name: str, part: torch.Tensor) -> int:
+    """Return the bits of a part. A baseline that is only simulated says its size in the name of an empty part."""
+    if name.startswith(SIMULATED):
+        return int(name.removeprefix(SIMULATED))
+    return 0 if name == CHANGED else 8 * part.numel() * part.element_size()
 
 
 def _count(outcome: Outcome, exact: torch.Tensor, got: torch.Tensor, follow: NDArray[np.int32]) -> None:

@@ -1,11 +1,11 @@
-"""Q4Codec: the form `q4-1`: four bits per element, rotated, with sinks exact and a tail of int8. Spec: FORMAT.md.
+"""Q4Codec: the form `q4-1`: four bits per element, rotated, with sinks exact and some tokens in int8. Spec: FORMAT.md.
 
     keys at position 0, less the segment's mean per channel  --Hadamard per head-->  nearest of 16 centroids x scale
 
 The mean takes away a key bias (Qwen2), which a rotation would spread over all channels. The centroids are those of
 Lloyd and Max for a Gaussian, which rotated heads nearly are. The scale is the least-squares one for the chosen
-centroids, so no norm needs to be restored. The first four tokens of a session take most of the attention, and the
-last ones are read by the next turn: they are kept in more bits.
+centroids, so no norm needs to be restored. The first four tokens of a session take most of the attention: they are
+kept as they are. The 96 tokens that received most of the rest are kept in int8, or the last 96 where nobody looked.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pltz.models.kv.codec import Span
-from pltz.models.kv.q8 import at_zero, check_scale, check_type, in_place, quantise
+from pltz.models.kv.q8 import at_zero, check_scale, in_place, mean_of, quantise
 from pltz.models.kv.rotary import Rotary
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from pltz.models.kv.codec import Parts
     from pltz.models.kv.receipt import Receipt
 
 SINKS = 4  # tokens at the beginning of a session, kept exactly
-TAIL = 64  # tokens at the end of a segment, kept in int8
+FINE = 96  # tokens kept in int8
 # Lloyd-Max centroids of a Gaussian of variance 1, 16 levels; D = 0.0095
 HALF_BOOK = (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6180, 2.0690, 2.7326)
 BOOK = tuple(-c for c in reversed(HALF_BOOK)) + HALF_BOOK
-NAMES = {"kv.codes", "kv.scale", "kv.mean", "kv.sinks", "kv.tail", "kv.tail.scale"}
+NAMES = {"kv.codes", "kv.scale", "kv.mean", "kv.sinks", "kv.fine", "kv.fine.at", "kv.fine.scale"}
 
 
 class Q4Codec:
@@ -45,8 +48,8 @@ class Q4Codec:
         """Return the most bytes of the parts of ``kv``. See `KVCodec.size`."""
         layers, two, heads, tokens, dim = kv.shape
         rows = layers * two * heads
-        tail = min(TAIL, tokens) * (dim + 2)
-        return rows * (tokens * (dim // 2 + 2) + tail + 2 * dim + kv.element_size() * SINKS * dim)
+        fine = min(FINE, tokens) * (dim + 2)
+        return rows * (tokens * (dim // 2 + 2) + fine + 2 * dim + kv.element_size() * SINKS * dim) + 4 * FINE
 
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return the parts. See `KVCodec.encode`. Raises UsageError unless heads are a power of two."""
@@ -56,12 +59,11 @@ class Q4Codec:
         if dim < 2 or dim & (dim - 1):
             raise UsageError(f"expected heads of a power of two for the form q4, got {dim}")
         still = at_zero(kv, span, self.rotary)
-        sinks, tail = _parts(tokens, span.start)
-        middle = still[:, :, :, sinks : tokens - tail]
-        mean = (middle.mean(3) if middle.shape[3] else still.new_zeros((*still.shape[:3], dim))).half()
-        if not bool(torch.isfinite(mean).all()):
-            raise UsageError("keys or values are too large for a float16 mean: keep them in the form raw")
-        turned = hadamard(middle - mean.float()[:, :, :, None])
+        sinks, fine = _parts(tokens, span)
+        others = np.delete(np.arange(tokens), np.concatenate([np.arange(sinks), fine]))
+        mean = mean_of(still[:, :, :, sinks:])
+        still = still - mean.float()[:, :, :, None]
+        turned = hadamard(still[:, :, :, torch.from_numpy(others).to(kv.device)])
         book = torch.tensor(BOOK, device=kv.device)
         edges = (book[1:] + book[:-1]) / 2
         scale = turned.pow(2).mean(-1).sqrt()
@@ -73,15 +75,17 @@ class Q4Codec:
         if not bool(torch.isfinite(half).all()):
             raise UsageError("keys or values are too large for a float16 scale: keep them in the form raw")
         codes = torch.bucketize(turned / half.float().clamp_min(2.0**-24)[..., None], edges).to(torch.uint8)
-        last = still[:, :, :, tokens - tail :]
-        rest, rest_scale = quantise(last, (last.abs().amax(-1) / 127).half())
+        at = torch.from_numpy(fine).to(kv.device)
+        seen = still[:, :, :, at]
+        rest, rest_scale = quantise(seen, (seen.abs().amax(-1) / 127).half())
         return {
             "kv.codes": codes[..., 0::2] | codes[..., 1::2] << 4,
             "kv.mean": mean,
             "kv.scale": half,
             "kv.sinks": kv[:, :, :, :sinks].clone(),
-            "kv.tail": rest,
-            "kv.tail.scale": rest_scale,
+            "kv.fine": rest,
+            "kv.fine.at": at.int(),
+            "kv.fine.scale": rest_scale,
         }
 
     def decode(self, parts: Parts, span: Span) -> torch.Tensor:
@@ -92,12 +96,16 @@ class Q4Codec:
         book = torch.tensor(BOOK, device=packed.device)
         codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
         middle = hadamard(book[codes.int()] * parts["kv.scale"].float()[..., None])
-        middle = middle + parts["kv.mean"].float()[:, :, :, None]
-        last = parts["kv.tail"].float() * parts["kv.tail.scale"].float()[..., None]
-        sinks = parts["kv.sinks"]
+        fine = parts["kv.fine"].float() * parts["kv.fine.scale"].float()[..., None]
+        sinks, at = parts["kv.sinks"], parts["kv.fine.at"].long()
+        still = middle.new_zeros((*middle.shape[:3], middle.shape[3] + len(at), middle.shape[4]))
+        others = torch.ones(still.shape[3], dtype=torch.bool, device=still.device)
+        others[at - sinks.shape[3]] = False
+        still[:, :, :, others] = middle
+        still[:, :, :, ~others] = fine
+        still = still + parts["kv.mean"].float()[:, :, :, None]
         moved = Span(span.ids, span.start + sinks.shape[3])
-        rest = in_place(torch.cat([middle, last], 3), moved, self.rotary)
-        return torch.cat([sinks, rest.to(sinks.dtype)], 3)
+        return torch.cat([sinks, in_place(still, moved, self.rotary).to(sinks.dtype)], 3)
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Check the parts. See `KVCodec.check`."""
@@ -105,32 +113,37 @@ class Q4Codec:
 
         if set(parts) != NAMES:
             raise CorruptError("expected the parts of the form q4")
-        codes, sinks, rest, mean = parts["kv.codes"], parts["kv.sinks"], parts["kv.tail"], parts["kv.mean"]
+        codes, sinks, rest, at = (parts[f"kv.{name}"] for name in ("codes", "sinks", "fine", "fine.at"))
         if sinks.dim() != 5 or sinks.shape[1] != 2 or not sinks.is_floating_point():
             raise CorruptError("expected keys and values of the first tokens")
         layers, two, heads, first, dim = sinks.shape
         if first not in (0, min(SINKS, tokens)) or dim < 2 or dim & (dim - 1):
             raise CorruptError("expected no sinks, or the first four tokens")
-        tail = min(TAIL, tokens - first)
+        fine = min(FINE, tokens - first)
         rows = (layers, two, heads)
         right = (
-            codes.shape == (*rows, tokens - first - tail, dim // 2)
+            codes.shape == (*rows, tokens - first - fine, dim // 2)
             and codes.dtype == torch.uint8
-            and rest.shape == (*rows, tail, dim)
+            and rest.shape == (*rows, fine, dim)
             and rest.dtype == torch.int8
-            and mean.shape == (*rows, dim)
+            and at.shape == (fine,)
+            and at.dtype == torch.int32
         )
-        if not right or mean.dtype != torch.float16 or not bool(torch.isfinite(mean).all()):
+        if not right:
             raise CorruptError(f"the parts of the form q4 do not fit {tokens} ids")
+        if fine and not (first <= int(at[0]) and int(at[-1]) < tokens and bool((at[1:] > at[:-1]).all())):
+            raise CorruptError("the places of the fine tokens are not ascending, or beyond the others")
+        check_scale(parts["kv.mean"], torch.Size((*rows, dim)))
         check_scale(parts["kv.scale"], codes.shape[:-1])
-        check_scale(parts["kv.tail.scale"], rest.shape[:-1])
-        check_type(sinks.new_empty(0))
+        check_scale(parts["kv.fine.scale"], rest.shape[:-1])
 
 
-def _parts(tokens: int, start: int) -> tuple[int, int]:
-    """Return the number of sinks and of tokens of the tail."""
-    sinks = min(SINKS, tokens) if start == 0 else 0
-    return sinks, min(TAIL, tokens - sinks)
+def _parts(tokens: int, span: Span) -> tuple[int, NDArray[np.int64]]:
+    """Return the number of sinks, and the places of the fine tokens, ascending."""
+    sinks = min(SINKS, tokens) if span.start == 0 else 0
+    mass = np.arange(tokens) if span.mass is None else np.asarray(span.mass)
+    order = np.argsort(mass[sinks:], kind="stable") + sinks
+    return sinks, np.sort(order[max(len(order) - FINE, 0) :]).astype(np.int64)
 
 
 def hadamard(x: torch.Tensor) -> torch.Tensor:

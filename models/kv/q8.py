@@ -1,4 +1,4 @@
-"""Q8Codec: the form `q8-1`: int8 per token and head, keys at position 0. Spec: FORMAT.md, "q8-1"."""
+"""Q8Codec: the form `q8-1`: int8 per token and head, keys at position 0, less their mean. Spec: FORMAT.md, "q8-1"."""
 
 from __future__ import annotations
 
@@ -28,31 +28,45 @@ class Q8Codec:
 
     def size(self, kv: torch.Tensor) -> int:
         """Return the bytes of the parts of ``kv``. See `KVCodec.size`."""
-        return kv.numel() + 2 * (kv.numel() // max(kv.shape[-1], 1))
+        layers, two, heads, tokens, dim = kv.shape
+        return kv.numel() + 2 * layers * two * heads * (tokens + dim)
 
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return codes and scales. See `KVCodec.encode`."""
         still = at_zero(kv, span, self.rotary)
-        scale = (still.abs().amax(-1) / LARGEST).half()
-        codes, scale = quantise(still, scale)
-        return {"kv.codes": codes, "kv.scale": scale, "kv.type": kv.new_empty(0)}
+        mean = mean_of(still)
+        still = still - mean.float()[:, :, :, None]
+        codes, scale = quantise(still, (still.abs().amax(-1) / LARGEST).half())
+        return {"kv.codes": codes, "kv.mean": mean, "kv.scale": scale, "kv.type": kv.new_empty(0)}
 
     def decode(self, parts: Parts, span: Span) -> torch.Tensor:
         """Return the KV of codes and scales. See `KVCodec.decode`."""
         still = parts["kv.codes"].float() * parts["kv.scale"].float()[..., None]
+        still = still + parts["kv.mean"].float()[:, :, :, None]
         return in_place(still, span, self.rotary).to(parts["kv.type"].dtype)
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Check codes and scales. See `KVCodec.check`."""
         import torch
 
-        if set(parts) != {"kv.codes", "kv.scale", "kv.type"}:
-            raise CorruptError("expected codes, scales and a type")
+        if set(parts) != {"kv.codes", "kv.mean", "kv.scale", "kv.type"}:
+            raise CorruptError("expected codes, a mean, scales and a type")
         codes, scale = parts["kv.codes"], parts["kv.scale"]
         check_type(parts["kv.type"])
         if codes.dtype != torch.int8 or codes.dim() != 5 or codes.shape[1] != 2 or codes.shape[3] != tokens:
             raise CorruptError(f"expected int8 codes of {tokens} ids, found {codes.dtype} {tuple(codes.shape)}")
         check_scale(scale, codes.shape[:-1])
+        check_scale(parts["kv.mean"], codes.shape[:3] + codes.shape[4:])
+
+
+def mean_of(still: torch.Tensor) -> torch.Tensor:
+    """Return the mean of each channel over the tokens, float16. Raises UsageError where that cannot hold it."""
+    import torch
+
+    mean = still.mean(3) if still.shape[3] else still.new_zeros(still.shape[:3] + still.shape[4:])
+    if not bool(torch.isfinite(mean.half()).all()):
+        raise UsageError("keys or values are too large for a float16 mean: keep them in the form raw")
+    return mean.half()
 
 
 def at_zero(kv: torch.Tensor, span: Span, rotary: Rotary) -> torch.Tensor:
@@ -95,4 +109,4 @@ def check_scale(scale: torch.Tensor, shape: torch.Size) -> None:
     import torch
 
     if scale.dtype != torch.float16 or scale.shape != shape or not bool(torch.isfinite(scale).all()):
-        raise CorruptError(f"expected finite float16 scales of shape {tuple(shape)}, found {tuple(scale.shape)}")
+        raise CorruptError(f"expected finite float16 numbers of shape {tuple(shape)}, found {tuple(scale.shape)}")

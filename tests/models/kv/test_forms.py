@@ -166,11 +166,14 @@ def test_every_form_gives_back_what_it_promises(
         assert back(codec, bf16, whole).dtype == torch.bfloat16
 
 
-def test_sinks_are_exact_and_the_tail_fine_in_q4(target: Target, rotary: Rotary, ids: Any) -> None:
+def test_sinks_are_exact_and_tokens_that_are_looked_at_fine_in_q4(target: Target, rotary: Rotary, ids: Any) -> None:
     kv = prefilled(target, ids[9])
     again = back(Q4Codec(rotary), kv, Span(ids[9], 0))
     assert torch.equal(again[:, :, :, :4], kv[:, :, :, :4])
-    assert error(kv[:, :, :, -64:], again[:, :, :, -64:]) < 0.01 < error(kv[:, :, :, 4:-64], again[:, :, :, 4:-64])
+    assert error(kv[:, :, :, -96:], again[:, :, :, -96:]) < 0.01 < error(kv[:, :, :, 4:-96], again[:, :, :, 4:-96])
+    mass = np.linspace(2, 1, len(ids[9]), dtype=np.float32)
+    again = back(Q4Codec(rotary), kv, Span(ids[9], 0, mass))
+    assert error(kv[:, :, :, 4:100], again[:, :, :, 4:100]) < 0.01 < error(kv[:, :, :, 100:], again[:, :, :, 100:])
 
 
 def test_the_hadamard_transform_is_its_own_inverse() -> None:
@@ -188,7 +191,7 @@ def test_a_key_bias_costs_q4_nothing(rotary: Rotary) -> None:
     def loss_of(still: torch.Tensor) -> float:
         kv = torch.cat([rotary.turn(still, 7), torch.zeros_like(still)], 1)
         again = at_zero(back(Q4Codec(rotary), kv, span), span, rotary)
-        return float((again[:, :1, :, :136] - still[:, :, :, :136]).norm())
+        return float((again[:, :1, :, :104] - still[:, :, :, :104]).norm())
 
     assert loss_of(keys + bias) < 1.15 * loss_of(keys)
 
@@ -242,8 +245,7 @@ def test_a_calibration_is_worth_it(target: Target, rotary: Rotary, calibration: 
     receipts = {(r.form, r.point): r for r in calibration.receipts}
     points = [receipts[PREDICTIVE, p] for p in fitting.SCORED_POINTS]
     assert [r.bits for r in points] == sorted((r.bits for r in points), reverse=True)
-    q4, q8 = receipts["q4-1", 0], receipts["q8-1", 0]
-    assert q8.kl < q4.kl
+    assert receipts["q8-1", 0].kl < points[-1].kl and receipts["q4-1", 0].kl < points[-1].kl
     assert calibration.point(bits=points[2].bits) == fitting.SCORED_POINTS[2]
     chosen = calibration.receipt(PREDICTIVE, calibration.point(max_kl=points[3].kl))
     assert chosen is not None and chosen.bits <= points[3].bits
@@ -286,7 +288,8 @@ def test_a_killed_calibration_resumes_and_ends_alike(
 def test_a_calibration_of_low_rank_is_smaller(
     target: Target, ids: Any, calibration: Calibration, tmp_path: Path
 ) -> None:
-    low = calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path, rank=8))
+    low = calibration  # a small target gets a low rank by itself
+    calibration = calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path, rank=1000))
     low.save(tmp_path / "low")
     assert sum(t.nbytes for t in low.tensors.values()) < sum(t.nbytes for t in calibration.tensors.values())
     assert Calibration.load(tmp_path / "low").digest == low.digest

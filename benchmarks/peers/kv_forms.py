@@ -1,0 +1,200 @@
+"""Forms of KV that others use, written plainly, to compare ours with. Each is simulated: KV in, changed KV out.
+
+The size counts all side data: scales, zeros, norms, and the tokens that a form keeps in 16 bits. They work on keys as
+they are in the cache, as their authors do.
+
+    fp8            e4m3, scale 1                                   8 bits
+    q8_0, q4_0     llama.cpp: groups of 32, float16 scale          8.5, 4.5
+    q4_0 rotated   the same after a Hadamard rotation per head     4.5
+    int4 groups    MLX, agent-memory: groups of 64, scale and zero 4.5
+    KIVI           keys per channel over 32 tokens, values per token in groups of 32; last 128 tokens in 16 bits
+    TurboQuant     norm, rotation, the Lloyd-Max book of a Gaussian, renormalised; also with sinks and tail in 16 bits
+    PCA            the best basis of each layer's own keys and values, not counted: a bound of every low rank
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from pltz.models.kv.codec import Span
+from pltz.models.kv.measure import CHANGED, SIMULATED
+from pltz.models.kv.q4 import hadamard
+
+if TYPE_CHECKING:
+    import torch
+
+    from pltz.models.kv.codec import Parts
+
+Change = Callable[["torch.Tensor"], tuple["torch.Tensor", float]]  # float32 KV to what is left of it, and its bits
+
+
+class Peer:
+    """A simulated form. ``change``: returns the KV after it, and its size in bits."""
+
+    exact = False
+    receipt = None
+
+    def __init__(self, name: str, change: Change) -> None:
+        self.name, self.change = name, change
+
+    def size(self, kv: torch.Tensor) -> int:
+        """Return the bytes of the KV. See `KVCodec.size`."""
+        return kv.numel() * kv.element_size()
+
+    def encode(self, kv: torch.Tensor, span: Span) -> Parts:
+        """Return the changed KV, and its size as the name of an empty part."""
+        changed, bits = self.change(kv.float())
+        return {CHANGED: changed.to(kv.dtype), f"{SIMULATED}{round(bits)}": kv.new_empty(0)}
+
+    def decode(self, parts: Parts, span: Span) -> torch.Tensor:
+        """Return the changed KV."""
+        return parts[CHANGED]
+
+    def check(self, parts: Parts, tokens: int) -> None:
+        """Accept everything: nothing of it is ever read from a file."""
+
+
+def fp8(kv: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Round to e4m3 with scale 1."""
+    import torch
+
+    return kv.clamp(-448, 448).to(torch.float8_e4m3fn).float(), 8.0 * kv.numel()
+
+
+def symmetric(bits: int, *, rotated: bool = False) -> Change:
+    """Return q8_0 or q4_0 of llama.cpp: groups of 32, one float16 scale, the largest at one end."""
+
+    def change(kv: torch.Tensor) -> tuple[torch.Tensor, float]:
+        x = hadamard(kv) if rotated else kv
+        groups = x.reshape(-1, 32)
+        if bits == 8:
+            scale = (groups.abs().amax(1, keepdim=True) / 127).half().float().clamp_min(1e-12)
+            codes = (groups / scale).round().clamp(-127, 127)
+        else:
+            peak = groups.gather(1, groups.abs().argmax(1, keepdim=True))
+            scale = (peak / -8).half().float()
+            scale = scale.where(scale != 0, 1e-12)
+            codes = (groups / scale + 8.5).floor().clamp(0, 15) - 8
+        x = (codes * scale).reshape(kv.shape)
+        return (hadamard(x) if rotated else x), (bits + 0.5) * kv.numel()
+
+    return change
+
+
+def affine(x: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
+    """Return x rounded to ``2**bits`` steps between its least and its largest along a dimension, in float16."""
+    low = x.amin(dim, keepdim=True).half().float()
+    scale = ((x.amax(dim, keepdim=True) - low) / ((1 << bits) - 1)).half().float().clamp_min(1e-12)
+    return ((x - low) / scale).round().clamp(0, (1 << bits) - 1) * scale + low
+
+
+def int4_groups(kv: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Round groups of 64 elements of a token to four bits, with scale and zero in float16."""
+    size = min(64, kv.shape[-1])
+    return affine(kv.reshape(-1, size), 4, 1).reshape(kv.shape), (4 + 32 / size) * kv.numel()
+
+
+def kivi(bits: int, residual: int = 128) -> Change:
+    """Return KIVI: keys per channel over 32 tokens, values per token in groups of 32, the last tokens in 16 bits."""
+
+    def change(kv: torch.Tensor) -> tuple[torch.Tensor, float]:
+        tokens = max(0, kv.shape[3] - residual) // 32 * 32
+        x = kv.clone()
+        layers, _, heads, _, dim = kv.shape
+        keys = kv[:, 0, :, :tokens].reshape(layers, heads, -1, 32, dim)
+        x[:, 0, :, :tokens] = affine(keys, bits, 3).reshape(layers, heads, tokens, dim)
+        x[:, 1, :, :tokens] = affine(kv[:, 1, :, :tokens].reshape(-1, 32), bits, 1).reshape(layers, heads, tokens, dim)
+        share = tokens / max(kv.shape[3], 1)
+        return x, ((bits + 1) * share + 16 * (1 - share)) * kv.numel()
+
+    return change
+
+
+@lru_cache
+def lloyd_max(bits: int) -> tuple[float, ...]:
+    """Return the exact Lloyd-Max centroids of a Gaussian of variance 1.
+
+    >>> [round(c, 4) for c in lloyd_max(2)]
+    [-1.5104, -0.4528, 0.4528, 1.5104]
+    """
+
+    def density(x: float) -> float:
+        return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+    def below(x: float) -> float:
+        return 0.5 * (1 + math.erf(x / math.sqrt(2)))
+
+    count = 1 << bits
+    book = [3 * (2 * i + 1 - count) / count for i in range(count)]
+    for _ in range(1000):
+        edges = [-40.0, *((a + b) / 2 for a, b in pairwise(book)), 40.0]
+        book = [(density(a) - density(b)) / (below(b) - below(a)) for a, b in pairwise(edges)]
+    return tuple(book)
+
+
+def turboquant(bits: int, *, ends: bool = False) -> Change:
+    """Return TurboQuant without QJL: norm in float16, rotation, Lloyd-Max, renormalised. ``ends``: 4 + 128 exact."""
+
+    def change(kv: torch.Tensor) -> tuple[torch.Tensor, float]:
+        import torch
+
+        dim = kv.shape[-1]
+        signs = torch.ones(dim, device=kv.device)
+        signs[torch.randperm(dim, generator=torch.Generator().manual_seed(0))[: dim // 2].to(kv.device)] = -1
+        norm = kv.norm(dim=-1, keepdim=True).half().float()
+        turned = hadamard(kv * signs) / norm.clamp_min(1e-12) * math.sqrt(dim)
+        book = torch.tensor(lloyd_max(bits), device=kv.device)
+        codes = torch.bucketize(turned, (book[1:] + book[:-1]) / 2)
+        found = book[codes]
+        found = found / found.norm(dim=-1, keepdim=True)
+        x = hadamard(found) * signs * norm
+        exact = 0
+        if ends:
+            tail = min(128, max(kv.shape[3] - 4, 0))
+            x[:, :, :, :4] = kv[:, :, :, :4]
+            x[:, :, :, kv.shape[3] - tail :] = kv[:, :, :, kv.shape[3] - tail :]
+            exact = min(4, kv.shape[3]) + tail
+        share = exact / max(kv.shape[3], 1)
+        return x, ((bits + 16 / dim) * (1 - share) + 16 * share) * kv.numel()
+
+    return change
+
+
+def low_rank(ratio: int) -> Change:
+    """Return the projection of each layer's keys, and of its values, on their best basis, over all heads."""
+
+    def change(kv: torch.Tensor) -> tuple[torch.Tensor, float]:
+        import torch
+
+        layers, two, heads, tokens, dim = kv.shape
+        x = kv.permute(0, 1, 3, 2, 4).reshape(layers * two, tokens, heads * dim)
+        mean = x.mean(1, keepdim=True)
+        basis = torch.linalg.eigh((x - mean).mT.double() @ (x - mean).double())[1].flip(2)
+        basis = basis[:, :, : heads * dim // ratio].float()
+        x = (x - mean) @ basis @ basis.mT + mean
+        return x.reshape(layers, two, tokens, heads, dim).permute(0, 1, 3, 2, 4), 16.0 / ratio * kv.numel()
+
+    return change
+
+
+def peers() -> list[Peer]:
+    """Return every peer, from many bits to few."""
+    return [
+        Peer("q8_0", symmetric(8)),
+        Peer("fp8", fp8),
+        Peer("pca-2", low_rank(2)),
+        Peer("kivi-4", kivi(4)),
+        Peer("int4", int4_groups),
+        Peer("q4_0", symmetric(4)),
+        Peer("q4_0-rotated", symmetric(4, rotated=True)),
+        Peer("turboquant-4", turboquant(4)),
+        Peer("turboquant-4-ends", turboquant(4, ends=True)),
+        Peer("turboquant-3-ends", turboquant(3, ends=True)),
+        Peer("turboquant-3", turboquant(3)),
+        Peer("kivi-2", kivi(2)),
+        Peer("turboquant-2", turboquant(2)),
+    ]

@@ -1,0 +1,162 @@
+"""``pltz bench kv``: what each form of KV takes and loses, next to the forms of others.
+
+A context is prefilled exactly, its KV is coded and decoded, and the session's own next tokens are scored on it
+(`models/kv/measure.py`). Bits count everything that a form stores beside the calibration. The first row is the
+control: the exact KV in another batch. The run ends with one line of JSON.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pltz.benchmarks import machine
+from pltz.cli.bench import shared
+from pltz.cli.target.calibrate import sessions
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import write_text
+from pltz.cli.ui.progress import Progress, wanted
+from pltz.cli.ui.table import render
+from pltz.models.partners import DEFAULT_TARGET
+from pltz.plt_codec.errors import UsageError
+
+OWN = ("q8", "q4", "predictive")
+
+
+@click.command(
+    cls=Command,
+    short_help="Bits and loss of each form of KV.",
+    examples=[
+        "pltz bench kv",
+        "pltz bench kv --target ./my-model --calibration my-model.kv.safetensors --data test.jsonl --device cuda",
+        "pltz bench kv --forms q8,q4,turboquant-4 --sessions 2 --context 256 --new 64 --json",
+    ],
+)
+@click.option("--target", "model", default=DEFAULT_TARGET, show_default=True, metavar="MODEL", help="The served model.")
+@click.option("--calibration", metavar="FILE", help="Of `pltz target calibrate`; the form predictive needs it.")
+@shared.DATA
+@click.option(
+    "--forms", metavar="NAME,...", help="Forms to measure: q8, q4, predictive, or those of peers.  [default: all]"
+)
+@click.option(
+    "--sessions", "count", type=click.IntRange(min=2), default=8, show_default=True, metavar="N", help="Rows of tokens."
+)
+@click.option(
+    "--context", type=click.IntRange(min=64), default=512, show_default=True, metavar="N", help="Tokens that are coded."
+)
+@click.option(
+    "--new", type=click.IntRange(min=8), default=128, show_default=True, metavar="N", help="Tokens scored after them."
+)
+@click.option(
+    "--greedy", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+    help="Tokens generated from each KV, to see how long the texts agree.",
+)  # fmt: skip
+@click.option("--dtype", metavar="TYPE", help="Type of the target's numbers.  [default: that of its weights]")
+@click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda or cuda:N.")
+@options.PROGRESS
+@shared.JSON
+def kv(
+    model: str,
+    calibration: str | None,
+    data: str | None,
+    forms: str | None,
+    count: int,
+    context: int,
+    new: int,
+    greedy: int,
+    dtype: str | None,
+    device: str,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Measure what forms of KV take and lose: bits per element, KL against the exact KV, top-1, milliseconds.
+
+    Give sessions that the calibration has not seen.
+    """
+    from pltz.datasets.loaders import sample_path
+    from pltz.models.kv import measure
+    from pltz.models.target.target import Target
+
+    with Progress("load", unit="rows", shown=wanted(progress)) as bar:
+        target = Target.load(model, device, dtype)
+        codecs = chosen(target, calibration, forms)
+        files = (data,) if data else (str(sample_path()),)
+        rows = measure.sessions_to_rows(target, sessions(files), count, context + new)
+        bar.begin("measure", len(rows), "rows")
+        outcomes = measure.compare(target, rows, context, codecs, greedy=greedy, advance=bar.add)
+    result: dict[str, Any] = {
+        "benchmark": "kv",
+        "target": Path(model).name,
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "calibration": Path(calibration).name if calibration else None,
+        "sessions": len(rows),
+        "context": context,
+        "new": new,
+        "rows": [outcome.row() for outcome in outcomes],
+        "machine": machine.describe(None, device, None),
+    }
+    write_text(json.dumps(result) if as_json else f"{as_text(result)}\n\n{json.dumps(result)}")
+
+
+def chosen(target: Any, calibration: str | None, forms: str | None) -> list[tuple[str, Any]]:
+    """Return name and codec of each form to measure. Raises UsageError for an unknown one."""
+    from pltz.benchmarks.peers.kv_forms import peers
+    from pltz.models.kv.calibration import PREDICTIVE, Calibration
+    from pltz.models.kv.predictive import PredictiveCodec, layers_of
+    from pltz.models.kv.q4 import Q4Codec
+    from pltz.models.kv.q8 import Q8Codec
+    from pltz.models.kv.rotary import Rotary
+
+    others = {peer.name: peer for peer in peers()}
+    names = forms.split(",") if forms else [n for n in (*OWN, *others) if n != "predictive" or calibration]
+    if unknown := set(names) - {*OWN, *others}:
+        raise UsageError(f"expected forms among {', '.join((*OWN, *others))}, found {min(unknown)}")
+    rotary = Rotary.of(target) if set(names) & set(OWN) else None
+    found: list[tuple[str, Any]] = []
+    for name in names:
+        if name in others:
+            found.append((name, others[name]))
+        elif rotary is None:
+            continue
+        elif name != "predictive":
+            found.append((name, Q8Codec(rotary) if name == "q8" else Q4Codec(rotary)))
+        elif calibration is None:
+            raise UsageError("the form predictive needs --calibration: make one with `pltz target calibrate`")
+        else:
+            fitted = Calibration.load(calibration, target.fingerprint)
+            embedding = target.model.get_input_embeddings().weight.detach()
+            layers = layers_of(fitted, embedding.device)
+            points = [r.point for r in fitted.receipts if r.form == PREDICTIVE]
+            found += [(f"predictive {p}", PredictiveCodec(fitted, rotary, embedding, p, layers)) for p in points]
+    return found
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """Return the table, and how to read it."""
+    rows = [
+        [
+            row["form"],
+            f"{row['bits']:.2f}",
+            f"{row['kl']:.5f}",
+            f"{row['kl_error']:.5f}",
+            f"{row['kl99']:.4f}",
+            f"{100 * row['top1']:.1f} %",
+            f"{row['change']:+.4f}",
+            f"{row['agreement']['median']:.0f}" if "agreement" in row else "-",
+            f"{row['encode_ms']:.0f}",
+            f"{row['decode_ms']:.0f}",
+        ]
+        for row in result["rows"]
+    ]
+    head = ["form", "bits", "KL", "+/-", "99 %", "top-1", "change", "greedy", "encode, ms", "decode, ms"]
+    setting = (
+        f"{result['target']} in {result['dtype']}: KV of {result['context']:,} tokens, {result['new']:,} scored after "
+        f"it, {result['sessions']} sessions"
+    )
+    notes = (
+        "bits: per element of K and V, all side data counted. KL, change: bits per token. greedy: tokens until the "
+        "texts differ, median. control: the exact KV in another batch."
+    )
+    return f"{setting}\n\n{render(head, rows)}\n\n{notes}"

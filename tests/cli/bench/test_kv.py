@@ -1,0 +1,114 @@
+"""``pltz bench kv`` and ``pltz target calibrate``, on a target with random weights."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from click.testing import Result
+
+from pltz.benchmarks.kv_targets import toys
+from pltz.benchmarks.peers.kv_forms import peers
+from pltz.models.kv.codec import Span
+from pltz.models.kv.rotary import Rotary
+from pltz.models.target.target import Target
+
+SMALL = ("--context", "64", "--new", "8", "--dtype", "float32", "--json")
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of eight texts."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("sessions")
+    for n in range(8):
+        (folder / f"{n}.txt").write_text("".join(rng.choice(list("abcdefgh "), 300)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Path:
+    from pltz.models.target import tokenizer_files
+
+    folder = tmp_path_factory.mktemp("llama")
+    config: Any = transformers.LlamaConfig(
+        vocab_size=384, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, bos_token_id=None, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    auto: Any = transformers.AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(folder)
+    source = folder / "bundle_tokenizer.json"
+    source.write_bytes(tiny_tokenizer_json(384))
+    tokenizer_files.write_tokenizer(source, folder, 256)
+    source.unlink()
+    return folder
+
+
+def test_a_target_is_calibrated_and_measured(
+    llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result]
+) -> None:
+    made = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(tmp_path), "--rows", "6", *SMALL)
+    assert made.exit_code == 0, made.output
+    result = json.loads(made.stdout)
+    path = Path(result["file"])
+    assert path.stat().st_size == result["bytes"] and (result["rows"], result["held_out"]) == (5, 1)
+    assert path.name == f"{result['target']}.predictive-1.{result['digest']}.safetensors"
+    assert not list(tmp_path.glob("*.work"))
+    there = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(path), *SMALL)
+    assert there.exit_code == 2 and "--force" in there.output
+    done = run(
+        "bench", "kv", "--target", str(llama), "--calibration", str(path), "--data", str(sessions), "--sessions", "2",
+        "--forms", "q8,predictive,turboquant-4", "--greedy", "2", *SMALL,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    rows = {row["form"]: row for row in json.loads(done.stdout)["rows"]}
+    assert rows["control"]["kl"] < 1e-4 and rows["turboquant-4"]["bits"] == 5.0
+    assert 8 < rows["q8"]["bits"] < 10 and rows["q8"]["agreement"]["median"] <= 2
+    assert sum(name.startswith("predictive") for name in rows) == 8
+    other = run("bench", "kv", "--target", "mini-llama", "--calibration", str(path), "--forms", "predictive", *SMALL)
+    assert other.exit_code == 4 and "calibrate" in other.output
+
+
+def test_what_cannot_be_measured_is_refused(
+    llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result]
+) -> None:
+    common = ("--target", str(llama), "--data", str(sessions), *SMALL)
+    assert "--calibration" in run("bench", "kv", "--forms", "predictive", *common).output
+    assert "expected forms among" in run("bench", "kv", "--forms", "zip", *common).output
+    lost = run("target", "calibrate", str(llama), "--data", str(tmp_path / "none"), "-o", str(tmp_path / "x"), *SMALL)
+    assert lost.exit_code == 2 and "does not exist" in lost.output
+    long = ("--context", "250", "--new", "64", "--json")
+    many = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(tmp_path / "x"), *long)
+    assert many.exit_code == 2 and "256 positions" in many.output
+
+
+def test_peers_lose_what_their_bits_say() -> None:
+    torch.manual_seed(0)
+    kv = torch.randn(2, 2, 2, 256, 64)
+    span = Span(np.zeros(256, np.int32), 0)
+    most = {"q8_0": 1e-4, "fp8": 1e-3, "kivi-4": 0.01, "int4": 0.012, "q4_0": 0.01, "q4_0-rotated": 0.01,
+            "turboquant-4": 0.012, "turboquant-3": 0.04, "turboquant-2": 0.13}  # fmt: skip
+    for peer in peers():
+        again = peer.decode(peer.encode(kv, span), span)
+        error = float((again - kv).pow(2).mean() / kv.pow(2).mean())
+        assert again.shape == kv.shape and error < most.get(peer.name, 1.0), (peer.name, error)
+    exact = {peer.name: peer for peer in peers()}["turboquant-3-ends"]
+    again = exact.decode(exact.encode(kv, span), span)
+    assert torch.equal(again[:, :, :, :4], kv[:, :, :, :4]) and torch.equal(again[:, :, :, -128:], kv[:, :, :, -128:])
+
+
+def test_toys_say_what_mini_llama_says(tmp_path: Path) -> None:
+    toys(tmp_path)
+    ids = np.arange(100, 160)
+    expected = Target.load("mini-llama", dtype="float32").prefill(ids)[1].log_softmax(-1)
+    for name, bound in {"key-bias": 0.5, "heads-128": 0.01, "mha": 1e-5}.items():
+        toy = Target.load(tmp_path / name)
+        cache, logits = toy.prefill(ids)
+        assert float((expected.exp() * (expected - logits.log_softmax(-1))).sum()) < bound, name
+        Rotary.of(toy)
+    assert cache.layers[0].keys.shape[1] == toy.model.config.num_attention_heads
