@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 class SessionVersion:
     """One version of a session, as an archive lists it.
 
+    Immutable: any thread may use it.
+
     Attributes:
         version: number of the version, from 1.
         time: seconds since 1970.
@@ -82,7 +84,10 @@ class SessionVersion:
 
 @dataclass(frozen=True, eq=False)
 class ArchivedSession(SessionVersion):
-    """A version of a session with its content. ``session``: as it was put."""
+    """A version of a session with its content. ``session``: as it was put.
+
+    Immutable: any thread may use it.
+    """
 
     session: Session
 
@@ -102,7 +107,7 @@ class ArchivedSession(SessionVersion):
 class Archive:
     """An open archive of sessions. Make one with `open`.
 
-    Several processes may use one archive at once, each with an object of its own. One object belongs to one thread.
+    Several processes may use one archive at once, each with an object of its own. One thread uses it at a time.
     """
 
     def __init__(

@@ -95,6 +95,8 @@ Segments = list[tuple[bytes, Tokens]]
 class PutRequest:
     """A session to put into an archive. The fields are the arguments of `Archive.put`.
 
+    Immutable: any thread may use it.
+
     `SessionArchive.put` takes them resolved: a `Session`, the tenant with its salt (`tenant_of`), and fingerprints of
     16 bytes for target and tokenizer.
     """
@@ -127,6 +129,8 @@ class PutRequest:
 @dataclass(frozen=True)
 class PutReceipt:
     """The result of a put.
+
+    Immutable: any thread may use it.
 
     Attributes:
         version: number of the version, from 1.

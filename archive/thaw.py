@@ -46,6 +46,8 @@ KV_NOISE = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 1e-2}
 class Thawed:
     """A session that is hot again.
 
+    One thread uses it at a time.
+
     Attributes:
         cache: the target's KV of all ids.
         token_ids: (T,) int64.

@@ -22,6 +22,8 @@ READ_AHEAD = 256  # sessions decoded side by side by iteration
 class SessionFile(Sequence[Session]):
     """An open .pltz file: a sequence of sessions, each decoded when it is asked for. Made by `pltz.open`.
 
+    One thread uses it at a time.
+
     ``reader``: the container beneath.
     """
 

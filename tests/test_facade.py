@@ -328,6 +328,24 @@ def test_many_for_a_target(codec: Codec, kin: Any) -> None:
         pltz.decompress_many([file], bundle=codec, target=kin, tokenizer=b"{}")
 
 
+# ---- threads
+
+
+SENTENCES = ("Immutable: any thread may use it.", "Any thread may use it.", "One thread uses it at a time.")
+
+
+def test_every_class_says_which_threads_may_use_it() -> None:
+    for name in pltz.__all__:
+        found = getattr(pltz, name)
+        if not isinstance(found, type) or issubclass(found, BaseException):
+            continue
+        said = [sentence for sentence in SENTENCES if sentence in (found.__doc__ or "")]
+        assert said, f"{name}: expected one of {SENTENCES} in its docstring"
+        if said[0] == SENTENCES[0]:  # and that it is true
+            parameters = getattr(found, "__dataclass_params__", None)
+            assert issubclass(found, tuple) or (parameters is not None and parameters.frozen), name
+
+
 # ---- keywords
 
 

@@ -36,6 +36,8 @@ LEAST_SECRET = 16  # least bytes of a key file or a command's output
 class Secret:
     """The secret that opens an archive.
 
+    Immutable: any thread may use it.
+
     Make one with `passphrase`, `file` or `command`; its repr never shows it.
     """
 

@@ -84,6 +84,8 @@ class Hot:
 class LlamaServer:
     """A running llama-server, as an `Engine`.
 
+    Any thread may use it.
+
     Args:
         url: for example "http://127.0.0.1:8080".
         api_key: the key it was started with (``--api-key``).

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class TransformersEngine:
     """A target served in this process, as an `Engine`.
 
+    One thread uses it at a time.
+
     ``adapter``: its name, where one was merged into the weights or is active on them.
     """
 

@@ -45,6 +45,8 @@ class Prompt(TypedDict, total=False):
 class VllmEngine:
     """vLLM as an `Engine`: finished requests in, prompts out. It does not import vLLM.
 
+    Immutable: any thread may use it.
+
     ``target``: fingerprint of the served weights, 16 bytes; None if unknown. ``unnamed``: take requests without
     a session name under their own id.
     """

@@ -18,7 +18,9 @@ from pltz.plt_codec.errors import UsageError
 
 
 class EvictionRequest(NamedTuple):
-    """A session whose KV cache is evicted. Immutable; making one checks nothing and raises nothing.
+    """A session whose KV cache is evicted. Making one checks nothing and raises nothing.
+
+    Immutable: any thread may use it.
 
     Args:
         session: its name in the archive. The same name again is its next version.

@@ -69,6 +69,8 @@ POLL = 0.02  # seconds between looks at the archived part
 class EvictionHook:
     """An open hook (see the top of this file).
 
+    Any thread may use it.
+
     Make it with `open`, one per process: a fork does not copy threads.
 
     Args:

@@ -120,6 +120,8 @@ class Watch:
 class HotStore:
     """A store of KV in tiers (see the top of this file).
 
+    Any thread may use it.
+
     Args:
         tiers: from the fastest to the slowest; those of memory before those that are shared.
         clock: returns seconds since 1970.

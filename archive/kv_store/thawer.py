@@ -72,7 +72,10 @@ BATCH = 256  # sessions of one batch
 
 
 class Wanted(NamedTuple):
-    """A session to thaw: its last version, or the one with number ``version``."""
+    """A session to thaw: its last version, or the one with number ``version``.
+
+    Immutable: any thread may use it.
+    """
 
     name: str
     tenant: str = "default"
@@ -146,6 +149,8 @@ class _Flight:
 
 class Thawer:
     """A thawer of one archive for one target (see the top of this file).
+
+    Any thread may use it.
 
     Args:
         cold: the archive.

@@ -49,6 +49,8 @@ PART = 15_500_000  # bytes of weights in one file of a bundle, before compressio
 class Bundle:
     """A loaded bundle. Make one with `Bundle.load`.
 
+    Immutable: any thread may use it.
+
     >>> Bundle.load("mini").contract
     1
     """

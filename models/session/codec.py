@@ -93,6 +93,8 @@ class _TokenisedSession:
 class Codec(SessionDecoder):
     """A codec of sessions to .pltz bytes and back, with one bundle.
 
+    One thread uses it at a time.
+
     Args:
         bundle: tokenizer, dictionary and identity.
         coder: the token coder over this bundle's engine.

@@ -73,6 +73,8 @@ def _unlean(data: bytes) -> Any:
 class Session:
     """One session. ``==`` is strict: ``Session("chat", [1]) != Session("chat", [1.0])``.
 
+    Immutable: any thread may use it.
+
     ``ids`` accepts any flat sequence of integers 0..2^31-1 and keeps a read-only int32 array (n,). A chat's
     value is checked when it is written, not here.
 

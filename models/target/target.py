@@ -133,6 +133,8 @@ def _torch_device(device: str | torch.device) -> torch.device:
 class Target:
     """A loaded causal language model with its tokenizer.
 
+    One thread uses it at a time.
+
     ``model``: the transformers model. ``tokenizer``: its tokenizer. ``tokenizer_json``: the tokenizer in the
     format of the tokenizers library (bytes). ``vocab_size``: rows of the embedding; every id is below it.
     ``max_positions``: the most tokens the config allows, None if it sets no bound. ``eos_ids``: ids that end
