@@ -13,6 +13,9 @@ Settings (kv_connector_extra_config): `vllm_settings.VllmSettings`. An unknown s
 value keeps vLLM from starting. A request that cannot be archived is counted by reason, and logged with its
 session and tenant (`refusals.Refusals`).
 
+The hook's metrics stand in vLLM's own /metrics as vllm:pltz_hook_... (`PltzPromMetrics`). They are read in a thread
+and travel with the scheduler's statistics, so they are as new as its last step.
+
 vLLM (tested: 0.32) loads this module, which imports vLLM. Nothing else in pltz does.
 """
 
@@ -28,12 +31,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
 
 from pltz.archive.engines.vllm_request import VllmEngine, named
 from pltz.archive.engines.vllm_settings import VllmSettings
-from pltz.models.target.checkpoint import fingerprint_of
-from pltz.plt_codec.errors import UsageError
+from pltz.archive.eviction.metrics import COUNTER_TEXTS, GAUGE_TEXTS, FigureWatch
+from pltz.models.target.checkpoint import fingerprint_of, resolve, tokenizer_json_of
+from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -45,10 +50,70 @@ if TYPE_CHECKING:
     from pltz.archive.eviction.hook import EvictionHook
 
 logger = init_logger("vllm.pltz")  # below "vllm", which vLLM shows
+NAME = "vllm:pltz_hook_"  # vLLM drops metrics with its name from the registry before it makes new ones
 
 
 class Nothing(KVConnectorMetadata):  # type: ignore[misc]  # Any to mypy: vLLM is in an environment of its own
     """The metadata from the scheduler to the workers, which is empty."""
+
+
+class PltzStats(KVConnectorStats):  # type: ignore[misc]  # likewise
+    """The figures of the hook on their way from the scheduler to the metrics. Counters hold sums since the start."""
+
+    def reset(self) -> None:
+        """Drop the figures."""
+        self.data: dict[str, Any] = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Take later figures over."""
+        self.data = self.data | other.data
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """Return the figures of vLLM's log line."""
+        found = self.data.get("figures", {})
+        shown = {f"pltz {name}": found.get(name, 0) for name in ("accepted", "archived", "journal_waiting_bytes")}
+        return shown | {"pltz refused": sum(self.data.get("refused", {}).values())}
+
+    def is_empty(self) -> bool:
+        """Return whether there is no figure."""
+        return not self.data
+
+
+class PltzPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # likewise
+    """The hook's metrics beside vLLM's, with its labels. Made in the process of the API server."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._labels = per_engine_labelvalues
+        self._gauges = {name: self._gauge_cls(NAME + name, text, labelnames) for name, text in GAUGE_TEXTS.items()}
+        counters = COUNTER_TEXTS.items()
+        self._counters = {name: self._counter_cls(NAME + name, text, labelnames) for name, text in counters}
+        self._refused = self._counter_cls(f"{NAME}refused", "Evictions not taken.", [*labelnames, "reason"])
+        self._sums: dict[tuple[int, str, str], float] = {}
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Show the figures of an engine."""
+        labels = self._labels[engine_idx]
+        for name, value in transfer_stats_data.get("figures", {}).items():
+            if name in self._gauges:
+                self._gauges[name].labels(*labels).set(value)
+            elif name in self._counters:
+                self._count(self._counters[name].labels(*labels), (engine_idx, name, ""), value)
+        for reason, value in transfer_stats_data.get("refused", {}).items():
+            self._count(self._refused.labels(*labels, reason), (engine_idx, "refused", reason), value)
+
+    def _count(self, counter: Any, key: tuple[int, str, str], value: float) -> None:
+        """Let a counter reach a sum. A smaller sum than before is that of a hook that was opened anew."""
+        before = self._sums.get(key, 0.0)
+        counter.inc(value - before if value >= before else value)
+        self._sums[key] = value
 
 
 class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # likewise
@@ -62,10 +127,12 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._hook: EvictionHook | None = None
+        self._watch: FigureWatch | None = None
         if role == KVConnectorRole.SCHEDULER:
             self._settings = VllmSettings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
             self._engine = VllmEngine(unnamed=self._settings.unnamed)
             self._hook = open_hook(self._settings, vllm_config.model_config)
+            self._watch = FigureWatch(self._hook)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -116,8 +183,33 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
         """Return empty metadata."""
         return Nothing()
 
+    # ---- metrics
+
+    def get_kv_connector_stats(self) -> PltzStats | None:
+        """Return the hook's figures where they changed. Never waits."""
+        found = self._watch.changed() if self._watch else None
+        return None if found is None else PltzStats(data=found)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PltzStats:
+        """Return figures that came from the scheduler."""
+        return PltzStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PltzPromMetrics:
+        """Return the metrics that the API server shows."""
+        return PltzPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     def shutdown(self) -> None:
         """Make evictions under way durable and close the hook."""
+        if self._watch is not None:
+            self._watch.close()
         if self._hook is not None:
             self._hook.close()
             logger.info("pltz: %s", json.dumps(self._hook.status()))
@@ -156,16 +248,24 @@ def open_hook(settings: VllmSettings, model: Any) -> EvictionHook:
     )
 
 
-def _tokenizer(named: str | None, model: Any) -> Path:
-    path = Path(named) if named else Path(model.tokenizer) / "tokenizer.json"
-    if not path.is_file():
-        raise UsageError(
-            f'expected a tokenizer.json at {path}, found none: name it (kv_connector_extra_config "tokenizer")'
-        )
-    return path
+def _tokenizer(named: str | None, model: Any) -> Path | bytes:
+    """Return the tokenizer that is named, or that of the model's tokenizer: a folder or a hub name."""
+    if named is None:
+        try:
+            return tokenizer_json_of(resolve(model.tokenizer, revision=getattr(model, "tokenizer_revision", None)))
+        except ModelError as exc:
+            raise UsageError(f'{exc}; name a tokenizer.json (kv_connector_extra_config "tokenizer")') from exc
+    if not Path(named).is_file():
+        raise UsageError(f'expected a tokenizer.json at {named}, found none (kv_connector_extra_config "tokenizer")')
+    return Path(named)
 
 
 def _target(named: str | None, model: Any) -> bytes | None:
-    if named is None:
-        return fingerprint_of(model.model) if Path(model.model).is_dir() else None
-    return bytes.fromhex(named) or None
+    """Return the fingerprint that is named, or that of the model: a folder or a hub name. None: not known."""
+    if named is not None:
+        return bytes.fromhex(named) or None
+    try:
+        return fingerprint_of(model.model, revision=getattr(model, "revision", None))
+    except ModelError as exc:
+        logger.warning("pltz: the weights are not known, so a thaw needs any_target: %s", exc)
+        return None

@@ -11,8 +11,8 @@ This module does not import vLLM.
     key_command     shell command that prints that key; or
     passphrase_env  name of the environment variable that holds its passphrase
     worker          "process", "thread" or "none"; default "process" where an archive is named
-    tokenizer       tokenizer.json of the model; default: the one in the folder of the model's tokenizer
-    target          fingerprint of the weights, 32 hex digits; default: of the model's folder; "" for none
+    tokenizer       tokenizer.json of the model; default: the one of the model, a folder or a hub name
+    target          fingerprint of the weights, 32 hex digits; default: of the model; "" for none
     tenant          of requests that name none ("default")
     unnamed         true: archive requests without a session name under their request id
 

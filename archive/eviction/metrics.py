@@ -3,11 +3,15 @@
 from prometheus_client import REGISTRY, start_http_server
 REGISTRY.register(hook.metrics())
 start_http_server(9095)
+
+An engine with metrics of its own takes `figures` instead, which `FigureWatch` reads in a thread.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pltz.plt_codec.errors import UsageError
@@ -41,6 +45,58 @@ JOURNAL = (
     ("journal_waiting_bytes", "Bytes of the journal that are not archived yet.", "waiting"),
     ("journal_segments", "Files of the journal.", "segments"),
 )
+STATES = (
+    ("ratio", "Bytes of ids archived for each frozen byte."),
+    ("worker_up", "Whether the worker runs."),
+    ("failing", "Whether the journal cannot be written now."),
+    ("worker_failing", "Whether the worker's last pass failed."),
+)
+GAUGE_TEXTS = {name: text for name, text, _ in (*GAUGES, *JOURNAL)} | dict(STATES)
+COUNTER_TEXTS = {name: text for name, text, _ in (*COUNTERS, *WORKER)}
+INTERVAL = 1.0  # seconds between two readings of a `FigureWatch`
+
+
+def figures(status: dict[str, Any]) -> dict[str, float]:
+    """Return the gauges and counters in the status of a hook by their names, without pltz_hook_."""
+    worker, journal = status["worker"], status["journal"]
+    found = {name: status[key] for name, _, key in (*GAUGES, *COUNTERS)}
+    found |= {name: worker.get(key, 0) for name, _, key in WORKER}
+    found |= {name: journal.get(key, 0) for name, _, key in JOURNAL}
+    frozen = worker.get("frozen", 0)
+    found["ratio"] = worker.get("raw", 0) / frozen if frozen else 0
+    found["worker_up"] = int(worker.get("alive", False))
+    found["failing"], found["worker_failing"] = int(bool(status["failure"])), int(bool(worker.get("failure")))
+    return found
+
+
+class FigureWatch:
+    """Reads the figures of a hook in a thread, so that the serving loop never waits for the journal's disk."""
+
+    def __init__(self, hook: EvictionHook, interval: float = INTERVAL) -> None:
+        self._hook, self._interval = hook, interval
+        self._last: dict[str, Any] | None = None
+        self._told: dict[str, Any] | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._read, name="pltz figures", daemon=True).start()
+
+    def changed(self) -> dict[str, Any] | None:
+        """Return figures and refusals by reason where they are others than at the last call, else None."""
+        last = self._last
+        if last is None or last == self._told:
+            return None
+        self._told = last
+        return last
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+
+    def _read(self) -> None:
+        while not self._ended.is_set():
+            with suppress(OSError):  # the next reading may succeed
+                status = self._hook.status()
+                self._last = {"figures": figures(status), "refused": status["refused"]}
+            self._ended.wait(self._interval)
 
 
 class HookCollector:
@@ -56,28 +112,11 @@ class HookCollector:
     def collect(self) -> Iterator[Any]:
         """Yield the families of metrics, all named pltz_hook_..."""
         status = self._hook.status()
-        worker, journal = status["worker"], status["journal"]
-        for name, text, key in GAUGES:
-            yield self._gauge(name, text, status[key])
-        for name, text, key in COUNTERS:
-            yield self._counter(name, text, status[key])
-        for name, text, key in WORKER:
-            yield self._counter(name, text, worker.get(key, 0))
-        for name, text, key in JOURNAL:
-            yield self._gauge(name, text, journal.get(key, 0))
-        frozen = worker.get("frozen", 0)
-        yield self._gauge(
-            "ratio",
-            "Bytes of ids archived for each frozen byte.",
-            worker.get("raw", 0) / frozen if frozen else 0,
-        )
-        yield self._gauge("worker_up", "Whether the worker runs.", int(worker.get("alive", False)))
-        yield self._gauge(
-            "failing", "Whether the journal cannot be written now.", int(bool(status["failure"]))
-        )
-        yield self._gauge(
-            "worker_failing", "Whether the worker's last pass failed.", int(bool(worker.get("failure")))
-        )
+        found = figures(status)
+        for name, text in GAUGE_TEXTS.items():
+            yield self._core.GaugeMetricFamily(f"pltz_hook_{name}", text, value=found[name])
+        for name, text in COUNTER_TEXTS.items():
+            yield self._core.CounterMetricFamily(f"pltz_hook_{name}", text, value=found[name])
         refused = self._core.CounterMetricFamily(
             "pltz_hook_refused", "Evictions not taken.", labels=["reason"]
         )
@@ -85,12 +124,6 @@ class HookCollector:
             refused.add_metric([reason], count)
         yield refused
         yield self._latency()
-
-    def _gauge(self, name: str, text: str, value: float) -> Any:
-        return self._core.GaugeMetricFamily(f"pltz_hook_{name}", text, value=value)
-
-    def _counter(self, name: str, text: str, value: float) -> Any:
-        return self._core.CounterMetricFamily(f"pltz_hook_{name}", text, value=value)
 
     def _latency(self) -> Any:
         from pltz.archive.eviction.eviction_queue import LATENCIES

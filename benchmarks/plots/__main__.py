@@ -30,18 +30,18 @@ def lines(name: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Draw every figure whose results are kept."""
-    figures = {name: speed.panels(lines(name)[0], ".png") for name in ("speed", "speed_avx2", "speed_cuda")}
-    figures["thaw"] = thaw.ways(lines("thaw"), ".png")
-    figures["thaw_turns"] = thaw.turns(lines("thaw_turns"), ".png")
-    figures["sharing"] = archive.sharing(lines("archive")[0]["sharing"], ".png")
+    figures = {name: speed.panels(lines(name)[0], ".svg") for name in ("speed", "speed_avx2", "speed_cuda")}
+    figures["thaw"] = thaw.ways(lines("thaw"), ".svg")
+    figures["thaw_turns"] = thaw.turns(lines("thaw_turns"), ".svg")
+    figures["sharing"] = archive.sharing(lines("archive")[0]["sharing"], ".svg")
     if growing := lines("archive_growing"):
-        figures["archive_growing"] = archive.growth(growing[0]["growing"], ".png")
+        figures["archive_growing"] = archive.growth(growing[0]["growing"], ".svg")
     titles = {"field": "unseen test sessions", "field_sample": "sample sessions"}
-    figures["field"] = field.rates({title: lines(name)[0] for name, title in titles.items() if lines(name)}, ".png")
-    figures["nightly"] = nightly.growth(lines("nightly")[0]["nights"], ".png")
+    figures["field"] = field.rates({title: lines(name)[0] for name, title in titles.items() if lines(name)}, ".svg")
+    figures["nightly"] = nightly.growth(lines("nightly")[0]["nights"], ".svg")
     for name, data in figures.items():
-        (RESULTS / f"{name}.png").write_bytes(data)
-        print(RESULTS / f"{name}.png")
+        (RESULTS / f"{name}.svg").write_bytes(data)
+        print(RESULTS / f"{name}.svg")
 
 
 if __name__ == "__main__":

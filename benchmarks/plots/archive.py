@@ -23,7 +23,6 @@ def sharing(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
             label="flat" if kind is None else f"{kind} shared prompt{'s' * (kind > 1)}",
         )
     axes.set(xscale="log", xlabel="sessions", ylabel="bytes per session, every file counted")
-    axes.set_ylim(bottom=0)
     canvas.finish(axes)
     return canvas.drawn(figure, suffix)
 
@@ -45,7 +44,6 @@ def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
     stored.set(xlabel="tokens of a session", ylabel="bytes per session, every file counted")
     spent.set(xlabel="tokens of a session", ylabel="seconds per session, all puts so far")
     for axes in (stored, spent):
-        axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
         canvas.finish(axes)
     return canvas.drawn(figure, suffix)

@@ -22,10 +22,9 @@ def rates(runs: dict[str, dict[str, Any]], suffix: str) -> bytes:
             place = max(speeds), rate
             axes.annotate(coder["name"], place, (7, 0), textcoords="offset points", va="center", fontsize=8)
         axes.set(
-            xscale="log", xlabel="bytes per processor second: encode hollow, decode filled", ylabel="bits per byte"
+            xscale="log", xlabel="bytes per CPU second: encode hollow, decode filled", ylabel="bits per byte"
         )
-        axes.set_ylim(bottom=0)
-        axes.margins(x=0.2)
+        axes.margins(x=0.25)
         title = f"{name}: {found['sessions']:,} sessions, {found['content_bytes'] / 1000:,.0f} kB"
         axes.set_title(title, fontsize=9)
         canvas.finish(axes)

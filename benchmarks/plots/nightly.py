@@ -24,9 +24,7 @@ def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
         speed.plot(counts, [row["per_s"] for row in mine], style, marker="o", label=label)
     memory.set(xscale="log", xlabel="sessions in the source", ylabel="peak memory of a night, MB")
     speed.set(xscale="log", yscale="log", xlabel="sessions in the source", ylabel="sessions per second")
-    memory.set_ylim(bottom=0)
-    memory.margins(y=0.1)
-    memory.set_ylim(bottom=0, top=1.1 * max(row["peak_memory_mb"] for row in rows))
+    memory.set_ylim(top=1.1 * max(row["peak_memory_mb"] for row in rows))
     for axes in (memory, speed):
         canvas.finish(axes)
     return canvas.drawn(figure, suffix)

@@ -26,13 +26,17 @@ def panels(found: dict[str, Any], suffix: str) -> bytes:
         (costs, found["linear"], bool(found["linear"])),
         (engines, found.get("engines"), bool(found.get("engines"))),
     ]
+    on = found["machine"]
     shown = [(panel, data) for panel, data, measured in every if measured]
-    figure = canvas.blank(suffix, 4 * len(shown), 4)
+    figure = canvas.blank(suffix, 4 * len(shown), 4.2)
     for axes, (panel, data) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         panel(axes, data)
+        if on["device"] != "cpu":
+            axes.set_xlabel(axes.get_xlabel().replace("CPU ", ""))
+            axes.set_ylabel(axes.get_ylabel().replace("CPU ", ""))
         canvas.finish(axes)
-    on = found["machine"]
-    cpu = f"{on['cpu']}, {on['threads']} thread(s), {on['engine']}"
+    threads = "1 thread" if on["threads"] == 1 else f"{on['threads']} threads"
+    cpu = f"{on['cpu']}, {threads}, {on['engine']}"
     figure.suptitle(cpu if on["device"] == "cpu" else on["device"], fontsize=9)
     return canvas.drawn(figure, suffix)
 
@@ -43,7 +47,6 @@ def rates(axes: Any, rows: list[dict[str, Any]]) -> None:
         together = [str(row["sessions"]) for row in rows]
         axes.plot(together, [row[f"{way}_tokens_per_s"] for row in rows], "o-", label=way)
     axes.set(xlabel="sessions side by side", ylabel="tokens/s")
-    axes.set_ylim(bottom=0)
 
 
 def stages(axes: Any, rows: list[dict[str, Any]]) -> None:
@@ -62,17 +65,15 @@ def costs(axes: Any, lengths: list[dict[str, Any]]) -> None:
     for way in WAYS:
         cost = [1e6 * one[f"{way}_processor_s"] / one["tokens"] for one in lengths]
         axes.plot([one["tokens"] for one in lengths], cost, "o-", label=way)
-    axes.set(xlabel="tokens of one session", ylabel="processor µs per token", xscale="log")
-    axes.set_ylim(bottom=0)
+    axes.set(xlabel="tokens of one session", ylabel="CPU µs per token", xscale="log")
 
 
 def engines(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Draw processor seconds of one session by engine, as points on a logarithmic axis."""
+    """Draw CPU seconds of one session by engine, as points on a logarithmic axis."""
     for way in WAYS:
         seconds = [row[f"{way}_processor_s"] for row in rows]
         axes.plot(seconds, range(len(rows)), "o", label=way)
     axes.set_yticks(range(len(rows)), [row["engine"] for row in rows])
     axes.invert_yaxis()
     axes.grid(axis="y", linewidth=0.3)
-    axes.set(xlabel="processor seconds, one session", xscale="log")
-    axes.xaxis.set_minor_formatter("")
+    axes.set(xlabel="CPU seconds, one session", xscale="log")

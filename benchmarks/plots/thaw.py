@@ -17,17 +17,18 @@ def ways(results: Sequence[dict[str, Any]], suffix: str) -> bytes:
     figure = canvas.blank(suffix, 11, 4.2)
     for axes, result in zip(figure.subplots(1, len(results), squeeze=False)[0], results, strict=True):
         rows = result["rows"][::-1]
+        least = min(row["ms"] for row in rows) / 2
         for place, row in enumerate(rows):
-            axes.plot(row["ms"], place, "o", color="C1" if row["way"] in THAWS else "C0")
+            colour = "C1" if row["way"] in THAWS else "C0"
+            axes.hlines(place, least, row["ms"], color=colour, linewidth=1.5)
+            axes.plot(row["ms"], place, "o", color=colour)
             text = f"{row['ms']:,.1f} ms, {stored(row['stored_bytes'])}"
             axes.annotate(
-                text, (row["ms"], place), (7, 0), textcoords="offset points", va="center", fontsize=7,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-            )  # fmt: skip
+                text, (row["ms"], place), (7, 0), textcoords="offset points", va="center", fontsize=7
+            )
         axes.set_yticks(range(len(rows)), [row["way"] for row in rows])
         axes.set(xscale="log", xlabel="milliseconds")
-        axes.set_xlim(min(row["ms"] for row in rows) / 2, 100 * max(row["ms"] for row in rows))
-        axes.grid(axis="y", linewidth=0.3)
+        axes.set_xlim(least, 100 * max(row["ms"] for row in rows))
         fast = f", fast layout {result['fast_over_prefill']:.2f}" if "fast_over_prefill" in result else ""
         axes.set_title(
             f"{result['shape']}, {result['tokens']:,} tokens\n"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import enum
 import logging
 import sys
+from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import Counter, Gauge
 
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+METRICS = BASE.replace("base", "metrics")
 
 
 class Role(enum.Enum):
@@ -23,15 +26,28 @@ class Connector:
         """Take the arguments that vLLM 0.32 passes."""
 
 
+@dataclass
+class Stats:
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class PromMetrics:
+    def __init__(self, config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
+        """Take what vLLM 0.32 passes: classes of metrics by those of prometheus_client."""
+        self._gauge_cls, self._counter_cls = metric_types[Gauge], metric_types[Counter]
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Put the fakes into sys.modules and return the connector's module, loaded with them."""
     names = BASE.split(".")
-    for name in [".".join(names[: n + 1]) for n in range(len(names))] + ["vllm.logger"]:
+    for name in [".".join(names[: n + 1]) for n in range(len(names))] + ["vllm.logger", METRICS]:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     base: Any = sys.modules[BASE]
     base.KVConnectorBase_V1, base.KVConnectorRole = Connector, Role
     base.KVConnectorMetadata = base.SupportsHMA = type("Empty", (), {})
     base.SupportsHMA = type("SupportsHMA", (), {})
+    sys.modules[METRICS].KVConnectorStats = Stats  # type: ignore[attr-defined]
+    sys.modules[METRICS].KVConnectorPromMetrics = PromMetrics  # type: ignore[attr-defined]
     sys.modules["vllm.logger"].init_logger = logging.getLogger  # type: ignore[attr-defined]
     monkeypatch.delitem(sys.modules, "pltz.archive.engines.vllm_connector", raising=False)
     import importlib

@@ -97,6 +97,9 @@ def test_the_plot_is_drawn_from_what_the_command_writes(whole: Result) -> None:
     for row in found["rows"]:
         row |= {"encode_us_per_token": None, "decode_us_per_token": None}
     assert panels({**found, "linear": [], "engines": []}, ".png").startswith(b"\x89PNG")
+    drawing = panels(found, ".svg")  # dark on light, light on dark, and the same at every run
+    assert b"prefers-color-scheme:dark" in drawing and b"currentColor" in drawing
+    assert b"#000000" not in drawing and drawing == panels(found, ".svg")
 
 
 def test_with_json_alone_there_is_a_line_of_json(run: Run, tiny: Path) -> None:
