@@ -50,6 +50,7 @@ from pltz.archive.encryption.keys import LockedArchive
 from pltz.archive.errors import KeyMismatch, LostError, NotFound
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import BASE, NONE, TENANT, Tokens, digest, tenant_of
+from pltz.archive.format.index_file import SESSIONS
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.archive.writing.new_session import KINDS, NewSession
@@ -62,6 +63,7 @@ from pltz.plt_codec.errors import (
     ContentError,
     FormatError,
     OpaqueContentError,
+    PltzError,
     TokenizerMismatch,
     UsageError,
 )
@@ -83,6 +85,7 @@ META_AFTER = 512  # tokens before a chat's other keys from which these get a seg
 MAX_TOWER = 1024  # segments above which a session is cut anew
 COMMIT_TOKENS = 1 << 20  # tokens of the sessions of one commit
 COMMIT_SESSIONS = 4096
+AT_ONCE = 64  # sessions whose last versions are decoded side by side
 MAX_SEGMENT = 65536  # token ids per segment: so many may take one byte (FORMAT.md, "Limits")
 ZSTD_SEGMENT = 1 << 20  # token ids per segment under zstd, which finds repeats only within a segment
 ID_BYTES = 4  # bytes per id, as in `Session.to_bytes`
@@ -322,7 +325,7 @@ class SessionArchive:
             StoreError, WriterFailed, Fenced: as `TowerArchive.put`; sessions yielded before stay.
         """
         self.archive.catalog.refresh()
-        for batch in self._batches(requests, keep_opaque):
+        for batch in self._batches(self._prepared(requests), keep_opaque):
             fresh = [cut for _, cut in batch if isinstance(cut, NewSession)]
             receipts = iter(self.archive.put(fresh, dry_run=dry_run, expect=self.expect))
             if len(fresh) < len(batch):
@@ -376,6 +379,28 @@ class SessionArchive:
             tokens += sum(map(len, new.segments)) if isinstance(new, NewSession) else 0
         if batch:
             yield batch
+
+    def _prepared(self, requests: Iterable[PutRequest]) -> Iterator[PutRequest]:
+        """Yield requests. Of a list, decode what they extend side by side, AT_ONCE at a time."""
+        if not isinstance(requests, Sequence):
+            yield from requests
+            return
+        for begin in range(0, len(requests), AT_ONCE):
+            part = requests[begin : begin + AT_ONCE]
+            self.archive.prepare(self._extended(part) if len(part) > 1 else [])
+            yield from part
+
+    def _extended(self, requests: Sequence[PutRequest]) -> list[Version]:
+        """Return the last version of each session that requests extend. One look-up tells which are stored."""
+        keys, found = self.archive.keys, dict[bytes, tuple[str, str]]()
+        try:
+            for r in requests:
+                found[keys.session_key(keys.domain(TENANT, r.tenant), r.name)] = r.tenant, r.name
+        except (PltzError, UnicodeError, TypeError, AttributeError):  # `put` tells which request is wrong
+            return []
+        stored = self.archive.catalog.lookup.known(SESSIONS, list(found))
+        versions = [self._versions(*found[key]) for key in stored]
+        return [staying[-1] for known in versions if (staying := [v for v in known if not v.forgotten])]
 
     def _cut(self, request: PutRequest, keep_opaque: bool) -> NewSession:
         """Return a session cut for the model and, as its other way, as plain bytes. Raises the errors of `put`."""

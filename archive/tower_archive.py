@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -47,7 +47,7 @@ from pltz.archive.storage.store import Store, is_there, open_store
 from pltz.archive.writing.candidates import Candidates
 from pltz.archive.writing.new_session import NewSession, Receipt
 from pltz.archive.writing.writer import ArchiveWriter
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.maintenance.erase import Erasure
@@ -345,6 +345,22 @@ class TowerArchive:
         tower = self._twice(lambda: self._towers([version], heard=self._writer.proved.heard))[0]
         self._writer.recent.add(tower.segments)
         return tower
+
+    def prepare(self, versions: Sequence[Version]) -> None:
+        """Decode the towers of versions that puts will extend, side by side, so that `before` remembers them.
+
+        Those that cannot be read are left out. Raises StoreError.
+        """
+        recent = self._writer.recent
+        fresh = [v for v in versions if v.lacks or recent.get(v.leaf) is None]
+        if len(fresh) < 2:
+            return
+        chains = Chains(self.catalog, self.codecs, heard=self._writer.proved.heard)
+        with suppress(FileNotFoundError):  # `before` looks again
+            chains.load([v.leaf for v in fresh])
+            for version in fresh:
+                with suppress(PltzError):
+                    recent.add(chains.version(version))
 
     def is_sound(self, tower: Tower) -> bool:
         """Return whether the records of a version and of its segments read now. None of them is decoded.

@@ -15,6 +15,7 @@ from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.writing import writer
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
+from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.weights import random_weights
 
 
@@ -109,3 +110,30 @@ def test_a_sealed_session_that_grew_adds_what_is_new(bundle: Bundle, tmp_path: P
         [stored] = cold.put([PutRequest("s", Session("chat", {"messages": turns}), tenant="acme")])
         assert (stored.tower, stored.segments) == (known + 1, 1)
     assert cold.get("s", "acme").value == {"messages": chat + more}
+
+
+@pytest.mark.parametrize("layout", ["default", "fast"])
+def test_sessions_that_one_list_extends_are_decoded_side_by_side(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: LayoutName
+) -> None:
+    """Decode the last versions of a night's sessions level by level, not session by session."""
+    monkeypatch.setattr(writer, "new_bytes", lambda way, coded: way.session.codec)
+    cold = SessionArchive.create(tmp_path / "cold", [bundle])
+    rows = np.random.default_rng(1).integers(0, 1024, (5, 240))
+    for count in (60, 120, 180):
+        list(cold.put([PutRequest(f"s{n}", Session("ids", row[:count])) for n, row in enumerate(rows)]))
+    cold.archive.forget([cold.archive.version("s4")])
+    batches: list[int] = []
+    decode = BundleCodec.decode
+
+    def counted(codec: BundleCodec, batch: Sequence[Coded]) -> list[Tokens]:
+        batches.append(len(batch))
+        return decode(codec, batch)
+
+    monkeypatch.setattr(BundleCodec, "decode", counted)
+    cold = SessionArchive.open(tmp_path / "cold", [bundle], layout=layout)
+    requests = [PutRequest(f"s{n}", Session("ids", row)) for n, row in enumerate(rows)]
+    receipts = list(cold.put([*requests, PutRequest("new", Session("ids", rows[0][::-1]))]))
+    assert [stored.segments for stored in receipts] == [1] * 6
+    assert batches[:3] == [5, 5, 4] and sum(batches) == 20  # the last version of s4 is forgotten; the others are new
+    assert [cold.get(f"s{n}").value.tolist() for n in range(5)] == rows.tolist()
