@@ -448,7 +448,9 @@ class Chains:
         for number, item in enumerate(items[1:], 1):
             if item.record.parent != path[number - 1] or codec_of(self.codecs, item.context) is not codec:
                 return
-        if any(item.record.neighbour != NONE for item in items[1:]):
+            if item.context.mode == WITHIN:  # what is below it was not coded after all of the run
+                return
+        if any(item.record.neighbour != NONE for item in items):  # it comes before the first link alone
             return
         above, keys = self.above(items[0]), self.catalog.keys
         if isinstance(above, PltzError):

@@ -361,3 +361,18 @@ def test_one_record_of_the_run_is_decoded_for_all_versions(empty: TowerArchive) 
     Chains(empty.catalog, empty.codecs).load(leaves)
     assert sum(asked) == 2  # the prompt and the run
     assert empty.catalog.lookup.find(SEGMENTS, leaves[0])
+
+
+def test_a_collector_without_the_key_keeps_all_versions_of_a_run(disk: SimDisk, codec: SegmentCodec) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    grow(archive)
+    archive.merge(cold=0)
+    before, history = contents(archive), archive.history("a", "acme")
+    archive.forget([history[2], history[5]])
+    locked = TowerArchive.open(DirectoryStore(disk), [codec])
+    for _ in range(3):
+        locked.collect(dead_share=0.01)
+    archive = reopen(disk, codec)
+    assert [v.version for v in archive.ls(history=True)] == [1, 2, 4, 5] and archive.verify(decode=True).sound
+    archive.undelete([history[2], history[5]])
+    assert contents(archive) == before
