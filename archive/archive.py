@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pltz.archive.catalog.lookup import Version
     from pltz.archive.kv_store.store import HotStore
     from pltz.archive.kv_store.thawer import Thawer
+    from pltz.archive.maintenance.cluster import Clustered
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.merge import Merged
     from pltz.archive.maintenance.verify import Report
@@ -120,12 +121,15 @@ class Archive:
         threads: int | None = None,
         layout: LayoutName = "default",
         zstd_above: int | None = ZSTD_ABOVE,
+        neighbours: bool = False,
     ) -> None:
         """Wrap an archive of towers that was opened without codecs.
 
         The other arguments are those of `open`.
         """
         self.tower = tower
+        self.tower.neighbours = neighbours
+        self.tower.load_codecs = lambda: self.sessions
         self._named = bundle
         self._tokenizers = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
         self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
@@ -149,6 +153,7 @@ class Archive:
         threads: int | None = None,
         layout: LayoutName = "default",
         zstd_above: int | None = ZSTD_ABOVE,
+        neighbours: bool = False,
     ) -> Archive:
         """Open an archive, or make one.
 
@@ -163,6 +168,7 @@ class Archive:
             device, threads: device of the bundle and number of cores.
             layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
             zstd_above: put sessions of more bytes by zstd and not by the model; None: none.
+            neighbours: code new sessions after the nearest earlier one of their tenant, where that takes fewer bytes.
 
         Raises:
             UsageError: there is no archive, a key is given for one that is not sealed, or more than one key is given.
@@ -189,6 +195,7 @@ class Archive:
             threads=threads,
             layout=layout,
             zstd_above=zstd_above,
+            neighbours=neighbours,
         )
 
     # ---- in
@@ -478,6 +485,30 @@ class Archive:
         """
         self.sessions  # noqa: B018  (loads the bundle)
         return self.tower.merge(cold=cold, tenant=tenant, dry_run=dry_run, progress=progress)
+
+    def cluster(
+        self, *, medoids: int = 64, dry_run: bool = False, progress: Callable[[Clustered], None] | None = None
+    ) -> Clustered:
+        """Choose the sessions of each tenant that new ones are coded after, where ``neighbours`` is on.
+
+        Args:
+            medoids: most sessions per tenant.
+            dry_run: only report.
+            progress: called with the result so far, after each tenant.
+
+        Raises:
+            KeyMismatch: the archive is sealed and was opened without its key.
+            StoreError, WriterFailed: the disk is full or fails. The choice made before stays.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True, neighbours=True)
+        ...     _ = cold.put("greeting", "hello")
+        ...     cold.cluster().medoids
+        0
+        """
+        self.sessions.want_key()
+        return self.tower.cluster(medoids=medoids, dry_run=dry_run, progress=progress)
 
     def verify(
         self,

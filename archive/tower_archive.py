@@ -40,11 +40,12 @@ from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.record import FORGET, UNDELETE
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.humanize import counted, moment
+from pltz.archive.maintenance.cluster import MEDOIDS, Clustered, Clusterer
 from pltz.archive.maintenance.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.maintenance.merge import COLD, Merged, Merger
 from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.storage.store import Store, is_there, open_store
-from pltz.archive.writing.candidates import Candidates
+from pltz.archive.writing.candidates import read_candidates
 from pltz.archive.writing.new_session import NewSession, Receipt
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import PltzError, UsageError
@@ -116,6 +117,7 @@ class TowerArchive:
         self.store, self.settings, self.codecs = store, settings, list(codecs)
         self.keys = keys or Plaintext()
         self._neighbours = False
+        self.load_codecs: Callable[[], object] = lambda: None  # called before a segment is coded anew
         self._look()
 
     @classmethod
@@ -195,7 +197,7 @@ class TowerArchive:
         if not on:
             self._writer.candidates = None
         elif self._writer.candidates is None:
-            self._writer.candidates = Candidates()
+            self._writer.candidates = read_candidates(self.catalog, self.settings.archive)
 
     @property
     def problems(self) -> list[Problem]:
@@ -628,6 +630,28 @@ class TowerArchive:
             self._index_now_and_then()
         return done
 
+    def cluster(
+        self,
+        *,
+        medoids: int = MEDOIDS,
+        dry_run: bool = False,
+        progress: Callable[[Clustered], None] | None = None,
+    ) -> Clustered:
+        """Choose the sessions of each tenant that new ones are coded after, where `neighbours` is on.
+
+        Args:
+            medoids: most sessions per tenant.
+            dry_run: put nothing.
+            progress: called with the result so far, after each tenant.
+
+        Raises ArchiveError, StoreError, WriterFailed. The candidates chosen before stay then.
+        """
+        clusterer = Clusterer(self.catalog, self.codecs, self._recoder(), self.settings.archive)
+        done = clusterer.run(medoids=medoids, dry_run=dry_run, progress=progress)
+        if self._neighbours and not dry_run:
+            self._writer.candidates = read_candidates(self.catalog, self.settings.archive)
+        return done
+
     def rebuild(self) -> None:
         """Make one index from the packs alone, then delete all others.
 
@@ -687,7 +711,7 @@ class TowerArchive:
         self.neighbours = self._neighbours
 
     def _recoder(self) -> Recoder:
-        return Recoder(self.catalog, self._writer, self.codecs)
+        return Recoder(self.catalog, self._writer, self.codecs, lambda: self.load_codecs())
 
     def _mark(self, versions: Sequence[Version], verb: int) -> int:
         self.catalog.refresh()

@@ -25,6 +25,7 @@ RESERVE, RESERVE_COLLECT = "reserve", "reserve-collect"
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _EPOCH = re.compile(r"[0-9a-f]{16}")
 _ENTRY_COPY = re.compile(r"ledger-([0-9a-f]{32})")
+_CANDIDATES = re.compile(r"candidates-([0-9a-f]{32})")
 _KEY_FILE = re.compile(r"([0-9a-f]{32})-([0-9a-f]{8})-([01])")
 
 
@@ -74,6 +75,20 @@ def index(digest: str) -> str:
 def indexes_among(names: Iterable[str]) -> set[str]:
     """Return the digests, 32 hex, of the index files among the names in ``index/``."""
     return {name for name in names if _DIGEST.fullmatch(name)}
+
+
+def candidates(digest: str) -> str:
+    """Return the name of a candidate file. ``digest``: its digest, 32 hex.
+
+    >>> candidates("0f" * 16)
+    'index/candidates-0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f'
+    """
+    return f"{INDEXES}/candidates-{digest}"
+
+
+def candidates_among(names: Iterable[str]) -> set[str]:
+    """Return the digests, 32 hex, of the candidate files among the names in ``index/``."""
+    return {match[1] for name in names if (match := _CANDIDATES.fullmatch(name))}
 
 
 def plan(epoch: int) -> str:

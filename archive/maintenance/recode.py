@@ -9,7 +9,7 @@ put, and read back afterwards. A crash leaves some of the new records, or none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,10 +31,19 @@ COMMIT_TOKENS = 1 << 20  # tokens of segments put at once
 
 
 class Recoder:
-    """Recodes segments of one archive. Several may run at once beside readers, writers and collectors."""
+    """Recodes segments of one archive. Several may run at once beside readers, writers and collectors.
 
-    def __init__(self, catalog: Catalog, writer: ArchiveWriter, codecs: list[SegmentCodec]) -> None:
-        self.catalog, self.writer, self.codecs = catalog, writer, codecs
+    ``load``: loads the codecs, if they are not loaded yet.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        writer: ArchiveWriter,
+        codecs: list[SegmentCodec],
+        load: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.catalog, self.writer, self.codecs, self._load = catalog, writer, codecs, load
 
     def coded_after(self, segments: Collection[bytes]) -> set[bytes]:
         """Return the segments of which a record that opens names one of these as its neighbour.
@@ -58,6 +67,7 @@ class Recoder:
 
     def can_decode(self, segment: bytes) -> bool:
         """Return whether the archive was opened with the codecs of all records of a segment."""
+        self._load()
         return all(codec_of(self.codecs, item.context) for item in self._places(segment))
 
     def stands_alone(self, segment: bytes, roots: Collection[bytes] = ()) -> bool:

@@ -10,13 +10,23 @@ put. Candidates of one domain are never offered to another: what a record takes 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING
-from pltz.archive.format.ids import Tokens
+from pltz.archive.encryption.keys import Encryption
+from pltz.archive.errors import Erased, KeyMismatch
+from pltz.archive.format import object_names
+from pltz.archive.format.candidate_file import MAX_FILE, CandidateGroup, unpack_candidates
+from pltz.archive.format.context import Context
+from pltz.archive.format.ids import NONE, Tokens
+from pltz.archive.format.record import Record
 from pltz.models.session.sketch import Sketch, SketchIndex, sketch_of
+from pltz.plt_codec.errors import FormatError
 
 MOST = 4096  # candidates per domain and tokenizer
 LEAST_GRAMS = 32  # distinct 4-grams of a candidate
@@ -72,6 +82,43 @@ class Candidates:
         self._names.clear()
         self._sketches.clear()
         self._known.clear()
+
+
+def seal_sketch(keys: Encryption, context: Context, segment: bytes, sketch: Sketch) -> tuple[CandidateGroup, bytes]:
+    """Return a segment's group in a candidate file and its sketch, in a box where the archive is sealed.
+
+    ``context``: that of the segment's record. Raises Erased, CorruptError.
+    """
+    sealed = keys.seal(_about(context), Record(0, id=segment, bitstring=sketch.encode()))
+    return CandidateGroup(context.domain_kind, context.domain, context.tokenizer, context.root), sealed.bitstring
+
+
+def read_candidates(catalog: Catalog, archive: bytes) -> Candidates:
+    """Return the candidates of all candidate files that are sound and that the keys open.
+
+    ``archive``: id of the archive. Raises StoreError.
+    """
+    found, keys = Candidates(), catalog.keys
+    for digest in sorted(object_names.candidates_among(catalog.store.list(object_names.INDEXES))):
+        try:
+            data = catalog.store.read(object_names.candidates(digest), 0, MAX_FILE)
+            for group, segment, box in unpack_candidates(data, archive):
+                context = Context(
+                    group.kind, group.domain, "", group.tokenizer, NONE, 0, cipher=keys.cipher, root=group.root
+                )
+                with suppress(Erased):
+                    sketch = Sketch.decode(keys.bits(_about(context), Record(0, id=segment, bitstring=box)))
+                    found.add(Place(group.domain, group.tokenizer), segment, sketch)
+        except FileNotFoundError:  # a newer one replaces it
+            continue
+        except (FormatError, KeyMismatch) as exc:
+            catalog.damage.note("candidates", digest, str(exc))
+    return found
+
+
+def _about(context: Context) -> Context:
+    """Return the context that a sketch's box is sealed with: of no bundle and contract 0, as no record is."""
+    return replace(context, bundle=NONE, contract=0, mode=0, target=NONE, kind=2)
 
 
 def tower_sketch(segments: Sequence[tuple[bytes, Tokens]], reach: int) -> tuple[bytes, Sketch]:

@@ -18,6 +18,7 @@ COMMANDS = {
     "undelete": "pltz.cli.archive.forget:undelete",
     "collect": "pltz.cli.archive.forget:collect",
     "merge": "pltz.cli.archive.merge:merge",
+    "cluster": "pltz.cli.archive.cluster:cluster",
     "erase": "pltz.cli.archive.erase:erase",
     "copy": "pltz.cli.archive.copy:copy",
     "export": "pltz.cli.archive.get:export",

@@ -99,6 +99,7 @@ def _is_mark(path: Path) -> bool:
         "pltz archive put /data/cold chat.json --name support/7 --tag channel=web",
         "pltz archive put /data/cold old.pltz --dry-run --json",
         "pltz archive put /data/cold chats.jsonl --layout fast",
+        "pltz archive put /data/cold chats.jsonl --neighbours",
         "pltz archive put /data/cold ids.jsonl --tokenizer qwen/tokenizer.json",
         "pltz archive put /data/cold - --name-key id < chats.jsonl",
     ],
@@ -134,6 +135,12 @@ def _is_mark(path: Path) -> bool:
 @options.TOKENIZER
 @options.LAYOUT
 @options.ZSTD_ABOVE
+@click.option(
+    "--neighbours",
+    is_flag=True,
+    help="Code new sessions after the nearest earlier one of their tenant, where that takes fewer bytes "
+    "(see archive cluster).",
+)
 @shared.BUNDLES
 @shared.DRY_RUN
 @options.THREADS
@@ -156,6 +163,7 @@ def put(
     tokenizer: str | None,
     layout: "LayoutName",
     zstd_above: int | None,
+    neighbours: bool,
     bundles: tuple[str, ...],
     dry_run: bool,
     threads: int | None,
@@ -176,6 +184,7 @@ def put(
     names = SessionNames(name, name_key)
     chosen, time = tags_of(tags), seconds_of(when)
     source = PutInputs(inputs, form, place, bundles, target, tokenizer, device, threads, layout, zstd_above)
+    source.cold.archive.neighbours = neighbours
     extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time}
     put_all(source.cold, names.items(source, extra), keep_opaque, dry_run, progress, as_json)
 

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.format.ids import BASE, NONE
+from pltz.archive.format import object_names
+from pltz.archive.format.ids import BASE, NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.writing.candidates import Place, read_candidates
 from pltz.archive.writing.new_session import NewSession
 from tests.archive.sealed import RAW
 
@@ -229,3 +231,46 @@ def test_a_session_with_a_neighbour_is_merged(archive: TowerArchive, monkeypatch
             assert np.array_equal(reader.get(name, "acme").tokens, tokens)
         assert np.array_equal(reader.get("a2", "acme").tokens, alike(2))
         assert reader.verify(decode=True).sound
+
+
+def test_another_process_codes_after_the_medoids(archive: TowerArchive) -> None:
+    put(archive, "a0", "u0", "a1", "a2", "u1")
+    done = archive.cluster(medoids=2)
+    assert (done.tenants, done.sessions, done.medoids) == (1, 5, 2)
+    other = again(archive)
+    other.neighbours = True
+    put(other, "a3")
+    near = neighbour(archive, "a3")
+    assert near in {leaf(archive, name) for name in ("a0", "a1", "a2")}
+    [item] = [i for i in archive.catalog.lookup.find(SEGMENTS, near) if i.record.neighbour == NONE]
+    assert item.record.tokens == len(alike(3))
+    assert len(object_names.candidates_among(archive.store.list(object_names.INDEXES))) == 1
+    want(archive, "a0", "a1", "a2", "a3", "u0", "u1")
+    archive.rebuild()
+    assert again(archive).cluster(medoids=2, dry_run=True).medoids == 2
+
+
+def test_candidates_of_another_archive_or_damaged_ones_are_left_out(archive: TowerArchive) -> None:
+    put(archive, "a0", "u0")
+    archive.cluster()
+    [digest] = object_names.candidates_among(archive.store.list(object_names.INDEXES))
+    name = object_names.candidates(digest)
+    data = archive.store.read(name, 0, 1 << 20)
+    for spoiled in (data[:-1], data[:40], b"", data[:100] + b"?" + data[101:]):
+        archive.store.delete(name)
+        archive.store.put(name, spoiled)
+        other = again(archive)
+        other.neighbours = True
+        put(other, "u2")
+        assert any(p.kind == "candidates" for p in other.problems)
+        assert other.verify().sound
+
+
+def test_the_sketch_of_an_erased_session_does_not_open(tower_codec: SegmentCodec) -> None:
+    archive = TowerArchive.create(DirectoryStore(SimDisk()), [tower_codec], key=RAW)
+    put(archive, "a0", "u0")
+    archive.cluster()
+    archive.erase("acme", "a0")
+    found = read_candidates(again(archive).catalog, archive.settings.archive)
+    place = Place(archive.keys.domain(TENANT, "acme"), tower_codec.tokenizer)
+    assert found.nearest(place, unlike(0)) and not found.nearest(place, alike(1))
