@@ -51,11 +51,10 @@ class Candidates:
 
     def add(self, place: Place, segment: bytes, sketch: Sketch) -> None:
         """Add a segment, the leaf of a tower with this sketch; nothing where it is known or the domain is full."""
-        names = self._names.setdefault(place, [])
-        if segment in self._known or len(names) >= MOST or sketch.grams < LEAST_GRAMS:
+        if segment in self._known or len(self._names.get(place, ())) >= MOST or sketch.grams < LEAST_GRAMS:
             return
         self._known.add(segment)
-        names.append(segment)
+        self._names.setdefault(place, []).append(segment)
         self._sketches.setdefault(place, []).append(sketch)
         self._indexes.setdefault(place, SketchIndex()).add(sketch)
 

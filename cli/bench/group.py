@@ -13,6 +13,7 @@ COMMANDS = {
     "nightly": "pltz.cli.bench.nightly:nightly",
     "thaw": "pltz.cli.bench.thaw:thaw",
     "kv": "pltz.cli.bench.kv:kv",
+    "neighbours": "pltz.cli.bench.neighbours:neighbours",
 }
 
 

@@ -25,7 +25,7 @@ def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 
 COMMANDS = dict(walk(cli, ()))
-ARCHIVE = "init put get ls find stat report verify repair forget undelete collect merge erase copy export"
+ARCHIVE = "init put get ls find stat report verify repair forget undelete collect merge cluster erase copy export"
 LEAVES = {path: command for path, command in COMMANDS.items() if not isinstance(command, click.Group)}
 
 
@@ -50,6 +50,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bench field",
         "bench hook",
         "bench kv",
+        "bench neighbours",
         "bench nightly",
         "bench speed",
         "bench thaw",

@@ -91,6 +91,13 @@ def test_sessions_of_one_put_are_neighbours_too(archive: TowerArchive) -> None:
     want(archive, "a0", "a1", "a2", "u0", "u1")
 
 
+def test_sessions_of_few_tokens_are_put(archive: TowerArchive) -> None:
+    for number in range(3):
+        archive.put([NewSession(f"s{number}", [np.arange(number)], "acme"), NewSession(f"e{number}", [], "acme")])
+    assert [len(again(archive).get(f"s{n}", "acme").tokens) for n in range(3)] == [0, 1, 2]
+    assert archive.cluster().medoids == 0
+
+
 def test_a_neighbour_has_none_itself(archive: TowerArchive) -> None:
     put(archive, "a0")
     for number in range(1, 6):

@@ -1,0 +1,267 @@
+"""Sessions coded after the nearest earlier one of their tenant, next to zstd with the same neighbour.
+
+    a tenant's sessions, in order:  ... | 64 at hand | session | ...
+    session --sketch--> a few of those at hand --encode after each--> the shortest, decoded and compared
+
+A session that gains nothing stays alone. ``online`` is the rule of an archive instead (archive/writing/candidates.py):
+a neighbour is itself coded alone, so only sessions that were near to none before are at hand, all of them. Each
+neighbour is given to zstd as a prefix too (``--patch-from``), and the 64 sessions before as a dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pltz.archive.writing.candidates import Candidates, Place
+from pltz.archive.writing.writer import NEIGHBOUR_BYTES
+from pltz.benchmarks.peers.compressors import rendered
+from pltz.models.session import transcript
+from pltz.models.session.sketch import SketchIndex, sketch_of
+from pltz.plt_codec.errors import ModelError
+from pltz.plt_codec.types import FrameItem
+
+if TYPE_CHECKING:
+    from pltz.benchmarks.corpus import SampleSession
+    from pltz.models.session.codec import Codec
+    from pltz.models.session.session import Session
+    from pltz.plt_codec.types import Tokens
+
+AT_HAND = 64  # earlier sessions
+TOGETHER = 16  # sessions that share a dictionary of zstd, made of those at hand for the first
+DICTIONARY = 110 << 10  # bytes, as the zstd command has it
+FILE, RECORD = 2, NEIGHBOUR_BYTES  # bytes that name a neighbour in a .pltz file, and in a record of an archive
+BATCH = 512  # sequences per call of a coder
+ANY = Place(bytes(16), bytes(16))
+
+
+@dataclass(frozen=True)
+class TenantSessions:
+    """The sessions of one tenant, in order.
+
+    Attributes:
+        tokens: those of each session, (T,).
+        texts: each session as zstd gets it.
+        measured: numbers of the sessions that are measured.
+        first: number of the first session of the data; those before it are from elsewhere, and at hand for all.
+    """
+
+    source: str
+    tokens: list[Tokens]
+    texts: list[bytes]
+    measured: list[int]
+    first: int = 0
+
+    def at_hand(self, number: int) -> range:
+        """Return the numbers of the sessions at hand for one."""
+        return range(self.first) if self.first else range(max(0, number - AT_HAND), number)
+
+
+def tenants_of(
+    records: Iterable[SampleSession],
+    codec: Codec,
+    *,
+    least: int,
+    most: int,
+    count: int,
+    earlier: Mapping[str, Sequence[Session]] | None = None,
+) -> list[TenantSessions]:
+    """Return the sources of records as tenants.
+
+    Args:
+        least, most: tokens of the sessions that are measured.
+        count: most sessions measured of each, spread evenly.
+        earlier: sessions at hand by source, of which the last 64 are taken; None: those of the data.
+    """
+    by_source: dict[str, list[Session]] = {}
+    for record in records:
+        by_source.setdefault(record.source, []).append(record.session)
+    found = []
+    for source, sessions in sorted(by_source.items()):
+        others = list(earlier.get(source, ()))[-AT_HAND:] if earlier is not None else []
+        every = [*others, *sessions]
+        tokens: list[Tokens] = [np.asarray(t) for t in transcript.to_tokens_many(every, codec.bundle.tokenizer)]
+        fit = [n for n in range(len(others), len(every)) if least <= len(tokens[n]) <= most]
+        if fit:
+            spread = sorted({fit[n * len(fit) // count] for n in range(count)})
+            texts = [rendered(session, "lean") for session in every]
+            found.append(TenantSessions(source, tokens, texts, spread, len(others)))
+    return found
+
+
+@dataclass(frozen=True)
+class Neighbourly:
+    """The bytes of each measured session of a tenant.
+
+    Attributes:
+        content: bytes of each text.
+        tokens: of each session.
+        alone: coded alone.
+        after: coded after each of a few neighbours, the nearest first.
+        online: coded after the neighbour that an archive would find, None where it finds none.
+        zstd, patched, dictionary: of zstd -19 alone, after the best neighbour, and with those at hand.
+    """
+
+    source: str
+    content: list[int]
+    tokens: list[int]
+    alone: list[int]
+    after: list[list[int]]
+    online: list[int | None]
+    zstd: list[int]
+    patched: list[int]
+    dictionary: list[int]
+
+    def chosen(self, reference: int, tries: int) -> list[int]:
+        """Return the bytes of each session where naming a neighbour takes ``reference`` bytes, of ``tries`` tried."""
+        return [
+            min([alone, *(size + reference for size in after[:tries])])
+            for alone, after in zip(self.alone, self.after, strict=True)
+        ]
+
+    def by_archive(self, reference: int) -> list[int]:
+        """Return the bytes of each session as an archive would code it that puts them in this order."""
+        pairs = zip(self.alone, self.online, strict=True)
+        return [alone if near is None else min(alone, near + reference) for alone, near in pairs]
+
+
+def measure(codec: Codec, tenant: TenantSessions, tries: int) -> Neighbourly:
+    """Code a tenant's sessions alone and after their nearest neighbours; decode all and compare.
+
+    Raises ModelError where one came back changed.
+    """
+    memory = codec.bundle.weights.shape.memory  # type: ignore[attr-defined]  # Codec.load gives a Bundle
+    near, online = nearest(tenant, memory, tries), _online(tenant, memory)
+    pairs: list[tuple[int, int | None]] = []
+    for number, others in zip(tenant.measured, near, strict=True):
+        pairs += [(number, None), *((number, n) for n in others), (number, online.get(number))]
+    pairs = list(dict.fromkeys(pairs))
+    contexts = [None if n is None else tenant.tokens[n][:memory] for _, n in pairs]
+    found = dict(zip(pairs, _coded(codec, [tenant.tokens[n] for n, _ in pairs], contexts), strict=True))
+    alone = [found[number, None] for number in tenant.measured]
+    after = [[found[number, n] for n in ns] for number, ns in zip(tenant.measured, near, strict=True)]
+    return Neighbourly(
+        tenant.source,
+        [len(tenant.texts[n]) for n in tenant.measured],
+        [len(tenant.tokens[n]) for n in tenant.measured],
+        alone,
+        after,
+        [found[n, online[n]] if n in online else None for n in tenant.measured],
+        *by_zstd(tenant, near),
+    )
+
+
+def nearest(tenant: TenantSessions, memory: int, tries: int) -> list[list[int]]:
+    """Return, for each measured session, the numbers of the nearest at hand, the nearest first.
+
+    ``memory``: tokens that a coder takes as context.
+    """
+    sketches, found = [sketch_of(t[:memory]) for t in tenant.tokens], list[list[int]]()
+    for number in tenant.measured:
+        hand = tenant.at_hand(number)
+        index = SketchIndex([sketches[n] for n in hand])
+        found.append([hand[near.number] for near in index.nearest(tenant.tokens[number], tries)])
+    return found
+
+
+def _online(tenant: TenantSessions, memory: int) -> dict[int, int]:
+    """Return the neighbour of each session that has one, where neighbours are coded alone. Sketches alone decide."""
+    candidates, found = Candidates(), dict[int, int]()
+    for number, tokens in enumerate(tenant.tokens):
+        name = number.to_bytes(16)
+        if near := candidates.nearest(ANY, tokens):
+            found[number] = int.from_bytes(near[1])
+        else:
+            candidates.add(ANY, name, sketch_of(tokens[:memory]))
+    return found
+
+
+def by_zstd(tenant: TenantSessions, near: Sequence[Sequence[int]]) -> tuple[list[int], list[int], list[int]]:
+    """Return the bytes of zstd -19 for each session: alone, after the best of its neighbours, with those at hand."""
+    texts = tenant.texts
+    groups = [tenant.measured[at : at + TOGETHER] for at in range(0, len(tenant.measured), TOGETHER)]
+    with ThreadPoolExecutor() as pool:  # zstd lets go of the interpreter
+        plain = list(pool.map(lambda n: _blocks(texts[n], None), tenant.measured))
+        pairs = [(n, other) for n, others in zip(tenant.measured, near, strict=True) for other in others]
+        after = list(pool.map(lambda pair: _blocks(texts[pair[0]], _raw(texts[pair[1]])), pairs))
+        pools = [[texts[n] for n in tenant.at_hand(group[0])] for group in groups]
+        rows = list(pool.map(_with_dictionary, [[texts[n] for n in group] for group in groups], pools))
+    shared = [size for row in rows for size in row]
+    patched = dict(zip(tenant.measured, plain, strict=True))
+    for (n, _), size in zip(pairs, after, strict=True):
+        patched[n] = min(size, patched[n])
+    return plain, [patched[n] for n in tenant.measured], list(map(min, shared, plain))
+
+
+def _coded(codec: Codec, sequences: Sequence[Tokens], contexts: Sequence[Tokens | None]) -> list[int]:
+    """Return the bytes of each sequence after its context, decoded and compared. Raises ModelError."""
+    coder: Any = codec.coder  # that of a bundle takes contexts
+    order = sorted(range(len(sequences)), key=lambda n: -len(sequences[n]))
+    found: dict[int, int] = {}
+    for begin in range(0, len(order), BATCH):
+        part = order[begin : begin + BATCH]
+        given, known = [sequences[n] for n in part], [contexts[n] for n in part]
+        frames = coder.encode(given, contexts=known)
+        items = [FrameItem(f.data, len(t), context=c) for f, t, c in zip(frames, given, known, strict=True)]
+        for tokens, back in zip(given, coder.decode(items), strict=True):
+            if not np.array_equal(tokens, back):
+                raise ModelError("a session came back changed: no figure of this run is valid")
+        found |= {n: len(f.data) for n, f in zip(part, frames, strict=True)}
+    return [found[n] for n in range(len(sequences))]
+
+
+def _raw(content: bytes) -> Any:
+    import zstandard
+
+    return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+def _with_dictionary(texts: Sequence[bytes], pool: Sequence[bytes]) -> list[int]:
+    """Return the bytes of zstd -19 with a pool: as a trained dictionary or as raw content, whichever is shorter."""
+    import zstandard
+
+    shared, size = [], max(map(len, texts))
+    if content := b"".join(pool):
+        shared.append(_raw(content))
+    with suppress(zstandard.ZstdError, ValueError):  # too few samples
+        shared.append(zstandard.train_dictionary(DICTIONARY, list(pool)))
+    ways = [[_blocks(text, None) for text in texts]]
+    for dictionary in shared:
+        dictionary.precompute_compress(compression_params=_parameters(size, dictionary))
+        ways.append([_blocks(text, dictionary, size) for text in texts])
+    return min(ways, key=sum)
+
+
+def _parameters(size: int, shared: Any) -> Any:
+    """Return the parameters of zstd -19 for texts of so many bytes."""
+    import zstandard
+
+    return zstandard.ZstdCompressionParameters.from_level(
+        19,
+        source_size=size,
+        dict_size=len(shared.as_bytes()) if shared else 0,
+        format=zstandard.FORMAT_ZSTD1_MAGICLESS,
+        write_content_size=False,
+        write_checksum=False,
+        write_dict_id=False,
+    )
+
+
+def _blocks(text: bytes, shared: Any, size: int | None = None) -> int:
+    """Return the bytes of zstd -19 without magic number, lengths, checksum and header.
+
+    ``size``: that for which parameters are chosen, in bytes; None is that of the text.
+    """
+    import zstandard
+
+    parameters = _parameters(size or len(text), shared)
+    data = zstandard.ZstdCompressor(compression_params=parameters, dict_data=shared).compress(text)
+    back = zstandard.ZstdDecompressor(dict_data=shared, format=zstandard.FORMAT_ZSTD1_MAGICLESS)
+    if back.decompress(data, max_output_size=len(text) + 1) != text:
+        raise ModelError("zstd gave back another text: no figure of this run is valid")
+    return max(1, len(data) - 2)  # descriptor and window are the same for all of this length

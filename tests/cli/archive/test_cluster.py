@@ -1,0 +1,66 @@
+"""archive cluster, and put --neighbours: sessions are coded after others, read back, and erased without harm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from pltz.archive.archive import Archive
+from pltz.archive.format.ids import NONE
+from pltz.archive.format.index_file import SEGMENTS
+
+Run = Callable[..., Result]
+TEXT = "The bell of copper rings at nine when Zacharias opens his shop in Quellenweg, and seven grey geese run by. " * 2
+
+
+pytestmark = pytest.mark.usefixtures("trained")
+
+
+def chats(path: Path, first: int, count: int) -> Path:
+    rows = [{"messages": [{"role": "user", "content": f"{TEXT}It was day {n}."}]} for n in range(first, first + count)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def coded_after(archive: Archive, name: str) -> bytes:
+    """Return the neighbour of a session's last segment."""
+    leaf = archive.tower.version(name).leaf
+    return archive.tower.catalog.lookup.find(SEGMENTS, leaf)[0].record.neighbour
+
+
+def test_sessions_of_another_process_serve_once_they_are_chosen(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "cold"
+    assert run("archive", "init", place).exit_code == 0
+    assert run("archive", "put", place, chats(tmp_path / "a.jsonl", 0, 3)).exit_code == 0
+    put = ("archive", "put", place, chats(tmp_path / "b.jsonl", 7, 1), "--neighbours")
+    done = run("archive", "cluster", place, "--dry-run", "--json")
+    assert done.exit_code == 0, done.output
+    assert {k: json.loads(done.stdout)[k] for k in ("tenants", "sessions", "medoids")} == {
+        "tenants": 1,
+        "sessions": 3,
+        "medoids": 3,
+    }
+    done = run("archive", "cluster", place)
+    assert done.exit_code == 0 and done.stdout.startswith("3 sessions chosen of 3 looked at, 1 tenant")
+    assert run(*put).exit_code == 0
+    archive = Archive.open(place)
+    assert coded_after(archive, "b/0") in {archive.tower.version(f"a/{n}").leaf for n in range(3)}
+    assert coded_after(archive, "a/0") == NONE
+    assert archive.get("b/0").value["messages"][0]["content"] == f"{TEXT}It was day 7."
+    assert run("archive", "verify", place, "--decode").exit_code == 0
+
+
+def test_an_erase_loads_the_bundle_that_codes_others_anew(tmp_path: Path) -> None:
+    cold = Archive.open(tmp_path / "cold", create=True, passphrase="correct horse", neighbours=True)
+    for name in ("first", "second"):
+        cold.put(name, f"{TEXT}{name}")
+    assert coded_after(cold, "second") == cold.tower.version("first").leaf
+    other = Archive.open(tmp_path / "cold", passphrase="correct horse")
+    assert other.erase("first", tenant="default").recoded == 1
+    for archive in (other, Archive.open(tmp_path / "cold", passphrase="correct horse")):
+        assert archive.get("second").value == f"{TEXT}second".encode()
+        assert coded_after(archive, "second") == NONE
