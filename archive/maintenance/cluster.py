@@ -178,7 +178,8 @@ def _shared(sessions: Sequence[_Session]) -> npt.NDArray[np.float64]:
     there = np.zeros((len(sessions), len(values)), np.float32)
     there[owners, number] = 1
     scale = np.array([s.sketch.grams / max(1, len(s.sketch.hashes)) for s in sessions])
-    return (there @ there.T) * np.sqrt(scale[:, None] * scale[None, :])
+    shared: npt.NDArray[np.float64] = (there @ there.T) * np.sqrt(scale[:, None] * scale[None, :])
+    return shared
 
 
 def _centres(shared: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
@@ -202,7 +203,8 @@ def _nearest_to_all(
 ) -> _Session:
     """Return the session of a group after which some others of it take the fewest bytes, by real code lengths."""
     central = members[np.argsort(-shared[np.ix_(members, members)].sum(axis=1), kind="stable")]
-    tried, others = central[:CENTRAL].tolist(), central[: MEMBERS + 1].tolist()
+    others: list[int] = central[: MEMBERS + 1].tolist()
+    tried = others[:CENTRAL]
     if len(members) < 3:
         return sessions[tried[0]]
     pairs = [(a, b) for a in tried for b in others if a != b]
