@@ -39,7 +39,7 @@ from pltz.plt_codec.limits import MAX_TOKENS
 
 COMMIT_TOKENS = 1 << 20  # tokens of runs put at once
 COLD = 7 * 86400  # seconds after its last version at which a session counts as cold
-FIXED = 16  # bytes of a record beside bitstring, name and tags, at least
+FIXED = 13  # bytes of a record beside bitstring, name and tags, without those of the index
 TABLES = 2  # copies of the table of contexts in a pack
 NO_TOKENS: Tokens = np.zeros(0, np.int64)
 

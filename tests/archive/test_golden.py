@@ -15,7 +15,7 @@ from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive, open_keys
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
-from tests.golden.archives.make import FORGOTTEN, KEY, SESSIONS, TURNS, defects, grown_codec, turn
+from tests.golden.archives.make import FORGOTTEN, GREW, KEY, SESSIONS, TURNS, defects, grown_codec, turn
 
 HERE = Path(__file__).parents[1] / "golden" / "archives"
 NAMES = sorted(path.stem for path in HERE.glob("*.zip"))
@@ -129,7 +129,7 @@ def test_a_session_that_grew_is_read_turn_by_turn_and_merged(name: str) -> None:
     disk = disk_of(name)
     key = KEY if "sealed" in name else None
     archive = TowerArchive.open(DirectoryStore(disk), [grown_codec()], key=key)
-    history = archive.history("g")
+    history = archive.history(GREW)
     assert [v.version for v in history] == list(range(1, TURNS + 1)) and archive.verify(decode=True).sound
     for number, tower in enumerate(archive.towers(history), 1):
         assert [tokens.tolist() for _, tokens in tower.segments] == [turn(n) for n in range(number)]

@@ -13,11 +13,12 @@ import pytest
 from pltz.archive import copy
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Found
-from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import Run, pack_run, unpack_run
 from pltz.archive.storage.simulated_disk import SimDisk
@@ -25,6 +26,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
+from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import RAW, reopen
 
 PROMPT = np.arange(20)
@@ -376,3 +378,36 @@ def test_a_collector_without_the_key_keeps_all_versions_of_a_run(disk: SimDisk, 
     assert [v.version for v in archive.ls(history=True)] == [1, 2, 4, 5] and archive.verify(decode=True).sound
     archive.undelete([history[2], history[5]])
     assert contents(archive) == before
+
+
+class Padded(ZlibCodec):
+    """A codec that adds bytes to what is longer than a turn, as the lanes of a longer frame do."""
+
+    def __init__(self, extra: int) -> None:
+        super().__init__()
+        self.extra = extra
+
+    def _encode(self, plain: Plain) -> bytes:
+        count = len(plain.tokens)
+        return np.asarray(plain.tokens, "u1").tobytes() + bytes(self.extra * (count > 20))
+
+    def _decode(self, coded: Coded) -> Tokens:
+        return np.frombuffer(coded.data[: coded.count], "u1").astype(np.int64)
+
+
+@pytest.mark.parametrize("extra", [0, 40, 70, 90, 100, 110, 120])
+def test_packs_are_never_larger_after_a_merge(extra: int) -> None:
+    """Merge 12 sessions of 8 turns, at most 20 ids each, whose runs take ever more bytes than their turns."""
+    sizes = []
+    for merge in (False, True):
+        archive = TowerArchive.create(DirectoryStore(SimDisk(seed=1)), [Padded(extra)])
+        dice = np.random.default_rng(1)
+        rows = [[dice.integers(0, 256, 20) for _ in range(8)] for _ in range(12)]
+        for turns in range(1, 9):
+            archive.put([NewSession(f"chat-{n}", row[:turns], "acme") for n, row in enumerate(rows)])
+        merged = archive.merge(cold=0).merged if merge else 0
+        collected(archive)
+        sizes.append((sum(archive.store.list(object_names.PACKS).values()), merged))
+    (before, _), (after, merged) = sizes
+    assert after < before if merged else after == before
+    assert merged == (12 if extra < 90 else 0) or extra in (90, 100)

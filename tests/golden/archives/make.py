@@ -41,7 +41,8 @@ SESSIONS: dict[tuple[str, int], list[int]] = {  # (name, version number): tokens
     ("a", 2): PROMPT + [3] * 9 + [7],
 }
 FORGOTTEN = "a", 1
-TURNS = 20  # of the session that grows: each is put behind those before it, with a version of its own
+GREW = "support/ticket-4711"
+TURNS = 20  # of that session that grows: each is put behind those before it, with a version of its own
 Files = dict[str, bytes]
 
 
@@ -73,7 +74,7 @@ def grown(*, merged: bool = False, key: Secret | None = None) -> Files:
     disk = SimDisk(seed=2)
     archive = TowerArchive.create(DirectoryStore(disk), [grown_codec()], key=key)
     for n in range(1, TURNS + 1):
-        archive.put([NewSession("g", [np.array(turn(i)) for i in range(n)], shared=1)])
+        archive.put([NewSession(GREW, [np.array(turn(i)) for i in range(n)], shared=1)])
     if merged:
         assert archive.merge(cold=0).merged == 1
         for _ in range(2):
