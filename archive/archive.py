@@ -365,19 +365,22 @@ class Archive:
         *,
         any_target: bool = False,
         chunk: int | None = None,
+        max_kl: float = 0.0,
     ) -> Thawer:
         """Return an object that thaws many sessions at once, from any thread. Arguments are those of `thaw`.
+
+        ``max_kl``: bits per token that KV from the hot store may lose; 0 takes exact KV only.
 
         While it is in use, use this archive from no other thread. Raises UsageError, ModelError.
         """
         from pltz.archive.kv_store.thawer import Thawer
 
-        model, options = as_target(target), (any_target, chunk)
+        model, options = as_target(target), (any_target, chunk, max_kl)
         if self._thawer is not None and self._thawer[0] == options:
             last = self._thawer[1]
             if last.target is model and last.hot is hot:
                 return last
-        made = Thawer(self.sessions, model, hot, any_target=any_target, chunk=chunk)
+        made = Thawer(self.sessions, model, hot, any_target=any_target, chunk=chunk, max_kl=max_kl)
         self._thawer = options, made
         return made
 

@@ -54,12 +54,14 @@ class Thawed:
         logits: (vocab_size,), of the last id, from which ``Target.generate`` starts.
         timings: milliseconds by stage, in order: the caller's stages, then ``check`` (fingerprint and ids),
             ``prefill`` and ``total``, their sum.
+        kl: bits per token that the KV loses, by the receipt of the least exact form in it; 0 where it is exact.
     """
 
     cache: DynamicCache
     token_ids: NDArray[np.int64]
     logits: torch.Tensor
     timings: dict[str, float]
+    kl: float = 0.0
 
 
 def check_target(frozen_for: bytes | None, fingerprint: bytes, *, any_target: bool = False) -> None:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from pltz.archive.thaw import Thawed
     from pltz.datasets.loaders import sample_sessions
     from pltz.models.bundle.bundle import Bundle
+    from pltz.models.kv.forms import kv_forms
     from pltz.models.session.codec import Codec
     from pltz.models.session.session import Session
     from pltz.models.session_file import SessionFile
@@ -111,6 +112,7 @@ _HOMES = {
     "pltz.archive.thaw": ("Thawed",),
     "pltz.datasets.loaders": ("sample_sessions",),
     "pltz.models.bundle.bundle": ("Bundle",),
+    "pltz.models.kv.forms": ("kv_forms",),
     "pltz.models.session.codec": ("Codec",),
     "pltz.models.session.session": ("Session",),
     "pltz.models.session_file": ("SessionFile",),
@@ -186,6 +188,7 @@ __all__ = [
     "decompress_many",
     "drain",
     "fingerprint_of",
+    "kv_forms",
     "open",
     "sample_sessions",
     "thaw",

@@ -30,10 +30,11 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from pltz.archive.format.ids import NONE, digest
@@ -50,7 +51,7 @@ from pltz.archive.kv_store.tier import (
     Tier,
     TierStats,
 )
-from pltz.models.kv.codec import loss
+from pltz.models.kv.codec import RAW, KVCodec, loss
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -158,25 +159,37 @@ class HotStore:
         *,
         folder: str | os.PathLike[str] | None = None,
         device: str | torch.device = "cpu",
+        forms: Mapping[str, KVCodec] = MappingProxyType({}),
         clock: Callable[[], float] = time.time,
     ) -> Self:
-        """Return a store over the device, host memory and a folder, in raw form.
+        """Return a store over the device, host memory and a folder.
 
         Args:
             device_bytes, host_bytes, disk_bytes: budgets of the tiers.
             folder: of the disk tier; needed where ``disk_bytes`` is given.
             device: where the target computes, and where blocks of the device tier are.
+            forms: the form of each tier, by its name: device, host or disk. A tier that is not named is raw. A form
+                that is not exact is served to those who allow its loss only (`hold`).
             clock: returns seconds since 1970.
 
-        Raises UsageError where a budget is below zero, or where only one of folder and its budget is given.
+        Raises UsageError where a budget is below zero, forms name another tier, or where only one of folder and its
+        budget is given.
         """
-        first = DeviceTier(device_bytes, device)
-        tiers: list[Tier] = [first, HostTier(host_bytes, pin=first.device.type == "cuda")]
+        if unknown := set(forms) - {"device", "host", "disk"}:
+            raise UsageError(f"expected forms of device, host and disk, got one of {min(unknown)}")
+        first = DeviceTier(device_bytes, device, forms.get("device", RAW))
+        host = HostTier(host_bytes, pin=first.device.type == "cuda", codec=forms.get("host", RAW))
+        tiers: list[Tier] = [first, host]
         if (folder is None) != (disk_bytes == 0):
             raise UsageError("a warm folder and its budget (disk_bytes) belong together: give both, or neither")
         if folder is not None:
-            tiers.append(DiskTier(folder, disk_bytes))
+            tiers.append(DiskTier(folder, disk_bytes, forms.get("disk", RAW)))
         return cls(tiers, clock=clock)
+
+    @property
+    def lossy(self) -> bool:
+        """Return whether a tier has a form that is not exact."""
+        return any(not codec.exact for codec in self._codecs)
 
     # ---- looking up
 

@@ -52,9 +52,11 @@ from pltz.archive.kv_store.target_tokens import TargetTokenReader, TargetTokens
 from pltz.archive.sessions import base_of
 from pltz.archive.thaw import Thawed, check_target
 from pltz.archive.tower_archive import Tower
-from pltz.models.target.cache import share
+from pltz.models.kv.codec import loss
+from pltz.models.kv.measure import observed
+from pltz.models.target.cache import pairs_of, share
 from pltz.plt_codec.engines.queued import watching
-from pltz.plt_codec.errors import ModelError, PltzError, UsageError
+from pltz.plt_codec.errors import CorruptError, ModelError, PltzError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -86,8 +88,9 @@ class Wanted(NamedTuple):
 class _Flight:
     """One version being thawed, for all callers that asked for it.
 
-    ``asked``, ``boarded``: when the first caller asked, and when the version was known, in seconds of the
-    performance counter. ``exact``: whether ``path`` is known before it is decoded, as that within a run is not.
+    ``kl``: bits per token that the KV found hot may lose. ``asked``, ``boarded``: when the first caller asked, and
+    when the version was known, in seconds of the performance counter. ``exact``: whether ``path`` is
+    known before it is decoded, as that within a run is not.
     ``shared``: number of base segments that tenants share. ``hot``: number of segments
     found hot. ``at``: number of segments done. ``cache``: KV of the segments done. ``logits``: of their last
     id, where known.
@@ -108,6 +111,7 @@ class _Flight:
     hot: int = 0
     at: int = 0
     end_of_run: int = 0
+    kl: float = 0.0
     cache: DynamicCache | None = None
     logits: torch.Tensor | None = None
 
@@ -160,6 +164,8 @@ class Thawer:
         any_target: also accept sessions that were frozen for another target.
         chunk: prefill at most this number of tokens of one session at a time.
         together: most padded tokens of a pass that several sessions share.
+        max_kl: bits per token that KV from the store may lose, by the receipt of its form. 0 takes exact KV only.
+            What is computed over lossy KV is not kept in the store.
 
     Raises UsageError for a sealed archive with a store that has a warm folder.
     """
@@ -173,6 +179,7 @@ class Thawer:
         any_target: bool = False,
         chunk: int | None = None,
         together: int = TOGETHER,
+        max_kl: float = 0.0,
     ) -> None:
         self._sealed = cold.archive.settings.sealed
         if self._sealed and hot is not None and hot.shared:
@@ -181,6 +188,7 @@ class Thawer:
             )
         self.cold, self.target, self.hot = cold, target, hot
         self._any_target, self._chunk, self._together = any_target, chunk, together
+        self._max_kl = max_kl
         self._eyes = TargetTokenReader(cold, target)
         self._space = b"" if hot is None else space_of(target.fingerprint, str(target.model.dtype))
         self._lock = Lock()  # over flights
@@ -293,7 +301,7 @@ class Thawer:
         for flight in _alive(batch):
             assert flight.cache is not None and flight.logits is not None
             stages = laps.since(flight.asked, flight.boarded)
-            flight.end(Thawed(flight.cache, flight.seen.ids.astype(np.int64), flight.logits, stages))
+            flight.end(Thawed(flight.cache, flight.seen.ids.astype(np.int64), flight.logits, stages, flight.kl))
 
     def _each(self, batch: list[_Flight], step: Callable[[_Flight], None]) -> None:
         """Apply a step to all flights without an error. An error affects its own flight only."""
@@ -329,7 +337,7 @@ class Thawer:
 
     def _hold(self, flight: _Flight) -> None:
         if self.hot is not None and flight.exact:
-            flight.lease = self.hot.hold(self._space, flight.path, flight.born)
+            flight.lease = self.hot.hold(self._space, flight.path, flight.born, max_kl=self._max_kl)
 
     def _hold_run(self, flight: _Flight) -> None:
         """Hold the hot segments of a tower that were not known before its run was decoded."""
@@ -408,11 +416,25 @@ class Thawer:
         while count < len(blocks) and np.array_equal(blocks[count].ids, flight.seen.of(count)):
             count += 1
         flight.lease.keep(count)
-        flight.at = flight.hot = count
         if flight.seen.cuts[count]:
-            flight.cache = self._joined(blocks[:count])
+            try:
+                flight.cache = self._joined(blocks[:count])
+            except CorruptError:  # a coded block that its checks did not see through: from the tokens, then
+                count = 0
+                self._drop_lossy(flight)
+        flight.at = flight.hot = count
+        flight.kl = max((loss(block.codec) for block in blocks[:count]), default=0.0)
         if count == len(flight.path) and blocks[-1].logits is not None:
             flight.logits = blocks[-1].logits.to(self.target.device)
+
+    def _drop_lossy(self, flight: _Flight) -> None:
+        """Forget the coded blocks of a flight, whose KV cannot be decoded."""
+        held = zip(flight.lease.segments, flight.lease.blocks, strict=True)
+        coded = [segment for segment, block in held if not block.codec.exact]
+        flight.lease.release()
+        for segment in coded:
+            if self.hot is not None:
+                self.hot.discard(self._space, segment)
 
     def _joined(self, blocks: list[KVBlock]) -> DynamicCache:
         """Join blocks to one cache. Raises ModelError where the device has no room."""
@@ -484,22 +506,36 @@ class Thawer:
         """Put every segment that was not hot into the store, and pin a base that tenants share."""
         import torch
 
-        if self.hot is None or flight.cache is None or not can_cut(flight.cache):
+        if self.hot is None or flight.cache is None or flight.kl or not can_cut(flight.cache):
             return
         with suppress(torch.OutOfMemoryError):  # out of memory: the session is hot, but none of it is kept
             self._keep(self.hot, flight, flight.cache)
 
     def _keep(self, hot: HotStore, flight: _Flight, cache: DynamicCache) -> None:
         assert flight.tower is not None
+        mass = self._mass(hot, flight, cache)
         for number in range(flight.hot, len(flight.path)):
             ids, start = flight.seen.of(number), flight.seen.cuts[number]
             tokens = flight.tower.segments[number][1].astype(np.int32)
             logits = flight.logits if number == len(flight.path) - 1 else None
             parent = flight.path[number - 1] if number else NONE
             block = cut(cache, start, ids, tokens, logits)
+            if mass is not None:
+                block = replace(block, mass=mass[start : start + len(ids)])
             hot.insert(self._space, flight.path[number], parent, block, flight.born)
         if flight.shared:
             hot.pin(self._space, flight.path[: flight.shared])
+
+
+    def _mass(self, hot: HotStore, flight: _Flight, cache: DynamicCache) -> NDArray[np.float32] | None:
+        """Return the attention that each id received, where a form of the store can use it."""
+        if not hot.lossy or flight.hot == len(flight.path):
+            return None
+        import torch
+
+        ids = flight.seen.ids.astype(np.int32)
+        kv = torch.stack([torch.stack([k[0, :, : len(ids)], v[0, :, : len(ids)]]) for k, v in pairs_of(cache)])
+        return observed(self.target, kv, ids)
 
 
 def _alive(batch: list[_Flight]) -> list[_Flight]:

@@ -1,5 +1,6 @@
 """Forms of KV: how the keys and values of a segment are kept small, and what each form loses.
 
+forms.py        kv_forms: the small forms of a target, ready for a store
 codec.py        the port of a form; the form raw
 q8.py, q4.py    forms of fixed width, for memory
 predictive.py   the entropy-coded form, for disk and wire

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.models.kv.codec import Span
-from pltz.models.kv.q8 import at_zero, check_scale, in_place, mean_of, quantise
+from pltz.models.kv.q8 import SINKS, at_zero, check_scale, check_sinks, in_place, mean_of, quantise, sinks_of
 from pltz.models.kv.rotary import Rotary
 from pltz.plt_codec.errors import CorruptError, UsageError
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pltz.models.kv.codec import Parts
     from pltz.models.kv.receipt import Receipt
 
-SINKS = 4  # tokens at the beginning of a session, kept exactly
 FINE = 96  # tokens kept in int8
 # Lloyd-Max centroids of a Gaussian of variance 1, 16 levels; D = 0.0095
 HALF_BOOK = (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6180, 2.0690, 2.7326)
@@ -114,13 +113,10 @@ class Q4Codec:
         if set(parts) != NAMES:
             raise CorruptError("expected the parts of the form q4")
         codes, sinks, rest, at = (parts[f"kv.{name}"] for name in ("codes", "sinks", "fine", "fine.at"))
-        if sinks.dim() != 5 or sinks.shape[1] != 2 or not sinks.is_floating_point():
-            raise CorruptError("expected keys and values of the first tokens")
-        layers, two, heads, first, dim = sinks.shape
-        if first not in (0, min(SINKS, tokens)) or dim < 2 or dim & (dim - 1):
-            raise CorruptError("expected no sinks, or the first four tokens")
+        rows, first, dim = check_sinks(sinks, tokens)
+        if dim < 2 or dim & (dim - 1):
+            raise CorruptError("expected heads of a power of two")
         fine = min(FINE, tokens - first)
-        rows = (layers, two, heads)
         right = (
             codes.shape == (*rows, tokens - first - fine, dim // 2)
             and codes.dtype == torch.uint8
@@ -140,7 +136,7 @@ class Q4Codec:
 
 def _parts(tokens: int, span: Span) -> tuple[int, NDArray[np.int64]]:
     """Return the number of sinks, and the places of the fine tokens, ascending."""
-    sinks = min(SINKS, tokens) if span.start == 0 else 0
+    sinks = sinks_of(span, tokens)
     mass = np.arange(tokens) if span.mass is None else np.asarray(span.mass)
     order = np.argsort(mass[sinks:], kind="stable") + sinks
     return sinks, np.sort(order[max(len(order) - FINE, 0) :]).astype(np.int64)

@@ -1,4 +1,9 @@
-"""Q8Codec: the form `q8-1`: int8 per token and head, keys at position 0, less their mean. Spec: FORMAT.md, "q8-1"."""
+"""Q8Codec: the form `q8-1`: int8 per token and head, keys at position 0. Spec: FORMAT.md, "q8-1".
+
+The mean of each channel is subtracted, which takes away a key bias. The first four tokens of a session are kept as
+they are: most attention goes to them, and their values are so small that a mean would drown them (KL 0.00037 in
+place of 0.00012 without any mean; SmolLM2-135M).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,7 @@ if TYPE_CHECKING:
     from pltz.models.kv.receipt import Receipt
 
 LARGEST = 127
+SINKS = 4  # tokens at the beginning of a session, kept exactly
 
 
 class Q8Codec:
@@ -29,34 +35,54 @@ class Q8Codec:
     def size(self, kv: torch.Tensor) -> int:
         """Return the bytes of the parts of ``kv``. See `KVCodec.size`."""
         layers, two, heads, tokens, dim = kv.shape
-        return kv.numel() + 2 * layers * two * heads * (tokens + dim)
+        return kv.numel() + layers * two * heads * (2 * (tokens + dim) + SINKS * dim * kv.element_size())
 
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return codes and scales. See `KVCodec.encode`."""
         still = at_zero(kv, span, self.rotary)
-        mean = mean_of(still)
-        still = still - mean.float()[:, :, :, None]
-        codes, scale = quantise(still, (still.abs().amax(-1) / LARGEST).half())
-        return {"kv.codes": codes, "kv.mean": mean, "kv.scale": scale, "kv.type": kv.new_empty(0)}
+        sinks = sinks_of(span, kv.shape[3])
+        mean = mean_of(still[:, :, :, sinks:])
+        rest = still[:, :, :, sinks:] - mean.float()[:, :, :, None]
+        codes, scale = quantise(rest, (rest.abs().amax(-1) / LARGEST).half())
+        return {"kv.codes": codes, "kv.mean": mean, "kv.scale": scale, "kv.sinks": kv[:, :, :, :sinks].clone()}
 
     def decode(self, parts: Parts, span: Span) -> torch.Tensor:
         """Return the KV of codes and scales. See `KVCodec.decode`."""
+        import torch
+
         still = parts["kv.codes"].float() * parts["kv.scale"].float()[..., None]
         still = still + parts["kv.mean"].float()[:, :, :, None]
-        return in_place(still, span, self.rotary).to(parts["kv.type"].dtype)
+        sinks = parts["kv.sinks"]
+        moved = Span(span.ids, span.start + sinks.shape[3])
+        return torch.cat([sinks, in_place(still, moved, self.rotary).to(sinks.dtype)], 3)
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Check codes and scales. See `KVCodec.check`."""
         import torch
 
-        if set(parts) != {"kv.codes", "kv.mean", "kv.scale", "kv.type"}:
-            raise CorruptError("expected codes, a mean, scales and a type")
+        if set(parts) != {"kv.codes", "kv.mean", "kv.scale", "kv.sinks"}:
+            raise CorruptError("expected codes, a mean, scales and sinks")
         codes, scale = parts["kv.codes"], parts["kv.scale"]
-        check_type(parts["kv.type"])
-        if codes.dtype != torch.int8 or codes.dim() != 5 or codes.shape[1] != 2 or codes.shape[3] != tokens:
+        rows, first, dim = check_sinks(parts["kv.sinks"], tokens)
+        if codes.dtype != torch.int8 or codes.shape != (*rows, tokens - first, dim):
             raise CorruptError(f"expected int8 codes of {tokens} ids, found {codes.dtype} {tuple(codes.shape)}")
-        check_scale(scale, codes.shape[:-1])
-        check_scale(parts["kv.mean"], codes.shape[:3] + codes.shape[4:])
+        check_scale(scale, torch.Size((*rows, tokens - first)))
+        check_scale(parts["kv.mean"], torch.Size((*rows, dim)))
+
+
+def sinks_of(span: Span, tokens: int) -> int:
+    """Return the number of tokens kept exactly."""
+    return min(SINKS, tokens) if span.start == 0 else 0
+
+
+def check_sinks(sinks: torch.Tensor, tokens: int) -> tuple[tuple[int, int, int], int, int]:
+    """Return (layers, 2, heads), the number of sinks, and the size of a head. Raises CorruptError."""
+    if sinks.dim() != 5 or sinks.shape[1] != 2 or not sinks.is_floating_point():
+        raise CorruptError("expected keys and values of the first tokens")
+    layers, two, heads, first, dim = sinks.shape
+    if first not in (0, min(SINKS, tokens)):
+        raise CorruptError("expected no sinks, or the first four tokens")
+    return (layers, two, heads), first, dim
 
 
 def mean_of(still: torch.Tensor) -> torch.Tensor:

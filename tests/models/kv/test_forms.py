@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+import pltz
 from pltz.models.kv import fitting
 from pltz.models.kv.calibration import FORMAT, PREDICTIVE, Calibration
 from pltz.models.kv.codec import RAW, KVCodec, Span, loss
@@ -252,6 +253,18 @@ def test_a_calibration_is_worth_it(target: Target, rotary: Rotary, calibration: 
     for bound in ({"max_kl": 0.0}, {"bits": 0.0}, {}, {"max_kl": 1.0, "bits": 1.0}):
         with pytest.raises(UsageError):
             calibration.point(**bound)
+
+
+def test_the_forms_of_a_target_come_with_their_receipts(
+    target: Target, calibration: Calibration, tmp_path: Path
+) -> None:
+    path = calibration.save(tmp_path)
+    found = pltz.kv_forms(target, path, max_kl=float("inf"))
+    assert list(found) == ["q8", "q4", "predictive"] and all(codec.receipt for codec in found.values())
+    assert found["predictive"].receipt.bits == min(r.bits for r in calibration.receipts)  # type: ignore[union-attr]
+    assert [codec.receipt for codec in pltz.kv_forms(target).values()] == [None, None]
+    with pytest.raises(UsageError):
+        pltz.kv_forms(target, path)
 
 
 def test_the_loss_of_a_form_is_its_receipts(target: Target, rotary: Rotary, calibration: Calibration) -> None:

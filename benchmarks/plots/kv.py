@@ -1,0 +1,33 @@
+"""Draw the figure of `pltz bench kv` with matplotlib (extra ``plots``)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pltz.benchmarks.plots import figure as canvas
+
+OWN = "predictive"
+HIDDEN = ("control", "pca-2")  # outside of the figure: no loss, and all of it
+
+
+def curves(results: Sequence[dict[str, Any]], suffix: str) -> bytes:
+    """Return the figure as the bytes of a file: KL against bits per element, one panel per result.
+
+    Raises:
+        UsageError: ``suffix`` is neither .png nor .svg.
+    """
+    figure = canvas.blank(suffix, 5.5 * len(results), 4.2)
+    for axes, result in zip(figure.subplots(1, len(results), squeeze=False)[0], results, strict=True):
+        rows = [row for row in result["rows"] if row["form"] not in HIDDEN]
+        own = sorted((row["bits"], row["kl"]) for row in rows if row["form"].startswith(OWN))
+        axes.plot(*zip(*own, strict=True), "o-", color="C1", label=OWN, markersize=4)
+        for row in rows:
+            if not row["form"].startswith(OWN):
+                place = (row["bits"], row["kl"])
+                axes.plot(*place, "o", color="C1" if row["form"] in ("q8", "q4") else "C0", markersize=4)
+                axes.annotate(row["form"], place, (4, 2), textcoords="offset points", fontsize=6)
+        axes.set(xscale="log", yscale="log", xlabel="bits per element, all side data counted")
+        axes.set_ylabel("KL, bits per token")
+        axes.set_title(f"{result['target']}, {result['context']:,} tokens: {result['note']}", fontsize=8)
+        axes.grid(which="both", linewidth=0.2)
+        canvas.finish(axes)
+    return canvas.drawn(figure, suffix)

@@ -1,0 +1,173 @@
+"""Lossy forms in the tiers of a store, and thaws that allow a loss or do not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.archive.kv_store import HotStore, Thawer
+from pltz.archive.kv_store.disk_tier import DiskTier
+from pltz.archive.kv_store.kv_block import KVBlock
+from pltz.archive.kv_store.tier import StoredBlock
+from pltz.archive.sessions import SessionArchive
+from pltz.archive.thaw import kv_difference
+from pltz.models.kv.calibration import Calibration
+from pltz.models.kv.codec import KVCodec
+from pltz.models.kv.fitting import Plan, calibrate
+from pltz.models.kv.measure import prefilled
+from pltz.models.kv.predictive import PredictiveCodec
+from pltz.models.kv.q4 import Q4Codec
+from pltz.models.kv.q8 import Q8Codec
+from pltz.models.kv.rotary import Rotary
+from pltz.models.target.target import Target
+from pltz.plt_codec.errors import UsageError
+
+ROOM = 1 << 26
+SPACE, SEGMENT, PARENT = b"a target........", b"segment.........", b"parent.........."
+
+
+@pytest.fixture(scope="module")
+def codecs(kin: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, KVCodec]:
+    """Return the forms of a target, with the receipts of a calibration on random ids."""
+    rows = np.random.default_rng(0).integers(3, kin.vocab_size, (6, 88)).astype(np.int32)
+    found: Calibration = calibrate(kin, rows[:4], rows[4:], Plan(80, 8, 2, tmp_path_factory.mktemp("work")))
+    rotary, embedding = Rotary.of(kin), kin.model.get_input_embeddings().weight.detach()  # type: ignore[operator]
+    return {
+        "q8": Q8Codec(rotary, found.receipt("q8-1")),
+        "q4": Q4Codec(rotary, found.receipt("q4-1")),
+        "predictive": PredictiveCodec(found, rotary, embedding, -24),
+    }
+
+
+@pytest.mark.parametrize("form", ["q8", "q4", "predictive"])
+@pytest.mark.parametrize("tier", ["device", "host", "disk"])
+def test_a_tier_keeps_a_form_that_only_those_get_who_allow_its_loss(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], form: str, tier: str, tmp_path: Path
+) -> None:
+    codec = codecs[form]
+    assert codec.receipt is not None
+    budgets = {"device": (ROOM,), "host": (0, ROOM), "disk": (0, 0, ROOM)}[tier]
+    folder = {"folder": tmp_path / "warm"} if tier == "disk" else {}
+    store = HotStore.open(*budgets, forms={tier: codec}, **folder)  # type: ignore[arg-type]
+    exact = Thawer(cold, kin, store).thaw("a/1")
+    assert exact.kl == 0
+    stats = store.stats().tiers[tier]
+    assert stats.form == codec.name and stats.blocks > 0
+    raw = HotStore.open(ROOM)
+    Thawer(cold, kin, raw).thaw("a/1")
+    if form == "q8":
+        assert stats.used < raw.stats().tiers["device"].used
+    again = Thawer(cold, kin, store).thaw("a/1")
+    assert again.kl == 0 and kv_difference(exact.cache, again.cache) < 1e-4, "from its tokens"
+    lossy = Thawer(cold, kin, store, max_kl=codec.receipt.kl).thaw("a/1")
+    assert lossy.kl == codec.receipt.kl and 0 < kv_difference(exact.cache, lossy.cache) < 0.6
+    assert (lossy.token_ids == exact.token_ids).all()
+    less = Thawer(cold, kin, store, max_kl=0.99 * codec.receipt.kl).thaw("a/1")
+    assert less.kl == 0 and kv_difference(exact.cache, less.cache) < 1e-4
+
+
+def test_what_is_computed_over_lossy_kv_is_not_kept(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]
+) -> None:
+    store = HotStore.open(0, ROOM, forms={"host": codecs["q8"]})
+    Thawer(cold, kin, store).thaw("a/1")
+    blocks = store.stats().tiers["host"].blocks
+    found = Thawer(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
+    assert found.kl > 0 and store.stats().tiers["host"].blocks == blocks
+
+
+def test_a_block_that_does_not_decode_is_made_from_its_tokens(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]
+) -> None:
+    store = HotStore.open(0, ROOM, forms={"host": codecs["predictive"]})
+    exact = Thawer(cold, kin, store).thaw("a/1")
+    for node in store._nodes.values():
+        node.block.parts["kv.sum"][0] ^= 1
+    again = Thawer(cold, kin, store, max_kl=float("inf")).thaw("a/1")
+    assert again.kl == 0 and kv_difference(exact.cache, again.cache) < 1e-4
+
+
+def test_forms_of_tiers_that_are_none_are_refused(codecs: dict[str, KVCodec]) -> None:
+    with pytest.raises(UsageError, match="device, host and disk"):
+        HotStore.open(ROOM, forms={"tape": codecs["q8"]})
+
+
+@pytest.mark.parametrize("form", ["q8", "q4", "predictive"])
+def test_a_damaged_file_of_any_form_is_a_miss(
+    kin: Target, codecs: dict[str, KVCodec], form: str, tmp_path: Path
+) -> None:
+    codec = codecs[form]
+    ids = np.arange(3, 43, dtype=np.int32)
+    block = KVBlock.raw(prefilled(kin, ids), ids, ids, 0)
+    disk = DiskTier(tmp_path, ROOM, codec)
+    path = disk.path(SPACE, SEGMENT, codec.name)
+    rng = np.random.default_rng(0)
+
+    def fresh() -> bytes:
+        assert disk.write(SPACE, SEGMENT, StoredBlock(block, PARENT, 0))
+        return path.read_bytes()
+
+    whole = fresh()
+    found = disk.read(SPACE, SEGMENT, [codec])
+    assert found is not None and found.block.kv.shape == block.kv.shape
+    assert codec.receipt is not None and f'\\"kl\\": {codec.receipt.kl}'.encode() in whole
+    for n in range(40):
+        hurt = bytearray(whole)
+        if n % 4 == 3:
+            del hurt[int(rng.integers(len(hurt))) :]
+        else:
+            hurt[int(rng.integers(len(hurt)))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(hurt)
+        assert disk.read(SPACE, SEGMENT, [codec]) is None and not path.exists()
+    fresh()
+    os.rename(path, disk.path(SPACE, PARENT, codec.name))
+    assert disk.read(SPACE, PARENT, [codec]) is None, "of another segment"
+
+
+def test_a_forged_file_never_breaks_the_reader(
+    kin: Target, codecs: dict[str, KVCodec], tmp_path: Path, forged: Callable[[bytes, Any], bytes]
+) -> None:
+    """A file whose checksum is right, with any other bytes: a miss, or KV of the right shape, or CorruptError."""
+    from pltz.plt_codec.errors import CorruptError
+
+    codec = codecs["predictive"]
+    ids = np.arange(3, 43, dtype=np.int32)
+    block = KVBlock.raw(prefilled(kin, ids), ids, ids, 0)
+    disk = DiskTier(tmp_path, ROOM, codec)
+    path = disk.path(SPACE, SEGMENT, codec.name)
+    assert disk.write(SPACE, SEGMENT, StoredBlock(block, PARENT, 0))
+    whole = path.read_bytes()
+    rng = np.random.default_rng(1)
+    outcomes = {"miss": 0, "corrupt": 0, "kv": 0}
+    for _ in range(150):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(forged(whole, rng))
+        found = disk.read(SPACE, SEGMENT, [codec])
+        if found is None:
+            outcomes["miss"] += 1
+            continue
+        try:
+            assert found.block.kv.shape[3] == len(found.block.ids)
+            outcomes["kv"] += 1
+        except CorruptError:
+            outcomes["corrupt"] += 1
+    assert outcomes["miss"] > 0 and outcomes["corrupt"] > 0, outcomes
+
+
+@pytest.fixture
+def forged() -> Callable[[bytes, Any], bytes]:
+    """Return a function that changes a byte of a file, mostly behind its header, and puts the checksum right."""
+    import xxhash
+
+    def forge(data: bytes, rng: Any) -> bytes:
+        hurt = bytearray(data[:-16])
+        low = 0 if rng.random() < 0.3 else 8 + int.from_bytes(data[:8], "little")
+        hurt[int(rng.integers(low, len(hurt)))] = int(rng.integers(256))
+        return bytes(hurt) + xxhash.xxh3_128_digest(bytes(hurt))
+
+    return forge
