@@ -248,6 +248,8 @@ def test_crashes_of_workloads_with_neighbours(
     for name in ("put n0", "put n1 and n2"):
         step(world, name, "tmp")
     assert world.open().record(world.open().version("n2").leaf).record.neighbour == world.open().version("n0").leaf
+    for name in ("forget the neighbour", "collect", "collect twice") if seed % 2 else ():
+        step(world, name, "tmp")
     for _ in range(6):
         step(world, dice.choice(list(NEAR)), "tmp")
 
