@@ -135,7 +135,7 @@ class Archive:
         self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
         self._zstd_above = zstd_above
         self._fingerprints: dict[bytes, bytes] = {}  # fingerprints of tokenizers, by their tokenizer.json
-        self._thawer: tuple[tuple[bool, int | None], Thawer] | None = None  # the last thawer, with its options
+        self._thawer: tuple[tuple[bool, int | None, float], Thawer] | None = None  # the last thawer, with its options
 
     @classmethod
     def open(

@@ -36,7 +36,7 @@ def codecs(kin: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, K
     """Return the forms of a target, with the receipts of a calibration on random ids."""
     rows = np.random.default_rng(0).integers(3, kin.vocab_size, (6, 88)).astype(np.int32)
     found: Calibration = calibrate(kin, rows[:4], rows[4:], Plan(80, 8, 2, tmp_path_factory.mktemp("work")))
-    rotary, embedding = Rotary.of(kin), kin.model.get_input_embeddings().weight.detach()  # type: ignore[operator]
+    rotary, embedding = Rotary.of(kin), kin.model.get_input_embeddings().weight.detach()
     return {
         "q8": Q8Codec(rotary, found.receipt("q8-1")),
         "q4": Q4Codec(rotary, found.receipt("q4-1")),

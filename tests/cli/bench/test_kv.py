@@ -15,6 +15,7 @@ from pltz.benchmarks.kv_targets import toys
 from pltz.benchmarks.peers.kv_forms import peers
 from pltz.models.kv.codec import Span
 from pltz.models.kv.rotary import Rotary
+from pltz.models.target.cache import pairs_of
 from pltz.models.target.target import Target
 
 SMALL = ("--context", "64", "--new", "8", "--dtype", "float32", "--json")
@@ -111,4 +112,4 @@ def test_toys_say_what_mini_llama_says(tmp_path: Path) -> None:
         cache, logits = toy.prefill(ids)
         assert float((expected.exp() * (expected - logits.log_softmax(-1))).sum()) < bound, name
         Rotary.of(toy)
-    assert cache.layers[0].keys.shape[1] == toy.model.config.num_attention_heads
+    assert pairs_of(cache)[0][0].shape[1] == toy.model.config.num_attention_heads
