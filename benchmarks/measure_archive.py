@@ -267,7 +267,7 @@ def _spans(call: Any, arguments: Sequence[bytes]) -> tuple[float, float]:
 
 
 class _Synthetic:
-    """Entries for `index_file.build`: half segments, half sessions, at random offsets of packs of 64 MiB."""
+    """Entries for `index_file.build`: half segments, half sessions, in random blocks of 128 KiB of packs of 64 MiB."""
 
     def __init__(self, entries: int):
         dice = np.random.default_rng(2)
@@ -278,7 +278,7 @@ class _Synthetic:
             (
                 dice.integers(0, 1 << index_file.KEY_BITS, half, dtype=np.uint64),
                 dice.integers(0, len(self.names), half, dtype=np.uint64),
-                dice.integers(0, 64 << 20, half, dtype=np.uint64),
+                dice.integers(0, 512, half, dtype=np.uint64) << np.uint64(17),
             )
             for _ in (SEGMENTS, SESSIONS)
         ]

@@ -34,7 +34,7 @@ from pltz.archive.format.index_file import (
     keys_in,
     keys_of,
 )
-from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.format.pack import AHEAD, FIRST_READ, Damage, Pack
 from pltz.archive.format.record import FORGET, UNDELETE, unpack_tags
 from pltz.archive.format.run import OlderVersion, unpack_run
 from pltz.plt_codec.errors import CorruptError, FormatError
@@ -158,10 +158,13 @@ class RecordLookup:
         """
         return self._head(self.block, location)
 
-    def block(self, place: Location) -> tuple[Pack, Block]:
-        """Return the block at a place, and its pack. Raises FormatError, FileNotFoundError, StoreError."""
+    def block(self, place: Location, *, ahead: int = FIRST_READ) -> tuple[Pack, Block]:
+        """Return the block at a place, and its pack. ``ahead``: as in `Pack.block`.
+
+        Raises FormatError, FileNotFoundError, StoreError.
+        """
         pack = self._listing.opened(place.pack)
-        return pack, pack.block(place.offset)
+        return pack, pack.block(place.offset, ahead=ahead)
 
     def is_sound(self, location: Location) -> bool:
         """Return whether a record reads now. `versions` may remember one that was damaged since. Raises StoreError."""
@@ -365,7 +368,8 @@ class RecordLookup:
 
     def _in_block(self, place: Location, section: int, identity: bytes) -> Iterator[Found]:
         """Yield the records of a block that have an identity. Damaged ones are noted as problems."""
-        opened = self._maybe(partial(self.block, place), place.pack)
+        ahead = AHEAD if section == SEGMENTS else FIRST_READ
+        opened = self._maybe(partial(self.block, place, ahead=ahead), place.pack)
         if opened is None:
             return
         pack, block = opened

@@ -6,6 +6,8 @@
  *     same([array([7, 1], "u4"), array([2], "u4")], [array([7, 1], "u4"), array([2], "u4")])
  *         -> 7, the largest of all these 32-bit numbers; -1 where a row differs in any byte from the one at its place
  *
+ *     unpack(b"\xe4\1", 0, 5, 2, 10) -> [10, 11, 12, 13, 11]: numbers of 2 bits each from byte 0 on, plus 10
+ *
  * Rows are any contiguous buffers. Nobody may write to them meanwhile, because the GIL is released.
  *
  * digests: BLAKE2b (RFC 7693). `key`: bytes of the key, 0 for none. With a key each head begins with it, padded with
@@ -28,6 +30,7 @@
 #endif
 
 enum { BLOCK = 128, MOST = 64 }; /* bytes */
+enum { WIDEST = 57 };            /* bits of a number that lies in 8 bytes wherever it begins */
 
 typedef struct {
     const uint8_t *head, *row;
@@ -217,7 +220,38 @@ static PyObject *same(PyObject *self, PyObject *args)
     return PyLong_FromLongLong(equal ? (long long)most : -1);
 }
 
+static PyObject *unpack(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer data;
+    Py_ssize_t begin, count, width;
+    unsigned long long low;
+    if (!PyArg_ParseTuple(args, "y*nnnK", &data, &begin, &count, &width, &low))
+        return NULL;
+    PyObject *found = NULL;
+    if (begin < 0 || count < 0 || width < 1 || width > WIDEST || begin > data.len || low > UINT32_MAX ||
+        count > (data.len - begin) * 8 / width)
+        PyErr_SetString(PyExc_ValueError, "expected numbers that lie in the data");
+    else
+        found = PyList_New(count);
+    const uint64_t mask = ((uint64_t)1 << width % 64) - 1;
+    for (Py_ssize_t i = 0; found && i < count; i++) {
+        const size_t bit = (size_t)(i * width), at = (size_t)begin + bit / 8, left = (size_t)data.len - at;
+        uint64_t word = 0;
+        memcpy(&word, (const uint8_t *)data.buf + at, left < 8 ? left : 8);
+        PyObject *number = PyLong_FromUnsignedLongLong((word >> bit % 8 & mask) + low);
+        if (number)
+            PyList_SET_ITEM(found, i, number);
+        else
+            Py_CLEAR(found);
+    }
+    PyBuffer_Release(&data);
+    return found;
+}
+
 static PyMethodDef METHODS[] = {
+    {"unpack", unpack, METH_VARARGS,
+     "unpack(data, begin, count, width, low): numbers of so many bits each, the lowest bit first, each plus low."},
     {"same", same, METH_VARARGS, "same(rows, wanted): the largest number of 32 bits in them, or -1 where they are not the same."},
     {"digests", digests, METH_VARARGS, "digests(person, size, key, heads, rows, abreast=lanes): a digest each of a head and a row, one after the other."},
     {NULL, NULL, 0, NULL},

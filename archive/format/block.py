@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.format.ids import NONE, SEGMENT_SIZE, SIZE
+from pltz.archive.format.ids import NONE, SEGMENT_SIZE, SIZE, many
 from pltz.archive.format.prefix_crc import ByteSource, PrefixCrcs
 from pltz.archive.format.record import (
     FORGET,
@@ -74,8 +74,7 @@ ABSENT, TABLE, BACK, INLINE = 0, 1, 2, 3
 ) = range(13)
 COLUMNS = 13
 REST = bytes(SIZE - SEGMENT_SIZE)
-
-Ints = npt.NDArray[np.int64]
+UNPACK = getattr(many, "unpack", None)  # of `batch.c`, built only where there is a C compiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,28 +312,24 @@ def span(data: bytes | memoryview, at: int, mark: bytes) -> tuple[int, int]:
 class _Column:
     """The values of one field, of all records of a block.
 
-    ``many``: (N,), None where all are ``low``. No value is below ``low`` or above ``high``.
+    ``many``: the values, None where all are ``low``. None is below ``low`` or above ``high``.
     """
 
     __slots__ = "high", "low", "many"
 
-    def __init__(self, low: int = 0, high: int = 0, many: Ints | None = None):
+    def __init__(self, low: int = 0, high: int = 0, many: list[int] | None = None):
         self.low, self.high, self.many = low, high, many
 
     def __getitem__(self, row: int) -> int:
-        return self.low if self.many is None else int(self.many[row])
+        return self.low if self.many is None else self.many[row]
 
     def over(self, limit: int) -> bool:
         """Return whether some value is above a limit."""
-        return self.high > limit and (self.many is None or int(self.many.max()) > limit)
-
-    def all(self, count: int) -> Ints:
-        """Return the values, (N,)."""
-        return np.full(count, self.low, np.int64) if self.many is None else self.many
+        return self.high > limit and (self.many is None or max(self.many) > limit)
 
     def list(self, count: int) -> list[int]:
         """Return the values."""
-        return [self.low] * count if self.many is None else self.many.tolist()
+        return [self.low] * count if self.many is None else self.many
 
 
 NOTHING = _Column()
@@ -348,6 +343,7 @@ class Block:
         offset: byte offset of the block in its pack.
         count: number of records.
         size, body: bytes of its head, and of its body.
+        ahead: the first bytes of its body, as far as they were read with the head.
     """
 
     offset: int
@@ -364,6 +360,7 @@ class Block:
     _names: int = 0
     _tags: int = 0
     _checks: int = 0
+    ahead: bytes | memoryview = b""
     _sizes: Sequence[int] = ()
     _name_sizes: Sequence[int] = ()
 
@@ -477,7 +474,12 @@ class Block:
         """Return the piece that has a record's bitstring; None where that is empty."""
         if not self._sizes[row]:
             return None
-        return next(p for p in pieces_of(self._sizes) if p.last > row)
+        ends = list(accumulate(self._sizes))
+        number = first = begin = 0
+        while (last := bisect_left(ends, begin + PIECE)) < row:  # as in `pieces_of`
+            number, first, begin = number + 1, last + 1, ends[last]
+        last = min(last, len(ends) - 1)
+        return Piece(number, first, last + 1, begin, ends[last])
 
     def sound(self, piece: Piece, data: bytes | memoryview) -> bool:
         """Return whether the bytes of a piece match its checksum. Raises CorruptError where there is none."""
@@ -493,16 +495,6 @@ class Block:
         return [p for p in self.pieces if not self.sound(p, body[p.begin : p.end])]
 
     # ---- columns
-
-    @property
-    def kinds(self) -> Ints:
-        """Return (N,) the kind of each record."""
-        return self._columns[KIND].all(self.count)
-
-    @property
-    def contexts(self) -> Ints:
-        """Return (N,) the number of each record's context."""
-        return self._columns[CONTEXT].all(self.count)
 
     def segment_ids(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) the ids of the segments, in the order of their records."""
@@ -581,7 +573,7 @@ class Block:
         for column in (PARENT, NEIGHBOUR):
             how, numbers = self._columns[column - 1], self._columns[column]
             if how.many is None and how.low == TABLE:
-                found.update(self.fields.parents[n] for n in np.unique(numbers.all(self.count)).tolist())
+                found.update(self.fields.parents[n] for n in set(numbers.list(self.count)))
             elif how.high:
                 kinds = zip(self.references(column), how.list(self.count), strict=True)
                 found.update(named for named, kind in kinds if kind in (TABLE, INLINE))
@@ -644,7 +636,8 @@ def _parsed(data: bytes, body: int, offset: int, fields: PackFields) -> Block:
     columns = [NOTHING] * COLUMNS
     numbers = [n for n in range(COLUMNS) if there >> n & 1]
     for _ in numbers:
-        low, at = read_varint(data, at)
+        low = data[at]  # most of them have one byte; the check ends the data
+        low, at = (low, at + 1) if low < 0x80 else read_varint(data, at)
         width = 0
         if count > 1:
             if at >= end:
@@ -660,7 +653,7 @@ def _parsed(data: bytes, body: int, offset: int, fields: PackFields) -> Block:
         after = at + (count * width + 7) // 8
         if after > end:
             raise _wrong(offset, "ends before its columns do")
-        columns[number] = _Column(low, low + (1 << width) - 1, _unpacked(data, at, after, count, width) + low)
+        columns[number] = _Column(low, low + (1 << width) - 1, _unpacked(data, at, count, width, low))
         at = after
     block = Block(offset, count, len(data), body, fields, columns, data, at)
     _check_rules(block, columns)
@@ -676,15 +669,15 @@ def _place_parts(block: Block, columns: list[_Column], end: int) -> None:
         marks = count * (kinds.low == VERSION_MARK)
         segments = count * (kinds.low in (SEGMENT, BOTH))
     else:
-        marks = int((kinds.many == VERSION_MARK).sum())
-        segments = int((kinds.many & SEGMENT).sum())
+        marks = kinds.many.count(VERSION_MARK)
+        segments = kinds.many.count(SEGMENT) + kinds.many.count(BOTH)
     block._versions = block._ids + SEGMENT_SIZE * segments
     block._parents = block._versions + SIZE * marks
     block._neighbours = block._parents + SEGMENT_SIZE * _times(columns[PARENT_KIND], INLINE, count)
     block._names = block._neighbours + SEGMENT_SIZE * _times(columns[NEIGHBOUR_KIND], INLINE, count)
     block._name_sizes = columns[NAME].list(count)
     block._tags = block._names + sum(block._name_sizes)
-    block._checks = block._tags + (int(columns[TAGS].all(count).sum()) if columns[TAGS].high else 0)
+    block._checks = block._tags + (sum(columns[TAGS].list(count)) if columns[TAGS].high else 0)
     block._sizes = columns[BITS].list(count)
     checks, rest = divmod(end - block._checks, CHECK)
     if rest or not 0 <= checks <= count or sum(block._sizes) != block.body:
@@ -693,14 +686,14 @@ def _place_parts(block: Block, columns: list[_Column], end: int) -> None:
 
 def _times(column: _Column, value: int, count: int) -> int:
     """Return how often a value is in a column."""
-    return count * (column.low == value) if column.many is None else int((column.many == value).sum())
+    return count * (column.low == value) if column.many is None else column.many.count(value)
 
 
 def _check_rules(block: Block, columns: list[_Column]) -> None:
     """Check the rules of FORMAT.md for all records. Raises CorruptError, VersionError."""
     offset, fields, count = block.offset, block.fields, block.count
     kinds = columns[KIND]
-    if kinds.over(VERSION_MARK) or not kinds.all(count).all():
+    if kinds.over(VERSION_MARK) or (not kinds.low and 0 in kinds.list(count)):
         raise VersionError(f"the block at byte {offset} has a record of an unknown kind: use a newer pltz")
     if columns[VERB].over(FORGET):
         raise VersionError(f"the block at byte {offset} has a mark of a newer version: use a newer pltz")
@@ -710,54 +703,62 @@ def _check_rules(block: Block, columns: list[_Column]) -> None:
         raise _wrong(offset, "has a field over its limit")
     if columns[VERSION].over(MAX_VALUE - 1) or columns[TIME].over(MAX_VALUE) or columns[TOKENS].over(MAX_VALUE):
         raise _wrong(offset, "has a number over its limit")
-    kind = kinds.all(count)
-    segment, session, mark = kind & SEGMENT > 0, kind & SESSION > 0, kind == VERSION_MARK
-    if kinds.many is not None or kinds.low != BOTH:
-        has = [(number, session) for number in (NAME, VERSION, TIME, TAGS)]
-        has += [(number, segment) for number in (BITS, NEIGHBOUR_KIND, NEIGHBOUR)]
-        has += [(PARENT_KIND, ~mark), (PARENT, ~mark), (TOKENS, segment | mark)]
-        if any(columns[number].high and columns[number].all(count)[~which].any() for number, which in has):
-            raise _wrong(offset, "has a field that its kind of record has not")
-    if columns[VERB].high and columns[VERB].all(count)[~mark].any():
-        raise _wrong(offset, "has a verb without a mark")
-    _check_references(block, columns[PARENT_KIND], columns[PARENT], segment)
-    if columns[NEIGHBOUR_KIND].high or columns[NEIGHBOUR].high:
-        _check_references(block, columns[NEIGHBOUR_KIND], columns[NEIGHBOUR], segment)
+    if kinds.many is not None or kinds.low != BOTH or columns[VERB].high:
+        for number, having in _HAVING.items():
+            if columns[number].high and any(
+                value and kind not in having
+                for value, kind in zip(columns[number].list(count), kinds.list(count), strict=True)
+            ):
+                raise _wrong(offset, "has a field that its kind of record has not")
+    _check_references(block, columns[PARENT_KIND], columns[PARENT])
+    _check_references(block, columns[NEIGHBOUR_KIND], columns[NEIGHBOUR])
     sizes, tokens = columns[BITS], columns[TOKENS]
     if tokens.high > TOKENS_PER_BYTE * (sizes.low + 1) or tokens.high > SESSION_TOKENS:
-        most = np.minimum(SESSION_TOKENS, TOKENS_PER_BYTE * (sizes.all(count) + 1))
-        if (tokens.all(count)[~mark] > most[~mark]).any():
+        rows = zip(tokens.list(count), sizes.list(count), kinds.list(count), strict=True)
+        if any(kind != VERSION_MARK and not tokens_fit(number, size) for number, size, kind in rows):
             raise _wrong(offset, "claims more tokens than its bytes can hold")
-    if fields.sealed:
-        sealed = session & np.isin(columns[CONTEXT].all(count), [*fields.sealed])
-        names = columns[NAME].all(count)
-        if (names[sealed] < LEAST_VEIL).any() or columns[TAGS].all(count)[sealed].any():
-            raise _wrong(offset, "has a sealed name that is none")
-        if (names[~sealed] > MAX_NAME).any():
-            raise _wrong(offset, "has a name over the limit")
-    elif columns[NAME].over(MAX_NAME):
-        raise _wrong(offset, "has a name over the limit")
+    if columns[NAME].over(MAX_NAME) or fields.sealed:
+        fields_of = (columns[column].list(count) for column in (CONTEXT, KIND, NAME, TAGS))
+        for context, kind, name, tags in zip(*fields_of, strict=True):
+            sealed = context in fields.sealed and kind in (SESSION, BOTH)
+            if sealed and (name < LEAST_VEIL or tags):
+                raise _wrong(offset, "has a sealed name that is none")
+            if not sealed and name > MAX_NAME:
+                raise _wrong(offset, "has a name over the limit")
 
 
-def _check_references(
-    block: Block, how: _Column, numbers: _Column, segment: npt.NDArray[np.bool_]
-) -> None:
+_SEGMENTS, _SESSIONS = (SEGMENT, BOTH), (SESSION, BOTH)
+_HAVING = {
+    PARENT_KIND: (SEGMENT, SESSION, BOTH),
+    PARENT: (SEGMENT, SESSION, BOTH),
+    TOKENS: (SEGMENT, BOTH, VERSION_MARK),
+    BITS: _SEGMENTS,
+    NAME: _SESSIONS,
+    VERSION: _SESSIONS,
+    TIME: _SESSIONS,
+    TAGS: _SESSIONS,
+    NEIGHBOUR_KIND: _SEGMENTS,
+    NEIGHBOUR: _SEGMENTS,
+    VERB: (VERSION_MARK,),
+}  # kinds of records that have a field
+
+
+def _check_references(block: Block, how: _Column, numbers: _Column) -> None:
     """Check that references name entries of the table or earlier segments of the block. Raises CorruptError."""
+    table, offset = len(block.fields.parents), block.offset
     if how.over(INLINE):
-        raise _wrong(block.offset, "has a reference of an unknown kind")
-    if how.many is None and how.low == TABLE:
-        if numbers.over(len(block.fields.parents) - 1):
-            raise _wrong(block.offset, "names a segment that is not in the table")
+        raise _wrong(offset, "has a reference of an unknown kind")
+    if how.many is None and how.low in (ABSENT, TABLE, INLINE):
+        if numbers.over(table - 1 if how.low == TABLE else 0):
+            raise _wrong(offset, "names a segment that is not in the table")
         return
-    kinds, number = how.all(block.count), numbers.all(block.count)
-    if (number[(kinds == ABSENT) | (kinds == INLINE)] > 0).any():
-        raise _wrong(block.offset, "has a number without a reference")
-    if (number[kinds == TABLE] >= len(block.fields.parents)).any():
-        raise _wrong(block.offset, "names a segment that is not in the table")
-    rows = np.flatnonzero(kinds == BACK)
-    at = rows - number[rows]
-    if (number[rows] == 0).any() or (at < 0).any() or not segment[np.maximum(at, 0)].all():
-        raise _wrong(block.offset, "names a record that is no earlier segment")
+    kinds = block._columns[KIND]
+    for row, (kind, number) in enumerate(zip(how.list(block.count), numbers.list(block.count), strict=True)):
+        if kind == BACK:
+            if not 0 < number <= row or kinds[row - number] not in _SEGMENTS:
+                raise _wrong(offset, "names a record that is no earlier segment")
+        elif number >= table if kind == TABLE else number:
+            raise _wrong(offset, "names a segment that is not in the table")
 
 
 @functools.lru_cache(64)
@@ -767,11 +768,16 @@ def _shifts(width: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64]]:
     return at >> 3, (at & 7).astype(np.uint64)
 
 
-def _unpacked(data: bytes, begin: int, end: int, count: int, width: int) -> Ints:
-    """Return (count,) values of ``width`` bits each, from ``data[begin:end]``."""
-    words: npt.NDArray[np.uint64] = np.ndarray((end - begin,), "<u8", data[begin:end] + bytes(8), strides=(1,))
+def _unpacked(data: bytes, begin: int, count: int, width: int, low: int) -> list[int]:
+    """Return numbers of ``width`` bits each from ``data[begin]`` on, each plus ``low``."""
+    if UNPACK is not None:
+        numbers: list[int] = UNPACK(data, begin, count, width, low)
+        return numbers
+    size = (count * width + 7) // 8
+    words: npt.NDArray[np.uint64] = np.ndarray((size,), "<u8", data[begin : begin + size] + bytes(8), strides=(1,))
     byte, bit = _shifts(width)
-    return ((words[byte[:count]] >> bit[:count]) & np.uint64((1 << width) - 1)).astype(np.int64)
+    found: list[int] = ((words[byte[:count]] >> bit[:count]) & np.uint64((1 << width) - 1)).astype(np.int64).tolist()
+    return [number + low for number in found] if low else found
 
 
 def _seed(fields: PackFields, offset: int) -> int:

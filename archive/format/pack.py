@@ -48,6 +48,7 @@ NAMED_OFTEN = 3  # from here an id in both tables takes fewer bytes than in each
 MANY_CHILDREN = 9  # of a segment that has more parity
 MAX_RECORDS = 1 << 22  # per pack; new packs have at most 2^20: `Builder.fill` counts 64 bytes for each
 FIRST_READ = 8192  # bytes of the first read of a block
+AHEAD = 1 << 16  # bytes of the first read of a block whose records are wanted: one read in place of two
 # bytes searched at once after damage, doubled from the first value up to the second
 FIRST_SEARCH, MOST_SEARCH = 256, 1 << 20
 
@@ -229,20 +230,25 @@ class Pack:
 
     def record(self, offset: int, row: int = 0) -> Record:
         """Return a record of the block at ``offset``. Raises CorruptError, VersionError."""
-        return self.of_block(self.block(offset), row)
+        return self.of_block(self.block(offset, ahead=AHEAD), row)
 
-    def block(self, offset: int) -> Block:
-        """Return the block at ``offset``, whose head is sound. Raises CorruptError, VersionError."""
+    def block(self, offset: int, *, ahead: int = FIRST_READ) -> Block:
+        """Return the block at ``offset``, whose head is sound. Raises CorruptError, VersionError.
+
+        ``ahead``: bytes to read at once, for callers that want records of the block.
+        """
         if not self.begin <= offset < self.end:
             raise CorruptError(f"no block can be at byte {offset} of a pack of {self.size}")
         try:
-            data = self.read(offset, min(FIRST_READ, self.end - offset))
+            data = self.read(offset, min(ahead, self.end - offset))
         except FormatError:  # a bad sector behind the head is no damage of the head
             data = self.read(offset, min(PREFIX, self.end - offset))
         size, _ = span(data, 0, self.fields.mark)
         if len(data) < size <= self.end - offset:
             data = self.read(offset, size)
-        return Block.of(data, 0, offset, self.fields)
+        block = Block.of(data, 0, offset, self.fields)
+        block.ahead = memoryview(data)[size:]
+        return block
 
     def of_block(self, block: Block, row: int) -> Record:
         """Return a record of a block. Raises CorruptError where its bitstring is damaged."""
@@ -251,7 +257,9 @@ class Pack:
         if (piece := block.piece(row)) is None:
             return block.record(row)
         at = block.offset + block.size + piece.begin
-        data = exactly(self.read, at, piece.end - piece.begin)
+        data = block.ahead[piece.begin : piece.end]
+        if len(data) < piece.end - piece.begin:
+            data = exactly(self.read, at, piece.end - piece.begin)
         if not block.sound(piece, data):
             raise CorruptError(f"the bitstrings at byte {at} do not match their checksum: damaged")
         return block.record(row, piece, data)

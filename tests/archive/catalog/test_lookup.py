@@ -12,7 +12,7 @@ from pltz.archive.format import object_names
 from pltz.archive.format.block import Block
 from pltz.archive.format.ids import NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
-from pltz.archive.format.pack import Pack
+from pltz.archive.format.pack import FIRST_READ, Pack
 from pltz.archive.format.record import FORGET, UNDELETE
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.tower_archive import TowerArchive
@@ -121,9 +121,9 @@ def test_records_of_versions_are_read_once(
     domain, reads, fresh = archive.keys.domain(TENANT, "default"), list[Location](), opened(archive).lookup
     block = RecordLookup.block
 
-    def count(self: RecordLookup, place: Location) -> tuple[Pack, Block]:
+    def count(self: RecordLookup, place: Location, *, ahead: int = FIRST_READ) -> tuple[Pack, Block]:
         reads.append(place)
-        return block(self, place)
+        return block(self, place, ahead=ahead)
 
     monkeypatch.setattr(RecordLookup, "block", count)
     versions = [fresh.versions(domain, "a") for _ in range(3)]

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 many: Any = pytest.importorskip("pltz.archive.format._batch", reason="built where there is a C compiler")
 DICE = np.random.default_rng(3)
@@ -103,3 +105,23 @@ def test_what_cannot_be_compared() -> None:
                 many.same(rows, wanted)
     with pytest.raises(TypeError):
         many.same((row,), [row])
+
+
+values = st.lists(st.integers(0, 2**57 - 1), max_size=140)
+
+
+@given(st.integers(1, 57), values, st.integers(0, 2**32 - 1), st.integers(0, 9))
+def test_numbers_of_some_bits_are_unpacked(width: int, numbers: list[int], low: int, begin: int) -> None:
+    numbers = [number & (1 << width) - 1 for number in numbers]
+    packed = sum(number << width * n for n, number in enumerate(numbers))
+    data = bytes(begin) + packed.to_bytes(-(-width * len(numbers) // 8), "little")
+    assert many.unpack(data, begin, len(numbers), width, low) == [number + low for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("begin", "count", "width", "low"),
+    [(0, 17, 5, 0), (-1, 1, 5, 0), (11, 0, 5, 0), (0, -1, 5, 0), (0, 1, 58, 0), (0, 1, 0, 0), (0, 1, 5, 1 << 32)],
+)
+def test_numbers_that_do_not_lie_in_the_data(begin: int, count: int, width: int, low: int) -> None:
+    with pytest.raises(ValueError, match="expected numbers"):
+        many.unpack(bytes(10), begin, count, width, low)

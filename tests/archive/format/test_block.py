@@ -111,7 +111,7 @@ def encoded(rows: Sequence[Record]) -> bytes:
     return b"".join(encode(rows, NUMBERS, BEGIN, FIELDS))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.one_of(st.lists(records(), min_size=1, max_size=20), st.lists(records(), min_size=1, max_size=1)))
 def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> None:
     data = encoded(rows)
@@ -138,7 +138,16 @@ def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> No
     assert named - {r.id for r in rows} <= set(found.elsewhere()) <= named
 
 
-@settings(max_examples=300, deadline=None)
+def test_numpy_unpacks_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "UNPACK", None)
+    rows = [Record(n % 2, name="", veil=b"v" * 25, version=1 + n * n, time=TIME + 9 * n) for n in range(0, 99, 2)]
+    rows = [r._replace(context=SEALED) for r in rows]
+    data = encoded(rows)
+    found = Block.of(data, 0, BEGIN, FIELDS)
+    assert found.records(data[found.size :]) == rows
+
+
+@settings(max_examples=150, deadline=None)
 @given(st.lists(records(), min_size=1, max_size=6), st.data())
 def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(
     rows: list[Record], data: st.DataObject
@@ -160,7 +169,7 @@ def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(
         assert r.context < 2 and len(r.tags) <= 16384 and len((r.name or "").encode()) <= 1024
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 @example(b"")
 def test_a_block_of_any_bytes_with_a_right_check(rest: bytes) -> None:
