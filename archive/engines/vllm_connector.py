@@ -22,9 +22,11 @@ vLLM (tested: 0.32) loads this module, which imports vLLM. Nothing else in pltz 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -269,3 +271,8 @@ def _target(named: str | None, model: Any) -> bytes | None:
     except ModelError as exc:
         logger.warning("pltz: the weights are not known, so a thaw needs any_target: %s", exc)
         return None
+
+
+# MultiConnector looks the class of each connector's figures up by its name, and knows registered ones only.
+with suppress(ValueError):  # registered by another import
+    KVConnectorFactory.register_connector("PltzConnector", __name__, "PltzConnector")

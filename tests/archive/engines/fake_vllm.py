@@ -7,13 +7,14 @@ import logging
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from prometheus_client import Counter, Gauge
 
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 METRICS = BASE.replace("base", "metrics")
+FACTORY = BASE.replace("v1.base", "factory")
 
 
 class Role(enum.Enum):
@@ -37,15 +38,28 @@ class PromMetrics:
         self._gauge_cls, self._counter_cls = metric_types[Gauge], metric_types[Counter]
 
 
+class Factory:
+    """Takes a name once, as vLLM's does."""
+
+    registered: ClassVar[dict[str, tuple[str, str]]] = {}
+
+    @classmethod
+    def register_connector(cls, name: str, module_path: str, class_name: str) -> None:
+        if name in cls.registered:
+            raise ValueError(f"Connector '{name}' is already registered.")
+        cls.registered[name] = module_path, class_name
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Put the fakes into sys.modules and return the connector's module, loaded with them."""
     names = BASE.split(".")
-    for name in [".".join(names[: n + 1]) for n in range(len(names))] + ["vllm.logger", METRICS]:
+    for name in [".".join(names[: n + 1]) for n in range(len(names))] + ["vllm.logger", METRICS, FACTORY]:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     base: Any = sys.modules[BASE]
     base.KVConnectorBase_V1, base.KVConnectorRole = Connector, Role
     base.KVConnectorMetadata = base.SupportsHMA = type("Empty", (), {})
     base.SupportsHMA = type("SupportsHMA", (), {})
+    sys.modules[FACTORY].KVConnectorFactory = Factory  # type: ignore[attr-defined]
     sys.modules[METRICS].KVConnectorStats = Stats  # type: ignore[attr-defined]
     sys.modules[METRICS].KVConnectorPromMetrics = PromMetrics  # type: ignore[attr-defined]
     sys.modules["vllm.logger"].init_logger = logging.getLogger  # type: ignore[attr-defined]

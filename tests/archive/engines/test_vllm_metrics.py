@@ -61,6 +61,12 @@ def test_figures_and_refusals_stand_in_vllms_metrics(module: Any, tmp_path: Path
     assert seen[0].aggregate(seen[-1]).data == seen[-1].data
 
 
+def test_a_multi_connector_finds_the_class_of_the_figures(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the connector by its name: a server with a MultiConnector ended at the first figures."""
+    again = fake_vllm.install(monkeypatch)  # a second import registers it no second time
+    assert fake_vllm.Factory.registered["PltzConnector"] == (again.__name__, module.PltzConnector.__name__)
+
+
 def test_a_hook_that_was_opened_anew_goes_on_counting(module: Any) -> None:
     registry = CollectorRegistry()
     metrics = shown(module, registry)
