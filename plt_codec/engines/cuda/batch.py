@@ -225,6 +225,6 @@ class SequenceBatch(RowBuffers):
     def _error(self, code: int, session: int) -> CorruptError:
         """Return the error that the device found, in the words of range_coder.py and token_coder.py."""
         if code == DAMAGED:
-            return CorruptError("the bitstring does not decode with this bundle: damaged data")
+            return CorruptError("the bitstring does not decode: it is damaged, or another bundle wrote it")
         tokens = self.work[session].tokens
         return CorruptError(f"expected {tokens} tokens in the frame, but its bytes end before: damaged data")

@@ -281,7 +281,7 @@ def _error(code: int, request: _Request) -> Exception:
     if code == -1:
         return ModelError("not enough memory for the keys and values of one sequence")
     if code == -2:
-        return CorruptError("the bitstring does not decode with this bundle: damaged data")
+        return CorruptError("the bitstring does not decode: it is damaged, or another bundle wrote it")
     return CorruptError(
         f"expected {request.total - request.first} tokens in the frame, but its bytes end before: damaged data"
     )

@@ -138,7 +138,7 @@ def test_ids_beyond_the_vocabulary_do_not_reach_the_target(
 
     def damaged(g: Gpu, tokens: np.ndarray) -> None:
         g.say(np.full(len(tokens), 1 << 20))
-        raise CorruptError("the bitstring does not decode with this bundle: damaged data")
+        raise CorruptError("the bitstring does not decode: it is damaged, or another bundle wrote it")
 
     seen = []
     inner = kin.prefill_queued
