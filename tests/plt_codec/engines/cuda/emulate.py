@@ -29,9 +29,10 @@ def available() -> bool:
 
 
 class Emulation:
-    """The kernels for one shape: two shared libraries, each compiled when one of its kernels is first launched.
+    """The kernels for one shape, compiled when they are first launched.
 
-    The kernels for one session are most of the compiler's work, and most shapes are tested without them.
+    Each kernel of FEW has a shared library of its own, since it takes the compiler as long as all others together, and
+    most shapes are tested with one of them or none.
 
     Args:
         shape: as `macros` returns it. With P_WGMMA set, the kernels of wide.cu are compiled too.
@@ -41,7 +42,7 @@ class Emulation:
 
     def __init__(self, shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()):
         self.shape, self.folder, self.flags = {"P_WGMMA": 0, **shape}, folder, flags
-        self._libraries: dict[bool, ctypes.CDLL] = {}
+        self._libraries: dict[str, ctypes.CDLL] = {}
 
     def library(self, kernel: str) -> ctypes.CDLL:
         """Return the library of a kernel.
@@ -49,19 +50,16 @@ class Emulation:
         Raises:
             ModelError: the kernels do not compile.
         """
-        few = kernel in FEW
-        if few not in self._libraries:
-            self._libraries[few] = ctypes.CDLL(str(self._compiled(self._kernels(few))))
-        return self._libraries[few]
+        group = kernel if kernel in FEW else ""
+        if group not in self._libraries:
+            kernels = [group] if group else self._for_many()
+            self._libraries[group] = ctypes.CDLL(str(self._compiled(kernels)))
+        return self._libraries[group]
 
-    def _kernels(self, few: bool) -> list[str]:
-        without = ["decode_grid"] * (not self.shape["P_GRID"])
-        without += ["decode_grid_wide"] * (not self.shape["P_GRID"] or self.shape["P_GRID_LANES"] <= 16)
-        without += ["decode_block"] * self.shape["P_GATED"]
-        without += ["decode_gated"] * (not self.shape["P_GATED"])
-        without += ["heads_wide", "attend_wide"] * (not self.shape["P_WGMMA"])
+    def _for_many(self) -> list[str]:
+        without = [*FEW, *["heads_wide", "attend_wide"] * (not self.shape["P_WGMMA"])]
         kernels = dict.fromkeys(re.findall(r"^KERNEL[23]?\(\d+\)\s+(\w+)\(", source(), re.MULTILINE))
-        return [name for name in kernels if (name in FEW) == few and name not in without]
+        return [name for name in kernels if name not in without]
 
     def _compiled(self, kernels: list[str]) -> Path:
         calls = "".join(f"    EMULATED({name})\n" for name in kernels)
