@@ -158,12 +158,11 @@ def long_frame() -> tuple[bytes, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES[1:])
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES[1:] if engine != "plain"])  # it takes a minute
 def test_the_longest_block_and_the_shortest(engine: str) -> None:
     ids = np.random.default_rng(2).integers(0, 512, 16385)
     native = NativeCoder(long_model(), threads=2, kernel=engine)
     got = native.encode([ids, ids[:1]], lanes=64, steps=256)
     assert tuple(e.data for e in got) == long_frame()
-    if engine != "plain":  # its turn takes a minute
-        items = [FrameItem(e.data, n, 64, 256) for e, n in zip(got, (16385, 1), strict=True)]
-        assert [b.tolist() for b in native.decode(items)] == [ids.tolist(), ids[:1].tolist()]
+    items = [FrameItem(e.data, n, 64, 256) for e, n in zip(got, (16385, 1), strict=True)]
+    assert [b.tolist() for b in native.decode(items)] == [ids.tolist(), ids[:1].tolist()]

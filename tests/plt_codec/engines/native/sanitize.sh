@@ -5,13 +5,15 @@ set -eu
 cd "$(dirname "$0")/../../../.."
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
-cc=${CC:-gcc}
+cc=${CC:-gcc} compiling=
 for source in plt_codec/engines/native/*.c; do
     name=$(basename "$source" .c)
     [ "$name" = module ] && continue # the Python module: coder.py calls the functions alone
-    "$cc" -O1 -g -std=c11 -Wall -Wextra -Werror -fPIC -pthread -fsanitize=address,undefined -fno-sanitize-recover=all \
-        -fno-omit-frame-pointer -c "$source" -o "$build/$name.o"
+    "$cc" -O1 -g1 -std=c11 -Wall -Wextra -Werror -fPIC -pthread -fsanitize=address,undefined -fno-sanitize-recover=all \
+        -fno-omit-frame-pointer -c "$source" -o "$build/$name.o" &
+    compiling="$compiling $!"
 done
+for one in $compiling; do wait "$one"; done
 "$cc" -shared -pthread -fsanitize=address,undefined "$build"/*.o -lm -o "$build/_native.so"
 # Leaks are not looked for: the interpreter's own would drown ours.
 LD_PRELOAD=$("$cc" -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
