@@ -535,7 +535,10 @@ class Thawer:
 
         ids = flight.seen.ids.astype(np.int32)
         kv = torch.stack([torch.stack([k[0, :, : len(ids)], v[0, :, : len(ids)]]) for k, v in pairs_of(cache)])
-        return observed(self.target, kv, ids)
+        try:
+            return observed(self.target, kv, ids)
+        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError):  # a model that shows no attention
+            return None
 
 
 def _alive(batch: list[_Flight]) -> list[_Flight]:

@@ -81,6 +81,19 @@ def test_what_is_computed_over_lossy_kv_is_not_kept(
     assert found.kl > 0 and store.stats().tiers["host"].blocks == blocks
 
 
+def test_a_model_that_shows_no_attention_is_kept_without_it(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blind(*_: Any) -> Any:
+        raise TypeError("no attentions")
+
+    monkeypatch.setattr("pltz.archive.kv_store.thawer.observed", blind)
+    store = HotStore.open(0, ROOM, forms={"host": codecs["q4"]})
+    Thawer(cold, kin, store).thaw("a/1")
+    assert store.stats().tiers["host"].blocks > 0
+    assert all(node.block.mass is None for node in store._nodes.values())
+
+
 def test_a_block_that_does_not_decode_is_made_from_its_tokens(
     cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]
 ) -> None:
