@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from pltz.models.session.expected_time import Expect
 
 BEYOND = 64  # ratio that bytes under zstd are not expected to reach where a turn of the model is that short
-NEIGHBOUR_BYTES = 16  # that a neighbour takes in a record
+NEIGHBOUR_BYTES = 10  # that a neighbour takes in a record; about two where both are put together
+TOGETHER_BYTES = 2
 NEAR_DEPTH = 2  # segments from the root of a tower that are coded after a neighbour
 NO_RECORD = 1 << 62  # stands for the size of segments that no record holds
 
@@ -158,7 +159,8 @@ class ArchiveWriter:
         for leaf in {leaf for _, leaf in proposed.values()} - towers.keys():
             if stored := self._stored_tower(leaf):
                 towers[leaf], places[leaf] = stored
-        self._encode_after([(s, towers[leaf]) for s, leaf in proposed.values() if leaf in towers])
+        costs = {leaf: NEIGHBOUR_BYTES if leaf in places else TOGETHER_BYTES for leaf in towers}
+        self._encode_after([(s, towers[leaf], costs[leaf]) for s, leaf in proposed.values() if leaf in towers])
         used = {s.neighbour for s, _ in proposed.values()} - {NONE}
         for leaf in used:
             self.near.add(towers[leaf])
@@ -184,17 +186,20 @@ class ArchiveWriter:
             places = self.proved.plain_places(name for name, _ in tower)
         return (tower, places) if tower and places is not None else None
 
-    def _encode_after(self, pairs: Sequence[tuple[PendingSegment, Segments]]) -> None:
-        """Encode segments after the towers of their neighbours, and keep what makes a record smaller."""
-        segments = [s for s, _ in pairs]
+    def _encode_after(self, pairs: Sequence[tuple[PendingSegment, Segments, int]]) -> None:
+        """Encode segments after the towers of their neighbours, and keep what makes a record smaller.
+
+        Each comes with the bytes that naming its neighbour takes.
+        """
+        segments = [s for s, _, _ in pairs]
         for codec, numbers in batches(segments):
             plain = []
-            for segment, tower in (pairs[n] for n in numbers):
+            for segment, tower, _ in (pairs[n] for n in numbers):
                 segment.near = tower
                 plain.append(Plain(segment.tokens, segment.before(codec.reach, TOWER if segment.up else ALONE)))
             for n, data in zip(numbers, codec.encode(plain), strict=True):
                 segment = segments[n]
-                if len(data) + NEIGHBOUR_BYTES < len(segment.data):
+                if len(data) + pairs[n][2] < len(segment.data):
                     mode = (TOWER if segment.up else ALONE) | layout_mode(codec, segment.tokens)
                     segment.data, segment.context = data, replace(segment.own, mode=mode) if mode else segment.own
                 else:
