@@ -16,7 +16,7 @@ BASE := distributions/base
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help demo test lint wheels base sbom docs clean
+.PHONY: help demo test lint pytest wheels base sbom docs clean
 
 help:
 	@sed -n '1,7s/^# \{0,1\}//p' Makefile
@@ -24,7 +24,9 @@ help:
 demo: $(VENV)/.runtime
 	$(BIN)/pltz demo
 
-test: lint
+test: lint pytest
+
+pytest: $(VENV)/.tests
 	$(BIN)/pytest -m "slow or not slow" -n $(JOBS) --dist worksteal
 
 lint: $(VENV)/.tests

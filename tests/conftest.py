@@ -38,6 +38,14 @@ if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).
 settings.register_profile("pltz", deadline=None)  # a shared machine stalls for longer than a deadline
 settings.load_profile("pltz")
 
+LONG = ("test_wheel.py", "test_documents.py", "test_sanitize.py")  # each has a step that keeps a process for long
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long tests first, so that no process is left with one of them at the end."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 WORDS = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
