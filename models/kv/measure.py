@@ -138,7 +138,8 @@ def observed(target: Target, kv: torch.Tensor, ids: NDArray[np.int32]) -> NDArra
         with torch.inference_mode():
             cache = cache_of(((k[None, :, :-queries], v[None, :, :-queries]) for k, v in kv), model.config)
             rest = torch.from_numpy(ids[-queries:].astype(np.int64))[None].to(kv.device)
-            seen = model(input_ids=rest, past_key_values=cache, output_attentions=True).attentions
+            one: dict[str, Any] = target._last_only  # logits of one position, where the model can
+            seen = model(input_ids=rest, past_key_values=cache, output_attentions=True, **one).attentions
             mass = torch.stack([a.float().mean((0, 1, 2)) for a in seen]).mean(0)
     finally:
         model.set_attn_implementation(before)
