@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps per lane.  [default: by length]")
 @options.LAYOUT
 @options.ZSTD_ABOVE
+@click.option(
+    "--independent", is_flag=True, help="Code each session alone, not after an earlier one that is like it."
+)
 @click.option("--no-verify", is_flag=True, help="Do not decode back and compare before writing.")
 @click.option(
     "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
@@ -79,6 +82,7 @@ def compress(
     steps: int | None,
     layout: "LayoutName",
     zstd_above: int | None,
+    independent: bool,
     no_verify: bool,
     keep_opaque: bool,
     force: bool,
@@ -96,6 +100,9 @@ def compress(
 
     With --target the chat is rendered by that model's chat template, and its token ids are kept instead of the chat.
     They are coded through a bridge and thaw only into that model.
+
+    A session that is like an earlier one of the same file is coded after it where that takes fewer bytes. It is read
+    together with that one, and lost with it. --independent codes each alone, which is also faster.
     """
     options.one_tokenizer(target, tokenizer)
     if only:
@@ -105,9 +112,10 @@ def compress(
         write_text(json.dumps(fields_of(source)) if as_json else text_of(source))
         return
     if place is not None:
-        if output is not None or tokenizer is not None or lanes or steps or no_verify or force:
+        if output is not None or tokenizer is not None or lanes or steps or independent or no_verify or force:
             raise UsageError(
-                "--archive excludes -o, --tokenizer, --lanes, --steps, --no-verify and --force: leave them out"
+                "--archive excludes -o, --tokenizer, --lanes, --steps, --independent, --no-verify and --force: leave "
+                "them out"
             )
         into_archive(
             place,
@@ -141,6 +149,7 @@ def compress(
             steps=steps,
             layout=layout,
             zstd_above=zstd_above,
+            independent=independent,
             verify=not no_verify,
             keep_opaque=keep_opaque,
             progress=bar,
@@ -209,6 +218,7 @@ def summary(source: InputFiles, data: bytes, seconds: float, *, verified: bool) 
         "recognised": dict(sorted(source.nouns.items())),
         "content_bytes": content,
         "methods": methods(data),
+        "with_context": with_context(data),
         "frozen_bytes": len(data),
         "ratio": round(content / len(data), 3),
         "verified": verified,
@@ -223,6 +233,14 @@ def methods(data: bytes) -> dict[str, int]:
     reader = Reader(data)
     by_model = sum(reader.info(number).kind.by_model for number in range(len(reader)))
     return {"model": by_model, "zstd": len(reader) - by_model}
+
+
+def with_context(data: bytes) -> int:
+    """Return how many sessions of a .pltz file were coded after another one."""
+    from pltz.plt_codec.container.file import Reader
+
+    reader = Reader(data)
+    return sum(reader.info(number).context is not None for number in range(len(reader)))
 
 
 def sentence(result: dict[str, Any], output: str) -> str:

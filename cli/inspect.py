@@ -65,6 +65,7 @@ def entry(number: int, frame: "Frame", length: int, block: int | None) -> dict[s
         "tokens": frame.count if frame.kind.by_model else None,
         "plain_bytes": None if frame.kind.by_model else frame.count,
         "bytes": length,
+        "context": frame.context,
         "patch_bytes": len(frame.patch),
         "copied_tokens": frame.count - frame.coded if frame.kind.by_model else None,
         "blocks": None,
@@ -98,6 +99,7 @@ def overview(reader: "Reader", sessions: list[dict[str, Any]], bundle: str | Non
         "kinds": dict(Counter(found["kind"] for found in sessions)),
         "tokens": sum(found["tokens"] or 0 for found in sessions),
         "copied_tokens": sum(found["copied_tokens"] or 0 for found in sessions),
+        "with_context": sum(found["context"] is not None for found in sessions),
         "blocks": sum(found["blocks"] or 0 for found in sessions),
         "most_lanes": max((found["lanes"] or 0 for found in sessions), default=0),
         "most_steps": max((found["steps"] or 0 for found in sessions), default=0),
@@ -117,7 +119,7 @@ def as_text(result: dict[str, Any]) -> str:
         ("bundle", f"{result['bundle']} ({bundle})"),
         ("tokenizer", result["tokenizer"] or "the bundle's"),
         ("target", result["target"] or "any"),
-        ("sessions", f"{result['sessions']:,}: {kinds}"),
+        ("sessions", f"{result['sessions']:,}: {kinds}; {result['with_context']:,} coded after another"),
         (
             "tokens",
             (
@@ -141,7 +143,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 def session_table(sessions: list[dict[str, Any]]) -> str:
     """Return a table with one line per session."""
-    head = ["session", "kind", "tokens", "bytes", "bits/token", "blocks", "lanes", "steps"]
+    head = ["session", "kind", "tokens", "bytes", "bits/token", "blocks", "lanes", "steps", "after"]
     return render(head, [session_row(found) for found in sessions])
 
 
@@ -149,6 +151,6 @@ def session_row(found: dict[str, Any]) -> list[str]:
     """Return the cells of one session, - where the file does not say."""
     tokens, length = found["tokens"], found["bytes"]
     rate = f"{8 * length / tokens:.2f}" if tokens else "-"
-    shape = ["-" if found[key] is None else f"{found[key]:,}" for key in ("blocks", "lanes", "steps")]
+    shape = ["-" if found[key] is None else f"{found[key]:,}" for key in ("blocks", "lanes", "steps", "context")]
     count = size(found["plain_bytes"]) if tokens is None else f"{tokens:,}"
     return [str(found["session"]), found["kind"], count, f"{length:,}", rate, *shape]

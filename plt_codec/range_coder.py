@@ -56,7 +56,8 @@ class RangeEncoder:
 
     def encode_alike(self, symbols: npt.NDArray[np.int32], model: SharedModel) -> None:
         """Encode symbols (n,) that all have the same frequencies."""
-        self._inner.encode(symbols, model)
+        if len(symbols):
+            self._inner.encode(symbols, model)
 
     def encode_bits(self, values: npt.NDArray[np.int32], widths: npt.NDArray[np.int32]) -> None:
         """Encode values (n,), each below 2^width and of 1 to 24 bits, as uniform symbols."""
@@ -104,7 +105,7 @@ class RangeDecoder:
         Raises:
             CorruptError: no symbol fits the stream.
         """
-        return self._decode(model, count)
+        return self._decode(model, count) if count else np.zeros(0, np.int32)
 
     def decode_bits(self, widths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Undo `RangeEncoder.encode_bits`: return a value for each width (n,).

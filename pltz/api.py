@@ -55,6 +55,7 @@ def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> byt
         verify: False leaves the decoding and comparing out.
         keep_opaque: keep sessions with images or audio, as plain bytes, instead of refusing them.
         zstd_above: code sessions of more bytes by zstd and not by the model; None: none.
+        independent: code each session alone, not after an earlier one of the file that it has much in common with.
         progress: called with a number of tokens, whenever so many more are done.
 
     Raises:

@@ -60,7 +60,7 @@ def run(
     steps: int | None = None,
     shown: bool = False,
 ) -> CodecRun:
-    """Freeze the sessions, decode them back, compare, and return what each cost.
+    """Freeze the sessions, each alone, decode them back, compare, and return what each cost.
 
     ``shown``: progress on stderr.
 
@@ -74,7 +74,7 @@ def run(
     measured = Codec(codec.bundle, codec.coder, coded.append)
     start = _clocks()
     with Progress("encode", unit="tokens", shown=shown) as bar:
-        data = measured.compress(sessions, lanes=lanes, steps=steps, verify=False, progress=bar.add)
+        data = measured.compress(sessions, lanes=lanes, steps=steps, verify=False, independent=True, progress=bar.add)
     middle = _clocks()
     with Progress("decode", unit="tokens", total=sum(one.tokens for one in coded), shown=shown) as bar:
         back = measured.decompress(data, progress=bar.add)

@@ -25,7 +25,7 @@ import io
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack, overload
 
 import numpy as np
@@ -33,6 +33,7 @@ import numpy as np
 from pltz.models.session import transcript
 from pltz.models.session.decoder import OnError, SessionDecoder, named
 from pltz.models.session.expected_time import Expect, expected_seconds
+from pltz.models.session.neighbours import Earlier, Neighbours
 from pltz.models.session.options import CodingKeywords, CodingOptions
 from pltz.models.session.parts import PhasedProgress, begin
 from pltz.models.session.session import Session, content_bytes
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 BATCH_TOKENS = 1 << 20  # tokens coded side by side; bounds memory, large enough to keep any engine busy
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 22  # of content, or one session
+CONTEXT_FIELD = 2  # bytes that naming a context costs in the index
 COPIES_FIELDS = 3  # bytes at most, below 16 kB of copies: head and length
 
 
@@ -171,7 +173,7 @@ class Codec(SessionDecoder):
         """
         chosen = CodingOptions(**options)
         writer = Writer(sink, self._header(bridge, target_fingerprint))
-        for frame in self._each(sessions, bridge, chosen):
+        for frame in self._each(sessions, bridge, chosen, None if chosen.independent else Neighbours()):
             writer.add(_sound(frame))
         writer.finish()
         return len(writer)
@@ -230,12 +232,19 @@ class Codec(SessionDecoder):
                 yield pack(header, [_sound(frame)])
 
     def _each(
-        self, sessions: Iterable[Session | PltzError], bridge: TokenBridge | None, options: CodingOptions
+        self,
+        sessions: Iterable[Session | PltzError],
+        bridge: TokenBridge | None,
+        options: CodingOptions,
+        earlier: Neighbours | None = None,
     ) -> Iterator[Frame | PltzError]:
-        """Yield the frame of each session, or its error, coded batch by batch."""
+        """Yield the frame of each session, or its error, coded batch by batch.
+
+        ``earlier``: where the sessions are those of one file and may be coded after each other.
+        """
         bridge = None if bridge is None or bridge.identity else bridge
         for drafts in self._batches(sessions, bridge, options):
-            yield from self._frames(drafts, bridge, options)
+            yield from self._frames(drafts, bridge, options, earlier)
 
     def _header(self, bridge: TokenBridge | None, target_fingerprint: bytes | None) -> Header:
         return Header(
@@ -313,25 +322,37 @@ class Codec(SessionDecoder):
         return _TokenisedSession(number, session, None, content)
 
     def _frames(
-        self, drafts: list[_TokenisedSession | PltzError], bridge: TokenBridge | None, options: CodingOptions
+        self,
+        drafts: list[_TokenisedSession | PltzError],
+        bridge: TokenBridge | None,
+        options: CodingOptions,
+        earlier: Neighbours | None,
     ) -> list[Frame | PltzError]:
         """Return the shorter frame of each draft, checked to give the session back; an error is passed on."""
         good = [draft for draft in drafts if isinstance(draft, _TokenisedSession)]
         coded = self._encode(good, options)
-        changed = self._changed(good, coded, bridge, options)
+        contexts = {} if earlier is None else self._follow(good, coded, options, earlier)
+        changed = self._changed(good, coded, bridge, options, contexts)
         frames = iter(changed.get(draft.number, frame) for draft, frame in zip(good, coded, strict=True))
         return [next(frames) if isinstance(draft, _TokenisedSession) else draft for draft in drafts]
 
     def _code(
-        self, sequences: Sequence[Ids], options: CodingOptions, progress: Progress | None
+        self,
+        sequences: Sequence[Ids],
+        options: CodingOptions,
+        progress: Progress | None,
+        contexts: Sequence[Tokens] | None = None,
     ) -> Sequence[Encoded]:
-        """Return sequences, each (T,), coded in the layout asked for."""
+        """Return sequences, each (T,) and after its context, coded in the layout asked for."""
         if options.layout == "default":
-            return self.coder.encode(sequences, lanes=options.lanes, steps=options.steps, progress=progress)
+            return self.coder.encode(
+                sequences, contexts=contexts, lanes=options.lanes, steps=options.steps, progress=progress
+            )
         out: dict[int, Encoded] = {}
         for by, numbers in by_layout([layout_of(len(s), True) for s in sequences]).items():
             rows = [sequences[n] for n in numbers]
-            found = self.coder.encode(rows, lanes=by.lanes, steps=by.steps, progress=progress)
+            behind = None if contexts is None else [contexts[n] for n in numbers]
+            found = self.coder.encode(rows, contexts=behind, lanes=by.lanes, steps=by.steps, progress=progress)
             out.update(zip(numbers, found, strict=True))
         return [out[n] for n in range(len(sequences))]
 
@@ -390,6 +411,40 @@ class Codec(SessionDecoder):
         }
         return {i: coded for i, coded in cut.items() if coded.size < len(whole[i].data)}
 
+    def _follow(
+        self,
+        drafts: list[_TokenisedSession],
+        frames: list[Frame],
+        options: CodingOptions,
+        earlier: Neighbours,
+    ) -> dict[int, Tokens]:
+        """Code sessions after earlier ones, and replace the frames that get shorter.
+
+        Returns:
+            The tokens of the context of each session that has one, by its number.
+        """
+        tried: list[tuple[int, Earlier]] = []
+        for at, (draft, frame) in enumerate(zip(drafts, frames, strict=True)):
+            if draft.tokens is None or not frame.kind.by_model:
+                continue
+            context = earlier.nearest(draft.tokens)
+            if context is None:
+                earlier.add(Earlier(draft.number, draft.tokens))
+            else:
+                tried.append((at, context))
+        rows = [copies.literals(_tokens(drafts[at]), frames[at].unpacked()) for at, _ in tried]
+        contexts = [context.tokens for _, context in tried]
+        coded = self._code(rows, options, None, contexts) if rows else []
+        found = {}
+        for (at, context), one in zip(tried, coded, strict=True):
+            draft, frame = drafts[at], frames[at]
+            shorter = replace(frame, data=one.data, context=context.number)
+            if len(one.data) + CONTEXT_FIELD < len(frame.data) and shorter.fits:
+                frames[at], found[draft.number] = shorter, context.tokens
+            else:
+                earlier.add(Earlier(draft.number, _tokens(draft)))
+        return found
+
     def _fallback_frame(self, session: Session, content: bytes | None = None) -> Frame:
         content = session.to_bytes() if content is None else content
         kind = Kind[f"{session.kind.upper()}_FALLBACK"]
@@ -402,16 +457,19 @@ class Codec(SessionDecoder):
         frames: list[Frame],
         bridge: TokenBridge | None,
         options: CodingOptions,
+        contexts: dict[int, Tokens],
     ) -> dict[int, ModelError]:
         """Decode frames and compare them with their sessions; return, by number, an error for each that changed.
 
-        Fallback frames are always checked, since they cost next to nothing.
+        Fallback frames are always checked, since they cost next to nothing. ``contexts``: by number, the tokens that a
+        session was coded after, which the frame of the context was compared with in its turn.
         """
         pairs = zip(drafts, frames, strict=True)
         chosen = [pair for pair in pairs if options.verify or not pair[1].kind.by_model]
         if options.verify:
             begin(options.progress, "verify", sum(frame.coded for _, frame in chosen if frame.kind.by_model))
-        tokens = self._decode([frame for _, frame in chosen], options.progress)
+        behind = [contexts.get(draft.number) for draft, _ in chosen]
+        tokens = self._decode([frame for _, frame in chosen], options.progress, behind)
         found = {}
         for (draft, frame), ids in zip(chosen, tokens, strict=True):
             same = ids is not None and draft.tokens is not None and np.array_equal(ids, draft.tokens)
@@ -440,6 +498,11 @@ def _groups(sessions: Iterable[Session | PltzError]) -> Iterator[list[Session | 
             group, size = [], 0
     if group:
         yield group
+
+
+def _tokens(draft: _TokenisedSession) -> Ids:
+    assert draft.tokens is not None
+    return draft.tokens
 
 
 def _sound(frame: Frame | PltzError) -> Frame:

@@ -19,7 +19,7 @@ from pltz.models.session.session import Kind as SessionKind
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader
-from pltz.plt_codec.container.frame import CHECK_KEPT, Frame, Kind, content_check
+from pltz.plt_codec.container.frame import CHECK_KEPT, CONTEXT_TOKENS, Frame, Kind, content_check
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, TokenizerMismatch, VersionError
 from pltz.plt_codec.zstd import Fallback
 
@@ -96,7 +96,7 @@ class SessionDecoder:
         bridge = None if bridge is None or bridge.identity else bridge
         checks: dict[int, int] = {}
         for part in _parts(frames):
-            tokens = self._decode(frames[part], progress)
+            tokens = self._tokens(reader, frames[part], numbers[part], progress)
             for frame, ids, number in zip(frames[part], tokens, numbers[part], strict=True):
                 session, checks[number] = self._restore(frame, ids, number, bridge)
                 yield session
@@ -198,7 +198,10 @@ class SessionDecoder:
         tokens: Iterator[Tokens | None] | None = None
         if len(batch) > 1:
             with contextlib.suppress(CorruptError):
-                tokens = iter(self._decode([frame for _, frames in batch for frame in frames], progress))
+                starts = itertools.accumulate((len(frames) for _, frames in batch), initial=0)
+                pairs = [(frame, at) for (_, frames), at in zip(batch, starts, strict=False) for frame in frames]
+                contexts = [None if frame.context is None else at + frame.context for frame, at in pairs]
+                tokens = iter(self._decode([frame for frame, _ in pairs], progress, contexts))
         for reader, frames in batch:
             try:
                 if isinstance(reader, PltzError):
@@ -227,7 +230,7 @@ class SessionDecoder:
             return cast("Ids", session.value) if session.kind == "ids" else self._conversation(session)
         self.check(reader.header)
         frame = reader.frame(index)
-        ids = cast("Tokens", self._decode([frame], None)[0])
+        ids = cast("Tokens", self._tokens(reader, [frame], [index], None)[0])
         _check_contents(reader, {index: _check_content(frame, ids, index)})
         return transcript.conversation_ids(ids)
 
@@ -253,16 +256,43 @@ class SessionDecoder:
         tokens = transcript.to_tokens(session, self.bundle.tokenizer)
         return transcript.conversation_ids(tokens) if session.kind == "chat" else tokens
 
-    def _decode(self, frames: Sequence[Frame], progress: Progress | None) -> list[Tokens | None]:
-        """Return the bundle tokens of each model frame, by one call of the coder; None for a fallback frame."""
+    def _tokens(
+        self, reader: Reader, frames: Sequence[Frame], numbers: Sequence[int], progress: Progress | None
+    ) -> list[Tokens | None]:
+        """Return the bundle tokens of frames of a file, as `_decode` does. Contexts beside them are decoded too."""
+        place = {number: at for at, number in enumerate(numbers)}
+        wanted = sorted({f.context for f in frames if f.context is not None and f.context not in place})
+        beside = dict(zip(wanted, self._decode(reader.frames(wanted), None), strict=True))
+        contexts = [None if f.context is None else beside.get(f.context, place.get(f.context)) for f in frames]
+        return self._decode(frames, progress, contexts)
+
+    def _decode(
+        self,
+        frames: Sequence[Frame],
+        progress: Progress | None,
+        contexts: Sequence[Tokens | int | None] | None = None,
+    ) -> list[Tokens | None]:
+        """Return the bundle tokens of each model frame; None for a fallback frame.
+
+        ``contexts``: the tokens of the session that each was coded after, or the place among ``frames`` of the frame
+        that holds them. Frames that wait for others are decoded in a second call of the coder.
+        """
         from pltz.plt_codec.types import FrameItem
 
-        items = [FrameItem(f.data, f.coded, f.lanes, f.steps) for f in frames if f.kind.by_model]
-        decoded = iter(self.coder.decode(items, progress=progress) if items else [])
-        return [
-            repeats.expand(next(decoded), frame.unpacked()) if frame.kind.by_model else None
-            for frame in frames
-        ]
+        given = [None] * len(frames) if contexts is None else contexts
+        found: list[Tokens | None] = [None] * len(frames)
+        for later in (False, True):
+            chosen = [n for n, f in enumerate(frames) if f.kind.by_model and isinstance(given[n], int) == later]
+            items = []
+            for n in chosen:
+                frame, context = frames[n], given[n]
+                context = found[context] if isinstance(context, int) else context
+                context = None if context is None else context[:CONTEXT_TOKENS]
+                items.append(FrameItem(frame.data, frame.coded, frame.lanes, frame.steps, context))
+            decoded = self.coder.decode(items, progress=progress) if items else []
+            for n, tokens in zip(chosen, decoded, strict=True):
+                found[n] = repeats.expand(tokens, frames[n].unpacked())
+        return found
 
     def _restore(
         self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None

@@ -26,6 +26,7 @@ class CodingKeywords(TypedDict, total=False):
     verify: bool
     keep_opaque: bool
     zstd_above: int | None
+    independent: bool
     progress: Progress | None
 
 
@@ -40,6 +41,7 @@ class CodingOptions:
         verify: decode every frame and compare before it is written.
         keep_opaque: keep sessions with images or audio as compressed JSON, instead of refusing them.
         zstd_above: code sessions of more bytes (`Session.to_bytes`) by zstd and not by the model; None: none.
+        independent: code each session of a file alone, not after an earlier one that it has much in common with.
         progress: called with the number of tokens done since the last call.
 
     Raises:
@@ -52,6 +54,7 @@ class CodingOptions:
     verify: bool = True
     keep_opaque: bool = False
     zstd_above: int | None = ZSTD_ABOVE
+    independent: bool = False
     progress: Progress | None = None
 
     def __post_init__(self) -> None:

@@ -61,11 +61,12 @@ class Coder(Protocol):
         self,
         sequences: Sequence[Tokens],
         *,
+        contexts: Sequence[Tokens | None] | None = None,
         lanes: int | None = None,
         steps: int | None = None,
         progress: Progress | None = None,
     ) -> Sequence[Encoded]:
-        """Encode sequences, each (T,), and return one `Encoded` per sequence."""
+        """Encode sequences, each (T,) and after its context, and return one `Encoded` per sequence."""
 
     def decode(self, items: Sequence[FrameItem], *, progress: Progress | None = None) -> Sequence[Tokens]:
         """Decode items, and return one sequence (T,) per item."""

@@ -1,4 +1,4 @@
-"""The .pltz file: many sessions with an index at the end, each readable alone.
+"""The .pltz file: many sessions with an index at the end, each readable without the rest.
 
 `Writer` puts frames (frame.py) into a file. `Reader` gets single frames out of bytes, an mmap or a seekable
 file. Spec: FORMAT.md, "Container". Nothing here decodes a token: a frame is bytes plus its index entry.
@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.container import lines
-from pltz.plt_codec.container.columns import KIND_BITS
+from pltz.plt_codec.container.columns import HAS_TOKENS, KIND_BITS, NO_CONTEXT
 from pltz.plt_codec.container.frame import KIND_EXTENDED, MAX_COUNT, MAX_TOKENS_PER_BYTE, Frame, Kind
 from pltz.plt_codec.container.header import MAX_HEADER, Header
 from pltz.plt_codec.container.index import Index, contents_check
@@ -58,7 +58,7 @@ I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
 
 _NONE = np.zeros(0, np.uint32)
-NO_SESSIONS = Index(_NONE, _NONE, _NONE.astype(np.uint8), 0, _NONE)
+NO_SESSIONS = Index(_NONE, _NONE, _NONE.astype(np.int64), _NONE.astype(np.uint8), 0, _NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class Info:
     check: int  # low byte of the content check
     offset: int  # bytes from the start of the file
     size: int  # bytes of the whole frame
+    context: int | None = None  # number of the session that it was coded after
 
 
 def pack(header: Header, frames: Iterable[Frame]) -> bytes:
@@ -100,6 +101,7 @@ class Writer:
         self._finished = False
         self._sizes: list[int] = []  # count << 3 | kind
         self._lengths: list[int] = []
+        self._contexts: list[int] = []
         self._checks: list[int] = []  # of the contents
         self._crcs: list[int] = []  # of the frames
         self._sink.write(self._header)
@@ -125,14 +127,24 @@ class Writer:
             raise ContentError(
                 f"{frame.count} tokens or bytes in a frame of {len(data)} are over the format's limit"
             )
+        if frame.context is not None and not self._may_follow(frame):
+            raise UsageError(f"session {len(self)} cannot have session {frame.context} as its context")
         if not frame.kind.by_model and len(data) > frame.count:
             raise UsageError(f"expected at most {frame.count} fallback bytes, got {len(data)}")
         self._sink.write(data)
         self._sizes.append(frame.count << KIND_BITS | (KIND_EXTENDED if frame.extended else frame.kind))
         self._lengths.append(len(data))
+        self._contexts.append(NO_CONTEXT if frame.context is None else frame.context)
         self._checks.append(frame.check)
         self._crcs.append(zlib.crc32(data))
         return len(self._lengths) - 1
+
+    def _may_follow(self, frame: Frame) -> bool:
+        """Return whether a frame's context is an earlier session with tokens and without a context."""
+        context = frame.context
+        if context is None or not 0 <= context < len(self) or not frame.kind.by_model:
+            return False
+        return bool(HAS_TOKENS[self._sizes[context] & KIND_EXTENDED]) and self._contexts[context] == NO_CONTEXT
 
     def finish(self) -> None:
         """Write index and footer. The writer takes no frame afterwards.
@@ -155,7 +167,8 @@ class Writer:
             np.array(column, dtype=np.uint32) for column in (self._sizes, self._lengths, self._checks, self._crcs)
         )
         shared = lines.Grid(len(self)).encode(crcs)
-        return Index(sizes, lengths, checks.astype(np.uint8), contents_check(checks), shared).encode()
+        contexts = np.array(self._contexts, dtype=np.int64)
+        return Index(sizes, lengths, contexts, checks.astype(np.uint8), contents_check(checks), shared).encode()
 
 
 class Reader:
@@ -254,7 +267,8 @@ class Reader:
         kind = size & KIND_EXTENDED
         if kind == KIND_EXTENDED and length:
             kind = self._read(offset, 1)[0] & KIND_EXTENDED
-        return Info(_known_kind(kind, index), size >> KIND_BITS, int(self._checks[index]), offset, length)
+        count, check = size >> KIND_BITS, int(self._checks[index])
+        return Info(_known_kind(kind, index), count, check, offset, length, _number(int(self._contexts[index])))
 
     def frame(self, index: int) -> Frame:
         """Return session ``index`` as it was given to `Writer.add`, with the part of its check that the file keeps.
@@ -272,11 +286,11 @@ class Reader:
         for index in numbers:
             self._check_number(index)
         chosen = np.array(numbers, dtype=np.int64)
-        columns = self._sizes[chosen], self._checks[chosen], self._offsets[chosen], self._offsets[chosen + 1]
-        entries = zip(numbers, *(column.tolist() for column in columns), strict=True)
+        columns = self._sizes, self._checks, self._contexts, self._offsets[:-1], self._offsets[1:]
+        entries = zip(numbers, *(column[chosen].tolist() for column in columns), strict=True)
         return [self._frame(*entry) for entry in entries]
 
-    def _frame(self, index: int, size: int, check: int, start: int, end: int) -> Frame:
+    def _frame(self, index: int, size: int, check: int, context: int, start: int, end: int) -> Frame:
         if not self._is_sound(index):
             raise CorruptError(
                 f"session {index}: its bytes are not those that were written: the file is damaged, and `pltz inspect` "
@@ -284,9 +298,10 @@ class Reader:
             )
         kind, data = size & KIND_EXTENDED, self._read(start, end - start)
         if kind != KIND_EXTENDED:
-            return Frame(_known_kind(kind, index), size >> KIND_BITS, check, data)
+            known = _known_kind(kind, index)
+            return Frame(known, size >> KIND_BITS, check, data, context=_number(context))
         inner = _known_kind(data[0] & KIND_EXTENDED if data else KIND_EXTENDED, index)
-        return Frame.decode(inner, size >> KIND_BITS, check, data)
+        return Frame.decode(inner, size >> KIND_BITS, check, data, _number(context))
 
     def _check_number(self, index: int) -> None:
         if not 0 <= index < len(self):
@@ -374,7 +389,7 @@ class Reader:
     def _read_index(self, data: bytes) -> None:
         found = Index.decode(data) if data else NO_SESSIONS
         self._sizes, self._lengths, self._checks = found.sizes, found.lengths, found.checks
-        self._contents, self._lines = found.contents, found.lines
+        self._contexts, self._contents, self._lines = found.contexts, found.contents, found.lines
         self._grid = lines.Grid(len(found.sizes))
         self._states = bytearray(len(found.lines))
 
@@ -391,6 +406,10 @@ class Reader:
                 f"expected {size} bytes at {offset}, found {len(data)}: the file was cut meanwhile"
             )
         return data
+
+
+def _number(context: int) -> int | None:
+    return None if context == NO_CONTEXT else context
 
 
 def _known_kind(kind: int, index: int) -> Kind:

@@ -32,6 +32,8 @@ EXTENDED_COPIES = 1 << 6
 
 CHECK_KEPT = 0xFF  # the part of a content check that a file keeps per session
 
+CONTEXT_TOKENS = 1 << 10  # of a session are the context of another, the first ones
+
 MAX_COUNT = MAX_TOKENS  # tokens or bytes per session
 MAX_TOKENS_PER_BYTE = 256  # of a model frame, plus one byte
 
@@ -69,6 +71,8 @@ class Frame:
         lanes, steps: layout of every block, where it is not the default; model kinds only.
         patch: the bridge's patch; kind IDS only.
         copies: the copies taken out of the tokens before coding (`repeats.pack`); model kinds only.
+        context: number of the session of the file whose first `CONTEXT_TOKENS` tokens `data` was coded after; model
+            kinds only.
     """
 
     kind: Kind
@@ -79,6 +83,7 @@ class Frame:
     steps: int | None = None
     patch: bytes = b""
     copies: bytes = b""
+    context: int | None = None
 
     @property
     def extended(self) -> bool:
@@ -138,7 +143,7 @@ class Frame:
         return bytes([head]) + body + self.data
 
     @classmethod
-    def decode(cls, kind: Kind, count: int, check: int, data: bytes) -> Frame:
+    def decode(cls, kind: Kind, count: int, check: int, data: bytes, context: int | None = None) -> Frame:
         """Undo `encode` of an extended frame.
 
         Raises:
@@ -164,7 +169,7 @@ class Frame:
             patch, offset = _sized(data, offset, "a patch")
         if flags & EXTENDED_COPIES:
             taken, offset = _sized(data, offset, "copies")
-        return cls(kind, count, check, data[offset:], lanes, steps, patch, taken)
+        return cls(kind, count, check, data[offset:], lanes, steps, patch, taken, context)
 
 
 def content_check(kind: Kind, count: int, content: bytes | npt.NDArray[np.integer]) -> int:

@@ -1,4 +1,4 @@
-"""The index of a container: checks, kinds, counts and lengths of N sessions in less than four bytes each.
+"""The index of a container: checks, kinds, contexts, counts and lengths of N sessions in less than four bytes each.
 
 Spec: FORMAT.md, "Index". The parts are the shared checks of the stored bytes (lines.py), a byte of content check
 per session, one check of all contents, and the coded columns (columns.py).
@@ -19,6 +19,7 @@ from pltz.plt_codec.varint import read_varint, write_varint
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
 
 CONTENTS = 4  # bytes of the check of all contents
 
@@ -30,6 +31,7 @@ class Index:
     Args:
         sizes: (N,) ``count << 3 | kind`` of each session.
         lengths: (N,) bytes of each frame.
+        contexts: (N,) number of the session whose tokens are the context of each, or `columns.NO_CONTEXT`.
         checks: (N,) low byte of each content check.
         contents: `contents_check` of all content checks.
         lines: checks of the rows and columns of the grid.
@@ -37,6 +39,7 @@ class Index:
 
     sizes: U32
     lengths: U32
+    contexts: I64
     checks: U8
     contents: int
     lines: U32
@@ -48,7 +51,7 @@ class Index:
             + self.lines.astype("<u4").tobytes()
             + self.checks.tobytes()
             + self.contents.to_bytes(CONTENTS, "little")
-            + columns.encode(self.sizes, self.lengths)
+            + columns.encode(self.sizes, self.lengths, self.contexts)
         )
 
     @classmethod
@@ -68,8 +71,8 @@ class Index:
         lines = np.frombuffer(data, "<u4", shared, offset)
         checks = np.frombuffer(data, np.uint8, sessions, offset + 4 * shared)
         contents = int.from_bytes(data[contents_at : contents_at + CONTENTS], "little")
-        sizes, lengths = columns.decode(data[contents_at + CONTENTS :], sessions)
-        return cls(sizes, lengths, checks, contents, lines)
+        sizes, lengths, contexts = columns.decode(data[contents_at + CONTENTS :], sessions)
+        return cls(sizes, lengths, contexts, checks, contents, lines)
 
 
 def contents_check(checks: U32) -> int:

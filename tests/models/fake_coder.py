@@ -35,6 +35,7 @@ class FakeCoder:
         self,
         sequences: Sequence[Any],
         *,
+        contexts: Sequence[Any] | None = None,
         lanes: int | None = None,
         steps: int | None = None,
         progress: Callable[[int], None] | None = None,
@@ -57,6 +58,36 @@ class FakeCoder:
             raise CorruptError("the bitstring does not decode")
         bits = np.unpackbits(np.frombuffer(item.data, np.uint8), count=10 * item.tokens).reshape(-1, 10)
         return bits.astype(np.int64) @ (1 << np.arange(10))
+
+
+class NeighbourCoder(FakeCoder):
+    """Codes the tokens that a sequence begins with as its context does by their number alone, in two bytes."""
+
+    def encode(
+        self,
+        sequences: Sequence[Any],
+        *,
+        contexts: Sequence[Any] | None = None,
+        lanes: int | None = None,
+        steps: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Encoded]:
+        self.encoded.append(len(sequences))
+        given = [None] * len(sequences) if contexts is None else contexts
+        return [Encoded(self._encode(*pair), 0.0, 1, lanes, steps) for pair in zip(sequences, given, strict=True)]
+
+    def _encode(self, ids: Any, context: Any) -> bytes:
+        shared = 0
+        while context is not None and shared < min(len(ids), len(context)) and ids[shared] == context[shared]:
+            shared += 1
+        return shared.to_bytes(2, "big") + ten_bits(ids[shared:])
+
+    def _decode(self, item: FrameItem) -> Any:
+        shared = int.from_bytes(item.data[:2], "big")
+        if shared > (0 if item.context is None else min(len(item.context), item.tokens)):
+            raise CorruptError("the bitstring does not decode without its context")
+        rest = super()._decode(FrameItem(item.data[2:], item.tokens - shared))
+        return rest if item.context is None else np.concatenate([item.context[:shared], rest])
 
 
 class BrokenCoder(FakeCoder):

@@ -20,7 +20,7 @@ TARGET = bytes(range(32, 48))
 Entry = tuple[int, int, bytes, bytes]  # kind in the index, count, frame, content as the check takes it
 
 
-def header(version: int = 2, flags: int = 0, contract: int = 1, magic: bytes = b"PLTZ") -> bytes:
+def header(version: int = 3, flags: int = 0, contract: int = 1, magic: bytes = b"PLTZ") -> bytes:
     body = magic + struct.pack("<BBH", version, flags, contract) + BUNDLE
     return body + (TOKENIZER if flags & 1 else b"") + (TARGET if flags & 2 else b"")
 
@@ -85,9 +85,11 @@ def low_bits(coder: RangeCoder, numbers: list[tuple[int, int]]) -> None:
         numbers = [(value >> 16, max(0, bits - 16)) for value, bits in numbers]
 
 
-def columns(entries: list[tuple[int, int, int]]) -> bytes:
-    """Counts and lengths of sessions: kind, count and length of each."""
+def columns(entries: list[tuple[int, int, int]], steps: list[int] | None = None) -> bytes:
+    """The columns of sessions: kind, count and length of each, and how far back its context is, or 0."""
     coder = RangeCoder()
+    steps = [0] * len(entries) if steps is None else steps
+    follows, distances = Table([1024, 128], 0), Table([64] * 54, 256)
     kinds = Table([256, 128, 128, 64, 64, 64, 16, 128], 0)
     counts = Table([16 + 12800 // (25 + (s - 14) ** 2) for s in range(54)], 256)
     deviations = Table([2 + 9216 // (36 + (2 * s - 247) ** 2) for s in range(248)], 256)
@@ -95,9 +97,20 @@ def columns(entries: list[tuple[int, int, int]]) -> bytes:
     start = 0
     while start < len(entries):
         chunk = entries[start : start + max(1, min(start // 2, 4096))]
+        able = [step for (kind, _, _), step in zip(chunk, steps[start:], strict=False) if kind in (0, 1, 2, 7)]
+        able = able if start else []
         start += len(chunk)
         for kind, _, _ in chunk:
             kinds.encode(coder, kind)
+        for step in able:
+            follows.encode(coder, int(step > 0))
+        for step in filter(None, able):
+            distances.encode(coder, bucket(step, 1)[0])
+        low_bits(coder, [(step, bucket(step, 1)[1]) for step in able])
+        for step in able:
+            follows.learn(int(step > 0))
+        for step in filter(None, able):
+            distances.learn(bucket(step, 1)[0])
         for _, count, _ in chunk:
             counts.encode(coder, bucket(count, 1)[0])
         low_bits(coder, [(count, bucket(count, 1)[1]) for _, count, _ in chunk])
@@ -196,6 +209,7 @@ LAYOUT = (7, 3, b"\x08\x04\x80\x01\x81\x42", ids(2, 300, 301))
 PATCHED = (7, 1, b"\x12\x02\xaa\xbb\x10", ids(9))
 HUNDRED: list[Entry] = [(4, 1 + i % 7, bytes([i]) * (1 + i % 7), bytes([i]) * (1 + i % 7)) for i in range(100)]
 HUNDRED_LINES = lines([frame for _, _, frame, _ in HUNDRED])  # 10 rows, 10 columns
+FOLLOWERS: list[Entry] = [CHAT, TEXT, TEXT_STORED, IDS, CHAT, LAYOUT]  # 1 after 0; 4 after 3; 5 after 0
 BOTH = (7, 1, b"\x1a\x04\x05\x01\xcc\x10", ids(9))
 ONE_COPY = b"\x01\x03\x02\x00\x02"  # 2 literals, then 32 tokens from 2 before
 COPIED = (7, 35, b"\x40\x05" + ONE_COPY + b"\x81\x42", ids(*[400, 401] * 17, 2))
@@ -213,19 +227,25 @@ GOOD = {
     "good-hundred": build(HUNDRED),
     "good-two-wrong-rows": build(HUNDRED, listed=index(HUNDRED, checks=[0, 0, *HUNDRED_LINES[2:]])),
     "good-two-wrong-columns": build(HUNDRED, listed=index(HUNDRED, checks=[*HUNDRED_LINES[:-2], 0, 0])),
+    "good-contexts": build(
+        FOLLOWERS,
+        listed=index(FOLLOWERS, coded=columns([(k, c, len(f)) for k, c, f, _ in FOLLOWERS], [0, 1, 0, 0, 1, 2])),
+    ),
     "good-long-and-short": build([(4, 9000, b"y" * 9000, b"y" * 9000), TEXT_STORED, (2, 0, b"", b"")]),
     "good-reserved-kind-beside-others": build([TEXT, (6, 1, b"z", b""), TEXT_STORED]),
 }
 
 ONE = build([TEXT_STORED])
 TWO = [TEXT, TEXT_STORED]
+TWO_TEXTS = [TEXT, TEXT]
 
 BAD = {
     "bad-empty-file": b"",
     "bad-magic": build(TWO, head=header(magic=b"PLTX")),
     "bad-zip-file": b"PK\x03\x04" + bytes(60),
     "bad-version-1": build(TWO, head=header(version=1)),
-    "bad-newer-version": build(TWO, head=header(version=3)),
+    "bad-version-2": build(TWO, head=header(version=2)),
+    "bad-newer-version": build(TWO, head=header(version=4)),
     "bad-reserved-header-flag": build(TWO, head=header(flags=4)),
     "bad-header-byte": ONE[:8] + bytes([ONE[8] ^ 1]) + ONE[9:],
     "bad-header-alone": header(),
@@ -245,6 +265,7 @@ BAD = {
     "bad-sessions-long-varint": build(TWO, listed=index(TWO, sessions=b"\x82\x00")),
     "bad-sessions-endless-varint": build(TWO, listed=index(TWO, sessions=b"\xff\xff\xff\xff\xff\xff")),
     "bad-index-cut-in-checks": build(TWO, listed=index(TWO)[:11]),
+    "bad-context-before-first": build(TWO_TEXTS, listed=index(TWO_TEXTS, coded=columns([(1, 2, 1)] * 2, [0, 2]))),
     "bad-lengths-cut": build(HUNDRED, listed=index(HUNDRED)[:-20]),
     "bad-lengths-all-ones": build(TWO, listed=index(TWO, coded=b"\xff" * 40)),
     "bad-lengths-all-zeros": build(TWO, listed=index(TWO, coded=bytes(40))),

@@ -101,7 +101,9 @@ def test_many_sessions_are_coded_side_by_side(bundle: FakeBundle) -> None:
     coder = FakeCoder()
     codec = Codec(bundle, coder)
     frozen = codec.compress([TALK] * 200)
-    assert (coder.encoded, coder.decoded) == ([200], [200])
+    assert (coder.encoded, coder.decoded) == ([200, 199], [200])  # alone, and all after the first
+    assert codec.compress([TALK] * 200, independent=True) == frozen and coder.encoded[2:] == [200]
+    coder.decoded.pop()
     codec.decompress(frozen)
     assert coder.decoded == [200, 200]
 

@@ -63,6 +63,18 @@ def text(content: bytes) -> Frame:
     )
 
 
+@st.composite
+def files(draw: st.DrawFn, most: int = 30) -> list[Frame]:
+    """Frames, some of them after an earlier one."""
+    made: list[Frame] = []
+    for frame in draw(st.lists(frames(), max_size=most)):
+        heads = [i for i, other in enumerate(made) if other.kind.by_model and other.context is None]
+        if frame.kind.by_model and heads and draw(st.booleans()):
+            frame = replace(frame, context=draw(st.sampled_from(heads)))
+        made.append(frame)
+    return made
+
+
 def kept(frames: list[Frame]) -> list[Frame]:
     """Frames as a file gives them back: with the part of the check that it keeps."""
     return [replace(frame, check=frame.check & CHECK_KEPT) for frame in frames]
@@ -91,7 +103,7 @@ def read_all(data: bytes) -> list[Frame]:
 # ---- round trips
 
 
-@given(headers, st.lists(frames(), max_size=30))
+@given(headers, files())
 def test_frames_come_back(header: Header, given_frames: list[Frame]) -> None:
     data = pack(header, given_frames)
     reader = Reader(data)
@@ -102,7 +114,7 @@ def test_frames_come_back(header: Header, given_frames: list[Frame]) -> None:
     reader.verify()
 
 
-@given(st.lists(frames(), min_size=1, max_size=5))
+@given(files(5).filter(bool))
 def test_every_source_reads_the_same(
     tmp_path_factory: pytest.TempPathFactory, given_frames: list[Frame]
 ) -> None:
@@ -168,7 +180,8 @@ def test_a_file_of_a_million_sessions_opens_in_a_moment() -> None:
     lengths = np.tile(np.arange(100, dtype=np.uint32) % 3, count // 100)
     lines = np.array([zlib.crc32(bytes(i * 16 % 3)) for i in range(2)], np.uint32)
     lines = np.resize(lines, Grid(count).checks)
-    index = Index(lengths << np.uint32(3) | np.uint32(1), lengths, np.zeros(count, np.uint8), 0, lines).encode()
+    none = np.full(count, -1)
+    index = Index(lengths << np.uint32(3) | np.uint32(1), lengths, none, np.zeros(count, np.uint8), 0, lines).encode()
     data = whole(HEADER.encode() + bytes(int(lengths.sum())), index)
     start = time.perf_counter()
     reader = Reader(data)
@@ -312,6 +325,14 @@ def test_golden_good_files_are_read_as_meant() -> None:
         "hundred": hundred,
         "two-wrong-rows": hundred,
         "two-wrong-columns": hundred,
+        "contexts": [
+            chat,
+            replace(prose, context=0),
+            stored,
+            own,
+            replace(chat, context=3),
+            Frame(Kind.CHAT, 3, chat.check, chat.data, 4, 128, context=0),
+        ],
         "long-and-short": [text(b"y" * 9000), stored, Frame(Kind.IDS, 0, content_check(Kind.IDS, 0, b""), b"")],
     }
     found = {path.stem.removeprefix("good-") for path in GOLDEN.glob("good-*.pltz")}
@@ -350,6 +371,7 @@ NEWER = {
     "extended-reserved-kind",
     "reserved-kind",
     "version-1",
+    "version-2",
 }
 FOREIGN = {"empty-file", "magic", "zip-file"}
 
@@ -395,6 +417,18 @@ def test_a_writer_refuses_what_no_reader_takes(frame: Frame, error: type[Excepti
     with pytest.raises(error):
         writer.add(frame)
     assert len(writer) == 0
+
+
+@pytest.mark.parametrize("context", [-1, 1, 2, 3, 4])
+def test_a_context_is_earlier_has_tokens_and_none_itself(context: int) -> None:
+    model = Frame(Kind.CHAT, 1, 0, b"x")
+    writer = Writer(io.BytesIO(), HEADER)
+    for frame in (model, text(b"hi"), replace(model, context=0)):
+        writer.add(frame)
+    with pytest.raises(UsageError, match="context"):
+        writer.add(replace(model, context=context))
+    with pytest.raises(UsageError, match="context"):
+        writer.add(replace(text(b"hi"), context=0))
 
 
 def test_the_most_tokens_a_frame_may_have() -> None:

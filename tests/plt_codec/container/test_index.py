@@ -22,12 +22,13 @@ def indexes(draw: st.DrawFn) -> Index:
     lengths = rng.integers(0, 1 << 32, sessions, dtype=np.uint32) >> rng.integers(0, 32, sessions, dtype=np.uint32)
     checks = rng.integers(0, 256, sessions, dtype=np.uint8)
     lines = rng.integers(0, 1 << 32, Grid(sessions).checks, dtype=np.uint32)
-    return Index(sizes, lengths, checks, draw(u32), lines)
+    return Index(sizes, lengths, np.full(sessions, -1), checks, draw(u32), lines)
 
 
 def same(one: Index, other: Index) -> bool:
     return one.contents == other.contents and all(
-        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("sizes", "lengths", "checks", "lines")
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("sizes", "lengths", "contexts", "checks", "lines")
     )
 
 

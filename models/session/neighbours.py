@@ -1,0 +1,71 @@
+"""Neighbours: for each session of a file, an earlier one that it may be coded after.
+
+    session --sketch--> nearest earlier session without a context --real code length--> context, or none
+
+A session with much in common with an earlier one takes fewer bytes after it. A session that has a context is none
+itself, so a reader of one session decodes at most two. Which earlier session is nearest is told by sketches
+(sketch.py); whether it is worth it, by the bytes of the frame.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pltz.models.session.sketch import GRAM, Sketch, SketchIndex, hashes_of
+from pltz.plt_codec.container.frame import CONTEXT_TOKENS
+
+if TYPE_CHECKING:
+    from pltz.plt_codec.types import Tokens
+
+HASHES = 256  # of a sketch, four times those of the archive: it is never stored, and finds short sessions too
+LEAST_SHARED = 0.15  # of the 4-grams of a session: with less in common it is not tried
+LONGEST = 4096  # tokens; a context helps the first block of a session only
+KEPT = 1 << 23  # tokens of earlier sessions that are kept, 32 MB
+
+
+class Earlier(NamedTuple):
+    """An earlier session: its number in the file, and its tokens (T,), the first `CONTEXT_TOKENS` or all."""
+
+    number: int
+    tokens: Tokens
+
+
+class Neighbours:
+    """The earlier sessions of a file that can be a context. Their tokens are kept within a budget, the latest ones."""
+
+    def __init__(self) -> None:
+        self._sessions: list[Earlier] = []
+        self._index = SketchIndex()
+        self._tokens = 0
+
+    def add(self, session: Earlier) -> None:
+        """Add a session that has tokens and no context."""
+        tokens = session.tokens[:CONTEXT_TOKENS]
+        if self._tokens + len(tokens) > KEPT:
+            self._forget()
+        self._sessions.append(Earlier(session.number, tokens.copy()))
+        self._index.add(_sketch(tokens))
+        self._tokens += len(tokens)
+
+    def nearest(self, tokens: Tokens) -> Earlier | None:
+        """Return the earlier session that is worth trying as the context of a sequence (T,), or None."""
+        if not GRAM < len(tokens) <= LONGEST:
+            return None
+        for found in self._index.nearest(tokens):
+            if found.shared >= LEAST_SHARED * (len(tokens) - GRAM + 1):
+                return self._sessions[found.number]
+        return None
+
+    def _forget(self) -> None:
+        """Forget the older half of the tokens."""
+        sizes = np.cumsum([len(session.tokens) for session in self._sessions[::-1]])
+        kept = self._sessions[len(self._sessions) - int(np.searchsorted(sizes, KEPT // 2)) :]
+        self._sessions, self._tokens = kept, sum(len(session.tokens) for session in kept)
+        self._index = SketchIndex([_sketch(session.tokens) for session in kept])
+
+
+def _sketch(tokens: Tokens) -> Sketch:
+    hashes = hashes_of(tokens)
+    return Sketch(len(hashes), hashes[:HASHES].copy())

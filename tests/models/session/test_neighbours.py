@@ -1,0 +1,125 @@
+"""A session is coded after the earlier one that is most like it where that is shorter, and is read with it alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pltz.models.session import neighbours
+from pltz.models.session.codec import Codec
+from pltz.models.session.neighbours import Earlier, Neighbours
+from pltz.models.session.session import Session
+from pltz.plt_codec.container.file import Reader
+from pltz.plt_codec.errors import CorruptError, ModelError
+from tests.models.fake_coder import FakeBundle, NeighbourCoder
+
+RANDOM = np.random.default_rng(11)
+TEMPLATES = [RANDOM.integers(300, 1000, 120) for _ in range(3)]
+
+
+def session(template: int, end: int) -> Session:
+    return Session("ids", np.concatenate([TEMPLATES[template], RANDOM.integers(0, 300, end)]))
+
+
+@pytest.fixture
+def codec(bundle: FakeBundle) -> Codec:
+    return Codec(bundle, NeighbourCoder())
+
+
+@pytest.fixture
+def sessions() -> list[Session]:
+    """Three templates, each used by several sessions, among texts that are like none."""
+    rows = [session(number % 3, 10 + number) for number in range(20)]
+    rows[5:5] = [Session("text", b"words that no other session has"), Session("text", bytes(range(256)) * 40)]
+    return rows
+
+
+def contexts(reader: Reader) -> list[int | None]:
+    return [reader.info(number).context for number in range(len(reader))]
+
+
+def test_a_session_follows_the_first_of_its_template(codec: Codec, sessions: list[Session]) -> None:
+    data = codec.compress(sessions)
+    expected = [None, None, None, 0, 1, None, None, *([2, 0, 1] * 5)]
+    assert contexts(Reader(data)) == expected
+    alone = codec.compress(sessions, independent=True)
+    assert contexts(Reader(alone)) == [None] * 22
+    assert len(data) < 0.6 * len(alone)
+    assert codec.decompress(data) == codec.decompress(alone) == sessions
+
+
+def test_each_session_is_read_with_its_context_alone(codec: Codec, sessions: list[Session]) -> None:
+    reader = Reader(codec.compress(sessions))
+    for number in (0, 4, 21, 3):
+        found = Codec(codec.bundle, coder := NeighbourCoder())
+        assert found.decompress(reader, [number]) == [sessions[number]]
+        assert coder.decoded == ([1] if contexts(reader)[number] is None else [1, 1])
+        assert found.token_ids(reader, number).tolist() == sessions[number].value.tolist()
+    order = [21, 4, 4, 1, 20]
+    assert codec.decompress(reader, order) == [sessions[number] for number in order]
+
+
+def test_many_files_of_followers_are_decoded_together(codec: Codec, sessions: list[Session]) -> None:
+    files = [codec.compress(sessions[start:]) for start in range(3)]
+    codec.coder.decoded.clear()  # type: ignore[attr-defined]
+    assert list(codec.decompress_many(files)) == [sessions, sessions[1:], sessions[2:]]
+    assert len(codec.coder.decoded) == 2  # type: ignore[attr-defined]
+    assert all(contexts(Reader(data)) == [None] for data in codec.compress_many(sessions))
+
+
+def test_a_context_in_an_earlier_batch(
+    codec: Codec, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.models.session.codec.GROUP", 4)
+    monkeypatch.setattr("pltz.models.session.codec.BATCH_TOKENS", 500)
+    monkeypatch.setattr("pltz.models.session.decoder.BATCH_TOKENS", 300)
+    data = codec.compress(sessions)
+    assert sum(context is not None for context in contexts(Reader(data))) == 17
+    assert codec.decompress(data) == sessions
+
+
+def test_a_damaged_context_takes_its_followers_and_no_others(codec: Codec, sessions: list[Session]) -> None:
+    data = bytearray(codec.compress(sessions))
+    data[Reader(bytes(data)).info(1).offset + 20] ^= 1
+    reader = Reader(bytes(data))
+    assert reader.damaged() == [1]
+    lost = [number for number, context in enumerate(contexts(reader)) if number == 1 or context == 1]
+    assert len(lost) == 7
+    for number, expected in enumerate(sessions):
+        if number in lost:
+            with pytest.raises(CorruptError, match="session 1:"):
+                codec.decompress(reader, [number])
+        else:
+            assert codec.decompress(reader, [number]) == [expected]
+
+
+def test_a_follower_that_does_not_decode_is_not_acknowledged(bundle: FakeBundle, sessions: list[Session]) -> None:
+    class Forgetful(NeighbourCoder):
+        def _decode(self, item):  # type: ignore[no-untyped-def]
+            return super()._decode(item if item.context is None else replace(item, context=item.context[::-1]))
+
+    with pytest.raises(ModelError, match="session 3 does not come back"):
+        Codec(bundle, Forgetful()).compress(sessions)
+
+
+def test_only_what_is_worth_trying_is_proposed() -> None:
+    known = Neighbours()
+    known.add(Earlier(7, TEMPLATES[0]))
+    near = np.concatenate([TEMPLATES[0][:60], TEMPLATES[1][:60]])
+    found = known.nearest(near)
+    assert found is not None and found.number == 7
+    assert known.nearest(TEMPLATES[1]) is None
+    assert known.nearest(near[:4]) is None
+    assert known.nearest(np.resize(near, neighbours.LONGEST + 1)) is None
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "KEPT", 5000)
+    known = Neighbours()
+    rows = [RANDOM.integers(0, 1000, 120) for _ in range(100)]
+    for number, row in enumerate(rows):
+        known.add(Earlier(number, row))
+        assert sum(len(one.tokens) for one in known._sessions) <= 5000
+        nearest = known.nearest(row)
+        assert nearest is not None and nearest.number == number
+    assert known.nearest(rows[0]) is None
