@@ -23,7 +23,7 @@ COMMANDS = {
 }
 
 
-@click.group(cls=RootGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=RootGroup, lazy=COMMANDS)
 @click.version_option(package_name="pltz", prog_name="pltz")
 def cli() -> None:
     """Entropy codec for LLM sessions: freeze them small, thaw them bit for bit.

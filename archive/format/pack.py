@@ -95,7 +95,7 @@ class Builder:
     >>> n = b.context(Context(0, NONE, "acme", NONE, NONE, 1))
     >>> data = b.add(Record(n, name="empty", time=7)).finish()
     >>> len(data)
-    358
+    362
     """
 
     def __init__(self, epoch: int, time: int, salt: bytes, archive: bytes = NONE):

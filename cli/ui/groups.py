@@ -24,6 +24,7 @@ from pltz.cli.ui.output import INTERRUPTED, printable
 from pltz.plt_codec.errors import PltzError
 
 SENTENCE = 200  # characters
+HELP = ("-h", "--help")
 
 EXIT_CODES = (
     ("0", "done"),
@@ -50,6 +51,10 @@ class Whole(click.Command):
     def get_short_help_str(self, limit: int = 0) -> str:
         """Return the short help, or the first sentence. By default click cuts it off after some 50 characters."""
         return super().get_short_help_str(SENTENCE)
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Return the names of the help option. click keeps them, so they are the same in whatever context."""
+        return list(HELP)
 
 
 class Command(Whole):
@@ -88,7 +93,7 @@ class NamingCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the names behind the options, where click takes each word as it is. Raises UsageError."""
-        values = dict.fromkeys(ctx.help_option_names, 0)  # of each option: the number of words that follow it
+        values = dict.fromkeys(HELP, 0)  # of each option: the number of words that follow it
         for option in self.params:
             if isinstance(option, click.Option):
                 count = 0 if option.is_flag or option.count else option.nargs

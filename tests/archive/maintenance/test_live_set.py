@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import NONE, digest
+from pltz.archive.format.ids import NONE, SEGMENT_SIZE, digest
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, Mark, Record
 from pltz.archive.maintenance.live_set import MARK, SEGMENT, SESSION, LiveSet
@@ -183,7 +183,10 @@ def test_a_hundred_thousand_sessions_take_no_hundred_bytes_each(tmp_path: Path) 
         archive = TowerArchive.create(tmp_path / str(count), [])
         context = Context(0, NONE, "default", NONE, NONE, 1)
         for begin in range(0, count, 256):
-            ids = [digest(b"test", n.to_bytes(8, "little")) for n in range(begin, min(begin + 256, count))]
+            ids = [
+                digest(b"test", n.to_bytes(8, "little"))[:SEGMENT_SIZE] + NONE[SEGMENT_SIZE:]
+                for n in range(begin, min(begin + 256, count))
+            ]
             rows = [
                 (context, Record(0, id=i, tokens=9, bitstring=bytes(100), name=f"chat-{i.hex()}"))
                 for i in ids

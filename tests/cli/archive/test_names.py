@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.cli.commands import Run, chat, lines
@@ -38,6 +39,9 @@ def test_names_with_a_dash_are_taken_as_they_are(run: Run, agents: Path, tmp_pat
 
 
 def test_options_stay_options(run: Run, cold: Path) -> None:
+    from pltz.cli.archive.get import get
+
+    get.get_help(click.Context(get))  # click keeps the help option that it made first
     assert run("archive", "get", cold, "-h").stdout.startswith("Usage:")
     for word, meant in (("--tenent", "--tenant"), ("-x", "-x"), ("-tenant", "--tenant")):
         done = run("archive", "get", cold, "a", word, "acme")

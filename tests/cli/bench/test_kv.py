@@ -69,7 +69,8 @@ def test_a_target_is_calibrated_and_measured(
     assert done.exit_code == 0, done.output
     rows = {row["form"]: row for row in json.loads(done.stdout)["rows"]}
     assert rows["control"]["kl"] < 1e-4 and rows["turboquant-4"]["bits"] == 5.0
-    assert 8 < rows["q8"]["bits"] < 10 and rows["q8"]["agreement"]["median"] <= 2
+    # Eight bits and a scale for each 16 of them; four of 64 tokens are raw.
+    assert 8 < rows["q8"]["bits"] < 11 and rows["q8"]["agreement"]["median"] <= 2
     assert sum(name.startswith("predictive") for name in rows) == 8
     other = run("bench", "kv", "--target", "mini-llama", "--calibration", str(path), "--forms", "predictive", *SMALL)
     assert other.exit_code == 4 and "calibrate" in other.output
