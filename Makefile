@@ -56,7 +56,7 @@ clean:
 	rm -rf $(VENV) build dist site *.egg-info plt_codec/engines/native/_native*.so archive/format/_batch*.so models/kv/_ans*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Each stamp is as new as the last install it stands for: an unchanged checkout installs nothing again.
-INSTALLED_FROM := pyproject.toml constraints.txt $(wildcard setup.py plt_codec/engines/native/*.[ch] archive/format/*.[ch] archive/eviction/*.c)
+INSTALLED_FROM := pyproject.toml constraints.txt $(wildcard setup.py plt_codec/engines/native/*.[ch] archive/format/*.[ch] archive/eviction/*.c models/kv/*.c)
 
 $(VENV)/.runtime: $(INSTALLED_FROM) | $(BIN)/python
 	$(PIP) -e .

@@ -240,7 +240,7 @@ WAYS: dict[str, Callable[[TowerArchive], object]] = {
 def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None, killed: str) -> None:
     """Cut the power while a full disk is emptied: live sessions are whole, and emptying resumes.
 
-    One state in three is opened, and each of them where the environment sets PLTZ_ALL_FAULTS=1.
+    One state in six is opened, and each of them where the environment sets PLTZ_ALL_FAULTS=1.
     """
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
@@ -264,7 +264,7 @@ def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None, kill
         disk.watch = watch if name == killed else lambda: None
         way(archive)
         disk.watch = lambda: None
-        for state in list(left.values())[:: 1 if os.environ.get("PLTZ_ALL_FAULTS") else 3]:
+        for state in list(left.values())[:: 1 if os.environ.get("PLTZ_ALL_FAULTS") else 6]:
             opened += 1
             after = SimDisk(state, seed=9 + opened)
             after.capacity = capacity

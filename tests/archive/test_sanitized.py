@@ -1,4 +1,4 @@
-"""The tests of the C code of archive and hook, run on a build with AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The tests of the C code of archive, hook and KV, on a build with AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 import os
 import subprocess
@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = {  # the module, its source, its tests
     "pltz.archive.format._batch": ("archive/format/batch.c", "tests/archive/format/test_batch.py"),
     "pltz.archive.eviction._ids": ("archive/eviction/ids.c", "tests/archive/eviction/test_token_buffer.py"),
+    "pltz.models.kv._ans": ("models/kv/ans.c", "tests/models/kv/test_streams.py"),
 }
 PLUGIN = """
 import sys
