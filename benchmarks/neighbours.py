@@ -185,7 +185,7 @@ def by_zstd(tenant: TenantSessions, near: Sequence[Sequence[int]]) -> tuple[list
     """Return the bytes of zstd -19 for each session: alone, after the best of its neighbours, with those at hand."""
     texts = tenant.texts
     groups = [tenant.measured[at : at + TOGETHER] for at in range(0, len(tenant.measured), TOGETHER)]
-    with ThreadPoolExecutor() as pool:  # zstd lets go of the interpreter
+    with ThreadPoolExecutor() as pool:  # zstd releases the interpreter lock
         plain = list(pool.map(lambda n: _blocks(texts[n], None), tenant.measured))
         pairs = [(n, other) for n, others in zip(tenant.measured, near, strict=True) for other in others]
         after = list(pool.map(lambda pair: _blocks(texts[pair[0]], _raw(texts[pair[1]])), pairs))

@@ -67,7 +67,7 @@ ADVICE = {
     "TokenizerMismatch": "Name the tokenizer of its ids in this source: tokenizer = FILE.",
     "ModelError": "Run pltz doctor, and reinstall the bundle that it names.",
 }
-"""What to do about a refused session, by the class of its error."""
+"""Advise what to do about a refused session, by the class of its error."""
 
 
 def nightly_page(reports: Sequence[Report]) -> bytes:

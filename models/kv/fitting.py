@@ -79,7 +79,7 @@ PRIOR_COUNT = 50.0  # of the Laplace distribution in each table
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to calibrate on.
+    """Say how much to calibrate on.
 
     ``context``: tokens whose KV is modelled, and ``new``: tokens after them, of each row. ``effects``: rows for the
     effects. ``work``: folder for what is done. ``begin``, ``advance``: told of each stage and unit.

@@ -1,4 +1,4 @@
-"""What a form of KV loses, measured by the static-prefix protocol.
+"""Measure by the static-prefix protocol what a form of KV loses.
 
     prefill a context exactly  ->  encode and decode its KV  ->  score the session's own next tokens on it
 
@@ -40,7 +40,7 @@ SEED = 5
 
 @dataclass
 class Outcome:
-    """What was measured of one form. KL in bits per token, one value per scored token; sizes in bits."""
+    """Hold the measurements of one form. KL in bits per token, one value per scored token; sizes in bits."""
 
     name: str
     kl: list[NDArray[np.float32]] = field(default_factory=list)

@@ -162,7 +162,7 @@ def contexts(q: I16, classes: U8, tables: Tables, point: int) -> tuple[U8, U8]:
 
 
 class _Contexts:
-    """What lanes have seen, for any shape of lanes. Mirrors `Context` in ans.c."""
+    """Hold what lanes have seen, for any shape of lanes. Mirrors `Context` in ans.c."""
 
     def __init__(self, classes: NDArray[np.int64], tables: Tables, point: int) -> None:
         self.first = (point + COARSEST - CLASS_LEVELS * classes)[..., None]

@@ -18,7 +18,7 @@ def test_a_row_and_a_column_share_one_session(sessions: int) -> None:
 
 
 def refused(sessions: int, hurt: npt.NDArray[np.int64], rng: np.random.Generator) -> int:
-    """How many sound sessions are refused besides the damaged ones, all of which are found."""
+    """Count the sound sessions that are refused besides the damaged ones, all of which are found."""
     grid, crcs = Grid(sessions), rng.integers(0, 1 << 32, sessions, dtype=np.uint32)
     checks = grid.encode(crcs)
     assert grid.damaged(crcs, checks) == []
