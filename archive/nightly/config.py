@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pltz.archive.maintenance.cluster import MEDOIDS
 from pltz.archive.nightly.naming import Naming
 from pltz.archive.nightly.sources.registry import SOURCES
 from pltz.archive.nightly.sources.source import Source
 from pltz.archive.nightly.state import check_place
 from pltz.archive.retention import Policy, seconds
+from pltz.archive.writing.candidates import MOST
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 from pltz.plt_codec.limits import MAX_BYTES, ZSTD_ABOVE
@@ -92,6 +94,9 @@ grace = "7d"
 [merge]                           # sessions that grew are rewritten, so that they are read sooner
 cold = "7d"                       # after their newest version
 
+[cluster]                         # new sessions are coded after earlier ones of their tenant where that is shorter
+medoids = 64                      # per tenant: sessions that serve the others so, chosen anew as these change
+
 [verify]                          # a sample is read and decoded every night
 share = 0.02                      # of the packs, but 8 at least
 max_seconds = 600
@@ -137,6 +142,7 @@ class Config:
     grace: int | None = None  # seconds; None: no garbage collection
     verify: VerifySample | None = None
     cold: int | None = None  # seconds; None: no merge
+    medoids: int | None = None  # per tenant; None: sessions are coded without neighbours
     keep_reports: int = 400
 
     def secret(self) -> Secret | None:
@@ -177,7 +183,7 @@ def parse(text: str, folder: Path) -> Config:
     if twice := {name for name in names if names.count(name) > 1}:
         raise UsageError(f"two sources are called {min(twice)!r}: give them different names")
     collect, verify, report = top.table("collect"), top.table("verify"), top.table("report")
-    merge = top.table("merge")
+    merge, cluster = top.table("merge"), top.table("cluster")
     key_file = top.path("key_file", None)
     config = Config(
         archive,
@@ -196,11 +202,12 @@ def parse(text: str, folder: Path) -> Config:
         seconds(collect.get("grace", str, "1d")) if collect else None,
         _verify(verify) if verify else None,
         seconds(merge.get("cold", str, "7d")) if merge else None,
+        cluster.number("medoids", MEDOIDS, 1, MOST) if cluster else None,
         report.number("keep", 400, 1, 1 << 20) if report else 400,
     )
     if config.key_file and config.key_command:
         raise UsageError("key_file and key_command exclude each other")
-    for part in (top, collect, merge, verify, report):
+    for part in (top, collect, merge, cluster, verify, report):
         if part:
             part.end()
     return config

@@ -97,6 +97,12 @@ class Freezer:
         }
         return SessionArchive(archive, self.bundles, zstd_above=self.config.zstd_above, **engine)
 
+    def open_to_put(self) -> SessionArchive:
+        """Open the archive as it is now, to put sessions into it. Raises the errors of `open`."""
+        cold = self.open()
+        cold.archive.neighbours = self.config.medoids is not None
+        return cold
+
     def freeze(self, shard: Shard) -> RunStats:
         """Freeze everything in a shard that is new or changed.
 
@@ -108,7 +114,9 @@ class Freezer:
             if not isinstance(source, DrainedSource):
                 _Shard(self, typing.cast(EntrySource, source), tally).freeze(shard)
             elif not self.dry_run:
-                tally.add(source.drain(self.config, self.bundles[0], self.secret))
+                cold = self.open_to_put()
+                cold.want_key()
+                tally.add(source.drain(cold))
         except (PltzError, OSError) as exc:
             tally.failures.append(f"source {source.name!r}, {shard.place}: {type(exc).__name__}: {exc}")
         tally.seconds = time.monotonic() - start
@@ -124,7 +132,7 @@ class _Shard:
 
     def __init__(self, freezer: Freezer, source: EntrySource, tally: RunStats) -> None:
         self.freezer, self.source, self.tally = freezer, source, tally
-        self.cold = freezer.open()
+        self.cold = freezer.open_to_put()
         self.putter: Sink = source.sink(self.cold, freezer.bundles[0])
         self.namer = ReceiptKeys(self.cold.archive.settings.archive, source)
         self.ledger = freezer.ledger()

@@ -124,6 +124,9 @@ def _steps(now: Report) -> list[tuple[str, str]]:
     if done := now.get("merge"):
         merged = f"{done['merged']:,} of {counted(done['sessions'], 'cold session')}"
         rows.append(("merge", f"{merged}, {counted(done['segments'], 'segment')}"))
+    if done := now.get("cluster"):
+        chosen = f"{counted(done['medoids'], 'session')} chosen of {done['sessions']:,}"
+        rows.append(("cluster", f"{chosen}, {counted(done['tenants'], 'tenant')}, {size(done['file_bytes'])}"))
     if done := now["collect"]:
         freed = f"{counted(done['deleted'], 'pack')} deleted, {size(max(0, done['freed']))} freed"
         rows.append(("collect", f"{freed}, {done['condemned']:,} condemned"))

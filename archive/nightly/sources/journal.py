@@ -18,9 +18,7 @@ from pltz.archive.nightly.sources.source import Shard, number_setting, path_sett
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.encryption.keys import Secret
-    from pltz.archive.nightly.config import Config
-    from pltz.models.bundle.bundle import Bundle
+    from pltz.archive.sessions import SessionArchive
 
 
 @dataclass(frozen=True)
@@ -43,18 +41,13 @@ class JournalSource:
             raise UsageError(f"expected the folder of a journal, found none at {self.path}")
         yield Shard(number, self.path, ())
 
-    def drain(self, config: Config, bundle: Bundle, key: Secret | None) -> RunStats:
+    def drain(self, cold: SessionArchive) -> RunStats:
         """Archive its entries. Refused ones are laid aside in the journal itself."""
         from pltz.archive.eviction import worker
 
         drained = worker.drain(
             self.path,
-            config.archive,
-            bundle=bundle,
-            key=key,
-            threads=config.threads,
-            layout=config.layout,
-            zstd_above=config.zstd_above,
+            cold,
             max_seconds=self.max_seconds or None,
             wait=self.wait,
         )

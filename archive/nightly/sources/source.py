@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
 
 if TYPE_CHECKING:
-    from pltz.archive.encryption.keys import Secret
-    from pltz.archive.nightly.config import Config
     from pltz.archive.nightly.run_stats import RunStats
     from pltz.models.bundle.bundle import Bundle
 
@@ -131,8 +129,8 @@ class EntrySource(Source, Protocol):
 class DrainedSource(Source, Protocol):
     """A source that moves its sessions into the archive by itself, as a whole."""
 
-    def drain(self, config: Config, bundle: Bundle, key: Secret | None) -> RunStats:
-        """Archive what is there now. Raises the errors of opening the archive; others are in the result."""
+    def drain(self, cold: SessionArchive) -> RunStats:
+        """Archive what is there now. Errors of single sessions are in the result."""
 
 
 class Sink(Protocol):

@@ -48,7 +48,7 @@ def lines(chats: Iterable[object]) -> bytes:
 class Nightly:
     """A folder with an archive, sources and a configuration, and what comes of running it."""
 
-    def __init__(self, root: Path, bundle: Path) -> None:
+    def __init__(self, root: Path, bundle: Path | str) -> None:
         self.root, self.bundles = root, [Bundle.load(bundle)]
         self.head = f'archive = "cold"\nstate = "state"\nbundles = ["{bundle}"]\nthreads = 1\n'
         self.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\nname_key = "id"\n'
@@ -91,6 +91,12 @@ class Nightly:
 @pytest.fixture
 def nightly(tmp_path: Path, bundle_folder: Path) -> Nightly:
     return Nightly(tmp_path, bundle_folder)
+
+
+@pytest.fixture
+def trained_nightly(tmp_path: Path) -> Nightly:
+    """Make a job with the bundle that ships: an untrained one loses to zstd, whose segments have no neighbours."""
+    return Nightly(tmp_path, "mini")
 
 
 @pytest.fixture(autouse=True)

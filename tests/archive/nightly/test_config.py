@@ -29,6 +29,7 @@ def test_the_example_is_a_configuration() -> None:
     assert chats == JsonlSource("jsonl-1", "/jobs/chats", Naming(tenant="acme", name_key="id"))
     assert isinstance(app, SqliteSource) and app.path == "/jobs/app.db"
     assert found.retention == (Retention(Policy(keep_last=3, keep_within=90 * 86400)),)
+    assert (found.cold, found.medoids) == (7 * 86400, 64)
     assert (found.grace, found.verify, found.keep_reports) == (7 * 86400, VerifySample(0.02, 600), 400)
 
 
@@ -100,6 +101,9 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         (HEAD + SOURCE + "[collect]\ngrace = 7", "expected a string as grace"),
         (HEAD + SOURCE + "[merge]\ncold = 7", "expected a string as cold"),
         (HEAD + SOURCE + "[merge]\nafter = '7d'", "after"),
+        (HEAD + SOURCE + "[cluster]\nmedoids = 0", "expected medoids of 1 to 4096, found 0"),
+        (HEAD + SOURCE + "[cluster]\nmedoids = '64'", "expected a whole number as medoids"),
+        (HEAD + SOURCE + "[cluster]\ncold = '7d'", r"\[cluster\]: nothing is called 'cold' here; there is medoids"),
         (HEAD + SOURCE + "[verify]\nshare = 2", "expected a share of 0 to 1"),
         (HEAD + SOURCE + "[verify]\nshares = 1", r"\[verify\]: nothing is called 'shares'"),
         (HEAD.replace('"state"', '"s3://bucket/state"') + SOURCE, "expected a folder as state"),
