@@ -1,11 +1,14 @@
 /* Entropy coding of quantised residuals: interleaved rANS with static tables. Spec: FORMAT.md, "Streams".
  *
- *     encode(symbols, classes, ...) -> (words, states, offsets)
- *     decode(words, states, offsets, ...) fills symbols and classes
+ *     encode(symbols, classes, ...) -> (words of each group, states), fills counts and sums
+ *     decode(words, states, offsets, ...) fills symbols, classes and sums
  *
  * A group is LANES tokens side by side, one rANS state each, over one run of 16-bit words. Every lane takes one step
  * at a time, so that a vector unit or a warp can decode a group in lockstep. The table of a step depends on integers
  * that were decoded before it, so all machines choose the same one.
+ *
+ * A section is SECTION layers. The words of all groups for one section lie side by side, so that a reader that decodes
+ * layer by layer needs a beginning of the file only. States go on from section to section.
  *
  * Invariant: between steps every state is in [2^16, 2^32). A lane begins to encode at 2^16, so it must end there.
  * Every word is read behind a test of the end, so no input reads or writes out of bounds. */
@@ -21,6 +24,7 @@
 
 enum { LANES = 32, PRECISION = 12, SLOTS = 1 << PRECISION, SYMBOLS = 32, HALF = 15, ESCAPE = 31 };
 enum { BLOCK = 32, TABLES = 29, BASE = 24, TOP = 28, CLASS_BITS = 4, CLASS_LEVELS = 4, COARSEST = 12 };
+enum { SECTION = 4 }; /* layers whose words lie together */
 enum { MOST_LOW = 10, MEAN_UNIT = 16, PRIOR = 8 * MEAN_UNIT, MOST_SHIFT = 10 };
 #define LOWEST ((uint32_t)1 << 16)
 
@@ -127,10 +131,27 @@ static inline void put_symbol(Out *o, int lane, uint32_t f, uint32_t first)
     o->state[lane] = (x / f << PRECISION) + x % f + first;
 }
 
-static int encode_group(const Model *m, long group, const int16_t *symbols, const uint8_t *kinds, Out *o, uint8_t *plan,
-                        const uint16_t *first)
+/* Set the two sums of a token: the class and all integers added up, and all values that this sum had after each. */
+static void sum_token(uint32_t *sums, uint8_t kind, const int16_t *q, long count)
+{
+    uint32_t a = kind, b = 0;
+    for (long i = 0; i < count; i++) {
+        a += (uint32_t)(int32_t)q[i];
+        b += a;
+    }
+    sums[0] = a;
+    sums[1] = b;
+}
+
+static long sections_of(const Model *m) { return m->per_lane > 1 ? 1 : ((long)m->layers + SECTION - 1) / SECTION; }
+
+/* Encode a group. counts: words of each of its sections. */
+static void encode_group(const Model *m, long group, const int16_t *symbols, const uint8_t *kinds, Out *o, uint8_t *plan,
+                         const uint16_t *first, int64_t *counts, uint32_t *sums)
 {
     const long steps = (long)m->layers * m->width, base = group * LANES * m->per_lane;
+    const long span = (long)SECTION * m->width, sections = sections_of(m);
+    const uint16_t *mark = o->at;
     for (int i = 0; i < LANES; i++)
         o->state[i] = LOWEST;
     for (long row = m->per_lane - 1; row >= 0; row--) {
@@ -139,8 +160,10 @@ static int encode_group(const Model *m, long group, const int16_t *symbols, cons
         if (!n)
             continue;
         Context c;
-        for (int i = 0; i < n; i++)
+        for (int i = 0; i < n; i++) {
             begin_token(&c, i, kinds[start + i], m->point);
+            sum_token(sums + 2 * (start + i), kinds[start + i], symbols + (start + i) * steps, steps);
+        }
         for (int layer = 0; layer < m->layers; layer++) {
             begin_layer(&c, n);
             for (int j = 0; j < m->width; j++) {
@@ -171,11 +194,15 @@ static int encode_group(const Model *m, long group, const int16_t *symbols, cons
                 int s = high < -HALF || high > HALF || !m->freq[row_of + high + HALF] ? ESCAPE : high + HALF;
                 put_symbol(o, i, m->freq[row_of + s], first[row_of + s]);
             }
+            if (sections > 1 && step && step % span == 0) {
+                counts[step / span] = mark - o->at;
+                mark = o->at;
+            }
         }
         for (int i = n - 1; i >= 0; i--)
             put_bits(o, i, kinds[start + i], CLASS_BITS);
     }
-    return 0;
+    counts[0] = mark - o->at;
 }
 
 /* ---- decoding */
@@ -324,10 +351,21 @@ static int has_avx512(void)
 #endif
 }
 
-static int decode_group(const Model *m, long group, In *in, const uint32_t *slots, const int32_t *mean, int wide,
-                        int16_t *symbols, uint8_t *kinds)
+/* Go on with the words of a section. Those of the one before must be used up. */
+static void begin_section(In *in, const uint16_t *words, const int64_t *ends)
+{
+    in->bad |= in->at != in->end;
+    in->at = words + ends[0];
+    in->end = words + ends[1];
+}
+
+/* Decode a group. ends: where the words of section s begin and end is at ends[s * groups], beginning with the first. */
+static int decode_group(const Model *m, long group, In *in, const uint16_t *words, const int64_t *ends, long groups,
+                        const uint32_t *slots, const int32_t *mean, int wide, int16_t *symbols, uint8_t *kinds,
+                        uint32_t *sums)
 {
     const long steps = (long)m->layers * m->width, base = group * LANES * m->per_lane;
+    const long sections = sections_of(m);
     enum { RUN = 32 };
     int32_t q[LANES];
     int16_t run[LANES][RUN];
@@ -341,6 +379,8 @@ static int decode_group(const Model *m, long group, In *in, const uint32_t *slot
             begin_token(&c, i, kinds[start + i], m->point);
         }
         for (int layer = 0; layer < m->layers && n && !in->bad; layer++) {
+            if (layer && layer % SECTION == 0 && sections > 1)
+                begin_section(in, words, ends + layer / SECTION * groups);
             begin_layer(&c, n);
             for (int j = 0; j < m->width; j += BLOCK) {
                 int stop = m->width - j < BLOCK ? m->width - j : BLOCK;
@@ -360,6 +400,8 @@ static int decode_group(const Model *m, long group, In *in, const uint32_t *slot
                     memcpy(symbols + (start + i) * steps + step, run[i], sizeof(int16_t) * (size_t)stop);
             }
         }
+        for (int i = 0; i < n && !in->bad; i++)
+            sum_token(sums + 2 * (start + i), kinds[start + i], symbols + (start + i) * steps, steps);
     }
     (void)wide;
     (void)mean;
@@ -392,11 +434,11 @@ static int check_model(const Model *m, const Py_buffer *freq, const Py_buffer *m
 static PyObject *py_encode(PyObject *self, PyObject *args)
 {
     (void)self;
-    Py_buffer symbols, kinds, freq, mean, level;
+    Py_buffer symbols, kinds, freq, mean, level, counts, sums;
     Model m;
     long from, to;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*iiillll", &symbols, &kinds, &freq, &mean, &level, &m.layers, &m.width,
-                          &m.point, &m.tokens, &m.per_lane, &from, &to))
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*iiillw*w*ll", &symbols, &kinds, &freq, &mean, &level, &m.layers, &m.width,
+                          &m.point, &m.tokens, &m.per_lane, &counts, &sums, &from, &to))
         return NULL;
     m.freq = freq.buf, m.mean = mean.buf, m.level = level.buf;
     PyObject *result = NULL, *words = NULL;
@@ -406,8 +448,10 @@ static PyObject *py_encode(PyObject *self, PyObject *args)
     uint8_t *plan = NULL;
     if (!check_model(&m, &freq, &mean, &level))
         goto done;
-    if (symbols.len != 2 * (Py_ssize_t)m.tokens * steps || kinds.len != m.tokens) {
-        PyErr_SetString(PyExc_ValueError, "symbols or classes of another shape");
+    const long sections = sections_of(&m), all = (m.tokens + span - 1) / span;
+    if (symbols.len != 2 * (Py_ssize_t)m.tokens * steps || kinds.len != m.tokens || sums.len != 8 * m.tokens ||
+        counts.len != 8 * (Py_ssize_t)all * sections) {
+        PyErr_SetString(PyExc_ValueError, "symbols, classes, counts or sums of another shape");
         goto done;
     }
     for (long i = 0; i < m.tokens; i++)
@@ -415,7 +459,7 @@ static PyObject *py_encode(PyObject *self, PyObject *args)
             PyErr_SetString(PyExc_ValueError, "a class beyond the last");
             goto done;
         }
-    if (from < 0 || to < from || to > (m.tokens + span - 1) / span) {
+    if (from < 0 || to < from || to > all) {
         PyErr_SetString(PyExc_ValueError, "groups beyond the last");
         goto done;
     }
@@ -443,7 +487,8 @@ static PyObject *py_encode(PyObject *self, PyObject *args)
         o.begin = room;
         o.at = room + most;
         Py_BEGIN_ALLOW_THREADS;
-        encode_group(&m, from + g, symbols.buf, kinds.buf, &o, plan, first);
+        encode_group(&m, from + g, symbols.buf, kinds.buf, &o, plan, first,
+                     (int64_t *)counts.buf + (from + g) * sections, sums.buf);
         Py_END_ALLOW_THREADS;
         memcpy(PyBytes_AS_STRING(states) + 4 * LANES * g, o.state, 4 * LANES);
         PyObject *part = PyBytes_FromStringAndSize((char *)o.at, (char *)(room + most) - (char *)o.at);
@@ -463,18 +508,20 @@ done:
     PyBuffer_Release(&freq);
     PyBuffer_Release(&mean);
     PyBuffer_Release(&level);
+    PyBuffer_Release(&counts);
+    PyBuffer_Release(&sums);
     return result;
 }
 
 static PyObject *py_decode(PyObject *self, PyObject *args)
 {
     (void)self;
-    Py_buffer words, states, offsets, freq, mean, level, symbols, kinds;
+    Py_buffer words, states, offsets, freq, mean, level, symbols, kinds, sums;
     Model m;
     long from, to;
     int wide;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*iiillw*w*llp", &words, &states, &offsets, &freq, &mean, &level, &m.layers,
-                          &m.width, &m.point, &m.tokens, &m.per_lane, &symbols, &kinds, &from, &to, &wide))
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*iiillw*w*w*llp", &words, &states, &offsets, &freq, &mean, &level, &m.layers,
+                          &m.width, &m.point, &m.tokens, &m.per_lane, &symbols, &kinds, &sums, &from, &to, &wide))
         return NULL;
     m.freq = freq.buf, m.mean = mean.buf, m.level = level.buf;
     uint32_t *slots = NULL;
@@ -484,9 +531,11 @@ static PyObject *py_decode(PyObject *self, PyObject *args)
     const long span = LANES * m.per_lane, groups = (m.tokens + span - 1) / span;
     const long steps = (long)m.layers * m.width;
     const int64_t *at = offsets.buf;
-    int sound = states.len == 4 * LANES * groups && offsets.len == 8 * (groups + 1) && kinds.len == m.tokens &&
-                symbols.len == 2 * (Py_ssize_t)m.tokens * steps && 0 <= from && from <= to && to <= groups;
-    for (long g = 0; sound && g < groups; g++)
+    const long pieces = groups * sections_of(&m);
+    int sound = states.len == 4 * LANES * groups && offsets.len == 8 * (pieces + 1) && kinds.len == m.tokens &&
+                symbols.len == 2 * (Py_ssize_t)m.tokens * steps && sums.len == 8 * m.tokens && 0 <= from &&
+                from <= to && to <= groups;
+    for (long g = 0; sound && g < pieces; g++)
         sound = at[g] >= 0 && at[g] <= at[g + 1] && at[g + 1] <= words.len / 2;
     if (!sound) {
         PyErr_SetString(PyExc_ValueError, "states, offsets or room of another shape");
@@ -515,7 +564,7 @@ static PyObject *py_decode(PyObject *self, PyObject *args)
         memcpy(in.state, (const uint32_t *)states.buf + LANES * g, sizeof in.state);
         for (int i = 0; i < LANES; i++)
             in.bad |= in.state[i] < LOWEST;
-        bad = decode_group(&m, g, &in, slots, means, wide, symbols.buf, kinds.buf);
+        bad = decode_group(&m, g, &in, words.buf, at + g, groups, slots, means, wide, symbols.buf, kinds.buf, sums.buf);
     }
     Py_END_ALLOW_THREADS;
     ran = 1;
@@ -529,6 +578,7 @@ done:
     PyBuffer_Release(&level);
     PyBuffer_Release(&symbols);
     PyBuffer_Release(&kinds);
+    PyBuffer_Release(&sums);
     return ran ? PyBool_FromLong(!bad) : NULL;
 }
 

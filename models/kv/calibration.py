@@ -179,7 +179,7 @@ class Calibration:
         return found
 
 
-PREDICTIVE = "predictive-1"
+PREDICTIVE = "predictive-2"
 
 
 def expected(shape: Shape, ranks: list[int]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -1,4 +1,4 @@
-"""PredictiveCodec: the form `predictive-1`: about half a bit per element. Spec: FORMAT.md, "predictive-1".
+"""PredictiveCodec: the form `predictive-2`: about half a bit per element. Spec: FORMAT.md, "predictive-2".
 
 Per layer, from the first to the last, for all tokens at once:
 
@@ -25,7 +25,18 @@ from pltz.models.kv.calibration import BELOW, PREDICTIVE, Calibration
 from pltz.models.kv.codec import Span
 from pltz.models.kv.q8 import at_zero, check_type, in_place
 from pltz.models.kv.rotary import Rotary
-from pltz.models.kv.streams import CLASS_LEVELS, CLASSES, COARSEST, LANES, Streams, decode, encode, groups
+from pltz.models.kv.streams import (
+    CLASS_LEVELS,
+    CLASSES,
+    COARSEST,
+    LANES,
+    SUM,
+    Streams,
+    decode,
+    encode,
+    groups,
+    sections,
+)
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +52,6 @@ POINTS = range(-64, 33)  # operating points: 8 log2 of the step of a token of cl
 SINKS, SINK_FINER = 4, 4.3  # tokens at the beginning of a session; octaves
 TAIL, TAIL_FINER = 128, 1.0  # tokens at the end of a segment; octaves
 EXPONENT, FINEST, COARSE = 0.35, -2.0, 1.5  # of the mass; octaves
-SUM = 8  # bytes of the checksum
 MIDDLE = 3  # the class of a step of exactly one
 NAMES = {"kv.words", "kv.states", "kv.ends", "kv.sum", "kv.type"}
 
@@ -124,9 +134,9 @@ class PredictiveCodec:
 
         An integer takes at most 48 bits; a block settles at what it really takes.
         """
-        tokens, elements = kv.shape[3], self.calibration.shape.layers * self.calibration.shape.width
-        count = groups(tokens, elements)
-        return 6 * tokens * elements + 2 * tokens + count * (4 * LANES + 4) + SUM
+        shape, tokens = self.calibration.shape, kv.shape[3]
+        elements, count = shape.layers * shape.width, groups(tokens, shape.layers * shape.width)
+        return 6 * tokens * elements + 2 * tokens + count * (4 * LANES + 4 * sections(shape.layers, shape.width)) + SUM
 
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return words, states and ends. See `KVCodec.encode`."""
@@ -147,7 +157,7 @@ class PredictiveCodec:
             "kv.words": torch.from_numpy(streams.words.view(np.int16).copy()),
             "kv.states": torch.from_numpy(streams.states.view(np.int32).copy()),
             "kv.ends": torch.from_numpy(streams.ends.astype(np.int32)),
-            "kv.sum": torch.from_numpy(_sum(q, classes)),
+            "kv.sum": torch.from_numpy(streams.sum),
         }
         return {name: part.to(kv.device) for name, part in parts.items()} | {"kv.type": kv.new_empty(0)}
 
@@ -155,11 +165,9 @@ class PredictiveCodec:
         """Return the KV of the streams, where the parts are. See `KVCodec.decode`."""
         import torch
 
-        words, states, ends = (parts[f"kv.{name}"].cpu().numpy() for name in ("words", "states", "ends"))
-        streams = Streams(words.view(np.uint16), states.view(np.uint32), ends.astype(np.int64))
+        words, states, ends, checksum = (parts[f"kv.{n}"].cpu().numpy() for n in ("words", "states", "ends", "sum"))
+        streams = Streams(words.view(np.uint16), states.view(np.uint32), ends.astype(np.int64), checksum)
         q, classes = decode(streams, len(span.ids), self.tables, self.point)
-        if _sum(q, classes).tobytes() != parts["kv.sum"].cpu().numpy().tobytes():
-            raise CorruptError("the checksum is not that of the integers: damaged, or of other tables")
         shape, marker = self.calibration.shape, parts["kv.type"]
         with torch.inference_mode():
             still = restored(self.layers, q, self._embedded(span), self._steps(classes))
@@ -177,10 +185,11 @@ class PredictiveCodec:
         check_type(parts["kv.type"])
         if parts["kv.sum"].dtype != torch.uint8 or parts["kv.sum"].shape != (SUM,):
             raise CorruptError("expected a checksum of 8 bytes")
-        count = groups(tokens, self.tables.level.size)
+        layers, width = self.tables.level.shape
+        count = groups(tokens, layers * width)
         if (words.dtype, states.dtype, ends.dtype) != (torch.int16, torch.int32, torch.int32) or words.dim() != 1:
             raise CorruptError("the streams are of other types")
-        if states.shape != (count, LANES) or ends.shape != (count,):
+        if states.shape != (count, LANES) or ends.shape != (sections(layers, width), count):
             raise CorruptError(f"expected {count} groups of streams for {tokens} ids, found {tuple(ends.shape)}")
 
     def _embedded(self, span: Span) -> torch.Tensor:
@@ -195,15 +204,6 @@ class PredictiveCodec:
         import torch
 
         return torch.from_numpy(steps_of(classes, self.point)).to(self.embedding.device)
-
-
-def _sum(q: NDArray[np.int16], classes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the checksum of integers and classes, (SUM,)."""
-    import xxhash
-
-    state = xxhash.xxh3_64(np.ascontiguousarray(q).data)
-    state.update(np.ascontiguousarray(classes).data)
-    return np.frombuffer(state.digest(), np.uint8).copy()
 
 
 def steps_of(classes: NDArray[np.uint8], point: int) -> NDArray[np.float32]:

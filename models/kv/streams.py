@@ -3,13 +3,17 @@
     q (T, layers, width) int16, classes (T,) uint8  --encode-->  Streams  --decode-->  the same
 
 `ans.c` does the work, on as many threads as there are groups to share out. Without a C compiler numpy does it, all
-groups side by side, about thirty times slower. Both read and write the same bytes, and tests hold them to it.
+groups side by side, about thirty times slower. `rans.cu` decodes on a GPU. All read and write the same bytes, and tests
+hold them to it.
+
+Words lie by section of four layers, then by group, so that a decoder of layer after layer begins with the beginning of
+a file. A checksum over two sums per token tells whether the integers are the encoder's.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -31,12 +35,16 @@ BLOCK = 32  # components between two looks at what was seen
 TABLES, BASE, TOP = 29, 24, 28  # number of tables; that of a mean size of one step; the last
 CLASSES, CLASS_BITS, CLASS_LEVELS, COARSEST = 16, 4, 4, 12
 MOST_LOW, MEAN_UNIT, PRIOR, MOST_SHIFT = 10, 16, 128, 10
+SECTION = 4  # layers whose words lie together
+SUM = 8  # bytes of the checksum
 LANE_ELEMENTS = 8192  # elements per lane at least, so that a state costs 0.004 bits per element at most
 LOWEST = 1 << 16
+WRONG_END = "a stream does not end where it must: damaged, or of other tables"
 
 T = TypeVar("T")
 I16 = NDArray[np.int16]
 U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
 I64 = NDArray[np.int64]
 
 
@@ -67,11 +75,16 @@ class Tables:
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """Coded integers. ``words``: (n,) uint16. ``states``: (groups, 32) uint32. ``ends``: (groups,) words, int64."""
+    """Coded integers.
+
+    ``words``: (n,) uint16. ``states``: (groups, 32) uint32. ``ends``: (sections, groups) int64, the number of words up
+    to the end of each group's words in a section. ``sum``: (SUM,) uint8, see `checksum`.
+    """
 
     words: NDArray[np.uint16]
-    states: NDArray[np.uint32]
-    ends: NDArray[np.int64]
+    states: U32
+    ends: I64
+    sum: U8
 
 
 def per_lane(elements: int) -> int:
@@ -84,6 +97,30 @@ def groups(tokens: int, elements: int) -> int:
     return -(-tokens // (LANES * per_lane(elements)))
 
 
+def sections(layers: int, width: int) -> int:
+    """Return the number of sections: one where a lane takes all layers of a token before the next token."""
+    return -(-layers // SECTION) if per_lane(layers * width) == 1 else 1
+
+
+def checksum(sums: U32) -> U8:
+    """Return the checksum, (SUM,), of the two sums of each token, (T, 2)."""
+    import xxhash
+
+    data = np.ascontiguousarray(sums, "<u4")
+    return np.frombuffer(xxhash.xxh3_64_digest(data.tobytes()), np.uint8).copy()
+
+
+def sums_of(q: I16, classes: U8) -> U32:
+    """Return the two sums of each token, (T, 2): of class and integers, and of all values that this sum had."""
+    tokens = len(q)
+    found = np.empty((tokens, 2), np.uint32)
+    for n in range(tokens):
+        running = int(classes[n]) + np.cumsum(q[n].ravel(), dtype=np.int64)
+        last = int(running[-1]) if len(running) else int(classes[n])
+        found[n] = last & 0xFFFFFFFF, int(running.sum()) & 0xFFFFFFFF
+    return found
+
+
 def encode(q: I16, classes: U8, tables: Tables, point: int) -> Streams:
     """Return the streams of ``q``, (T, layers, width), and ``classes``, (T,). ``point``: 8 log2 of the step."""
     layers, width = tables.level.shape
@@ -91,46 +128,77 @@ def encode(q: I16, classes: U8, tables: Tables, point: int) -> Streams:
         raise UsageError(f"expected integers of {layers} layers and {width} components, got {q.shape}")
     sizes = (layers, width, point, len(q), per_lane(layers * width))
     if _ans is None:
-        return _encode(q, classes, tables, *sizes[2:])
+        words, states, counts = _encode(q, classes, tables, *sizes[2:])
+        return _streams(words, states, counts, sums_of(q, classes))
     q, classes = np.ascontiguousarray(q), np.ascontiguousarray(classes)
     level = np.ascontiguousarray(tables.level)
     count = groups(len(q), layers * width)
-    made = _shared(count, lambda a, b: _ans.encode(q, classes, tables.freq, tables.mean, level, *sizes, a, b))
-    parts = [part for some, _ in made for part in some]
-    ends = np.cumsum([len(part) // 2 for part in parts], dtype=np.int64)
-    states = np.frombuffer(b"".join(some for _, some in made), np.uint32).reshape(-1, LANES)
-    return Streams(np.frombuffer(b"".join(parts), np.uint16), states, ends)
+    counts = np.zeros((count, sections(layers, width)), np.int64)
+    sums = np.zeros((len(q), 2), np.uint32)
+
+    def some(first: int, last: int) -> tuple[list[bytes], bytes]:
+        return _ans.encode(q, classes, tables.freq, tables.mean, level, *sizes, counts, sums, first, last)
+
+    made = _shared(count, some)
+    words = [np.frombuffer(part, np.uint16) for parts, _ in made for part in parts]
+    states = np.frombuffer(b"".join(part for _, part in made), np.uint32).reshape(-1, LANES)
+    return _streams(words, states, counts, sums)
+
+
+def _streams(words: Sequence[NDArray[np.uint16]], states: U32, counts: I64, sums: U32) -> Streams:
+    """Return streams with the words of all groups by section. ``counts``: (groups, sections) words of each."""
+    cuts = [np.split(group, np.cumsum(count)[:-1]) for group, count in zip(words, counts, strict=True)]
+    whole = [parts[section] for section in range(counts.shape[1]) for parts in cuts]
+    ends = np.cumsum(counts.T.ravel()).reshape(counts.shape[::-1])
+    return Streams(np.concatenate([np.zeros(0, np.uint16), *whole]), states, ends, checksum(sums))
+
+
+def check(streams: Streams, tokens: int, layers: int, width: int) -> None:
+    """Check the shapes of streams. Raises CorruptError."""
+    count, parts = groups(tokens, layers * width), sections(layers, width)
+    if streams.states.shape != (count, LANES) or streams.ends.shape != (parts, count) or streams.sum.shape != (SUM,):
+        raise CorruptError(f"expected {count} groups of 32 states, found {streams.states.shape}")
+    ends = streams.ends.ravel()
+    if (np.diff(ends, prepend=0) < 0).any() or (int(ends[-1]) if len(ends) else 0) != len(streams.words):
+        raise CorruptError("the words of the groups do not fill the stream")
 
 
 def decode(streams: Streams, tokens: int, tables: Tables, point: int, *, wide: bool = True) -> tuple[I16, U8]:
     """Return integers (T, layers, width) and classes (T,). ``wide``: use AVX-512 where the machine has it.
 
-    Raises CorruptError where the streams do not end as they must.
+    Raises CorruptError where the streams do not end as they must, or the integers are not the encoder's.
     """
     layers, width = tables.level.shape
     lane = per_lane(layers * width)
     count = groups(tokens, layers * width)
-    if streams.states.shape != (count, LANES) or streams.ends.shape != (count,):
-        raise CorruptError(f"expected {count} groups of 32 states, found {streams.states.shape}")
-    ends = np.concatenate([[0], streams.ends]).astype(np.int64)
-    if (np.diff(ends) < 0).any() or ends[-1] != len(streams.words):
-        raise CorruptError("the words of the groups do not fill the stream")
+    check(streams, tokens, layers, width)
+    ends = np.concatenate([[0], streams.ends.ravel()]).astype(np.int64)
     if _ans is None:
-        return _decode(streams, ends, tokens, tables, point, lane)
+        q, classes = _decode(streams, ends, tokens, tables, point, lane)
+        verify(sums_of(q, classes), streams.sum)
+        return q, classes
     q = np.empty((tokens, layers, width), np.int16)
     classes = np.empty(tokens, np.uint8)
+    sums = np.zeros((tokens, 2), np.uint32)
     words, states = np.ascontiguousarray(streams.words), np.ascontiguousarray(streams.states)
     level = np.ascontiguousarray(tables.level)
 
     def some(first: int, last: int) -> bool:
         return _ans.decode(
-            words, states, ends, tables.freq, tables.mean, level, layers, width, point, tokens, lane, q, classes,
+            words, states, ends, tables.freq, tables.mean, level, layers, width, point, tokens, lane, q, classes, sums,
             first, last, wide,
         )  # fmt: skip
 
     if not all(_shared(count, some)):
-        raise CorruptError("a stream does not end where it must: damaged, or of other tables")
+        raise CorruptError(WRONG_END)
+    verify(sums, streams.sum)
     return q, classes
+
+
+def verify(sums: U32, expected: U8) -> None:
+    """Check the sums of decoded tokens, (T, 2). Raises CorruptError."""
+    if checksum(sums).tobytes() != expected.tobytes():
+        raise CorruptError("the checksum is not that of the integers: damaged, or of other tables")
 
 
 def _shared(count: int, work: Callable[[int, int], T]) -> list[T]:
@@ -208,19 +276,22 @@ def _symbols(q: I64, kind: U8, low: U8, freq: I64) -> tuple[I64, I64]:
     return np.where(inside & (freq[kind, symbol] > 0), symbol, ESCAPE), high
 
 
-def _encode(q: I16, classes: U8, tables: Tables, point: int, tokens: int, lane: int) -> Streams:
-    """Encode in Python, a group at a time: the slow oracle of ans.c."""
+def _encode(
+    q: I16, classes: U8, tables: Tables, point: int, tokens: int, lane: int
+) -> tuple[list[NDArray[np.uint16]], U32, I64]:
+    """Encode in Python, a group at a time: the slow oracle of ans.c. Returns each group's words, states, and counts."""
     layers, width = tables.level.shape
     kinds, lows = contexts(q, classes, tables, point)
     freq = tables.freq.astype(np.int64)
     first = np.cumsum(freq, 1) - freq
     flat = (tokens, layers * width)
     symbol, high = _symbols(q.reshape(flat).astype(np.int64), kinds.reshape(flat), lows.reshape(flat), freq)
-    words: list[int] = []
-    states, ends, total = [], [], 0
+    words, states = [], []
+    counts = np.zeros((groups(tokens, layers * width), sections(layers, width)), np.int64)
     for group in range(groups(tokens, layers * width)):
         x = [LOWEST] * LANES
         out: list[int] = []
+        marked = 0
 
         def bits(i: int, value: int, n: int, x: list[int] = x, out: list[int] = out) -> None:
             if x[i] >= 1 << (32 - n):
@@ -245,15 +316,14 @@ def _encode(q: I16, classes: U8, tables: Tables, point: int, tokens: int, lane: 
                         out.append(x[i] & 0xFFFF)
                         x[i] >>= 16
                     x[i] = (x[i] // f << PRECISION) + x[i] % f + int(first[kind, s])
+                if step and step % (SECTION * width) == 0 and counts.shape[1] > 1:
+                    counts[group, step // (SECTION * width)], marked = len(out) - marked, len(out)
             for i in range(n - 1, -1, -1):
                 bits(i, int(classes[start + i]), CLASS_BITS)
-        words += out[::-1]
-        total += len(out)
+        counts[group, 0] = len(out) - marked
+        words.append(np.array(out[::-1], np.uint16))
         states.append(x)
-        ends.append(total)
-    return Streams(
-        np.array(words, np.uint16), np.array(states, np.uint32).reshape(-1, LANES), np.array(ends, np.int64)
-    )
+    return words, np.array(states, np.uint32).reshape(-1, LANES), counts
 
 
 def _decode(
@@ -261,14 +331,14 @@ def _decode(
 ) -> tuple[I16, U8]:
     """Decode with numpy, all groups side by side, a lane per element of (groups, 32)."""
     layers, width = tables.level.shape
-    count = len(streams.ends)
+    count = streams.ends.shape[1]
     q = np.zeros((tokens, layers, width), np.int16)
     classes = np.zeros(tokens, np.uint8)
     freq = tables.freq.astype(np.int64)
     first = np.cumsum(freq, 1) - freq
     slots = np.stack([np.repeat(np.arange(SYMBOLS), row) for row in freq])  # (TABLES, 4096)
     state = streams.states.astype(np.int64)
-    at, stop = ends[:-1].copy(), ends[1:]
+    at, stop = ends[:count].copy(), ends[1 : count + 1]
     words = np.concatenate([streams.words, np.zeros(1, np.uint16)]).astype(np.int64)
     bad = bool((state < LOWEST).any()) and tokens > 0
 
@@ -297,6 +367,10 @@ def _decode(
         classes[token[live]] = kinds[live]
         model = _Contexts(kinds, tables, point)
         for layer in range(layers):
+            if layer and layer % SECTION == 0 and len(streams.ends) > 1:
+                bad |= bool((at != stop).any())
+                section = layer // SECTION * count
+                at, stop = ends[section : section + count].copy(), ends[section + 1 : section + count + 1]
             model.begin_layer()
             for j in range(width):
                 if j % BLOCK == 0:
@@ -319,5 +393,5 @@ def _decode(
                 model.count(low[..., None], plain[..., None], value[..., None])
     lanes = np.arange(count)[:, None] * lane * LANES + np.arange(LANES) < tokens
     if bad or (at != stop).any() or (state[lanes] != LOWEST).any():
-        raise CorruptError("a stream does not end where it must: damaged, or of other tables")
+        raise CorruptError(WRONG_END)
     return q, classes

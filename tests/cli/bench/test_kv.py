@@ -58,7 +58,7 @@ def test_a_target_is_calibrated_and_measured(
     result = json.loads(made.stdout)
     path = Path(result["file"])
     assert path.stat().st_size == result["bytes"] and (result["rows"], result["held_out"]) == (5, 1)
-    assert path.name == f"{result['target']}.predictive-1.{result['digest']}.safetensors"
+    assert path.name == f"{result['target']}.predictive-2.{result['digest']}.safetensors"
     assert not list(tmp_path.glob("*.work"))
     there = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(path), *SMALL)
     assert there.exit_code == 2 and "--force" in there.output

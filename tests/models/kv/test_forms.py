@@ -312,7 +312,7 @@ def test_a_calibration_file_is_read_back_or_refused(
     calibration: Calibration, target: Target, tmp_path: Path
 ) -> None:
     path = calibration.save(tmp_path)
-    assert path.name == f"{target.fingerprint.hex()}.predictive-1.{calibration.digest.hex()}.safetensors"
+    assert path.name == f"{target.fingerprint.hex()}.predictive-2.{calibration.digest.hex()}.safetensors"
     assert Calibration.load(path, target.fingerprint).digest == calibration.digest
     with pytest.raises(TargetMismatch):
         Calibration.load(path, bytes(16))
