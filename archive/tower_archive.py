@@ -195,9 +195,9 @@ class TowerArchive:
         """Begin or stop to do so; no stored record changes."""
         self._neighbours = on
         if not on:
-            self._writer.candidates = None
-        elif self._writer.candidates is None:
-            self._writer.candidates = read_candidates(self.catalog, self.settings.archive)
+            self._writer.neighbours.candidates = None
+        elif self._writer.neighbours.candidates is None:
+            self._writer.neighbours.candidates = read_candidates(self.catalog, self.settings.archive)
 
     @property
     def problems(self) -> list[Problem]:
@@ -649,7 +649,7 @@ class TowerArchive:
         clusterer = Clusterer(self.catalog, self.codecs, self._recoder(), self.settings.archive)
         done = clusterer.run(medoids=medoids, dry_run=dry_run, progress=progress)
         if self._neighbours and not dry_run:
-            self._writer.candidates = read_candidates(self.catalog, self.settings.archive)
+            self._writer.neighbours.candidates = read_candidates(self.catalog, self.settings.archive)
         return done
 
     def rebuild(self) -> None:
@@ -758,7 +758,7 @@ class TowerArchive:
         known: Mapping[bytes, KnownSegment] | None = None,
         heard: Heard | None = None,
     ) -> list[Tower]:
-        chains = Chains(self.catalog, self.codecs, known, heard, near=self._writer.near)
+        chains = Chains(self.catalog, self.codecs, known, heard, near=self._writer.neighbours.towers)
         chains.load([v.leaf for v in versions])
         return [Tower(v, chains.version(v)) for v in versions]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.archive.writing.candidates import Candidates, Place
-from pltz.archive.writing.writer import NEIGHBOUR_BYTES
+from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES
 from pltz.benchmarks.peers.compressors import rendered
 from pltz.models.session import transcript
 from pltz.models.session.sketch import SketchIndex, sketch_of

@@ -40,13 +40,20 @@ class Place(NamedTuple):
     tokenizer: bytes
 
 
+class Candidate(NamedTuple):
+    """A segment, the leaf of a tower with this sketch."""
+
+    place: Place
+    segment: bytes
+    sketch: Sketch
+
+
 class Candidates:
     """The candidates that one process knows. Not for several threads."""
 
     def __init__(self) -> None:
         self._indexes: dict[Place, SketchIndex] = {}
         self._names: dict[Place, list[bytes]] = {}
-        self._sketches: dict[Place, list[Sketch]] = {}
         self._known: set[bytes] = set()
 
     def add(self, place: Place, segment: bytes, sketch: Sketch) -> None:
@@ -55,7 +62,6 @@ class Candidates:
             return
         self._known.add(segment)
         self._names.setdefault(place, []).append(segment)
-        self._sketches.setdefault(place, []).append(sketch)
         self._indexes.setdefault(place, SketchIndex()).add(sketch)
 
     def nearest(self, place: Place, tokens: Tokens) -> tuple[float, bytes] | None:
@@ -69,17 +75,10 @@ class Candidates:
             return None
         return found[0].shared, self._names[place][found[0].number]
 
-    def update(self, others: Candidates) -> None:
-        """Add all candidates of others."""
-        for place, names in others._names.items():
-            for name, sketch in zip(names, others._sketches[place], strict=True):
-                self.add(place, name, sketch)
-
     def clear(self) -> None:
         """Forget all candidates."""
         self._indexes.clear()
         self._names.clear()
-        self._sketches.clear()
         self._known.clear()
 
 

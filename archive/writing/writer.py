@@ -20,15 +20,15 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import MAX_SEGMENTS, NOTHING, Chains
+from pltz.archive.catalog.chain import MAX_SEGMENTS, NOTHING
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.catalog.recent_towers import RecentTowers, Segments
+from pltz.archive.catalog.recent_towers import RecentTowers
 from pltz.archive.codecs.codec import BundleCodec, Plain, SegmentCodec, layout_mode
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import ids
 from pltz.archive.format.context import ALONE, RUN, TOWER, WITHIN, Context
-from pltz.archive.format.ids import NONE, TENANT
+from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.format.record import FORGET, Mark, Record, pack_tags, tokens_fit
@@ -41,19 +41,15 @@ from pltz.archive.writing.batch import (
     draft,
     session_rows,
 )
-from pltz.archive.writing.candidates import Candidates, Place, tower_sketch
+from pltz.archive.writing.neighbours import NeighbourEncoder
 from pltz.archive.writing.new_session import NewSession, Receipt
 from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
-from pltz.plt_codec.errors import PltzError
 
 if TYPE_CHECKING:
     from pltz.models.session.expected_time import Expect
 
 BEYOND = 64  # ratio that bytes under zstd are not expected to reach where a turn of the model is that short
-NEIGHBOUR_BYTES = 10  # that a neighbour takes in a record; about two where both are put together
-TOGETHER_BYTES = 2
-NEAR_DEPTH = 2  # segments from the root of a tower that are coded after a neighbour
 NO_RECORD = 1 << 62  # stands for the size of segments that no record holds
 
 
@@ -65,8 +61,7 @@ class ArchiveWriter:
         self.proved = VerifiedSegments(catalog, codecs)
         self.expect: Expect | None = None
         self.recent = RecentTowers()
-        self.near = RecentTowers()  # towers of candidates and of neighbours
-        self.candidates: Candidates | None = None  # None: segments are coded after their own towers alone
+        self.neighbours = NeighbourEncoder(catalog, codecs, self.proved)
         self._publisher = Publisher(catalog, self.proved, parity)
 
     def put(self, sessions: Sequence[NewSession], *, dry_run: bool = False) -> list[Receipt]:
@@ -86,9 +81,9 @@ class ArchiveWriter:
         drafts, segments = draft(ways, contexts, self.catalog.store.now())
         drafts, segments = self._choose(sessions, drafts, segments)
         fresh, relied = self._sort_out(segments)
-        near = self._lean_on_neighbours(fresh, segments, relied)
+        near = self.neighbours.lean_on(fresh, segments, relied)
         self._encode(list(fresh.values()))
-        new = self._encode_near(drafts, fresh, near)
+        new = self.neighbours.encode(drafts, fresh, near)
         self._number(drafts)
         rows = session_rows(drafts, dict(fresh))
         if dry_run:
@@ -101,109 +96,8 @@ class ArchiveWriter:
         self._fence(segments, relied | {name: at for name, (at, _) in near.items()})
         for d in drafts:
             self.recent.add([(s.id, s.tokens) for s in d.tower])
-        if self.candidates is not None:
-            self.candidates.update(new)
+        self.neighbours.add(new)
         return [d.receipt() for d in drafts]
-
-    def _lean_on_neighbours(
-        self,
-        fresh: dict[bytes, PendingSegment],
-        segments: Sequence[PendingSegment],
-        relied: dict[bytes, Location],
-    ) -> dict[bytes, tuple[Location, bytes]]:
-        """Return places and domains of the towers of the neighbours that stored segments relied on have.
-
-        A segment whose neighbour cannot be relied on is put again: it goes from ``relied`` to ``fresh``.
-        """
-        near: dict[bytes, tuple[Location, bytes]] = {}
-        for segment in segments:
-            leaf = self.proved.neighbour(segment.id)
-            if leaf == NONE or segment.id not in relied:
-                continue
-            if stored := self._stored_tower(leaf):
-                segment.near = stored[0]
-                near |= stored[1]
-            else:
-                del relied[segment.id]
-                fresh[segment.id] = segment
-        return near
-
-    def _encode_near(
-        self,
-        drafts: Sequence[PendingVersion],
-        fresh: Mapping[bytes, PendingSegment],
-        near: dict[bytes, tuple[Location, bytes]],
-    ) -> Candidates:
-        """Code new segments after a neighbour where their records get smaller by it.
-
-        Places and domains of the neighbours' towers are added to ``near`` where these are stored. Returns the
-        candidates among the new segments.
-        """
-        new, towers = Candidates(), dict[bytes, Segments]()
-        proposed: dict[bytes, tuple[PendingSegment, bytes]] = {}
-        plain: set[bytes] = set()  # segments of new candidates, which stay without a neighbour
-        for d in drafts if self.candidates is not None else ():
-            if not d.tower or not d.tower[0].codec.reach:
-                continue
-            upmost = [fresh[s.id] for s in d.tower[:NEAR_DEPTH] if s.id in fresh and s.own.domain_kind == TENANT]
-            for s in upmost:
-                if s.id not in plain and s.id not in proposed and (leaf := self._proposed(s, new)):
-                    proposed[s.id] = s, leaf
-            ids = [s.id for s in d.tower]
-            if upmost and not proposed.keys() & ids and self.proved.plain_places(set(ids) - fresh.keys()) is not None:
-                leaf, sketch = tower_sketch([(s.id, s.tokens) for s in d.tower], d.tower[0].codec.reach)
-                towers[leaf] = [(s.id, s.tokens) for s in d.tower[: ids.index(leaf) + 1]]
-                plain.update(ids)
-                new.add(_place(upmost[0]), leaf, sketch)
-        places: dict[bytes, dict[bytes, tuple[Location, bytes]]] = {}
-        for leaf in {leaf for _, leaf in proposed.values()} - towers.keys():
-            if stored := self._stored_tower(leaf):
-                towers[leaf], places[leaf] = stored
-        costs = {leaf: NEIGHBOUR_BYTES if leaf in places else TOGETHER_BYTES for leaf in towers}
-        self._encode_after([(s, towers[leaf], costs[leaf]) for s, leaf in proposed.values() if leaf in towers])
-        used = {s.neighbour for s, _ in proposed.values()} - {NONE}
-        for leaf in used:
-            self.near.add(towers[leaf])
-            near |= places.get(leaf, {})
-        return new
-
-    def _proposed(self, segment: PendingSegment, new: Candidates) -> bytes | None:
-        """Return the candidate that a segment is to be coded after, of the stored and the new ones."""
-        assert self.candidates is not None
-        found = [c.nearest(_place(segment), segment.tokens) for c in (new, self.candidates)]
-        _, leaf = max(filter(None, found), default=(0.0, None))
-        return None if any(s.id == leaf for s in segment.ancestors()) else leaf
-
-    def _stored_tower(self, leaf: bytes) -> tuple[Segments, dict[bytes, tuple[Location, bytes]]] | None:
-        """Return the tower of a stored candidate with the places where it was proved; None where it cannot serve."""
-        tower = self.near.get(leaf)
-        places = self.proved.plain_places(name for name, _ in tower) if tower else None
-        if places is None:
-            try:
-                tower = Chains(self.catalog, self.codecs, heard=self.proved.heard, plain=True).tower(leaf)
-            except PltzError:  # forgotten and collected, erased, or damaged: it is only a hint
-                return None
-            places = self.proved.plain_places(name for name, _ in tower)
-        return (tower, places) if tower and places is not None else None
-
-    def _encode_after(self, pairs: Sequence[tuple[PendingSegment, Segments, int]]) -> None:
-        """Encode segments after the towers of their neighbours, and keep what makes a record smaller.
-
-        Each comes with the bytes that naming its neighbour takes.
-        """
-        segments = [s for s, _, _ in pairs]
-        for codec, numbers in batches(segments):
-            plain = []
-            for segment, tower, _ in (pairs[n] for n in numbers):
-                segment.near = tower
-                plain.append(Plain(segment.tokens, segment.before(codec.reach, TOWER if segment.up else ALONE)))
-            for n, data in zip(numbers, codec.encode(plain), strict=True):
-                segment = segments[n]
-                if len(data) + pairs[n][2] < len(segment.data):
-                    mode = (TOWER if segment.up else ALONE) | layout_mode(codec, segment.tokens)
-                    segment.data, segment.context = data, replace(segment.own, mode=mode) if mode else segment.own
-                else:
-                    segment.near = []
 
     def _choose(
         self, sessions: Sequence[NewSession], drafts: list[PendingVersion], segments: list[PendingSegment]
@@ -268,9 +162,7 @@ class ArchiveWriter:
     def forget_tokens(self) -> None:
         """Forget the tokens of sessions, and the candidates: some are about to be erased."""
         self.recent.clear()
-        self.near.clear()
-        if self.candidates is not None:
-            self.candidates.clear()
+        self.neighbours.clear()
 
     def copy(self, rows: Iterable[tuple[Context, Record]]) -> None:
         """Put stored records unchanged (for the collector). Raises the errors of `Publisher.put`."""
@@ -435,10 +327,6 @@ class ArchiveWriter:
                 return
             yield from (p.location for p in places)
             leaf = places[0].record.parent
-
-
-def _place(segment: PendingSegment) -> Place:
-    return Place(segment.own.domain, segment.codec.tokenizer)
 
 
 def new_bytes(way: PendingVersion, coded: Mapping[bytes, PendingSegment]) -> int:

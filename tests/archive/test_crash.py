@@ -199,7 +199,7 @@ def near(*sessions: tuple[str, int], collected: bool = False) -> Callable[[Tower
 
     def run(archive: TowerArchive) -> None:
         archive.neighbours = True
-        candidates = archive._writer.candidates
+        candidates = archive._writer.neighbours.candidates
         for v in archive.ls(history=True):
             tower = archive.tower(v).segments
             context = archive.record(tower[-1][0]).context
