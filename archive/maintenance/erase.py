@@ -44,11 +44,11 @@ from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.encryption.keyring import MASTER, Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound
 from pltz.archive.format import object_names
-from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import BASE, NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS, key_of_session
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.humanize import counted
+from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.recode import Recoder
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 
@@ -224,14 +224,15 @@ class Eraser:
         towers = self._look(lambda: self._towers(known.domain, name))
         if not towers:
             return self._over(Erasure(tenant, name), known, finished, False, dry_run)
-        begun, doomed = known, self._look(lambda: self._dead(known)).union(*towers)
+        records = DomainRecords(self.catalog, known.domain)
+        begun, doomed = known, self._look(lambda: self._dead(known, records)).union(*towers)
         if not dry_run:
-            self._recoder.want_codecs(self._coded_after(doomed))
+            self._recoder.want_codecs(records.coded_after(doomed) - doomed)
             begun, towers = self._doom(known, name, towers, doomed)
         kept = doomed & self._look(lambda: self._used_by_others(tenant, known.domain, name))
         uses = self._look(lambda: self._uses(tenant, lambda v: (v.tenant, v.name) == (tenant, name)))
         going = doomed - kept
-        users = self._recode(known, going, dry_run)
+        users = self._recode(known, records, going, dry_run)
         erasure = Erasure(
             tenant, name, versions=len(towers), segments=len(going), shared=len(kept), recoded=len(users)
         )
@@ -265,20 +266,21 @@ class Eraser:
             towers = self._look(lambda: self._towers(known.domain, name))
         return begun, towers
 
-    def _recode(self, known: DomainKeys, going: set[bytes], dry_run: bool) -> set[bytes]:
+    def _recode(self, known: DomainKeys, records: DomainRecords, going: set[bytes], dry_run: bool) -> set[bytes]:
         """Put the segments again that were coded after those that go, and return those that were put.
 
         Their old records are under the roots of ``known``. Raises ArchiveError where one cannot be coded anew.
         """
-        users, found = set[bytes](), self._coded_after(going)
+        users, found = set[bytes](), self._coded_after(records, going)
         while not dry_run and found - users:  # sessions are put meanwhile
             users |= found
             self._recoder.run(found, known.roots)
-            found = self._coded_after(going)
+            found = self._coded_after(records, going)
         return {s for s in users if self._recoder.stands_alone(s, known.roots)} if users else found
 
-    def _coded_after(self, going: set[bytes]) -> set[bytes]:
-        return self._look(lambda: self._recoder.coded_after(going)) - going
+    def _coded_after(self, records: DomainRecords, going: set[bytes]) -> set[bytes]:
+        self._look(records.read)
+        return records.coded_after(going) - going
 
     @property
     def _recoder(self) -> Recoder:
@@ -398,27 +400,17 @@ class Eraser:
         """Return, for each version, its segments in the tenant's domain. Shared prompts are left out."""
         return [self._own(domain, v.leaf) for v in self.catalog.lookup.versions(domain, name)]
 
-    def _dead(self, known: DomainKeys) -> set[bytes]:
+    def _dead(self, known: DomainKeys, records: DomainRecords) -> set[bytes]:
         """Return the segments of a tenant that no version has, where there are runs or neighbours.
 
         The records that a run replaced may be there still, and so may the neighbour of a session that is not. Nothing
         tells whose they were.
         """
-        listing, special, found = self.catalog.listing, False, set[bytes]()
-        for pack in sorted(listing.packs):
-            try:
-                for item in listing.scan(pack):
-                    if not isinstance(item, Damage) and item.context.domain == known.domain and item.record.id:
-                        found.add(item.record.id)
-                        special |= bool(item.context.mode & RUN) or item.record.neighbour != NONE
-            except FormatError:  # `_look` stops where one is damaged
-                continue
-            except FileNotFoundError:
-                listing.note_stale()
-        if not special:
+        records.read()
+        if not records.have_dead_copies:
             return set()
-        versions = [v for v in self.catalog.lookup.all_versions() if v.tenant == known.name] if found else []
-        return found.difference(*(self._own(known.domain, v.leaf) for v in versions))
+        versions = [v for v in self.catalog.lookup.all_versions() if v.tenant == known.name]
+        return records.segments.difference(*(self._own(known.domain, v.leaf) for v in versions))
 
     def _used_by_others(self, tenant: str, domain: bytes, name: str) -> set[bytes]:
         others = [v for v in self.catalog.lookup.all_versions() if v.tenant == tenant and v.name != name]

@@ -9,7 +9,7 @@ put, and read back afterwards. A crash leaves some of the new records, or none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,11 +19,11 @@ from pltz.archive.catalog.chain import NOTHING, Chains
 from pltz.archive.catalog.listing import Found
 from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, codec_of, layout_mode
 from pltz.archive.errors import ArchiveError, KeyMismatch
-from pltz.archive.format.context import ALONE, TOWER, Context
+from pltz.archive.format.context import ALONE, TOWER
 from pltz.archive.format.ids import NONE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
-from pltz.archive.format.pack import Damage
 from pltz.archive.format.record import Record
+from pltz.archive.writing.batch import Row
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import BundleMismatch, PltzError
 
@@ -44,18 +44,6 @@ class Recoder:
         load: Callable[[], object] = lambda: None,
     ) -> None:
         self.catalog, self.writer, self.codecs, self._load = catalog, writer, codecs, load
-
-    def coded_after(self, segments: Collection[bytes]) -> set[bytes]:
-        """Return the segments of which a record that opens names one of these as its neighbour.
-
-        Every record of every pack is read. Raises StoreError.
-        """
-        found = set[bytes]()
-        for item in self._records():
-            record = item.record
-            if record.neighbour in segments and record.id is not None and not self._gone(item):
-                found.add(record.id)
-        return found
 
     def want_codecs(self, segments: Collection[bytes]) -> None:
         """Raise ArchiveError where a segment needs a bundle that the archive was not opened with."""
@@ -87,51 +75,56 @@ class Recoder:
             ArchiveError: a segment needs a bundle or key that the archive was not opened with.
             StoreError, WriterFailed: the store failed.
         """
-        rows, tokens, done = list[tuple[Context, Record]](), 0, 0
-        for segment in sorted(segments):
-            if not self.stands_alone(segment, roots) and (row := self._row(segment)):
-                rows.append(row)
-                tokens, done = tokens + row[1].tokens, done + 1
-            if tokens >= COMMIT_TOKENS:
-                self._put(rows)
-                rows, tokens = [], 0
-        self._put(rows)
+        wanted = [segment for segment in sorted(segments) if not self.stands_alone(segment, roots)]
+        done, begin = 0, 0
+        while begin < len(wanted):
+            end, tokens = begin, 0
+            while end < len(wanted) and tokens < COMMIT_TOKENS:
+                tokens, end = tokens + self._tokens(wanted[end]), end + 1
+            rows = self._rows(wanted[begin:end])
+            self._put(rows)
+            begin, done = end, done + len(rows)
         return done
-
-    def _records(self) -> Iterator[Found]:
-        for pack in sorted(self.catalog.listing.packs):
-            try:
-                for item in self.catalog.listing.scan(pack):
-                    if not isinstance(item, Damage):
-                        yield item
-            except FileNotFoundError:
-                self.catalog.listing.note_stale()
-
-    def _gone(self, item: Found) -> bool:
-        return self.catalog.keys.gone(item.context, item.record.id or NONE)
 
     def _places(self, segment: bytes) -> list[Found]:
         return self.catalog.lookup.find(SEGMENTS, segment)
 
-    def _row(self, segment: bytes) -> tuple[Context, Record] | None:
-        """Return the record of a segment without a neighbour; None where it cannot be read. Raises ArchiveError."""
-        places = self._places(segment)
-        try:
-            tower = Chains(self.catalog, self.codecs).tower(segment)
-        except (BundleMismatch, KeyMismatch) as exc:
-            raise ArchiveError(f"a session is coded after one that goes, and cannot be coded anew: {exc}") from exc
-        except PltzError:  # damaged, which verify reports, or of a session that was never acknowledged
-            return None
-        kept = places[0].context
-        codec = codec_of(self.codecs, kept)
-        assert codec is not None  # it has just decoded the segment
-        own = self.catalog.keys.context(kept.domain_kind, self.catalog.keys.domain_name(kept))
-        tokens = tower[-1][1]
-        mode, data = encoded_alone(codec, tokens, np.concatenate([NOTHING, *(part for _, part in tower[:-1])]))
-        context = replace(own, tokenizer=kept.tokenizer, bundle=kept.bundle, contract=kept.contract, mode=mode)
-        return context, Record(0, places[0].record.parent, segment, len(tokens), data)
+    def _tokens(self, segment: bytes) -> int:
+        """Return the tokens of a segment, as its records claim."""
+        return max((item.record.tokens for item in self._places(segment)), default=0)
 
-    def _put(self, rows: Sequence[tuple[Context, Record]]) -> None:
+    def _rows(self, segments: Sequence[bytes]) -> list[Row]:
+        """Return the records of segments without a neighbour, but for those that cannot be read.
+
+        Their towers are decoded side by side, and what these share once. Raises ArchiveError.
+        """
+        chains, above = Chains(self.catalog, self.codecs), list[Tokens]()
+        chains.load(segments)
+        read = list[tuple[bytes, Tokens]]()
+        for segment in segments:
+            try:
+                tower = chains.tower(segment)
+            except (BundleMismatch, KeyMismatch) as exc:
+                raise ArchiveError(f"a session is coded after one that goes, and cannot be coded anew: {exc}") from exc
+            except PltzError:  # damaged, which verify reports, or of a session that was never acknowledged
+                continue
+            read.append((segment, tower[-1][1]))
+            above.append(np.concatenate([NOTHING, *(part for _, part in tower[:-1])]))
+        places = [self._places(segment)[0] for segment, _ in read]
+        codecs = [codec_of(self.codecs, place.context) for place in places]
+        rows = list[Row]()
+        for codec in {id(codec): codec for codec in codecs}.values():
+            assert codec is not None  # it has just decoded the segment
+            mine = [n for n, other in enumerate(codecs) if other is codec]
+            encoded = encoded_alone(codec, [read[n][1] for n in mine], [above[n] for n in mine])
+            for n, (mode, data) in zip(mine, encoded, strict=True):
+                kept, (segment, tokens) = places[n].context, read[n]
+                own = self.catalog.keys.context(kept.domain_kind, self.catalog.keys.domain_name(kept))
+                context = replace(own, tokenizer=kept.tokenizer, bundle=kept.bundle, contract=kept.contract, mode=mode)
+                rows.append((context, Record(0, places[n].record.parent, segment, len(tokens), data)))
+        return rows
+
+    def _put(self, rows: Sequence[Row]) -> None:
         """Put records and read each segment back through them. Raises ArchiveError."""
         if not rows:
             return
@@ -142,16 +135,19 @@ class Recoder:
             chains.tower(record.id or NONE)
 
 
-def encoded_alone(codec: SegmentCodec, tokens: Tokens, above: Tokens) -> tuple[int, bytes]:
-    """Return the mode and the shorter encoding of a segment, alone or after the tokens above, (m,), once proved.
+def encoded_alone(codec: SegmentCodec, tokens: Sequence[Tokens], above: Sequence[Tokens]) -> list[tuple[int, bytes]]:
+    """Return mode and shorter encoding of each segment, (T,), alone or after the tokens above it, (m,), once proved.
 
-    Raises ArchiveError where it does not decode to ``tokens``, (T,).
+    Raises ArchiveError where one does not decode to its tokens.
     """
-    above = above[-codec.reach :] if codec.reach else NOTHING
-    ways = [(ALONE, NOTHING), (TOWER, above)] if len(above) else [(ALONE, NOTHING)]
-    encoded = codec.encode([Plain(tokens, context) for _, context in ways])
-    data, (mode, context) = min(zip(encoded, ways, strict=True), key=lambda way: len(way[0]))
-    mode |= layout_mode(codec, tokens)
-    if not np.array_equal(codec.decode([Coded(data, len(tokens), context, mode)])[0], tokens):
+    ways = [(n, ALONE, NOTHING) for n in range(len(tokens))]
+    if codec.reach:
+        ways += [(n, TOWER, above[n][-codec.reach :]) for n in range(len(tokens)) if len(above[n])]
+    best = dict[int, tuple[bytes, int, Tokens]]()
+    for (n, mode, context), data in zip(ways, codec.encode([Plain(tokens[n], c) for n, _, c in ways]), strict=True):
+        if n not in best or len(data) < len(best[n][0]):
+            best[n] = data, mode | layout_mode(codec, tokens[n]), context
+    coded = [Coded(data, len(tokens[n]), context, mode) for n, (data, mode, context) in sorted(best.items())]
+    if not all(map(np.array_equal, codec.decode(coded), tokens)):
         raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")
-    return mode, data
+    return [(one.mode, one.data) for one in coded]

@@ -15,6 +15,7 @@ from pltz.archive.errors import ArchiveError, Fenced, NotFound
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Damage
+from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import Eraser
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
@@ -148,8 +149,8 @@ def test_a_session_put_while_another_is_erased_is_coded_anew_too(
     dead = Eraser._dead
     did: list[int] = []
 
-    def late(self: Eraser, known: Any) -> Any:
-        found = dead(self, known)
+    def late(self: Eraser, *what: Any) -> Any:
+        found = dead(self, *what)
         if not did:
             did.append(1)
             put(writer, 7)
@@ -159,6 +160,53 @@ def test_a_session_put_while_another_is_erased_is_coded_anew_too(
     assert eraser.erase("acme", "s0").recoded == 3
     assert catalogue(reopen(disk, tower_codec))["acme", "s7"] == alike(7).tolist()
     assert reopen(disk, tower_codec).verify(decode=True).sound
+
+
+def test_an_erase_reads_each_pack_once_and_a_shared_tower_once(
+    disk: SimDisk, tower_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec], key=RAW)
+    archive.neighbours = True
+    prompt, tails = np.arange(500), [np.concatenate([alike(n)[:30], [n] * 4, alike(n)[30:]]) for n in range(9)]
+    for number, tail in enumerate(tails):
+        archive.put([NewSession(f"s{number}", [prompt, tail], "acme")])
+    gone = archive.version("s0", "acme").leaf
+    assert neighbours(archive) == [gone] * 8
+    eraser = reopen(disk, tower_codec)
+    scanned, decoded = list[bytes](), list[int]()
+    scan, decode = DomainRecords._read, type(tower_codec).decode
+
+    def scanning(self: DomainRecords, pack: bytes) -> Any:
+        scanned.append(pack)
+        return scan(self, pack)
+
+    def decoding(self: SegmentCodec, batch: Any) -> Any:
+        decoded.extend(len(one.data) for one in batch if one.count == len(prompt))
+        return decode(self, batch)
+
+    monkeypatch.setattr(DomainRecords, "_read", scanning)
+    monkeypatch.setattr(type(tower_codec), "decode", decoding)
+    assert eraser.erase("acme", "s0").recoded == 8
+    assert len(scanned) == len(set(scanned)) == 10  # nine, and that of the segments put again
+    assert len(decoded) <= 3  # to code anew, to read that back; not once per segment
+    monkeypatch.undo()
+    assert all(np.array_equal(archive.get(f"s{n}", "acme").tokens[500:], tails[n]) for n in range(1, 9))
+    assert not neighbours(archive) and reopen(disk, tower_codec).verify(decode=True).sound
+
+
+def test_an_erase_stops_where_a_pack_may_hide_who_was_coded_after(
+    near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec
+) -> None:
+    disk, archive = near
+    pack = archive.catalog.lookup.find(SEGMENTS, archive.version("s2", "acme").leaf)[0].location
+    name = f"packs/{pack.pack.hex()}"
+    data = bytearray(disk.durable.files()[name])
+    data[pack.offset + 4] ^= 1
+    broken = SimDisk(disk.durable)
+    broken.seen.names.pop(name)
+    DirectoryStore(broken).put(name, bytes(data))
+    with pytest.raises(ArchiveError, match="repair"):
+        reopen(broken, tower_codec).erase("acme", "s0")
 
 
 def test_an_erase_that_cannot_code_the_others_changes_nothing(near: tuple[SimDisk, TowerArchive]) -> None:
