@@ -11,6 +11,7 @@ result counts once the archive has verified the ids, and is dropped if it cannot
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pltz.plt_codec.engines.queued import Queued
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache
 
+    from pltz.models.kv.watch import Watch
     from pltz.models.target.target import Target
 
 Found = tuple["DynamicCache", "torch.Tensor"]
@@ -28,11 +30,11 @@ class QueuedPrefill:
     """A prefill of ``count`` ids still being decoded, in place of the target's `prefill`.
 
     `pltz.plt_codec.engines.queued` calls it when the ids are queued. A failure here is no error of the thaw,
-    which then prefills as usual.
+    which then prefills as usual. ``watch``: sees the attention of the prefill.
     """
 
-    def __init__(self, target: Target, count: int) -> None:
-        self._target, self._count = target, count
+    def __init__(self, target: Target, count: int, watch: Watch | None = None) -> None:
+        self._target, self._count, self.watch = target, count, watch
         self._told = 0
         self._found: Found | None = None
         self._begun = self._mark()
@@ -44,7 +46,8 @@ class QueuedPrefill:
         if self._told > 1 or queued.tokens != self._count or queued.device != _name(self._target.device):
             return
         try:
-            self._found = self._target.prefill_queued(self._ids(queued))
+            with self.watch or nullcontext():
+                self._found = self._target.prefill_queued(self._ids(queued))
         except Exception:  # noqa: BLE001 - of the model or of torch: the thaw will meet a real error again
             self._found = None
 

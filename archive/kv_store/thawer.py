@@ -32,7 +32,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -53,8 +53,7 @@ from pltz.archive.sessions import base_of
 from pltz.archive.thaw import Thawed, check_target
 from pltz.archive.tower_archive import Tower
 from pltz.models.kv.codec import loss
-from pltz.models.kv.measure import observed
-from pltz.models.target.cache import pairs_of, share
+from pltz.models.target.cache import share
 from pltz.plt_codec.engines.queued import watching
 from pltz.plt_codec.errors import CorruptError, ModelError, PltzError, UsageError
 
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
 
     from pltz.archive.catalog.lookup import Version
     from pltz.archive.sessions import SessionArchive
+    from pltz.models.kv.watch import Watch
     from pltz.models.target.target import Target
 
 TOGETHER = 8192  # padded tokens of one pass over several sessions
@@ -93,7 +93,7 @@ class _Flight:
     known before it is decoded, as that within a run is not.
     ``shared``: number of base segments that tenants share. ``hot``: number of segments
     found hot. ``at``: number of segments done. ``cache``: KV of the segments done. ``logits``: of their last
-    id, where known.
+    id, where known. ``watch``: of the pass that ended the flight, in which it was row ``place``.
     """
 
     version: Version
@@ -114,6 +114,8 @@ class _Flight:
     kl: float = 0.0
     cache: DynamicCache | None = None
     logits: torch.Tensor | None = None
+    watch: Watch | None = None
+    place: int = 0
 
     def end(self, answer: Thawed | PltzError) -> None:
         """Set the answer for all callers. Only the first answer counts."""
@@ -147,6 +149,7 @@ class _Flight:
         """Adopt the result of another flight for the same prefix."""
         self.cache = None if other.cache is None else share(other.cache)
         self.logits = other.logits
+        self.watch, self.place = other.watch, other.place
         if isinstance(other.answer, PltzError):
             self.end(other.answer)
 
@@ -359,7 +362,7 @@ class Thawer:
         with suppress(PltzError):
             count = sum(self.cold.archive.record(segment).record.tokens for segment in flight.path)
             most = min(self._chunk or count, self.target.max_positions or count)
-            return QueuedPrefill(self.target, count) if 0 < count <= most else None
+            return QueuedPrefill(self.target, count, self._watch(count)) if 0 < count <= most else None
         return None
 
     def _take(self, ahead: QueuedPrefill, batch: list[_Flight]) -> bool:
@@ -369,6 +372,7 @@ class Thawer:
             return False
         flight = batch[0]
         flight.cache, flight.logits = found
+        flight.watch, flight.place = ahead.watch, 0
         flight.at = len(flight.path)
         return True
 
@@ -488,19 +492,30 @@ class Thawer:
 
         If that fails, run each alone to find the faulty one.
         """
+        watch = self._watch(*(flight.new for flight in group))
         try:
-            found = self.target.prefill_many([flight.row for flight in group]) if len(group) > 1 else []
+            with watch or nullcontext():
+                found = self.target.prefill_many([flight.row for flight in group]) if len(group) > 1 else []
         except PltzError:
             found = []
-        for flight, (cache, logits) in zip(group, found, strict=False):
+        for number, (flight, (cache, logits)) in enumerate(zip(group, found, strict=False)):
             flight.cache, flight.logits = cache, logits
+            flight.watch, flight.place = watch, number
         if not found:
             self._each(group, self._alone)
 
     def _alone(self, flight: _Flight) -> None:
         ids, cache = flight.row
         own = None if cache is None else share(cache)
-        flight.cache, flight.logits = self.target.prefill(ids, cache=own, chunk=self._chunk)
+        flight.watch, flight.place = self._watch(flight.new), 0
+        with flight.watch or nullcontext():
+            flight.cache, flight.logits = self.target.prefill(ids, cache=own, chunk=self._chunk)
+
+    def _watch(self, *new: int) -> Watch | None:
+        """Return a watch of the prefill of so many ids per row, if a form of the store can use what it sees."""
+        from pltz.models.kv.watch import Watch
+
+        return Watch(new) if self.hot is not None and self.hot.lossy else None
 
     def _insert(self, flight: _Flight) -> None:
         """Put every segment that was not hot into the store, and pin a base that tenants share."""
@@ -513,7 +528,7 @@ class Thawer:
 
     def _keep(self, hot: HotStore, flight: _Flight, cache: DynamicCache) -> None:
         assert flight.tower is not None
-        mass = self._mass(hot, flight, cache)
+        mass = None if flight.watch is None else flight.watch.mass(flight.place, len(flight.seen.ids))
         for number in range(flight.hot, len(flight.path)):
             ids, start = flight.seen.of(number), flight.seen.cuts[number]
             tokens = flight.tower.segments[number][1].astype(np.int32)
@@ -525,20 +540,6 @@ class Thawer:
             hot.insert(self._space, flight.path[number], parent, block, flight.born)
         if flight.shared:
             hot.pin(self._space, flight.path[: flight.shared])
-
-
-    def _mass(self, hot: HotStore, flight: _Flight, cache: DynamicCache) -> NDArray[np.float32] | None:
-        """Return the attention that each id received, where a form of the store can use it."""
-        if not hot.lossy or flight.hot == len(flight.path):
-            return None
-        import torch
-
-        ids = flight.seen.ids.astype(np.int32)
-        kv = torch.stack([torch.stack([k[0, :, : len(ids)], v[0, :, : len(ids)]]) for k, v in pairs_of(cache)])
-        try:
-            return observed(self.target, kv, ids)
-        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError):  # a model that shows no attention
-            return None
 
 
 def _alive(batch: list[_Flight]) -> list[_Flight]:

@@ -8,6 +8,7 @@ streams.py      its entropy coder; ans.c
 rotary.py       keys back to position 0, and to their positions again
 calibration.py  the file that a target's predictors and tables come from (FORMAT.md)
 fitting.py      makes a calibration
+watch.py        which tokens a prefill attends to
 measure.py      the static-prefix protocol
 receipt.py      what was measured of a form
 """

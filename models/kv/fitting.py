@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from pltz.models.kv.calibration import BELOW, PREDICTIVE, Calibration, Shape
 from pltz.models.kv.codec import KVCodec, Span
-from pltz.models.kv.measure import compare, observed, prefilled
+from pltz.models.kv.measure import compare, prefilled, watched
 from pltz.models.kv.predictive import (
     Layer,
     PredictiveCodec,
@@ -143,11 +143,12 @@ class Fit:
             if not path.exists():
                 ids = row[: self.plan.context]
                 with torch.inference_mode():
-                    kv = prefilled(self.target, ids)
+                    kv, mass = watched(self.target, ids)
                     still = rows(at_zero(kv, Span(ids, 0), self.rotary))
                     halves = [r.clamp(-65504, 65504).half().cpu().contiguous() for r in still]
                     tensors = {f"layer.{i}": half for i, half in enumerate(halves)}
-                    tensors["mass"] = torch.from_numpy(observed(self.target, kv, ids))
+                    flat = np.full(len(ids), 1 / len(ids), np.float32)  # a target that shows no attention
+                    tensors["mass"] = torch.from_numpy(flat if mass is None else mass)
                     self.shape = self._shape(kv)
                 _save(path, tensors)
             self.plan.advance(1)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pltz.models.session.session import Session
     from pltz.models.target.target import Target
 
-QUERIES = 64  # the last ones of a context, which say where attention looks
-QUERY_SHARE = 40  # a context of T tokens is observed by T / 40 queries at most: 2.5 % of its prefill
 CONTROL = "control"
 SIMULATED, CHANGED = "kv.bits.", "kv.changed"  # parts of a baseline: its size, and the KV after it
 POOL = 4096  # sessions that rows are drawn from
@@ -123,28 +121,13 @@ def prefilled(target: Target, ids: NDArray[np.int32]) -> torch.Tensor:
     return torch.stack([torch.stack([k[0], v[0]]) for k, v in pairs_of(cache)])
 
 
-def observed(target: Target, kv: torch.Tensor, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Return the attention that each token received from the last queries of ids, (T,), mean over layers and heads.
+def watched(target: Target, ids: NDArray[np.int32]) -> tuple[torch.Tensor, NDArray[np.float32] | None]:
+    """Return the KV of ids (T,), and the attention that each received, (T,), where the target shows it."""
+    from pltz.models.kv.watch import Watch
 
-    ``kv``: exact, of the same ids. The last T / 40 tokens are run once more, 2.5 % of a prefill.
-    """
-    import torch
-
-    queries = max(1, min(QUERIES, len(ids) // QUERY_SHARE))
-    model: Any = target.model
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        with torch.inference_mode():
-            cache = cache_of(((k[None, :, :-queries], v[None, :, :-queries]) for k, v in kv), model.config)
-            rest = torch.from_numpy(ids[-queries:].astype(np.int64))[None].to(kv.device)
-            one: dict[str, Any] = target._last_only  # logits of one position, where the model can
-            seen = model(input_ids=rest, past_key_values=cache, output_attentions=True, **one).attentions
-            mass = torch.stack([a.float().mean((0, 1, 2)) for a in seen]).mean(0)
-    finally:
-        model.set_attn_implementation(before)
-    found: NDArray[np.float32] = mass.cpu().numpy()
-    return found
+    with Watch([len(ids)]) as watch:
+        kv = prefilled(target, ids)
+    return kv, watch.mass(0, len(ids))
 
 
 def scored(target: Target, kv: torch.Tensor, ids: NDArray[np.int32], *, copies: int = 1) -> torch.Tensor:
@@ -182,8 +165,7 @@ def compare(
     noise = Outcome(CONTROL)
     for row in rows:
         ids, follow = row[:context], row[context:]
-        kv = prefilled(target, ids)
-        mass = observed(target, kv, ids)
+        kv, mass = watched(target, ids)
         exact = scored(target, kv, follow)
         text = _generated(target, kv, follow, greedy)
         if control:

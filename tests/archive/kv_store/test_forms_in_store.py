@@ -84,10 +84,7 @@ def test_what_is_computed_over_lossy_kv_is_not_kept(
 def test_a_model_that_shows_no_attention_is_kept_without_it(
     cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def blind(*_: Any) -> Any:
-        raise TypeError("no attentions")
-
-    monkeypatch.setattr("pltz.archive.kv_store.thawer.observed", blind)
+    monkeypatch.setattr("pltz.models.kv.watch.Watch._products", lambda *_, **__: None)
     store = HotStore.open(0, ROOM, forms={"host": codecs["q4"]})
     Thawer(cold, kin, store).thaw("a/1")
     assert store.stats().tiers["host"].blocks > 0
