@@ -142,8 +142,10 @@ class RecordLookup:
             for item in self._in_block(place, section, identity):
                 if section == MARKS or not self._keys.gone(item.context, identity):
                     found.append(item)
-        special = any(item.context.mode >= RUN or item.record.neighbour != NONE for item in found)
-        return sorted(found, key=_rank) if special else found
+        for item in found:
+            if item.context.mode >= RUN or item.record.neighbour != NONE:
+                return sorted(found, key=_rank)
+        return found
 
     def at(self, location: Location) -> Found:
         """Return the record at a location. Raises FormatError, FileNotFoundError, StoreError."""
@@ -179,7 +181,8 @@ class RecordLookup:
 
         Only indexes are read.
         """
-        places = [at for at in self.named(section, identity) if at.pack in self._listing.packs]
+        packs = self._listing.packs
+        places = [at for at in self.named(section, identity) if at.pack in packs]
         return sorted(places) if len(places) > 1 else places
 
     def named(self, section: int, identity: bytes) -> set[Location]:
@@ -366,21 +369,25 @@ class RecordLookup:
                     found[version.id], ranks[version.id] = version, rank
         return sorted(found.values(), key=lambda v: (v.tenant, v.name, v.order))
 
-    def _in_block(self, place: Location, section: int, identity: bytes) -> Iterator[Found]:
-        """Yield the records of a block that have an identity. Damaged ones are noted as problems."""
+    def _in_block(self, place: Location, section: int, identity: bytes) -> list[Found]:
+        """Return the records of a block that have an identity. Damaged ones are noted as problems."""
         ahead = AHEAD if section == SEGMENTS else FIRST_READ
         opened = self._maybe(partial(self.block, place, ahead=ahead), place.pack)
         if opened is None:
-            return
+            return []
         pack, block = opened
-        rows = block.rows_of(identity) if section == SEGMENTS else range(block.count)
-        if section != SEGMENTS:
+        contexts = pack.head.contexts
+        if section == SEGMENTS:
+            rows = block.rows_of(identity)
+        else:
             heads = enumerate(block.heads())
-            rows = [row for row, r in heads if (section, identity) in keys_of(r, pack.head.contexts[r.context])]
+            rows = [row for row, r in heads if (section, identity) in keys_of(r, contexts[r.context])]
+        found = []
         for row in rows:
             record = self._maybe(partial(pack.of_block, block, row), place.pack)
             if record is not None:
-                yield Found(place._replace(row=row), record, pack.head.contexts[record.context])
+                found.append(Found(Location(place.pack, place.offset, row), record, contexts[record.context]))
+        return found
 
     def _maybe(self, read: Callable[[], T], pack: bytes) -> T | None:
         """Return what ``read`` returns, None where it meets damage or its pack was deleted."""

@@ -10,7 +10,6 @@ body, and a damaged bit costs the records of one piece.
 
 from __future__ import annotations
 
-import functools
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +73,6 @@ ABSENT, TABLE, BACK, INLINE = 0, 1, 2, 3
 ) = range(13)
 COLUMNS = 13
 REST = bytes(SIZE - SEGMENT_SIZE)
-UNPACK = getattr(many, "unpack", None)  # of `batch.c`, built only where there is a C compiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,20 +310,16 @@ def span(data: bytes | memoryview, at: int, mark: bytes) -> tuple[int, int]:
 class _Column:
     """The values of one field, of all records of a block.
 
-    ``many``: the values, None where all are ``low``. None is below ``low`` or above ``high``.
+    ``many``: the values, None where all are ``low``. ``low`` and ``high`` bound them, ``total`` is their sum.
     """
 
-    __slots__ = "high", "low", "many"
+    __slots__ = "high", "low", "many", "total"
 
-    def __init__(self, low: int = 0, high: int = 0, many: list[int] | None = None):
-        self.low, self.high, self.many = low, high, many
+    def __init__(self, low: int = 0, high: int = 0, total: int = 0, many: list[int] | None = None):
+        self.low, self.high, self.total, self.many = low, high, total, many
 
     def __getitem__(self, row: int) -> int:
         return self.low if self.many is None else self.many[row]
-
-    def over(self, limit: int) -> bool:
-        """Return whether some value is above a limit."""
-        return self.high > limit and (self.many is None or max(self.many) > limit)
 
     def list(self, count: int) -> list[int]:
         """Return the values."""
@@ -595,7 +589,8 @@ class Block:
     def _id(self, row: int) -> bytes:
         number = row
         if self._versions - self._ids != SEGMENT_SIZE * self.count:
-            number = sum(k in (SEGMENT, BOTH) for k in self._columns[KIND].list(self.count)[:row])
+            kinds = self._columns[KIND].list(self.count)[:row]
+            number = kinds.count(SEGMENT) + kinds.count(BOTH)
         at = self._ids + SEGMENT_SIZE * number
         return self._data[at : at + SEGMENT_SIZE] + REST
 
@@ -632,29 +627,13 @@ def _parsed(data: bytes, body: int, offset: int, fields: PackFields) -> Block:
         raise _wrong(offset, f"has {count} records")
     if there >> COLUMNS:
         raise VersionError(f"the block at byte {offset} has columns {there:#06x}, of a newer version: use a newer pltz")
-    shapes: list[tuple[int, int]] = []
     columns = [NOTHING] * COLUMNS
-    numbers = [n for n in range(COLUMNS) if there >> n & 1]
-    for _ in numbers:
-        low = data[at]  # most of them have one byte; the check ends the data
-        low, at = (low, at + 1) if low < 0x80 else read_varint(data, at)
-        width = 0
-        if count > 1:
-            if at >= end:
-                raise _wrong(offset, "ends before its columns do")
-            width, at = data[at], at + 1
-        if width > MAX_WIDTH:
-            raise _wrong(offset, f"has numbers of {width} bits")
-        shapes.append((low, width))
-    for number, (low, width) in zip(numbers, shapes, strict=True):
-        if not width:
-            columns[number] = _Column(low, low)
-            continue
-        after = at + (count * width + 7) // 8
-        if after > end:
-            raise _wrong(offset, "ends before its columns do")
-        columns[number] = _Column(low, low + (1 << width) - 1, _unpacked(data, at, count, width, low))
-        at = after
+    try:
+        at, found = COLUMNS_OF(data, at, end, count, there)
+    except ValueError as exc:
+        raise _wrong(offset, str(exc)) from exc
+    for number, low, high, total, values in found:
+        columns[number] = _Column(low, high, total, values)
     block = Block(offset, count, len(data), body, fields, columns, data, at)
     _check_rules(block, columns)
     _place_parts(block, columns, end)
@@ -676,11 +655,11 @@ def _place_parts(block: Block, columns: list[_Column], end: int) -> None:
     block._neighbours = block._parents + SEGMENT_SIZE * _times(columns[PARENT_KIND], INLINE, count)
     block._names = block._neighbours + SEGMENT_SIZE * _times(columns[NEIGHBOUR_KIND], INLINE, count)
     block._name_sizes = columns[NAME].list(count)
-    block._tags = block._names + sum(block._name_sizes)
-    block._checks = block._tags + (sum(columns[TAGS].list(count)) if columns[TAGS].high else 0)
+    block._tags = block._names + columns[NAME].total
+    block._checks = block._tags + columns[TAGS].total
     block._sizes = columns[BITS].list(count)
     checks, rest = divmod(end - block._checks, CHECK)
-    if rest or not 0 <= checks <= count or sum(block._sizes) != block.body:
+    if rest or not 0 <= checks <= count or columns[BITS].total != block.body:
         raise _wrong(block.offset, "has parts that do not fill it")
 
 
@@ -693,23 +672,24 @@ def _check_rules(block: Block, columns: list[_Column]) -> None:
     """Check the rules of FORMAT.md for all records. Raises CorruptError, VersionError."""
     offset, fields, count = block.offset, block.fields, block.count
     kinds = columns[KIND]
-    if kinds.over(VERSION_MARK) or (not kinds.low and 0 in kinds.list(count)):
+    if kinds.high > VERSION_MARK or (not kinds.low and 0 in kinds.list(count)):
         raise VersionError(f"the block at byte {offset} has a record of an unknown kind: use a newer pltz")
-    if columns[VERB].over(FORGET):
+    if columns[VERB].high > FORGET:
         raise VersionError(f"the block at byte {offset} has a mark of a newer version: use a newer pltz")
-    if columns[CONTEXT].over(fields.contexts - 1):
+    if columns[CONTEXT].high > fields.contexts - 1:
         raise _wrong(offset, f"names a context that is not among the {fields.contexts} of the table")
-    if columns[NAME].over(MAX_VEIL) or columns[TAGS].over(MAX_TAGS) or columns[BITS].over(MAX_RECORD):
+    if columns[NAME].high > MAX_VEIL or columns[TAGS].high > MAX_TAGS or columns[BITS].high > MAX_RECORD:
         raise _wrong(offset, "has a field over its limit")
-    if columns[VERSION].over(MAX_VALUE - 1) or columns[TIME].over(MAX_VALUE) or columns[TOKENS].over(MAX_VALUE):
+    if columns[VERSION].high > MAX_VALUE - 1 or columns[TIME].high > MAX_VALUE or columns[TOKENS].high > MAX_VALUE:
         raise _wrong(offset, "has a number over its limit")
     if kinds.many is not None or kinds.low != BOTH or columns[VERB].high:
-        for number, having in _HAVING.items():
-            if columns[number].high and any(
-                value and kind not in having
-                for value, kind in zip(columns[number].list(count), kinds.list(count), strict=True)
-            ):
-                raise _wrong(offset, "has a field that its kind of record has not")
+        each = bytes(kinds.list(count))
+        for having, numbers in _HAVING:
+            filled = [columns[n] for n in numbers if columns[n].high]
+            if filled and each.translate(None, having):
+                others = [row for row, kind in enumerate(each) if kind not in having]
+                if any(column[row] for column in filled for row in others):
+                    raise _wrong(offset, "has a field that its kind of record has not")
     _check_references(block, columns[PARENT_KIND], columns[PARENT])
     _check_references(block, columns[NEIGHBOUR_KIND], columns[NEIGHBOUR])
     sizes, tokens = columns[BITS], columns[TOKENS]
@@ -717,7 +697,7 @@ def _check_rules(block: Block, columns: list[_Column]) -> None:
         rows = zip(tokens.list(count), sizes.list(count), kinds.list(count), strict=True)
         if any(kind != VERSION_MARK and not tokens_fit(number, size) for number, size, kind in rows):
             raise _wrong(offset, "claims more tokens than its bytes can hold")
-    if columns[NAME].over(MAX_NAME) or fields.sealed:
+    if columns[NAME].high > MAX_NAME or fields.sealed:
         fields_of = (columns[column].list(count) for column in (CONTEXT, KIND, NAME, TAGS))
         for context, kind, name, tags in zip(*fields_of, strict=True):
             sealed = context in fields.sealed and kind in (SESSION, BOTH)
@@ -727,33 +707,29 @@ def _check_rules(block: Block, columns: list[_Column]) -> None:
                 raise _wrong(offset, "has a name over the limit")
 
 
-_SEGMENTS, _SESSIONS = (SEGMENT, BOTH), (SESSION, BOTH)
-_HAVING = {
-    PARENT_KIND: (SEGMENT, SESSION, BOTH),
-    PARENT: (SEGMENT, SESSION, BOTH),
-    TOKENS: (SEGMENT, BOTH, VERSION_MARK),
-    BITS: _SEGMENTS,
-    NAME: _SESSIONS,
-    VERSION: _SESSIONS,
-    TIME: _SESSIONS,
-    TAGS: _SESSIONS,
-    NEIGHBOUR_KIND: _SEGMENTS,
-    NEIGHBOUR: _SEGMENTS,
-    VERB: (VERSION_MARK,),
-}  # kinds of records that have a field
+_SEGMENTS, _SESSIONS = bytes([SEGMENT, BOTH]), bytes([SESSION, BOTH])
+_HAVING = (  # kinds of records, and the columns that only they have
+    (bytes([SEGMENT, SESSION, BOTH]), (PARENT_KIND, PARENT)),
+    (bytes([SEGMENT, BOTH, VERSION_MARK]), (TOKENS,)),
+    (_SEGMENTS, (BITS, NEIGHBOUR_KIND, NEIGHBOUR)),
+    (_SESSIONS, (NAME, VERSION, TIME, TAGS)),
+    (bytes([VERSION_MARK]), (VERB,)),
+)
 
 
 def _check_references(block: Block, how: _Column, numbers: _Column) -> None:
     """Check that references name entries of the table or earlier segments of the block. Raises CorruptError."""
     table, offset = len(block.fields.parents), block.offset
-    if how.over(INLINE):
+    if how.high > INLINE:
         raise _wrong(offset, "has a reference of an unknown kind")
     if how.many is None and how.low in (ABSENT, TABLE, INLINE):
-        if numbers.over(table - 1 if how.low == TABLE else 0):
+        if numbers.high > (table - 1 if how.low == TABLE else 0):
             raise _wrong(offset, "names a segment that is not in the table")
         return
-    kinds = block._columns[KIND]
-    for row, (kind, number) in enumerate(zip(how.list(block.count), numbers.list(block.count), strict=True)):
+    kinds, ways = block._columns[KIND], how.list(block.count)
+    if BACK not in ways and numbers.high < table and not any(numbers[r] for r, way in enumerate(ways) if way != TABLE):
+        return
+    for row, (kind, number) in enumerate(zip(ways, numbers.list(block.count), strict=True)):
         if kind == BACK:
             if not 0 < number <= row or kinds[row - number] not in _SEGMENTS:
                 raise _wrong(offset, "names a record that is no earlier segment")
@@ -761,23 +737,44 @@ def _check_references(block: Block, how: _Column, numbers: _Column) -> None:
             raise _wrong(offset, "names a segment that is not in the table")
 
 
-@functools.lru_cache(64)
-def _shifts(width: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64]]:
-    """Return the byte and the bit within it, (ROWS,), at which each value of so many bits begins."""
-    at = np.arange(ROWS) * width
-    return at >> 3, (at & 7).astype(np.uint64)
+def _columns(
+    data: bytes, begin: int, end: int, count: int, there: int
+) -> tuple[int, list[tuple[int, int, int, int, list[int] | None]]]:
+    """Return where the columns from ``data[begin]`` end, and of each number, least, largest, sum and values.
+
+    The values are None where all are the least. ``batch.c`` does the same. Raises ValueError saying which rule is
+    broken.
+    """
+    at, shapes = begin, []
+    for number in (n for n in range(COLUMNS) if there >> n & 1):
+        try:
+            low, at = read_varint(data[:end], at)
+        except CorruptError:
+            raise ValueError("ends before its columns do") from None
+        width = 0
+        if count > 1:
+            if at >= end:
+                raise ValueError("ends before its columns do")
+            width, at = data[at], at + 1
+        if width > MAX_WIDTH:
+            raise ValueError(f"has numbers of more than {MAX_WIDTH} bits")
+        shapes.append((number, low, width))
+    found: list[tuple[int, int, int, int, list[int] | None]] = []
+    for number, low, width in shapes:
+        if not width:
+            found.append((number, low, low, low * count, None))
+            continue
+        after = at + (count * width + 7) // 8
+        if after > end:
+            raise ValueError("ends before its columns do")
+        word, mask = int.from_bytes(data[at:after], "little"), (1 << width) - 1
+        values = [(word >> width * row & mask) + low for row in range(count)]
+        found.append((number, low, max(values), sum(values), values))
+        at = after
+    return at, found
 
 
-def _unpacked(data: bytes, begin: int, count: int, width: int, low: int) -> list[int]:
-    """Return numbers of ``width`` bits each from ``data[begin]`` on, each plus ``low``."""
-    if UNPACK is not None:
-        numbers: list[int] = UNPACK(data, begin, count, width, low)
-        return numbers
-    size = (count * width + 7) // 8
-    words: npt.NDArray[np.uint64] = np.ndarray((size,), "<u8", data[begin : begin + size] + bytes(8), strides=(1,))
-    byte, bit = _shifts(width)
-    found: list[int] = ((words[byte[:count]] >> bit[:count]) & np.uint64((1 << width) - 1)).astype(np.int64).tolist()
-    return [number + low for number in found] if low else found
+COLUMNS_OF = getattr(many, "columns", _columns)  # compiled where there is a C compiler
 
 
 def _seed(fields: PackFields, offset: int) -> int:

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from pltz.archive.format import block
+from pltz.plt_codec.varint import write_varint
 
 many: Any = pytest.importorskip("pltz.archive.format._batch", reason="built where there is a C compiler")
 DICE = np.random.default_rng(3)
@@ -107,21 +110,61 @@ def test_what_cannot_be_compared() -> None:
         many.same((row,), [row])
 
 
-values = st.lists(st.integers(0, 2**57 - 1), max_size=140)
+@st.composite
+def columns(draw: st.DrawFn) -> tuple[int, dict[int, list[int]]]:
+    """Draw a number of rows, and the values of some columns, of at most 33 bits above the least."""
+    count = draw(st.integers(1, 128))
+    found = {}
+    for number in draw(st.sets(st.integers(0, 12))):
+        low, width = draw(st.integers(0, 2**32 - 1)), draw(st.integers(0, 33)) if count > 1 else 0
+        found[number] = [low, *(low + draw(st.integers(0, 2**width - 1)) for _ in range(count - 1))]
+    return count, found
 
 
-@given(st.integers(1, 57), values, st.integers(0, 2**32 - 1), st.integers(0, 9))
-def test_numbers_of_some_bits_are_unpacked(width: int, numbers: list[int], low: int, begin: int) -> None:
-    numbers = [number & (1 << width) - 1 for number in numbers]
-    packed = sum(number << width * n for n, number in enumerate(numbers))
-    data = bytes(begin) + packed.to_bytes(-(-width * len(numbers) // 8), "little")
-    assert many.unpack(data, begin, len(numbers), width, low) == [number + low for number in numbers]
+def written(count: int, found: dict[int, list[int]]) -> bytes:
+    """Return shapes and values of columns as FORMAT.md says."""
+    shapes, values = b"", b""
+    for _, numbers in sorted(found.items()):
+        low, width = min(numbers), (max(numbers) - min(numbers)).bit_length()
+        shapes += write_varint(low) + (bytes([width]) if count > 1 else b"")
+        packed = sum(number - low << width * n for n, number in enumerate(numbers))
+        values += packed.to_bytes(-(-width * count // 8), "little")
+    return shapes + values
+
+
+@settings(deadline=None)
+@given(columns(), st.integers(0, 9), st.integers(0, 9))
+def test_columns_come_back_from_both_readers(drawn: tuple[int, dict[int, list[int]]], before: int, after: int) -> None:
+    count, found = drawn
+    data = written(count, found)
+    whole, there = bytes(before) + data + b"\xff" * after, sum(1 << number for number in found)
+    wanted = [(n, min(v), max(v), sum(v), v if min(v) < max(v) else None) for n, v in sorted(found.items())]
+    for reader in (many.columns, block._columns):
+        assert reader(whole, before, len(whole), count, there) == (before + len(data), wanted)
+        for end in {before, before + len(data) // 2, before + len(data) - 1} if data else ():
+            with pytest.raises(ValueError, match="ends before its columns do"):
+                reader(whole, before, end, count, there)
 
 
 @pytest.mark.parametrize(
-    ("begin", "count", "width", "low"),
-    [(0, 17, 5, 0), (-1, 1, 5, 0), (11, 0, 5, 0), (0, -1, 5, 0), (0, 1, 58, 0), (0, 1, 0, 0), (0, 1, 5, 1 << 32)],
+    ("data", "count", "why"),
+    [
+        ("80 00 00", 2, "ends before"),  # a varint longer than it must be
+        ("ff ff ff ff 1f 00", 2, "ends before"),  # a varint over 32 bits
+        ("00 22 ff ff ff ff ff ff ff ff ff ff", 2, "more than 33 bits"),
+        ("00", 2, "ends before"),  # no width
+    ],
 )
-def test_numbers_that_do_not_lie_in_the_data(begin: int, count: int, width: int, low: int) -> None:
-    with pytest.raises(ValueError, match="expected numbers"):
-        many.unpack(bytes(10), begin, count, width, low)
+def test_columns_that_break_a_rule(data: str, count: int, why: str) -> None:
+    for reader in (many.columns, block._columns):
+        with pytest.raises(ValueError, match=why):
+            reader(bytes.fromhex(data), 0, len(bytes.fromhex(data)), count, 1)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "count", "there"),
+    [(-1, 4, 1, 1), (3, 2, 1, 1), (0, 11, 1, 1), (0, 10, 0, 1), (0, 10, 129, 1), (0, 10, 1, 1 << 13)],
+)
+def test_columns_that_no_block_has(begin: int, end: int, count: int, there: int) -> None:
+    with pytest.raises(ValueError, match="no block has"):
+        many.columns(bytes(10), begin, end, count, there)

@@ -138,8 +138,8 @@ def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> No
     assert named - {r.id for r in rows} <= set(found.elsewhere()) <= named
 
 
-def test_numpy_unpacks_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block, "UNPACK", None)
+def test_python_reads_columns_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "COLUMNS_OF", block._columns)
     rows = [Record(n % 2, name="", veil=b"v" * 25, version=1 + n * n, time=TIME + 9 * n) for n in range(0, 99, 2)]
     rows = [r._replace(context=SEALED) for r in rows]
     data = encoded(rows)
