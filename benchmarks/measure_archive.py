@@ -380,7 +380,7 @@ def _grown(
         start = time.perf_counter()
         list(archive.put_many(requests))
         spent += time.perf_counter() - start
-        seconds.append(round(spent, 3))
+        seconds.append(round(spent, 6))
         stored.append(round((_bytes_of(place) - empty) / len(sessions), 1))
     collected, read = _collected(place, archive, sessions)
     start = time.perf_counter()
