@@ -536,6 +536,6 @@ def _scan(data: ByteSource) -> Iterator[tuple[Place, Record]]:
 def _named(catalog: Catalog) -> Iterable[tuple[bytes, tuple[str, str]]]:
     """Yield session key, tenant and name of the versions that can be read."""
     for v in catalog.lookup.all_versions():
-        with suppress(FileNotFoundError):  # collected meanwhile
+        with suppress(FileNotFoundError, CorruptError):  # collected meanwhile, or in a pack that waits for its repair
             item = catalog.lookup.head(v.location)
             yield key_of_session(item.record, item.context), (v.tenant, v.name)

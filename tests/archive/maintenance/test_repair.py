@@ -405,6 +405,20 @@ def test_any_damage_is_repaired_or_named(data: st.DataObject) -> None:
         assert archive.verify(decode=True).sound
 
 
+def test_a_pack_is_given_up_while_others_are_damaged(small: DiskState) -> None:
+    """Each pack in turn is beyond repair, while those that could name its sessions wait for theirs."""
+    files = small.files()
+    parity = [path for path in files if path.startswith("parity/") and len(path) == 39]
+    assert len(parity) > 1
+    for given_up in parity:
+        disk = SimDisk(small.copy(), seed=2)
+        disk.unlink(given_up)
+        for path in (path.replace("parity/", "packs/") for path in parity):
+            disk.overwrite(path, files[path][1 if given_up[7:] in path else 56 :])
+        report = repaired(disk)
+        assert set(report.restored) >= {path.replace("parity/", "packs/") for path in parity if path != given_up}
+
+
 def test_repair_over_each_store(store: Store) -> None:
     archive = TowerArchive.create(store, [ZlibCodec()])
     archive.put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])

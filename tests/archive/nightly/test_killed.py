@@ -129,7 +129,7 @@ def test_killed_at_any_time_with_two_workers(logs: Nightly) -> None:
     dice = random.Random(6)
     logs.head += "workers = 2\n"
     logs.sources = logs.sources.replace('name_key = "id"', 'name_key = "id"\nordered = true')
-    file, kills, limit = str(logs.file), 0, 0.4
+    file, kills, limit = str(logs.file), 0, 0.1
     for _ in range(40):
         process = subprocess.Popen([sys.executable, "-c", RUN, file], stdout=subprocess.PIPE, text=True)
         try:
