@@ -80,6 +80,14 @@ DEV void bulk_copy(void *to, const void *from, uint32_t bytes, uint64_t *m, uint
                  "l"(from), "r"(bytes), "r"(shared_address(m + (round & 1)))
                  : "memory");
 }
+/* From shared memory to that of a CTA of the cluster, with word of its arrival there; multiples of 16 bytes. Each thread
+ * that wrote some of it calls bulk_ready() before. */
+DEV void bulk_ready() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEV void bulk_send(uint32_t to, const void *from, uint32_t bytes, uint32_t meeting) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "r"(shared_address(from)), "r"(bytes), "r"(meeting)
+                 : "memory");
+}
 /* An address of this CTA's shared memory in CTA `rank` of the cluster. */
 DEV uint32_t peer(const void *p, int rank) {
     uint32_t a;
@@ -125,6 +133,11 @@ DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" :
 DEV uint32_t wire_load(const uint32_t *from) {
     uint32_t v;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from));
+    return v;
+}
+DEV uint2 wire_load2(const uint32_t *from) {
+    uint2 v;
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
     return v;
 }
 DEV void wire_store(uint32_t *to, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v)); }

@@ -1,14 +1,19 @@
 /* One session of contract 2: one kernel decodes a whole block on the whole GPU.
  *
  * Clusters of 16 CTAs, as many as run side by side. The channels of a product are dealt out to all CTAs, 8 at a time;
- * its inputs are split among the warps of a CTA. All CTAs meet after each stage, and read from L2 what the others
- * computed:
+ * its inputs are split among the warps of a CTA. All CTAs read from L2 what the others computed. They meet twice per
+ * layer (|). Elsewhere (~) each number bears a mark, and a reader looks again until it is the mark of this stage:
  *
- *     norm, queries, keys, values | attention | its output | norm, hidden | residual        five meetings per layer
+ *     ~ norm, queries, keys, values ~ attention | its output ~ norm, hidden | residual
  *
- * Attention of a key head is the work of one cluster, or of two that share the lanes. A CTA has every sixteenth group
- * of 32 keys. The CTAs of a cluster meet for highest scores, for sums, and for shares times values. Weights and keys are
- * copied to shared memory while norms and attention run. Every CTA works out all norms: cheaper than another meeting.
+ * Nobody overwrites what another one may still read. The residual is written after each meeting and read before the
+ * next. Queries, keys and values are written once the norm has come, which needs the residual that follows a meeting,
+ * and read before the meeting after attention.
+ *
+ * The CTAs of a cluster share out the norms of the lanes and send each other the rows. Attention of a key head is the
+ * work of one cluster, or of two that share the lanes. A CTA has every sixteenth group of 32 keys. The CTAs of a cluster
+ * meet for highest scores, for sums, and for shares times values. Weights and keys are copied to shared memory while
+ * norms and attention run.
  */
 #include "common.cuh"
 #if P_GATED && (defined(PLTZ_EMULATE) || __CUDA_ARCH__ >= 900)
@@ -41,8 +46,7 @@ struct Wire { /* what the CTAs tell each other, in device memory */
     uint32_t here[MOST_CTAS]; /* how often each CTA has come to a meeting */
     int32_t stop, spare[127];
     int32_t feed[LANES], cls[LANES];
-    int32_t x[LANES * DP];
-    int16_t y[LANES * QP];
+    uint32_t x[LANES * DP], y[LANES * QP]; /* marked: of 9 bits above 23, of 16 above 16 */
     int8_t o[LANES * OP];
     uint8_t h[LANES * FP];
     int32_t logits[LANES * CP];
@@ -50,8 +54,10 @@ struct Wire { /* what the CTAs tell each other, in device memory */
 };
 struct Shared {
     uint64_t meeting[4]; /* of a CTA and the weights that it asked for */
+    uint64_t norms[4]; /* of a CTA and the normed rows that its cluster sends */
     /* products */
     int8_t a[LANES * PITCH];
+    int8_t normed[ROW_TILES * DP]; /* the rows of this CTA, on their way to all of the cluster */
     int32_t part[WARPS * LANES * 8]; /* of the tiles at once and the splits of their inputs */
     /* attention: what the CTAs of the cluster sent; nothing else is here, so that no CTA need know what another one is
      * at */
@@ -86,6 +92,7 @@ struct Place {
     Wire *wire;
     int tid, thread, warp, cta, ctas, lanes;
     uint32_t round, asked, used; /* meetings; how often weights were asked for, and waited for */
+    uint32_t norms, written; /* how often norms were waited for; stages of this kernel that wrote the residual */
 #ifdef P_TRACE
     int64_t last;
     DEV void mark(int stage) {
@@ -165,13 +172,14 @@ template <int K, int U, int AT = 0, int SIZE = AHEAD> struct Product {
     /* end(row, channel of the unit's first tile, sums, multipliers, x): of U tiles each; x (rows, stride) is what the
      * sums are added to, or 0. */
     template <class End>
-    DEV void run(Place &p, const int8_t *a, int a_stride, const int32_t *x, int stride, End end) const {
+    DEV void run(Place &p, const int8_t *a, int a_stride, const uint32_t *x, int stride, End end) const {
         const int g = p.thread >> 2, t = p.thread & 3, row_tiles = (p.lanes + 15) / 16, row = p.tid / 8,
                   channel = p.tid % 8;
         meeting_wait(p.m->meeting, p.used++);
         for (int unit = p.cta; unit < all; unit += AT_ONCE * p.ctas) {
             const Part mine = part(p, unit, p.warp);
-            int32_t scales[TILES], before[TILES];
+            int32_t scales[TILES];
+            uint32_t before[TILES];
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
                 const int at = tile(p, unit, i) * 8 + channel;
@@ -231,52 +239,61 @@ using Up = Product<DP, 2>;
 using Down = Product<FP, 1, AHEAD, AHEAD_DOWN>;
 using Class = Product<DP, 1>;
 
-/* Normed rows, N of a warp side by side, where a product reads them: norm_row() of common.cuh. */
-template <int N> DEV void norm_each(const Place &p, const int32_t *gains) {
-    int2 v[N][DP / 64];
-    double scale[N];
+/* A number of the residual and the mark of the stage that wrote it. */
+DEV uint32_t marked(int32_t v, uint32_t stage) { return (uint32_t)v & 0x7fffff | stage << 23; }
+DEV int32_t unmarked(uint32_t w) { return (int32_t)(w << 9) >> 9; }
+
+/* Normed rows where a product reads them: norm_row() of common.cuh. Each CTA of a cluster works out every sixteenth and
+ * sends it to all. A warp that does looks until all of its row is there. */
+DEV void norm_rows(Place &p, const int32_t *gains) {
+    const int row = cluster_rank() + p.warp * CTAS;
+    if (p.tid == THREADS - 1) meeting_expect(p.m->norms, p.norms, (uint32_t)(p.lanes * DP));
+    if (p.warp < ROW_TILES && row < p.lanes) {
+        const uint32_t *from = p.wire->x + row * DP + p.thread * 2;
+        int2 gain[DP / 64];
+        uint2 v[DP / 64];
+        bool there = false;
 #pragma unroll
-    for (int r = 0; r < N; r++) {
-        const int row = p.warp + r * WARPS;
+        for (int i = 0; i < DP / 64; i++) gain[i] = *(const int2 *)(gains + i * 64 + p.thread * 2);
+        while (!there) {
 #pragma unroll
-        for (int i = 0; i < DP / 64; i++)
-            v[r][i] = row < p.lanes ? *(const int2 *)(p.wire->x + row * DP + i * 64 + p.thread * 2) : make_int2(0, 0);
-    }
+            for (int i = 0; i < DP / 64; i++) v[i] = wire_load2(from + i * 64);
+            uint32_t other = 0;
 #pragma unroll
-    for (int r = 0; r < N; r++) {
+            for (int i = 0; i < DP / 64; i++) other |= (v[i].x ^ p.written << 23) | (v[i].y ^ p.written << 23);
+            there = other < 1u << 23 || !breathe();
+        }
+        __syncwarp();
         uint64_t total = 0;
 #pragma unroll
-        for (int i = 0; i < DP / 64; i++)
-            total += (uint64_t)((int64_t)v[r][i].x * v[r][i].x) + (uint64_t)((int64_t)v[r][i].y * v[r][i].y);
-        scale[r] = gained_scale(sum_warp(total));
-    }
-#pragma unroll
-    for (int i = 0; i < DP / 64; i++) {
-        const int2 gain = *(const int2 *)(gains + i * 64 + p.thread * 2);
-#pragma unroll
-        for (int r = 0; r < N; r++) {
-            const uint32_t a = (uint32_t)gained_one(v[r][i].x, scale[r], gain.x),
-                           b = (uint32_t)gained_one(v[r][i].y, scale[r], gain.y);
-            *(uint16_t *)(p.m->a + (p.warp + r * WARPS) * PITCH + i * 64 + p.thread * 2) =
-                (uint16_t)(a & 255 | (b & 255) << 8);
+        for (int i = 0; i < DP / 64; i++) {
+            const int32_t a = unmarked(v[i].x), b = unmarked(v[i].y);
+            total += (uint64_t)((int64_t)a * a) + (uint64_t)((int64_t)b * b);
         }
+        const double scale = gained_scale(sum_warp(total));
+        int8_t *to = p.m->normed + p.warp * DP;
+#pragma unroll
+        for (int i = 0; i < DP / 64; i++) {
+            const uint32_t a = (uint32_t)gained_one(unmarked(v[i].x), scale, gain[i].x),
+                           b = (uint32_t)gained_one(unmarked(v[i].y), scale, gain[i].y);
+            *(uint16_t *)(to + i * 64 + p.thread * 2) = (uint16_t)(a & 255 | (b & 255) << 8);
+        }
+        bulk_ready();
+        __syncwarp();
+        if (p.thread < CTAS)
+            bulk_send(peer(p.m->a + row * PITCH, p.thread), to, DP, peer(p.m->norms + (p.norms & 1), p.thread));
     }
-}
-/* All rows, by every CTA: cheaper than to share them out and meet once more. */
-DEV void norm_rows(const Place &p, const int32_t *gains) {
-    if (p.warp + WARPS < p.lanes) norm_each<LANES / WARPS>(p, gains);
-    else if (p.warp < p.lanes) norm_each<1>(p, gains);
-    __syncthreads();
+    meeting_wait(p.m->norms, p.norms++);
 }
 
 /* A warp: HD values of one head, a thread's two in `pair`, turned by their position, brought to 8 bits. */
-DEV int2 pair_of(const Place &p, const int16_t *y) {
-    return p.thread < HD / 2 ? make_int2(y[p.thread], y[p.thread + HD / 2]) : make_int2(0, 0);
+DEV uint2 pair_of(const Place &p, const uint32_t *y) {
+    return make_uint2(wire_load(y + p.thread), wire_load(y + p.thread + HD / 2));
 }
-DEV void turn_one(const Place &p, int2 pair, int32_t at, int8_t *out) {
+DEV void turn_one(const Place &p, uint2 pair, int32_t at, int8_t *out) {
     if (p.thread >= HD / 2) return;
     const uint32_t j = (uint32_t)at * (uint32_t)p.m->phase[p.thread] >> 10 & 1023;
-    const int32_t c = p.m->cosine[j], s = p.m->sine[j], a = pair.x, b = pair.y;
+    const int32_t c = p.m->cosine[j], s = p.m->sine[j], a = (int16_t)pair.x, b = (int16_t)pair.y;
     out[p.thread] = (int8_t)clamp_to((((a * c - b * s + (1 << 13)) >> 14) + 64) >> 7, 127);
     out[p.thread + HD / 2] = (int8_t)clamp_to((((a * s + b * c + (1 << 13)) >> 14) + 64) >> 7, 127);
 }
@@ -294,6 +311,13 @@ DEV void ask_keys(const Place &p, const Session &s, int step, int layer, int h, 
     copies_commit();
 }
 
+/* Of a layer's queries, keys and values, in the upper half of a word. It differs from that of the layer before, and from
+ * 0, which begin_marks() writes. */
+DEV uint32_t mark_of(int step, int layer) { return (uint32_t)(step * LAYERS + layer) << 16 | 1u << 31; }
+DEV void begin_marks(const Place &p) {
+    for (int i = p.cta * THREADS + p.tid; i < LANES * QP; i += p.ctas * THREADS) wire_store(p.wire->y + i, 0);
+}
+
 /* Attention of one key head for the lanes from first_lane on, by a cluster. Each CTA has every sixteenth group of 32
  * keys. A warp has 16 queries and a share of the groups; it keeps the scores of its first groups in registers, then
  * their weights. The stages are called in the order in which they stand here; between them the CTAs of the cluster
@@ -306,6 +330,7 @@ struct Attention {
     const int first, all, groups, busy; /* keys before the step and after it; groups of them; CTAs that have some */
     int8_t *const keys, *const values;
     const int at_hand; /* groups below it that are this CTA's are in shared memory */
+    const uint32_t mark; /* of the queries, keys and values of this layer */
     const int tiles, tile, share; /* of 16 queries */
     const int from, by; /* groups of this warp */
     const bool active;
@@ -317,7 +342,8 @@ struct Attention {
         : p(p), s(s), step(step), layer(layer), h(h), first_lane(first_lane), lanes(lanes), queries(lanes * GROUP),
           rank(cluster_rank()), g(p.thread >> 2), t(p.thread & 3), first(s.old + step * s.L), all(first + s.L),
           groups((all + 31) / 32), busy(min(groups, (int)CTAS)), keys(keys_of(cache, memory, layer, h)),
-          values(keys + cache.room * HW), at_hand(min(first / 32, rank + KEPT * CTAS)), tiles((queries + 15) / 16),
+          values(keys + cache.room * HW), at_hand(min(first / 32, rank + KEPT * CTAS)),
+          mark(mark_of(step, layer)), tiles((queries + 15) / 16),
           tile(p.warp % tiles), share(p.warp / tiles), from(rank + CTAS * share), by(CTAS * (WARPS / tiles)),
           active(share < WARPS / tiles) {}
 
@@ -334,20 +360,30 @@ struct Attention {
 
     /* Queries of the lanes, and keys and values of the step, out of the product. */
     DEV void turn() {
-        int2 query_pairs[QUERIES_EACH], key_pairs[KEYS_EACH], value_pairs[KEYS_EACH];
+        uint2 query_pairs[QUERIES_EACH], key_pairs[KEYS_EACH], value_pairs[KEYS_EACH];
+        bool there = p.thread >= HD / 2;
+        while (!there) { /* all loads under way at once */
+            uint32_t other = 0;
+            auto pair = [&](int row, int head) {
+                const uint2 two = pair_of(p, p.wire->y + row * QP + head * HD);
+                other |= (two.x ^ mark) | (two.y ^ mark);
+                return two;
+            };
 #pragma unroll
-        for (int n = 0; n < QUERIES_EACH; n++) {
-            const int i = p.warp + n * WARPS;
-            if (i < queries)
-                query_pairs[n] = pair_of(p, p.wire->y + (first_lane + i / GROUP) * QP + (h * GROUP + i % GROUP) * HD);
-        }
+            for (int n = 0; n < QUERIES_EACH; n++) {
+                const int i = p.warp + n * WARPS;
+                if (i < queries) query_pairs[n] = pair(first_lane + i / GROUP, h * GROUP + i % GROUP);
+            }
 #pragma unroll
-        for (int n = 0; n < KEYS_EACH; n++) {
-            const int lane = p.warp + n * WARPS;
-            if (!fresh(lane)) continue;
-            key_pairs[n] = pair_of(p, p.wire->y + lane * QP + (HEADS + h) * HD);
-            value_pairs[n] = pair_of(p, p.wire->y + lane * QP + (HEADS + KV + h) * HD);
+            for (int n = 0; n < KEYS_EACH; n++) {
+                const int lane = p.warp + n * WARPS;
+                if (!fresh(lane)) continue;
+                key_pairs[n] = pair(lane, HEADS + h);
+                value_pairs[n] = pair(lane, HEADS + KV + h);
+            }
+            there = other < 1u << 16 || !breathe();
         }
+        __syncwarp();
 #pragma unroll
         for (int n = 0; n < QUERIES_EACH; n++) {
             const int i = p.warp + n * WARPS;
@@ -359,8 +395,8 @@ struct Attention {
             if (!fresh(lane)) continue;
             turn_one(p, key_pairs[n], position(lane), keys + (int64_t)key * HW);
             if (p.thread >= HD / 2) continue;
-            values[value_place(key, p.thread)] = (int8_t)clamp_to(value_pairs[n].x, 127);
-            values[value_place(key, p.thread + HD / 2)] = (int8_t)clamp_to(value_pairs[n].y, 127);
+            values[value_place(key, p.thread)] = (int8_t)clamp_to((int16_t)value_pairs[n].x, 127);
+            values[value_place(key, p.thread + HD / 2)] = (int8_t)clamp_to((int16_t)value_pairs[n].y, 127);
         }
         for (int i = p.tid; i < queries; i += THREADS) {
             p.m->low[i] = 0x7fffffff;
@@ -570,7 +606,7 @@ DEV void members_of(const Place &p, const Model &model, int row) {
         const int32_t m = model.shift_m[c];
         for (int i = p.thread; i < DP; i += 32) {
             p.m->z[i] =
-                i < D ? clamp_to(p.wire->x[row * DP + i] + shift(model.shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX)
+                i < D ? clamp_to(unmarked(p.wire->x[row * DP + i]) + shift(model.shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX)
                       : 0;
         }
         __syncwarp();
@@ -616,8 +652,12 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
                s.L,
                epoch,
                0,
+               0,
+               0,
                0};
     if (p.tid == 0) meeting_open(p.m->meeting);
+    if (p.tid == 0) meeting_open(p.m->norms);
+    begin_marks(p);
     for (int i = p.tid; i < ROWS * HW; i += THREADS) p.m->q[i] = 0; /* beyond HD it stays so */
     for (int i = p.tid; i < 64; i += THREADS) p.m->exp[i] = model.exp[i];
     for (int i = p.tid; i < HD / 2; i += THREADS) p.m->phase[i] = model.phase[i];
@@ -634,22 +674,26 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
     auto up = [&](int layer) { return Up{model.up_w[layer], model.up_m[layer], FP / 8}; };
     auto down = [&](int layer) { return Down{model.down_w[layer], model.down_m[layer], DP / 8}; };
     const Class classes = {model.class_w, model.class_m, CP / 8};
-    auto add = [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *x) {
-        wire->x[row * DP + channel] = clamp_to(x[0] + scaled(sums[0], m[0]), RESIDUAL_MAX);
+    auto add = [&](int row, int channel, const int32_t *sums, const int32_t *m, const uint32_t *x) {
+        const int32_t v = clamp_to(unmarked(x[0]) + scaled(sums[0], m[0]), RESIDUAL_MAX);
+        wire_store(wire->x + row * DP + channel, marked(v, p.written));
     };
     cluster_arrive(); /* all have begun before anyone writes to their memory */
     cluster_wait();
     for (int step = 0; step < s.C; step++) {
         const int active = active_lanes(s, step);
+        p.written++;
         for (int row = p.cta * WARPS + p.warp; row < s.L; row += p.ctas * WARPS) {
             const int token = step ? wire->feed[row] : row == 0 && s.start ? tokens[s.token_at + s.start - 1] : 0;
             const int8_t *w = model.embed_w + (int64_t)(token >> 3) * 8 * DP + (token & 7) * 64;
             const int32_t m = model.embed_m[token];
-            for (int i = p.thread; i < DP; i += 32) wire->x[row * DP + i] = entry(w[i / 64 * 512 + i % 64], m);
+            for (int i = p.thread; i < DP; i += 32)
+                wire->x[row * DP + i] = marked(entry(w[i / 64 * 512 + i % 64], m), p.written);
         }
         p.meet(0);
         for (int half = 0;; half++) { /* of layers: one copy of the norms, for the code's size */
             const int layer = half / 2;
+            __syncthreads(); /* all have waited for the weights before: no meeting point is ever two rounds ahead */
             if (half == 2 * LAYERS) {
                 classes.ask(p);
             } else if (half % 2) {
@@ -660,33 +704,36 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
                 if (p.cta / CTAS < KV * attention_parts(p))
                     ask_keys(p, s, step, layer, p.cta / CTAS % KV, cache, memory);
             }
-            if (half == 2 * LAYERS && p.cta >= classes.all) break;
+            if (half == 2 * LAYERS && p.cta / CTAS * CTAS >= classes.all) break; /* of all of a cluster */
             norm_rows(p, half == 2 * LAYERS ? model.norm_out : half % 2 ? model.norm_mid[layer] : model.norm_in[layer]);
             if (half == 2 * LAYERS) break;
             if (half % 2 == 0) {
                 qkv(layer).run(p, p.m->a, PITCH, 0, 0,
-                               [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *) {
-                                   wire->y[row * QP + channel] = (int16_t)clamp_to(scaled(sums[0], m[0]), 32767);
+                               [&](int row, int channel, const int32_t *sums, const int32_t *m, const uint32_t *) {
+                                   const int32_t v = clamp_to(scaled(sums[0], m[0]), 32767);
+                                   wire_store(wire->y + row * QP + channel, (uint32_t)v & 0xffff | mark_of(step, layer));
                                });
-                p.meet(2);
+                p.mark(2);
                 out(layer).ask(p);
                 attend(p, s, step, layer, cache, memory);
                 p.meet(4);
+                p.written++;
                 out(layer).run(p, wire->o, OP, wire->x, DP, add);
-                p.meet(6);
+                p.mark(6);
             } else {
                 up(layer).run(p, p.m->a, PITCH, 0, 0,
-                              [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *) {
+                              [&](int row, int channel, const int32_t *sums, const int32_t *m, const uint32_t *) {
                                   wire->h[row * FP + channel] =
                                       (uint8_t)(hidden(scaled(sums[0], m[0]), scaled(sums[1], m[1]), p.m->act) & 255);
                               });
                 p.meet(8);
+                p.written++;
                 down(layer).run(p, (const int8_t *)wire->h, FP, wire->x, DP, add);
-                p.meet(10);
+                p.mark(10);
             }
         }
         classes.run(p, p.m->a, PITCH, 0, 0,
-                    [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *) {
+                    [&](int row, int channel, const int32_t *sums, const int32_t *m, const uint32_t *) {
                         wire->logits[row * CP + channel] = scaled(sums[0], m[0]) + model.class_b[channel];
                     });
         p.meet(12);

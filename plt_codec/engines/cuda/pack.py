@@ -116,12 +116,12 @@ def cluster_memory(s: Shape) -> int:
 def gated_plan(s: Shape) -> Mapping[str, int]:
     """Return the macros of gated.cu: most lanes (0: not this shape), bytes of shared memory and of the wire."""
     dp, sums = up(s.d, 64), (max(s.classes, 128) // 4 + 1) * 16
-    shared = GATED_LANES * (pitch(dp) + 16 * 8 * 4) + GATED_QUERIES * (16 * 8 + 64 * 4)
+    shared = GATED_LANES * (pitch(dp) + 16 * 8 * 4) + GATED_LANES // 16 * dp + GATED_QUERIES * (16 * 8 + 64 * 4)
     shared += max(GATED_QUERIES * (64 + 72 * 4), GATED_LANES * sums) + 64 * 32 * 4
-    shared += (32 << 10) + 2 * 10 * 2048 + 32
+    shared += (32 << 10) + 2 * 10 * 2048 + 2 * 32
     shared += GATED_QUERIES * 8 + 64 * 4 + 32 * 4 + 2 * 1024 * 2 + 1024 * 4 + up(s.layers * s.heads, 4) * 4
     shared = up(shared + dp * 5 + 128 * 4, 64)
-    wire = 2048 + GATED_LANES * (dp * 4 + up(s.qkv, 64) * 2 + up(s.heads * s.head_dim, 64) + up(s.hidden, 64))
+    wire = 2048 + GATED_LANES * (dp * 4 + up(s.qkv, 64) * 4 + up(s.heads * s.head_dim, 64) + up(s.hidden, 64))
     wire += GATED_LANES * (up(s.classes, 64) * 4 + sums)
     lanes = min(GATED_LANES, GATED_QUERIES // (s.heads // s.kv_heads))
     fits = s.gated and shared <= MOST_SHARED and s.layers <= GATED_DEPTH
