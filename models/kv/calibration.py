@@ -11,17 +11,19 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pltz.models.kv.receipt import Receipt
+from pltz.models.kv.receipt import Receipt, between
 from pltz.models.kv.streams import SYMBOLS, TABLES, Tables
 from pltz.plt_codec.errors import CorruptError, TargetMismatch, UsageError, VersionError
 
-FORMAT = "pltz kv calibration 1"
+FORMAT = "pltz kv calibration 2"
+FINER = 16  # operating points per eighth of an octave of the step
 BELOW = 2  # layers that a layer is predicted from
 MAX_BYTES = 1 << 33
 MAX_HEADER = 1 << 22  # bytes
@@ -82,26 +84,34 @@ class Calibration:
         receipts = [receipt.to_dict() for receipt in self.receipts]
         return {"target": self.target.hex(), **shape, "receipts": receipts}
 
-    def receipt(self, form: str, point: int = 0) -> Receipt | None:
-        """Return what was measured of a form at an operating point, or None."""
-        return next((r for r in self.receipts if (r.form, r.point) == (form, point)), None)
+    def receipt(self, form: str, point: float = 0) -> Receipt | None:
+        """Return what was measured of a form at an operating point, or what the points on both sides of it say.
 
-    def point(self, *, max_kl: float | None = None, bits: float | None = None) -> int:
+        None where nothing was measured, and for a point outside of those that were.
+        """
+        measured = sorted((r for r in self.receipts if r.form == form), key=lambda r: r.point)
+        for low, high in pairwise(measured):
+            if low.point < point < high.point:
+                return between(low, high, point)
+        return next((r for r in measured if r.point == point), None)
+
+    def point(self, *, max_kl: float | None = None, bits: float | None = None) -> float:
         """Return the operating point with the fewest bits within ``max_kl``, or the least loss within ``bits``.
 
-        Raises UsageError where no measured point is within the bound: serve from tokens, or loosen it.
+        Raises UsageError where no point between the measured ones is within the bound: serve from tokens, or
+        loosen it.
         """
-        measured = [r for r in self.receipts if r.form == PREDICTIVE]
         if (max_kl is None) == (bits is None):
             raise UsageError("give a bound on the loss (max_kl) or on the size (bits), not both")
+        measured = [r.point for r in self.receipts if r.form == PREDICTIVE]
+        first, last = (round(edge * FINER) for edge in (min(measured, default=0), max(measured, default=-1)))
+        found = [r for p in range(first, last + 1) if (r := self.receipt(PREDICTIVE, p / FINER)) is not None]
         if max_kl is not None:
-            within = [r for r in measured if r.kl <= max_kl]
-            best = min(within, key=lambda r: r.bits, default=None)
+            best = min((r for r in found if r.kl <= max_kl), key=lambda r: r.bits, default=None)
         else:
-            within = [r for r in measured if bits is not None and r.bits <= bits]
-            best = min(within, key=lambda r: r.kl, default=None)
+            best = min((r for r in found if bits is not None and r.bits <= bits), key=lambda r: r.kl, default=None)
         if best is None:
-            least = min((r.kl if bits is None else r.bits for r in measured), default=None)
+            least = min((r.kl if bits is None else r.bits for r in found), default=None)
             raise UsageError(
                 f"no measured point is within the bound; the nearest is at {least}: loosen it, or keep tokens"
             )

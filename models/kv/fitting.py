@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from pltz.models.target.target import Target
 
 FIT_POINT = -4  # the step that predictors are fitted for: 8 log2
-SCORED_POINTS = (-24, -20, -16, -12, -8, -4, 0, 4)  # with a receipt each
+SCORED_POINTS = (-32, -28, -24, -20, -16, -12, -8, -4, 0, 4)  # with a receipt each
 TABLE_POINTS = (-24, -12, -4, 4)  # whose integers fill the tables
 TABLE_ROWS, TABLE_SHARE = 24, 12  # rows that fill the tables; every twelfth token of each
 RIDGE = 1e-3  # of the mean diagonal

@@ -17,11 +17,12 @@ they are the same on every machine; only p and D y are floats, and their roundin
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pltz.models.kv.calibration import BELOW, PREDICTIVE, Calibration
+from pltz.models.kv.calibration import BELOW, FINER, PREDICTIVE, Calibration
 from pltz.models.kv.codec import Span
 from pltz.models.kv.q8 import at_zero, check_type, in_place
 from pltz.models.kv.rotary import Rotary
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from pltz.models.kv.codec import Parts
     from pltz.models.kv.receipt import Receipt
 
-POINTS = range(-64, 33)  # operating points: 8 log2 of the step of a token of class 3
+LEAST_POINT, MOST_POINT = -64, 32  # operating points: 8 log2 of the step of a token of class 3
 SINKS, SINK_FINER = 4, 4.3  # tokens at the beginning of a session; octaves
 TAIL, TAIL_FINER = 128, 1.0  # tokens at the end of a segment; octaves
 EXPONENT, FINEST, COARSE = 0.35, -2.0, 1.5  # of the mass; octaves
@@ -103,7 +104,7 @@ class PredictiveCodec:
     """The entropy-coded form at one operating point.
 
     ``embedding``: (vocabulary, hidden) weights of the target, on the device that computes. ``point``: 8 log2 of the
-    step. ``layers``: of `layers_of`, to share them between codecs.
+    step, a multiple of 1/16; tables know its floor. ``layers``: of `layers_of`, to share them between codecs.
 
     Raises UsageError for a point out of range, and for an embedding of another shape.
     """
@@ -115,18 +116,18 @@ class PredictiveCodec:
         calibration: Calibration,
         rotary: Rotary,
         embedding: torch.Tensor,
-        point: int,
+        point: float,
         layers: list[Layer] | None = None,
     ) -> None:
-        if point not in POINTS:
-            raise UsageError(f"expected an operating point from {POINTS[0]} to {POINTS[-1]}, got {point}")
+        if not LEAST_POINT <= point <= MOST_POINT or point * FINER % 1:
+            raise UsageError(f"expected an operating point from {LEAST_POINT} to {MOST_POINT}, in 1/16, got {point}")
         if embedding.dim() != 2 or embedding.shape[1] != calibration.shape.hidden:
             raise UsageError(f"expected an embedding of width {calibration.shape.hidden}, got {tuple(embedding.shape)}")
         self.calibration, self.rotary, self.embedding, self.point = calibration, rotary, embedding, point
         self.layers = layers or layers_of(calibration, embedding.device)
         self.tables = calibration.tables
         sign = "m" if point < 0 else ""
-        self.name = f"{PREDICTIVE}-{calibration.digest.hex()}-{sign}{abs(point)}"
+        self.name = f"{PREDICTIVE}-{calibration.digest.hex()}-{sign}{abs(round(point * FINER))}"
         self.receipt: Receipt | None = calibration.receipt(PREDICTIVE, point)
 
     def size(self, kv: torch.Tensor) -> int:
@@ -152,7 +153,7 @@ class PredictiveCodec:
             y = rows(at_zero(kv.to(device), span, self.rotary))
             classes = classes_of(span, kv.shape[3])
             q = quantised(self.layers, y, self._embedded(span), self._steps(classes))
-        streams = encode(q, classes, self.tables, self.point)
+        streams = encode(q, classes, self.tables, math.floor(self.point))
         parts = {
             "kv.words": torch.from_numpy(streams.words.view(np.int16).copy()),
             "kv.states": torch.from_numpy(streams.states.view(np.int32).copy()),
@@ -167,7 +168,7 @@ class PredictiveCodec:
 
         words, states, ends, checksum = (parts[f"kv.{n}"].cpu().numpy() for n in ("words", "states", "ends", "sum"))
         streams = Streams(words.view(np.uint16), states.view(np.uint32), ends.astype(np.int64), checksum)
-        q, classes = decode(streams, len(span.ids), self.tables, self.point)
+        q, classes = decode(streams, len(span.ids), self.tables, math.floor(self.point))
         shape, marker = self.calibration.shape, parts["kv.type"]
         with torch.inference_mode():
             still = restored(self.layers, q, self._embedded(span), self._steps(classes))
@@ -206,7 +207,7 @@ class PredictiveCodec:
         return torch.from_numpy(steps_of(classes, self.point)).to(self.embedding.device)
 
 
-def steps_of(classes: NDArray[np.uint8], point: int) -> NDArray[np.float32]:
+def steps_of(classes: NDArray[np.uint8], point: float) -> NDArray[np.float32]:
     """Return the step of each token, (T, 1). ``classes``: (T,)."""
     table = [2.0 ** ((point + COARSEST - CLASS_LEVELS * c) / 8) for c in range(CLASSES)]
     return np.array(table, np.float32)[classes][:, None]

@@ -24,7 +24,7 @@ class Receipt:
     """
 
     form: str
-    point: int
+    point: float
     context: int
     scored: int
     bits: float
@@ -52,3 +52,26 @@ class Receipt:
         if min(found.kl, found.kl99, found.bits, found.context, found.scored) < 0:
             raise CorruptError("a receipt with a loss or a size below zero")
         return found
+
+
+def between(low: Receipt, high: Receipt, point: float) -> Receipt:
+    """Return the receipt of a point between two measured ones: losses and bits are straight lines in their logarithm.
+
+    >>> low = Receipt("f", -8, 1536, 4096, 0.4, 0.004, 0.04, 0.99, 0.0)
+    >>> high = Receipt("f", -4, 1536, 4096, 0.2, 0.009, 0.09, 0.98, 0.0)
+    >>> found = between(low, high, -6)
+    >>> round(found.kl, 6), round(found.bits, 4)
+    (0.006, 0.2828)
+    """
+    share = (point - low.point) / (high.point - low.point)
+
+    def line(a: float, b: float) -> float:
+        return a + (b - a) * share
+
+    def curve(a: float, b: float) -> float:
+        return math.exp(line(math.log(a), math.log(b))) if min(a, b) > 0 else line(a, b)
+
+    return Receipt(
+        low.form, point, min(low.context, high.context), min(low.scored, high.scored), curve(low.bits, high.bits),
+        curve(low.kl, high.kl), curve(low.kl99, high.kl99), line(low.top1, high.top1), line(low.change, high.change),
+    )  # fmt: skip

@@ -71,7 +71,7 @@ def test_a_target_is_calibrated_and_measured(
     assert rows["control"]["kl"] < 1e-4 and rows["turboquant-4"]["bits"] == 5.0
     # Eight bits and a scale for each 16 of them; four of 64 tokens are raw.
     assert 8 < rows["q8"]["bits"] < 11 and rows["q8"]["agreement"]["median"] <= 2
-    assert sum(name.startswith("predictive") for name in rows) == 8
+    assert sum(name.startswith("predictive") for name in rows) == 10
     other = run("bench", "kv", "--target", "mini-llama", "--calibration", str(path), "--forms", "predictive", *SMALL)
     assert other.exit_code == 4 and "calibrate" in other.output
 

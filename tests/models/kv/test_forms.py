@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -250,9 +251,27 @@ def test_a_calibration_is_worth_it(target: Target, rotary: Rotary, calibration: 
     assert calibration.point(bits=points[2].bits) == fitting.SCORED_POINTS[2]
     chosen = calibration.receipt(PREDICTIVE, calibration.point(max_kl=points[3].kl))
     assert chosen is not None and chosen.bits <= points[3].bits
+    for low, high in pairwise(points):  # a bound is met within 5 %, not only kept
+        kl, bits = (low.kl + high.kl) / 2, (low.bits + high.bits) / 2
+        by_kl = calibration.receipt(PREDICTIVE, calibration.point(max_kl=kl))
+        by_bits = calibration.receipt(PREDICTIVE, calibration.point(bits=bits))
+        assert by_kl is not None and 0.95 * kl < by_kl.kl <= kl
+        assert by_bits is not None and 0.95 * bits < by_bits.bits <= bits
     for bound in ({"max_kl": 0.0}, {"bits": 0.0}, {}, {"max_kl": 1.0, "bits": 1.0}):
         with pytest.raises(UsageError):
             calibration.point(**bound)
+
+
+@pytest.mark.parametrize("point", [-29.5, -21.9375, -10.0, -2.5, 2.0])
+def test_a_point_between_measured_ones_loses_what_its_receipt_says(
+    point: float, target: Target, rotary: Rotary, calibration: Calibration, ids: Any
+) -> None:
+    codec = PredictiveCodec(calibration, rotary, embedding(target), point)
+    (outcome,) = compare(target, ids[9:], CONTEXT, [("predictive", codec)], control=False)
+    found, said = outcome.row(), codec.receipt
+    assert said is not None and said.kl == loss(codec)
+    assert found["bits"] == pytest.approx(said.bits, rel=0.02)
+    assert found["kl"] == pytest.approx(said.kl, rel=0.3), "69 tokens of random weights are noisy"
 
 
 def test_the_forms_of_a_target_come_with_their_receipts(
@@ -270,7 +289,8 @@ def test_the_forms_of_a_target_come_with_their_receipts(
 def test_the_loss_of_a_form_is_its_receipts(target: Target, rotary: Rotary, calibration: Calibration) -> None:
     codec = PredictiveCodec(calibration, rotary, embedding(target), -8)
     assert loss(codec) == calibration.receipt(PREDICTIVE, -8).kl  # type: ignore[union-attr]
-    assert loss(PredictiveCodec(calibration, rotary, embedding(target), -9)) == float("inf")
+    beyond = PredictiveCodec(calibration, rotary, embedding(target), 4.0625)
+    assert loss(beyond) == float("inf"), "coarser than what was measured"
     assert loss(Q8Codec(rotary)) == float("inf") and loss(RAW) == 0
     other = replace(calibration, receipts=calibration.receipts[1:])
     assert PredictiveCodec(other, rotary, embedding(target), -8).name != codec.name
@@ -364,7 +384,8 @@ def test_the_gate_is_the_kl_and_the_control_is_silent(target: Target, rotary: Ro
 def test_receipts_that_are_none_are_refused() -> None:
     good = Receipt("q8-1", 0, 1, 1, 8.25, 0.1, 0.2, 0.9, 0.0).to_dict()
     assert Receipt.of(good).bits == 8.25
-    for change in ({"kl": -1.0}, {"kl": float("nan")}, {"point": "0"}, {"form": 3}, {"context": True}, {"more": 1}):
+    wrong: list[dict[str, Any]] = [{"kl": -1.0}, {"kl": float("nan")}, {"point": "0"}, {"point": float("inf")}]
+    for change in (*wrong, {"form": 3}, {"context": True}, {"more": 1}):
         with pytest.raises(CorruptError):
             Receipt.of(good | change)
     with pytest.raises(CorruptError):
