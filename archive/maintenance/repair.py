@@ -57,7 +57,7 @@ from pltz.archive.format.record import Record
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.maintenance.salvage_reader import SalvageReader
 from pltz.archive.storage.store import Store, is_there
-from pltz.archive.writing.publisher import shared_ranges
+from pltz.archive.writing.publisher import shared_places, shared_ranges
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 
@@ -361,7 +361,7 @@ class Repairer:
         # bitstrings are dropped: only the parents matter
         found = [(at, r._replace(bitstring=b"")) for at, r in _scan(data)]
         contexts = [opened.head.contexts[r.context] for _, r in found]
-        shared = shared_ranges(opened, contexts, [r for _, r in found], [at for at, _ in found])
+        shared = shared_ranges(opened, shared_places(contexts, [r for _, r in found], [at for at, _ in found]))
         made = Parity.of(pack, data, shared, shares)
         self.store.delete(name)
         self.store.put(name, made.encode())

@@ -17,7 +17,6 @@ import errno
 import mmap
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -134,9 +133,8 @@ class OsDisk:
     def __init__(self, root: str | os.PathLike[str]):
         self.root = Path(root)
         self._root = os.fspath(self.root)
-        self._above: list[
-            Path
-        ] = []  # parent folders whose entry for the root, or for a folder above it, may not be durable
+        # parent folders whose entry for the root, or for a folder above it, may not be durable
+        self._above: list[Path] = []
 
     def make_directory(self, path: str) -> None:
         new = [folder for folder in self.root.absolute().parents if not folder.exists()]
@@ -183,19 +181,18 @@ class OsDisk:
                     self._sync(str(folder), os.O_RDONLY)
 
     def names(self, path: str) -> list[tuple[str, int]]:
-        return list(self._names(path))
-
-    def changed(self, path: str) -> int:
-        return int((self.root / path).stat().st_mtime)
-
-    def _names(self, path: str) -> Iterator[tuple[str, int]]:
+        found = []
         with os.scandir(self.root / path) as entries:
             for entry in entries:
                 try:
                     if entry.is_file(follow_symlinks=False):
-                        yield entry.name, entry.stat(follow_symlinks=False).st_size
+                        found.append((entry.name, entry.stat(follow_symlinks=False).st_size))
                 except FileNotFoundError:  # deleted while listing
                     continue
+        return found
+
+    def changed(self, path: str) -> int:
+        return int((self.root / path).stat().st_mtime)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         if 0 < size <= AT_ONCE and offset >= 0:

@@ -169,7 +169,8 @@ class DirectoryStore:
     def put(self, name: str, data: bytes) -> bool:
         """Put an object as `Store.put` says. Raises StoreError, FullError, WriterFailed."""
         self._check()
-        temporary = object_names.temporary(self.disk.random(16))
+        random = self.disk.random(16)
+        temporary, folder = object_names.temporary(random), folder_of(name)
         try:
             self._with_room(lambda: self._write(temporary, data))
         except OSError as exc:
@@ -190,17 +191,15 @@ class DirectoryStore:
             self._with_room(lambda: self._in_folder(name, lambda: self.disk.link(temporary, name)))
         except FileExistsError:
             self._drop(temporary)
-            self._sync_directory(folder_of(name))  # its writer may not have synced it yet
+            self._sync_directory(folder)  # its writer may not have synced it yet
             return self._same(name, data)
         except OSError as exc:
             self._drop(temporary)
             raise _named(f"link {name}", exc) from exc
-        self._sync_directory(folder_of(name))
-        if (
-            folder_of(name) not in self._lasting
-        ):  # another writer may have made it again without a sync yet
+        self._sync_directory(folder)
+        if folder not in self._lasting:  # another writer may have made it again without a sync yet
             self._sync_directory("")
-            self._lasting.add(folder_of(name))
+            self._lasting.add(folder)
         self._drop(temporary)
         return True
 

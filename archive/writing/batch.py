@@ -153,12 +153,16 @@ def draft(
     check(sessions, contexts.codecs)
     known: dict[tuple[int, int, int], PendingSegment] = {}  # many sessions share a prompt
     session_key = contexts.keys.session_key
+    keys: dict[tuple[bytes, str], bytes] = {}
     drafts = []
     for session in sessions:
         own, base = contexts.of(session)
         tower = _tower(session, contexts.codecs[session.codec], own, base, known)
         time = now if session.time is None else session.time
-        drafts.append(PendingVersion(session, tower, own, session_key(own.domain, session.name), time))
+        place = own.domain, session.name
+        if (key := keys.get(place)) is None:  # ways of one session have one key
+            key = keys[place] = session_key(*place)
+        drafts.append(PendingVersion(session, tower, own, key, time))
     segments = list(known.values())
     _name(segments, contexts.keys)
     for d in drafts:
@@ -249,6 +253,7 @@ class Contexts:
 
     def __init__(self, codecs: Sequence[SegmentCodec], keys: Encryption):
         self.codecs, self.keys = codecs, keys
+        self._domains: dict[tuple[int, str], Context] = {}
         self._known: dict[tuple[int, str, int, bytes | None, str], Context] = {}
         self._pairs: dict[tuple[str, str | None, int, bytes | None, str], tuple[Context, Context]] = {}
 
@@ -274,7 +279,9 @@ class Contexts:
     def _context(self, kind: int, name: str, codec: int, target: bytes | None, session: str) -> Context:
         key = kind, name, codec, target, session
         if (known := self._known.get(key)) is None:
-            c, domain = self.codecs[codec], self.keys.context(kind, name)
+            if (domain := self._domains.get((kind, name))) is None:
+                domain = self._domains[kind, name] = self.keys.context(kind, name)
+            c = self.codecs[codec]
             known = replace(
                 domain,
                 tokenizer=c.tokenizer,
@@ -287,8 +294,9 @@ class Contexts:
         return known
 
 
-def batches(segments: Sequence[PendingSegment]) -> Iterator[tuple[SegmentCodec, list[int]]]:
-    """Yield each codec with indexes of its segments, in batches that keep the codec busy and bound memory."""
+def batches(segments: Sequence[PendingSegment]) -> list[tuple[SegmentCodec, list[int]]]:
+    """Return each codec with indexes of its segments, in batches that keep the codec busy and bound memory."""
+    found = []
     for codec in {id(s.codec): s.codec for s in segments}.values():
         reach = codec.reach
         numbers = [n for n, s in enumerate(segments) if s.codec is codec]
@@ -296,5 +304,6 @@ def batches(segments: Sequence[PendingSegment]) -> Iterator[tuple[SegmentCodec, 
         begin = done = 0
         while begin < len(numbers):
             end = max(begin + 1, bisect_right(ends, done + BATCH_TOKENS))
-            yield codec, numbers[begin:end]
+            found.append((codec, numbers[begin:end]))
             begin, done = end, ends[end - 1]
+    return found

@@ -52,8 +52,7 @@ class NeighbourEncoder:
         """
         proofs: Proofs = {}
         for segment in segments:
-            leaf = self.proved.neighbour(segment.id)
-            if leaf == NONE or segment.id not in relied:
+            if segment.id not in relied or (leaf := self.proved.neighbour(segment.id)) == NONE:
                 continue
             if stored := self._stored_tower(leaf):
                 segment.near = stored[0]

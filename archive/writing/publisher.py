@@ -83,7 +83,7 @@ class Publisher:
             entries, parity = about()
             self.catalog.listing.add_pack(name, len(data), entries)
             self._put_parity(name, parity)
-            self.proved.remember((Location(name, *at), s) for at, s in zip(places, segments, strict=True) if s)
+            self.proved.remember([(Location(name, *at), s) for at, s in zip(places, segments, strict=True) if s])
 
     def _prove_decoding(self, rows: Sequence[Row], new: Sequence[PendingSegment | None]) -> None:
         """Decode every new segment from the bytes in the pack and compare, before a byte is written."""
@@ -119,12 +119,12 @@ class Publisher:
     ) -> tuple[dict[int, Entries], bytes]:
         """Return the index entries of a pack by section, and its parity file."""
         records, offsets = [r for _, r in rows], [at.offset for at in places]
-        keys = [None if r.name is None else key_of_session(r, c) for c, r in rows]
-        entries = {
-            SEGMENTS: Entries.of([r.id for r in records], offsets),
-            SESSIONS: Entries.of(keys, offsets),
-            MARKS: Entries.of([r.mark.version if r.mark else None for r in records], offsets),
+        identities = {
+            SEGMENTS: [r.id for r in records],
+            SESSIONS: [None if r.name is None else key_of_session(r, c) for c, r in rows],
+            MARKS: [r.mark.version if r.mark else None for r in records],
         }
+        entries = {section: Entries.of(names, offsets) for section, names in identities.items()}
         return entries, self._parity(data, rows, places)
 
     def _parity(self, data: bytes, rows: Sequence[Row], places: Sequence[Place]) -> bytes:
@@ -132,8 +132,9 @@ class Publisher:
         if not self.parity[0]:
             return b""
         contexts, records = [row[0] for row in rows], [row[1] for row in rows]
-        shared = shared_ranges(Pack.of(data), contexts, records, places)
-        return Parity.of(_pack_name(data), data, shared, self.parity).encode()
+        shared = shared_places(contexts, records, places)
+        ranges = shared_ranges(Pack.of(data), shared) if shared else []
+        return Parity.of(_pack_name(data), data, ranges, self.parity).encode()
 
     def _put_parity(self, name: bytes, parity: bytes) -> None:
         """Put parity after the pack, so that no parity stands for a pack that was never there; see FORMAT.md.
@@ -172,24 +173,27 @@ def _read_back(data: memoryview, builder: Builder) -> list[Place]:
     return places
 
 
-def shared_ranges(
-    pack: Pack, contexts: Sequence[Context], records: Sequence[Record], places: Sequence[Place]
-) -> Iterator[Range]:
-    """Yield the ranges of a pack with segments that many sessions depend on.
-
-    The first range is the pack's header and table, without which they cannot be read. The others are the heads of
-    blocks and the pieces of bodies that have such a segment.
+def shared_places(contexts: Sequence[Context], records: Sequence[Record], places: Sequence[Place]) -> list[Place]:
+    """Return the places of the segments in a pack that many sessions depend on.
 
     ``contexts``, ``records``, ``places``: those of the pack, in order; bitstrings are not looked at.
     """
     # records within a run name it as parent, and sessions do not depend on it for that
     children = Counter([r.parent for r, c in zip(records, contexts, strict=True) if c.mode != WITHIN])
     children.update(r.neighbour for r in records)
-    shared = [
+    return [
         place
         for place, r, c in zip(places, records, contexts, strict=True)
         if r.id is not None and (c.domain_kind == BASE or children[r.id] >= MANY_CHILDREN)
     ]
+
+
+def shared_ranges(pack: Pack, shared: Sequence[Place]) -> Iterator[Range]:
+    """Yield the ranges of a pack that the records at some places are read from; none without places.
+
+    The first range is the pack's header and table, without which they cannot be read. The others are the heads of
+    blocks and the pieces of bodies that have such a segment. ``shared``: as `shared_places` returns them.
+    """
     if shared:
         yield Range(0, pack.begin)
     for offset, group in groupby(shared, key=lambda place: place.offset):

@@ -79,8 +79,10 @@ class ArchiveWriter:
         contexts = Contexts(self.codecs, self.catalog.keys)
         ways = [way for session in sessions for way in (session, *session.otherwise)]
         drafts, segments = draft(ways, contexts, self.catalog.store.now())
-        drafts, segments = self._choose(sessions, drafts, segments)
-        fresh, relied = self._sort_out(segments)
+        names = [s.id for s in segments]
+        stored = self.catalog.lookup.known(SEGMENTS, names).union(filter(self.proved.knows, names))
+        drafts, segments = self._choose(sessions, drafts, segments, stored)
+        fresh, relied = self._sort_out(segments, stored)
         near = self.neighbours.lean_on(fresh, segments, relied)
         self._encode(list(fresh.values()))
         new = self.neighbours.encode(drafts, fresh, near)
@@ -100,7 +102,11 @@ class ArchiveWriter:
         return [d.receipt() for d in drafts]
 
     def _choose(
-        self, sessions: Sequence[NewSession], drafts: list[PendingVersion], segments: list[PendingSegment]
+        self,
+        sessions: Sequence[NewSession],
+        drafts: list[PendingVersion],
+        segments: list[PendingSegment],
+        stored: Collection[bytes],
     ) -> tuple[list[PendingVersion], list[PendingSegment]]:
         """Return each session's way with the fewest new bytes, of equal ones the first, and their segments.
 
@@ -109,8 +115,6 @@ class ArchiveWriter:
         """
         if len(drafts) == len(sessions):
             return drafts, segments
-        names = [s.id for s in segments]
-        stored = self.catalog.lookup.known(SEGMENTS, names).union(filter(self.proved.knows, names))
         left = iter(drafts)
         groups = [list(islice(left, 1 + len(session.otherwise))) for session in sessions]
         known = [next((way for way in ways if all(s.id in stored for s in way.tower)), None) for ways in groups]
@@ -168,19 +172,19 @@ class ArchiveWriter:
         """Put stored records unchanged (for the collector). Raises the errors of `Publisher.put`."""
         self._publisher.put(list(rows))
 
-    def _sort_out(self, segments: list[PendingSegment]) -> tuple[dict[bytes, PendingSegment], dict[bytes, Location]]:
+    def _sort_out(
+        self, segments: list[PendingSegment], stored: Collection[bytes]
+    ) -> tuple[dict[bytes, PendingSegment], dict[bytes, Location]]:
         """Return the segments to write and the places of stored segments relied on.
 
-        Raises CorruptError where two segments have one id.
+        ``stored``: ids that the archive may have. Raises CorruptError where two segments have one id.
         """
         fresh: dict[bytes, PendingSegment] = {}
         for segment in segments:
             if fresh.setdefault(segment.id, segment).digest != segment.digest:
                 raise collision(segment.id)
         relied: dict[bytes, Location] = {}
-        known = self.catalog.lookup.known(SEGMENTS, list(fresh))
-        stored = known.union(filter(self.proved.knows, fresh))
-        for name in sorted(stored, key=lambda name: -fresh[name].depth):  # the last segment of a run proves all of it
+        for name in sorted(fresh.keys() & stored, key=lambda name: -fresh[name].depth):  # the last segment of a run proves all of it
             if location := self.proved.place(fresh[name]):
                 relied[name] = location
                 del fresh[name]
