@@ -252,7 +252,7 @@ class Archive:
         request = PutRequest(
             name, session, tenant, tags or {}, base, target, tokenizer, time, prefixes, parent, salt
         )
-        [receipt] = self.put_many([request], keep_opaque=keep_opaque)
+        [receipt] = self.sessions.put([self._resolved(request)], keep_opaque=keep_opaque)
         return receipt
 
     def put_many(self, requests: Iterable[PutRequest], *, keep_opaque: bool = False) -> Iterator[PutReceipt]:

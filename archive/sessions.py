@@ -85,6 +85,7 @@ META_AFTER = 512  # tokens before a chat's other keys from which these get a seg
 MAX_TOWER = 1024  # segments above which a session is cut anew
 COMMIT_TOKENS = 1 << 20  # tokens of the sessions of one commit
 COMMIT_SESSIONS = 4096
+QUICK_TOKENS = 1 << 14  # tokens cut within milliseconds: what others put in that time is not looked for
 AT_ONCE = 64  # sessions whose last versions are decoded side by side
 MAX_SEGMENT = 65536  # token ids per segment: so many may take one byte (FORMAT.md, "Limits")
 ZSTD_SEGMENT = 1 << 20  # token ids per segment under zstd, which finds repeats only within a segment
@@ -324,10 +325,11 @@ class SessionArchive:
             TokenizerMismatch: ids that are not ids of their tokenizer, or a tokenizer that was not given.
             StoreError, WriterFailed, Fenced: as `TowerArchive.put`; sessions yielded before stay.
         """
-        self.archive.catalog.refresh()
+        single = isinstance(requests, Sequence) and len(requests) == 1
         for batch in self._batches(self._prepared(requests), keep_opaque):
             fresh = [cut for _, cut in batch if isinstance(cut, NewSession)]
-            receipts = iter(self.archive.put(fresh, dry_run=dry_run, expect=self.expect))
+            quick = single and sum(len(tokens) for cut in fresh for tokens in cut.segments) <= QUICK_TOKENS
+            receipts = iter(self.archive.put(fresh, dry_run=dry_run, expect=self.expect, refresh=not quick))
             if len(fresh) < len(batch):
                 self.archive.store.settle(PACKS)  # its writer may be between link and fsync
             for request, cut in batch:
@@ -373,6 +375,8 @@ class SessionArchive:
             if batch and (full or {(request.tenant, request.name), (request.tenant, request.parent or "")} & names):
                 yield batch
                 batch, names, tokens = [], set(), 0
+            if not batch:  # the request may have been long in coming
+                self.archive.catalog.refresh()
             new = self._cut_ids(request) if request.as_ids else self._cut(request, keep_opaque)
             batch.append((request, new))
             names.add((request.tenant, request.name))

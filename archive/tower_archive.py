@@ -222,13 +222,19 @@ class TowerArchive:
             )
 
     def put(
-        self, sessions: Sequence[NewSession], *, dry_run: bool = False, expect: Expect | None = None
+        self,
+        sessions: Sequence[NewSession],
+        *,
+        dry_run: bool = False,
+        expect: Expect | None = None,
+        refresh: bool = True,
     ) -> list[Receipt]:
         """Freeze sessions in one commit; on return they are durable and were decoded and compared.
 
         Args:
             dry_run: encode and store nothing; the receipts say what a put would store.
             expect: called with the expected seconds before many tokens are coded.
+            refresh: read the changes of others first; False for a caller that has just done so.
 
         Raises:
             ContentError, UsageError: a session cannot be stored; nothing was written.
@@ -236,7 +242,8 @@ class TowerArchive:
             WriterFailed: a sync failed; nothing was acknowledged, and this archive object writes no more.
             Fenced: plans or keys changed meanwhile; nothing was acknowledged, put again.
         """
-        self.catalog.refresh()
+        if refresh:
+            self.catalog.refresh()
         self._writer.expect = expect
         receipts = self._writer.put(sessions, dry_run=dry_run)
         self._index_now_and_then()
@@ -758,8 +765,9 @@ class TowerArchive:
         known: Mapping[bytes, KnownSegment] | None = None,
         heard: Heard | None = None,
     ) -> list[Tower]:
+        leaves = [v.leaf for v in versions]
         chains = Chains(self.catalog, self.codecs, known, heard, near=self._writer.neighbours.towers)
-        chains.load([v.leaf for v in versions])
+        chains.load(leaves)
         return [Tower(v, chains.version(v)) for v in versions]
 
     def _twice(self, work: Callable[[], T]) -> T:

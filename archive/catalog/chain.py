@@ -65,18 +65,16 @@ def decode_records(
     Errors returned: BundleMismatch, CorruptError, Erased, KeyMismatch.
     """
     out: list[Answer] = [NOTHING] * len(wanted)
-    groups: dict[int, list[int]] = {}
+    groups: dict[int, tuple[SegmentCodec, list[int]]] = {}
     for number, w in enumerate(wanted):
         codec = codec_of(codecs, w.item.context)
         if codec is None:
             out[number] = _no_codec(w.item)
         else:
-            groups.setdefault(id(codec), []).append(number)
-    for numbers in groups.values():
+            groups.setdefault(id(codec), (codec, []))[1].append(number)
+    for codec, numbers in groups.values():
         for begin in range(0, len(numbers), BATCH):
             part = numbers[begin : begin + BATCH]
-            codec = codec_of(codecs, wanted[part[0]].item.context)
-            assert codec is not None
             answers = _decode(codec, keys, [wanted[n] for n in part], heard)
             for number, answer in zip(part, answers, strict=True):
                 out[number] = answer

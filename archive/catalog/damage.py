@@ -50,13 +50,16 @@ class DamageReport:
     def losses(self) -> list[Loss]:
         """Return the unacknowledged losses of packs that did not come back."""
         self._listing.absent()  # reads the ledger, and adds packs that an incomplete listing omitted
+        return self._open_losses()
+
+    def _open_losses(self) -> list[Loss]:
         known = self._listing.ledger.losses()
         return [loss for loss in known if loss.acknowledged is None and loss.pack not in self._listing.packs]
 
     def hiding(self) -> set[bytes]:
         """Return the packs that may hold sessions that look-ups miss: damaged, missing or lost."""
         missing = self.missing()  # adds packs that an incomplete listing omitted
-        return self.damaged() | missing | {loss.pack for loss in self.losses()}
+        return self.damaged() | missing | {loss.pack for loss in self._open_losses()}
 
     def uncatalogued(self) -> set[bytes]:
         """Return the packs of `hiding` whose contents neither an index nor a complete loss entry lists."""

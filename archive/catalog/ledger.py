@@ -190,9 +190,9 @@ class PackLedger:
         ``parity``: names under parity/, where the caller listed them already. An entry whose copies are all
         damaged is noted in ``damaged`` and otherwise ignored, so its packs are missing. Raises StoreError.
         """
-        names = ledger_copies_among(self.store.list(PARITY) if parity is None else parity)
-        names |= ledger_entries_among(self.store.list(LEDGER))
-        for name in sorted(names - set(self._entries)):
+        parity = self.store.list(PARITY) if parity is None else parity
+        entries = self.store.list(LEDGER)
+        for name in sorted((ledger_copies_among(parity) | ledger_entries_among(entries)) - set(self._entries)):
             self._read(name)
 
     def state(self, pack: bytes) -> PackState | None:

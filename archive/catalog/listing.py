@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from typing import NamedTuple, TypeVar
 
 from pltz.archive.catalog.ledger import PackLedger, PackState
@@ -52,83 +51,50 @@ class Found(NamedTuple):
 
 
 class Listing:
-    """The packs, indexes and plans of an archive.
+    """The packs, indexes and plans of an archive. Only its methods change the attributes.
+
+    Attributes:
+        packs: size of each pack in bytes, by id.
+        indexes: index files by their digest in hex.
+        tail: entries of the packs that were scanned, because no index covered them.
+        epoch: number of the newest plan, 0 without plans.
+        condemned: packs that plans condemn.
+        newest: the last pack that this process put, None where it put none.
+        unlisted: packs that exist although the listing of packs/ leaves them out.
+        staleness: how often a listed pack turned out to be deleted.
 
     ``unused``: digests, in hex, of index files that are skipped.
     """
 
     def __init__(self, store: Store, ledger: PackLedger, problems: Problems, unused: Iterable[str] = ()) -> None:
         self.store, self.ledger, self._problems = store, ledger, problems
-        self._packs: dict[bytes, int] = {}
-        self._indexes: dict[str, FileIndex] = {}
-        self._tail = MemoryIndex()
+        self.packs: dict[bytes, int] = {}
+        self.indexes: dict[str, FileIndex] = {}
+        self.tail = MemoryIndex()
+        self.epoch = 0
         self._plans: dict[int, Plan] = {}
-        self._condemned: frozenset[bytes] = frozenset()
-        self._newest: bytes | None = None
-        self._unlisted: set[bytes] = set()
+        self.condemned: frozenset[bytes] = frozenset()
+        self.newest: bytes | None = None
+        self.unlisted: set[bytes] = set()
         self._seen: set[bytes] = set()  # packs ever listed, less those that the ledger says are deleted
         self._absent: dict[bytes, PackState] | None = None  # valid until packs are listed again
         self._skipped = set(unused)  # index files that are damaged or unused
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
-        self._staleness = 0
-
-    @property
-    def packs(self) -> Mapping[bytes, int]:
-        """Return the size of each pack in bytes, by id."""
-        return self._packs
-
-    @property
-    def indexes(self) -> Mapping[str, FileIndex]:
-        """Return the index files by their digest in hex."""
-        return self._indexes
-
-    @property
-    def tail(self) -> MemoryIndex:
-        """Return the entries of packs that were scanned, because no index covered them."""
-        return self._tail
-
-    @property
-    def lookups(self) -> list[Lookup]:
-        """Return all indexes, the tail last."""
-        return [*self._indexes.values(), self._tail]
-
-    @property
-    def epoch(self) -> int:
-        """Return the number of the newest plan, 0 without plans."""
-        return max(self._plans, default=0)
-
-    @property
-    def condemned(self) -> frozenset[bytes]:
-        """Return the packs that plans condemn."""
-        return self._condemned
-
-    @property
-    def newest(self) -> bytes | None:
-        """Return the last pack that this process put, None where it put none."""
-        return self._newest
-
-    @property
-    def unlisted(self) -> AbstractSet[bytes]:
-        """Return the packs that exist although the listing of packs/ leaves them out."""
-        return self._unlisted
-
-    @property
-    def staleness(self) -> int:
-        """Return how often a listed pack turned out to be deleted."""
-        return self._staleness
+        self.staleness = 0
 
     def read(self) -> None:
         """List packs and indexes again, and scan packs that no index covers. Raises StoreError."""
-        packs = object_names.packs_listed(self.store.list(object_names.PACKS))
-        for pack in [p for p in self._opened if packs.get(p) != self._packs.get(p)]:
+        listed, indexes = self.store.list(object_names.PACKS), self.store.list(object_names.INDEXES)
+        packs, names = object_names.packs_listed(listed), object_names.indexes_among(indexes)
+        for pack in [p for p in self._opened if packs.get(p) != self.packs.get(p)]:
             del self._opened[pack]
-        self._packs = packs
+        self.packs = packs
         self._seen |= set(packs)
         self._absent = None
-        self._unlisted = set()
-        self._read_indexes()
-        covered = set(self._tail.packs.items()).union(*(i.packs.items() for i in self._indexes.values()))
-        for pack, _ in sorted(self._packs.items() - covered):
+        self.unlisted = set()
+        self._read_indexes(names)
+        covered = set(self.tail.packs.items()).union(*(i.packs.items() for i in self.indexes.values()))
+        for pack, _ in sorted(self.packs.items() - covered):
             self._cover(pack)
 
     def read_plans(self) -> frozenset[bytes]:
@@ -138,7 +104,7 @@ class Listing:
             ArchiveError: a plan is damaged. Garbage collection must wait until a person has looked at it.
             StoreError: the store failed.
         """
-        before = self._condemned
+        before = self.condemned
         listed = object_names.plans_among(self.store.list(object_names.PLANS))
         for epoch in sorted(listed - set(self._plans)):
             name = object_names.plan(epoch)
@@ -152,8 +118,9 @@ class Listing:
             except FileNotFoundError:  # deleted since it was listed, as old plans may be
                 continue
             self._plans[epoch] = plan
-        self._condemned = frozenset[bytes]().union(*(plan.condemned for plan in self._plans.values()))
-        return self._condemned - before
+        self.epoch = max(self._plans, default=0)
+        self.condemned = frozenset[bytes]().union(*(plan.condemned for plan in self._plans.values()))
+        return self.condemned - before
 
     def condemned_by(self, time: int) -> frozenset[bytes]:
         """Return the packs condemned by plans of ``time`` (seconds since 1970) or earlier."""
@@ -186,9 +153,9 @@ class Listing:
             names = set(self.store.list(object_names.PARITY))
             self.ledger.refresh(names)
             named = object_names.packs_among(names).union(
-                self._seen, self._condemned, self._tail.packs, *(i.packs for i in self._indexes.values())
+                self._seen, self.condemned, self.tail.packs, *(i.packs for i in self.indexes.values())
             )
-            unseen = named - set(self._packs)
+            unseen = named - set(self.packs)
             unexplained = {pack for pack in unseen if self.ledger.state(pack) is None}
             there = {pack for pack in unexplained if is_there(self.store, object_names.pack(pack))}
             taken = self._take_in(there) if there else set()
@@ -208,36 +175,36 @@ class Listing:
         each new attempt. Raises ArchiveError after ATTEMPTS attempts.
         """
         for _ in range(ATTEMPTS):
-            before, result = self._staleness, work()
-            if self._staleness == before:
+            before, result = self.staleness, work()
+            if self.staleness == before:
                 return result
             self.read()
         raise ArchiveError("a collector keeps moving what is looked at: try again")
 
     def note_stale(self) -> None:
         """Note that a listed pack is deleted by now, so that `stable` lists packs again."""
-        self._staleness += 1
+        self.staleness += 1
 
     def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
         """Add a pack that this process has just put, with its index entries by section."""
-        self._packs[pack] = size
-        self._newest = pack
-        self._tail.add_pack(pack, size, sections)
+        self.packs[pack] = size
+        self.newest = pack
+        self.tail.add_pack(pack, size, sections)
 
     def reset_tail(self) -> None:
         """Drop the scanned entries, which an index file has now.
 
         `read` scans packs that no index covers.
         """
-        self._tail = MemoryIndex()
+        self.tail = MemoryIndex()
 
     def drop_index(self, index: Lookup, why: str) -> None:
         """Drop an index that turned out to be damaged, and scan its packs."""
-        for name, known in list(self._indexes.items()):
+        for name, known in list(self.indexes.items()):
             if known is index:
                 self._problems.note("index", name, why)
                 self._skipped.add(name)
-                del self._indexes[name]
+                del self.indexes[name]
         for pack in sorted(index.packs):
             self._cover(pack)
 
@@ -247,7 +214,7 @@ class Listing:
             name = object_names.pack(pack)
             self._opened[pack] = Pack(
                 lambda at, size: self.store.read(name, at, size),
-                self._packs.get(pack, 0),
+                self.packs.get(pack, 0),
                 archive=self.ledger.archive,
             )
             if len(self._opened) > OPEN_PACKS:
@@ -295,23 +262,22 @@ class Listing:
             except UnreadableError:
                 size = 0
             if pack not in sizes:
-                self._unlisted.add(pack)
+                self.unlisted.add(pack)
                 self._problems.note(
                     "pack", pack.hex(), "is there, and the list of packs/ leaves it out: check the store"
                 )
-            self._packs[pack] = size
+            self.packs[pack] = size
             self._cover(pack)
             taken.add(pack)
         self._seen |= taken
         return taken
 
-    def _read_indexes(self) -> None:
-        listed = object_names.indexes_among(self.store.list(object_names.INDEXES))
-        for name in set(self._indexes) - listed:
-            del self._indexes[name]
-        for name in sorted(listed - set(self._indexes) - self._skipped):
+    def _read_indexes(self, listed: set[str]) -> None:
+        for name in set(self.indexes) - listed:
+            del self.indexes[name]
+        for name in sorted(listed - set(self.indexes) - self._skipped):
             try:
-                self._indexes[name] = FileIndex(self.store.open(object_names.index(name)))
+                self.indexes[name] = FileIndex(self.store.open(object_names.index(name)))
             except FormatError as exc:
                 self._problems.note("index", name, str(exc))
                 self._skipped.add(name)
@@ -320,10 +286,10 @@ class Listing:
 
     def _cover(self, pack: bytes) -> None:
         """Scan a pack into the tail unless an index covers it."""
-        size = self._packs.get(pack)
-        if size is None or self._tail.packs.get(pack) == size:
+        size = self.packs.get(pack)
+        if size is None or self.tail.packs.get(pack) == size:
             return
-        if any(index.packs.get(pack) == size for index in self._indexes.values()):
+        if any(index.packs.get(pack) == size for index in self.indexes.values()):
             return
         rows: list[tuple[int, bytes, int]] = []
         parts = [by_section(rows)]
@@ -342,5 +308,5 @@ class Listing:
             self._problems.note("pack", pack.hex(), str(exc), pack=pack)
         except FileNotFoundError:
             self.note_stale()
-            self._packs.pop(pack, None)
-        self._tail.add_pack(pack, size, joined([*parts, by_section(rows)]))
+            self.packs.pop(pack, None)
+        self.tail.add_pack(pack, size, joined([*parts, by_section(rows)]))

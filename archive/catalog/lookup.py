@@ -79,20 +79,23 @@ class Version:
         return self.version, self.time, self.leaf_prefix
 
 
-def version_of(item: Found) -> bytes:
-    """Return the id, 16 bytes, of the version in the fields of a session's record."""
+def version_of(item: Found, key: bytes | None = None) -> bytes:
+    """Return the id, 16 bytes, of the version in the fields of a session's record.
+
+    ``key``: of the session, 16 bytes, where the caller has it.
+    """
     r = item.record
-    return version_id(key_of_session(r, item.context), r.version, r.leaf, r.time)
+    return version_id(key or key_of_session(r, item.context), r.version, r.leaf, r.time)
 
 
-def older_versions(item: Found) -> dict[bytes, OlderVersion]:
+def older_versions(item: Found, key: bytes | None = None) -> dict[bytes, OlderVersion]:
     """Return the versions of a session that a record has beside that in its fields, by their ids.
 
-    Raises CorruptError.
+    ``key``: as in `version_of`. Raises CorruptError.
     """
     if not item.context.mode & RUN or item.record.name is None:
         return {}
-    key = key_of_session(item.record, item.context)
+    key = key or key_of_session(item.record, item.context)
     return {version_id(key, v.number, v.leaf, v.time): v for v in unpack_run(item.record).versions}
 
 
@@ -271,7 +274,8 @@ class RecordLookup:
 
     def marked(self) -> bool:
         """Return whether any version was ever forgotten or undeleted."""
-        return any(index.holds(MARKS) for index in self._listing.lookups)
+        listing = self._listing
+        return listing.tail.holds(MARKS) or any(index.holds(MARKS) for index in listing.indexes.values())
 
     def mark(self, version: bytes) -> tuple[int, int]:
         """Return (verb, counter) of the mark in force for a version; (UNDELETE, 0) without a mark."""
@@ -283,9 +287,10 @@ class RecordLookup:
 
     def _versions(self, domain: bytes, name: str) -> list[Version]:
         self._listing.absent()  # adds packs that an incomplete listing omitted
-        found = self._sessions(self._keys.session_key(domain, name), name)
+        key = self._keys.session_key(domain, name)
+        found = self._sessions(key, name)
         failures: list[CorruptError] = []
-        sound = self._distinct(iter(found), failures)
+        sound = self._distinct(iter(found), failures, key)
         if failures and not sound:
             raise failures[0]
         return [v for v in sound if v.name == name]
@@ -305,7 +310,7 @@ class RecordLookup:
                 if len(self._read) >= READ:
                     self._read.clear()
                 self._read[place, key] = items
-            found += [item for item in items if not self._keys.gone(item.context, key)]
+            found += items
         return found
 
     def _named(self, place: Location, key: bytes, stored: bytes) -> list[Found]:
@@ -318,16 +323,17 @@ class RecordLookup:
         self._listing.absent()  # adds packs that an incomplete listing omitted
         return self._distinct((item for pack in sorted(self._listing.packs) for item in self._session_heads(pack)), [])
 
-    def _in_record(self, item: Found) -> Iterator[Version]:
-        """Yield the versions that a session's record has.
+    def _in_record(self, item: Found, key: bytes) -> Iterator[Version]:
+        """Yield the versions that the record of a session with this key has.
 
         Raises CorruptError where its tags or its older versions are damaged, Erased.
         """
         r, c = item.record, item.context
         tenant, name, packed = self._keys.session(c, r)
         tags = unpack_tags(packed)
-        own = OlderVersion(0, r.version, r.time, r.leaf[:LEAF])
-        for identity, v in ({version_of(item): own} | older_versions(item)).items():
+        leaf = r.leaf
+        own = OlderVersion(0, r.version, r.time, leaf[:LEAF])
+        for identity, v in ({version_of(item, key): own} | older_versions(item, key)).items():
             yield Version(
                 identity,
                 tenant,
@@ -335,7 +341,7 @@ class RecordLookup:
                 v.number,
                 v.time,
                 tags,
-                r.leaf,
+                leaf,
                 c.kind,
                 c.target,
                 c.tokenizer,
@@ -345,20 +351,24 @@ class RecordLookup:
                 v.lacks,
             )
 
-    def _distinct(self, items: Iterator[Found], failures: list[CorruptError]) -> list[Version]:
+    def _distinct(
+        self, items: Iterator[Found], failures: list[CorruptError], session: bytes | None = None
+    ) -> list[Version]:
         """Return each version once, however many records it has.
 
         A record in a pack that is not condemned is preferred, and the longest run. Erased sessions are left out.
+        ``session``: key of the session that all records are of, where they are of one.
         """
         found: dict[bytes, Version] = {}
         ranks: dict[bytes, tuple[bool, int]] = {}
         for item in items:
             if item.record.name is None:
                 continue
-            if self._keys.gone(item.context, key_of_session(item.record, item.context)):
+            key = session or key_of_session(item.record, item.context)
+            if self._keys.gone(item.context, key):
                 continue
             try:
-                versions = list(self._in_record(item))
+                versions = list(self._in_record(item, key))
             except CorruptError as exc:
                 self._problems.note("session", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
                 failures.append(exc)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 MOST_PROBLEMS = 10_000  # at most this many are listed
@@ -28,20 +27,18 @@ class Problem:
 
 
 class Problems:
-    """A list of problems without repetitions. ``problems``: a list to extend; None: a new one."""
+    """A list of problems without repetitions. ``problems``: a list to extend; None: a new one.
+
+    ``packs``: the packs with bytes that could not be read; only `note` adds to them.
+    """
 
     def __init__(self, problems: list[Problem] | None = None) -> None:
         self._problems = [] if problems is None else problems
         self._known = set(self._problems)
-        self._packs: set[bytes] = set()
+        self.packs: set[bytes] = set()
 
     def __iter__(self) -> Iterator[Problem]:
         return iter(self._problems)
-
-    @property
-    def packs(self) -> AbstractSet[bytes]:
-        """Return the packs with bytes that could not be read."""
-        return self._packs
 
     def note(self, kind: str, name: str, what: str, *, pack: bytes | None = None) -> None:
         """Add a problem unless it is known. ``pack``: the pack with bytes that could not be read, if any.
@@ -49,7 +46,7 @@ class Problems:
         After MOST_PROBLEMS problems one last problem says that there are more.
         """
         if pack is not None:
-            self._packs.add(pack)
+            self.packs.add(pack)
         self.add(Problem(kind, name, what))
 
     def add(self, problem: Problem) -> None:

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from pltz.archive.errors import ForeignPack
 from pltz.archive.format.block import MAX_HEAD, PREFIX, Block, PackFields, encode, outside, span, split
-from pltz.archive.format.buffered_reader import BufferedReader
 from pltz.archive.format.byte_source import PIECE, Reader, exactly, pieces
 from pltz.archive.format.context import Context, read_context
 from pltz.archive.format.ids import NONE, SEGMENT_SIZE, digest, digest_of
@@ -47,10 +46,12 @@ MAX_CONTEXTS, MAX_PARENTS = 4096, 65536
 NAMED_OFTEN = 3  # from here an id in both tables takes fewer bytes than in each block that names it
 MANY_CHILDREN = 9  # of a segment that has more parity
 MAX_RECORDS = 1 << 22  # per pack; new packs have at most 2^20: `Builder.fill` counts 64 bytes for each
+FRONT = 4096  # bytes of the first read of a pack: its header, and the table where it is short
 FIRST_READ = 8192  # bytes of the first read of a block
 AHEAD = 1 << 16  # bytes of the first read of a block whose records are wanted: one read in place of two
 # bytes searched at once after damage, doubled from the first value up to the second
 FIRST_SEARCH, MOST_SEARCH = 256, 1 << 20
+AT_HAND = 4 << 20  # bytes of a pack in memory while it is read from end to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +268,7 @@ class Pack:
     def scan(self) -> Iterator[tuple[Place, Record] | Damage]:
         """Yield all records in order with their places, and the damaged ranges between them.
 
-        Bytes behind record MAX_RECORDS are not read. Memory: `buffered_reader.AT_HAND` or the largest block.
+        Bytes behind record MAX_RECORDS are not read. Memory: `AT_HAND` or the largest block.
         Raises VersionError.
         """
         for item in self.blocks():
@@ -284,7 +285,7 @@ class Pack:
         Without ``bodies`` the records come without their bitstrings, which are not read. Raises VersionError.
         """
         data = BufferedReader(self.read, self.begin, self.end)
-        sums = PrefixCrcs(data)
+        sums: PrefixCrcs | None = None  # made where a block is damaged
         at = count = 0
         while at < len(data):
             if count >= MAX_RECORDS:
@@ -300,6 +301,7 @@ class Pack:
             except VersionError:
                 raise
             except FormatError as exc:
+                sums = sums or PrefixCrcs(data)
                 after = self._resynchronise(data, sums, at + 1)
                 yield Damage(self.begin + at, after - at, str(exc))
                 at = after
@@ -370,17 +372,21 @@ class Pack:
             raise CorruptError(f"a pack cannot have {self.size} bytes: it was cut off")
         found: PackHead | None = None
         failures: list[FormatError] = []
-        for name, at, table_before in (
-            ("header", 0, False),
-            ("second header", self.size - FOOTER.size - HEADER.size, True),
-        ):
-            try:
-                found = found or self._head(at, table_before)
-                if table_before:
-                    self._head(at, table_before)
-            except FormatError as exc:
-                failures.append(exc)
-                self.damaged_copies.append(name)
+        end = self.size - FOOTER.size
+        copy = b""
+        try:
+            found, copy = self._head(0, False)
+        except FormatError as exc:
+            failures.append(exc)
+            self.damaged_copies.append("header")
+        try:
+            if found and self.read(end - found.size, found.size) == copy:
+                return found
+            second, _ = self._head(end - HEADER.size, True)
+            found = found or second
+        except FormatError as exc:
+            failures.append(exc)
+            self.damaged_copies.append("second header")
         if found is None:
             newer = [f for f in failures if isinstance(f, VersionError)]
             raise (
@@ -390,8 +396,13 @@ class Pack:
             )
         return found
 
-    def _head(self, at: int, table_before: bool) -> PackHead:
-        header = bytes(self.read(at, HEADER.size))
+    def _head(self, at: int, table_before: bool) -> tuple[PackHead, bytes]:
+        """Return one copy of header and table, and the bytes of the second copy. Raises CorruptError, VersionError."""
+        try:
+            front = bytes(self.read(at, HEADER.size if table_before else min(FRONT, self.size)))
+        except FormatError:  # a bad sector behind the header is no damage of the header
+            front = bytes(self.read(at, HEADER.size))
+        header, table = front[: HEADER.size], front[HEADER.size :]
         if len(header) < HEADER.size:
             raise CorruptError("the pack ends in its header: it was cut off")
         magic, version, flags, reserved, epoch, time, salt, archive, table_size, check = HEADER.unpack(header)
@@ -399,7 +410,9 @@ class Pack:
             raise CorruptError(f"expected a pack to start with {MAGIC!r}, found {magic!r}")
         if table_size > min(MAX_TABLE, (self.size - FOOTER.size) // 2 - HEADER.size):  # it is stored twice
             raise CorruptError(f"a table of {table_size} bytes does not fit the pack: damaged")
-        table = bytes(self.read(at - table_size if table_before else at + HEADER.size, table_size))
+        if len(table) < table_size:
+            table = bytes(self.read(at - table_size if table_before else at + HEADER.size, table_size))
+        table = table[:table_size]
         if check != zlib.crc32(table, zlib.crc32(header[:-4])):
             raise CorruptError("the header of the pack does not match its checksum: damaged")
         if 0 < version < VERSION:
@@ -412,7 +425,42 @@ class Pack:
             raise CorruptError(f"the pack is of second {time}: damaged")
         contexts, parents = _read_table(table)
         sealed = frozenset(n for n, c in enumerate(contexts) if c.cipher)
-        return PackHead(epoch, time, salt, archive, contexts, parents, HEADER.size + table_size, sealed)
+        head = PackHead(epoch, time, salt, archive, contexts, parents, HEADER.size + table_size, sealed)
+        return head, table + header
+
+
+class BufferedReader:
+    """A range of a file that reads like a buffer, of which only a part is in memory.
+
+    ``data[a:b]`` is taken from the buffered bytes where it lies in them, and is read separately elsewhere. It raises
+    CorruptError where the file was cut off.
+    """
+
+    def __init__(self, read: Reader, begin: int, end: int):
+        self._read, self._begin, self._size = read, begin, end - begin
+        self._at, self._data = 0, memoryview(b"")
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> memoryview:
+        begin, end, _ = part.indices(self._size)
+        if self._at <= begin and end <= self._at + len(self._data):
+            return self._data[begin - self._at : max(begin, end) - self._at]
+        return memoryview(exactly(self._read, self._begin + begin, max(0, end - begin)))
+
+    def at_hand(self, at: int) -> memoryview:
+        """Return the buffered bytes from ``at`` on, which may be none."""
+        return self._data[at - self._at :] if at >= self._at else self._data[:0]
+
+    def move(self, at: int) -> memoryview:
+        """Buffer the bytes that follow ``at``, at most `AT_HAND`, and return them.
+
+        Raises CorruptError where the file was cut off.
+        """
+        self._at, self._data = at, memoryview(b"")
+        self._data = self[at : at + AT_HAND]
+        return self._data
 
 
 def _places_of(mark: bytes, data: BufferedReader, at: int) -> Iterator[int]:

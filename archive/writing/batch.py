@@ -124,7 +124,7 @@ class PendingVersion:
 
     def __init__(self, session: NewSession, tower: list[PendingSegment], context: Context, key: bytes, time: int):
         self.session, self.tower, self.context, self.key, self.time = session, tower, context, key, time
-        self.tags = pack_tags(session.tags)
+        self.tags = pack_tags(session.tags) if session.tags else b""
         self.version, self.id, self.leaf = 1, b"", NONE
         self.kept: Version | None = None
         self.new = self.size = 0

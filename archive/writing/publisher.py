@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import groupby
 
@@ -72,13 +72,15 @@ class Publisher:
             part, rows = rows[:count], rows[count:]
             out = builder.lay_out()
             long = len(out.getbuffer()) >= WORTH
-            with run_alongside(partial(digest_before, out), worth=long) as digest:
+            hashing = partial(digest_before, out)
+            with run_alongside(hashing) if long else nullcontext(hashing) as digest:
                 places = _read_back(out.getbuffer(), builder)
             data = sealed(out, digest())
             segments = [(new or {}).get(r.id or b"") for _, r in part]
             self._prove_decoding(part, segments)
             name = _pack_name(data)
-            with run_alongside(partial(self._about, data, part, places), worth=long) as about:
+            describing = partial(self._about, data, part, places)
+            with run_alongside(describing) if long else nullcontext(describing) as about:
                 self._put_pack(name, data)
             entries, parity = about()
             self.catalog.listing.add_pack(name, len(data), entries)
@@ -104,9 +106,8 @@ class Publisher:
                 ]
                 work = partial(_compare, codec.decode(coded), [segments[n].tokens for n in numbers])
                 compared()  # so at most two batches are in memory
-                compared = stack.enter_context(
-                    run_alongside(work, worth=many is not None and len(numbers) > ABREAST)
-                )
+                threaded = many is not None and len(numbers) > ABREAST
+                compared = stack.enter_context(run_alongside(work)) if threaded else work
             compared()
 
     def _put_pack(self, name: bytes, data: bytes) -> None:

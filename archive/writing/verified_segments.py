@@ -44,7 +44,7 @@ class VerifiedSegments:
             if self._decodes(item, segment):
                 if item.context.mode == WITHIN:  # it is the run that the segment needs
                     return self._remembered(segment)
-                self._note(item.location, segment.digest, item.record.neighbour)
+                self._note(segment.id, item.location, segment.digest, item.record.neighbour)
                 return item.location
         return None
 
@@ -159,7 +159,7 @@ class VerifiedSegments:
         self._make_room()
         for location, segment in segments:
             if segment:
-                self._note(location, segment.digest, segment.neighbour)
+                self._note(segment.id, location, segment.digest, segment.neighbour)
 
     def heard(self, item: Found, digest: bytes) -> None:
         """Remember a record that a reader decoded.
@@ -167,15 +167,14 @@ class VerifiedSegments:
         ``digest``: digest of the tokens, 32 bytes; the first 10 are in the segment's id.
         """
         self._make_room()
-        self._note(item.location, digest, item.record.neighbour)
+        self._note(ids.segment_of(digest), item.location, digest, item.record.neighbour)
 
     def clear(self) -> None:
         """Forget all proofs: the next put decodes what it relies on."""
         self._known.clear()
         self._near.clear()
 
-    def _note(self, location: Location, digest: bytes, neighbour: bytes) -> None:
-        segment = ids.segment_of(digest)
+    def _note(self, segment: bytes, location: Location, digest: bytes, neighbour: bytes) -> None:
         self._known[segment] = location, digest
         if neighbour != NONE:
             self._near[segment] = neighbour

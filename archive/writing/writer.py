@@ -184,7 +184,8 @@ class ArchiveWriter:
             if fresh.setdefault(segment.id, segment).digest != segment.digest:
                 raise collision(segment.id)
         relied: dict[bytes, Location] = {}
-        for name in sorted(fresh.keys() & stored, key=lambda name: -fresh[name].depth):  # the last segment of a run proves all of it
+        # the last segment of a run proves all of it
+        for name in sorted(fresh.keys() & stored, key=lambda name: -fresh[name].depth):
             if location := self.proved.place(fresh[name]):
                 relied[name] = location
                 del fresh[name]
@@ -220,6 +221,8 @@ class ArchiveWriter:
         A prompt may say nothing of the text that follows, and segments coded alone are read faster.
         """
         segments = [s for s in segments if not s.coded]
+        if not segments:
+            return
         modes: dict[tuple[int, int], Context] = {}
 
         def context(segment: PendingSegment, mode: int) -> Context:
