@@ -367,7 +367,8 @@ class Codec(SessionDecoder):
             seconds = expected_seconds(self.coder, sequences, more=again, verify=options.verify)
             if seconds is not None:
                 self.expect(seconds)
-        begin(options.progress, "encode", sum(map(len, sequences)))
+        if options.progress:
+            begin(options.progress, "encode", sum(map(len, sequences)))
         phased = isinstance(options.progress, PhasedProgress)  # others count each token once, where it is verified
         whole = self._code(sequences, options, options.progress if phased or not options.verify else None)
         cut = self._cut(sequences, taken, whole, options)
@@ -466,7 +467,7 @@ class Codec(SessionDecoder):
         """
         pairs = zip(drafts, frames, strict=True)
         chosen = [pair for pair in pairs if options.verify or not pair[1].kind.by_model]
-        if options.verify:
+        if options.verify and options.progress:
             begin(options.progress, "verify", sum(frame.coded for _, frame in chosen if frame.kind.by_model))
         behind = [contexts.get(draft.number) for draft, _ in chosen]
         tokens = self._decode([frame for _, frame in chosen], options.progress, behind)

@@ -28,7 +28,7 @@ class PhasedProgress(Protocol):
         """Begin a phase (encode, verify) of ``total`` tokens."""
 
 
-def begin(progress: Progress | None, phase: str, total: int) -> None:
+def begin(progress: Progress, phase: str, total: int) -> None:
     """Tell a progress with phases which phase begins, and of how many tokens."""
     if isinstance(progress, PhasedProgress):
         progress.begin(phase, total)

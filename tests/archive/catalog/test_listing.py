@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from pltz.archive.catalog import listing as listing_module
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.ledger import PackState
 from pltz.archive.errors import ArchiveError
@@ -97,8 +101,36 @@ def test_work_that_always_meets_deleted_packs_ends_with_an_error(filled: TowerAr
         listing.stable(listing.note_stale)
 
 
-def test_nobody_writes_its_fields(filled: TowerArchive) -> None:
-    listing = listed(filled).listing
-    for name in ("packs", "indexes", "tail", "epoch", "condemned", "newest", "unlisted", "staleness"):
-        with pytest.raises(AttributeError):
-            setattr(listing, name, None)
+FIELDS = ("packs", "indexes", "tail", "epoch", "condemned", "newest", "unlisted", "staleness")
+CHANGES = re.compile(
+    rf"listing\.({'|'.join(FIELDS)})"
+    r"(\[[^]]*\])?(\.(add|clear|discard|pop|popitem|remove|setdefault|update|add_pack)\(|\s*[-+|&^]?=[^=])"
+)
+DELETES = re.compile(rf"\bdel\b.*listing\.({'|'.join(FIELDS)})\b")
+
+
+def written(code: str) -> list[str]:
+    """Return the lines of code that change a field of a listing."""
+    return [line for line in code.splitlines() if CHANGES.search(line) or DELETES.search(line)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self._listing.packs = {}",
+        "catalog.listing.packs[pack] = 1",
+        "listing.condemned |= more",
+        "del self.listing.indexes[name]",
+        "listing.packs.pop(pack, None)",
+        "self.catalog.listing.tail.add_pack(name, 1, {})",
+    ],
+)
+def test_a_change_of_its_fields_is_seen(line: str) -> None:
+    assert written(line)
+    assert not written("if catalog.listing.epoch == before or not listing.packs[pack] >= 3: return")
+
+
+def test_only_the_listing_changes_its_fields() -> None:
+    room = Path(listing_module.__file__).parents[1]
+    changes = {path.name: written(path.read_text()) for path in room.rglob("*.py") if path.name != "listing.py"}
+    assert not {name: lines for name, lines in changes.items() if lines}
