@@ -34,7 +34,7 @@ from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
 from pltz.archive.tower_archive import Tower, TowerArchive
-from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
+from pltz.archive.writing.new_session import KINDS, CommitReceipt, NewSession
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
 AT_ONCE = 64  # versions decoded together
@@ -52,7 +52,7 @@ class Copied:
 
     version: Version
     there: bool
-    receipt: Receipt | None
+    receipt: CommitReceipt | None
     erased: bool = False
 
 
@@ -227,7 +227,7 @@ def _commit(batch: Sequence[tuple[Tower, NewSession]], to: TowerArchive) -> Iter
             yield Copied(version, False, receipt)
 
 
-def _put(version: Version, receipt: Receipt, to: TowerArchive) -> Version:
+def _put(version: Version, receipt: CommitReceipt, to: TowerArchive) -> Version:
     """Return the version of a receipt, as the other archive lists it. Raises ArchiveError."""
     known = to.catalog.lookup.versions(to.keys.domain(TENANT, version.tenant), version.name)
     found = next((v for v in known if v.id == receipt.id), None)

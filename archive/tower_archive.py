@@ -46,7 +46,7 @@ from pltz.archive.maintenance.merge import COLD, Merged, Merger
 from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.storage.store import Store, is_there, open_store
 from pltz.archive.writing.candidates import read_candidates
-from pltz.archive.writing.new_session import NewSession, Receipt
+from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import PltzError, UsageError
 
@@ -228,7 +228,7 @@ class TowerArchive:
         dry_run: bool = False,
         expect: Expect | None = None,
         refresh: bool = True,
-    ) -> list[Receipt]:
+    ) -> list[CommitReceipt]:
         """Freeze sessions in one commit; on return they are durable and were decoded and compared.
 
         Args:

@@ -83,7 +83,7 @@ class Layout:
             raise UsageError(f"expected at least 1 step, got {steps}")
         return Layout(lanes or max(1, min(FULL_LANES, block // steps)), steps)
 
-    def blocks(self, tokens: int, block: int, first: int = 0) -> Iterator[Block]:
+    def blocks(self, tokens: int, block: int, first: int = 0) -> Iterator[TokenBlock]:
         """Yield the blocks of a sequence of `tokens` tokens from position `first` on.
 
         `block` is the bundle's block size, which the default rule uses. `first`: tokens of the context.
@@ -104,8 +104,8 @@ class Layout:
         """Return the tokens of a full block."""
         return block if self.lanes is None or self.steps is None else self.lanes * self.steps
 
-    def _block(self, start: int, tokens: int, block: int) -> Block:
-        return Block(start, tokens, min(tokens, self.lanes or default_lanes(tokens, block)))
+    def _block(self, start: int, tokens: int, block: int) -> TokenBlock:
+        return TokenBlock(start, tokens, min(tokens, self.lanes or default_lanes(tokens, block)))
 
 
 FAST = Layout(32, 128)
@@ -156,7 +156,7 @@ def default_lanes(tokens: int, block: int) -> int:
 
 
 @dataclass(frozen=True)
-class Block:
+class TokenBlock:
     """One block: its `start` in the sequence, its `tokens` and its `lanes`. All arrays are step-major (step, lane)."""
 
     start: int

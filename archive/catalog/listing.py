@@ -30,7 +30,7 @@ from pltz.archive.format.index_file import (
     keys_of,
 )
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.format.plan import MAX_PLAN, Plan
+from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import FormatError, VersionError
@@ -72,7 +72,7 @@ class Listing:
         self.indexes: dict[str, FileIndex] = {}
         self.tail = MemoryIndex()
         self.epoch = 0
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, CollectionPlan] = {}
         self.condemned: frozenset[bytes] = frozenset()
         self.newest: bytes | None = None
         self.unlisted: set[bytes] = set()
@@ -109,7 +109,7 @@ class Listing:
         for epoch in sorted(listed - set(self._plans)):
             name = object_names.plan(epoch)
             try:
-                plan = Plan.decode(self.store.read(name, 0, MAX_PLAN))
+                plan = CollectionPlan.decode(self.store.read(name, 0, MAX_PLAN))
                 if plan.epoch != epoch:
                     raise VersionError(f"{name} says it is {plan.name}")
             except FormatError as exc:

@@ -73,7 +73,7 @@ class PackHead:
         return PackFields(self.salt, self.time, len(self.contexts), self.parents, self.sealed)
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """The place of a record in its pack: byte offset of its block, and its row there."""
 
     offset: int
@@ -265,7 +265,7 @@ class Pack:
             raise CorruptError(f"the bitstrings at byte {at} do not match their checksum: damaged")
         return block.record(row, piece, data)
 
-    def scan(self) -> Iterator[tuple[Place, Record] | Damage]:
+    def scan(self) -> Iterator[tuple[RecordPlace, Record] | Damage]:
         """Yield all records in order with their places, and the damaged ranges between them.
 
         Bytes behind record MAX_RECORDS are not read. Memory: `AT_HAND` or the largest block.
@@ -277,7 +277,7 @@ class Pack:
                 continue
             block, rows = item
             for row, record in rows:
-                yield Place(block.offset, row), record
+                yield RecordPlace(block.offset, row), record
 
     def blocks(self, *, bodies: bool = True) -> Iterator[tuple[Block, list[tuple[int, Record]]] | Damage]:
         """Yield each block with its sound records and their rows, and damaged ranges.

@@ -22,7 +22,7 @@ MAX_PLAN = 1 << 26  # bytes of a file
 
 
 @dataclass(frozen=True)
-class Plan:
+class CollectionPlan:
     """A plan.
 
     ``condemned``: ids of packs that no new session may rely on; ``time``: its time, in seconds since 1970.
@@ -50,7 +50,7 @@ class Plan:
         return data + digest(PERSON, data)
 
     @classmethod
-    def decode(cls, data: bytes) -> Plan:
+    def decode(cls, data: bytes) -> CollectionPlan:
         """Return the plan in a file's bytes. Raises CorruptError, VersionError."""
         if len(data) < HEADER.size + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
             raise CorruptError("a plan does not match its checksum: damaged")

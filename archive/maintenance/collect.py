@@ -45,7 +45,7 @@ from pltz.archive.format.block import Block
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.format.plan import Plan
+from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
 from pltz.archive.maintenance.recode import Recoder
@@ -131,7 +131,7 @@ class Collector:
         Raises FullError where there is no room for it.
         """
         store = self.catalog.store
-        plan = Plan(self.catalog.listing.epoch + 1, store.random(16), frozenset(packs), store.now())
+        plan = CollectionPlan(self.catalog.listing.epoch + 1, store.random(16), frozenset(packs), store.now())
         if not store.put(plan.name, plan.encode()):
             return set()
         store.put(plan.copy, plan.encode())

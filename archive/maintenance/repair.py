@@ -49,9 +49,9 @@ from pltz.archive.format.index_file import (
 )
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import MAX_SIZE as MAX_PACK
-from pltz.archive.format.pack import Damage, Pack, Place
+from pltz.archive.format.pack import Damage, Pack, RecordPlace
 from pltz.archive.format.parity import Parity
-from pltz.archive.format.plan import MAX_PLAN, Plan
+from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.prefix_crc import ByteSource
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import MAX_SIZE, Settings
@@ -413,7 +413,7 @@ class Repairer:
             catalog.listing.read_plans()
             if pack in catalog.listing.condemned:
                 return
-            plan = Plan(catalog.listing.epoch + 1, self.store.random(16), frozenset({pack}))
+            plan = CollectionPlan(catalog.listing.epoch + 1, self.store.random(16), frozenset({pack}))
             if self.store.put(plan.name, plan.encode()):
                 self.store.put(plan.copy, plan.encode())
         catalog.listing.read_plans()
@@ -421,7 +421,7 @@ class Repairer:
             raise ArchiveError("others keep collecting: try again")
 
     def _note_lost(
-        self, catalog: Catalog, pack: bytes, best: ByteSource, read: Sequence[tuple[Place, Record]]
+        self, catalog: Catalog, pack: bytes, best: ByteSource, read: Sequence[tuple[RecordPlace, Record]]
     ) -> tuple[int | None, set[int], set[int], bool]:
         """Note the records of a pack that were not read, as far as footer and indexes tell.
 
@@ -498,11 +498,11 @@ class Repairer:
         return None if found is None else found.whole()
 
 
-def _plan(epoch: int) -> Callable[[bytes], Plan]:
+def _plan(epoch: int) -> Callable[[bytes], CollectionPlan]:
     """Return a decoder of the plan of an epoch, which raises CorruptError for any other."""
 
-    def decode(data: bytes) -> Plan:
-        plan = Plan.decode(data)
+    def decode(data: bytes) -> CollectionPlan:
+        plan = CollectionPlan.decode(data)
         if plan.epoch != epoch:
             raise CorruptError(f"{object_names.plan(epoch)} says it is {plan.name}")
         return plan
@@ -525,7 +525,7 @@ def _is(pack: bytes, data: ByteSource) -> bool:
         return False
 
 
-def _scan(data: ByteSource) -> Iterator[tuple[Place, Record]]:
+def _scan(data: ByteSource) -> Iterator[tuple[RecordPlace, Record]]:
     """Yield the readable records."""
     try:
         yield from (item for item in _opened(data).scan() if not isinstance(item, Damage))

@@ -40,7 +40,7 @@ from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
-from pltz.archive.format.plan import MAX_PLAN, Plan
+from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS
 from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, whole
@@ -97,7 +97,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Span:
+class PackSpan:
     """A pack, or its records that begin at byte ``start`` or later and before byte ``stop``."""
 
     pack: bytes
@@ -178,7 +178,7 @@ class Verifier:
             self._problems.add(problem)
         return self.report
 
-    def _check_packs(self, spans: list[Span], decode: bool, swept: list[BulkVerified], doubted: set[bytes]) -> None:
+    def _check_packs(self, spans: list[PackSpan], decode: bool, swept: list[BulkVerified], doubted: set[bytes]) -> None:
         """Check as many packs as there is time for.
 
         Adds packs proved in bulk to ``swept`` and all other packs to ``doubted``.
@@ -213,7 +213,7 @@ class Verifier:
     def _late(self) -> bool:
         return self._end is not None and self.catalog.store.now() >= self._end
 
-    def _chosen(self, fraction: float, anywhere: bool) -> list[Span]:
+    def _chosen(self, fraction: float, anywhere: bool) -> list[PackSpan]:
         """Return the spans to check, in order."""
         dice = random.Random(self.catalog.store.random(8))
         packs = sorted(pack for pack in self.catalog.listing.packs if pack > self.report.cursor)
@@ -222,9 +222,9 @@ class Verifier:
             packs = [pack for pack in packs if dice.random() < fraction]
         if anywhere and packs:
             return self._round(packs, dice)
-        return [Span(pack, self.report.offset if pack == self.report.within else 0) for pack in packs]
+        return [PackSpan(pack, self.report.offset if pack == self.report.within else 0) for pack in packs]
 
-    def _round(self, packs: list[bytes], dice: random.Random) -> list[Span]:
+    def _round(self, packs: list[bytes], dice: random.Random) -> list[PackSpan]:
         """Return all packs from a random byte of a random pack on, and round to that byte again."""
         at = dice.randrange(len(packs))
         first = packs[at]
@@ -233,9 +233,9 @@ class Verifier:
         except (FormatError, FileNotFoundError):  # the check reports it
             byte = 0
         others = [*packs[at + 1 :], *packs[:at]]
-        return [Span(first, byte), *map(Span, others), *([Span(first, 0, byte)] if byte else [])]
+        return [PackSpan(first, byte), *map(PackSpan, others), *([PackSpan(first, 0, byte)] if byte else [])]
 
-    def _swept(self, spans: list[Span], decode: bool) -> Iterator[tuple[Span, BulkVerified | None]]:
+    def _swept(self, spans: list[PackSpan], decode: bool) -> Iterator[tuple[PackSpan, BulkVerified | None]]:
         """Yield packs with their contents where bulk verification proves them.
 
         With ``decode`` none is proved in bulk.
@@ -244,7 +244,7 @@ class Verifier:
             yield from ((span, None) for span in spans)
         else:
             found = BulkVerifier(self.catalog).run([span.pack for span in spans])
-            yield from ((Span(pack), swept) for pack, swept in found)
+            yield from ((PackSpan(pack), swept) for pack, swept in found)
 
     def _check_pack(self, pack: bytes, decode: bool) -> None:
         """Check a pack's records from the report's ``offset`` on.
@@ -436,7 +436,7 @@ class Verifier:
             name = object_names.last_part(path)
             with suppress(FileNotFoundError):
                 try:
-                    if Plan.decode(store.read(path, 0, MAX_PLAN)).epoch != epoch:
+                    if CollectionPlan.decode(store.read(path, 0, MAX_PLAN)).epoch != epoch:
                         self._wrong("plan", name, "its copy is that of another")
                 except FormatError as exc:
                     self._wrong("plan", name, str(exc))

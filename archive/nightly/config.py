@@ -173,7 +173,7 @@ def parse(text: str, folder: Path) -> Config:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as exc:  # bad TOML, a number with too many digits, nested brackets
         raise UsageError(f"expected TOML: {exc}") from exc
-    top = _Table(table, "the top level", folder)
+    top = _TomlTable(table, "the top level", folder)
     archive, state = top.path("archive"), top.path("state")
     check_place(state, archive)
     sources = tuple(_source(t, n) for n, t in enumerate(top.tables("source"), 1))
@@ -213,7 +213,7 @@ def parse(text: str, folder: Path) -> Config:
     return config
 
 
-def _layout(table: _Table) -> LayoutName:
+def _layout(table: _TomlTable) -> LayoutName:
     """Return the layout of long sessions. Raises UsageError."""
     name = table.get("layout", str, "default")
     for known in LAYOUTS:
@@ -222,7 +222,7 @@ def _layout(table: _Table) -> LayoutName:
     raise UsageError(f"{table.where}: expected layout = {' or '.join(LAYOUTS)}, found {name!r}")
 
 
-def _source(table: _Table, number: int) -> Source:
+def _source(table: _TomlTable, number: int) -> Source:
     """Return the source of a [[source]] table, by the fields of its class. Raises UsageError."""
     kind = table.get("kind", str)
     if kind not in SOURCES:
@@ -252,7 +252,7 @@ def _source(table: _Table, number: int) -> Source:
     return typing.cast(Source, source(**values))
 
 
-def _retention(table: _Table) -> Retention:
+def _retention(table: _TomlTable) -> Retention:
     within = table.get("keep_within", str, None)
     policy = Policy(
         table.number("keep_last", None, 1, 1 << 31),
@@ -265,7 +265,7 @@ def _retention(table: _Table) -> Retention:
     return Retention(policy, tenant)
 
 
-def _verify(table: _Table) -> VerifySample:
+def _verify(table: _TomlTable) -> VerifySample:
     share = table.get("share", float, VerifySample.share)
     if not 0 <= share <= 1:
         raise UsageError(f"{table.where}: expected a share of 0 to 1, found {share}")
@@ -275,7 +275,7 @@ def _verify(table: _Table) -> VerifySample:
 NEEDED: Any = object()
 
 
-class _Table:
+class _TomlTable:
     """A table of the file whose keys are read one by one, so that an unused key can be named."""
 
     def __init__(self, values: Mapping[str, Any], where: str, folder: Path) -> None:
@@ -338,15 +338,15 @@ class _Table:
             raise UsageError(f"{self.where}: expected strings in {key}, found {values!r}"[:200])
         return dict(values)
 
-    def table(self, key: str) -> _Table | None:
+    def table(self, key: str) -> _TomlTable | None:
         value = self.get(key, dict, None)
-        return None if value is None else _Table(value, f"[{key}]", self.folder)
+        return None if value is None else _TomlTable(value, f"[{key}]", self.folder)
 
-    def tables(self, key: str) -> list[_Table]:
+    def tables(self, key: str) -> list[_TomlTable]:
         values = self.get(key, list, [])
         if not all(isinstance(value, dict) for value in values):
             raise UsageError(f"expected tables [[{key}]]")
-        return [_Table(v, f"[[{key}]] {n}", self.folder) for n, v in enumerate(values, 1)]
+        return [_TomlTable(v, f"[[{key}]] {n}", self.folder) for n, v in enumerate(values, 1)]
 
     def end(self) -> None:
         """Check that every key was read. Raises UsageError that names one left over."""

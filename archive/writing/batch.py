@@ -25,13 +25,13 @@ from pltz.archive.format import ids
 from pltz.archive.format.context import TOWER, Context
 from pltz.archive.format.ids import BASE, NONE, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_tags
-from pltz.archive.writing.new_session import KINDS, NewSession, Receipt, check
+from pltz.archive.writing.new_session import KINDS, CommitReceipt, NewSession, check
 
 BATCH_TOKENS = 1 << 22  # tokens per call of a codec
 
 # takes half the time of passing the eleven fields by name
 _record = partial(tuple.__new__, Record)
-_receipt = partial(tuple.__new__, Receipt)
+_receipt = partial(tuple.__new__, CommitReceipt)
 
 
 class PendingSegment:
@@ -129,7 +129,7 @@ class PendingVersion:
         self.kept: Version | None = None
         self.new = self.size = 0
 
-    def receipt(self) -> Receipt:
+    def receipt(self) -> CommitReceipt:
         """Return the receipt of the session."""
         s, unchanged = self.session, self.kept is not None
         tokens = sum(len(segment.tokens) for segment in self.tower)

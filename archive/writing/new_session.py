@@ -1,6 +1,6 @@
 """Input and output of a writer: sessions as towers of token ids, and receipts. Neither is a format.
 
-NewSession("chat-7", [prompt_ids, turn_ids], tenant="acme", shared=1) --put--> Receipt(version=1, new=2, ...)
+NewSession("chat-7", [prompt_ids, turn_ids], tenant="acme", shared=1) --put--> CommitReceipt(version=1, new=2, ...)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NewSession:
     otherwise: Sequence[NewSession] = ()
 
 
-class Receipt(NamedTuple):
+class CommitReceipt(NamedTuple):
     """The result of a put.
 
     Attributes:

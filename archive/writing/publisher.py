@@ -29,7 +29,7 @@ from pltz.archive.format.pack import (
     Builder,
     Damage,
     Pack,
-    Place,
+    RecordPlace,
     digest_before,
     sealed,
 )
@@ -116,7 +116,7 @@ class Publisher:
             raise StoreError(f"{path} holds other bytes than its name says: nothing was acknowledged")
 
     def _about(
-        self, data: bytes, rows: Sequence[Row], places: Sequence[Place]
+        self, data: bytes, rows: Sequence[Row], places: Sequence[RecordPlace]
     ) -> tuple[dict[int, Entries], bytes]:
         """Return the index entries of a pack by section, and its parity file."""
         records, offsets = [r for _, r in rows], [at.offset for at in places]
@@ -128,7 +128,7 @@ class Publisher:
         entries = {section: Entries.of(names, offsets) for section, names in identities.items()}
         return entries, self._parity(data, rows, places)
 
-    def _parity(self, data: bytes, rows: Sequence[Row], places: Sequence[Place]) -> bytes:
+    def _parity(self, data: bytes, rows: Sequence[Row], places: Sequence[RecordPlace]) -> bytes:
         """Return the parity file of a pack; empty where the archive has no parity."""
         if not self.parity[0]:
             return b""
@@ -156,25 +156,27 @@ class Publisher:
             self.catalog.damage.note("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
 
 
-def _read_back(data: memoryview, builder: Builder) -> list[Place]:
+def _read_back(data: memoryview, builder: Builder) -> list[RecordPlace]:
     """Read a pack as a reader would and return the places of its records.
 
     Raises ArchiveError where a record differs from the one put into it.
     """
-    places = list[Place]()
+    places = list[RecordPlace]()
     for item in Pack.of(data).blocks():
         if isinstance(item, Damage):
             break
         block, rows = item
         if [record for _, record in rows] != builder.records[len(places) : len(places) + len(rows)]:
             break
-        places += [Place(block.offset, row) for row, _ in rows]
+        places += [RecordPlace(block.offset, row) for row, _ in rows]
     if len(places) != len(builder.records):
         raise ArchiveError("the pack just laid out does not read back: nothing was written")
     return places
 
 
-def shared_places(contexts: Sequence[Context], records: Sequence[Record], places: Sequence[Place]) -> list[Place]:
+def shared_places(
+    contexts: Sequence[Context], records: Sequence[Record], places: Sequence[RecordPlace]
+) -> list[RecordPlace]:
     """Return the places of the segments in a pack that many sessions depend on.
 
     ``contexts``, ``records``, ``places``: those of the pack, in order; bitstrings are not looked at.
@@ -189,7 +191,7 @@ def shared_places(contexts: Sequence[Context], records: Sequence[Record], places
     ]
 
 
-def shared_ranges(pack: Pack, shared: Sequence[Place]) -> Iterator[Range]:
+def shared_ranges(pack: Pack, shared: Sequence[RecordPlace]) -> Iterator[Range]:
     """Yield the ranges of a pack that the records at some places are read from; none without places.
 
     The first range is the pack's header and table, without which they cannot be read. The others are the heads of

@@ -1,6 +1,6 @@
 """Put: sessions to packs, with group commit. Spec: FORMAT.md, "Put".
 
-    NewSession --ids--> new segments --encode--> pack in memory --parse, decode, compare--> put --plans?--> Receipt
+    NewSession --ids--> new segments --encode--> pack in memory --parse, decode, compare--> put --plans?--> receipt
 
 One call is one commit, in several packs where it is large. A stored segment is relied on only after its
 record was decoded and compared, and only where no plan condemns its pack. After the packs are in place the
@@ -42,7 +42,7 @@ from pltz.archive.writing.batch import (
     session_rows,
 )
 from pltz.archive.writing.neighbours import NeighbourEncoder
-from pltz.archive.writing.new_session import NewSession, Receipt
+from pltz.archive.writing.new_session import NewSession, CommitReceipt
 from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
 
@@ -64,7 +64,7 @@ class ArchiveWriter:
         self.neighbours = NeighbourEncoder(catalog, codecs, self.proved)
         self._publisher = Publisher(catalog, self.proved, parity)
 
-    def put(self, sessions: Sequence[NewSession], *, dry_run: bool = False) -> list[Receipt]:
+    def put(self, sessions: Sequence[NewSession], *, dry_run: bool = False) -> list[CommitReceipt]:
         """Freeze sessions and return a receipt for each, once all are durable. See `TowerArchive.put`.
 
         ``dry_run``: encode and write nothing; the receipts say what a put would store.
@@ -75,7 +75,7 @@ class ArchiveWriter:
         with _no_sweeps():
             return self._put(sessions, dry_run)
 
-    def _put(self, sessions: Sequence[NewSession], dry_run: bool) -> list[Receipt]:
+    def _put(self, sessions: Sequence[NewSession], dry_run: bool) -> list[CommitReceipt]:
         contexts = Contexts(self.codecs, self.catalog.keys)
         ways = [way for session in sessions for way in (session, *session.otherwise)]
         drafts, segments = draft(ways, contexts, self.catalog.store.now())

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Change = Callable[["torch.Tensor"], tuple["torch.Tensor", float]]  # float32 KV to what is left of it, and its bits
 
 
-class Peer:
+class PeerForm:
     """A simulated form. ``change``: returns the KV after it, and its size in bits."""
 
     exact = False
@@ -181,20 +181,20 @@ def low_rank(ratio: int) -> Change:
     return change
 
 
-def peers() -> list[Peer]:
+def peers() -> list[PeerForm]:
     """Return every peer, from many bits to few."""
     return [
-        Peer("q8_0", symmetric(8)),
-        Peer("fp8", fp8),
-        Peer("pca-2", low_rank(2)),
-        Peer("kivi-4", kivi(4)),
-        Peer("int4", int4_groups),
-        Peer("q4_0", symmetric(4)),
-        Peer("q4_0-rotated", symmetric(4, rotated=True)),
-        Peer("turboquant-4", turboquant(4)),
-        Peer("turboquant-4-ends", turboquant(4, ends=True)),
-        Peer("turboquant-3-ends", turboquant(3, ends=True)),
-        Peer("turboquant-3", turboquant(3)),
-        Peer("kivi-2", kivi(2)),
-        Peer("turboquant-2", turboquant(2)),
+        PeerForm("q8_0", symmetric(8)),
+        PeerForm("fp8", fp8),
+        PeerForm("pca-2", low_rank(2)),
+        PeerForm("kivi-4", kivi(4)),
+        PeerForm("int4", int4_groups),
+        PeerForm("q4_0", symmetric(4)),
+        PeerForm("q4_0-rotated", symmetric(4, rotated=True)),
+        PeerForm("turboquant-4", turboquant(4)),
+        PeerForm("turboquant-4-ends", turboquant(4, ends=True)),
+        PeerForm("turboquant-3-ends", turboquant(3, ends=True)),
+        PeerForm("turboquant-3", turboquant(3)),
+        PeerForm("kivi-2", kivi(2)),
+        PeerForm("turboquant-2", turboquant(2)),
     ]

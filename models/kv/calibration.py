@@ -34,7 +34,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Shape:
+class KVShape:
     """The shape of a target's KV. ``heads``: of keys. ``dim``: of a head. ``hidden``: of the embedding."""
 
     layers: int
@@ -60,7 +60,7 @@ class Calibration:
     """
 
     target: bytes
-    shape: Shape
+    shape: KVShape
     tensors: Mapping[str, Array]
     receipts: tuple[Receipt, ...] = ()
 
@@ -178,7 +178,7 @@ class Calibration:
             raise CorruptError(f"not the facts of a calibration ({exc})") from exc
         if any(type(n) is not int or not 0 < n <= LIMITS[name] for name, n in sizes.items()) or len(target) != 16:
             raise CorruptError("a calibration with sizes that cannot be")
-        shape = Shape(**sizes)
+        shape = KVShape(**sizes)
         tensors = _tensors(header, body, expected(shape, _ranks(header, shape)))
         found = cls(target, shape, tensors, receipts)
         if found.digest.hex() != meta["digest"]:
@@ -192,7 +192,7 @@ class Calibration:
 PREDICTIVE = "predictive-2"
 
 
-def expected(shape: Shape, ranks: list[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
+def expected(shape: KVShape, ranks: list[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the type and shape of every tensor. ``ranks``: of each layer's predictor, 0 for a full one."""
     width = shape.width
     found: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -214,7 +214,7 @@ def expected(shape: Shape, ranks: list[int]) -> dict[str, tuple[str, tuple[int, 
     return found
 
 
-def _ranks(header: dict[str, Any], shape: Shape) -> list[int]:
+def _ranks(header: dict[str, Any], shape: KVShape) -> list[int]:
     ranks = []
     for layer in range(shape.layers):
         entry = header.get(f"spread.{layer}")

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pltz.models.kv.calibration import BELOW, PREDICTIVE, Calibration, Shape
+from pltz.models.kv.calibration import BELOW, PREDICTIVE, Calibration, KVShape
 from pltz.models.kv.codec import KVCodec, Span
 from pltz.models.kv.measure import compare, prefilled, watched
 from pltz.models.kv.predictive import (
@@ -122,7 +122,7 @@ class Fit:
         self.target, self.rotary, self.train, self.plan = target, rotary, train, plan
         embedding: Any = target.model.get_input_embeddings().weight.detach()
         self.embedding: torch.Tensor = embedding
-        self.shape = Shape(1, 1, 1, 1)
+        self.shape = KVShape(1, 1, 1, 1)
         plan.work.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256(train.tobytes()).hexdigest()
         facts = [target.fingerprint.hex(), digest, plan.context, plan.new, plan.effects]
@@ -414,9 +414,9 @@ class Fit:
             wanted = range(self.shape.layers) if layer is None else [layer]
             return [file.get_tensor(f"layer.{n}") for n in wanted], file.get_tensor("mass").numpy()
 
-    def _shape(self, kv: torch.Tensor) -> Shape:
+    def _shape(self, kv: torch.Tensor) -> KVShape:
         layers, _, heads, _, dim = kv.shape
-        return Shape(layers, heads, dim, self.embedding.shape[1])
+        return KVShape(layers, heads, dim, self.embedding.shape[1])
 
 
 def receipts(

@@ -156,7 +156,7 @@ class Corpus:
             (folder / "tokenizer.json").write_bytes(raw)
             bundle = BundleTokenizer(raw)
             spell = Bridge(self.c.target_json, bundle).spell if named else None
-            out = records.Streams(folder, bundle, spell)
+            out = records.TokenStreams(folder, bundle, spell)
             for name, part in (("train", "train"), ("val", "validation")):
                 sessions, tokens = out.add(
                     name, self._read_with(split / f"{part}.zst", written if name == "train" else None)

@@ -32,7 +32,7 @@ from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens
 from pltz.models.training.distributed import Ranks
-from pltz.plt_codec.lanes import LANE_MARK, Block, default_lanes
+from pltz.plt_codec.lanes import LANE_MARK, TokenBlock, default_lanes
 
 Batch = dict[str, Tensor]
 Tokens = npt.NDArray[np.int64]
@@ -199,7 +199,7 @@ def lay(tokens: Tokens, block: int, lanes: Callable[[int], int], doc: int, head:
     for number, start in enumerate(starts):
         context = head > 0 and number == 0
         part = tokens[start : head if context else start + block]
-        grid = Block(start, len(part), 1 if context else lanes(len(part)))
+        grid = TokenBlock(start, len(part), 1 if context else lanes(len(part)))
         at = grid.targets()
         fields = (
             grid.inputs(part, int(tokens[start - 1]) if number else LANE_MARK),

@@ -132,7 +132,7 @@ def sample(records: Iterable[LabelledSession], limit: int) -> Iterator[Session]:
             yield session
 
 
-class Streams:
+class TokenStreams:
     """A writer of token streams into a folder, all with one numbering of sources."""
 
     def __init__(self, folder: Path, tokenizer: BundleTokenizer, spell: Spell | None = None) -> None:

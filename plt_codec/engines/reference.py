@@ -12,7 +12,7 @@ from math import isqrt
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.lanes import LANE_MARK, Block, Layout
+from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock
 from pltz.plt_codec.weights import CLASS, GATE_MAX, PRECISION, RESIDUAL_MAX, Weights
 
 Ints = npt.NDArray[np.int64]
@@ -163,7 +163,7 @@ class Oracle:
         kept: list[list[list[Ints]]] = [[[] for _ in range(self.shape.layers)] for _ in range(2)]
         known = np.array(context[max(0, len(context) - self.shape.memory) :], np.int64)
         if len(known):
-            kept = self._block(Block(0, len(known), 1), known, LANE_MARK, kept, [])
+            kept = self._block(TokenBlock(0, len(known), 1), known, LANE_MARK, kept, [])
         tokens = np.concatenate([known, tokens])
         for block in layout.blocks(len(tokens) - len(known), self.shape.block, len(known)):
             part = tokens[block.start : block.start + block.tokens]
@@ -173,7 +173,7 @@ class Oracle:
 
     def _block(
         self,
-        block: Block,
+        block: TokenBlock,
         part: npt.NDArray[np.integer],
         before: int,
         kept: list[list[list[Ints]]],

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pltz.plt_codec.engines.torch import BlockJob, Memory, Stepper, TorchEngine
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.lanes import LANE_MARK, Block, Layout
+from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock
 from pltz.plt_codec.prefix import Ids, checked, each, remembered, room
 from pltz.plt_codec.range_coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits
 from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
@@ -177,7 +177,7 @@ class _SequenceState:
         return self._next is not None
 
     @property
-    def block(self) -> Block:
+    def block(self) -> TokenBlock:
         """Return the block to run next, where one is left."""
         assert self._next is not None
         return self._next
@@ -282,7 +282,7 @@ class _ContextMemories:
         together = max(1, ENCODE_ROWS // max(1, self.engine.shape.memory))
         for begin in range(0, len(missing), together):
             keys = missing[begin : begin + together]
-            blocks = [Block(0, len(needed[key]), 1) for key in keys]
+            blocks = [TokenBlock(0, len(needed[key]), 1) for key in keys]
             jobs = [
                 BlockJob(b, b.inputs(needed[key], LANE_MARK), None) for b, key in zip(blocks, keys, strict=True)
             ]

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pltz.plt_codec.errors import ModelError, UsageError
-from pltz.plt_codec.lanes import Block
+from pltz.plt_codec.lanes import TokenBlock
 from pltz.plt_codec.weights import CLASS, GATE_MAX, PRECISION, RESIDUAL_MAX, Weights
 
 EXACT = 1 << 24  # float32 holds all integers below
@@ -78,7 +78,7 @@ class BlockJob:
     values it remembers of the block before.
     """
 
-    block: Block
+    block: TokenBlock
     inputs: npt.NDArray[np.int64] | None
     memory: Memory | None
 
@@ -379,7 +379,7 @@ def _inputs(job: BlockJob) -> npt.NDArray[np.int64]:
     return job.inputs
 
 
-def _kept(block: Block, memory: int) -> npt.NDArray[np.int64]:
+def _kept(block: TokenBlock, memory: int) -> npt.NDArray[np.int64]:
     """Return the step-major places of the inputs that a later block may see: the last `memory` positions."""
     return np.flatnonzero((block.targets() >= block.tokens - memory).reshape(-1))
 
@@ -421,7 +421,7 @@ class Stepper:
             self._allocate(g)
 
     @staticmethod
-    def cache_bytes(engine: TorchEngine, block: Block, remembered: int) -> int:
+    def cache_bytes(engine: TorchEngine, block: TokenBlock, remembered: int) -> int:
         """Return the bytes of keys and values of a block while it is stepped, with `remembered` positions before it."""
         s = engine.shape
         return (remembered + block.steps * block.lanes) * s.kv_heads * s.head_dim * 8 * s.layers

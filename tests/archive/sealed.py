@@ -6,7 +6,7 @@ import numpy as np
 
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.format.pack import Damage, Pack, Place
+from pltz.archive.format.pack import Damage, Pack, RecordPlace
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
@@ -38,7 +38,7 @@ def without_reserve(state: DiskState) -> DiskState:
     return twin
 
 
-def records_of(disk: SimDisk) -> list[tuple[str, Pack, Place]]:
+def records_of(disk: SimDisk) -> list[tuple[str, Pack, RecordPlace]]:
     found = []
     for path, data in disk.seen.files().items():
         if path.startswith("packs/"):

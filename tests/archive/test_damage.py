@@ -19,7 +19,7 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NONE, digest, segment_of
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.pack import Builder, Pack
-from pltz.archive.format.plan import Plan
+from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import Settings
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
@@ -139,7 +139,7 @@ def pack_of(count: int, salt: bytes = b"s" * 16) -> bytes:
 @given(st.binary(max_size=200))
 @example(b"")
 def test_parsers_take_anything(data: bytes) -> None:
-    for parse in (Pack.of, FileIndex.of, Plan.decode, Settings.decode):
+    for parse in (Pack.of, FileIndex.of, CollectionPlan.decode, Settings.decode):
         with pytest.raises(FormatError):
             parse(data)
 

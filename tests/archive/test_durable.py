@@ -19,7 +19,7 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.copy import copy
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
 from pltz.archive.format import index_file as index
-from pltz.archive.format.plan import Plan
+from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.live_set import LiveSet
 from pltz.archive.sessions import base_of
@@ -301,7 +301,7 @@ def test_a_writer_that_misses_any_plan_is_fenced(disk: SimDisk, archive: TowerAr
     def put_late(name: str, data: bytes) -> bool:
         store = DirectoryStore(disk)
         for n in (1, 3):
-            plan = Plan(n, bytes(16), frozenset({bytes([n]) * 16}))
+            plan = CollectionPlan(n, bytes(16), frozenset({bytes([n]) * 16}))
             store.put(plan.name, plan.encode())
         return put(name, data)
 
@@ -355,7 +355,7 @@ def test_a_plan_that_is_deleted_while_one_reads(
 ) -> None:
     store = DirectoryStore(disk)
     for n in (1, 2):
-        plan = Plan(n, bytes(16), frozenset())
+        plan = CollectionPlan(n, bytes(16), frozenset())
         store.put(plan.name, plan.encode())
     listed = archive.store.list
 
@@ -425,7 +425,7 @@ def test_the_last_version_is_found_while_a_collector_moves_it(
     for n in range(2):
         archive.put([NewSession(name, [PROMPT, PROMPT + n]) for name in "ab"])
     stays = archive.version("a", version=1).location.pack
-    plan = Plan(1, bytes(16), frozenset(archive.catalog.listing.packs) - {stays})
+    plan = CollectionPlan(1, bytes(16), frozenset(archive.catalog.listing.packs) - {stays})
     archive.store.put(plan.name, plan.encode())
     other, known = reopen(disk, codec), RecordLookup.known
 

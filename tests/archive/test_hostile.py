@@ -18,7 +18,7 @@ from pltz.archive.format.index_file import Entries, MemoryIndex, build
 from pltz.archive.format.pack import END, FOOTER, HEADER, PERSON, Builder, Damage, Pack
 from pltz.archive.format.parity import END as PARITY_END
 from pltz.archive.format.parity import GROUP, HEAD, RANGE, TAIL, GroupLayout, Parity
-from pltz.archive.format.plan import Plan
+from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import Settings
 from pltz.archive.storage.disk import OsDisk
@@ -272,7 +272,7 @@ def test_shares_of_parity_are_whole_numbers(parity: str) -> None:
 def test_a_plan_that_no_plan_can_follow(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
     archive.put([NewSession("b", [np.arange(9)])])
-    plan = Plan((1 << 64) - 1, bytes(16), frozenset())
+    plan = CollectionPlan((1 << 64) - 1, bytes(16), frozenset())
     DirectoryStore(disk).put(plan.name, plan.encode())
     with pytest.raises(ArchiveError, match="looked at"):
         archive.collect()

@@ -16,7 +16,7 @@ from pltz.archive.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.errors import ArchiveError, Fenced, LostError, NotFound, StoreError, WriterFailed
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import Tokens
-from pltz.archive.format.plan import Plan
+from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
@@ -392,7 +392,7 @@ def test_a_stalled_writer_is_fenced_where_the_plans_are_gone(
     put = archive.store.put
 
     def put_late(name: str, data: bytes) -> bool:
-        plans = [Plan(n, bytes(16), frozenset({bytes([n]) * 16})) for n in (1, 2)]
+        plans = [CollectionPlan(n, bytes(16), frozenset({bytes([n]) * 16})) for n in (1, 2)]
         store = DirectoryStore(disk)
         for plan in plans:
             store.put(plan.name, plan.encode())

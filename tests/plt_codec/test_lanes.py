@@ -11,8 +11,8 @@ from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.lanes import (
     FAST,
     LANE_MARK,
-    Block,
     Layout,
+    TokenBlock,
     by_layout,
     default_lanes,
     layout_of,
@@ -24,14 +24,14 @@ BLOCK = 4096
 
 @given(st.integers(1, 3000), st.integers(1, 64))
 def test_every_token_is_predicted_once(tokens: int, lanes: int) -> None:
-    block = Block(0, tokens, min(lanes, tokens))
+    block = TokenBlock(0, tokens, min(lanes, tokens))
     predicted = block.targets()[block.predicting()]
     assert sorted(predicted.tolist()) == list(range(tokens))
 
 
 @given(st.integers(1, 500), st.integers(1, 32))
 def test_an_input_is_the_token_before_in_its_lane(tokens: int, lanes: int) -> None:
-    block = Block(0, tokens, min(lanes, tokens))
+    block = TokenBlock(0, tokens, min(lanes, tokens))
     ids = np.arange(1000, 1000 + tokens)
     inputs = block.inputs(ids, 7)
     assert inputs[0, 0] == 7 and (inputs[0, 1:] == LANE_MARK).all()
@@ -39,7 +39,7 @@ def test_an_input_is_the_token_before_in_its_lane(tokens: int, lanes: int) -> No
 
 
 def test_the_example_of_the_docstring() -> None:
-    block = Block(0, 5, 2)
+    block = TokenBlock(0, 5, 2)
     assert block.steps == 3 and block.full == 1
     assert block.targets().tolist() == [[0, 3], [1, 4], [2, 5]]
     assert [block.active(s) for s in range(3)] == [2, 2, 1]

@@ -45,7 +45,7 @@ BLOCK = 1 << 20  # bytes
 BOM = b"\xef\xbb\xbf"
 
 
-class Piece(NamedTuple):
+class FilePiece(NamedTuple):
     """Lines of a file: from byte ``start`` to byte ``end``, or to the end of the file.
 
     ``first``: the number of its first line, counted from 1.
@@ -90,7 +90,7 @@ class JsonlSource:
         if not root.exists():
             raise UsageError(f"expected a JSONL file or a folder of them, found nothing at {self.path}")
         called = set[str]()
-        pieces: list[tuple[Piece, int]] = []
+        pieces: list[tuple[FilePiece, int]] = []
         for path, size in _files(root):
             stem = path if _stem(path) in called else _stem(path)
             called.add(stem)
@@ -99,7 +99,7 @@ class JsonlSource:
             if pieces:
                 yield Shard(number, self.path, tuple(p for p, _ in pieces))
             return
-        row: list[Piece] = []
+        row: list[FilePiece] = []
         total = 0
         for piece, size in pieces:
             if row and (total + size > SHARD_BYTES or len(row) >= SHARD_SESSIONS):
@@ -110,16 +110,16 @@ class JsonlSource:
         if row:
             yield Shard(number, self._place(row), tuple(row))
 
-    def _place(self, row: list[Piece]) -> str:
+    def _place(self, row: list[FilePiece]) -> str:
         more = f" and {len(row) - 1} more" if len(row) > 1 else ""
         return f"{row[0].path}:{row[0].first}{more}"
 
     def entries(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
         """Yield the lines of a shard that are not blank. Lines that cannot be read are `Unreadable`."""
         for part in shard.parts:
-            yield from self._read(Piece(*part))
+            yield from self._read(FilePiece(*part))
 
-    def _read(self, piece: Piece) -> Iterator[SourceEntry | Unreadable]:
+    def _read(self, piece: FilePiece) -> Iterator[SourceEntry | Unreadable]:
         root = Path(self.path)
         path = root / piece.path if root.is_dir() else root
         try:
@@ -139,7 +139,7 @@ class JsonlSource:
                 source.gunzip()
             yield from self._lines(source, piece, since)
 
-    def _lines(self, source: ByteInput, piece: Piece, since: float) -> Iterator[SourceEntry | Unreadable]:
+    def _lines(self, source: ByteInput, piece: FilePiece, since: float) -> Iterator[SourceEntry | Unreadable]:
         number = piece.first - 1
         while True:
             number += 1
@@ -175,7 +175,7 @@ class JsonlSource:
 class _Span:
     """A stream that ends where a piece does."""
 
-    def __init__(self, stream: BufferedReader, piece: Piece) -> None:
+    def __init__(self, stream: BufferedReader, piece: FilePiece) -> None:
         self._stream = stream
         self._left = None if piece.end is None else piece.end - piece.start
 
@@ -224,13 +224,13 @@ def _size(path: Path) -> int | None:
         return 0
 
 
-def _pieces(root: Path, path: str, stem: str, size: int) -> Iterator[tuple[Piece, int]]:
+def _pieces(root: Path, path: str, stem: str, size: int) -> Iterator[tuple[FilePiece, int]]:
     """Yield the pieces of a file and their bytes. Large plain files are cut at line ends.
 
     A file that cannot be read is one piece, and reading it reports the error.
     """
     if size <= 2 * SHARD_BYTES or path.lower().endswith(PACKED):
-        yield Piece(path, stem, 0, None, 1), size
+        yield FilePiece(path, stem, 0, None, 1), size
         return
     start, first, at, lines = 0, 1, 0, 1  # ``lines``: the number of the line at ``at``
     with suppress(OSError), (root / path if root.is_dir() else root).open("rb") as file:
@@ -241,11 +241,11 @@ def _pieces(root: Path, path: str, stem: str, size: int) -> Iterator[tuple[Piece
                 else 0
             )
             if cut:
-                yield Piece(path, stem, start, at + cut, first), at + cut - start
+                yield FilePiece(path, stem, start, at + cut, first), at + cut - start
                 start, first = at + cut, lines + block.count(b"\n", 0, cut)
             lines += block.count(b"\n")
             at += len(block)
-    yield Piece(path, stem, start, None, first), at - start
+    yield FilePiece(path, stem, start, None, first), at - start
 
 
 def _stem(path: str) -> str:

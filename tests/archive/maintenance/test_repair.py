@@ -23,7 +23,7 @@ from pltz.archive.format.ids import TENANT, digest
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
-from pltz.archive.format.plan import Plan
+from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
@@ -74,7 +74,7 @@ def same_files(disk: SimDisk, state: DiskState) -> bool:
     Repair does not remake that parity.
     """
     plans = [d for p, d in state.files().items() if p.startswith("collect/")]
-    passing = {f"parity/{pack.hex()}" for plan in plans for pack in Plan.decode(plan).condemned}
+    passing = {f"parity/{pack.hex()}" for plan in plans for pack in CollectionPlan.decode(plan).condemned}
     now, then = (
         {p: d for p, d in files.items() if not p.startswith(("damaged/", "index/", "tmp/", "reserve"))}
         for files in (disk.seen.files(), state.files())
@@ -499,7 +499,7 @@ def test_a_pack_that_a_collector_deletes_meanwhile_is_not_lost(
     disk = SimDisk(small)
     names, store = Repairer._pack_names, DirectoryStore(disk)
     condemned = {
-        p for path, d in small.files().items() if path[:8] == "collect/" for p in Plan.decode(d).condemned
+        p for path, d in small.files().items() if path[:8] == "collect/" for p in CollectionPlan.decode(d).condemned
     }
 
     def then_collected(self: Repairer, catalog: Catalog) -> set[bytes]:

@@ -17,7 +17,7 @@ from pltz.models.training import (
 def streams(tmp_path: Path, tiny_tokenizer: BundleTokenizer) -> Path:
     """Token streams of a few sample sessions."""
     (tmp_path / "tokenizer.json").write_bytes(tiny_tokenizer.json)
-    out = records.Streams(tmp_path, tiny_tokenizer)
+    out = records.TokenStreams(tmp_path, tiny_tokenizer)
     out.add("train", [records.record(s, "sample.jsonl") for s in sample_sessions()[:20]])
     out.finish()
     return tmp_path

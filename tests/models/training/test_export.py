@@ -18,7 +18,7 @@ from pltz.models.training.net import Net, block_mask, rounded_net, visible
 from pltz.models.training.pipeline import groups, scaled
 from pltz.models.training.vocabulary import bisect_order
 from pltz.plt_codec.engines.torch import BlockJob, TorchEngine
-from pltz.plt_codec.lanes import LANE_MARK, Block, Layout, default_lanes
+from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock, default_lanes
 from pltz.plt_codec.weights import Weights
 
 SMALL = NetConfig(
@@ -110,7 +110,7 @@ def test_the_mask_is_the_codecs() -> None:
     tokens = np.arange(32, 32 + 80)
     batch = rows(tokens)
     mod, n = visible(batch, SMALL.memory), batch["input"].shape[1]
-    blocks: list[tuple[int, int, int, Block]] = []
+    blocks: list[tuple[int, int, int, TokenBlock]] = []
     for number, block in enumerate(Layout().blocks(80, SMALL.block)):
         for s in range(block.steps):
             blocks += [(number, s, int(p), block) for p in block.start + block.lane_starts() + s]

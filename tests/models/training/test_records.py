@@ -40,7 +40,7 @@ def test_records_come_back(tmp_path: Path) -> None:
 def test_streams_leave_out_what_no_tokens_spell(tmp_path: Path, tiny_tokenizer: BundleTokenizer) -> None:
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
     given = [Session("chat", {"messages": [image]}), Session("text", b"hello"), Session("ids", [5])]
-    out = records.Streams(tmp_path, tiny_tokenizer)
+    out = records.TokenStreams(tmp_path, tiny_tokenizer)
     sessions, tokens = out.add("train", [records.record(s, "f.txt") for s in given])
     assert sessions == 1 and out.skipped == 2 and list(out.sources) == ["text:f"]
     ids = np.fromfile(tmp_path / "train.bin", np.uint16)

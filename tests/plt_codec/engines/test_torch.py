@@ -10,7 +10,7 @@ import torch
 from pltz.plt_codec.engines.reference import Oracle, cumulative
 from pltz.plt_codec.engines.torch import EXACT, BlockJob, Product, TorchEngine
 from pltz.plt_codec.errors import ModelError, UsageError
-from pltz.plt_codec.lanes import Block, Layout
+from pltz.plt_codec.lanes import Layout, TokenBlock
 from pltz.plt_codec.weights import Weights, random_weights
 
 Ints = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ def test_batch_and_precision_settings_change_nothing() -> None:
     weights = random_weights(2, block=64, memory=16)
     engine = TorchEngine(weights)
     rng = np.random.default_rng(0)
-    blocks = [Block(0, n, lanes) for n, lanes in ((40, 1), (64, 4), (33, 16), (1, 1))]
+    blocks = [TokenBlock(0, n, lanes) for n, lanes in ((40, 1), (64, 4), (33, 16), (1, 1))]
     jobs = [BlockJob(b, b.inputs(rng.integers(0, 512, b.tokens), 0), None) for b in blocks]
     together, _ = engine.parallel(jobs)
     torch.set_float32_matmul_precision("medium")
