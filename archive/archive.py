@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pltz.datasets.given import SessionLike
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.partners import Path_
+    from pltz.models.session.expected_time import Expect
     from pltz.models.target.target import Target
     from pltz.plt_codec.lanes import LayoutName
 
@@ -135,6 +136,7 @@ class Archive:
         self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
         self._zstd_above = zstd_above
         self._fingerprints: dict[bytes, bytes] = {}  # fingerprints of tokenizers, by their tokenizer.json
+        self._token: tuple[tuple[bytes | None, int], str] | None = None  # the last token, with the state it is of
         self._thawer: tuple[tuple[bool, int | None, float], Thawer] | None = None  # the last thawer, with its options
 
     @classmethod
@@ -215,6 +217,7 @@ class Archive:
         parent: str | None = None,
         salt: str | bytes | None = None,
         keep_opaque: bool = False,
+        dry_run: bool = False,
     ) -> PutReceipt:
         """Freeze a session under a name. On return it is durable, and was decoded back and compared.
 
@@ -233,6 +236,7 @@ class Archive:
             parent: of ids: name of the session that it was forked from.
             salt: separate it from everything under another salt; only `get` and `thaw` with the same salt find it.
             keep_opaque: keep a session with images or audio, as plain bytes, instead of refusing it.
+            dry_run: code the session and store nothing; the receipt says what a put would store, and its id is empty.
 
         Raises:
             ContentError: the session cannot be coded (OpaqueContentError: it has image, audio or file parts); nothing
@@ -252,16 +256,29 @@ class Archive:
         request = PutRequest(
             name, session, tenant, tags or {}, base, target, tokenizer, time, prefixes, parent, salt
         )
-        [receipt] = self.sessions.put([self._resolved(request)], keep_opaque=keep_opaque)
+        [receipt] = self.sessions.put([self._resolved(request)], keep_opaque=keep_opaque, dry_run=dry_run)
         return receipt
 
-    def put_many(self, requests: Iterable[PutRequest], *, keep_opaque: bool = False) -> Iterator[PutReceipt]:
+    def put_many(
+        self,
+        requests: Iterable[PutRequest],
+        *,
+        keep_opaque: bool = False,
+        dry_run: bool = False,
+        expect: Expect | None = None,
+    ) -> Iterator[PutReceipt]:
         """Freeze many sessions, in commits of about a million tokens, and yield a receipt for each.
 
         Yielded receipts are durable whatever is raised later. Nothing is put before the first receipt is
-        requested. ``keep_opaque`` and errors: as `put`.
+        requested. ``keep_opaque``, ``dry_run`` and errors: as `put`. ``expect`` is called with the expected seconds
+        before a commit of many tokens is coded.
+
+        In a dry run nothing is stored between two requests either: two versions of one name count as if each were put
+        alone.
         """
-        yield from self.sessions.put(map(self._resolved, requests), keep_opaque=keep_opaque)
+        sessions = self.sessions
+        sessions.expect = expect
+        yield from sessions.put(map(self._resolved, requests), keep_opaque=keep_opaque, dry_run=dry_run)
 
     def _resolved(self, request: PutRequest) -> PutRequest:
         """Return a request with a session, fingerprints and a salted tenant, as `SessionArchive` takes it."""
@@ -670,6 +687,17 @@ class Archive:
         if tenant is None or (name is None) != everything:
             raise UsageError("expected a tenant with either a name or everything=True, or a base")
         return self.tower.erase(tenant, name, bases=bases, dry_run=dry_run)
+
+    def token(self) -> str:
+        """Return the freshness token of the present state, to be kept elsewhere for ``verify(expect=...)``.
+
+        An archive that a token is newer than was rolled back. Raises StoreError.
+        """
+        listing = self.tower.catalog.listing
+        state = listing.newest, len(listing.packs)  # they change with every commit
+        if self._token is None or self._token[0] != state:
+            self._token = state, self.tower.token()
+        return self._token[1]
 
     # ---- below
 

@@ -179,12 +179,14 @@ def into_archive(
 ) -> None:
     """Put the sessions into an archive, as ``pltz archive put`` does with its defaults."""
     from pltz.cli.archive import put
+    from pltz.cli.archive.shared import open_archive
 
-    source = put.PutInputs(
-        inputs, form, place, [bundle] if bundle else [], target, None, device, threads, layout, zstd_above
+    cold = open_archive(
+        place, [bundle] if bundle else [], device=device, threads=threads, layout=layout, zstd_above=zstd_above
     )
+    source = put.PutInputs(inputs, form, target, None, device, threads)
     items = put.SessionNames(None, None).items(source, {})
-    put.put_all(source.cold, items, keep_opaque, False, progress, as_json)
+    put.put_all(cold, items, keep_opaque, False, progress, as_json)
 
 
 def reading(sessions: Iterator["Session"], bar: Progress) -> Iterator["Session"]:

@@ -48,9 +48,7 @@ WIDTH = 96  # characters of a printed line
     metavar="N",
     help="Sessions to freeze.",
 )
-@click.option(
-    "--thaws", type=click.IntRange(min=1), default=8, show_default=True, metavar="N", help="Sessions to thaw."
-)
+@options.count("--thaws", 8, "Sessions to thaw.")
 @click.option("-o", "--output", metavar="OUT", help="Keep the .pltz file.  [default: not kept]")
 @options.BUNDLE
 @options.FORCE

@@ -13,16 +13,16 @@ import click
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive.shared import TENANT, VERSION
 from pltz.cli.ui.groups import Command, NamingCommand, OrderedGroup
-from pltz.cli.ui.key_options import key_options, secret
+from pltz.cli.ui.key_options import key_options, key_words
 from pltz.cli.ui.options import BUNDLE, JSON, THREADS, Decorator, nonempty
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import ContentError, FormatError, UsageError
 
 if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
     from pltz.archive.engines.llama_server import LlamaServer
-    from pltz.archive.format.ids import Tokens
-    from pltz.archive.sessions import PutReceipt, SessionArchive
+    from pltz.archive.sessions import PutReceipt
 
 URL: Decorator = click.argument("url", metavar="URL")
 NAME: Decorator = click.argument("name", type=nonempty, metavar="NAME")
@@ -114,7 +114,8 @@ def freeze(
     server = _server(url, model, api_key)
     cold = _open(place, tokenizer, bundle, threads)
     ids = server.slot_ids(slot, slots)
-    _report([_put(cold, tokenizer, name, tenant, ids, target_of(server.target, server.adapter))], [], as_json)
+    target = target_of(server.target, server.adapter)
+    _report([cold.put(name, ids, tenant=tenant, target=target, tokenizer=_read(tokenizer))], [], as_json)
 
 
 @llama.command(
@@ -163,7 +164,7 @@ def thaw(
     the session is refused, and so is a session with unknown weights, unless --any-target is given.
     """
     server = _server(url, model, api_key)
-    found = _open(place, tokenizer, bundle, threads).get_ids(name, tenant, number)
+    found = _open(place, tokenizer, bundle, threads).get(name, tenant=tenant, version=number)
     hot = server.thaw(
         found.ids, slot=-1 if slot is None else slot, frozen_for=found.target, any_target=any_target
     )
@@ -216,12 +217,13 @@ def import_(
     if adapter is not None and (model is None or not adapter):
         raise UsageError("expected --adapter FILE:SCALE beside --model: a session belongs to weights first")
     target = target_of(fingerprint_gguf(model), adapter) if model is not None else None
-    cold = _open(place, tokenizer, bundle, threads)
+    cold, tokens = _open(place, tokenizer, bundle, threads), _read(tokenizer)
     puts: list[PutReceipt] = []
     failures: list[tuple[str, FormatError | ContentError]] = []
     for file in files:
         try:
-            puts.append(_put(cold, tokenizer, Path(file).stem, tenant, read_slot_ids(file), target))
+            ids = read_slot_ids(file)
+            puts.append(cold.put(Path(file).stem, ids, tenant=tenant, target=target, tokenizer=tokens))
         except (FormatError, ContentError) as exc:
             failures.append((file, exc))
     _report(puts, [(file, str(exc)) for file, exc in failures], as_json)
@@ -235,23 +237,12 @@ def _server(url: str, model: str | None, api_key: str | None) -> "LlamaServer":
     return LlamaServer(url, model=model, api_key=api_key)
 
 
-def _open(place: str, tokenizer: str, bundle: str | None, threads: int | None) -> "SessionArchive":
-    from pltz.archive.sessions import SessionArchive
+def _open(place: str, tokenizer: str, bundle: str | None, threads: int | None) -> "Archive":
+    from pltz.archive.archive import Archive
 
-    cold = SessionArchive.open(place, [bundle], tokenizers=[_read(tokenizer)], key=secret(), threads=threads)
-    cold.want_key()
+    cold = Archive.open(place, bundle=bundle, tokenizers=[_read(tokenizer)], threads=threads, **key_words())
+    cold.sessions.want_key()
     return cold
-
-
-def _put(
-    cold: "SessionArchive", tokenizer: str, name: str, tenant: str, ids: "Tokens", target: bytes | None
-) -> "PutReceipt":
-    from pltz.archive.sessions import PutRequest
-    from pltz.models.session.session import Session
-
-    fingerprint = cold.add(_read(tokenizer))
-    request = PutRequest(name, Session("ids", ids), tenant, target=target, tokenizer=fingerprint)
-    return next(cold.put([request]))
 
 
 def _read(tokenizer: str) -> bytes:

@@ -7,10 +7,9 @@ import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import open_archive, show
+from pltz.cli.archive.shared import Recoding, show
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
-from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.progress import Progress, wanted
 
 if TYPE_CHECKING:
@@ -26,47 +25,27 @@ if TYPE_CHECKING:
     ],
 )
 @shared.DIR
-@click.option(
-    "--medoids",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    metavar="N",
-    help="Sessions per tenant, at most.",
-)
-@shared.BUNDLES
-@shared.TOKENIZERS
-@shared.DRY_RUN
-@options.THREADS
-@options.DEVICE
-@options.PROGRESS
-@shared.JSON_LINES
-@key_options
+@options.count("--medoids", 64, "Sessions per tenant, at most.")
+@shared.recoding_options
 def cluster(
     place: str,
     medoids: int,
-    bundles: tuple[str, ...],
-    tokenizers: tuple[str, ...],
-    dry_run: bool,
-    threads: int | None,
-    device: str,
-    progress: bool | None,
-    as_json: bool,
+    recoding: Recoding,
 ) -> None:
     """Choose up to 64 sessions of each tenant in DIR, after which its other sessions take few bytes.
 
     A put with --neighbours looks for the nearest of them, and codes a new session after it where that is shorter. Their
     sketches are put into a small file, which replaces the last one. Run it now and then, as sessions change.
     """
-    archive = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
-    with Progress("cluster", unit="sessions", shown=wanted(progress)) as bar:
+    archive = recoding.open(place)
+    with Progress("cluster", unit="sessions", shown=wanted(recoding.progress)) as bar:
 
         def note(done: "Clustered") -> None:
             bar.add(done.sessions - bar.count)
 
-        done = archive.cluster(medoids=medoids, dry_run=dry_run, progress=note)
+        done = archive.cluster(medoids=medoids, dry_run=recoding.dry_run, progress=note)
     text = (
         f"{counted(done.medoids, 'session')} chosen of {done.sessions:,} looked at, {counted(done.tenants, 'tenant')}; "
-        f"their sketches {'would take' if dry_run else 'take'} {size(done.file_bytes)}"
+        f"their sketches {'would take' if recoding.dry_run else 'take'} {size(done.file_bytes)}"
     )
-    show(dataclasses.asdict(done) | {"dry_run": dry_run}, text, as_json)
+    show(dataclasses.asdict(done) | {"dry_run": recoding.dry_run}, text, recoding.as_json)

@@ -6,10 +6,8 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import choose, facts, line_of, open_archive, show, tags_of
-from pltz.cli.ui import options
+from pltz.cli.archive.shared import Recoding, choose, facts, line_of, show, tags_of
 from pltz.cli.ui.groups import Command
-from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import say_if_interrupted
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import UsageError
@@ -33,14 +31,7 @@ if TYPE_CHECKING:
 @shared.ONLY_TENANT
 @shared.ONLY_TAGS
 @click.option("--last", is_flag=True, help="Only the last version of each session.")
-@shared.BUNDLES
-@shared.TOKENIZERS
-@shared.DRY_RUN
-@options.THREADS
-@options.DEVICE
-@options.PROGRESS
-@shared.JSON_LINES
-@key_options
+@shared.recoding_options
 def copy(
     place: str,
     to: str,
@@ -48,13 +39,7 @@ def copy(
     tenant: str | None,
     tags: tuple[str, ...],
     last: bool,
-    bundles: tuple[str, ...],
-    tokenizers: tuple[str, ...],
-    dry_run: bool,
-    threads: int | None,
-    device: str,
-    progress: bool | None,
-    as_json: bool,
+    recoding: Recoding,
 ) -> None:
     """Copy sessions of the archive in DIR to the archive in TO, with histories, tags, times and targets.
 
@@ -64,42 +49,37 @@ def copy(
     """
     from pltz.archive.copy import copy as transfer
 
-    source, other = (
-        open_archive(
-            one, bundles, tokenizers=tokenizers, device=device, threads=threads, perhaps_sealed=True
-        )
-        for one in (place, to)
-    )
+    source, other = (recoding.open(one, perhaps_sealed=True) for one in (place, to))
     if source.tower.settings.archive == other.tower.settings.archive:
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))
     copied = there = erased = 0
     say_if_interrupted("interrupted: the versions printed above are in TO; run copy again for the others")
-    with Progress("copy", unit="versions", total=len(chosen), shown=wanted(progress)) as bar:
-        for done in transfer(source.sessions.archive, chosen, other.sessions.archive, dry_run=dry_run):
+    with Progress("copy", unit="versions", total=len(chosen), shown=wanted(recoding.progress)) as bar:
+        for done in transfer(source.sessions.archive, chosen, other.sessions.archive, dry_run=recoding.dry_run):
             there += done.there
             erased += done.erased
             copied += not (done.there or done.erased)
             bar.add(1)
-            _show(done, dry_run, as_json)
-    if not as_json:
+            _show(done, recoding)
+    if not recoding.as_json:
         gone = f"; erased meanwhile: {erased:,}" if erased else ""
-        verb = "would be copied" if dry_run else "copied, read back and compared"
+        verb = "would be copied" if recoding.dry_run else "copied, read back and compared"
         click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}{gone}", err=True)
     if not names:
         source.tower.want_whole(f"went through {counted(copied + there, 'version')} of {place}")
 
 
-def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:
+def _show(done: "Copied", recoding: Recoding) -> None:
     from pltz.archive.archive import SessionVersion
 
     version = SessionVersion.of(done.version)
-    record = facts(version) | {"there": done.there, "dry_run": dry_run, "erased": done.erased}
+    record = facts(version) | {"there": done.there, "dry_run": recoding.dry_run, "erased": done.erased}
     if done.receipt is not None:
         record |= {"to_version": done.receipt.version, "bytes": done.receipt.size}
-    if as_json or not done.there:
+    if recoding.as_json or not done.there:
         show(
             record,
             line_of(version) + ("  (erased meanwhile, not copied)" if done.erased else ""),
-            as_json,
+            recoding.as_json,
         )

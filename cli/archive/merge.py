@@ -7,10 +7,8 @@ import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import open_archive, show
-from pltz.cli.ui import options
+from pltz.cli.archive.shared import Recoding, show
 from pltz.cli.ui.groups import Command
-from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.progress import Progress, wanted
 
 if TYPE_CHECKING:
@@ -34,25 +32,12 @@ if TYPE_CHECKING:
     help="Least age of a session's newest version: 12h, 30d. 0s merges all.",
 )
 @shared.ONLY_TENANT
-@shared.BUNDLES
-@shared.TOKENIZERS
-@shared.DRY_RUN
-@options.THREADS
-@options.DEVICE
-@options.PROGRESS
-@shared.JSON_LINES
-@key_options
+@shared.recoding_options
 def merge(
     place: str,
     cold: str,
     tenant: str | None,
-    bundles: tuple[str, ...],
-    tokenizers: tuple[str, ...],
-    dry_run: bool,
-    threads: int | None,
-    device: str,
-    progress: bool | None,
-    as_json: bool,
+    recoding: Recoding,
 ) -> None:
     """Rewrite the own segments of each cold session in DIR as one, so that it is decoded at once.
 
@@ -64,17 +49,17 @@ def merge(
     from pltz.archive.retention import seconds
 
     age = seconds(cold)
-    archive = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
-    with Progress("merge", unit="sessions", shown=wanted(progress)) as bar:
+    archive = recoding.open(place)
+    with Progress("merge", unit="sessions", shown=wanted(recoding.progress)) as bar:
 
         def note(done: "Merged") -> None:
             bar.add(done.sessions - bar.count)
 
-        done = archive.merge(cold=age, tenant=tenant, dry_run=dry_run, progress=note)
-    may = "would be " if dry_run else ""
+        done = archive.merge(cold=age, tenant=tenant, dry_run=recoding.dry_run, progress=note)
+    may = "would be " if recoding.dry_run else ""
     text = (
         f"{counted(done.merged, 'session')} of {done.sessions:,} cold {may}merged, "
         f"{counted(done.segments, 'segment')} in all: {size(done.before)} become {size(done.after)} "
         "once collect has run twice"
     )
-    show(dataclasses.asdict(done) | {"dry_run": dry_run}, text, as_json)
+    show(dataclasses.asdict(done) | {"dry_run": recoding.dry_run}, text, recoding.as_json)

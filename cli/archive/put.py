@@ -10,7 +10,7 @@ import click
 from pltz import api
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import seconds_of, show, tags_of, tokenizer_json
+from pltz.cli.archive.shared import open_archive, seconds_of, show, tags_of, tokenizer_json
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command, NamingCommand
 from pltz.cli.ui.key_options import key_options, secret
@@ -21,7 +21,8 @@ from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, input_options
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
+    from pltz.archive.archive import Archive
+    from pltz.archive.sessions import PutReceipt, PutRequest
     from pltz.models.session.session import Session
     from pltz.models.target.target import Target
     from pltz.plt_codec.lanes import LayoutName
@@ -183,14 +184,22 @@ def put(
     """
     names = SessionNames(name, name_key)
     chosen, time = tags_of(tags), seconds_of(when)
-    source = PutInputs(inputs, form, place, bundles, target, tokenizer, device, threads, layout, zstd_above)
-    source.cold.archive.neighbours = neighbours
+    cold = open_archive(
+        place,
+        bundles,
+        device=device,
+        threads=threads,
+        layout=layout,
+        zstd_above=zstd_above,
+        neighbours=neighbours,
+    )
+    source = PutInputs(inputs, form, target, tokenizer, device, threads)
     extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time}
-    put_all(source.cold, names.items(source, extra), keep_opaque, dry_run, progress, as_json)
+    put_all(cold, names.items(source, extra), keep_opaque, dry_run, progress, as_json)
 
 
 def put_all(
-    cold: "SessionArchive",
+    cold: "Archive",
     items: "Iterator[PutRequest]",
     keep_opaque: bool,
     dry_run: bool,
@@ -198,22 +207,21 @@ def put_all(
     as_json: bool,
 ) -> None:
     """Put the sessions, report each when it is durable, then report the totals."""
-    sessions = frozen = packs = 0
+    sessions = frozen = 0
     stored_before = "the sessions printed above are stored, the others are not"
     say_if_interrupted("interrupted, nothing was written" if dry_run else f"interrupted: {stored_before}")
     token = ""
-    cold.expect = say_expected
     with Progress("read", unit="sessions", shown=wanted(progress)) as bar:
-        for stored in cold.put(_reading(items, bar), keep_opaque=keep_opaque, dry_run=dry_run):
+        requests = _reading(items, bar)
+        for stored in cold.put_many(requests, keep_opaque=keep_opaque, dry_run=dry_run, expect=say_expected):
             if bar.label == "read":  # more is read later: how many there will be is not known yet
                 bar.begin("store", unit="sessions")
                 bar.add(sessions)
             sessions += 1
             frozen += stored.size
             bar.add(1)
-            catalog = cold.archive.catalog
-            if catalog.listing.newest and len(catalog.listing.packs) != packs:  # the token changes only with a commit
-                packs, token = len(catalog.listing.packs), cold.archive.token()
+            if not (dry_run or stored.unchanged):
+                token = cold.token()
             show(facts(stored) | ({"token": token} if token else {}), sentence(stored), as_json)
     if not as_json:
         verb = "would be stored" if dry_run else "stored, decoded back and compared"
@@ -288,49 +296,44 @@ def _chain(first: "NamedSession", rest: "Iterator[NamedSession]") -> "Iterator[N
 
 @dataclass(frozen=True)
 class NamedSession:
-    """A session of an input, with its default name and the target it was frozen for.
+    """A session of an input, with its default name and the target it was frozen for, or is to be seen by.
 
-    ``tokenizer``: fingerprint of the tokenizer that its ids belong to, None for the bundle's.
+    ``tokenizer``: tokenizer.json that its ids belong to, None for the bundle's.
     """
 
     default: str
     session: "Session"
-    target: bytes | None
+    target: "Target | bytes | None"
     tokenizer: bytes | None
 
 
 @dataclass
 class PutInputs:
-    """The sessions of all inputs, in order, and the open archive ``cold`` that takes them."""
+    """The sessions of all inputs, in order. ``device``, ``threads``: where .pltz files are decoded."""
 
     paths: Sequence[str]
     form: str
-    place: str
-    bundles: Sequence[str]
     target: str | None
     tokenizer: str | None
     device: str
     threads: int | None
-    layout: "LayoutName"
-    zstd_above: int | None
 
     def __post_init__(self) -> None:
         if self.paths.count("-") > 1:
             raise UsageError("stdin (-) can be read only once")
         if self.target is not None and self.tokenizer is not None:
             raise UsageError("--target brings its own tokenizer: leave --tokenizer out")
-        named = [name for name in (self.target, self.tokenizer) if name is not None]
-        self.cold = self._open(named)
-        self._model, self._foreign = self._load_target(), self._fingerprint(named)
+        named = self.target or self.tokenizer
+        self._json = None if named is None else tokenizer_json(named)
+        self._model = self._load_target()
 
     def __iter__(self) -> Iterator[NamedSession]:
-        from pltz.models.target.target import as_seen_by
-
         for path in self.paths:
             for name, session, target in self._pltz(path) if is_pltz(path) else self._files(path):
-                if self._model is not None:
-                    session, target = as_seen_by(self._model, session), self._model.fingerprint
-                yield NamedSession(name, session, target, self._foreign if session.kind == "ids" else None)
+                if self._model is not None:  # it brings its tokenizer
+                    yield NamedSession(name, session, self._model, None)
+                else:
+                    yield NamedSession(name, session, target, self._json if session.kind == "ids" else None)
 
     def _files(self, path: str) -> "Iterator[tuple[str, Session, bytes | None]]":
         """Yield the sessions of an input with their default names, and no target."""
@@ -338,51 +341,30 @@ class PutInputs:
             log = found.noun == "agent log"
             yield log_name(path, found.file) if log else f"{stem_of(path)}/{number}", found.session, None
 
-    def _open(self, named: Sequence[str]) -> "SessionArchive":
-        """Open the archive below the façade, which has no dry run and counts no tokens."""
-        from pltz.archive.archive import Archive
-        from pltz.archive.sessions import SessionArchive
-        from pltz.models.bundle.bundle import Bundle
-
-        Archive.open(self.place)  # refuse a missing archive before a bundle is loaded
-        return SessionArchive.open(
-            self.place,
-            [Bundle.load(bundle) for bundle in self.bundles],
-            key=secret(),
-            tokenizers=[tokenizer_json(name) for name in named],
-            device=self.device,
-            threads=self.threads,
-            layout=self.layout,
-            zstd_above=self.zstd_above,
-        )
-
     def _load_target(self) -> "Target | None":
         from pltz.models.target.target import Target
 
         return None if self.target is None else Target.load(self.target)
-
-    def _fingerprint(self, named: Sequence[str]) -> bytes | None:
-        """Return the fingerprint of the tokenizer that the ids belong to, or None for the bundle's."""
-        from pltz.models.bundle.bridge import Bridge
-
-        bridges = [Bridge(tokenizer_json(name), self.cold.tokenizer) for name in named]
-        return next((bridge.fingerprint for bridge in bridges if not bridge.identity), None)
 
     def _pltz(self, path: str) -> "Iterator[tuple[str, Session, bytes | None]]":
         """Yield the sessions of a .pltz file with their default names, and the target it was frozen for.
 
         Raises TokenizerMismatch for ids of another tokenizer.
         """
+        from pltz.models.partners import bridge_between
+
         with options.open_reader(path) as reader:
+            codec = options.load_codec_for(reader, None, self.device, self.threads)
+            bridge = None if self._json is None else bridge_between(self._json, codec)
+            foreign = None if bridge is None or bridge.identity else bridge.fingerprint
             theirs = reader.header.tokenizer_fingerprint
-            if theirs is not None and theirs != self._foreign:
+            if theirs is not None and theirs != foreign:
                 raise TokenizerMismatch(
                     f"the ids in {path} do not belong to the bundle's tokenizer: name theirs with --tokenizer"
                 )
-            codec = options.load_codec_for(reader, None, self.device, self.threads)
-            named = None if theirs is None else tokenizer_json(self.target or self.tokenizer or "")
+            named = None if theirs is None else self._json
             for number, session in enumerate(api.open(reader, bundle=codec, tokenizer=named)):
-                if session.kind == "ids" and theirs != self._foreign:
+                if session.kind == "ids" and theirs != foreign:
                     raise TokenizerMismatch(
                         f"the ids in {path} belong to the bundle's tokenizer: leave --target and --tokenizer out"
                     )

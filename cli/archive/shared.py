@@ -1,15 +1,18 @@
 """The parts that the commands of ``pltz archive`` share: options, opening, choosing and showing versions."""
 
+import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pltz.archive.humanize import moment
-from pltz.cli.ui.key_options import KeyWords, key_is_named, key_words
+from pltz.cli.ui import options
+from pltz.cli.ui.key_options import KeyWords, key_is_named, key_options, key_words
 from pltz.cli.ui.options import Decorator, nonempty
 from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
@@ -68,6 +71,53 @@ JSON_LINES: Decorator = click.option(
 )
 
 
+@dataclass(frozen=True)
+class Recoding:
+    """The options of a command that codes stored sessions anew, as `recoding_options` adds them."""
+
+    bundles: tuple[str, ...]
+    tokenizers: tuple[str, ...]
+    dry_run: bool
+    threads: int | None
+    device: str
+    progress: bool | None
+    as_json: bool
+
+    def open(self, place: str, *, perhaps_sealed: bool = False) -> "Archive":
+        """Open an archive to code with these options. See `open_archive` for ``perhaps_sealed`` and the errors."""
+        return open_archive(
+            place,
+            self.bundles,
+            tokenizers=self.tokenizers,
+            device=self.device,
+            threads=self.threads,
+            perhaps_sealed=perhaps_sealed,
+        )
+
+
+def recoding_options(command: Callable[..., None]) -> Callable[..., Any]:
+    """Add the options of a command that codes stored sessions anew. It takes them as ``recoding``, a `Recoding`."""
+
+    @functools.wraps(command)
+    def packed(**arguments: Any) -> None:
+        recoding = Recoding(**{field.name: arguments.pop(field.name) for field in fields(Recoding)})
+        command(**arguments, recoding=recoding)
+
+    added: Callable[..., Any] = packed
+    for option in (
+        key_options,
+        JSON_LINES,
+        options.PROGRESS,
+        options.DEVICE,
+        options.THREADS,
+        DRY_RUN,
+        TOKENIZERS,
+        BUNDLES,
+    ):
+        added = option(added)
+    return added
+
+
 def open_archive(
     place: str,
     bundles: Iterable[str] = (),
@@ -77,6 +127,7 @@ def open_archive(
     threads: int | None = None,
     layout: "LayoutName" = "default",
     zstd_above: int | None = ZSTD_ABOVE,
+    neighbours: bool = False,
     perhaps_sealed: bool = False,
 ) -> "Archive":
     """Open the archive at ``place``, a sealed one with the key that the command's options name.
@@ -87,6 +138,7 @@ def open_archive(
         tokenizers: tokenizer files or targets, for ids that do not belong to the bundle's tokenizer.
         layout: layout of long segments that are put.
         zstd_above: put sessions of more bytes by zstd and not by the model.
+        neighbours: code new sessions after the nearest earlier one, where that takes fewer bytes.
         perhaps_sealed: ignore the key for an archive that is not sealed, instead of refusing it.
 
     Raises:
@@ -106,6 +158,7 @@ def open_archive(
         threads=threads,
         layout=layout,
         zstd_above=zstd_above,
+        neighbours=neighbours,
         **key,
     )
 

@@ -53,22 +53,8 @@ TOGETHER = 4  # sessions that grow side by side
     is_flag=True,
     help="Measure sessions that grow instead, turn by turn, coded by a bundle on the CPU. Takes minutes.",
 )
-@click.option(
-    "--turns",
-    type=click.IntRange(min=1),
-    default=40,
-    show_default=True,
-    metavar="N",
-    help="--growing: puts per session.",
-)
-@click.option(
-    "--turn-tokens",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="--growing: tokens per put.",
-)
+@options.count("--turns", 40, "--growing: puts per session.")
+@options.count("--turn-tokens", 100, "--growing: tokens per put.")
 @options.BUNDLE
 @shared.WHERE
 @click.option(

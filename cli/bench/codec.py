@@ -43,10 +43,7 @@ if TYPE_CHECKING:
 @shared.peers(peers.NAMES)
 @click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes per block.  [default: by length]")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps per lane.  [default: by length]")
-@options.BUNDLE
-@options.THREADS
-@options.DEVICE
-@options.PROGRESS
+@options.coder_options
 @shared.JSON
 def codec(
     data: str | None,

@@ -61,14 +61,7 @@ RULE = 1.02, 16  # a frame of any data takes at most this factor of zstd -19, pl
 @shared.DATA
 @shared.limit_bytes(3000, ": the slow peers code some kB per second")
 @click.option("--file", "paths", multiple=True, metavar="FILE", help="Also measure this file (repeatable).")
-@click.option(
-    "--file-bytes",
-    type=click.IntRange(min=1),
-    default=30_000,
-    show_default=True,
-    metavar="N",
-    help="Bytes of each file, from its start.",
-)
+@options.count("--file-bytes", 30_000, "Bytes of each file, from its start.")
 @shared.peers(NAMES)
 @options.BUNDLE
 @options.THREADS

@@ -79,13 +79,13 @@ def hook(calls: int, where: str | None, as_json: bool) -> None:
 
 def measured(kind: "WorkerKind", calls: int, where: str | None) -> list[dict[str, Any]]:
     """Return the rows of one kind of worker."""
+    from pltz.archive.archive import Archive
     from pltz.archive.eviction.hook import EvictionHook, HookSettings
-    from pltz.archive.sessions import SessionArchive
 
     with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
         cold = None if kind == "none" else Path(name) / "cold"
         if cold:
-            SessionArchive.open(cold, create=True)
+            Archive.open(cold, create=True)
         settings = HookSettings(batch_tokens=BATCH)
         made = EvictionHook.open(Path(name) / "journal", cold, worker=kind, settings=settings)
         try:

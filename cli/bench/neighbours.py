@@ -35,28 +35,11 @@ from pltz.plt_codec.errors import UsageError
     metavar="FILE|DIR",
     help="Take the earlier sessions of each source from here.  [default: those before the measured ones]",
 )
-@click.option(
-    "--sessions",
-    type=click.IntRange(min=1),
-    default=12,
-    show_default=True,
-    metavar="N",
-    help="Sessions per source, at most.",
-)
-@click.option("--least", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Fewest tokens.")
-@click.option("--most", type=click.IntRange(min=1), default=1500, show_default=True, metavar="N", help="Most tokens.")
-@click.option(
-    "--tries",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="Neighbours that real code length decides among.",
-)
-@options.BUNDLE
-@options.THREADS
-@options.DEVICE
-@options.PROGRESS
+@options.count("--sessions", 12, "Sessions per source, at most.")
+@options.count("--least", 20, "Fewest tokens.")
+@options.count("--most", 1500, "Most tokens.")
+@options.count("--tries", 3, "Neighbours that real code length decides among.")
+@options.coder_options
 @shared.JSON
 def neighbours(
     data: str | None,

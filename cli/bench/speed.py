@@ -63,20 +63,9 @@ print("torch" in sys.modules, file=sys.stderr)"""
         "pltz bench speed --engines --threads 1 --rounds 1",
     ],
 )
-@click.option(
-    "--tokens",
-    type=click.IntRange(min=1),
-    default=4096,
-    show_default=True,
-    metavar="N",
-    help="Tokens a session.",
-)
-@click.option(
-    "--lanes", type=click.IntRange(min=1), default=16, show_default=True, metavar="N", help="Lanes per block."
-)
-@click.option(
-    "--steps", type=click.IntRange(min=1), default=256, show_default=True, metavar="N", help="Steps per lane."
-)
+@options.count("--tokens", 4096, "Tokens a session.")
+@options.count("--lanes", 16, "Lanes per block.")
+@options.count("--steps", 256, "Steps per lane.")
 @click.option(
     "--together",
     default="1,4",
@@ -84,14 +73,7 @@ print("torch" in sys.modules, file=sys.stderr)"""
     metavar="N,...",
     help="Sessions coded side by side, one row per number.",
 )
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="Rounds. The best counts.",
-)
+@options.count("--rounds", 3, "Rounds. The best counts.")
 @click.option(
     "--linear",
     type=click.IntRange(min=0),
@@ -110,10 +92,7 @@ print("torch" in sys.modules, file=sys.stderr)"""
     help="Time every CPU engine of this machine on one session. torch takes seconds.",
 )
 @click.option("--startup", is_flag=True, help="Time `pltz inspect` and `pltz decompress` as processes.")
-@options.BUNDLE
-@options.THREADS
-@options.DEVICE
-@options.PROGRESS
+@options.coder_options
 @shared.JSON
 def speed(
     tokens: int,

@@ -75,9 +75,7 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
 @click.option(
     "--tokens", type=click.IntRange(min=2), default=4000, show_default=True, metavar="N", help="Tokens per session."
 )
-@click.option(
-    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Rounds. The best counts."
-)
+@options.count("--rounds", 3, "Rounds. The best counts.")
 @click.option(
     "--together",
     default="4",
@@ -93,10 +91,7 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
     help="Turns in which a session was archived, two rows per number: one per layout.",
 )
 @shared.WHERE
-@options.BUNDLE
-@options.THREADS
-@options.DEVICE
-@options.PROGRESS
+@options.coder_options
 @shared.JSON
 def thaw(
     shape: str,

@@ -66,9 +66,7 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
 )
 @click.option("--seconds", type=click.FloatRange(min=1), metavar="S", help="Training time.  [default: 1800]")
 @click.option("--steps", type=click.IntRange(min=2), metavar="N", help="Training steps, instead of a time.")
-@click.option(
-    "--rows", type=click.IntRange(min=1), default=16, show_default=True, metavar="N", help="Rows per batch."
-)
+@options.count("--rows", 16, "Rows per batch.")
 @click.option(
     "--row",
     type=click.IntRange(min=64),
@@ -93,14 +91,7 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
     metavar="N",
     help="Let the target write the next turn of N of your chats, as more training data.",
 )
-@click.option(
-    "--write-tokens",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    metavar="N",
-    help="Tokens per such turn.",
-)
+@options.count("--write-tokens", 256, "Tokens per such turn.")
 @click.option("--name", default="distilled", show_default=True, metavar="NAME", help="Name of the bundle.")
 @click.option(
     "--licence",

@@ -131,6 +131,20 @@ PROGRESS: Decorator = click.option(
 )
 
 
+def coder_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a command that codes with a bundle: which one, where, and whether progress is shown."""
+    for option in (PROGRESS, DEVICE, THREADS, BUNDLE):
+        command = option(command)
+    return command
+
+
+def count(name: str, default: int, text: str) -> Decorator:
+    """Return an option of a whole number from 1. ``name``: with its dashes; ``text``: its help."""
+    return click.option(
+        name, type=click.IntRange(min=1), default=default, show_default=True, metavar="N", help=text
+    )
+
+
 def form(choices: Sequence[str], text: str) -> Decorator:
     """Return the option ``--format``, with ``auto`` among its choices. The command takes it as ``form``."""
     return click.option(
