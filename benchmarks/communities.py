@@ -29,7 +29,10 @@ def sentences(text: str) -> list[str]:
 
 
 def sessions(prompts: Sequence[str]) -> Iterator[dict[str, object]]:
-    """Yield the records of all communities and all bots. ``prompts``: real system prompts."""
+    """Yield the records of all communities and all bots. ``prompts``: real system prompts.
+
+    Raises SystemExit where too few of them are long enough.
+    """
     dice = random.Random(SEED)
     parts = [sentences(prompt) for prompt in prompts]
     groups = [part for part in parts if LEAST <= len(part) <= MOST][:GROUPS]

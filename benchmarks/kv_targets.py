@@ -29,7 +29,10 @@ SLOW = 8  # pairs of dimensions that get a bias, of each head
 
 
 def smollm2(folder: Path, gguf: Path | None = None) -> None:
-    """Save SmolLM2 as a folder of safetensors. ``gguf``: the file, if it is not in the installed package."""
+    """Save SmolLM2 as a folder of safetensors. ``gguf``: the file, if it is not in the installed package.
+
+    Raises UsageError where neither is there.
+    """
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -26,7 +26,8 @@ PACKED_CHUNK = 512  # bytes of compressed input per step: each 4 of them may unp
 class Readable(Protocol):
     """A binary file object, as far as it is needed here."""
 
-    def read(self, size: int, /) -> bytes: ...
+    def read(self, size: int, /) -> bytes:
+        """Return at most ``size`` bytes, none at the end."""
 
 
 class TooLong(LimitError, UsageError):

@@ -100,7 +100,7 @@ class RangeDecoder:
         return self._decode(_FAMILY, _weights(frequencies))
 
     def decode_alike(self, model: SharedModel, count: int) -> npt.NDArray[np.int32]:
-        """Undo `RangeEncoder.encode_alike`: return ``count`` symbols, int32.
+        """Undo `RangeEncoder.encode_alike`: return ``count`` symbols, (count,) int32.
 
         Raises:
             CorruptError: no symbol fits the stream.

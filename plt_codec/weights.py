@@ -176,7 +176,10 @@ class Weights:
 
 
 def tables(head_dim: int, rope_base: float) -> dict[str, Array]:
-    """Return the constant tables, which are computed once when a bundle is made and shipped in it."""
+    """Return the constant tables, which are computed once when a bundle is made and shipped in it.
+
+    ``table.exp`` has shape (64,), ``table.cos`` and ``table.sin`` (1024,), and ``table.phase`` (head_dim / 2,).
+    """
     half = head_dim // 2
     angle = [2 * math.pi * i / 1024 for i in range(1024)]
     turns = [rope_base ** (-i / half) / (2 * math.pi) for i in range(half)]

@@ -162,7 +162,9 @@ static PyObject *digests(PyObject *self, PyObject *args)
         return NULL;
     const Py_ssize_t count = PyList_GET_SIZE(rows);
     if (person_size != 16 || size < 1 || size > MOST || key < 0 || key > MOST || PyTuple_GET_SIZE(heads) != count)
-        return PyErr_Format(PyExc_ValueError, "expected a person of 16 bytes, 1 to %d bytes of a digest and up to that of a key, and a head for every row",
+        return PyErr_Format(PyExc_ValueError,
+                            "expected a person of 16 bytes, 1 to %d bytes of a digest and up to that of a key, "
+                            "and a head for every row",
                             MOST);
     if (!lanes() || (abreast != 4 && abreast != lanes()))
         return PyErr_Format(PyExc_ValueError, "this processor hashes %d abreast", lanes());
@@ -311,12 +313,16 @@ static PyObject *columns(PyObject *self, PyObject *args)
 static PyMethodDef METHODS[] = {
     {"columns", columns, METH_VARARGS,
      "columns(data, begin, end, count, there): where the columns end, and of each its number, low, high, sum, values."},
-    {"same", same, METH_VARARGS, "same(rows, wanted): the largest number of 32 bits in them, or -1 where they are not the same."},
-    {"digests", digests, METH_VARARGS, "digests(person, size, key, heads, rows, abreast=lanes): a digest each of a head and a row, one after the other."},
+    {"same", same, METH_VARARGS,
+     "same(rows, wanted): the largest number of 32 bits in them, or -1 where they are not the same."},
+    {"digests", digests, METH_VARARGS,
+     "digests(person, size, key, heads, rows, abreast=lanes): a digest each of a head and a row, one after the other."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_batch", "Rows by the thousand: hashing, comparing.", -1, METHODS, NULL, NULL, NULL, NULL};
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_batch", "Rows by the thousand: hashing, comparing.", -1, METHODS, NULL, NULL, NULL, NULL,
+};
 
 PyMODINIT_FUNC PyInit__batch(void)
 {

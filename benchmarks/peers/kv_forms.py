@@ -46,12 +46,12 @@ class PeerForm:
         return kv.numel() * kv.element_size()
 
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
-        """Return the changed KV, and its size as the name of an empty part."""
+        """Return the changed KV, of the same shape, and its size as the name of an empty part."""
         changed, bits = self.change(kv.float())
         return {CHANGED: changed.to(kv.dtype), f"{SIMULATED}{round(bits)}": kv.new_empty(0)}
 
     def decode(self, parts: Parts, span: Span) -> torch.Tensor:
-        """Return the changed KV."""
+        """Return the changed KV, (layers, 2, heads, T, dim)."""
         return parts[CHANGED]
 
     def check(self, parts: Parts, tokens: int) -> None:
@@ -59,7 +59,7 @@ class PeerForm:
 
 
 def fp8(kv: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Round to e4m3 with scale 1."""
+    """Round a tensor of any shape to e4m3 with scale 1."""
     import torch
 
     return kv.clamp(-448, 448).to(torch.float8_e4m3fn).float(), 8.0 * kv.numel()
@@ -86,14 +86,14 @@ def symmetric(bits: int, *, rotated: bool = False) -> Change:
 
 
 def affine(x: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
-    """Return x rounded to ``2**bits`` steps between its least and its largest along a dimension, in float16."""
+    """Return x (...,) rounded to ``2**bits`` steps between its least and its largest along a dimension, in float16."""
     low = x.amin(dim, keepdim=True).half().float()
     scale = ((x.amax(dim, keepdim=True) - low) / ((1 << bits) - 1)).half().float().clamp_min(1e-12)
     return ((x - low) / scale).round().clamp(0, (1 << bits) - 1) * scale + low
 
 
 def int4_groups(kv: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Round groups of 64 elements of a token to four bits, with scale and zero in float16."""
+    """Round KV (..., dim), in groups of 64 elements of a token, to four bits, with scale and zero in float16."""
     size = min(64, kv.shape[-1])
     return affine(kv.reshape(-1, size), 4, 1).reshape(kv.shape), (4 + 32 / size) * kv.numel()
 

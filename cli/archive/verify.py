@@ -137,7 +137,10 @@ class VerifyState:
         self.output = Output(path, force=True)
 
     def load(self) -> "Report | None":
-        """Return what an earlier run had found, or None where there was none."""
+        """Return what an earlier run had found, or None where there was none.
+
+        Raises CorruptError where the file is no state, UsageError where it is of another archive or check.
+        """
         from pltz.archive.catalog.problems import Problem
         from pltz.archive.maintenance.verify import Report
 

@@ -305,7 +305,7 @@ def against_llama(
 ) -> dict[str, Any] | str:
     """Measure llama.cpp on one session, before and after our decoding of it in the default layout, or say why not.
 
-    On a CPU both are in processor time, divided by the threads.
+    ``sessions``: token ids, (T,) each. On a CPU both are in processor time, divided by the threads.
     """
     from pltz.benchmarks.peers import llama_model
 
