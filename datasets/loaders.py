@@ -94,7 +94,9 @@ def load(
 def recognise(
     source: str | os.PathLike[str] | bytes | Readable, options: ReadOptions | None = None
 ) -> Iterator[Recognised]:
-    """Yield the sessions of a source with what they were recognised as. Takes the arguments of `load`, and raises its errors.
+    """Yield the sessions of a source with what they were recognised as.
+
+    Takes the arguments of `load`, and raises its errors.
 
     >>> [found] = recognise(b'{"messages":[{"role":"user","content":"Hi"}]}')
     >>> found.noun, found.format

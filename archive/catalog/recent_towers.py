@@ -31,7 +31,10 @@ class RecentTowers:
         self._towers: OrderedDict[bytes, Segments] = OrderedDict()
 
     def add(self, segments: Sequence[tuple[bytes, Tokens]]) -> None:
-        """Remember a tower, (id, tokens of shape (t,)) from its root. Towers that it extends are forgotten: the next version builds on this one."""
+        """Remember a tower, (id, tokens of shape (t,)) from its root.
+
+        Towers that it extends are forgotten: the next version builds on this one.
+        """
         if not segments:
             return
         for segment, _ in segments:

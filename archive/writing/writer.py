@@ -42,7 +42,7 @@ from pltz.archive.writing.batch import (
     session_rows,
 )
 from pltz.archive.writing.neighbours import NeighbourEncoder
-from pltz.archive.writing.new_session import NewSession, CommitReceipt
+from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
 
