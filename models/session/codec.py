@@ -39,7 +39,7 @@ from pltz.models.session.parts import PhasedProgress, begin
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.container.file import Writer, pack
-from pltz.plt_codec.container.frame import Frame, Kind, content_check
+from pltz.plt_codec.container.frame import Frame, Kind, content_check, context_of
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import (
     ContentError,
@@ -429,12 +429,11 @@ class Codec(SessionDecoder):
             if draft.tokens is None or not frame.kind.by_model:
                 continue
             context = earlier.nearest(draft.tokens)
-            if context is None:
-                earlier.add(Earlier(draft.number, draft.tokens))
-            else:
+            if context is not None:
                 tried.append((at, context))
+            earlier.add(Earlier(draft.number, draft.tokens, 0 if context is None else context.behind + 1))
         rows = [copies.literals(_tokens(drafts[at]), frames[at].unpacked()) for at, _ in tried]
-        contexts = [context.tokens for _, context in tried]
+        contexts = [context_of(context.tokens) for _, context in tried]
         coded = self._code(rows, options, None, contexts) if rows else []
         found = {}
         for (at, context), one in zip(tried, coded, strict=True):
@@ -442,8 +441,6 @@ class Codec(SessionDecoder):
             shorter = replace(frame, data=one.data, context=context.number)
             if len(one.data) + CONTEXT_FIELD < len(frame.data) and shorter.fits:
                 frames[at], found[draft.number] = shorter, context.tokens
-            else:
-                earlier.add(Earlier(draft.number, _tokens(draft)))
         return found
 
     def _fallback_frame(self, session: Session, content: bytes | None = None) -> Frame:

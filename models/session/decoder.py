@@ -19,7 +19,7 @@ from pltz.models.session.session import Kind as SessionKind
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader
-from pltz.plt_codec.container.frame import CHECK_KEPT, CONTEXT_TOKENS, Frame, Kind, content_check
+from pltz.plt_codec.container.frame import CHECK_KEPT, Frame, Kind, content_check, context_of
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, TokenizerMismatch, VersionError
 from pltz.plt_codec.zstd import Fallback
 
@@ -261,9 +261,16 @@ class SessionDecoder:
     ) -> list[Tokens | None]:
         """Return the bundle tokens of frames of a file, as `_decode` does. Contexts beside them are decoded too."""
         place = {number: at for at, number in enumerate(numbers)}
-        wanted = sorted({f.context for f in frames if f.context is not None and f.context not in place})
-        beside = dict(zip(wanted, self._decode(reader.frames(wanted), None), strict=True))
-        contexts = [None if f.context is None else beside.get(f.context, place.get(f.context)) for f in frames]
+        beside: dict[int, Frame] = {}
+        wanted = {f.context for f in frames if f.context is not None} - place.keys()
+        while wanted:  # at most `MOST_CONTEXTS` times
+            more = dict(zip(wanted, reader.frames(wanted), strict=True))
+            beside |= more
+            wanted = {f.context for f in more.values() if f.context is not None} - beside.keys()
+        at = {number: n for n, number in enumerate(beside)}
+        inner = [None if f.context is None else at[f.context] for f in beside.values()]
+        found = dict(zip(beside, self._decode(list(beside.values()), None, inner), strict=True))
+        contexts = [None if f.context is None else found.get(f.context, place.get(f.context)) for f in frames]
         return self._decode(frames, progress, contexts)
 
     def _decode(
@@ -275,23 +282,24 @@ class SessionDecoder:
         """Return the bundle tokens of each model frame; None for a fallback frame.
 
         ``contexts``: the tokens of the session that each was coded after, or the place among ``frames`` of the frame
-        that holds them. Frames that wait for others are decoded in a second call of the coder.
+        that holds them. Frames that wait for others are decoded in further calls of the coder.
         """
         from pltz.plt_codec.types import FrameItem
 
         given = [None] * len(frames) if contexts is None else contexts
         found: list[Tokens | None] = [None] * len(frames)
-        for later in (False, True):
-            chosen = [n for n, f in enumerate(frames) if f.kind.by_model and isinstance(given[n], int) == later]
+        left = [n for n, frame in enumerate(frames) if frame.kind.by_model]
+        while left:
+            before = [found[c] if isinstance(c := given[n], int) else c for n in left]
+            ready = [c is not None or given[n] is None for n, c in zip(left, before, strict=True)]
             items = []
-            for n in chosen:
-                frame, context = frames[n], given[n]
-                context = found[context] if isinstance(context, int) else context
-                context = None if context is None else context[:CONTEXT_TOKENS]
+            for n, context in itertools.compress(zip(left, before, strict=True), ready):
+                frame, context = frames[n], None if context is None else context_of(context)
                 items.append(FrameItem(frame.data, frame.coded, frame.lanes, frame.steps, context))
-            decoded = self.coder.decode(items, progress=progress) if items else []
-            for n, tokens in zip(chosen, decoded, strict=True):
+            decoded = self.coder.decode(items, progress=progress)
+            for n, tokens in zip(itertools.compress(left, ready), decoded, strict=True):
                 found[n] = repeats.expand(tokens, frames[n].unpacked())
+            left = [n for n, now in zip(left, ready, strict=True) if not now]
         return found
 
     def _restore(

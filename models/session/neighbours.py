@@ -1,10 +1,10 @@
 """Neighbours: for each session of a file, an earlier one that it may be coded after.
 
-    session --sketch--> nearest earlier session without a context --real code length--> context, or none
+    session --sketch--> nearest earlier session --real code length--> context, or none
 
-A session with much in common with an earlier one takes fewer bytes after it. A session that has a context is none
-itself, so a reader of one session decodes at most two. Which earlier session is nearest is told by sketches
-(sketch.py); whether it is worth it, by the bytes of the frame.
+A session with much in common with an earlier one takes fewer bytes after it. At most three contexts stand one behind
+the other, so a reader of one session decodes at most four, none of them long. Which earlier session is nearest is told
+by sketches (sketch.py); whether it is worth it, by the bytes of the frame.
 """
 
 from __future__ import annotations
@@ -14,22 +14,30 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pltz.models.session.sketch import GRAM, Sketch, SketchIndex, hashes_of
+from pltz.plt_codec.container.columns import MOST_CONTEXTS
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS
 
 if TYPE_CHECKING:
     from pltz.plt_codec.types import Tokens
 
 HASHES = 256  # of a sketch, four times those of the archive: it is never stored, and finds short sessions too
-LEAST_SHARED = 0.15  # of the 4-grams of a session: with less in common it is not tried
-LONGEST = 4096  # tokens; a context helps the first block of a session only
+LEAST_SHARED = 0.1  # of the 4-grams of a session: with less in common it is not tried
+LONGEST = 4096  # tokens of both sessions; a context helps the first block only, and a long one is slow to decode
 KEPT = 1 << 23  # tokens of earlier sessions that are kept, 32 MB
 
 
 class Earlier(NamedTuple):
-    """An earlier session: its number in the file, and its tokens (T,), the first `CONTEXT_TOKENS` or all."""
+    """An earlier session of a file.
+
+    Attributes:
+        number: its number in the file.
+        tokens: (T,), the first `CONTEXT_TOKENS` or all.
+        behind: most contexts that stand behind it, one behind the other.
+    """
 
     number: int
     tokens: Tokens
+    behind: int = 0
 
 
 class Neighbours:
@@ -41,11 +49,13 @@ class Neighbours:
         self._tokens = 0
 
     def add(self, session: Earlier) -> None:
-        """Add a session that has tokens and no context."""
+        """Add a session that has tokens; nothing where it is long, or has too many contexts behind it."""
         tokens = session.tokens[:CONTEXT_TOKENS]
+        if len(session.tokens) > LONGEST or session.behind == MOST_CONTEXTS:
+            return
         if self._tokens + len(tokens) > KEPT:
             self._forget()
-        self._sessions.append(Earlier(session.number, tokens.copy()))
+        self._sessions.append(session._replace(tokens=tokens.copy()))
         self._index.add(_sketch(tokens))
         self._tokens += len(tokens)
 

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.container import lines
-from pltz.plt_codec.container.columns import HAS_TOKENS, KIND_BITS, NO_CONTEXT
+from pltz.plt_codec.container.columns import HAS_TOKENS, KIND_BITS, MOST_CONTEXTS, NO_CONTEXT
 from pltz.plt_codec.container.frame import KIND_EXTENDED, MAX_COUNT, MAX_TOKENS_PER_BYTE, Frame, Kind
 from pltz.plt_codec.container.header import MAX_HEADER, Header
 from pltz.plt_codec.container.index import Index, contents_check
@@ -102,6 +102,7 @@ class Writer:
         self._sizes: list[int] = []  # count << 3 | kind
         self._lengths: list[int] = []
         self._contexts: list[int] = []
+        self._depths: list[int] = []  # number of contexts behind each session, one behind the other
         self._checks: list[int] = []  # of the contents
         self._crcs: list[int] = []  # of the frames
         self._sink.write(self._header)
@@ -135,16 +136,17 @@ class Writer:
         self._sizes.append(frame.count << KIND_BITS | (KIND_EXTENDED if frame.extended else frame.kind))
         self._lengths.append(len(data))
         self._contexts.append(NO_CONTEXT if frame.context is None else frame.context)
+        self._depths.append(0 if frame.context is None else 1 + self._depths[frame.context])
         self._checks.append(frame.check)
         self._crcs.append(zlib.crc32(data))
         return len(self._lengths) - 1
 
     def _may_follow(self, frame: Frame) -> bool:
-        """Return whether a frame's context is an earlier session with tokens and without a context."""
+        """Return whether a frame's context is an earlier session with tokens, and not too many stand in a row."""
         context = frame.context
         if context is None or not 0 <= context < len(self) or not frame.kind.by_model:
             return False
-        return bool(HAS_TOKENS[self._sizes[context] & KIND_EXTENDED]) and self._contexts[context] == NO_CONTEXT
+        return bool(HAS_TOKENS[self._sizes[context] & KIND_EXTENDED]) and self._depths[context] < MOST_CONTEXTS
 
     def finish(self) -> None:
         """Write index and footer. The writer takes no frame afterwards.

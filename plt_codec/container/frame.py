@@ -15,12 +15,13 @@ import enum
 import struct
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
-from pltz.plt_codec.lanes import MAX_BLOCK, MAX_LANES
+from pltz.plt_codec.lanes import LANE_MARK, MAX_BLOCK, MAX_LANES
 from pltz.plt_codec.limits import MAX_TOKENS
 from pltz.plt_codec.repeats import Copy, unpack
 from pltz.plt_codec.varint import read_varint, write_varint
@@ -32,7 +33,7 @@ EXTENDED_COPIES = 1 << 6
 
 CHECK_KEPT = 0xFF  # the part of a content check that a file keeps per session
 
-CONTEXT_TOKENS = 1 << 10  # of a session are the context of another, the first ones
+CONTEXT_TOKENS = 1 << 10  # of a context: the first ones of another session, and `LANE_MARK`
 
 MAX_COUNT = MAX_TOKENS  # tokens or bytes per session
 MAX_TOKENS_PER_BYTE = 256  # of a model frame, plus one byte
@@ -71,8 +72,7 @@ class Frame:
         lanes, steps: layout of every block, where it is not the default; model kinds only.
         patch: the bridge's patch; kind IDS only.
         copies: the copies taken out of the tokens before coding (`repeats.pack`); model kinds only.
-        context: number of the session of the file whose first `CONTEXT_TOKENS` tokens `data` was coded after; model
-            kinds only.
+        context: number of the session of the file after whose tokens (`context_of`) `data` was coded; model kinds only.
     """
 
     kind: Kind
@@ -170,6 +170,15 @@ class Frame:
         if flags & EXTENDED_COPIES:
             taken, offset = _sized(data, offset, "copies")
         return cls(kind, count, check, data[offset:], lanes, steps, patch, taken, context)
+
+
+def context_of(tokens: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.integer[Any]]:
+    """Return the context, (m,), of a session that is coded after one of these tokens, (T,).
+
+    >>> context_of(np.array([7, 8])).tolist(), len(context_of(np.arange(5000)))
+    ([7, 8, 0], 1024)
+    """
+    return np.append(tokens[: CONTEXT_TOKENS - 1], LANE_MARK)
 
 
 def content_check(kind: Kind, count: int, content: bytes | npt.NDArray[np.integer]) -> int:

@@ -20,7 +20,7 @@ TARGET = bytes(range(32, 48))
 Entry = tuple[int, int, bytes, bytes]  # kind in the index, count, frame, content as the check takes it
 
 
-def header(version: int = 3, flags: int = 0, contract: int = 1, magic: bytes = b"PLTZ") -> bytes:
+def header(version: int = 4, flags: int = 0, contract: int = 1, magic: bytes = b"PLTZ") -> bytes:
     body = magic + struct.pack("<BBH", version, flags, contract) + BUNDLE
     return body + (TOKENIZER if flags & 1 else b"") + (TARGET if flags & 2 else b"")
 
@@ -209,7 +209,7 @@ LAYOUT = (7, 3, b"\x08\x04\x80\x01\x81\x42", ids(2, 300, 301))
 PATCHED = (7, 1, b"\x12\x02\xaa\xbb\x10", ids(9))
 HUNDRED: list[Entry] = [(4, 1 + i % 7, bytes([i]) * (1 + i % 7), bytes([i]) * (1 + i % 7)) for i in range(100)]
 HUNDRED_LINES = lines([frame for _, _, frame, _ in HUNDRED])  # 10 rows, 10 columns
-FOLLOWERS: list[Entry] = [CHAT, TEXT, TEXT_STORED, IDS, CHAT, LAYOUT]  # 1 after 0; 4 after 3; 5 after 0
+FOLLOWERS: list[Entry] = [CHAT, TEXT, TEXT_STORED, IDS, CHAT, LAYOUT]  # 1 after 0; 3 after 1; 4 after 3; 5 after 0
 BOTH = (7, 1, b"\x1a\x04\x05\x01\xcc\x10", ids(9))
 ONE_COPY = b"\x01\x03\x02\x00\x02"  # 2 literals, then 32 tokens from 2 before
 COPIED = (7, 35, b"\x40\x05" + ONE_COPY + b"\x81\x42", ids(*[400, 401] * 17, 2))
@@ -229,7 +229,7 @@ GOOD = {
     "good-two-wrong-columns": build(HUNDRED, listed=index(HUNDRED, checks=[*HUNDRED_LINES[:-2], 0, 0])),
     "good-contexts": build(
         FOLLOWERS,
-        listed=index(FOLLOWERS, coded=columns([(k, c, len(f)) for k, c, f, _ in FOLLOWERS], [0, 1, 0, 0, 1, 2])),
+        listed=index(FOLLOWERS, coded=columns([(k, c, len(f)) for k, c, f, _ in FOLLOWERS], [0, 1, 0, 1, 1, 4])),
     ),
     "good-long-and-short": build([(4, 9000, b"y" * 9000, b"y" * 9000), TEXT_STORED, (2, 0, b"", b"")]),
     "good-reserved-kind-beside-others": build([TEXT, (6, 1, b"z", b""), TEXT_STORED]),
@@ -245,7 +245,8 @@ BAD = {
     "bad-zip-file": b"PK\x03\x04" + bytes(60),
     "bad-version-1": build(TWO, head=header(version=1)),
     "bad-version-2": build(TWO, head=header(version=2)),
-    "bad-newer-version": build(TWO, head=header(version=4)),
+    "bad-version-3": build(TWO, head=header(version=3)),
+    "bad-newer-version": build(TWO, head=header(version=5)),
     "bad-reserved-header-flag": build(TWO, head=header(flags=4)),
     "bad-header-byte": ONE[:8] + bytes([ONE[8] ^ 1]) + ONE[9:],
     "bad-header-alone": header(),
@@ -266,6 +267,9 @@ BAD = {
     "bad-sessions-endless-varint": build(TWO, listed=index(TWO, sessions=b"\xff\xff\xff\xff\xff\xff")),
     "bad-index-cut-in-checks": build(TWO, listed=index(TWO)[:11]),
     "bad-context-before-first": build(TWO_TEXTS, listed=index(TWO_TEXTS, coded=columns([(1, 2, 1)] * 2, [0, 2]))),
+    "bad-contexts-of-four": build(
+        TWO_TEXTS * 3, listed=index(TWO_TEXTS * 3, coded=columns([(1, 2, 1)] * 6, [0, 0, 1, 1, 1, 1]))
+    ),
     "bad-lengths-cut": build(HUNDRED, listed=index(HUNDRED)[:-20]),
     "bad-lengths-all-ones": build(TWO, listed=index(TWO, coded=b"\xff" * 40)),
     "bad-lengths-all-zeros": build(TWO, listed=index(TWO, coded=bytes(40))),

@@ -1,4 +1,4 @@
-"""A session is coded after the earlier one that is most like it where that is shorter, and is read with it alone."""
+"""A session is coded after the earlier one that is most like it where that is shorter, and is read without others."""
 
 from dataclasses import replace
 
@@ -9,6 +9,7 @@ from pltz.models.session import neighbours
 from pltz.models.session.codec import Codec
 from pltz.models.session.neighbours import Earlier, Neighbours
 from pltz.models.session.session import Session
+from pltz.plt_codec.container.columns import MOST_CONTEXTS
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import CorruptError, ModelError
 from tests.models.fake_coder import FakeBundle, NeighbourCoder
@@ -38,9 +39,15 @@ def contexts(reader: Reader) -> list[int | None]:
     return [reader.info(number).context for number in range(len(reader))]
 
 
-def test_a_session_follows_the_first_of_its_template(codec: Codec, sessions: list[Session]) -> None:
+def line(reader: Reader, number: int) -> list[int]:
+    """A session's number, and those of the contexts behind it."""
+    context = reader.info(number).context
+    return [number] if context is None else [number, *line(reader, context)]
+
+
+def test_a_session_follows_the_last_of_its_template_with_room_behind(codec: Codec, sessions: list[Session]) -> None:
     data = codec.compress(sessions)
-    expected = [None, None, None, 0, 1, None, None, *([2, 0, 1] * 5)]
+    expected = [None, None, None, 0, 1, None, None, 2, 3, 4, 7, 8, 9, *([10, 8, 9] * 3)]
     assert contexts(Reader(data)) == expected
     alone = codec.compress(sessions, independent=True)
     assert contexts(Reader(alone)) == [None] * 22
@@ -48,12 +55,12 @@ def test_a_session_follows_the_first_of_its_template(codec: Codec, sessions: lis
     assert codec.decompress(data) == codec.decompress(alone) == sessions
 
 
-def test_each_session_is_read_with_its_context_alone(codec: Codec, sessions: list[Session]) -> None:
+def test_each_session_is_read_with_its_contexts_alone(codec: Codec, sessions: list[Session]) -> None:
     reader = Reader(codec.compress(sessions))
-    for number in (0, 4, 21, 3):
+    for number in (0, 4, 21, 3, 10):
         found = Codec(codec.bundle, coder := NeighbourCoder())
         assert found.decompress(reader, [number]) == [sessions[number]]
-        assert coder.decoded == ([1] if contexts(reader)[number] is None else [1, 1])
+        assert coder.decoded == [1] * len(line(reader, number))
         assert found.token_ids(reader, number).tolist() == sessions[number].value.tolist()
     order = [21, 4, 4, 1, 20]
     assert codec.decompress(reader, order) == [sessions[number] for number in order]
@@ -63,7 +70,7 @@ def test_many_files_of_followers_are_decoded_together(codec: Codec, sessions: li
     files = [codec.compress(sessions[start:]) for start in range(3)]
     codec.coder.decoded.clear()  # type: ignore[attr-defined]
     assert list(codec.decompress_many(files)) == [sessions, sessions[1:], sessions[2:]]
-    assert len(codec.coder.decoded) == 2  # type: ignore[attr-defined]
+    assert len(codec.coder.decoded) == 4  # type: ignore[attr-defined]
     assert all(contexts(Reader(data)) == [None] for data in codec.compress_many(sessions))
 
 
@@ -78,12 +85,12 @@ def test_a_context_in_an_earlier_batch(
     assert codec.decompress(data) == sessions
 
 
-def test_a_damaged_context_takes_its_followers_and_no_others(codec: Codec, sessions: list[Session]) -> None:
+def test_a_damaged_context_takes_all_that_follow_it_and_no_others(codec: Codec, sessions: list[Session]) -> None:
     data = bytearray(codec.compress(sessions))
     data[Reader(bytes(data)).info(1).offset + 20] ^= 1
     reader = Reader(bytes(data))
     assert reader.damaged() == [1]
-    lost = [number for number, context in enumerate(contexts(reader)) if number == 1 or context == 1]
+    lost = [number for number in range(len(reader)) if 1 in line(reader, number)]
     assert len(lost) == 7
     for number, expected in enumerate(sessions):
         if number in lost:
@@ -113,6 +120,16 @@ def test_only_what_is_worth_trying_is_proposed() -> None:
     assert known.nearest(np.resize(near, neighbours.LONGEST + 1)) is None
 
 
+def test_long_sessions_and_ends_of_lines_are_no_contexts() -> None:
+    known = Neighbours()
+    known.add(Earlier(0, np.resize(TEMPLATES[0], neighbours.LONGEST + 1)))
+    known.add(Earlier(1, TEMPLATES[0], MOST_CONTEXTS))
+    assert known.nearest(TEMPLATES[0]) is None
+    known.add(Earlier(2, np.resize(TEMPLATES[0], neighbours.LONGEST), MOST_CONTEXTS - 1))
+    found = known.nearest(TEMPLATES[0])
+    assert found is not None and (found.number, found.behind) == (2, MOST_CONTEXTS - 1)
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "KEPT", 5000)
     known = Neighbours()
@@ -123,3 +140,16 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         nearest = known.nearest(row)
         assert nearest is not None and nearest.number == number
     assert known.nearest(rows[0]) is None
+
+
+def test_a_context_is_a_beginning_and_the_mark_of_a_start(bundle: FakeBundle) -> None:
+    class Seen(NeighbourCoder):
+        def _encode(self, ids, context):  # type: ignore[no-untyped-def]
+            seen.append(context)
+            return super()._encode(ids, context)
+
+    seen: list[np.ndarray | None] = []
+    long = RANDOM.integers(300, 1000, 2000)
+    Codec(bundle, Seen()).compress([Session("ids", long), Session("ids", long[:1500])])
+    assert seen[:2] == [None, None] and seen[2] is not None
+    assert seen[2].tolist() == [*long[:1023], 0]

@@ -20,10 +20,13 @@ Columns = tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32], npt.NDArray[np.i
 def table(entries: list[tuple[int, int, int, int | None]]) -> Columns:
     """Sizes, lengths and contexts: where an entry has a fourth number, it chooses one of the possible contexts."""
     contexts: list[int] = []
+    depths: list[int] = []
     for kind, _, _, choice in entries:
-        heads = [i for i, context in enumerate(contexts) if context < 0 and entries[i][0] in (0, 1, 2, 7)]
-        follows = choice is not None and heads and kind in (0, 1, 2, 7)
-        contexts.append(heads[choice % len(heads)] if follows and choice is not None else -1)
+        tokens = [i for i in range(len(depths)) if entries[i][0] in (0, 1, 2, 7)]
+        able = [i for i in tokens if depths[i] < columns.MOST_CONTEXTS]
+        follows = choice is not None and able and kind in (0, 1, 2, 7)
+        contexts.append(able[choice % len(able)] if follows and choice is not None else -1)
+        depths.append(depths[contexts[-1]] + 1 if follows else 0)
     sizes = [count << 3 | kind for kind, count, _, _ in entries]
     return np.array(sizes, np.uint32), np.array([e[2] for e in entries], np.uint32), np.array(contexts, np.int64)
 
@@ -69,7 +72,9 @@ def test_any_bytes_at_all(coded: bytes, sessions: int) -> None:
         return
     assert len(sizes) == len(lengths) == len(contexts) == sessions
     followers = np.flatnonzero(contexts >= 0)
-    assert (contexts[followers] < followers).all() and (contexts[contexts[followers]] == -1).all()
+    assert (contexts[followers] < followers).all()
+    behind = np.append(contexts, -1)
+    assert (behind[behind[behind[contexts]]] == -1).all()
 
 
 @pytest.mark.parametrize(("sessions", "most"), [(1, 3), (10, 2.6), (200, 2.4), (2000, 2.3), (50_000, 2.3)])

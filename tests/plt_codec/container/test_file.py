@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pltz.plt_codec.container.columns import MOST_CONTEXTS
 from pltz.plt_codec.container.file import Reader, Writer, pack
 from pltz.plt_codec.container.frame import (
     CHECK_KEPT,
@@ -68,11 +69,16 @@ def files(draw: st.DrawFn, most: int = 30) -> list[Frame]:
     """Frames, some of them after an earlier one."""
     made: list[Frame] = []
     for frame in draw(st.lists(frames(), max_size=most)):
-        heads = [i for i, other in enumerate(made) if other.kind.by_model and other.context is None]
-        if frame.kind.by_model and heads and draw(st.booleans()):
-            frame = replace(frame, context=draw(st.sampled_from(heads)))
+        able = [i for i, other in enumerate(made) if other.kind.by_model and contexts_behind(made, i) < MOST_CONTEXTS]
+        if frame.kind.by_model and able and draw(st.booleans()):
+            frame = replace(frame, context=draw(st.sampled_from(able)))
         made.append(frame)
     return made
+
+
+def contexts_behind(made: list[Frame], number: int) -> int:
+    context = made[number].context
+    return 0 if context is None else 1 + contexts_behind(made, context)
 
 
 def kept(frames: list[Frame]) -> list[Frame]:
@@ -329,7 +335,7 @@ def test_golden_good_files_are_read_as_meant() -> None:
             chat,
             replace(prose, context=0),
             stored,
-            own,
+            replace(own, context=1),
             replace(chat, context=3),
             Frame(Kind.CHAT, 3, chat.check, chat.data, 4, 128, context=0),
         ],
@@ -372,6 +378,7 @@ NEWER = {
     "reserved-kind",
     "version-1",
     "version-2",
+    "version-3",
 }
 FOREIGN = {"empty-file", "magic", "zip-file"}
 
@@ -419,11 +426,11 @@ def test_a_writer_refuses_what_no_reader_takes(frame: Frame, error: type[Excepti
     assert len(writer) == 0
 
 
-@pytest.mark.parametrize("context", [-1, 1, 2, 3, 4])
-def test_a_context_is_earlier_has_tokens_and_none_itself(context: int) -> None:
+@pytest.mark.parametrize("context", [-1, 1, 4, 5, 6])
+def test_a_context_is_earlier_has_tokens_and_is_not_the_fourth(context: int) -> None:
     model = Frame(Kind.CHAT, 1, 0, b"x")
     writer = Writer(io.BytesIO(), HEADER)
-    for frame in (model, text(b"hi"), replace(model, context=0)):
+    for frame in (model, text(b"hi"), *(replace(model, context=n) for n in (0, 2, 3))):
         writer.add(frame)
     with pytest.raises(UsageError, match="context"):
         writer.add(replace(model, context=context))
