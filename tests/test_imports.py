@@ -51,7 +51,7 @@ WINGS = {
         "nightly",
     ),
     "benchmarks": (
-        "machine timing corpus products random_target kv_targets",
+        "machine timing corpus products random_target random_calibration kv_targets",
         "peers plots",
         "measure_archive measure_cuda trace_session measure_limits measure_split neighbours communities",
         "torture",

@@ -66,6 +66,16 @@ class KVBlock:
         """
         return self.codec.decode(self.parts, self.span)
 
+    def kv_near(self, device: torch.device) -> torch.Tensor:
+        """Return the KV, decoded on ``device`` where the block is coded: fewer bytes cross the bus. Raises as `kv`.
+
+        That of a raw block stays where it is.
+        """
+        if self.codec.name == RAW.name:
+            return self.kv
+        parts = {name: part.to(device, non_blocking=True) for name, part in self.parts.items()}
+        return self.codec.decode(parts, self.span)
+
     @property
     def span(self) -> Span:
         """Return the tokens of the block."""
@@ -149,7 +159,7 @@ def join(blocks: Sequence[KVBlock], config: Any, device: torch.device) -> Dynami
     """
     import torch
 
-    filled = [block.kv for block in blocks if len(block.ids)]
+    filled = [block.kv_near(device) for block in blocks if len(block.ids)]
     if len(filled) == 1 and filled[0].device == device:
         return cache_of(((kv[0][None], kv[1][None]) for kv in filled[0]), config)
     if not filled:

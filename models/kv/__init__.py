@@ -5,6 +5,8 @@ codec.py        the port of a form; the form raw
 q8.py, q4.py    forms of fixed width, for memory
 predictive.py   the entropy-coded form, for disk and wire
 streams.py      its entropy coder; ans.c
+cuda_decoder.py the same form on a GPU
+cuda.py         the kernels of all forms; kernels.cu
 rotary.py       keys back to position 0, and to their positions again
 calibration.py  the file that a target's predictors and tables come from (FORMAT.md)
 fitting.py      makes a calibration

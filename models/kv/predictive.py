@@ -24,6 +24,8 @@ import numpy as np
 
 from pltz.models.kv.calibration import BELOW, FINER, PREDICTIVE, Calibration
 from pltz.models.kv.codec import Span
+from pltz.models.kv.cuda import TYPES, kernels_on
+from pltz.models.kv.cuda_decoder import CudaDecoder
 from pltz.models.kv.q8 import at_zero, check_type, in_place
 from pltz.models.kv.rotary import Rotary
 from pltz.models.kv.streams import (
@@ -126,6 +128,7 @@ class PredictiveCodec:
         self.calibration, self.rotary, self.embedding, self.point = calibration, rotary, embedding, point
         self.layers = layers or layers_of(calibration, embedding.device)
         self.tables = calibration.tables
+        self._decoders: dict[torch.dtype, CudaDecoder] = {}
         sign = "m" if point < 0 else ""
         self.name = f"{PREDICTIVE}-{calibration.digest.hex()}-{sign}{abs(round(point * FINER))}"
         self.receipt: Receipt | None = calibration.receipt(PREDICTIVE, point)
@@ -166,10 +169,13 @@ class PredictiveCodec:
         """Return the KV of the streams, where the parts are. See `KVCodec.decode`."""
         import torch
 
+        marker = parts["kv.type"]
+        if (decoder := self._on_gpu(marker.dtype)) is not None:
+            return decoder.decode(parts, span, self._embedded(span), self.rotary).to(marker.device)
         words, states, ends, checksum = (parts[f"kv.{n}"].cpu().numpy() for n in ("words", "states", "ends", "sum"))
         streams = Streams(words.view(np.uint16), states.view(np.uint32), ends.astype(np.int64), checksum)
         q, classes = decode(streams, len(span.ids), self.tables, math.floor(self.point))
-        shape, marker = self.calibration.shape, parts["kv.type"]
+        shape = self.calibration.shape
         with torch.inference_mode():
             still = restored(self.layers, q, self._embedded(span), self._steps(classes))
             kv = torch.stack(still).unflatten(2, (2, shape.heads, shape.dim))  # (layers, T, 2, heads, D)
@@ -192,6 +198,15 @@ class PredictiveCodec:
             raise CorruptError("the streams are of other types")
         if states.shape != (count, LANES) or ends.shape != (sections(layers, width), count):
             raise CorruptError(f"expected {count} groups of streams for {tokens} ids, found {tuple(ends.shape)}")
+
+    def _on_gpu(self, dtype: torch.dtype) -> CudaDecoder | None:
+        """Return the decoder of KV of a type on the GPU that computes, or None where C and torch do the work."""
+        kernels = kernels_on(self.embedding.device)
+        if kernels is None or str(dtype) not in TYPES:
+            return None
+        if dtype not in self._decoders:
+            self._decoders[dtype] = CudaDecoder(kernels, self.calibration, self.layers, self.point, dtype)
+        return self._decoders[dtype]
 
     def _embedded(self, span: Span) -> torch.Tensor:
         import torch

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.models.kv.codec import Span
-from pltz.models.kv.q8 import SINKS, at_zero, check_scale, check_sinks, in_place, mean_of, quantise, sinks_of
+from pltz.models.kv.q8 import (
+    SINKS,
+    at_zero,
+    check_scale,
+    check_sinks,
+    in_place,
+    mean_of,
+    quantise,
+    sinks_of,
+    unpacking,
+)
 from pltz.models.kv.rotary import Rotary
 from pltz.plt_codec.errors import CorruptError, UsageError
 
@@ -93,6 +103,11 @@ class Q4Codec:
 
         packed = parts["kv.codes"]
         book = torch.tensor(BOOK, device=packed.device)
+        if (kernels := unpacking(parts["kv.sinks"])) is not None:
+            turn = self.rotary.angles(span.start, len(span.ids), packed.device)
+            middle_parts = packed, parts["kv.scale"], parts["kv.fine.at"], book
+            fine_parts = parts["kv.fine"], parts["kv.fine.scale"]
+            return kernels.unpack(*fine_parts, parts["kv.mean"], parts["kv.sinks"], turn, middle_parts)
         codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
         middle = hadamard(book[codes.int()] * parts["kv.scale"].float()[..., None])
         fine = parts["kv.fine"].float() * parts["kv.fine.scale"].float()[..., None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pltz.models.kv.codec import Span
+from pltz.models.kv.cuda import HEADS, TYPES, Kernels, kernels_on
 from pltz.models.kv.rotary import Rotary
 from pltz.plt_codec.errors import CorruptError, UsageError
 
@@ -50,9 +51,12 @@ class Q8Codec:
         """Return the KV of codes and scales. See `KVCodec.decode`."""
         import torch
 
-        still = parts["kv.codes"].float() * parts["kv.scale"].float()[..., None]
+        sinks, codes = parts["kv.sinks"], parts["kv.codes"]
+        if (kernels := unpacking(sinks)) is not None:
+            turn = self.rotary.angles(span.start, len(span.ids), sinks.device)
+            return kernels.unpack(codes, parts["kv.scale"], parts["kv.mean"], sinks, turn)
+        still = codes.float() * parts["kv.scale"].float()[..., None]
         still = still + parts["kv.mean"].float()[:, :, :, None]
-        sinks = parts["kv.sinks"]
         moved = Span(span.ids, span.start + sinks.shape[3])
         return torch.cat([sinks, in_place(still, moved, self.rotary).to(sinks.dtype)], 3)
 
@@ -68,6 +72,12 @@ class Q8Codec:
             raise CorruptError(f"expected int8 codes of {tokens} ids, found {codes.dtype} {tuple(codes.shape)}")
         check_scale(scale, torch.Size((*rows, tokens - first)))
         check_scale(parts["kv.mean"], torch.Size((*rows, dim)))
+
+
+def unpacking(sinks: torch.Tensor) -> Kernels | None:
+    """Return the kernels that decode parts on the device of ``sinks``, or None where torch does."""
+    known = sinks.shape[-1] in HEADS and str(sinks.dtype) in TYPES
+    return kernels_on(sinks.device) if known else None
 
 
 def sinks_of(span: Span, tokens: int) -> int:

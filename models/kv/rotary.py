@@ -64,14 +64,21 @@ class Rotary:
         import torch
 
         half = len(self.inv_freq)
-        position = torch.arange(start, start + keys.shape[-2], dtype=torch.float64)
-        angle = position[:, None] * self.inv_freq.cpu()
-        cos, sin = angle.cos().float().to(keys.device), angle.sin().float().to(keys.device)
+        cos, sin = self.angles(start, keys.shape[-2], keys.device)
         if back:
             sin = -sin
         keys = keys.float()
         left, right, rest = keys[..., :half], keys[..., half : 2 * half], keys[..., 2 * half :]
         return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], -1)
+
+    def angles(self, start: int, tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines of positions ``start`` onwards, (tokens, n) float32 each, on a device."""
+        import torch
+
+        where = device if device.type == "cuda" else "cpu"  # which has float64 for sure
+        position = torch.arange(start, start + tokens, dtype=torch.float64, device=where)
+        angle = position[:, None] * self.inv_freq.to(where)
+        return angle.cos().float().to(device), angle.sin().float().to(device)
 
     def _try(self, target: Target) -> None:
         import torch

@@ -153,13 +153,13 @@ def _streams(words: Sequence[NDArray[np.uint16]], states: U32, counts: I64, sums
     return Streams(np.concatenate([np.zeros(0, np.uint16), *whole]), states, ends, checksum(sums))
 
 
-def check(streams: Streams, tokens: int, layers: int, width: int) -> None:
-    """Check the shapes of streams. Raises CorruptError."""
+def check(ends: I64, states: Sequence[int], words: int, tokens: int, layers: int, width: int) -> None:
+    """Check the ends of streams, the shape of their states, and their number of words. Raises CorruptError."""
     count, parts = groups(tokens, layers * width), sections(layers, width)
-    if streams.states.shape != (count, LANES) or streams.ends.shape != (parts, count) or streams.sum.shape != (SUM,):
-        raise CorruptError(f"expected {count} groups of 32 states, found {streams.states.shape}")
-    ends = streams.ends.ravel()
-    if (np.diff(ends, prepend=0) < 0).any() or (int(ends[-1]) if len(ends) else 0) != len(streams.words):
+    if tuple(states) != (count, LANES) or ends.shape != (parts, count):
+        raise CorruptError(f"expected {count} groups of 32 states, found {tuple(states)}")
+    flat = ends.ravel()
+    if (np.diff(flat, prepend=0) < 0).any() or (int(flat[-1]) if len(flat) else 0) != words:
         raise CorruptError("the words of the groups do not fill the stream")
 
 
@@ -171,7 +171,7 @@ def decode(streams: Streams, tokens: int, tables: Tables, point: int, *, wide: b
     layers, width = tables.level.shape
     lane = per_lane(layers * width)
     count = groups(tokens, layers * width)
-    check(streams, tokens, layers, width)
+    check(streams.ends, streams.states.shape, len(streams.words), tokens, layers, width)
     ends = np.concatenate([[0], streams.ends.ravel()]).astype(np.int64)
     if _ans is None:
         q, classes = _decode(streams, ends, tokens, tables, point, lane)

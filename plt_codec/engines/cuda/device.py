@@ -78,7 +78,13 @@ def source() -> str:
 
 
 def compile_kernels(shape: Mapping[str, int], capability: int) -> bytes:
-    """Return the machine code of the kernels for the macros of a shape.
+    """Return the machine code of the kernels for the macros of a shape. Raises as `compile_text` does."""
+    named = {**shape, "P_WGMMA": int(wgmma(shape, capability))}
+    return compile_text(source(), capability, [f"-D{k}={v}" for k, v in named.items()])
+
+
+def compile_text(kernels: str, capability: int, options: Sequence[str] = ()) -> bytes:
+    """Return the machine code of kernels, from the cache where it is there. ``options``: of the compiler.
 
     Raises:
         ModelError: they do not compile.
@@ -87,9 +93,8 @@ def compile_kernels(shape: Mapping[str, int], capability: int) -> bytes:
     from cuda.bindings import nvrtc
 
     target = f"sm_{capability}" + ("a" if capability == 90 else "")
-    named = {**shape, "P_WGMMA": int(wgmma(shape, capability))}
-    options = [f"--gpu-architecture={target}", "--std=c++17", *(f"-D{k}={v}" for k, v in named.items())]
-    text = source().encode()
+    options = [f"--gpu-architecture={target}", "--std=c++17", *options]
+    text = kernels.encode()
     version = _ask(nvrtc.nvrtcVersion())
     name = hashlib.blake2b(repr((text, options, version)).encode(), digest_size=16).hexdigest()
     kept = _folder() / f"cuda-{name}.cubin"

@@ -38,10 +38,12 @@ class Emulation:
         shape: as `macros` returns it. With P_WGMMA set, the kernels of wide.cu are compiled too.
         folder: where the libraries are kept. Test processes that share it compile each once.
         flags: more options for the compiler.
+        text: the kernels; the bundle's unless given.
     """
 
-    def __init__(self, shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()):
+    def __init__(self, shape: Mapping[str, int], folder: Path, flags: Sequence[str] = (), text: str | None = None):
         self.shape, self.folder, self.flags = {"P_WGMMA": 0, **shape}, folder, flags
+        self._text = source() if text is None else text
         self._libraries: dict[str, ctypes.CDLL] = {}
 
     def library(self, kernel: str) -> ctypes.CDLL:
@@ -58,14 +60,14 @@ class Emulation:
 
     def _for_many(self) -> list[str]:
         without = [*FEW, *["heads_wide", "attend_wide"] * (not self.shape["P_WGMMA"])]
-        kernels = dict.fromkeys(re.findall(r"^KERNEL[23]?\(\d+\)\s+(\w+)\(", source(), re.MULTILINE))
+        kernels = dict.fromkeys(re.findall(r"^KERNEL[23]?\(\d+\)\s+(\w+)\(", self._text, re.MULTILINE))
         return [name for name in kernels if name not in without]
 
     def _compiled(self, kernels: list[str]) -> Path:
         calls = "".join(f"    EMULATED({name})\n" for name in kernels)
         text = (
-            f'#include "{HERE / "emulate.h"}"\n{source()}\nextern "C" int emulated(const char *kernel, const uint32_t '
-            "*grid, uint32_t threads, uint32_t cluster, uint32_t together, uint64_t bytes, void **args) "
+            f'#include "{HERE / "emulate.h"}"\n{self._text}\nextern "C" int emulated(const char *kernel, '
+            "const uint32_t *grid, uint32_t threads, uint32_t cluster, uint32_t together, uint64_t bytes, void **args) "
             f"{{\n{calls}    return 1;\n}}\n"
         )
         command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-shared", "-fPIC", "-w", *self.flags]

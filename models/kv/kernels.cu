@@ -1,0 +1,398 @@
+/* Kernels of the forms of KV: entropy decoding of `predictive`, its sums and its last step, and `q8` and `q4`.
+ *
+ *     decode_streams   rANS, a warp per group of 32 tokens, in lockstep; same integers as ans.c   (FORMAT.md, "Streams")
+ *     add_residual     prediction + integer x step, in the type of the next product
+ *     place_layer      one layer's rows to keys, turned to their positions, and values; and to inputs of the next layer
+ *     unpack           `q8` and `q4`: codes, scales, mean and exact tokens to keys and values
+ *
+ * cuda.py compiles and launches them. On a CPU the tests run this source by emulate.h.
+ *
+ * Bounds: a stream is read behind a test of its end, and zeros beyond it. Symbols, tables and counts are bounded by
+ * construction, so no stream writes out of bounds, and every loop has a length that the stream does not choose. */
+#ifndef PLTZ_EMULATE
+#ifdef __CUDACC_RTC__ /* which has no headers */
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#endif
+#define DEV __device__ __forceinline__
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+extern __shared__ __align__(128) uint8_t shared_memory[];
+DEV uint8_t *shared() { return shared_memory; }
+DEV float of_half(uint16_t v) {
+    float out;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(v));
+    return out;
+}
+DEV uint16_t to_half(float v) {
+    uint16_t out;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(v));
+    return out;
+}
+DEV uint32_t bits_of(float v) { return __float_as_uint(v); }
+DEV float of_bits(uint32_t v) { return __uint_as_float(v); }
+#else
+static inline float of_half(uint16_t v) {
+    _Float16 h;
+    memcpy(&h, &v, 2);
+    return (float)h;
+}
+static inline uint16_t to_half(float v) {
+    const _Float16 h = (_Float16)v;
+    uint16_t out;
+    memcpy(&out, &h, 2);
+    return out;
+}
+static inline uint32_t bits_of(float v) {
+    uint32_t out;
+    memcpy(&out, &v, 4);
+    return out;
+}
+static inline float of_bits(uint32_t v) {
+    float out;
+    memcpy(&out, &v, 4);
+    return out;
+}
+#endif
+
+#define ALL 0xffffffffu
+enum { LANES = 32, PRECISION = 12, SLOTS = 1 << PRECISION, SYMBOLS = 32, HALF = 15, ESCAPE = 31 };
+enum { TABLES = 29, BASE = 24, TOP = 28, CLASS_BITS = 4, CLASS_LEVELS = 4, COARSEST = 12, SECTION = 4 };
+enum { MOST_LOW = 10, MEAN_UNIT = 16, PRIOR = 8 * MEAN_UNIT, MOST_SHIFT = 10 };
+enum { WARPS = 8, KEPT = 6, ROW = 34 };     /* warps per CTA; words kept per lane; int16 per row of the square */
+enum { F32 = 0, F16 = 1, BF16 = 2 };        /* types of KV */
+#define LOWEST ((uint32_t)1 << 16)
+
+/* ---- numbers */
+
+DEV float load(const void *from, int64_t at, int type) {
+    if (type == F32) return ((const float *)from)[at];
+    const uint16_t v = ((const uint16_t *)from)[at];
+    return type == F16 ? of_half(v) : of_bits((uint32_t)v << 16);
+}
+DEV uint16_t to_bf16(float v) { /* to nearest, ties to even; NaN stays one */
+    const uint32_t u = bits_of(v);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(u >> 16 | 0x40);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+DEV void store(void *to, int64_t at, float v, int type) {
+    if (type == F32)
+        ((float *)to)[at] = v;
+    else
+        ((uint16_t *)to)[at] = type == F16 ? to_half(v) : to_bf16(v);
+}
+
+/* ---- decode_streams */
+
+/* The words of a group in a section. Each lane holds one of 32 that come next, one of the 32 after those, and one that
+ * is on its way from memory. */
+struct Words {
+    const uint16_t *words;
+    int64_t next, end; /* of the words that no lane holds yet; of the section */
+    uint32_t now, then, later;
+    int used; /* of `now` */
+};
+
+DEV uint32_t more_words(Words &w, int lane) {
+    const int64_t at = w.next + lane;
+    w.next += LANES;
+    return at < w.end ? w.words[at] : 0;
+}
+DEV void open_words(Words &w, const uint16_t *words, int64_t begin, int64_t end, int lane) {
+    w.words = words, w.next = begin, w.end = end, w.used = 0;
+    w.now = more_words(w, lane);
+    w.then = more_words(w, lane);
+    w.later = more_words(w, lane);
+}
+DEV bool used_up(const Words &w) { return w.next - 3 * LANES + w.used == w.end; }
+
+/* Give each lane whose state is too small a word, in the order of lanes. */
+DEV void refill(Words &w, uint32_t &x, bool small, int lane) {
+    const uint32_t mask = __ballot_sync(ALL, small);
+    if (!mask) return;
+    const int at = w.used + __popc(mask & ((1u << lane) - 1));
+    const uint32_t a = __shfl_sync(ALL, w.now, at & 31), b = __shfl_sync(ALL, w.then, at & 31);
+    if (small) x = x << 16 | (at < LANES ? a : b);
+    w.used += __popc(mask);
+    if (w.used >= LANES) {
+        w.used -= LANES;
+        w.now = w.then, w.then = w.later;
+        w.later = more_words(w, lane);
+    }
+}
+
+DEV int32_t quarter_log(uint32_t v) {
+    const int msb = 31 - __clz((int)v);
+    const uint32_t rest = msb >= 2 ? v >> (msb - 2) : v << (2 - msb);
+    return 4 * msb + (int32_t)(rest & 3);
+}
+
+/* Table, low bits, and table of the expectation of a step, as table_of in ans.c. */
+struct Step {
+    int table, low, plain;
+};
+DEV Step step_of(int level, int first, int shift) {
+    Step s;
+    int t = ((level - first) >> 1) + BASE;
+    s.plain = min(max(t, 0), (int)TOP);
+    t += shift;
+    s.low = min(max((t - TOP + 3) >> 2, 0), (int)MOST_LOW);
+    s.table = min(max(t - 4 * s.low, 0), (int)TOP);
+    return s;
+}
+
+/* A warp decodes the layers [first, last) of a group. Between launches `kept` holds each lane's state: (groups, 32,
+ * KEPT). Integers go to q (layers, tokens, width). `slots`: (TABLES, SLOTS) symbols. `entries`: (TABLES, SYMBOLS)
+ * frequency << 16 | first slot. `mean`: (TABLES,). `bad`: not 0 afterwards if a stream is damaged. */
+KERNEL(256) decode_streams(const uint16_t *words, const int32_t *ends, const uint32_t *states, const uint8_t *slots,
+                           const uint32_t *entries, const uint16_t *mean, const int16_t *level, uint32_t *kept,
+                           int16_t *q, uint8_t *classes, uint32_t *sums, int32_t *bad, int groups, int tokens,
+                           int layers, int width, int point, int per_lane, int first_layer, int last_layer) {
+    uint8_t *const lut = shared();
+    uint32_t *const table = (uint32_t *)(lut + TABLES * SLOTS);
+    int32_t *const usual = (int32_t *)(table + TABLES * SYMBOLS);
+    const int lane = (int)(threadIdx.x & 31), warp = (int)(threadIdx.x >> 5);
+    int16_t *const square = (int16_t *)(usual + 32) + warp * LANES * ROW;
+    for (int i = (int)threadIdx.x; i < TABLES * SLOTS / 16; i += 32 * WARPS) ((uint4 *)lut)[i] = ((const uint4 *)slots)[i];
+    for (int i = (int)threadIdx.x; i < TABLES * SYMBOLS; i += 32 * WARPS) table[i] = entries[i];
+    for (int i = (int)threadIdx.x; i < TABLES; i += 32 * WARPS) usual[i] = mean[i];
+    __syncthreads();
+    const int group = (int)blockIdx.x * WARPS + warp;
+    if (group >= groups) return; /* the whole warp */
+
+    const bool by_section = per_lane == 1;
+    uint32_t *const mine = kept + ((int64_t)group * LANES + lane) * KEPT;
+    const int section = by_section ? first_layer / SECTION : 0;
+    const int32_t *end = ends + (int64_t)section * groups + group;
+    Words w;
+    open_words(w, words, section || group ? end[-1] : 0, end[0], lane);
+    const bool begins = first_layer == 0;
+    uint32_t x = begins ? states[(int64_t)group * LANES + lane] : mine[0];
+    int32_t seen = begins ? 0 : (int32_t)mine[1], expected = begins ? 0 : (int32_t)mine[2];
+    uint32_t kind = begins ? 0 : mine[3], a = begins ? 0 : mine[4], b = begins ? 0 : mine[5];
+    bool wrong = x < LOWEST;
+
+    for (int row = 0; row < per_lane; row++) {
+        const int64_t start = ((int64_t)group * per_lane + row) * LANES;
+        if (start >= tokens) break;
+        const int64_t token = start + lane;
+        const bool live = token < tokens;
+        if (begins) {
+            kind = x & ((1 << CLASS_BITS) - 1);
+            if (live) x >>= CLASS_BITS, classes[token] = (uint8_t)kind;
+            refill(w, x, live && x < LOWEST, lane);
+            seen = expected = 0;
+            a = kind, b = 0;
+        }
+        const int first = point + COARSEST - CLASS_LEVELS * (int)kind;
+        for (int layer = first_layer; layer < last_layer; layer++) {
+            if (layer > first_layer && by_section && layer % SECTION == 0) {
+                wrong |= !used_up(w);
+                end += groups;
+                open_words(w, words, end[-1], end[0], lane);
+            }
+            const int32_t above_seen = seen >> 1, above_expected = expected >> 1;
+            seen = expected = 0;
+            const int16_t *const levels = level + (int64_t)layer * width;
+            for (int j = 0; j < width; j += LANES) {
+                const int count = min(width - j, (int)LANES);
+                const int shift = min(max(quarter_log((uint32_t)(seen + above_seen + PRIOR)) -
+                                              quarter_log((uint32_t)(expected + above_expected + PRIOR)),
+                                          -(int)MOST_SHIFT),
+                                      (int)MOST_SHIFT);
+                const int of_lane = lane < count ? levels[j + lane] : 0;
+                Step now = step_of(__shfl_sync(ALL, of_lane, 0), first, shift);
+                for (int s = 0; s < count; s++) {
+                    const uint32_t slot = x & (SLOTS - 1);
+                    const int symbol = lut[now.table * SLOTS + slot];
+                    const Step next = step_of(__shfl_sync(ALL, of_lane, (s + 1) & 31), first, shift);
+                    const uint32_t entry = table[now.table * SYMBOLS + symbol];
+                    if (live) x = (entry >> 16) * (x >> PRECISION) + slot - (entry & 0xffff);
+                    refill(w, x, live && x < LOWEST, lane);
+                    int32_t value = symbol - HALF;
+                    const bool low = live && now.low > 0, escape = live && symbol == ESCAPE;
+                    if (__any_sync(ALL, low || escape)) {
+                        uint32_t rest = 0;
+                        if (low) rest = x & ((1u << now.low) - 1), x >>= now.low;
+                        refill(w, x, low && x < LOWEST, lane);
+                        if (escape) value = (int16_t)(x & 0xffff), x >>= 16;
+                        refill(w, x, escape && x < LOWEST, lane);
+                        value = value * (1 << now.low) + (int32_t)rest;
+                        if (value != (int16_t)value) wrong |= live, value = 0;
+                    }
+                    if (!now.low) {
+                        seen += MEAN_UNIT * min(value < 0 ? -value : value, (int)HALF);
+                        expected += usual[now.plain];
+                    }
+                    a += (uint32_t)value;
+                    b += a;
+                    square[lane * ROW + s] = (int16_t)value;
+                    now = next;
+                }
+                __syncwarp();
+                int16_t *const to = q + ((int64_t)layer * tokens + start) * width + j;
+                if (count == LANES && width % 8 == 0) { /* 16 bytes per thread, 4 threads per token */
+                    for (int i = lane >> 2; i < LANES; i += 8) {
+                        const uint32_t *const from = (const uint32_t *)(square + i * ROW) + (lane & 3) * 4;
+                        if (start + i < tokens)
+                            ((uint4 *)(to + (int64_t)i * width))[lane & 3] = make_uint4(from[0], from[1], from[2], from[3]);
+                    }
+                } else {
+                    for (int i = 0; i < LANES; i++)
+                        if (start + i < tokens && lane < count) to[(int64_t)i * width + lane] = square[i * ROW + lane];
+                }
+                __syncwarp();
+            }
+        }
+        if (live && last_layer == layers) sums[2 * token] = a, sums[2 * token + 1] = b;
+    }
+    wrong |= !used_up(w);
+    if (last_layer == layers) wrong |= (int64_t)group * per_lane * LANES + lane < tokens && x != LOWEST;
+    mine[0] = x, mine[1] = (uint32_t)seen, mine[2] = (uint32_t)expected;
+    mine[3] = kind, mine[4] = a, mine[5] = b;
+    if (wrong) *bad = 1;
+}
+
+/* ---- add_residual: out = predicted + constant + q x step, (tokens, width); a CTA per token */
+
+KERNEL(256) add_residual(const float *predicted, const float *constant, const int16_t *q, const float *step, void *out,
+                         int width, int type) {
+    const int64_t token = blockIdx.x, first = token * width;
+    const float by = step[token];
+    for (int j = (int)threadIdx.x; j < width; j += 256)
+        store(out, first + j, predicted[first + j] + constant[j] + (float)q[first + j] * by, type);
+}
+
+/* ---- place_layer: rows y (tokens, 2 heads dim) to kv (2, heads, tokens, dim), and to inputs of the next layer.
+ *
+ * Keys are turned by cos and sin, (tokens, half) each. inputs: (tokens, stride) of input_type, or none. */
+
+KERNEL(256) place_layer(const float *y, const float *cos, const float *sin, void *kv, void *inputs, int tokens,
+                        int heads, int dim, int half, int stride, int type, int input_type) {
+    const int width = 2 * heads * dim;
+    const int64_t token = blockIdx.x;
+    const float *const mine = y + token * width;
+    for (int j = (int)threadIdx.x; j < width; j += 256) {
+        const int row = j / dim, d = j - row * dim; /* row: of keys, then of values */
+        float v = mine[j];
+        if (inputs) store(inputs, token * stride + j, v, input_type);
+        if (row < heads && d < 2 * half) {
+            const bool left = d < half;
+            const int pair = left ? d : d - half;
+            const float c = cos[token * half + pair], s = sin[token * half + pair];
+            v = left ? v * c - mine[j + half] * s : v * c + mine[j - half] * s;
+        }
+        store(kv, ((int64_t)row * tokens + token) * dim + d, v, type);
+    }
+}
+
+/* ---- unpack: the forms q8 and q4. A warp makes rows of one token; a lane has K elements side by side.
+ *
+ * codes, scale: of the middle tokens, 4 bits each, turned by the Hadamard transform (none in q8). fine, fine_scale: int8.
+ * at: (fines,) ascending places of the fine tokens; none in q8, where all but the sinks are fine. Rows are (layers, 2,
+ * heads). Heads are of 32 K elements. */
+
+struct Packed {
+    const uint8_t *codes;
+    const uint16_t *scale;
+    const int8_t *fine;
+    const uint16_t *fine_scale;
+    const uint16_t *mean;
+    const void *sinks;
+    const float *book, *cos, *sin;
+    void *kv;
+    int rows, heads, tokens, sink_count, fines, middles, half, type;
+};
+
+template <int K> DEV void hadamard(float *v, int lane) {
+    for (int size = 1; size < K; size *= 2)
+        for (int i = 0; i < K; i++)
+            if (!(i & size)) {
+                const float left = v[i], right = v[i + size];
+                v[i] = left + right, v[i + size] = left - right;
+            }
+    for (int size = 1; size < 32; size *= 2)
+        for (int i = 0; i < K; i++) {
+            const float other = __shfl_xor_sync(ALL, v[i], size);
+            v[i] = lane & size ? other - v[i] : v[i] + other;
+        }
+}
+
+template <int K>
+DEV void unpack_rows(const Packed &p, int64_t token, int64_t below, bool exact, float root, float *mine, int lane) {
+    const int dim = 32 * K;
+    for (int row = (int)blockIdx.y; row < p.rows; row += (int)gridDim.y) {
+        const int64_t to = ((int64_t)row * p.tokens + token) * dim + lane * K;
+        float v[K];
+        if (token < p.sink_count) {
+            const int64_t from = ((int64_t)row * p.sink_count + token) * dim + lane * K;
+            for (int i = 0; i < K; i++) store(p.kv, to + i, load(p.sinks, from + i, p.type), p.type);
+            continue;
+        }
+        if (exact) {
+            const int64_t from = (int64_t)row * p.fines + below;
+            const float by = of_half(p.fine_scale[from]);
+            for (int i = 0; i < K; i++) v[i] = (float)p.fine[from * dim + lane * K + i] * by;
+        } else {
+            const int64_t from = (int64_t)row * p.middles + token - p.sink_count - below;
+            const float by = of_half(p.scale[from]);
+            for (int i = 0; i < K; i++) {
+                const int d = lane * K + i;
+                const int two = p.codes[(from * dim + d) >> 1];
+                v[i] = p.book[d & 1 ? two >> 4 : two & 15] * by;
+            }
+            hadamard<K>(v, lane);
+            for (int i = 0; i < K; i++) v[i] = v[i] / root;
+        }
+        for (int i = 0; i < K; i++) v[i] += of_half(p.mean[(int64_t)row * dim + lane * K + i]);
+        if (row / p.heads % 2 == 0) { /* keys */
+            __syncwarp();
+            for (int i = 0; i < K; i++) mine[lane * K + i] = v[i];
+            __syncwarp();
+            for (int i = 0; i < K; i++) {
+                const int d = lane * K + i;
+                if (d >= 2 * p.half) continue;
+                const bool left = d < p.half;
+                const int pair = left ? d : d - p.half;
+                const float c = p.cos[token * p.half + pair], s = p.sin[token * p.half + pair];
+                v[i] = left ? v[i] * c - mine[d + p.half] * s : v[i] * c + mine[d - p.half] * s;
+            }
+        }
+        for (int i = 0; i < K; i++) store(p.kv, to + i, v[i], p.type);
+    }
+}
+
+KERNEL(256) unpack(const uint8_t *codes, const uint16_t *scale, const int8_t *fine, const uint16_t *fine_scale,
+                   const int32_t *at, const uint16_t *mean, const void *sinks, const float *book, const float *cos,
+                   const float *sin, void *kv, int rows, int heads, int tokens, int dim, int sink_count, int fines,
+                   int half, int type, float root) {
+    const int lane = (int)(threadIdx.x & 31), warp = (int)(threadIdx.x >> 5);
+    float *const mine = (float *)shared() + warp * dim;
+    const int token = (int)blockIdx.x * WARPS + warp;
+    if (token >= tokens) return;
+    int below = 0, above = fines; /* fine tokens before this one */
+    while (at && below < above) {
+        const int centre = (below + above) >> 1;
+        if (at[centre] < token)
+            below = centre + 1;
+        else
+            above = centre;
+    }
+    const bool exact = !at || (below < fines && at[below] == token);
+    if (!at) below = token - sink_count;
+    const Packed p = {codes, scale, fine, fine_scale, mean, sinks, book, cos, sin, kv, rows, heads, tokens, sink_count,
+                      fines, tokens - sink_count - fines, half, type};
+    switch (dim) {
+    case 32: unpack_rows<1>(p, token, below, exact, root, mine, lane); break;
+    case 64: unpack_rows<2>(p, token, below, exact, root, mine, lane); break;
+    case 128: unpack_rows<4>(p, token, below, exact, root, mine, lane); break;
+    case 256: unpack_rows<8>(p, token, below, exact, root, mine, lane); break;
+    }
+}
