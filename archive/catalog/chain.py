@@ -8,7 +8,8 @@ Each level is one batch, so a segment that many sessions share is decoded once. 
 has an error as its answer. Segments that need it as context get the same error.
 
 A record may name a neighbour, another segment whose tower comes first in its context (FORMAT.md, "Neighbours"). These
-towers are read first, each once, and from records without neighbours alone.
+towers are read first, each once. In them only records of base domains may have neighbours, and in the towers of those
+none.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
 from pltz.archive.format import ids as identity
 from pltz.archive.format.context import CODING, RUN, TOWER, WITHIN
-from pltz.archive.format.ids import LEAF, NONE, Tokens
+from pltz.archive.format.ids import BASE, LEAF, NONE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import unpack_run
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
@@ -37,6 +38,7 @@ from pltz.plt_codec.limits import MAX_TOKENS
 
 MAX_SEGMENTS = 4096  # segments per tower
 BATCH = 256  # records per call of a codec
+LAST = 2  # hops from a record over neighbours; those at the last have none
 NOTHING: Tokens = np.zeros(0, np.int64)
 
 Answer = Tokens | PltzError
@@ -167,36 +169,38 @@ def lost_versions(catalog: Catalog, versions: Iterable[Version], bad: Container[
 
     Nothing is decoded.
     """
-    whole: dict[bytes, bool] = {NONE: True}
-    plain: dict[bytes, bool] = {NONE: True}  # whole without records that have a neighbour
+    whole: list[dict[bytes, bool]] = [{NONE: True} for _ in range(LAST + 1)]  # by the neighbours that led there
     for version in versions:
-        if not _is_whole(catalog, version.leaf, bad, whole, plain) and not version.forgotten:
+        if not _is_whole(catalog, version.leaf, bad, whole) and not version.forgotten:
             yield version
 
 
 def _is_whole(
-    catalog: Catalog, leaf: bytes, bad: Container[bytes], whole: dict[bytes, bool], plain: dict[bytes, bool] | None
+    catalog: Catalog, leaf: bytes, bad: Container[bytes], known: Sequence[dict[bytes, bool]], hops: int = 0
 ) -> bool:
     """Return whether no segment of a tower is missing, nor any of the towers of its neighbours.
 
-    ``whole``: what is known already, by segment. ``plain``: the same of records that have no neighbour, which alone
-    count for the tower of a neighbour; None where it is such a tower.
+    ``known``: what is known already, by ``hops`` and segment. ``hops``: as in `Chains`.
     """
+    whole = known[hops]
     chain: dict[bytes, None] = {}
     at = leaf
     while at not in whole:
         chain[at] = None
         places = [] if at in bad else catalog.lookup.find(SEGMENTS, at)
-        near = NONE
-        if places and places[0].record.neighbour != NONE:  # records without neighbours come first
-            near = places[0].record.neighbour
-        lacks = not places or places[0].record.parent in chain
-        if lacks or (near != NONE and (plain is None or not _is_whole(catalog, near, bad, plain, None))):
+        near = places[0].record.neighbour if places else NONE  # records without neighbours come first
+        lacks = not places or places[0].record.parent in chain or not may_serve(places[0], hops)
+        if lacks or (near != NONE and not _is_whole(catalog, near, bad, known, hops + 1)):
             whole[at] = False
             break
         at = places[0].record.parent
     whole |= dict.fromkeys(chain, whole[at])
     return whole[leaf]
+
+
+def may_serve(item: Found, hops: int) -> bool:
+    """Return whether a record counts in the tower of a neighbour. ``hops``: as in `Chains`."""
+    return item.record.neighbour == NONE or hops == 0 or (hops < LAST and item.context.domain_kind == BASE)
 
 
 class KnownSegment(NamedTuple):
@@ -220,7 +224,8 @@ class Chains:
         heard: as in `decode_records`.
         near: towers of neighbours that are remembered; those decoded are added.
         runs: whether to read runs at all.
-        plain: whether to read no record that has a neighbour.
+        hops: number of neighbours that led here. With 1 only records of base domains may have a neighbour, with 2
+            (`LAST`) none.
     """
 
     def __init__(
@@ -232,10 +237,11 @@ class Chains:
         *,
         near: RecentTowers | None = None,
         runs: bool = True,
-        plain: bool = False,
+        hops: int = 0,
     ):
-        self._runs, self._plain, self._recent = runs, plain, near
+        self._runs, self._hops, self._recent = runs, hops, near
         self._near: dict[bytes, Segments | PltzError] = {}  # towers of neighbours
+        self._domains: dict[bytes, set[tuple[int, bytes]]] = {}  # kinds and ids of the domains of neighbours
         self._near_chains: Chains | None = None
         self._used_runs = False
         self._above: dict[bytes, bytes] = {}  # parents of the segments of runs
@@ -276,7 +282,7 @@ class Chains:
                 raise
             try:
                 facts = self.catalog, self.codecs, self._known, self._heard
-                return Chains(*facts, near=self._recent, runs=False, plain=self._plain)._tower(leaf)
+                return Chains(*facts, near=self._recent, runs=False, hops=self._hops)._tower(leaf)
             except PltzError:
                 pass
             raise
@@ -316,6 +322,10 @@ class Chains:
         near = self._near[item.record.neighbour]
         if isinstance(near, PltzError):
             return near
+        if not self._may_name(item):
+            return CorruptError(
+                f"segment {(item.record.id or NONE).hex()} is coded after a segment of another tenant: crafted"
+            )
         return context_after(near, self._ancestors(item.record.parent), own, reach)
 
     def _own_above(self, item: Found, left: int) -> Answer:
@@ -330,6 +340,14 @@ class Chains:
             left -= len(parts[-1])
             at = self._parent(at)
         return np.concatenate([NOTHING, *parts[::-1]])
+
+    def _may_name(self, item: Found) -> bool:
+        """Return whether the neighbour of a record is of the same domain, or of a base that a tenant's may name."""
+        leaf, own = item.record.neighbour, (item.context.domain_kind, item.context.domain)
+        if leaf not in self._domains:
+            found = self.catalog.lookup.find(SEGMENTS, leaf)
+            self._domains[leaf] = {(place.context.domain_kind, place.context.domain) for place in found}
+        return all(one == own or own[0] != BASE == one[0] for one in self._domains[leaf])
 
     def _ancestors(self, parent: bytes) -> set[bytes]:
         """Return the ids of a segment and of all above it."""
@@ -350,7 +368,7 @@ class Chains:
                 self._near[leaf] = known
         if missing := sorted(wanted - self._near.keys()):
             if self._near_chains is None:
-                self._near_chains = Chains(self.catalog, self.codecs, self._known, self._heard, plain=True)
+                self._near_chains = Chains(self.catalog, self.codecs, self._known, self._heard, hops=self._hops + 1)
             self._near_chains.load(missing)
             for leaf in missing:
                 try:
@@ -411,8 +429,8 @@ class Chains:
         found = self.catalog.lookup.find(SEGMENTS, segment)
         if found and found[0].context.mode >= RUN:
             self._used_runs |= self._runs
-        if self._plain:
-            found = [item for item in found if item.record.neighbour == NONE]
+        if self._hops:
+            found = [item for item in found if may_serve(item, self._hops)]
         return found if self._runs else [item for item in found if item.context.mode < RUN]
 
     def _expand(self, item: Found, tokens: Tokens) -> Tokens:

@@ -36,6 +36,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.chain import LAST
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem
 from pltz.archive.encryption.box import KEY, UNIT, Tree, unit_of
@@ -517,12 +518,13 @@ class Eraser:
 class Grounds:
     """The base domains under towers and the neighbours of their segments.
 
-    Each segment is looked up once, so shared segments cost little. ``plain``: whether to leave neighbours out.
+    Each segment is looked up once, so shared segments cost little. ``hops``: number of neighbours that led there, of
+    `chain.LAST` at most.
     """
 
-    def __init__(self, catalog: Catalog, *, plain: bool = False):
+    def __init__(self, catalog: Catalog, hops: int = 0):
         self.catalog = catalog
-        self._near = None if plain else Grounds(catalog, plain=True)
+        self._near = Grounds(catalog, hops + 1) if hops < LAST else None
         self._known: dict[bytes, frozenset[tuple[bytes, bytes]]] = {NONE: frozenset()}
 
     def under(self, leaf: bytes) -> frozenset[tuple[bytes, bytes]]:

@@ -129,10 +129,16 @@ class Recoder:
         if not rows:
             return
         self.writer.copy((context, self.catalog.keys.seal(context, record)) for context, record in rows)
-        chains = Chains(self.catalog, self.codecs, plain=True)
+        read = set[bytes]()
+
+        def heard(item: Found, _: bytes) -> None:
+            if item.record.neighbour == NONE:
+                read.add(item.record.id or NONE)
+
+        chains = Chains(self.catalog, self.codecs, heard=heard)
         chains.load([record.id or NONE for _, record in rows])
-        for _, record in rows:
-            chains.tower(record.id or NONE)
+        if lacking := {record.id or NONE for _, record in rows} - read:
+            raise ArchiveError(f"segment {min(lacking).hex()} was coded anew and does not read back: repair first")
 
 
 def encoded_alone(codec: SegmentCodec, tokens: Sequence[Tokens], above: Sequence[Tokens]) -> list[tuple[int, bytes]]:

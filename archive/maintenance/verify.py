@@ -16,7 +16,6 @@ from itertools import chain, compress
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import (
-    MAX_SEGMENTS,
     Answer,
     Chains,
     RecordToDecode,
@@ -355,17 +354,19 @@ class Verifier:
                 self._undecodable(item, answer)
 
     def _orphan(self, item: Found) -> bool:
-        """Return whether a segment above a record, or of its neighbour's tower, is absent, and no damage hides it.
+        """Return whether a segment that a record is read with is absent, and no damage hides it.
 
-        Nothing live needed it then.
+        That is one above it, or one of the towers of neighbours. Nothing live needed it then.
         """
-        for at in (item.record.parent, item.record.neighbour):
-            for _ in range(MAX_SEGMENTS):
-                if at == NONE:
-                    break
-                if not (places := self.catalog.lookup.find(SEGMENTS, at)):
-                    return not self.catalog.damage.hiding()
-                at = places[0].record.parent
+        seen, todo = {NONE}, [item.record.parent, item.record.neighbour]
+        while todo:
+            at = todo.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            if not (places := self.catalog.lookup.find(SEGMENTS, at)):
+                return not self.catalog.damage.hiding()
+            todo += [places[0].record.parent, places[0].record.neighbour]
         return False
 
     def _replaced(self, item: Found) -> bool:

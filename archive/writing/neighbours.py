@@ -2,8 +2,10 @@
 
     new segments --sketches--> candidates --tower, proved--> encode after it --shorter?--> record that names it
 
-Spec: FORMAT.md, "Neighbours". A neighbour is read from records that have none themselves. So a segment that serves as
-one stays without, and one that has one does not serve.
+Spec: FORMAT.md, "Neighbours". A neighbour is read from records that have none themselves, but for those of the prompts
+above it in a base domain. So a segment that serves as one stays without, and one that has one does not serve. Whether
+a prompt in a base domain has a neighbour depends on the prompts there alone: the sessions of one tenant would change
+what those of another take else.
 """
 
 from __future__ import annotations
@@ -12,22 +14,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import Chains
+from pltz.archive.catalog.chain import LAST, Chains
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
 from pltz.archive.codecs.codec import Plain, SegmentCodec, layout_mode
 from pltz.archive.format.context import ALONE, TOWER
-from pltz.archive.format.ids import NONE, TENANT
+from pltz.archive.format.ids import BASE, NONE
 from pltz.archive.format.index_file import Location
 from pltz.archive.writing.batch import PendingSegment, PendingVersion, batches
 from pltz.archive.writing.candidates import Candidate, Candidates, Place, tower_sketch
-from pltz.archive.writing.verified_segments import VerifiedSegments
+from pltz.archive.writing.verified_segments import Proofs, VerifiedSegments
 from pltz.plt_codec.errors import PltzError
 
 NEIGHBOUR_BYTES = 10  # that a neighbour takes in a record; about two where both are put together
 TOGETHER_BYTES = 2
 NEAR_DEPTH = 2  # segments from the root of a tower that are coded after a neighbour
 
-Proofs = dict[bytes, tuple[Location, bytes]]  # where each segment was proved, and its domain
+
+class _Batch:
+    """The neighbours of one put.
+
+    Attributes:
+        new, made: the candidates among its segments.
+        towers: towers of neighbours, by leaf.
+        proposed: segments, by id, with the leaf of the tower that each is to be coded after.
+        plain: segments of new candidates, which stay without a neighbour.
+    """
+
+    def __init__(self) -> None:
+        self.new, self.made = Candidates(), list[Candidate]()
+        self.towers: dict[bytes, Segments] = {}
+        self.proposed: dict[bytes, tuple[PendingSegment, bytes]] = {}
+        self.plain: set[bytes] = set()
 
 
 class NeighbourEncoder:
@@ -42,6 +59,7 @@ class NeighbourEncoder:
         self.catalog, self.codecs, self.proved = catalog, codecs, proved
         self.candidates: Candidates | None = None
         self.towers = RecentTowers()
+        self._needs: dict[bytes, set[bytes]] = {}  # stored segments that each stored neighbour is read with
 
     def lean_on(
         self, fresh: dict[bytes, PendingSegment], segments: Sequence[PendingSegment], relied: dict[bytes, Location]
@@ -50,11 +68,12 @@ class NeighbourEncoder:
 
         A segment whose neighbour cannot be relied on is put again: it goes from ``relied`` to ``fresh``.
         """
+        self._needs.clear()
         proofs: Proofs = {}
         for segment in segments:
             if segment.id not in relied or (leaf := self.proved.neighbour(segment.id)) == NONE:
                 continue
-            if stored := self._stored_tower(leaf):
+            if stored := self._stored_tower(leaf, _hops(segment)):
                 segment.near = stored[0]
                 proofs |= stored[1]
             else:
@@ -72,34 +91,56 @@ class NeighbourEncoder:
         """
         if self.candidates is None:
             return []
-        new, towers, made = Candidates(), dict[bytes, Segments](), list[Candidate]()
-        proposed: dict[bytes, tuple[PendingSegment, bytes]] = {}
-        plain: set[bytes] = set()  # segments of new candidates, which stay without a neighbour
+        batch = _Batch()
         for d in drafts:
-            if not d.tower or not d.tower[0].codec.reach:
-                continue
-            upmost = [fresh[s.id] for s in d.tower[:NEAR_DEPTH] if s.id in fresh and s.own.domain_kind == TENANT]
-            for s in upmost:
-                if s.id not in plain and s.id not in proposed and (leaf := self._proposed(s, new)):
-                    proposed[s.id] = s, leaf
-            ids = [s.id for s in d.tower]
-            if upmost and not proposed.keys() & ids and self.proved.plain_places(set(ids) - fresh.keys()) is not None:
-                leaf, sketch = tower_sketch([(s.id, s.tokens) for s in d.tower], d.tower[0].codec.reach)
-                towers[leaf] = [(s.id, s.tokens) for s in d.tower[: ids.index(leaf) + 1]]
-                plain.update(ids)
-                made.append(Candidate(_place(upmost[0]), leaf, sketch))
-                new.add(*made[-1])
-        places: dict[bytes, Proofs] = {}
-        for leaf in {leaf for _, leaf in proposed.values()} - towers.keys():
-            if stored := self._stored_tower(leaf):
+            if d.tower and d.tower[0].codec.reach:
+                prompt = [s for s in d.tower if s.own.domain_kind == BASE]
+                self._look(batch, d.tower[: len(prompt)], 0, fresh)
+                self._look(batch, d.tower, len(prompt), fresh)
+        towers, places = batch.towers, dict[bytes, Proofs]()
+        wanted: dict[bytes, int] = {}
+        for s, leaf in batch.proposed.values():
+            wanted[leaf] = max(_hops(s), wanted.get(leaf, 0))
+        for leaf in wanted.keys() - towers.keys():
+            if stored := self._stored_tower(leaf, wanted[leaf]):
                 towers[leaf], places[leaf] = stored
         costs = {leaf: NEIGHBOUR_BYTES if leaf in places else TOGETHER_BYTES for leaf in towers}
-        self._encode_after([(s, towers[leaf], costs[leaf]) for s, leaf in proposed.values() if leaf in towers])
-        used = {s.neighbour for s, _ in proposed.values()} - {NONE}
+        pairs = [(s, towers[leaf], costs[leaf]) for s, leaf in batch.proposed.values() if leaf in towers]
+        self._encode_after(pairs)
+        used = {s.neighbour for s, _ in batch.proposed.values()} - {NONE}
         for leaf in used:
             self.towers.add(towers[leaf])
             proofs |= places.get(leaf, {})
-        return made
+        return batch.made
+
+    def needs(self, segment: PendingSegment) -> set[bytes]:
+        """Return the stored segments that the record of a segment of this put is read with, and its own id."""
+        needs = {segment.id, *(name for name, _ in segment.near)}
+        return needs | self._needs.get(segment.neighbour, set())
+
+    def _look(
+        self, batch: _Batch, tower: Sequence[PendingSegment], first: int, fresh: Mapping[bytes, PendingSegment]
+    ) -> None:
+        """Find candidates for the upmost new segments of a tower of one domain; if there are none, it becomes one.
+
+        ``first``: number of the segments above, of another domain.
+        """
+        upmost = [fresh[s.id] for s in tower[first:NEAR_DEPTH] if s.id in fresh]
+        for s in upmost:
+            if s.id not in batch.plain and s.id not in batch.proposed and (leaf := self._proposed(s, batch.new)):
+                batch.proposed[s.id] = s, leaf
+        own = {s.id for s in tower[first:]}
+        if not upmost or batch.proposed.keys() & own:
+            return
+        if self.proved.proofs(own - fresh.keys(), _hops(upmost[0])) is None:
+            return
+        leaf, sketch = tower_sketch([(s.id, s.tokens) for s in tower], tower[0].codec.reach)
+        if leaf in own:
+            ids = [s.id for s in tower]
+            batch.towers[leaf] = [(s.id, s.tokens) for s in tower[: ids.index(leaf) + 1]]
+            batch.plain |= own
+            batch.made.append(Candidate(_place(upmost[0]), leaf, sketch))
+            batch.new.add(*batch.made[-1])
 
     def add(self, made: Sequence[Candidate]) -> None:
         """Add candidates that are durable by now."""
@@ -114,23 +155,34 @@ class NeighbourEncoder:
             self.candidates.clear()
 
     def _proposed(self, segment: PendingSegment, new: Candidates) -> bytes | None:
-        """Return the candidate that a segment is to be coded after, of the stored and the new ones."""
-        assert self.candidates is not None
-        found = [c.nearest(_place(segment), segment.tokens) for c in (new, self.candidates)]
-        _, leaf = max(filter(None, found), default=(0.0, None))
-        return None if any(s.id == leaf for s in segment.ancestors()) else leaf
+        """Return the candidate that a segment is to be coded after, of the stored and the new ones.
 
-    def _stored_tower(self, leaf: bytes) -> tuple[Segments, Proofs] | None:
-        """Return the tower of a stored candidate with its proofs; None where it cannot serve."""
+        They are of its own domain, and of the base domain of the segments above it.
+        """
+        assert self.candidates is not None
+        above = {s.id for s in segment.ancestors()}
+        bases = [_place(s) for s in segment.ancestors() if s.own.domain_kind == BASE]
+        ways = [(c, place) for place in {_place(segment), *bases} for c in (new, self.candidates)]
+        found = [c.nearest(place, segment.tokens) for c, place in ways]
+        return max((one for one in found if one and one[1] not in above), default=(0.0, None))[1]
+
+    def _stored_tower(self, leaf: bytes, hops: int) -> tuple[Segments, Proofs] | None:
+        """Return the tower of a stored candidate with its proofs; None where it cannot serve.
+
+        ``hops``: of the segments that it is to serve (`_hops`).
+        """
         tower = self.towers.get(leaf)
-        proofs = self.proved.plain_places(name for name, _ in tower) if tower else None
+        proofs = self.proved.proofs((name for name, _ in tower), hops) if tower else None
         if proofs is None:
             try:
-                tower = Chains(self.catalog, self.codecs, heard=self.proved.heard, plain=True).tower(leaf)
+                tower = Chains(self.catalog, self.codecs, heard=self.proved.heard, hops=hops).tower(leaf)
             except PltzError:  # forgotten and collected, erased, or damaged: it is only a hint
                 return None
-            proofs = self.proved.plain_places(name for name, _ in tower)
-        return (tower, proofs) if tower and proofs is not None else None
+            proofs = self.proved.proofs((name for name, _ in tower), hops)
+        if not tower or proofs is None:
+            return None
+        self._needs[leaf] = set(proofs)
+        return tower, proofs
 
     def _encode_after(self, pairs: Sequence[tuple[PendingSegment, Segments, int]]) -> None:
         """Encode segments after the towers of their neighbours, and keep what makes a record smaller.
@@ -150,6 +202,14 @@ class NeighbourEncoder:
                     segment.data, segment.context = data, replace(segment.own, mode=mode) if mode else segment.own
                 else:
                     segment.near = []
+
+
+def _hops(segment: PendingSegment) -> int:
+    """Return the hops, as in `Chains`, up to the neighbour of a segment, the most that may lead to it.
+
+    A prompt of a base domain may stand in the tower of a neighbour, which is a hop before.
+    """
+    return LAST if segment.own.domain_kind == BASE else 1
 
 
 def _place(segment: PendingSegment) -> Place:

@@ -6,13 +6,13 @@ A process decodes and compares a record once, whether a put relies on it or a re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import NOTHING, Chains, context_after
+from pltz.archive.catalog.chain import NOTHING, Chains, context_after, may_serve
 from pltz.archive.catalog.listing import Found
 from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
 from pltz.archive.format import ids
@@ -23,6 +23,8 @@ from pltz.archive.writing.batch import PendingSegment
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
 
 PROVED = 1 << 18  # segments remembered as decoded and compared
+
+Proofs = dict[bytes, tuple[Location, bytes]]  # where each segment was proved, and its domain
 
 
 class VerifiedSegments:
@@ -92,16 +94,17 @@ class VerifiedSegments:
         own = segment.above(reach) if item.context.mode & TOWER else NOTHING
         if item.record.neighbour == NONE:
             return own
-        near = Chains(self.catalog, self.codecs, heard=self.heard, plain=True).tower(item.record.neighbour)
+        near = Chains(self.catalog, self.codecs, heard=self.heard, hops=1).tower(item.record.neighbour)
         return context_after(near, {s.id for s in segment.ancestors()}, own, reach)
 
-    def plain_places(self, segments: Iterable[bytes]) -> dict[bytes, tuple[Location, bytes]] | None:
-        """Return where each of these segments was proved, in a record without a neighbour, and the record's domain.
+    def proofs(self, tower: Iterable[bytes], hops: int = 1) -> Proofs | None:
+        """Return where the segments of a neighbour's tower were proved, and the records' domains.
 
-        None where a writer cannot rely on all of them.
+        Those of the neighbours of its segments of base domains are added. ``hops``: as in `Chains`. None where a
+        writer cannot rely on all of them.
         """
-        places = {}
-        for segment in segments:
+        places: Proofs = {}
+        for segment in tower:
             known = self._known.get(segment)
             location = known[0] if known else None
             if location is None or location.pack not in self.catalog.listing.packs:
@@ -112,10 +115,25 @@ class VerifiedSegments:
                 item = self.catalog.lookup.at(location)
             except (FormatError, FileNotFoundError):
                 return None
-            if item.record.neighbour != NONE or self._going(item, segment):
+            if not may_serve(item, hops) or self._going(item, segment):
                 return None
             places[segment] = location, item.context.domain
+            if item.record.neighbour != NONE:
+                further = self.proofs(self._up(item.record.neighbour), hops + 1)
+                if further is None:
+                    return None
+                places |= further
         return places
+
+    def _up(self, leaf: bytes) -> Iterator[bytes]:
+        """Yield a segment that was proved and those above it. One that was not proved is the last."""
+        while leaf != NONE:
+            yield leaf
+            known = self._known.get(leaf)
+            try:
+                leaf = self.catalog.lookup.at(known[0]).record.parent if known else NONE
+            except (FormatError, FileNotFoundError):  # `proofs` finds it too
+                return
 
     def _in_run(self, item: Found, segment: PendingSegment) -> bool:
         """Return whether a record of a run, or within one, is reliable and its tower ends in a segment's tower.

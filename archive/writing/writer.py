@@ -20,7 +20,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import MAX_SEGMENTS, NOTHING
+from pltz.archive.catalog.chain import NOTHING
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers
@@ -290,7 +290,7 @@ class ArchiveWriter:
             if self.catalog.listing.epoch == before:
                 return
             lost = {name for name, at in relied.items() if at.pack in condemned}
-            again = list({s.id: s for s in segments if lost & {s.id, *(name for name, _ in s.near)}}.values())
+            again = list({s.id: s for s in segments if lost & self.neighbours.needs(s)}.values())
             for segment in again:  # as records that need no neighbour
                 segment.near, segment.coded = [], segment.coded and not segment.near
             relied = {name: at for name, at in relied.items() if name not in lost}
@@ -307,17 +307,14 @@ class ArchiveWriter:
                 )
 
     def _rescued(self, item: Found, copied: set[bytes]) -> Iterator[tuple[Context, Record]]:
-        """Yield the records of a version and its tower that lie only in condemned packs, parents first."""
+        """Yield the records that a version is read with and that lie only in condemned packs, parents first."""
         chain: list[Found] = []
-        leaf = item.record.leaf
-        while leaf != NONE and len(chain) < MAX_SEGMENTS:
-            places = self.catalog.lookup.find(SEGMENTS, leaf)
+        for segment, places in self._needed(item.record.leaf):
             if not places:
                 raise ArchiveError("a segment of this version is already gone: it cannot be brought back")
-            if all(p.location.pack in self.catalog.listing.condemned for p in places) and leaf not in copied:
+            if all(p.location.pack in self.catalog.listing.condemned for p in places) and segment not in copied:
                 chain.append(places[0])
-            copied.add(leaf)
-            leaf = places[0].record.parent
+            copied.add(segment)
         for found in reversed(chain):
             whole = found.context.mode & RUN  # a run keeps all its versions
             yield found.context, found.record if whole else segment_only(found.record)
@@ -327,13 +324,19 @@ class ArchiveWriter:
     def _places(self, version: Version) -> Iterator[Location]:
         item = self.catalog.lookup.head(version.location)
         yield item.location
-        leaf = item.record.leaf
-        for _ in range(MAX_SEGMENTS):
-            places = self.catalog.lookup.find(SEGMENTS, leaf) if leaf != NONE else []
-            if not places:
-                return
+        for _, places in self._needed(item.record.leaf):
             yield from (p.location for p in places)
-            leaf = places[0].record.parent
+
+    def _needed(self, leaf: bytes) -> Iterator[tuple[bytes, list[Found]]]:
+        """Yield the records of each segment of a tower, from its leaf up, and of the towers of its neighbours."""
+        seen, todo = {NONE}, [leaf]
+        while todo:
+            at = todo.pop()
+            if at not in seen:
+                seen.add(at)
+                yield at, (places := self.catalog.lookup.find(SEGMENTS, at))
+                if places:
+                    todo += [places[0].record.neighbour, places[0].record.parent]
 
 
 def new_bytes(way: PendingVersion, coded: Mapping[bytes, PendingSegment]) -> int:

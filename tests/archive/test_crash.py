@@ -18,6 +18,7 @@ import pytest
 
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format.context import RUN
+from pltz.archive.format.ids import NONE
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
@@ -194,8 +195,11 @@ def test_crashes_of_workloads_with_merges(
         step(world, dice.choice(list(MERGES)), "tmp")
 
 
-def near(*sessions: tuple[str, int], collected: bool = False) -> Callable[[TowerArchive], None]:
-    """Put sessions that have most tokens in common, and let every stored session be a candidate."""
+def near(*sessions: tuple[str, int], collected: bool = False, shared: int = 0) -> Callable[[TowerArchive], None]:
+    """Put sessions that have most tokens in common, and let every stored session be a candidate.
+
+    ``shared``: how many of their two segments are in a base domain.
+    """
 
     def run(archive: TowerArchive) -> None:
         archive.neighbours = True
@@ -206,7 +210,8 @@ def near(*sessions: tuple[str, int], collected: bool = False) -> Callable[[Tower
             assert candidates is not None
             candidates.add(Place(context.domain, context.tokenizer), *tower_sketch(tower, 1000))
         rows = [(name, np.concatenate([ALIKE[:40], [1000 + number] * 4, ALIKE[40:]])) for name, number in sessions]
-        archive.put([NewSession(name, [tokens]) for name, tokens in rows])
+        towers = [(name, [tokens, tokens[3:]] if shared else [tokens]) for name, tokens in rows]
+        archive.put([NewSession(name, tower, shared=shared) for name, tower in towers])
         if collected:
             collect_twice(archive)
 
@@ -223,6 +228,7 @@ NEAR = {
     "put n0": near(("n0", 0)),
     "put n1 and n2": near(("n1", 1), ("n2", 2)),
     "put n3, collect twice": near(("n3", 3), collected=True),
+    "put b1 and b2 in a base": near(("b1", 1), ("b2", 2), shared=1),
     "append to n1": lambda archive: archive.put(
         [NewSession("n1", [np.concatenate([ALIKE[:40], [1001] * 4, ALIKE[40:]]), np.arange(9)])]
     ),
@@ -250,6 +256,9 @@ def test_crashes_of_workloads_with_neighbours(
     assert world.open().record(world.open().version("n2").leaf).record.neighbour == world.open().version("n0").leaf
     for name in ("forget the neighbour", "collect", "collect twice") if seed % 2 else ():
         step(world, name, "tmp")
+    if seed % 3 == 0:
+        step(world, "put b1 and b2 in a base", "tmp")
+        assert world.open().record(world.open().get("b2").segments[0][0]).record.neighbour != NONE
     for _ in range(6):
         step(world, dice.choice(list(NEAR)), "tmp")
 

@@ -205,7 +205,10 @@ class NeighbourMachine(ArchiveMachine):
 
     def session(self, tenant: str, name: str, turns: list[list[int]]) -> NewSession:
         first, *others = (np.array(t, np.int64) for t in turns)
-        return NewSession(name, [np.concatenate([ALIKE[:40], first, ALIKE[40:]]), *others], tenant)
+        own = np.concatenate([ALIKE[:40], first, ALIKE[40:]])
+        if name == "a":  # one of several prompts much like it, shared with the other tenant
+            return NewSession(name, [np.concatenate([own, [len(others)]]), own[5:], *others], tenant, shared=1)
+        return NewSession(name, [own, *others], tenant)
 
 
 TestNeighbours = NeighbourMachine.TestCase

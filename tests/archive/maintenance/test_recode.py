@@ -194,6 +194,21 @@ def test_an_erase_reads_each_pack_once_and_a_shared_tower_once(
     assert not neighbours(archive) and reopen(disk, tower_codec).verify(decode=True).sound
 
 
+def test_two_segments_of_a_tower_are_coded_anew_one_after_the_other(
+    disk: SimDisk, tower_codec: SegmentCodec
+) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec], key=RAW)
+    archive.neighbours = True
+    other = np.random.default_rng(9).integers(0, 60_000, 60)
+    archive.put([NewSession("s0", [alike(0)], "acme"), NewSession("o", [other], "acme")])
+    archive.put([NewSession("s1", [alike(1), np.concatenate([other, [5] * 4])], "acme")])
+    assert neighbours(archive) == [archive.version(name, "acme").leaf for name in ("s0", "o")]
+    for name in ("o", "s0"):  # the segment below first: that above it still has its neighbour
+        assert archive.erase("acme", name).recoded == 1
+    assert catalogue(reopen(disk, tower_codec)) == {("acme", "s1"): [*alike(1).tolist(), *other.tolist(), *[5] * 4]}
+    assert not neighbours(archive) and reopen(disk, tower_codec).verify(decode=True).sound
+
+
 def test_an_erase_stops_where_a_pack_may_hide_who_was_coded_after(
     near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec
 ) -> None:

@@ -119,7 +119,7 @@ def test_it_is_off_unless_it_is_wanted(archive: TowerArchive) -> None:
     assert neighbour(other, "a1") == NONE
 
 
-def test_segments_below_a_shared_base_have_neighbours_and_the_base_none(archive: TowerArchive) -> None:
+def test_segments_below_a_shared_base_have_neighbours(archive: TowerArchive) -> None:
     prompt, tenants = alike(9)[:100], ("acme", "acme", "other")
     for number, tenant in enumerate(tenants):
         archive.put([NewSession(f"s{number}", [prompt, alike(number)[100:]], tenant, shared=1)])
@@ -202,6 +202,25 @@ def test_a_collector_that_condemns_the_neighbour_is_noticed(
     put(archive, "a1")
     for _ in range(3):
         collector.collect(dead_share=0.01)
+    want(archive, "a1", "u0")
+
+
+def test_undelete_keeps_the_neighbour_from_a_collector_that_is_deleting_it(
+    archive: TowerArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(archive, "a0", "u0")
+    put(archive, "a1")
+    archive.forget([archive.version(name, "acme") for name in ("a0", "a1")])
+    collector, other = again(archive), again(archive)
+    collector.collect(dead_share=0.01)
+    deleted = collector.catalog.ledger.put_deleted
+
+    def late(packs: Any) -> None:
+        other.undelete([v for v in other.history("a1", "acme")])
+        deleted(packs)
+
+    monkeypatch.setattr(collector.catalog.ledger, "put_deleted", late)
+    collector.collect(dead_share=0.01)
     want(archive, "a1", "u0")
 
 
