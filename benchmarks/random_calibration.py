@@ -12,7 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pltz.models.kv.calibration import Calibration, KVShape
-from pltz.models.kv.streams import ESCAPE, HALF, SECTION, Tables, contexts
+from pltz.models.kv.streams import (
+    BASE,
+    CLASS_LEVELS,
+    COARSEST,
+    ESCAPE,
+    HALF,
+    MOST_LOW,
+    PRECISION,
+    SYMBOLS,
+    TOP,
+    Tables,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -54,28 +65,35 @@ def random_calibration(
     return Calibration(target, shape, tensors)
 
 
-def drawn(tokens: int, classes: NDArray[np.uint8], tables: Tables, point: int) -> NDArray[np.int16]:
-    """Return integers (T, layers, width), drawn token by token from the tables that the coder uses for them.
+def spread_levels(tables: Tables, layers: int, width: int) -> Tables:
+    """Return tables whose levels, those of a measured target, are spread over another number of components."""
+    old_layers, old_width = tables.level.shape
+    rows = np.arange(layers) * old_layers // layers
+    columns = np.arange(width) * old_width // width
+    return Tables(tables.freq, tables.mean, np.ascontiguousarray(tables.level[rows][:, columns]))
 
-    They cost what the integers of the measured target cost with these levels and classes. ``classes``: (T,).
+
+def drawn(classes: NDArray[np.uint8], tables: Tables, point: int, device: torch.device | str) -> NDArray[np.int16]:
+    """Return integers (T, layers, width), drawn from the tables that the coder expects for them.
+
+    They cost what the integers of the measured target cost at this point. ``classes``: (T,).
     """
+    import torch
+
     layers, width = tables.level.shape
-    rng = np.random.default_rng(SEED)
-    q = np.zeros((tokens, layers, width), np.int16)
-    cumulative = np.cumsum(tables.freq.astype(np.float64), 1) / 4096
-    for first in range(0, layers, SECTION):
-        part = slice(first, min(first + SECTION, layers))
-        some = Tables(tables.freq, tables.mean, np.ascontiguousarray(tables.level[part]))
-        kinds, lows = contexts(q[:, part], classes, some, point)
-        # the table of the expectation, since what was seen is not known before it is drawn
-        usual = (tables.level[part][None] - (point + 12 - 4 * classes.astype(np.int64))[:, None, None] >> 1) + 24
-        kinds = np.where(lows > 0, kinds, np.clip(usual, 0, 28)).astype(np.uint8)
-        chance = rng.random(kinds.shape, dtype=np.float32)
-        symbol = np.zeros(kinds.shape, np.int16)
-        for table in range(len(cumulative)):
-            mask = kinds == table
-            symbol[mask] = np.searchsorted(cumulative[table], chance[mask], side="right")
-        value = np.where(symbol >= ESCAPE, HALF + 1, symbol - HALF).astype(np.int64)
-        low = lows.astype(np.int64)
-        q[:, part] = (value << low) + (rng.integers(0, 1 << 10, value.shape) & ((1 << low) - 1))
-    return q
+    generator = torch.Generator(device).manual_seed(SEED)
+    slots = np.stack([np.repeat(np.arange(SYMBOLS), row) for row in tables.freq]).astype(np.int16)
+    symbols = torch.from_numpy(slots).to(device).flatten()
+    level = torch.from_numpy(tables.level.astype(np.int32)).to(device)
+    first = torch.from_numpy(point + COARSEST - CLASS_LEVELS * classes.astype(np.int32)).to(device)
+    found = np.empty((len(classes), layers, width), np.int16)
+    for layer in range(layers):
+        table = ((level[layer] - first[:, None]) >> 1) + BASE
+        low = ((table - TOP + 3) >> 2).clamp(0, MOST_LOW)
+        table = (table - 4 * low).clamp(0, TOP)
+        slot = torch.randint(0, 1 << PRECISION, table.shape, generator=generator, device=device)
+        symbol = symbols[table * (1 << PRECISION) + slot].int()
+        value = torch.where(symbol == ESCAPE, torch.full_like(symbol, HALF + 1), symbol - HALF)
+        rest = torch.randint(0, 1 << MOST_LOW, table.shape, generator=generator, device=device) & ((1 << low) - 1)
+        found[:, layer] = ((value << low) + rest).to(torch.int16).cpu().numpy()
+    return found

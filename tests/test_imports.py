@@ -53,7 +53,7 @@ WINGS = {
     "benchmarks": (
         "machine timing corpus products random_target random_calibration kv_targets",
         "peers plots",
-        "measure_archive measure_cuda trace_session measure_limits measure_split neighbours communities",
+        "measure_archive measure_cuda measure_kv trace_session measure_limits measure_split neighbours communities",
         "torture",
     ),
     "cli": (

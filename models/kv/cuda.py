@@ -159,11 +159,20 @@ class Kernels:
         return DecodedStreams(self._launcher, words, ends, states, tables, point, tokens)
 
     def add_residual(
-        self, predicted: torch.Tensor, constant: torch.Tensor, q: torch.Tensor, step: torch.Tensor, out: torch.Tensor
+        self,
+        predicted: torch.Tensor,
+        constant: torch.Tensor,
+        q: torch.Tensor,
+        step: torch.Tensor,
+        out: torch.Tensor,
+        beyond: torch.Tensor,
     ) -> None:
-        """Set ``out`` to predicted + constant + q x step; (T, width) but constant (width,) and step (T,). q: int16."""
+        """Set ``out`` to predicted + constant + q x step; (T, width) but constant (width,) and step (T,). q: int16.
+
+        ``beyond``: (1,) int32, set to 1 where a number is too large for a float16 ``out``.
+        """
         tokens, width = q.shape
-        args = [*_pointers(predicted, constant, q, step, out), _int(width), _int(_kind(out))]
+        args = [*_pointers(predicted, constant, q, step, out, beyond), _int(width), _int(_kind(out))]
         self._run("add_residual", (tokens, 1, 1), args)
 
     def place_layer(
@@ -173,16 +182,18 @@ class Kernels:
         kv: torch.Tensor,
         inputs: torch.Tensor,
         column: int,
+        beyond: torch.Tensor,
     ) -> None:
         """Set ``kv``, (2, heads, T, D), to rows y, (T, 2 heads D), with keys turned to their positions.
 
         ``turn``: cosines and sines, (T, half). The rows go to columns ``column`` onwards of ``inputs``, (T, n), too.
+        ``beyond``: as in `add_residual`, of the inputs.
         """
         _, heads, tokens, dim = kv.shape
         cos, sin = turn
         place = _pointer(inputs.data_ptr() + column * inputs.element_size())
         numbers = (tokens, heads, dim, cos.shape[1], inputs.shape[1], _kind(kv), _kind(inputs))
-        args = [*_pointers(y, cos, sin, kv), place, *map(_int, numbers)]
+        args = [*_pointers(y, cos, sin, kv), place, *_pointers(beyond), *map(_int, numbers)]
         self._run("place_layer", (tokens, 1, 1), args)
 
     def unpack(

@@ -3,9 +3,9 @@
     beside:  entropy decoding of a section of four layers, then of the next                       decode_streams
     main:    wait for the layer's section -> inputs x P -> + constant + q x step -> x D -> place      two products
 
-The host copies the words and launches everything. It waits once, for the checksum at the end. Products of bfloat16
-factors with float32 sums serve KV in 16 bits: their rounding is that of the model's own products. KV in float32 gets
-float32 products.
+The host copies the words and launches everything. It waits once, for the checksum at the end. Products of float16
+factors with float32 sums serve KV in 16 bits. Where a factor is beyond float16, and for KV in float32, all products are
+float32: seven times slower.
 """
 
 from __future__ import annotations
@@ -42,19 +42,21 @@ class Operands(NamedTuple):
 class CudaDecoder:
     """Decodes streams of one calibration and operating point on the device of its matrices.
 
-    ``layers``: float32 matrices. ``dtype``: of the KV.
+    ``layers``: float32 matrices. ``half``: multiply in float16.
     """
 
     def __init__(
-        self, kernels: Kernels, calibration: Calibration, layers: Sequence[Layer], point: float, dtype: torch.dtype
+        self, kernels: Kernels, calibration: Calibration, layers: Sequence[Layer], point: float, half: bool
     ) -> None:
         import torch
 
-        self.shape, self.point, self.dtype = calibration.shape, point, dtype
+        self.shape, self.point = calibration.shape, point
         self.device = layers[0].decode.device
         self._kernels, self._tables = kernels, DeviceTables.of(calibration.tables, self.device)
-        self._operand = torch.float32 if dtype == torch.float32 else torch.bfloat16
+        self._operand = torch.float16 if half else torch.float32
         self._layers = [self._operands(n, layer) for n, layer in enumerate(layers)]
+        matrices = [m for layer in self._layers for m in (*layer.predict, layer.decode)]
+        self._fits = all(bool(torch.isfinite(m).all()) for m in matrices)
         steps = [2.0 ** ((point + COARSEST - CLASS_LEVELS * c) / 8) for c in range(CLASSES)]
         self._steps = torch.tensor(steps, dtype=torch.float32, device=self.device)
 
@@ -66,14 +68,18 @@ class CudaDecoder:
         predict = tuple(m.to(self._operand).contiguous() for m in (first, *rest))
         return Operands(predict, layer.constant.contiguous(), layer.decode.to(self._operand).contiguous())
 
-    def decode(self, parts: Parts, span: Span, embedded: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-        """Return the KV of the streams, (layers, 2, heads, T, D), on the device.
+    def decode(
+        self, parts: Parts, span: Span, embedded: torch.Tensor, rotary: Rotary, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """Return the KV of the streams, (layers, 2, heads, T, D), on the device, or None where float16 cannot hold it.
 
         ``embedded``: (T, hidden). Raises CorruptError where the streams are damaged.
         """
         import torch
 
         shape, tokens, device = self.shape, len(span.ids), self.device
+        if not self._fits:
+            return None
         ends, checksum = (parts[f"kv.{name}"].cpu().numpy() for name in ("ends", "sum"))
         words, states = parts["kv.words"], parts["kv.states"]
         check(ends.astype(np.int64), states.shape, len(words), tokens, shape.layers, shape.width)
@@ -84,21 +90,22 @@ class CudaDecoder:
                 first: side.run(functools.partial(streams.decode, first, last)) for first, last in streams.sections()
             }
             size = (shape.layers, 2, shape.heads, tokens, shape.dim)
-            kv = torch.empty(size, dtype=self.dtype, device=device)
-            # zeros: torch's bfloat16 product of a part of the columns reads beyond it on a CPU with AMX
+            kv = torch.empty(size, dtype=dtype, device=device)
+            # zeros: torch's product of a part of the columns reads beyond it on a CPU with AMX
             inputs = torch.zeros((tokens, shape.hidden + 2 * shape.width), dtype=self._operand, device=device)
             inputs[:, : shape.hidden] = embedded
+            beyond = torch.zeros(1, dtype=torch.int32, device=device)
             turn = rotary.angles(span.start, tokens, device)
             for number, layer in enumerate(self._layers):
                 if number in ready:
                     ready[number]()
                 if number == 0:
                     step = self._steps[streams.classes.long()]
-                self._layer(number, layer, inputs, streams.q[number], step, turn, kv[number])
+                self._layer(number, layer, inputs, streams.q[number], step, turn, kv[number], beyond)
         if bool(streams.bad):
             raise CorruptError(WRONG_END)
         verify(streams.sums.cpu().numpy().view(np.uint32), checksum)
-        return kv
+        return None if bool(beyond) else kv
 
     def _layer(
         self,
@@ -109,6 +116,7 @@ class CudaDecoder:
         step: torch.Tensor,
         turn: tuple[torch.Tensor, torch.Tensor],
         kv: torch.Tensor,
+        beyond: torch.Tensor,
     ) -> None:
         """Set the KV of one layer, (2, heads, T, D), and its rows in the inputs of the layers above."""
         import torch
@@ -118,8 +126,9 @@ class CudaDecoder:
         for matrix in layer.predict[:-1]:
             x = x @ matrix
         components = torch.empty(q.shape, dtype=self._operand, device=self.device)
-        self._kernels.add_residual(product(x, layer.predict[-1]), layer.constant, q, step, components)
-        self._kernels.place_layer(product(components, layer.decode), turn, kv, inputs, hidden + number % 2 * width)
+        self._kernels.add_residual(product(x, layer.predict[-1]), layer.constant, q, step, components, beyond)
+        column = hidden + number % 2 * width
+        self._kernels.place_layer(product(components, layer.decode), turn, kv, inputs, column, beyond)
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -260,29 +260,38 @@ KERNEL(256) decode_streams(const uint16_t *words, const int32_t *ends, const uin
     if (wrong) *bad = 1;
 }
 
+/* Set a flag where a factor of the next product is beyond its type, or no number. */
+DEV void watch(int32_t *beyond, float v, int type) {
+    if (type == F16 && !(v <= 65504.0f && v >= -65504.0f)) *beyond = 1;
+}
+
 /* ---- add_residual: out = predicted + constant + q x step, (tokens, width); a CTA per token */
 
 KERNEL(256) add_residual(const float *predicted, const float *constant, const int16_t *q, const float *step, void *out,
-                         int width, int type) {
+                         int32_t *beyond, int width, int type) {
     const int64_t token = blockIdx.x, first = token * width;
     const float by = step[token];
-    for (int j = (int)threadIdx.x; j < width; j += 256)
-        store(out, first + j, predicted[first + j] + constant[j] + (float)q[first + j] * by, type);
+    for (int j = (int)threadIdx.x; j < width; j += 256) {
+        const float v = predicted[first + j] + constant[j] + (float)q[first + j] * by;
+        watch(beyond, v, type);
+        store(out, first + j, v, type);
+    }
 }
 
 /* ---- place_layer: rows y (tokens, 2 heads dim) to kv (2, heads, tokens, dim), and to inputs of the next layer.
  *
- * Keys are turned by cos and sin, (tokens, half) each. inputs: (tokens, stride) of input_type, or none. */
+ * Keys are turned by cos and sin, (tokens, half) each. inputs: (tokens, stride) of input_type. */
 
-KERNEL(256) place_layer(const float *y, const float *cos, const float *sin, void *kv, void *inputs, int tokens,
-                        int heads, int dim, int half, int stride, int type, int input_type) {
+KERNEL(256) place_layer(const float *y, const float *cos, const float *sin, void *kv, void *inputs, int32_t *beyond,
+                        int tokens, int heads, int dim, int half, int stride, int type, int input_type) {
     const int width = 2 * heads * dim;
     const int64_t token = blockIdx.x;
     const float *const mine = y + token * width;
     for (int j = (int)threadIdx.x; j < width; j += 256) {
         const int row = j / dim, d = j - row * dim; /* row: of keys, then of values */
         float v = mine[j];
-        if (inputs) store(inputs, token * stride + j, v, input_type);
+        watch(beyond, v, input_type);
+        store(inputs, token * stride + j, v, input_type);
         if (row < heads && d < 2 * half) {
             const bool left = d < half;
             const int pair = left ? d : d - half;

@@ -128,7 +128,7 @@ class PredictiveCodec:
         self.calibration, self.rotary, self.embedding, self.point = calibration, rotary, embedding, point
         self.layers = layers or layers_of(calibration, embedding.device)
         self.tables = calibration.tables
-        self._decoders: dict[torch.dtype, CudaDecoder] = {}
+        self._decoders: dict[bool, CudaDecoder] = {}
         sign = "m" if point < 0 else ""
         self.name = f"{PREDICTIVE}-{calibration.digest.hex()}-{sign}{abs(round(point * FINER))}"
         self.receipt: Receipt | None = calibration.receipt(PREDICTIVE, point)
@@ -170,8 +170,8 @@ class PredictiveCodec:
         import torch
 
         marker = parts["kv.type"]
-        if (decoder := self._on_gpu(marker.dtype)) is not None:
-            return decoder.decode(parts, span, self._embedded(span), self.rotary).to(marker.device)
+        if (found := self._decoded_on_gpu(parts, span)) is not None:
+            return found.to(marker.device)
         words, states, ends, checksum = (parts[f"kv.{n}"].cpu().numpy() for n in ("words", "states", "ends", "sum"))
         streams = Streams(words.view(np.uint16), states.view(np.uint32), ends.astype(np.int64), checksum)
         q, classes = decode(streams, len(span.ids), self.tables, math.floor(self.point))
@@ -199,14 +199,24 @@ class PredictiveCodec:
         if states.shape != (count, LANES) or ends.shape != (sections(layers, width), count):
             raise CorruptError(f"expected {count} groups of streams for {tokens} ids, found {tuple(ends.shape)}")
 
-    def _on_gpu(self, dtype: torch.dtype) -> CudaDecoder | None:
-        """Return the decoder of KV of a type on the GPU that computes, or None where C and torch do the work."""
-        kernels = kernels_on(self.embedding.device)
-        if kernels is None or str(dtype) not in TYPES:
+    def _decoded_on_gpu(self, parts: Parts, span: Span) -> torch.Tensor | None:
+        """Return the KV from the GPU that computes, or None where C and torch do the work."""
+        import torch
+
+        dtype, found = parts["kv.type"].dtype, None
+        if str(dtype) not in TYPES:
             return None
-        if dtype not in self._decoders:
-            self._decoders[dtype] = CudaDecoder(kernels, self.calibration, self.layers, self.point, dtype)
-        return self._decoders[dtype]
+        for half in (True, False) if dtype != torch.float32 else (False,):
+            if found is None and (decoder := self.decoder(half)) is not None:
+                found = decoder.decode(parts, span, self._embedded(span), self.rotary, dtype)
+        return found
+
+    def decoder(self, half: bool) -> CudaDecoder | None:
+        """Return the decoder on a GPU, with products of float16 or float32 factors, or None where there is no GPU."""
+        kernels = kernels_on(self.embedding.device)
+        if kernels is not None and half not in self._decoders:
+            self._decoders[half] = CudaDecoder(kernels, self.calibration, self.layers, self.point, half)
+        return self._decoders.get(half)
 
     def _embedded(self, span: Span) -> torch.Tensor:
         import torch
