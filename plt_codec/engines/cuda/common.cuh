@@ -80,14 +80,6 @@ DEV void bulk_copy(void *to, const void *from, uint32_t bytes, uint64_t *m, uint
                  "l"(from), "r"(bytes), "r"(shared_address(m + (round & 1)))
                  : "memory");
 }
-/* From shared memory to that of a CTA of the cluster, with word of its arrival there; multiples of 16 bytes. Each thread
- * that wrote some of it calls bulk_ready() before. */
-DEV void bulk_ready() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-DEV void bulk_send(uint32_t to, const void *from, uint32_t bytes, uint32_t meeting) {
-    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "r"(shared_address(from)), "r"(bytes), "r"(meeting)
-                 : "memory");
-}
 /* An address of this CTA's shared memory in CTA `rank` of the cluster. */
 DEV uint32_t peer(const void *p, int rank) {
     uint32_t a;

@@ -57,7 +57,7 @@ struct Shared {
     uint64_t norms[4]; /* of a CTA and the normed rows that its cluster sends */
     /* products */
     int8_t a[LANES * PITCH];
-    int8_t normed[ROW_TILES * DP]; /* the rows of this CTA, on their way to all of the cluster */
+    int8_t normed[ROW_TILES * DP]; /* the rows of this CTA, before they go to all of the cluster */
     int32_t part[WARPS * LANES * 8]; /* of the tiles at once and the splits of their inputs */
     /* attention: what the CTAs of the cluster sent; nothing else is here, so that no CTA need know what another one is
      * at */
@@ -278,10 +278,11 @@ DEV void norm_rows(Place &p, const int32_t *gains) {
                            b = (uint32_t)gained_one(unmarked(v[i].y), scale, gain[i].y);
             *(uint16_t *)(to + i * 64 + p.thread * 2) = (uint16_t)(a & 255 | (b & 255) << 8);
         }
-        bulk_ready();
         __syncwarp();
-        if (p.thread < CTAS)
-            bulk_send(peer(p.m->a + row * PITCH, p.thread), to, DP, peer(p.m->norms + (p.norms & 1), p.thread));
+        const int rank = p.thread % CTAS, first = p.thread / CTAS * 16;
+        const auto there_a = peer(p.m->a + row * PITCH + first, rank), meeting = peer(p.m->norms + (p.norms & 1), rank);
+#pragma unroll 6
+        for (int i = 0; i < DP - first; i += 32) send16(there_a + i, *(const uint4 *)(to + first + i), meeting);
     }
     meeting_wait(p.m->norms, p.norms++);
 }

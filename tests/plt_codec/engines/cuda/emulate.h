@@ -368,11 +368,6 @@ static void sent(uint64_t meeting, uint32_t bytes) {
         ((Meeting2 *)(meeting - odd * 8))->came[odd] += bytes;
     }
 }
-static inline void bulk_ready() {}
-static inline void bulk_send(uint64_t to, const void *from, uint32_t bytes, uint64_t meeting) {
-    memcpy((void *)to, from, bytes);
-    sent(meeting, bytes);
-}
 static inline void send16(uint64_t to, uint4 v, uint64_t meeting) {
     memcpy((void *)to, &v, 16);
     sent(meeting, 16);
