@@ -11,6 +11,7 @@
     contexts.py   the contexts of sequences, in one parallel pass
     batch.py      sequences on the device, and the kernels that code them
     chain.py      sequences that each stand behind those before them
+    turn.py       one short sequence, encoded
     pack.py       a bundle's tensors as the kernels read them
     device.py     the GPU: compiler, its cache, memory, launches
     coder.py      CudaCoder: sequences to frames and back

@@ -461,6 +461,114 @@ attend(const Session *sessions, const Piece *pieces, const int8_t *q, const Cach
     }
 }
 
+/* The same where a slot has a step of at most FEW queries per key head: one CTA, all warps share the keys. Scores, then
+ * weights, stay in shared memory, each key is read once, and no weight is worked out for rows of a tile that are none.
+ */
+enum { FEW = 4 }; /* rows.py */
+KERNEL3(256)
+attend_few(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
+           int32_t layer, const int32_t *heat, const int32_t *exp, int8_t *o) {
+    const Piece piece = pieces[blockIdx.z];
+    if (!piece.rows) return;
+    const int head = (int)blockIdx.y, tid = (int)threadIdx.x, thread = thread_of(), warp = warp_of(), g = thread >> 2,
+              t = thread & 3, queries = piece.rows * GROUP;
+    const Session &s = sessions[piece.session];
+    const int all = s.old + (piece.step + 1) * s.L, groups = (all + 31) / 32, stride = groups * 32;
+    const Cache cache = caches[blockIdx.z];
+    const int8_t *keys = keys_of(cache, memory, layer, head), *values = keys + cache.room * HW;
+    int32_t *most = (int32_t *)shared(); /* FEW */
+    uint32_t *sum = (uint32_t *)(most + FEW); /* FEW */
+    int32_t *mixed = (int32_t *)(sum + FEW); /* FEW x MIXED */
+    uint32_t *table = (uint32_t *)(mixed + FEW * MIXED); /* WEIGHTS */
+    int32_t *scores = (int32_t *)(table + WEIGHTS); /* queries x stride: scores, then weights */
+    Keys k = load_keys(keys, min(warp, groups - 1), thread);
+    fill_weights(table, exp, tid, 256);
+    for (int i = tid; i < FEW; i += 256) {
+        most[i] = (int32_t)0x80000000;
+        sum[i] = 0;
+    }
+    for (int i = tid; i < FEW * MIXED; i += 256) mixed[i] = 0;
+    auto of = [&](int i) { return ((int64_t)(piece.row + i / GROUP) * HEADS + head * GROUP + i % GROUP) * HW; };
+    uint4 f[FEW];
+    int32_t high[FEW];
+#pragma unroll
+    for (int i = 0; i < FEW; i++) {
+        f[i] = i < queries ? *(const uint4 *)(q + of(i) + t * 16) : make_uint4(0, 0, 0, 0);
+        high[i] = (int32_t)0x80000000;
+    }
+    __syncthreads();
+    for (int kg = warp; kg < groups; kg += 8) {
+        const Keys now = k;
+        k = load_keys(keys, min(kg + 8, groups - 1), thread);
+        const int key = kg * 32 + t * 8 + g;
+#pragma unroll
+        for (int i = 0; i < FEW; i++) {
+            if (i >= queries) break;
+            int32_t dot[4]; /* this thread's 16 dims of keys j * 8 + g; the four threads of a row share out the sums */
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const uint4 v = now.f[j];
+                dot[j] = dot4(v.x, f[i].x, dot4(v.y, f[i].y, dot4(v.z, f[i].z, dot4(v.w, f[i].w, 0))));
+            }
+            const int32_t a = (t & 1 ? dot[1] : dot[0]) + __shfl_xor_sync(FULL, t & 1 ? dot[0] : dot[1], 1),
+                          b = (t & 1 ? dot[3] : dot[2]) + __shfl_xor_sync(FULL, t & 1 ? dot[2] : dot[3], 1),
+                          score = (t & 2 ? b : a) + __shfl_xor_sync(FULL, t & 2 ? a : b, 2);
+            scores[i * stride + key] = score;
+            if (key < all) high[i] = max(high[i], score);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < FEW; i++) {
+        if (i >= queries) break;
+        high[i] = __reduce_max_sync(FULL, high[i]);
+        if (thread == 0) atomicMax(&most[i], high[i]);
+    }
+    __syncthreads();
+    for (int i = 0; i < queries; i++) {
+        const uint32_t one = (uint32_t)heat[head * GROUP + i % GROUP], far = far_enough(one);
+        const int32_t top = most[i];
+        int32_t *mine = scores + i * stride;
+        uint32_t total = 0;
+        for (int key = tid; key < stride; key += 256) {
+            const uint32_t w = key_weight((uint32_t)(top - mine[key]), far, one, (const uint8_t *)table,
+                                          (uint32_t)thread * 4);
+            mine[key] = key < all ? (int32_t)w : 0;
+            total += key < all ? w : 0;
+        }
+        total = __reduce_add_sync(FULL, total);
+        if (thread == 0) atomicAdd(&sum[i], total);
+    }
+    __syncthreads();
+    Queries shares; /* of which add_values() reads this alone */
+    shares.t[0] = g < queries ? key_scale(sum[min(g, (int)FEW - 1)]) : 0;
+    shares.t[1] = 0;
+    int32_t out[8][4];
+#pragma unroll
+    for (int i = 0; i < 32; i++) out[i / 4][i % 4] = 0;
+    for (int kg = warp; kg < groups; kg += 8) {
+        const Keys v = load_keys(values, kg, thread);
+        int32_t w[4][4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int2 two = g < queries ? *(const int2 *)(scores + g * stride + kg * 32 + j * 8 + t * 2) : make_int2(0, 0);
+            w[j][0] = two.x;
+            w[j][1] = two.y;
+            w[j][2] = w[j][3] = 0;
+        }
+        add_values(shares, v, w, out);
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        if ((i & 2) == 0 && g < queries) atomicAdd(&mixed[g * MIXED + (i >> 2) * 8 + t * 2 + (i & 1)], out[i / 4][i % 4]);
+    }
+    __syncthreads();
+    for (int i = tid; i < queries * HD; i += 256) {
+        const int query = i / HD, dim = i % HD;
+        o[(int64_t)(piece.row + query / GROUP) * OP + (head * GROUP + query % GROUP) * HD + dim] =
+            (int8_t)clamp_to((mixed[query * MIXED + dim] + (1 << 14)) >> 15, 127);
+    }
+}
+
 /* Where a session with a context begins: that context's keys and values, computed before, to the front. */
 KERNEL(256)
 recall(const Session *sessions, const Piece *pieces, const Cache *caches, int8_t *memory, const Cache *contexts,

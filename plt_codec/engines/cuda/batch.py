@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pltz.plt_codec.engines.cuda.contexts import ContextBatch
 from pltz.plt_codec.engines.cuda.device import CLUSTER, Device
 from pltz.plt_codec.engines.cuda.pack import PROVEN_KEYS, cluster_memory, gated_plan, grid_plan, up
-from pltz.plt_codec.engines.cuda.rows import ROWS, RowBuffers
+from pltz.plt_codec.engines.cuda.rows import FEW, FEW_SHARED, ROWS, RowBuffers
 from pltz.plt_codec.engines.cuda.structs import BATCH
 from pltz.plt_codec.engines.cuda.work import (
     SequenceWork,
@@ -40,6 +40,13 @@ DAMAGED, SPENT = 1, 2
 def by_attend_wide(device: Device, shape: Shape, work: Sequence[SequenceWork], decoding: bool) -> bool:
     """Return whether the attention of wide.cu serves these sequences and their contexts."""
     return not decoding and device.wide and max(key_room(shape, w) for w in work) <= PROVEN_KEYS
+
+
+def few_shared(shape: Shape, lanes: int, room: int) -> int:
+    """Return the bytes of shared memory of attend_few for slots of so many lanes and keys; 0: it does not serve."""
+    queries = lanes * shape.heads // shape.kv_heads
+    size = 4 * (FEW * (2 + 72) + 64 * 32 + queries * room)
+    return size if queries <= FEW and size <= FEW_SHARED else 0
 
 
 class SequenceBatch(RowBuffers):
@@ -79,17 +86,23 @@ class SequenceBatch(RowBuffers):
         self.lanes = max(lanes)
         most = sum(sorted(lanes)[-self.slots :]) if decoding else sum(up(w.tokens, self.lanes) for w in work)
         self.rows = min(ROWS, up(max(most, MAX_LANES), 128))
-        caches = np.zeros((self.slots, 2), np.int64)
-        caches[:, 1] = rooms
-        caches[:, 0] = (np.cumsum(rooms) - rooms) * key_bytes(s)
+        self.few = few_shared(s, self.lanes, rooms[0]) if decoding else 0
+        self._caches = np.zeros((self.slots, 2), np.int64)
+        self._caches[:, 1] = rooms
+        self._caches[:, 0] = (np.cumsum(rooms) - rooms) * key_bytes(s)
+        self._open(self._arrays(sessions, tokens, words), self._sizes(sum(rooms) * key_bytes(s)))
+
+    def _arrays(
+        self, sessions: npt.NDArray[Any], tokens: npt.NDArray[np.int32], words: npt.NDArray[np.uint32]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the sequences as the kernels see them."""
         state = np.zeros(1, BATCH)
-        state["slots"], state["count"], state["left"] = self.slots, len(work), len(work)
-        state["rows_max"], state["decoding"] = self.rows, decoding
-        arrays = {
-            "state": state, "sessions": sessions, "caches": caches, "tokens": tokens, "words": words,
+        state["slots"], state["count"], state["left"] = self.slots, len(sessions), len(sessions)
+        state["rows_max"], state["decoding"] = self.rows, self.decoding
+        return {
+            "state": state, "sessions": sessions, "caches": self._caches, "tokens": tokens, "words": words,
             "slots": np.full(self.slots, -1, np.int32),
         }  # fmt: skip
-        self._open(arrays, self._sizes(sum(rooms) * key_bytes(s)))
 
     def _kernels(self, coder: CudaCoder) -> tuple[bool, bool, int]:
         """Return whether grid.cu does it, whether gated.cu does, and the clusters at work (0: batch.cu does it)."""
@@ -173,8 +186,8 @@ class SequenceBatch(RowBuffers):
         longest = max(all_steps(self.shape, w) for w in self.work) if self.decoding else 1
         return max(longest, total // self.rows) + 1
 
-    def run(self, progress: Progress | None) -> None:
-        """Code all sequences.
+    def run(self, progress: Progress | None, iterate: Callable[[], None] | None = None) -> None:
+        """Code all sequences. ``iterate``: a recording of `iterate`; without one it is recorded anew.
 
         Raises:
             CorruptError: a stream does not hold its number of tokens, or damaged data.
@@ -183,7 +196,7 @@ class SequenceBatch(RowBuffers):
             self.begin(32)
             replay, burst = self._next_block, 1
         else:
-            replay, burst = self.device.record(self.iterate), self.least()
+            replay, burst = iterate or self.device.record(self.iterate), self.least()
         state = np.zeros(1, BATCH)
         done = 0
         told = watcher() if self.clusters and self._single() else None

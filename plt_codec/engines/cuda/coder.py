@@ -25,7 +25,8 @@ from pltz.plt_codec.engines.cuda.contexts import ContextBatch, SingleContext, co
 from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.pack import MOST_SHARED, cluster_memory, gated_plan, grid_plan, macros, up
 from pltz.plt_codec.engines.cuda.structs import SESSION
-from pltz.plt_codec.engines.cuda.work import KEYS, SequenceWork, key_bytes, key_room, most_lanes
+from pltz.plt_codec.engines.cuda.turn import TurnEncoder
+from pltz.plt_codec.engines.cuda.work import KEYS, SequenceWork, key_bytes, key_room, most_lanes, stream_words
 from pltz.plt_codec.engines.queued import watcher
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.lanes import Layout
@@ -35,7 +36,6 @@ from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Token
 from pltz.plt_codec.weights import Weights
 
 TOKENS = 1 << 25  # tokens on the device at once
-FRAME_WORDS = 2  # 32-bit words per token in a stream, at most: two symbols of at most 24 bits, and a carry of rounding
 GRID_LIMIT = 2  # sequences one after the other by grid.cu: with more, cluster.cu decodes them faster
 GRID_WIDE_LIMIT = 4  # the same of more than 16 lanes: with more, batch.cu does
 GATED_LIMIT = 2  # sequences one after the other by gated.cu: with more, batch.cu decodes them faster
@@ -62,6 +62,7 @@ class CudaCoder:
         self.model = DeviceModel(weights, self._device)
         self.single_context = SingleContext(self.model)
         self._chains = ChainDecoder(self.model)
+        self._turns = TurnEncoder(self.model)
 
     def encode(
         self,
@@ -287,10 +288,14 @@ class CudaCoder:
         self, tokens: Sequence[npt.NDArray[np.int32]], inputs: Sequence[_CudaSequence], progress: Progress | None
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint32]]:
         sessions, contexts = self._sessions(inputs)
-        _place_words(sessions, [FRAME_WORDS * one.work.tokens + 4 for one in inputs])
+        _place_words(sessions, [stream_words(one.work.tokens) for one in inputs])
         words = np.zeros(int(sessions["words"].sum()), np.uint32)
         all_tokens = np.concatenate([a for one, t in zip(inputs, tokens, strict=True) for a in (one.before, t)])
         work = [one.work for one in inputs]
+        if len(work) == 1 and self._turns.serves(work[0]):
+            with self._known(contexts, work, False) as known:
+                self._turns.encode(self, sessions, work[0], known, all_tokens, words, progress)
+            return sessions, words
         with (
             self._known(contexts, work, False) as known,
             SequenceBatch(self, sessions, work, known, all_tokens, words, False) as batch,

@@ -15,6 +15,8 @@ ROWS = 32768  # positions of one iteration, at most
 PRODUCT_SHARED = 96 << 10  # shared memory of the products of batch.cu
 QUERIES = 64  # per CTA of its attention
 ATTEND_CTAS = 4096  # CTAs of its attention, at most; each takes queries until none are left
+FEW = 4  # queries per key head of attend_few, at most
+FEW_SHARED = 48 << 10  # its shared memory, at most
 WIDE_QUERIES = 128  # per CTA of the attention of wide.cu
 WIDE_SHARED = 48 << 10  # its shared memory: 32 KB of keys and values, 8 KB of weights at a multiple of that
 WIDE_ROWS = 16  # per CTA of heads_wide
@@ -41,12 +43,13 @@ class RowBuffers:
     """Buffers on the device by name, and launches with them. A subclass decides which buffers there are.
 
     ``slots``: sequences under way side by side. ``rows``: positions of an iteration, at most. ``wide``: whether
-    attention is that of wide.cu.
+    attention is that of wide.cu. ``few``: bytes of shared memory of attend_few; 0: it does not serve them.
     """
 
     slots: int
     rows: int
     wide: bool
+    few = 0
 
     def __init__(self, model: DeviceModel):
         self.model, self.shape, self.device = model, model.shape, model.device
@@ -157,9 +160,15 @@ class RowBuffers:
                    "table.cos", "table.sin", i, "q", "caches", "memory")  # fmt: skip
             if known and i + 1 == s.layers:
                 return
-            go("attend_wide" if self.wide else "attend", (chunks, s.kv_heads, self.slots), 256, "sessions", "pieces",
-               "q", "caches", "memory", i, t + "heat", "table.exp", "o",
-               shared=WIDE_SHARED if self.wide else (QUERIES * (2 + 72) + 64 * 32) * 4)  # fmt: skip
+            kernel, shared = (
+                ("attend_wide", WIDE_SHARED)
+                if self.wide
+                else ("attend_few", self.few)
+                if self.few
+                else ("attend", (QUERIES * (2 + 72) + 64 * 32) * 4)
+            )
+            go(kernel, (1 if self.few else chunks, s.kv_heads, self.slots), 256, "sessions", "pieces", "q", "caches",
+               "memory", i, t + "heat", "table.exp", "o", shared=shared)  # fmt: skip
             self._product("to_out", s.d, "o", t + "out.w", t + "out.m", "x")
             go("norms", warps, 256, "state", "x", self._gated(t + "norm_mid"), "a")
             channels = 2 * up(s.hidden, 64) if s.gated else s.hidden

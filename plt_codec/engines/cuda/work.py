@@ -59,6 +59,11 @@ def key_room(shape: Shape, work: SequenceWork) -> int:
     return up(room, KEYS)
 
 
+def stream_words(tokens: int) -> int:
+    """Return the 32-bit words of a stream, at most: two symbols of 24 bits per token, and a carry of rounding."""
+    return 2 * tokens + 4
+
+
 def most_lanes(shape: Shape, work: SequenceWork) -> int:
     """Return the lanes of the widest block of a sequence."""
     whole = work.whole(shape)

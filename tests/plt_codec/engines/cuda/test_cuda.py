@@ -16,6 +16,7 @@ import pytest
 
 from pltz.models.bundle.bundle import Bundle, coder_of
 from pltz.plt_codec.engines.cuda import device as gpu
+from pltz.plt_codec.engines.cuda.batch import SequenceBatch, few_shared
 from pltz.plt_codec.engines.cuda.coder import CudaCoder
 from pltz.plt_codec.engines.cuda.pack import (
     GRID,
@@ -26,6 +27,7 @@ from pltz.plt_codec.engines.cuda.pack import (
     tiles,
     wgmma,
 )
+from pltz.plt_codec.engines.cuda.rows import RowBuffers
 from pltz.plt_codec.engines.cuda.structs import BATCH
 from pltz.plt_codec.engines.cuda.work import SequenceWork, all_steps, key_room, most_lanes, plan_slots
 from pltz.plt_codec.engines.queued import Queued, watching
@@ -219,6 +221,50 @@ def test_emulated_decode_of_many(
     assert sum(done) == sum(LENGTHS)
 
 
+def watched(c: CudaCoder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the name of each kernel that a coder launches from now on."""
+    launched: list[str] = []
+    launch = c._device.launch
+
+    def noted(kernel: str, *args: Any, **options: Any) -> None:
+        launched.append(kernel)
+        launch(kernel, *args, **options)
+
+    monkeypatch.setattr(c._device, "launch", noted)
+    return launched
+
+
+@emulated
+@pytest.mark.parametrize(
+    "name,lanes,steps,few",
+    [("small", None, None, True), ("extreme", 1, 40, True), ("odd", 1, 60, True), ("gated, odd", 1, 60, True),
+     ("small", 2, 40, True), ("small", 3, 20, False), ("odd", 2, 30, False)],
+)  # fmt: skip
+def test_emulated_decode_of_many_of_few_lanes(
+    name: str, lanes: int | None, steps: int | None, few: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone and behind contexts; up to four queries per key head take the attention that reads each key once."""
+    c = coder(folder, name, 0)
+    launched = watched(c, monkeypatch)
+    for got, text in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
+        assert np.array_equal(got, text)
+    assert ("attend_few" in launched, "attend" in launched) == (few, not few)
+    check_contexts(c, name, lanes, steps, only=slice(2, 6))
+
+
+@emulated
+def test_few_lanes_of_many_keys_take_the_other_attention(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    c = coder(folder, "small", 0)
+    launched = watched(c, monkeypatch)
+    shape = model("small").shape
+    need = few_shared(shape, 1, key_room(shape, SequenceWork(130)))
+    for most, kernel in ((need, "attend_few"), (need - 1, "attend")):
+        monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.FEW_SHARED", most)
+        (got,) = c.decode(items("small", None, None)[4:])
+        assert np.array_equal(got, sequences("small")[4]) and kernel in launched
+        launched.clear()
+
+
 @emulated
 @pytest.mark.parametrize("name,lanes,steps", every_second(["small", "extreme", "odd"], LAYOUTS))
 def test_emulated_encode_by_wgmma(
@@ -279,14 +325,7 @@ def test_blocks_longer_than_those_of_the_gpu_runs_take_the_other_attention(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = coder(folder, "small", 0, wide=True)
-    launched: list[str] = []
-    launch = c._device.launch
-
-    def watched(kernel: str, *args: Any, **options: Any) -> None:
-        launched.append(kernel)
-        launch(kernel, *args, **options)
-
-    monkeypatch.setattr(c._device, "launch", watched)
+    launched = watched(c, monkeypatch)
     text, room = sequences("small")[4], key_room(model("small").shape, SequenceWork(130, 16, 4))
     for keys, attend in ((room, {"attend_wide"}), (room - 1, {"attend"})):
         monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.PROVEN_KEYS", keys)
@@ -748,6 +787,31 @@ def test_emulated_contexts_by_wgmma(
     name: str, folder: Path
 ) -> None:
     check_contexts(coder(folder, name, 0, wide=True), name, 16, 4)
+
+
+@emulated
+@pytest.mark.parametrize("name,wide", [("small", False), ("small", True), ("extreme", False), ("gated, odd", False)])
+def test_emulated_turns_one_after_the_other(
+    name: str, wide: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encode by the buffers that stay, longer and shorter turns in turns; those that are too long get new ones."""
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.turn.TOKENS", 75)
+    c = coder(folder, name, 0, wide=wide)
+    opened: list[int] = []
+
+    def noted(self: RowBuffers, *args: Any) -> None:
+        opened.append(1)
+        RowBuffers._open(self, *args)
+
+    monkeypatch.setattr(SequenceBatch, "_open", noted)
+    texts, known = behind(name)
+    for lanes, steps in ((None, None), (16, 2)):
+        want = reference(name).encode(texts, contexts=known, lanes=lanes, steps=steps)
+        for text, above, frame in zip(texts, known, want, strict=True):
+            (got,) = c.encode([text], contexts=[above], lanes=lanes, steps=steps)
+            assert (got.data, got.blocks) == (frame.data, frame.blocks)
+            assert got.ideal_bits == pytest.approx(frame.ideal_bits)
+    assert len(opened) == 1 + 2 * sum(len(t) > 75 for t in texts)
 
 
 @emulated
