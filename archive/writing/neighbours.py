@@ -87,10 +87,8 @@ class NeighbourEncoder:
         """Code new segments after a neighbour where their records get smaller by it.
 
         Those of the neighbours' towers that are stored are added to ``proofs``. Returns the candidates among the new
-        segments, for `add` once they are durable.
+        segments, for `add` once they are durable. Not for an encoder without candidates.
         """
-        if self.candidates is None:
-            return []
         batch = _Batch()
         for d in drafts:
             if d.tower and d.tower[0].codec.reach:

@@ -83,9 +83,9 @@ class ArchiveWriter:
         stored = self.catalog.lookup.known(SEGMENTS, names).union(filter(self.proved.knows, names))
         drafts, segments = self._choose(sessions, drafts, segments, stored)
         fresh, relied = self._sort_out(segments, stored)
-        near = self.neighbours.lean_on(fresh, segments, relied)
+        near = self.neighbours.lean_on(fresh, segments, relied) if relied else {}
         self._encode(list(fresh.values()))
-        new = self.neighbours.encode(drafts, fresh, near)
+        new = [] if self.neighbours.candidates is None else self.neighbours.encode(drafts, fresh, near)
         self._number(drafts)
         rows = session_rows(drafts, dict(fresh))
         if dry_run:
@@ -98,7 +98,8 @@ class ArchiveWriter:
         self._fence(segments, relied | {name: at for name, (at, _) in near.items()})
         for d in drafts:
             self.recent.add([(s.id, s.tokens) for s in d.tower])
-        self.neighbours.add(new)
+        if new:
+            self.neighbours.add(new)
         return [d.receipt() for d in drafts]
 
     def _choose(

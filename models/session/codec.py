@@ -380,10 +380,10 @@ class Codec(SessionDecoder):
                 continue
             coded = next(best)
             frame = _model_frame(draft, draft.tokens, coded)
-            if not frame.fits or self._fallback.may_reach(draft.content, len(frame.encode())):
+            fits, size = frame.fits, len(frame.encode())
+            if not fits or self._fallback.may_reach(draft.content, size):
                 plain = self._fallback_frame(draft.session, draft.content)
-                by_model = frame.fits and len(frame.encode()) <= len(plain.encode())
-                frame = frame if by_model else plain
+                frame = frame if fits and size <= len(plain.data) else plain
             frames.append(frame)
             if self._note:
                 self._note(coded)

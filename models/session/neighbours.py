@@ -46,6 +46,7 @@ class Neighbours:
     def __init__(self) -> None:
         self._sessions: list[Earlier] = []
         self._index = SketchIndex()
+        self._indexed = 0  # sessions in the index; the others are added when one is looked for
         self._tokens = 0
 
     def add(self, session: Earlier) -> None:
@@ -56,13 +57,15 @@ class Neighbours:
         if self._tokens + len(tokens) > KEPT:
             self._forget()
         self._sessions.append(session._replace(tokens=tokens.copy()))
-        self._index.add(_sketch(tokens))
         self._tokens += len(tokens)
 
     def nearest(self, tokens: Tokens) -> Earlier | None:
         """Return the earlier session that is worth trying as the context of a sequence (T,), or None."""
-        if not GRAM < len(tokens) <= LONGEST:
+        if not self._sessions or not GRAM < len(tokens) <= LONGEST:
             return None
+        for session in self._sessions[self._indexed :]:
+            self._index.add(_sketch(session.tokens))
+        self._indexed = len(self._sessions)
         for found in self._index.nearest(tokens):
             if found.shared >= LEAST_SHARED * (len(tokens) - GRAM + 1):
                 return self._sessions[found.number]
@@ -73,7 +76,7 @@ class Neighbours:
         sizes = np.cumsum([len(session.tokens) for session in self._sessions[::-1]])
         kept = self._sessions[len(self._sessions) - int(np.searchsorted(sizes, KEPT // 2)) :]
         self._sessions, self._tokens = kept, sum(len(session.tokens) for session in kept)
-        self._index = SketchIndex([_sketch(session.tokens) for session in kept])
+        self._index, self._indexed = SketchIndex(), 0
 
 
 def _sketch(tokens: Tokens) -> Sketch:

@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -178,7 +179,7 @@ class NativeCoder:
         """
         layout = Layout.of(lanes, steps, self.shape.block)
         known = each(contexts, len(sequences), self.shape)
-        tokens = [checked(t, self.shape.vocab) for t in sequences]
+        tokens = list(map(checked, sequences, repeat(self.shape.vocab)))
         sides = [_NativeSequence(c, np.concatenate([c, t]), b"", layout) for c, t in zip(known, tokens, strict=True)]
         frames = self._run(sides, False, progress)
         blocks = [layout.extent(len(t), self.shape.block).blocks for t in tokens]
