@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,18 +68,21 @@ WINGS = {
 HEAVY = {"torch", "transformers"}
 # Files that may ask for a module by a name made at run time: the facade, lazy commands, and peers that are optional.
 BY_NAME = {"cli/ui/groups.py", "benchmarks/peers/compressors.py", "benchmarks/peers/context_mixing.py"}
+LAZY = re.compile(r"pltz(\.\w+)+:\w+")  # a command by name, as `cli.ui.groups.LazyGroup` takes it
 FILES = [path.relative_to(ROOT) for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
 TREES = {path: ast.parse((ROOT / path).read_text("utf8")) for path in FILES}
 MODULES = {("pltz", *path.with_suffix("").parts): path for path in FILES}
 
 
 def imports(node: ast.AST) -> Iterator[str]:
-    """Yield the dotted names that one statement imports; a relative import as ``.``."""
+    """Yield the dotted names that a node imports, a relative import as ``.``; and the command that a string names."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         base = "." if node.level else str(node.module)
         yield from (f"{base}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and LAZY.fullmatch(node.value):
+        yield node.value.replace(":", ".")
 
 
 def at_import_time(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -144,6 +148,12 @@ def test_modules_import_each_other_in_no_circle() -> None:
         targets = {module_of(name) for node in at_import_time(TREES[path]) for name in imports(node)}
         graph[module] = {t for t in targets if t is not None and t in MODULES}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_a_command_by_name_is_an_import() -> None:
+    """So the tests of arrows see the tables of lazy groups."""
+    found = {name for node in ast.walk(TREES[Path("cli/root.py")]) for name in imports(node)}
+    assert "pltz.cli.compress.compress" in found
 
 
 def test_no_importlib_hides_an_arrow() -> None:
