@@ -494,7 +494,7 @@ class Archive:
             ArchiveError: packs are damaged or gone.
             KeyMismatch: the archive is sealed and was opened without its key.
             Fenced: something was erased meanwhile; merge again.
-            StoreError, WriterFailed: the disk is full or fails. What was merged before stays.
+            StoreError, WriterFailed: the disk is full or fails. Earlier merges stay.
 
         >>> import pltz, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:

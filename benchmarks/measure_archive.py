@@ -352,8 +352,8 @@ def growing(folder: Path, bundle: Bundle, turns: int, tokens: int, together: int
 
     Three rows, the favourable case first: one session in one put, one session turn by turn, and `together`
     sessions side by side, the turns of all in one commit. Seconds and bytes are cumulative after each put. Bytes
-    are those of all files beside the ones of an archive with one short session, at the end also after collection,
-    and after a merge of all versions and another collection. Each session is read back after both.
+    are those of all files beside the ones of an archive with one short session. At the end they are counted after a
+    collection too, and after a merge of all versions and another collection. Each session is read back after both.
 
     Raises:
         ModelError: a session came back changed.

@@ -4,7 +4,7 @@
     session --sketch--> a few of those at hand --encode after each--> the shortest, decoded and compared
 
 A session that gains nothing stays alone. ``online`` is the rule of an archive instead (archive/writing/candidates.py):
-a neighbour is itself coded alone, so only sessions that were near to none before are at hand, all of them. Each
+a neighbour is itself coded alone. So only sessions that were near to none before are at hand, and all of them. Each
 neighbour is given to zstd as a prefix too (``--patch-from``), and the 64 sessions before as a dictionary.
 """
 

@@ -93,10 +93,10 @@ def compress(
 ) -> None:
     """Freeze the sessions of INPUT... into one .pltz file, or with --archive into an archive.
 
-    INPUT is JSONL (one chat per line: {"messages": [...]}, ShareGPT, or any JSON), a JSON document, a text file (one
-    session), or token ids (a .npy file, or lists of numbers with --format ids). It may be plain, .gz or .zst, a folder
-    of these, or - for stdin. Every session is decoded back and compared before the file is written. The file appears
-    whole or not at all, and inputs are never modified.
+    INPUT is JSONL, a JSON document, a text file, or token ids. A line of JSONL is one chat: {"messages": [...]},
+    ShareGPT, or any JSON. A text file is one session. Ids are a .npy file, or lists of numbers with --format ids. It
+    may be plain, .gz or .zst, a folder of these, or - for stdin. Every session is decoded back and compared before the
+    file is written. The file appears whole or not at all, and inputs are never modified.
 
     With --target the chat is rendered by that model's chat template, and its token ids are kept instead of the chat.
     They are coded through a bridge and thaw only into that model.

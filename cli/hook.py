@@ -42,7 +42,7 @@ def hook() -> None:
 @click.argument("journal", metavar="DIR")
 @options.JSON
 def status(journal: str, as_json: bool) -> None:
-    """Show what the journal in DIR holds: bytes not archived yet, processes that write to it, quarantined entries.
+    """Show the contents of the journal in DIR: bytes not archived yet, processes that write to it, quarantined entries.
 
     Evictions that the hook refused are counted by reason ("not taken"), and the last of them are listed with session
     and tenant. A name is cut after 80 characters. Refused evictions are in no archive and in no journal. All processes

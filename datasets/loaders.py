@@ -79,9 +79,11 @@ def load(
         query: of a SQLite database, which answers with a session per row.
         exact: keep JSON whose bytes its value would not give back as a text of these bytes.
 
-    Raises UsageError where the source is missing or does not have the format (with the line number),
-    CorruptError for damaged zstd data, LimitError for an archive over its bounds, and ContentError for ids out of
-    range.
+    Raises:
+        UsageError: the source is missing, or does not have the format; the message names the line.
+        CorruptError: zstd data is damaged.
+        LimitError: an archive is over its bounds.
+        ContentError: ids are out of range.
 
     >>> [session] = load(b'{"messages":[{"role":"user","content":"Hi"}]}')
     >>> session.value["messages"][0]["content"]

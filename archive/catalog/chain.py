@@ -180,7 +180,7 @@ def _is_whole(
 ) -> bool:
     """Return whether no segment of a tower is missing, nor any of the towers of its neighbours.
 
-    ``known``: what is known already, by ``hops`` and segment. ``hops``: as in `Chains`.
+    ``known``: the answers known already, by ``hops`` and segment. ``hops``: as in `Chains`.
     """
     whole = known[hops]
     chain: dict[bytes, None] = {}

@@ -299,7 +299,7 @@ class RecordLookup:
         """Return the records of a session, without their bitstrings.
 
         Each is read once: a session grows by a version per turn. A record at a place of a pack never changes, but
-        may be damaged later. Whoever relies on one reads it again.
+        may be damaged later. A caller that relies on one reads it again.
         """
         found: list[Found] = []
         stored = key[:UNIT] if self._keys.cipher else name.encode()
@@ -400,7 +400,7 @@ class RecordLookup:
         return found
 
     def _maybe(self, read: Callable[[], T], pack: bytes) -> T | None:
-        """Return what ``read`` returns, None where it meets damage or its pack was deleted."""
+        """Return the result of ``read``, None where it meets damage or its pack was deleted."""
         try:
             return read()
         except FormatError as exc:

@@ -4,7 +4,7 @@ A put of a new turn cuts the session where its last version was cut, and codes t
 it. Both need the last version's tokens. Decoding them took 3.6 s of CPU time for a chat of 4000 tokens in 40
 turns. A tower is known by its leaf, whose id is a digest of all its tokens.
 
-What is remembered here is never taken as proof. The writer looks up every stored segment that it relies on
+A remembered tower is never taken as proof. The writer looks up every stored segment that it relies on
 (`VerifiedSegments.place`), and decodes it again where it was not proved by this process.
 """
 

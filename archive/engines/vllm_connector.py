@@ -4,8 +4,8 @@
         "kv_connector_module_path": "pltz.archive.engines.vllm_connector",
         "kv_connector_extra_config": {"journal": "/var/lib/pltz/journal"}}'
 
-It acts when a request finishes and not at eviction. vLLM tells a connector nothing of evictions, and its
-events name full blocks only, so the tail of a session would be lost. When a request finishes, the scheduler
+It acts when a request finishes and not at eviction. vLLM tells a connector nothing of evictions. Its events name
+full blocks only, so the tail of a session would be lost. When a request finishes, the scheduler
 has every id, and the hook takes them in microseconds. A session returns as a request with these ids as prompt
 (`vllm_request.VllmEngine`). vLLM's own prefill and prefix cache do the rest.
 

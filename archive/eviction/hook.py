@@ -12,8 +12,8 @@ no I/O, does not wait and raises nothing. EvictionRefused evictions are counted 
 tenant, and shown by `status`, `metrics` and ``pltz hook status`` (`refusals.py`). Once an eviction is in the
 journal (`flusher.py`, FORMAT.md), a kill does not lose it.
 
-The worker runs in a process of its own at low priority ("process", the default: the serving loop keeps its
-GIL to itself), in a thread ("thread"), or not at all ("none"). With "none", drain the journal by
+The worker runs in a process of its own at low priority ("process", the default), in a thread ("thread"), or not
+at all ("none"). In a process it leaves the GIL to the serving loop. With "none", drain the journal by
 `worker.drain`, `pltz hook drain` or the nightly job.
 
 Back-pressure: the journal takes evictions as long as the disk or ``journal_bytes`` allows. Where it cannot be

@@ -4,7 +4,7 @@
     head --Block.of--> fields of all its records; with the bytes of a piece of the body, records
 
 A record takes few bytes because marks, checks and field widths are shared: about 5 beside id, name and bitstring.
-The head has one check. The body has one per piece of some KiB, so a single record is read without the rest of the
+The head has one check. The body has one per piece of some KiB. So a single record is read without the rest of the
 body, and a damaged bit costs the records of one piece.
 """
 

@@ -69,7 +69,7 @@ class PackHead:
 
     @property
     def fields(self) -> PackFields:
-        """Return what its blocks depend on."""
+        """Return the fields that its blocks depend on."""
         return PackFields(self.salt, self.time, len(self.contexts), self.parents, self.sealed)
 
 

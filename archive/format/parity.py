@@ -8,10 +8,10 @@ Group 0 is the whole pack. Segments that many sessions depend on are in a second
 crc32 shows that a block is lost. Only the digest shows that a pack is restored, so parity can fail to help
 but never do harm.
 
-The arithmetic is an exclusive or and one table look-up per byte, which gives the products for eight parity
-rows at once. It reaches 750 MB/s with 5 parity rows (and with 8) on one core. zfec reaches 390 and its
-licence does not suit ours; liberasurecode reaches 720 with a header of its own in every block. A look-up per
-byte and row reached 460.
+The arithmetic is an exclusive or and one table look-up per byte, which gives the products for eight parity rows at
+once. It reaches 750 MB/s with 5 parity rows (and with 8) on one core. Its alternatives are zfec with 390, whose licence
+does not suit ours, and liberasurecode with 720 and a header of its own in every block. A look-up per byte and row
+reached 460.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A reader that searches for records after damage needs the sum of every range tha
 overlap and be as long as the pack. Summing each from its first byte would take quadratic time on hostile
 input.
 
-So sums up to the end of each block are kept, computed as far as they are needed. crc32 is linear: two sums
-over the same bytes with different start values differ by a linear map of the difference. That map depends
-only on the number of bytes.
+So sums up to the end of each block are kept, computed as far as they are needed. The crc32 is linear: two sums
+over the same bytes differ by a linear map of the difference of their start values. That map depends only on the
+number of bytes.
 
     >>> data = bytes(range(256)) * 100
     >>> PrefixCrcs(data).of(5, 20000, 7) == zlib.crc32(data[5:20000], 7)

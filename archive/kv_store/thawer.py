@@ -203,9 +203,12 @@ class Thawer:
     def thaw(self, name: str, tenant: str = "default", version: int | None = None) -> Thawed:
         """Make a session hot and return its cache, ids and logits.
 
-        Raises NotFound; LostError where it is damaged; TargetMismatch where it was frozen for other weights;
-        ContentError where the target cannot take its ids; TokenizerMismatch for ids of another tokenizer;
-        BundleMismatch, ModelError and UsageError.
+        Raises:
+            NotFound, BundleMismatch, ModelError, UsageError: as `pltz.Archive.thaw`.
+            LostError: it is damaged.
+            TargetMismatch: it was frozen for other weights.
+            ContentError: the target cannot take its ids.
+            TokenizerMismatch: its ids are of another tokenizer.
         """
         answer = self.thaw_many([Wanted(name, tenant, version)])[0]
         if isinstance(answer, PltzError):

@@ -3,9 +3,9 @@
     newest versions of a tenant --sketch--> groups of sessions that share most --code lengths--> a medoid of each
 
 The distance is d_T, the code length of one session given another. Coding each after each takes too long, so sketches
-form the groups, and real code lengths choose the medoid: the one of the most central sessions after which the others of
-its group take the fewest bytes. A medoid that has a neighbour itself is put again without one. Where fewer groups are
-found than are wanted, the newest sessions that are coded alone are candidates too.
+form the groups, and real code lengths choose the medoid. It is the one of the most central sessions after which the
+others of its group take the fewest bytes. A medoid that has a neighbour itself is put again without one. Where fewer
+groups are found than are wanted, the newest sessions that are coded alone are candidates too.
 
 The sketches of the medoids go into a candidate file, which writers read when they open the archive. A candidate takes
 about 300 bytes there and 600 in memory, whatever the length of its session.

@@ -185,10 +185,9 @@ class Collector:
                 if len(some) > 1:
                     continue
                 raise FullError(
-                    f"collecting needs about {sizes[some[0]]} bytes for a copy of what is live "
-                    f"in pack {some[0].hex()}, which "
-                    f"has the least of it, and the disk is full: free so many bytes, "
-                    f"or forget more sessions and collect twice"
+                    f"the disk is full, and collecting needs about {sizes[some[0]]} bytes to copy the live records "
+                    f"of pack {some[0].hex()}, which has the fewest: free so many bytes, or forget more sessions and "
+                    "collect twice"
                 ) from exc
 
     def _delete(self, condemned: frozenset[bytes], known: dict[bytes, int]) -> int:

@@ -341,7 +341,7 @@ class Verifier:
         self._note(items, self._answers(items))
 
     def _note(self, items: Sequence[Found], answers: Sequence[Answer]) -> None:
-        """Count what decoded, and report what did not."""
+        """Count the segments that decoded, and report the others."""
         for item, answer in zip(items, answers, strict=True):
             if not isinstance(answer, PltzError):
                 self.report.decoded += 1

@@ -11,9 +11,9 @@ the bytes hold a random number of their writer.
 Indexes are read very often. They are kept in a folder of this machine, mapped, each checked against its name
 when opened. That folder may be deleted at any time. Records are read by range.
 
-Credentials come from the environment as AWS tools expect them (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL; roles of a machine or pod) or from ``options``. They appear
-in no message of ours.
+Credentials come from the environment as AWS tools expect them, or from ``options``. The variables are
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL. Roles of a machine or pod
+serve too. Credentials appear in no message of ours.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     new segment --sketches--> the nearest candidate of the same domain
 
 A candidate is a hint. A writer reads its tower, proves it, and codes the new segment after it; the shorter record is
-put. Candidates of one domain are never offered to another: what a record takes would tell one tenant of the others.
+put. Candidates of one domain are never offered to another: the size of a record would tell one tenant of the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``pltz archive ls``, ``find`` and ``stat``: list and count what is in an archive.
+"""``pltz archive ls``, ``find`` and ``stat``: list and count the contents of an archive.
 
 Nothing is decoded, except by ``stat --content``.
 """
@@ -246,7 +246,7 @@ def stat(
     tokenizers: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Count what is in the archive: sessions, versions, tokens, bytes, and what sharing of segments saved."""
+    """Count the contents of the archive: sessions, versions, tokens, bytes, and what sharing of segments saved."""
     cold = open_archive(place, bundles, tokenizers=tokenizers)
     parts = dataclasses.asdict(cold.stat())
     parts["archive"] = parts["archive"].hex()

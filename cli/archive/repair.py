@@ -51,8 +51,8 @@ def repair(
     sealed archive needs no key for this, but only with it lost sessions are shown by name. The exit code is 3 where
     anything is lost.
 
-    A pack that cannot be restored is recorded in the archive as lost. get, ls, find, verify and stat report that until
-    --acknowledge says that you know of it. get of a lost session reports it afterwards, too.
+    A pack that cannot be restored is recorded in the archive as lost. Until --acknowledge says that you know of it,
+    get, ls, find, verify and stat report it. A get of a lost session reports it afterwards, too.
     """
     if acknowledge:
         _acknowledge(place, dry_run, as_json)

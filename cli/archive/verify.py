@@ -1,4 +1,4 @@
-"""``pltz archive verify``: read everything and report what is damaged. A run that was stopped resumes where it was."""
+"""``pltz archive verify``: read everything and report all damage. A run that was stopped resumes where it was."""
 
 import json
 from pathlib import Path

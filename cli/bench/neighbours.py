@@ -129,8 +129,8 @@ def as_text(result: dict[str, Any]) -> str:
     alike = {"source": "all, sources alike", "sessions": result["all"]["sessions"], **result["all"]["sources_alike"]}
     lines += [cells({"source": "all bytes", **result["all"]}), cells(alike)]
     note = (
-        f"'bitstring' and what follows it are shares of the bytes alone; a file names a neighbour in {FILE} bytes, "
-        f"a record in {RECORD}. zstd is in bytes, the two after it are shares of that."
+        f"The columns from 'bitstring' to 'archive' are shares of the bytes alone. A file names a neighbour in {FILE} "
+        f"bytes, a record in {RECORD}. The column 'zstd' is in bytes, the two after it are shares of that."
     )
     return f"{render(head, lines)}\n\n{note}"
 

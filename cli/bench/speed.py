@@ -424,8 +424,8 @@ def llama_line(found: dict[str, Any], tokens: int) -> str:
     """Return a line with the rates of llama.cpp and of pltz."""
     return (
         f"llama.cpp (llama-cpp-python {found['version']}, Q8_0, {found['threads']} threads) passes a session of "
-        f"{tokens:,} tokens through the layers at {found['tokens_per_s']:,.0f} tokens/s one by one; "
-        f"pltz decodes it in the default layout at {found['our_tokens_per_s']:,.0f}, "
+        f"{tokens:,} tokens through the layers at {found['tokens_per_s']:,.0f} tokens/s one by one. "
+        f"The codec of pltz decodes it in the default layout at {found['our_tokens_per_s']:,.0f}, "
         f"{found['ours_over_theirs']:.1f} times that"
     )
 

@@ -10,9 +10,9 @@ The ways take turns in one process. The best round of each counts, since other w
     host memory        the KV in page-locked memory, copied to the device
 
 Two more measurements follow: sessions thawed together in one call, and sessions that grew. The latter archive the same
-tokens in several turns, one segment each, in either layout, and count decoding and prefill apart; then the turns are
-merged, as `pltz archive merge` does, and the thaws are measured again. Every thaw is
-checked: ids exactly, KV and logits against the prefill's within float noise. The run ends with one line of JSON.
+tokens in several turns, one segment each, in either layout, and count decoding and prefill apart. Then the turns are
+merged, as `pltz archive merge` does, and the thaws are measured again. Every thaw is checked: ids exactly, KV and
+logits against the prefill's within float noise. The run ends with one line of JSON.
 """
 
 import json

@@ -11,8 +11,8 @@ Sessions are taken in batches, since the engine is fast only when many sequences
 ``verify`` each model frame is decoded again and the whole session compared before the bytes are handed out.
 
 Three methods are needed. The model sees some thousand tokens back, so long repeats in a log of hundreds of
-kilobytes are taken out as copies (plt_codec/repeats.py). zstd may code shorter whatever the model does not
-know at all. Opaque content (images) has no tokens at all.
+kilobytes are taken out as copies (plt_codec/repeats.py). Data that the model does not
+know at all may be shorter under zstd. Opaque content (images) has no tokens at all.
 
     codec = Codec.load()
     data = codec.compress([Session("text", b"hello")])

@@ -4,8 +4,8 @@
 
 A session is coded in fewer bytes after another one that has much in common with it. Coding it after each of a thousand
 to find that one out is too slow. A sketch of 260 bytes stands for each of them instead. The hashes of a new sequence
-are looked up in the sketches of all, and the share found there, times the 4-grams that a sketch stands for, estimates
-how many 4-grams both have. The real code length then decides among the few with the highest estimates.
+are looked up in the sketches of all. The share found there, times the 4-grams that a sketch stands for, estimates the
+number of 4-grams that both have. The real code length then decides among the few with the highest estimates.
 
 Hashes are integers and wrap, so every machine makes the same sketches. A hash says whether a text has some four tokens,
 so a sketch has to be kept as secret as the text.

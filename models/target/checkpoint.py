@@ -203,10 +203,9 @@ def check_weights(model: Any, folder: Path) -> None:
 def fingerprint_of(name: str | os.PathLike[str], *, revision: str | None = None) -> bytes:
     """Return the fingerprint (16 bytes) of a target's files, without loading the model.
 
-    It is blake2b over three things: config.json without VOLATILE_KEYS; every tensor of the safetensors files
-    in the order of their names (name, dtype, shape, bytes); tokenizer.json in canonical form. Every weight is
-    read once, through mmap. The result is kept for the life of the process, as long as size and mtime of the
-    files stay the same.
+    It is blake2b over three things. They are config.json without VOLATILE_KEYS, every tensor of the safetensors files
+    (name, dtype, shape, bytes) by name, and tokenizer.json in canonical form. Every weight is read once, through mmap.
+    The result is kept for the life of the process, as long as size and mtime of the files stay the same.
 
     Raises:
         ModelError: a file is missing or damaged.

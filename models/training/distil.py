@@ -122,10 +122,8 @@ class TargetTeacher:
     def __init__(self, target: Target, tokenizer: BundleTokenizer, temperature: float = 1.0) -> None:
         if not covered(tokenizer, target.tokenizer_json):
             raise ModelError(
-                "the target's vocabulary lacks pieces of the bundle's tokenizer, so its probabilities "
-                "cannot be taken over: "
-                'use the target\'s tokenizer ([tokenizer] kind = "target"), '
-                "or let the target write text (share = 0, write = N)"
+                "the target's vocabulary lacks pieces of the bundle's tokenizer: use the target's tokenizer "
+                '([tokenizer] kind = "target"), or let the target write text (share = 0, write = N)'
             )
         self.target, self.temperature = target, temperature
         self.spelling = Spelling(target, tokenizer)

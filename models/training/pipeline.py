@@ -7,9 +7,9 @@
     order       ids put into classes                            evaluate    test sessions, by real decoding
     teacher     a bundle's net (if asked for)                   card        what was done and measured
 
-The left column is in corpus.py; training and the stages after it are here. stages.py
-defines a stage, how a killed run goes on, and the context that stages share; settings.py the settings. Reading
-files and measuring are handed in, because they belong to packages above this one.
+The left column is in corpus.py; training and the stages after it are here. A stage, the resuming of a killed run and
+the context that stages share are in stages.py, the settings in settings.py. Reading files and measuring are handed in,
+because they belong to packages above this one.
 
 Training leaves the model too sure of itself on data it has not seen. So four groups of multipliers get one
 factor each, chosen by the model's ideal code length on validation sessions (integer engine, real frames). They
