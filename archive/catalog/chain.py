@@ -54,7 +54,6 @@ class RecordToDecode:
     """
 
     item: Found
-    parent: bytes
     above: Tokens
 
 
@@ -534,4 +533,4 @@ class Chains:
 
     def _wanted(self, item: Found, above: Answer) -> RecordToDecode:
         assert not isinstance(above, PltzError)
-        return RecordToDecode(item, item.record.parent, above)
+        return RecordToDecode(item, above)

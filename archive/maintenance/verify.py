@@ -391,7 +391,7 @@ class Verifier:
         chains.load_neighbours(items)
         above = [chains.above(i) for i in items]
         wanted = [
-            RecordToDecode(i, i.record.parent, a)
+            RecordToDecode(i, a)
             for i, a in zip(items, above, strict=True)
             if not isinstance(a, PltzError)
         ]
