@@ -372,7 +372,7 @@ def _grown(
     place: Path, bundle: Bundle, way: str, ends: Sequence[int], sessions: Sequence[npt.NDArray[np.int32]]
 ) -> dict[str, Any]:
     archive = Archive.open(place, create=True, bundle=bundle)
-    archive.put("warm", sessions[0][::-1][:100].copy())
+    archive.put("warm", sessions[0][::-1][:100].copy(), tenant="another")
     empty = _bytes_of(place)
     seconds, stored, spent = [], [], 0.0
     for end in ends:

@@ -514,6 +514,10 @@ class Block:
         sealed = self.fields.sealed
         return len({t[:UNIT] if c in sealed else (domains[c], t) for c, t, k in rows if k in (SESSION, BOTH)})
 
+    def contexts(self) -> list[int]:
+        """Return the number of each record's context."""
+        return self._columns[CONTEXT].list(self.count)
+
     def versions(self) -> list[bytes]:
         """Return the version ids of the marks."""
         return [self._data[at : at + SIZE] for at in range(self._versions, self._parents, SIZE)]

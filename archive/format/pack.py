@@ -326,6 +326,18 @@ class Pack:
                 continue
         return len(data)
 
+    def uses(self) -> Counter[int]:
+        """Return the number of records of each context, by its number, from the heads of the blocks.
+
+        Raises CorruptError, VersionError.
+        """
+        found, at = Counter[int](), self.begin
+        while at < self.end:
+            block = self.block(at)
+            found.update(block.contexts())
+            at = block.end
+        return found
+
     def count(self) -> int:
         """Return the number of records in the footer. Raises CorruptError."""
         data = self.read(self.size - FOOTER.size, FOOTER.size)

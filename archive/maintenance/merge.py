@@ -39,7 +39,7 @@ from pltz.plt_codec.limits import MAX_TOKENS
 
 COMMIT_TOKENS = 1 << 20  # tokens of runs put at once
 COLD = 7 * 86400  # seconds after its last version at which a session counts as cold
-FIXED = 13  # bytes of a record beside bitstring, name and tags, without those of the index
+FIXED = 11  # bytes at least of a record beside bitstring, name and tags, without those of the index
 TABLES = 2  # copies of the table of contexts in a pack
 NO_TOKENS: Tokens = np.zeros(0, np.int64)
 
@@ -85,6 +85,7 @@ class _Run:
     tokens: int
     before: int
     after: int
+    replaced: list[Context]  # of each record that dies by the merge
 
 
 class Merger:
@@ -133,7 +134,7 @@ class Merger:
 
     def _commit(self, done: Merged, batch: Sequence[_Run], dry_run: bool) -> Merged:
         """Put runs, read every version back through them and compare. Raises the errors of `run`."""
-        batch = _worth(batch)
+        batch = _worth(batch, self._uses)
         if batch and not dry_run:
             rows = [row for run in batch for row in run.rows]
             self.writer.copy((context, self.catalog.keys.seal(context, record)) for context, record in rows)
@@ -147,6 +148,22 @@ class Merger:
             before=done.before + sum(run.before for run in batch),
             after=done.after + sum(run.after for run in batch),
         )
+
+    def _uses(self) -> Counter[bytes]:
+        """Return the number of records of each context, dead ones and copies included; nothing where a pack vanished.
+
+        Only heads of blocks are read. Raises StoreError.
+        """
+        uses = Counter[bytes]()
+        for pack in list(self.catalog.listing.packs):
+            try:
+                opened = self.catalog.listing.opened(pack)
+                encoded = [context.encode() for context in opened.head.contexts]
+                for number, count in opened.uses().items():
+                    uses[encoded[number]] += count
+            except (FileNotFoundError, FormatError):
+                return Counter()
+        return uses
 
     def _read_back(self, run: _Run) -> None:
         """Look a session up as a reader would, and compare all its versions. Raises ArchiveError."""
@@ -287,15 +304,17 @@ class Merger:
                     moved.add(version.id)
                     break
             rows.append((context, within))
-        before = self._replaced(chain, inside, moved)
+        replaced = self._replaced(chain, inside, moved)
+        before = sum(_size(item.record) for item in replaced)
         after = sum(_size(self.catalog.keys.seal(context, record)) for context, record in rows)
         if after > before:
             return None
         texts = [(v, _tokens(towers[v.id])) for v in chain.staying]
-        return _Run(rows, texts, len(inside), len(_tokens(towers[newest.id])), before, after)
+        contexts = [item.context for item in replaced]
+        return _Run(rows, texts, len(inside), len(_tokens(towers[newest.id])), before, after, contexts)
 
-    def _replaced(self, chain: _Chain, inside: Sequence[bytes], moved: set[bytes]) -> int:
-        """Return the bytes of the records that die by a merge. Those that die without it do not count."""
+    def _replaced(self, chain: _Chain, inside: Sequence[bytes], moved: set[bytes]) -> list[Found]:
+        """Return the records that die by a merge. Those that die without it do not count."""
         staying = {v.id for v in chain.staying}
         found = {item.location: item for name in inside for item in self.catalog.lookup.find(SEGMENTS, name)}
         for version in chain.staying:
@@ -303,12 +322,12 @@ class Merger:
                 item = self.catalog.lookup.head(version.location)
                 if item.record.id is None:
                     found[item.location] = item
-        size = 0
+        dying = []
         for item in found.values():
             held = set() if item.record.name is None else {version_of(item), *older_versions(item)}
             if not held or (held & staying and held & staying <= moved):
-                size += _size(item.record)
-        return size
+                dying.append(item)
+        return dying
 
 
 def _facts(version: Version) -> tuple[dict[str, str], int, bytes, bytes]:
@@ -316,16 +335,27 @@ def _facts(version: Version) -> tuple[dict[str, str], int, bytes, bytes]:
     return version.tags, version.kind, version.target, version.tokenizer
 
 
-def _worth(runs: Sequence[_Run]) -> list[_Run]:
-    """Return the runs of the tenants that need fewer bytes with them, their contexts included."""
+def _worth(runs: Sequence[_Run], uses: Callable[[], Counter[bytes]]) -> list[_Run]:
+    """Return the runs of the tenants that need fewer bytes with them, the tables of contexts included.
+
+    A merge adds contexts, and those die that no other record has. ``uses``: number of records of each context.
+    """
     gains = Counter[bytes]()
     contexts: dict[bytes, set[bytes]] = {}
     for run in runs:
+        domain = run.rows[0][0].domain
         for context, _ in run.rows:
-            contexts.setdefault(context.domain, set()).add(context.encode())
-        gains[run.rows[0][0].domain] += run.before - run.after
-    cost = {domain: TABLES * sum(map(len, encoded)) for domain, encoded in contexts.items()}
-    return [run for run in runs if gains[run.rows[0][0].domain] >= cost[run.rows[0][0].domain]]
+            contexts.setdefault(domain, set()).add(context.encode())
+        gains[domain] += run.before - run.after
+    for domain, encoded in contexts.items():
+        gains[domain] -= TABLES * sum(map(len, encoded))
+    if any(gain < 0 for gain in gains.values()):
+        using, replaced = uses(), Counter(context for run in runs for context in run.replaced)
+        for context, count in replaced.items():
+            data = context.encode()
+            if using[data] == count and data not in contexts[context.domain]:
+                gains[context.domain] += TABLES * len(data)
+    return [run for run in runs if gains[run.rows[0][0].domain] >= 0]
 
 
 def _codec(item: Found) -> tuple[bytes, bytes, int]:
@@ -337,7 +367,7 @@ def _tokens(tower: Sequence[tuple[bytes, Tokens]]) -> Tokens:
 
 
 def _size(record: Record) -> int:
-    """Return the approximate bytes of a record in a pack."""
+    """Return about the bytes of a record in a pack, rather too few."""
     name = len((record.name or "").encode())
     return FIXED + len(record.bitstring) + name + len(record.tags) + len(record.veil)
 
