@@ -201,11 +201,12 @@ def test_two_segments_of_a_tower_are_coded_anew_one_after_the_other(
     archive.neighbours = True
     other = np.random.default_rng(9).integers(0, 60_000, 60)
     archive.put([NewSession("s0", [alike(0)], "acme"), NewSession("o", [other], "acme")])
-    archive.put([NewSession("s1", [alike(1), np.concatenate([other, [5] * 4])], "acme")])
+    below = np.concatenate([other, alike(1)[:40], [5] * 4])  # shorter after the segment above it
+    archive.put([NewSession("s1", [alike(1), below], "acme")])
     assert neighbours(archive) == [archive.version(name, "acme").leaf for name in ("s0", "o")]
     for name in ("o", "s0"):  # the segment below first: that above it still has its neighbour
         assert archive.erase("acme", name).recoded == 1
-    assert catalogue(reopen(disk, tower_codec)) == {("acme", "s1"): [*alike(1).tolist(), *other.tolist(), *[5] * 4]}
+    assert catalogue(reopen(disk, tower_codec)) == {("acme", "s1"): [*alike(1).tolist(), *below.tolist()]}
     assert not neighbours(archive) and reopen(disk, tower_codec).verify(decode=True).sound
 
 
