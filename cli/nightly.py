@@ -119,7 +119,7 @@ def as_text(report: dict[str, Any]) -> str:
         merged = f"{done['merged']:,} of {counted(done['sessions'], 'cold session')}"
         lines.append((f"{would}merged", merged))
     if done := report["cluster"]:
-        chosen = f"{counted(done['medoids'], 'session')} of {done['sessions']:,} looked at"
+        chosen = f"{counted(done['medoids'], 'session')}, {done['sessions']:,} looked at"
         lines.append((f"{would}chosen as neighbours", chosen))
     if done := report["collect"]:
         lines.append(

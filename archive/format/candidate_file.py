@@ -1,6 +1,6 @@
 """A candidate file: the sketches of segments that new ones may be coded after. Spec: FORMAT.md, "Candidates".
 
-    head | groups: domain, tokenizer, root, count | segment id, box of the sketch ... | digest
+    head | groups: domain, tokenizer, root, counts, size | segment id, box of the sketch ... | digest
 
 Disposable: `pltz archive cluster` makes it anew. A damaged one is left out.
 """
@@ -14,21 +14,49 @@ from typing import NamedTuple
 from pltz.archive.format import ids
 from pltz.plt_codec.errors import CorruptError, VersionError
 
-MAGIC, VERSION = b"PLTn", 1
+MAGIC, VERSION = b"PLTn", 2
 MAX_FILE = 1 << 30  # bytes
 HEAD = struct.Struct("<4sB3s16sI")  # magic, version, zeros, archive, groups
-GROUP = struct.Struct("<B16s16s8sI")  # kind and id of the domain, tokenizer, root of the keys, candidates
+GROUP = struct.Struct("<B16s16s8sIIQ")  # kind and id of the domain, tokenizer, root, sessions, candidates, their bytes
 ENTRY = struct.Struct("<BH")  # bytes of the id, bytes of the box
 DIGEST = 16
 
 
 class CandidateGroup(NamedTuple):
-    """The candidates of one domain share this. ``root``: of the keys of their boxes; zeros without encryption."""
+    """The candidates of one domain share this.
+
+    ``root``: of the keys of their boxes; zeros without encryption. ``sessions``: of the domain, when they were chosen.
+    """
 
     kind: int
     domain: bytes
     tokenizer: bytes
     root: bytes
+    sessions: int
+
+
+class CandidateBoxes(NamedTuple):
+    """The candidates of a group: so many ``entries`` in ``data`` from ``begin`` to ``end``."""
+
+    data: bytes
+    begin: int
+    end: int
+    entries: int
+
+    def read(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield segment id, and sketch or box, of each. Raises CorruptError."""
+        at = self.begin
+        for _ in range(self.entries):
+            if at + ENTRY.size > self.end:
+                raise CorruptError("a candidate file ends before its entries do: damaged")
+            name, box = ENTRY.unpack_from(self.data, at)
+            at += ENTRY.size
+            if at + name + box > self.end:
+                raise CorruptError("a candidate file ends in an entry: damaged")
+            yield self.data[at : at + name], self.data[at + name : at + name + box]
+            at += name + box
+        if at != self.end:
+            raise CorruptError("a candidate file goes on behind its entries: damaged")
 
 
 Boxes = Sequence[tuple[bytes, bytes]]  # segment id, sketch or box
@@ -38,38 +66,34 @@ def pack_candidates(archive: bytes, groups: Mapping[CandidateGroup, Boxes]) -> b
     """Return the bytes of a candidate file. Its last 16 bytes are its name. ``archive``: id of the archive."""
     parts = [HEAD.pack(MAGIC, VERSION, bytes(3), archive, len(groups))]
     for group, boxes in groups.items():
-        parts.append(GROUP.pack(*group, len(boxes)))
-        parts += [ENTRY.pack(len(name), len(box)) + name + box for name, box in boxes]
+        entries = b"".join(ENTRY.pack(len(name), len(box)) + name + box for name, box in boxes)
+        parts += [GROUP.pack(*group, len(boxes), len(entries)), entries]
     data = b"".join(parts)
     return data + ids.digest(b"pltz candidates", data)
 
 
-def unpack_candidates(data: bytes, archive: bytes) -> Iterator[tuple[CandidateGroup, bytes, bytes]]:
-    """Yield the group, the segment id and the box of each candidate.
+def unpack_candidates(data: bytes, archive: bytes) -> Iterator[tuple[CandidateGroup, CandidateBoxes]]:
+    """Yield the groups of a candidate file with their candidates, which are not read yet.
 
-    Raises CorruptError where the file is damaged or of another archive, VersionError where it is newer.
+    Raises CorruptError where the file is damaged or of another archive, VersionError where its version is another.
     """
     if len(data) < HEAD.size + DIGEST or data[:4] != MAGIC:
         raise CorruptError("expected a candidate file, found none: pltz archive cluster makes a new one")
-    body, digest = data[:-DIGEST], data[-DIGEST:]
+    body = memoryview(data)[:-DIGEST]
     _, version, zeros, owner, groups = HEAD.unpack_from(body)
     if version != VERSION or any(zeros):
-        raise VersionError(f"a candidate file of version {version}: use a newer pltz")
-    if ids.digest(b"pltz candidates", body) != digest or owner != archive:
+        raise VersionError(f"a candidate file of version {version}: pltz archive cluster makes a new one, {VERSION}")
+    if ids.digest(b"pltz candidates", body) != data[-DIGEST:] or owner != archive:
         raise CorruptError("a candidate file is damaged or of another archive: pltz archive cluster makes a new one")
     at = HEAD.size
-    try:
-        for _ in range(groups):
-            *fields, count = GROUP.unpack_from(body, at)
-            at += GROUP.size
-            for _ in range(count):
-                name, box = ENTRY.unpack_from(body, at)
-                at += ENTRY.size
-                if at + name + box > len(body):
-                    raise CorruptError("a candidate file ends in an entry: damaged")
-                yield CandidateGroup(*fields), body[at : at + name], body[at + name : at + name + box]
-                at += name + box
-    except struct.error as exc:
-        raise CorruptError("a candidate file ends before its entries do: damaged") from exc
+    for _ in range(groups):
+        if at + GROUP.size > len(body):
+            raise CorruptError("a candidate file ends before its groups do: damaged")
+        *fields, count, size = GROUP.unpack_from(body, at)
+        at += GROUP.size
+        if at + size > len(body):
+            raise CorruptError("a candidate file ends in a group: damaged")
+        yield CandidateGroup(*fields), CandidateBoxes(data, at, at + size, count)
+        at += size
     if at != len(body):
-        raise CorruptError("a candidate file goes on behind its entries: damaged")
+        raise CorruptError("a candidate file goes on behind its groups: damaged")

@@ -1,19 +1,26 @@
-"""Cluster: choose for each tenant the sessions that its new ones are coded after. Spec: FORMAT.md, "Candidates".
+"""Cluster: choose the sessions that new ones of a tenant are coded after. Spec: FORMAT.md, "Candidates".
 
-    newest versions of a tenant --sketch--> groups of sessions that share most --code lengths--> a medoid of each
+    newest sessions of a tenant --sketch--> groups of those that share most --code lengths--> a medoid of each
 
 The distance is d_T, the code length of one session given another. Coding each after each takes too long, so sketches
 form the groups, and real code lengths choose the medoid. It is the one of the most central sessions after which the
 others of its group take the fewest bytes. A medoid that has a neighbour itself is put again without one. Where fewer
-groups are found than are wanted, the newest sessions that are coded alone are candidates too.
+groups are found than are wanted, the newest sessions that are coded alone are candidates too. The prompts of a
+base domain are clustered in the same way, each once, whoever stands on them.
+
+Medoids are pinned. A tenant is looked at again when the number of its sessions has changed by an eighth. Then an old
+medoid stays that of its group unless another one takes `GAIN` less. Sessions that are coded alone have that advantage
+too. So few sessions are coded anew, and those that many others need stay in memory.
 
 The sketches of the medoids go into a candidate file, which writers read when they open the archive. A candidate takes
-about 300 bytes there and 600 in memory, whatever the length of its session.
+281 bytes there (297 sealed), whatever the length of its session, and 570 more in memory where its tenant is used. All
+tenants together have `TOTAL` at most, 300 MB, so that 10 million sessions of 100,000 tenants have ten per tenant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -21,24 +28,32 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import NOTHING, Chains, context_after
+from pltz.archive.catalog.chain import LAST, NOTHING, Chains, context_after, may_serve
+from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.codecs.codec import Plain, SegmentCodec, codec_of
 from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates
-from pltz.archive.format.context import Context
-from pltz.archive.format.ids import NONE, TENANT
+from pltz.archive.format.context import NO_ROOT, Context
+from pltz.archive.format.ids import BASE, NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.recode import Recoder
-from pltz.archive.writing.candidates import LEAST_GRAMS, seal_sketch, tower_sketch
+from pltz.archive.writing.candidates import LEAST_GRAMS, read_groups, seal_sketch, tower_sketch
 from pltz.models.session.sketch import Sketch
-from pltz.plt_codec.errors import PltzError
+from pltz.plt_codec.errors import FormatError, PltzError
 
 MEDOIDS = 64  # per tenant
+TOTAL = 1 << 20  # of all tenants; where these are so many that each would have fewer than `FEWEST`, it has that
+FEWEST = 4
 SAMPLE = 1024  # sessions of a tenant that are looked at, the newest
 CENTRAL = 3  # sessions of a group that are tried as its medoid
 MEMBERS = 8  # sessions of a group that are coded after each of these
+CHANGE = 8  # part of its sessions by which a tenant has to change before it is looked at again
+GAIN = 0.02  # share of the bytes that another medoid has to save to replace one
+
+Groups = dict[CandidateGroup, list[tuple[bytes, bytes]]]
 
 
 @dataclass(frozen=True)
@@ -47,13 +62,17 @@ class Clustered:
 
     Attributes:
         tenants, sessions: number of tenants and of their sessions looked at.
-        medoids: number of candidates chosen.
+        kept: number of tenants that have hardly changed, and keep their candidates.
+        prompts: number of prompts of base domains looked at.
+        medoids: number of candidates in all.
         recoded: number of segments put again, as a neighbour has none itself.
         file_bytes: bytes of the candidate file.
     """
 
     tenants: int = 0
     sessions: int = 0
+    kept: int = 0
+    prompts: int = 0
     medoids: int = 0
     recoded: int = 0
     file_bytes: int = 0
@@ -61,12 +80,31 @@ class Clustered:
 
 @dataclass(frozen=True, eq=False)
 class _Session:
-    """A session as the clustering sees it. ``tower``: up to the segment worth reading; ``sketch``: of its tokens."""
+    """A session as the clustering sees it, or a prompt of a base domain.
+
+    Attributes:
+        tower: up to the segment worth reading.
+        sketch: of its tokens.
+        context: of its last segment.
+        pinned: whether it was chosen before.
+        alone: whether it need not be put again to serve.
+    """
 
     tower: Segments
     sketch: Sketch
     codec: SegmentCodec
     context: Context
+    pinned: bool
+    alone: bool
+
+    @property
+    def leaf(self) -> bytes:
+        return self.tower[-1][0]
+
+    @property
+    def bonus(self) -> float:
+        """Return the share by which another session has to be better to take its place."""
+        return GAIN * (self.pinned + self.alone)
 
 
 class Clusterer:
@@ -78,39 +116,46 @@ class Clusterer:
     def run(
         self, *, medoids: int = MEDOIDS, dry_run: bool = False, progress: Callable[[Clustered], None] | None = None
     ) -> Clustered:
-        """Choose candidates of every tenant and put the candidate file.
+        """Choose candidates of every tenant and base domain, and put the candidate file.
 
         Args:
-            medoids: most candidates per tenant.
+            medoids: most candidates per tenant, and per base domain.
             dry_run: put nothing.
             progress: called with the result so far, after each tenant.
 
         Raises ArchiveError where a segment cannot be put again, StoreError, WriterFailed.
         """
         self.catalog.refresh()
-        done, groups = Clustered(), dict[CandidateGroup, list[tuple[bytes, bytes]]]()
-        for versions in self._tenants():
-            sessions = self._sessions(versions)
-            chosen = _medoids(sessions, medoids)
-            others = [s for s in sessions if s not in chosen and not self._with_neighbours([s])]
-            chosen += others[: medoids - len(chosen)]
-            recoded = 0 if dry_run else self.recoder.run(self._with_neighbours(chosen))
-            for session in chosen:
-                group, box = seal_sketch(self.catalog.keys, session.context, session.tower[-1][0], session.sketch)
-                groups.setdefault(group, []).append((session.tower[-1][0], box))
+        done, groups, known = Clustered(), Groups(), dict[bytes, Groups]()
+        for group, boxes in read_groups(self.catalog, self.archive):
+            with suppress(FormatError):
+                known.setdefault(group.domain, {})[group] = list(boxes.read())
+        tenants = list(self._tenants())
+        most = min(medoids, max(FEWEST, TOTAL // max(1, len(tenants))))
+        for versions in tenants:
+            domain = self.catalog.keys.domain(TENANT, versions[0].tenant)
+            leaves = [v.leaf for v in versions[:SAMPLE] if not v.lacks]
+            found, recoded = self._chosen(TENANT, domain, leaves, len(versions), known.get(domain, {}), most, dry_run)
+            groups |= found or known[domain]
             done = replace(
                 done,
                 tenants=done.tenants + 1,
-                sessions=done.sessions + len(sessions),
-                medoids=done.medoids + len(chosen),
+                kept=done.kept + (found is None),
+                sessions=done.sessions + (len(leaves) if found is not None else 0),
+                medoids=sum(map(len, groups.values())),
                 recoded=done.recoded + recoded,
             )
             if progress:
                 progress(done)
+        for domain, prompts in sorted(self._prompts().items()):
+            old = known.get(domain, {})
+            found, recoded = self._chosen(BASE, domain, prompts[:SAMPLE], len(prompts), old, medoids, dry_run)
+            groups |= found or old
+            done = replace(done, prompts=done.prompts + len(prompts), recoded=done.recoded + recoded)
         data = pack_candidates(self.archive, groups)
         if not dry_run:
             self._put(data)
-        return replace(done, file_bytes=len(data))
+        return replace(done, medoids=sum(map(len, groups.values())), file_bytes=len(data))
 
     def _put(self, data: bytes) -> None:
         """Put the candidate file and delete the older ones, which it replaces."""
@@ -124,36 +169,81 @@ class Clusterer:
         versions = [v for v in self.catalog.lookup.all_versions() if not v.forgotten and v.leaf != NONE]
         for _, rows in groupby(versions, key=lambda v: v.tenant):
             newest = {v.name: v for v in rows}
-            yield sorted(newest.values(), key=lambda v: (-v.time, v.name))[:SAMPLE]
+            yield sorted(newest.values(), key=lambda v: (-v.time, v.name))
 
-    def _sessions(self, versions: Sequence[Version]) -> list[_Session]:
-        """Return the sessions that may be candidates. What cannot be read or is too short is left out."""
-        chains, found = Chains(self.catalog, self.codecs), list[_Session]()
-        chains.load([v.leaf for v in versions])
-        for version in versions:
-            places = self.catalog.lookup.find(SEGMENTS, version.leaf)
-            codec = codec_of(self.codecs, places[0].context) if places else None
-            if codec is None or not codec.reach or places[0].context.domain_kind != TENANT:
+    def _prompts(self) -> dict[bytes, list[bytes]]:
+        """Return the segments of each base domain that have none of it below, sorted."""
+        found: dict[bytes, list[bytes]] = {}
+        packs = [self.catalog.listing.opened(pack) for pack in sorted(self.catalog.listing.packs)]
+        for domain in {c.domain for pack in packs for c in pack.head.contexts if c.domain_kind == BASE}:
+            records = DomainRecords(self.catalog, domain)
+            self.catalog.listing.stable(records.read)
+            places = {name: self.catalog.lookup.find(SEGMENTS, name) for name in records.segments}
+            above = {found[0].record.parent for found in places.values() if found}
+            found[domain] = sorted(name for name, there in places.items() if there and name not in above)
+        return found
+
+    def _chosen(
+        self, kind: int, domain: bytes, leaves: list[bytes], count: int, old: Groups, most: int, dry_run: bool
+    ) -> tuple[Groups | None, int]:
+        """Return the candidates of a domain, and the number of segments put again. None: those it has stay.
+
+        ``leaves``: of the towers that may be candidates, the newest first; ``count``: number of all.
+        """
+        pinned = [name for boxes in old.values() for name, _ in boxes]
+        seen = max((group.sessions for group in old), default=0)
+        if seen and CHANGE * abs(count - seen) <= seen and all(map(self._places, pinned)):
+            return None, 0
+        sessions = self._sessions(kind, leaves, pinned)
+        chosen = _medoids(sessions, most)
+        others = [s for s in sessions if s not in chosen and s.alone]
+        chosen += sorted(others, key=lambda s: not s.pinned)[: most - len(chosen)]
+        again = [] if dry_run else [self._with_neighbours(kind, s.tower) for s in chosen if not s.alone]
+        recoded = self.recoder.run(set[bytes]().union(*again))
+        groups = Groups()
+        for session in chosen:
+            context = session.context
+            group = CandidateGroup(kind, domain, context.tokenizer, context.root, count)
+            box = seal_sketch(self.catalog.keys, context, session.leaf, session.sketch)
+            groups.setdefault(group, []).append((session.leaf, box))
+        for group, boxes in old.items():  # a codec that the archive was not opened with
+            if unread := [box for box in boxes if (at := self._places(box[0])) and self._codec(at) is None]:
+                groups.setdefault(group._replace(sessions=count), []).extend(unread)
+        return groups or {CandidateGroup(kind, domain, NONE, NO_ROOT, count): []}, recoded
+
+    def _codec(self, places: Sequence[Found]) -> SegmentCodec | None:
+        return codec_of(self.codecs, places[0].context) if places else None
+
+    def _places(self, segment: bytes) -> list[Found]:
+        return self.catalog.lookup.find(SEGMENTS, segment)
+
+    def _sessions(self, kind: int, leaves: Sequence[bytes], pinned: Sequence[bytes]) -> list[_Session]:
+        """Return the towers that may be candidates. What cannot be read or is too short is left out."""
+        chains, found = Chains(self.catalog, self.codecs), dict[bytes, _Session]()
+        leaves = [*leaves, *pinned]
+        chains.load(leaves)
+        for leaf in leaves:
+            places = self._places(leaf)
+            codec = self._codec(places)
+            if codec is None or not codec.reach or places[0].context.domain_kind != kind:
                 continue
             try:
-                tower = chains.version(version)
+                tower = chains.tower(leaf)
             except PltzError:  # verify reports it
                 continue
             last, sketch = tower_sketch(tower, codec.reach)
             names = [name for name, _ in tower]
-            own = self.catalog.lookup.find(SEGMENTS, last)
-            if sketch.grams >= LEAST_GRAMS and own and own[0].context.domain_kind == TENANT:
-                found.append(_Session(tower[: names.index(last) + 1], sketch, codec, own[0].context))
-        return found
+            own = self._places(last)
+            if sketch.grams >= LEAST_GRAMS and own and own[0].context.domain_kind == kind:
+                tower = tower[: names.index(last) + 1]
+                alone = not self._with_neighbours(kind, tower)
+                found[last] = _Session(tower, sketch, codec, own[0].context, last in pinned, alone)
+        return list(found.values())
 
-    def _with_neighbours(self, sessions: Sequence[_Session]) -> set[bytes]:
-        """Return the segments of these towers that have no record without a neighbour."""
-        names = {name for session in sessions for name, _ in session.tower}
-        return {name for name in names if self._near(name)}
-
-    def _near(self, segment: bytes) -> bool:
-        places = self.catalog.lookup.find(SEGMENTS, segment)
-        return bool(places) and places[0].record.neighbour != NONE
+    def _with_neighbours(self, kind: int, tower: Segments) -> set[bytes]:
+        """Return the segments of a tower that would have to be put again for it to serve in a domain of this kind."""
+        hops = LAST if kind == BASE else 1
+        return {name for name, _ in tower if (places := self._places(name)) and not may_serve(places[0], hops)}
 
 
 def _medoids(sessions: Sequence[_Session], count: int) -> list[_Session]:
@@ -162,7 +252,7 @@ def _medoids(sessions: Sequence[_Session], count: int) -> list[_Session]:
     for codec in {id(s.codec): s.codec for s in sessions}.values():
         mine = [s for s in sessions if s.codec is codec]
         shared = _shared(mine)
-        centres = _centres(shared, count - len(chosen))
+        centres = _centres(shared, count - len(chosen), np.array([s.bonus for s in mine]))
         owner = centres[np.argmax(shared[:, centres], axis=1)] if len(centres) else np.zeros(0, np.int64)
         for centre in centres.tolist():
             members = np.flatnonzero(owner == centre)
@@ -182,13 +272,18 @@ def _shared(sessions: Sequence[_Session]) -> npt.NDArray[np.float64]:
     return shared
 
 
-def _centres(shared: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
-    """Return the columns that together serve all rows best, chosen one after the other."""
+def _centres(
+    shared: npt.NDArray[np.float64], count: int, bonus: npt.NDArray[np.float64]
+) -> npt.NDArray[np.int64]:
+    """Return the columns that together serve all rows best, chosen one after the other.
+
+    ``shared``: (n, n); ``bonus``: share by which each column counts for more than it serves, (n,).
+    """
     best, chosen = np.zeros(len(shared)), list[int]()
     gains = shared.copy()
     np.fill_diagonal(gains, 0)  # a session is no neighbour of itself
     while len(chosen) < min(count, len(shared)):
-        total = np.maximum(gains, best[:, None]).sum(axis=0) - best.sum()
+        total = (np.maximum(gains, best[:, None]).sum(axis=0) - best.sum()) * (1 + bonus)
         total[chosen] = -1
         centre = int(np.argmax(total))
         if total[centre] <= 0:
@@ -201,18 +296,23 @@ def _centres(shared: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int6
 def _nearest_to_all(
     codec: SegmentCodec, sessions: Sequence[_Session], members: npt.NDArray[np.int64], shared: npt.NDArray[np.float64]
 ) -> _Session:
-    """Return the session of a group after which some others of it take the fewest bytes, by real code lengths."""
+    """Return the session of a group after which some others of it take the fewest bytes, by real code lengths.
+
+    One that was chosen before stays unless another takes `GAIN` less, and so does one that is coded alone.
+    """
     central = members[np.argsort(-shared[np.ix_(members, members)].sum(axis=1), kind="stable")]
     others: list[int] = central[: MEMBERS + 1].tolist()
-    tried = others[:CENTRAL]
+    pinned: list[int] = [n for n in central.tolist() if sessions[n].pinned][:1]
+    alone: list[int] = [n for n in central.tolist() if sessions[n].alone][:1]
+    tried: list[int] = list(dict.fromkeys([*others[:CENTRAL], *pinned, *alone]))
     if len(members) < 3:
-        return sessions[tried[0]]
+        return sessions[min(pinned or alone or tried[:1])]
     pairs = [(a, b) for a in tried for b in others if a != b]
     tokens = {n: context_after(sessions[n].tower, set(), NOTHING, codec.reach) for n in {*tried, *others}}
     plain = [Plain(tokens[b], tokens[a]) for a, b in pairs]
     sizes = dict.fromkeys(tried, 0.0)
     for (a, _), data in zip(pairs, codec.encode(plain), strict=True):
         sizes[a] += len(data) / sum(one == a for one, _ in pairs)
+    for n in tried:
+        sizes[n] *= 1 - sessions[n].bonus
     return sessions[min(tried, key=lambda n: (sizes[n], n))]
-
-

@@ -125,7 +125,7 @@ def _steps(now: Report) -> list[tuple[str, str]]:
         merged = f"{done['merged']:,} of {counted(done['sessions'], 'cold session')}"
         rows.append(("merge", f"{merged}, {counted(done['segments'], 'segment')}"))
     if done := now.get("cluster"):
-        chosen = f"{counted(done['medoids'], 'session')} chosen of {done['sessions']:,}"
+        chosen = f"{counted(done['medoids'], 'session')} chosen, {done['sessions']:,} looked at"
         rows.append(("cluster", f"{chosen}, {counted(done['tenants'], 'tenant')}, {size(done['file_bytes'])}"))
     if done := now["collect"]:
         freed = f"{counted(done['deleted'], 'pack')} deleted, {size(max(0, done['freed']))} freed"

@@ -9,7 +9,7 @@ put. Candidates of one domain are never offered to another: the size of a record
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,10 +18,10 @@ import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING
-from pltz.archive.encryption.keys import Encryption
-from pltz.archive.errors import Erased, KeyMismatch
+from pltz.archive.encryption.keys import Encryption, Plaintext
+from pltz.archive.errors import Erased
 from pltz.archive.format import object_names
-from pltz.archive.format.candidate_file import MAX_FILE, CandidateGroup, unpack_candidates
+from pltz.archive.format.candidate_file import MAX_FILE, CandidateBoxes, CandidateGroup, unpack_candidates
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NONE, Tokens
 from pltz.archive.format.record import Record
@@ -49,12 +49,17 @@ class Candidate(NamedTuple):
 
 
 class Candidates:
-    """The candidates that one process knows. Not for several threads."""
+    """The candidates that one process knows. Not for several threads.
 
-    def __init__(self) -> None:
+    Those of a file are read where their domain is first asked for: until then they take their bytes there.
+    """
+
+    def __init__(self, keys: Encryption | None = None) -> None:
+        self._keys = keys or Plaintext()
         self._indexes: dict[Place, SketchIndex] = {}
         self._names: dict[Place, list[bytes]] = {}
         self._known: set[bytes] = set()
+        self._unread: dict[Place, list[tuple[CandidateGroup, CandidateBoxes]]] = {}
 
     def add(self, place: Place, segment: bytes, sketch: Sketch) -> None:
         """Add a segment, the leaf of a tower with this sketch; nothing where it is known or the domain is full."""
@@ -64,11 +69,19 @@ class Candidates:
         self._names.setdefault(place, []).append(segment)
         self._indexes.setdefault(place, SketchIndex()).add(sketch)
 
+    def add_group(self, group: CandidateGroup, boxes: CandidateBoxes) -> None:
+        """Add the candidates of a group of a file."""
+        self._unread.setdefault(Place(group.domain, group.tokenizer), []).append((group, boxes))
+
     def nearest(self, place: Place, tokens: Tokens) -> tuple[float, bytes] | None:
         """Return how many 4-grams the nearest candidate of a domain shares with tokens, (T,), and its id.
 
         None where it shares too few, or there is no candidate.
         """
+        for group, boxes in self._unread.pop(place, ()):
+            with suppress(FormatError):  # the digest of the file was right, so a sketch that does not open is gone
+                for segment, sketch in open_sketches(self._keys, group, boxes):
+                    self.add(place, segment, sketch)
         index = self._indexes.get(place)
         found = index.nearest(tokens) if index else []
         if not found or found[0].shared < LEAST_SHARE * len(tokens):
@@ -80,37 +93,47 @@ class Candidates:
         self._indexes.clear()
         self._names.clear()
         self._known.clear()
+        self._unread.clear()
 
 
-def seal_sketch(keys: Encryption, context: Context, segment: bytes, sketch: Sketch) -> tuple[CandidateGroup, bytes]:
-    """Return a segment's group in a candidate file and its sketch, in a box where the archive is sealed.
+def seal_sketch(keys: Encryption, context: Context, segment: bytes, sketch: Sketch) -> bytes:
+    """Return a segment's sketch for a candidate file, in a box where the archive is sealed.
 
     ``context``: that of the segment's record. Raises Erased, CorruptError.
     """
-    sealed = keys.seal(_about(context), Record(0, id=segment, bitstring=sketch.encode()))
-    return CandidateGroup(context.domain_kind, context.domain, context.tokenizer, context.root), sealed.bitstring
+    return keys.seal(_about(context), Record(0, id=segment, bitstring=sketch.encode())).bitstring
 
 
-def read_candidates(catalog: Catalog, archive: bytes) -> Candidates:
-    """Return the candidates of all candidate files that are sound and that the keys open.
+def open_sketches(keys: Encryption, group: CandidateGroup, boxes: CandidateBoxes) -> Iterator[tuple[bytes, Sketch]]:
+    """Yield the segments of a group and their sketches, without those erased. Raises CorruptError, KeyMismatch."""
+    context = Context(group.kind, group.domain, "", group.tokenizer, NONE, 0, cipher=keys.cipher, root=group.root)
+    for segment, box in boxes.read():
+        with suppress(Erased):
+            yield segment, Sketch.decode(keys.bits(_about(context), Record(0, id=segment, bitstring=box)))
 
-    ``archive``: id of the archive. Raises StoreError.
-    """
-    found, keys = Candidates(), catalog.keys
+
+def read_groups(catalog: Catalog, archive: bytes) -> list[tuple[CandidateGroup, CandidateBoxes]]:
+    """Return the groups of all candidate files that are sound. ``archive``: id of the archive. Raises StoreError."""
+    found: list[tuple[CandidateGroup, CandidateBoxes]] = []
     for digest in sorted(object_names.candidates_among(catalog.store.list(object_names.INDEXES))):
         try:
             data = catalog.store.read(object_names.candidates(digest), 0, MAX_FILE)
-            for group, segment, box in unpack_candidates(data, archive):
-                context = Context(
-                    group.kind, group.domain, "", group.tokenizer, NONE, 0, cipher=keys.cipher, root=group.root
-                )
-                with suppress(Erased):
-                    sketch = Sketch.decode(keys.bits(_about(context), Record(0, id=segment, bitstring=box)))
-                    found.add(Place(group.domain, group.tokenizer), segment, sketch)
+            found += list(unpack_candidates(data, archive))
         except FileNotFoundError:  # a newer one replaces it
             continue
-        except (FormatError, KeyMismatch) as exc:
+        except FormatError as exc:
             catalog.damage.note("candidates", digest, str(exc))
+    return found
+
+
+def read_candidates(catalog: Catalog, archive: bytes) -> Candidates:
+    """Return the candidates of all candidate files that are sound.
+
+    ``archive``: id of the archive. Raises StoreError.
+    """
+    found = Candidates(catalog.keys)
+    for group, boxes in read_groups(catalog, archive):
+        found.add_group(group, boxes)
     return found
 
 

@@ -35,7 +35,8 @@ def cluster(
     """Choose up to 64 sessions of each tenant in DIR, after which its other sessions take few bytes.
 
     A put with --neighbours looks for the nearest of them, and codes a new session after it where that is shorter. Their
-    sketches are put into a small file, which replaces the last one. Run it now and then, as sessions change.
+    sketches are put into a small file, which replaces the last one. Tenants whose sessions have hardly changed keep
+    theirs. Run it now and then, as sessions change.
     """
     archive = recoding.open(place)
     with Progress("cluster", unit="sessions", shown=wanted(recoding.progress)) as bar:
@@ -44,8 +45,10 @@ def cluster(
             bar.add(done.sessions - bar.count)
 
         done = archive.cluster(medoids=medoids, dry_run=recoding.dry_run, progress=note)
+    kept = f" ({done.kept:,} of them have hardly changed)" if done.kept else ""
+    looked = f"{done.sessions:,} looked at, {counted(done.tenants, 'tenant')}{kept}"
     text = (
-        f"{counted(done.medoids, 'session')} chosen of {done.sessions:,} looked at, {counted(done.tenants, 'tenant')}; "
+        f"{counted(done.medoids, 'session')} chosen, {looked}; "
         f"their sketches {'would take' if recoding.dry_run else 'take'} {size(done.file_bytes)}"
     )
     show(dataclasses.asdict(done) | {"dry_run": recoding.dry_run}, text, recoding.as_json)

@@ -159,6 +159,20 @@ def test_a_plan_that_condemns_the_last_tower_is_noticed(
     want(archive, {("beta", "c"): rows["beta", "c"], ("beta", "d"): talk(3)})
 
 
+def test_prompts_of_a_base_are_chosen_for_other_processes(archive: TowerArchive) -> None:
+    put(archive, "a", "acme", 0, unlike(0))
+    put(archive, "b", "beta", 1, unlike(1))
+    done = archive.cluster()
+    assert done.prompts == 2 and done.recoded == 1  # both may serve now
+    other = again(archive)
+    other.neighbours = True
+    put(other, "c", "gamma", 2, unlike(2))
+    near = neighbours(archive, "c", "gamma")
+    assert near[0] in {names(archive, "a", "acme")[0], names(archive, "b", "beta")[0]} and near[1] == NONE
+    rows = {("acme", "a"): (0, 0), ("beta", "b"): (1, 1), ("gamma", "c"): (2, 2)}
+    want(archive, {who: np.concatenate([prompt(m), unlike(n)]) for who, (m, n) in rows.items()})
+
+
 @pytest.mark.parametrize("clustered", [False, True])
 def test_the_sessions_of_one_tenant_change_no_size_of_another(
     tower_codec: SegmentCodec, clustered: bool

@@ -5,6 +5,7 @@ Crashes: test_crash.py; against the model: test_machine.py; erasure: maintenance
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ import pytest
 
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import object_names
-from pltz.archive.format.ids import BASE, NONE, TENANT
+from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates, unpack_candidates
+from pltz.archive.format.ids import BASE, NONE, TENANT, digest
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
-from pltz.archive.writing.candidates import Place, read_candidates
+from pltz.archive.writing.candidates import Place, read_candidates, read_groups
 from pltz.archive.writing.new_session import NewSession
+from pltz.plt_codec.errors import CorruptError, VersionError
 from tests.archive.sealed import RAW
 
 Ids = np.ndarray[Any, Any]
@@ -274,6 +277,87 @@ def test_another_process_codes_after_the_medoids(archive: TowerArchive) -> None:
     want(archive, "a0", "a1", "a2", "a3", "u0", "u1")
     archive.rebuild()
     assert again(archive).cluster(medoids=2, dry_run=True).medoids == 2
+
+
+def medoids(archive: TowerArchive) -> set[bytes]:
+    """Return the segments that the candidate files name."""
+    groups = read_groups(archive.catalog, archive.settings.archive)
+    return {segment for _, boxes in groups for segment, _ in boxes.read()}
+
+
+def test_medoids_stay_until_the_sessions_change(archive: TowerArchive) -> None:
+    put(archive, *(f"a{n}" for n in range(16)), *(f"u{n}" for n in range(16)))
+    done = archive.cluster(medoids=4)
+    first = medoids(archive)
+    assert (done.kept, done.medoids, done.sessions) == (0, 4, 32) and len(first) == 4
+    put(archive, *(f"a{n}" for n in range(16, 20)))  # an eighth more
+    done = archive.cluster(medoids=4)
+    assert (done.kept, done.sessions, done.recoded) == (1, 0, 0) and medoids(archive) == first
+    put(archive, "a20")
+    done = archive.cluster(medoids=4)
+    assert (done.kept, done.sessions, done.recoded) == (0, 37, 0)
+    assert medoids(archive) == first  # none is better by enough
+    archive.forget([archive.version(f"a{n}", "acme") for n in range(20)])
+    for _ in range(4):
+        archive.collect(dead_share=0.01)
+    assert archive.cluster(medoids=4).kept == 0
+    want(archive, "a20", *(f"u{n}" for n in range(16)))
+
+
+def test_a_new_kind_of_session_gets_a_medoid(archive: TowerArchive) -> None:
+    put(archive, *(f"a{n}" for n in range(8)))
+    archive.cluster(medoids=1)
+    assert medoids(archive) == {leaf(archive, "a0")}
+    others = [np.concatenate([unlike(0), [7] * 4, np.arange(n)]) for n in range(40)]
+    archive.neighbours = False
+    archive.put([NewSession(f"b{n}", [tokens], "acme") for n, tokens in enumerate(others)])
+    archive.cluster(medoids=1)
+    assert medoids(archive) < {leaf(archive, f"b{n}") for n in range(40)}
+
+
+def test_candidates_of_a_codec_that_is_not_there_are_kept(archive: TowerArchive) -> None:
+    put(archive, "a0", "a1", "u0")
+    archive.cluster()
+    before = medoids(archive)
+    archive.put([NewSession(f"n{n}", [np.arange(40) + n], "acme") for n in range(9)])
+    blind = TowerArchive.open(archive.store, [], key=RAW if archive.settings.sealed else None)
+    assert blind.cluster().kept == 0 and medoids(archive) == before
+
+
+def test_many_tenants_have_fewer_medoids_each(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pltz.archive.maintenance.cluster.TOTAL", 15)
+    for tenant in ("acme", "beta", "gamma"):
+        put(archive, *(f"u{n}" for n in range(8)), tenant=tenant)
+    assert archive.cluster().medoids == 15
+
+
+def test_candidates_are_read_where_their_tenant_is_used(archive: TowerArchive) -> None:
+    for tenant in ("acme", "beta"):
+        put(archive, "a0", "u0", tenant=tenant)
+    archive.cluster()
+    found = read_candidates(archive.catalog, archive.settings.archive)
+    places = [Place(archive.keys.domain(TENANT, t), archive.codecs[0].tokenizer) for t in ("acme", "beta")]
+    assert set(found._unread) == set(places) and not found._indexes
+    assert found.nearest(places[0], alike(5))
+    assert set(found._unread) == {places[1]} and set(found._indexes) == {places[0]}
+
+
+def test_a_file_of_groups_that_lie_is_refused() -> None:
+    owner = bytes(range(16))
+    group = CandidateGroup(0, bytes(16), bytes(16), bytes(8), 3)
+    data = pack_candidates(owner, {group: [(b"name", b"box"), (b"other", b"")]})
+    [(found, boxes)] = unpack_candidates(data, owner)
+    assert found == group and list(boxes.read()) == [(b"name", b"box"), (b"other", b"")]
+    with pytest.raises(CorruptError):
+        list(unpack_candidates(data, bytes(16)))
+    end = len(data) - 16
+    for at in range(24, end):
+        for value in (0, 1, 255):
+            body = data[:at] + bytes([value]) + data[at + 1 : end]
+            spoiled = body + digest(b"pltz candidates", body)
+            with suppress(CorruptError, VersionError):  # never more than the bytes that are there, and no other error
+                for _, some in unpack_candidates(spoiled, owner):
+                    assert sum(map(len, (part for pair in some.read() for part in pair))) < len(data)
 
 
 def test_candidates_of_another_archive_or_damaged_ones_are_left_out(archive: TowerArchive) -> None:

@@ -45,7 +45,7 @@ def test_sessions_of_another_process_serve_once_they_are_chosen(run: Run, tmp_pa
         "medoids": 3,
     }
     done = run("archive", "cluster", place)
-    assert done.exit_code == 0 and done.stdout.startswith("3 sessions chosen of 3 looked at, 1 tenant")
+    assert done.exit_code == 0 and done.stdout.startswith("3 sessions chosen, 3 looked at, 1 tenant")
     assert run(*put).exit_code == 0
     archive = Archive.open(place)
     assert coded_after(archive, "b/0") in {archive.tower.version(f"a/{n}").leaf for n in range(3)}
