@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--calibration", required=True, help="of the target whose statistics are drawn from")
     parser.add_argument("--shape", default="llama-8b")
     parser.add_argument("--tokens", type=int, default=4000)
-    parser.add_argument("--points", default="-13,-31", help="operating points to draw at")
+    parser.add_argument("--points", default="-6,-22", help="operating points to draw at")
     parser.add_argument("--rank", type=int, default=RANK, help="of the predictors; 0 for full rank")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cuda")

@@ -24,7 +24,7 @@
 
 enum { LANES = 32, PRECISION = 12, SLOTS = 1 << PRECISION, SYMBOLS = 32, HALF = 15, ESCAPE = 31 };
 enum { BLOCK = 32, TABLES = 29, BASE = 24, TOP = 28, CLASS_BITS = 4, CLASS_LEVELS = 4, COARSEST = 12 };
-enum { SECTION = 4 }; /* layers whose words lie together */
+enum { SECTION = 4, STREAM_ELEMENTS = 8192 }; /* layers whose words lie together */
 enum { MOST_LOW = 10, MEAN_UNIT = 16, PRIOR = 8 * MEAN_UNIT, MOST_SHIFT = 10 };
 #define LOWEST ((uint32_t)1 << 16)
 
@@ -57,6 +57,13 @@ static void begin_layer(Context *c, int n)
         c->above_expected[i] = c->expected[i] >> 1;
         c->seen[i] = c->expected[i] = 0;
     }
+}
+
+/* A stream knows nothing of the layers before its first. */
+static void forget_above(Context *c, int n)
+{
+    for (int i = 0; i < n; i++)
+        c->above_seen[i] = c->above_expected[i] = 0;
 }
 
 static void begin_block(Context *c, int n)
@@ -143,11 +150,31 @@ static void sum_token(uint32_t *sums, uint8_t kind, const int16_t *q, long count
     sums[1] = b;
 }
 
+/* Sections of a stream, and streams. The last stream takes the sections that are too few for another. */
+static long sections_each(const Model *m)
+{
+    const long elements = (long)SECTION * m->width;
+    return (STREAM_ELEMENTS + elements - 1) / elements;
+}
+
 static long sections_of(const Model *m) { return m->per_lane > 1 ? 1 : ((long)m->layers + SECTION - 1) / SECTION; }
 
-/* Encode a group. counts: words of each of its sections. */
+static long streams_of(const Model *m)
+{
+    const long streams = sections_of(m) / sections_each(m);
+    return streams > 1 ? streams : 1;
+}
+
+/* Return the stream that begins with a step, or 0 where none but the first may. */
+static long begins_stream(const Model *m, long step)
+{
+    const long span = sections_each(m) * SECTION * m->width;
+    return step % span == 0 && step / span < streams_of(m) ? step / span : 0;
+}
+
+/* Encode a group. counts: words of each of its sections. states: of each stream, `stride` apart. */
 static void encode_group(const Model *m, long group, const int16_t *symbols, const uint8_t *kinds, Out *o, uint8_t *plan,
-                         const uint16_t *first, int64_t *counts, uint32_t *sums)
+                         const uint16_t *first, int64_t *counts, uint32_t *sums, uint32_t *states, long stride)
 {
     const long steps = (long)m->layers * m->width, base = group * LANES * m->per_lane;
     const long span = (long)SECTION * m->width, sections = sections_of(m);
@@ -166,6 +193,8 @@ static void encode_group(const Model *m, long group, const int16_t *symbols, con
         }
         for (int layer = 0; layer < m->layers; layer++) {
             begin_layer(&c, n);
+            if (begins_stream(m, (long)layer * m->width))
+                forget_above(&c, n);
             for (int j = 0; j < m->width; j++) {
                 if (j % BLOCK == 0)
                     begin_block(&c, n);
@@ -197,12 +226,18 @@ static void encode_group(const Model *m, long group, const int16_t *symbols, con
             if (sections > 1 && step && step % span == 0) {
                 counts[step / span] = mark - o->at;
                 mark = o->at;
+                const long stream = begins_stream(m, step);
+                for (int i = 0; stream && i < LANES; i++) {
+                    states[stream * stride + i] = o->state[i];
+                    o->state[i] = LOWEST;
+                }
             }
         }
         for (int i = n - 1; i >= 0; i--)
             put_bits(o, i, kinds[start + i], CLASS_BITS);
     }
     counts[0] = mark - o->at;
+    memcpy(states, o->state, sizeof o->state);
 }
 
 /* ---- decoding */
@@ -359,10 +394,20 @@ static void begin_section(In *in, const uint16_t *words, const int64_t *ends)
     in->end = words + ends[1];
 }
 
+/* Go on with the states of another stream. Those of the one before must have ended. */
+static void begin_stream(In *in, const uint32_t *states, int n)
+{
+    for (int i = 0; i < n; i++)
+        in->bad |= in->state[i] != LOWEST;
+    memcpy(in->state, states, sizeof in->state);
+    for (int i = 0; i < LANES; i++)
+        in->bad |= in->state[i] < LOWEST;
+}
+
 /* Decode a group. ends: where the words of section s begin and end is at ends[s * groups], beginning with the first. */
 static int decode_group(const Model *m, long group, In *in, const uint16_t *words, const int64_t *ends, long groups,
                         const uint32_t *slots, const int32_t *mean, int wide, int16_t *symbols, uint8_t *kinds,
-                        uint32_t *sums)
+                        uint32_t *sums, const uint32_t *states)
 {
     const long steps = (long)m->layers * m->width, base = group * LANES * m->per_lane;
     const long sections = sections_of(m);
@@ -381,7 +426,12 @@ static int decode_group(const Model *m, long group, In *in, const uint16_t *word
         for (int layer = 0; layer < m->layers && n && !in->bad; layer++) {
             if (layer && layer % SECTION == 0 && sections > 1)
                 begin_section(in, words, ends + layer / SECTION * groups);
+            const long stream = begins_stream(m, (long)layer * m->width);
+            if (stream)
+                begin_stream(in, states + stream * groups * LANES, n);
             begin_layer(&c, n);
+            if (stream)
+                forget_above(&c, n);
             for (int j = 0; j < m->width; j += BLOCK) {
                 int stop = m->width - j < BLOCK ? m->width - j : BLOCK;
                 long step = (long)layer * m->width + j;
@@ -468,7 +518,8 @@ static PyObject *py_encode(PyObject *self, PyObject *args)
     room = malloc(2 * most + 2);
     plan = malloc((size_t)steps * 2 * LANES);
     words = PyList_New(groups);
-    PyObject *states = PyBytes_FromStringAndSize(NULL, 4 * LANES * groups);
+    const long streams = streams_of(&m);
+    PyObject *states = PyBytes_FromStringAndSize(NULL, 4 * LANES * groups * streams);
     if (!room || !plan || !words || !states) {
         Py_XDECREF(states);
         PyErr_NoMemory();
@@ -488,9 +539,9 @@ static PyObject *py_encode(PyObject *self, PyObject *args)
         o.at = room + most;
         Py_BEGIN_ALLOW_THREADS;
         encode_group(&m, from + g, symbols.buf, kinds.buf, &o, plan, first,
-                     (int64_t *)counts.buf + (from + g) * sections, sums.buf);
+                     (int64_t *)counts.buf + (from + g) * sections, sums.buf,
+                     (uint32_t *)PyBytes_AS_STRING(states) + g * LANES, groups * LANES);
         Py_END_ALLOW_THREADS;
-        memcpy(PyBytes_AS_STRING(states) + 4 * LANES * g, o.state, 4 * LANES);
         PyObject *part = PyBytes_FromStringAndSize((char *)o.at, (char *)(room + most) - (char *)o.at);
         if (!part) {
             Py_DECREF(states);
@@ -532,7 +583,7 @@ static PyObject *py_decode(PyObject *self, PyObject *args)
     const long steps = (long)m.layers * m.width;
     const int64_t *at = offsets.buf;
     const long pieces = groups * sections_of(&m);
-    int sound = states.len == 4 * LANES * groups && offsets.len == 8 * (pieces + 1) && kinds.len == m.tokens &&
+    int sound = states.len == 4 * LANES * groups * streams_of(&m) && offsets.len == 8 * (pieces + 1) && kinds.len == m.tokens &&
                 symbols.len == 2 * (Py_ssize_t)m.tokens * steps && sums.len == 8 * m.tokens && 0 <= from &&
                 from <= to && to <= groups;
     for (long g = 0; sound && g < pieces; g++)
@@ -564,7 +615,8 @@ static PyObject *py_decode(PyObject *self, PyObject *args)
         memcpy(in.state, (const uint32_t *)states.buf + LANES * g, sizeof in.state);
         for (int i = 0; i < LANES; i++)
             in.bad |= in.state[i] < LOWEST;
-        bad = decode_group(&m, g, &in, words.buf, at + g, groups, slots, means, wide, symbols.buf, kinds.buf, sums.buf);
+        bad = decode_group(&m, g, &in, words.buf, at + g, groups, slots, means, wide, symbols.buf, kinds.buf, sums.buf,
+                           (const uint32_t *)states.buf + LANES * g);
     }
     Py_END_ALLOW_THREADS;
     ran = 1;

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
-from pltz.models.kv.streams import LANES, SECTION, SYMBOLS, TABLES, Tables, groups, per_lane
+from pltz.models.kv.streams import (
+    LANES,
+    SECTION,
+    SYMBOLS,
+    TABLES,
+    Tables,
+    groups,
+    per_lane,
+    sections_each,
+    stream_layers,
+)
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.errors import ModelError
 
@@ -29,7 +39,7 @@ SLOTS = 4096
 WARPS = 8  # per CTA of decode_streams and unpack
 TYPES = ("torch.float32", "torch.float16", "torch.bfloat16")  # of KV, by the kernels' number
 KEPT = 6  # words that a lane keeps between launches
-SHARED = TABLES * SLOTS + 4 * TABLES * SYMBOLS + 4 * 32 + WARPS * LANES * 34 * 2  # bytes, of decode_streams
+SHARED = TABLES * SLOTS + 4 * TABLES * SYMBOLS + 4 * 32 + WARPS * (LANES * 34 + 128) * 2  # bytes, of decode_streams
 HEADS = (32, 64, 128, 256)  # sizes of a head that `unpack` knows
 ROWS = 32  # rows of CTAs that share a token's rows in `unpack`
 
@@ -152,9 +162,9 @@ class Kernels:
         point: int,
         tokens: int,
     ) -> DecodedStreams:
-        """Return streams that are decoded section by section. ``words``: (n,) int16. ``states``: (groups, 32) int32.
+        """Return streams to be decoded. ``words``: (n,) int16. ``states``: (streams, groups, 32) int32.
 
-        ``ends``: (sections, groups) int32, which never fall and end with n. The caller checks them.
+        ``ends``: (sections, groups) int32, which never fall and end with n. The caller checks shapes and ends.
         """
         return DecodedStreams(self._launcher, words, ends, states, tables, point, tokens)
 
@@ -233,11 +243,10 @@ class Kernels:
 
 
 class DecodedStreams:
-    """Integers of streams, decoded section by section in order.
+    """Integers of streams: several streams side by side, or one that is decoded section by section, in order.
 
-    ``q``: (layers, T, width) int16. ``classes``: (T,) uint8. ``sums``: (T, 2) int32. ``bad``: (1,) int32, not 0 where
-    a stream does not end as it must. They are right where `decode` was called for their layers, and sums and bad after
-    the last.
+    ``q``: (layers, T, width) int16. ``classes``: (T,) uint8. ``bad``: (1,) int32, not 0 where a stream does not end as
+    it must. They are right where `decode` was called for their layers, and bad after the last.
     """
 
     def __init__(
@@ -263,28 +272,42 @@ class DecodedStreams:
         self._kept = room(self._groups, LANES, KEPT, dtype=torch.int32)
         self.q = room(self.layers, tokens, self.width, dtype=torch.int16)
         self.classes = room(tokens, dtype=torch.uint8)
-        self.sums = room(tokens, 2, dtype=torch.int32)
+        self._begins = stream_layers(self.layers, self.width)
+        self._sums = room(len(self._begins), tokens, 2, dtype=torch.int32)
         self.bad = torch.zeros(1, dtype=torch.int32, device=words.device)
 
     def sections(self) -> Iterator[tuple[int, int]]:
-        """Return the layers, from and to, of each section."""
-        step = SECTION if self._per_lane == 1 else self.layers
+        """Return the layers, from and to, that one launch decodes."""
+        step = SECTION if self._per_lane == 1 and len(self._begins) == 1 else self.layers
         return ((first, min(first + step, self.layers)) for first in range(0, self.layers, step))
 
     def decode(self, first: int, last: int) -> None:
-        """Decode the layers of one section, or of several in one launch."""
+        """Decode layers, as `sections` gives them."""
         if not self._groups:
             return
         t = self._tables
         pointers = _pointers(
             self._words, self._ends, self._states, t.slots, t.entries, t.mean, t.level, self._kept, self.q,
-            self.classes, self.sums, self.bad,
+            self.classes, self._sums, self.bad,
         )  # fmt: skip
         numbers = (
-            self._groups, self._tokens, self.layers, self.width, self._point, self._per_lane, first, last,
+            self._groups, self._tokens, self.layers, self.width, self._point, self._per_lane,
+            SECTION * sections_each(self.width), first, last,
         )  # fmt: skip
-        grid = (-(-self._groups // WARPS), 1, 1)
+        grid = (-(-self._groups // WARPS), len(self._begins), 1)
         self._launcher.launch("decode_streams", grid, 32 * WARPS, [*pointers, *map(_int, numbers)], SHARED)
+
+
+    def sums(self) -> NDArray[np.uint32]:
+        """Return the two sums of each token over all streams, (T, 2). See `streams.sums_of`."""
+        whole = np.zeros((self._tokens, 2), np.uint32)
+        stops = [*self._begins[1:], self.layers]
+        found = self._sums.cpu().numpy().view(np.uint32)
+        for first, stop, (a, b) in zip(self._begins, stops, found.transpose(0, 2, 1), strict=True):
+            count = np.uint32((stop - first) * self.width)
+            whole[:, 1] += b + count * whole[:, 0]  # modulo 2^32, as all of it
+            whole[:, 0] += a
+        return whole
 
 
 class SideStream:

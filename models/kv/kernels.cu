@@ -66,7 +66,8 @@ static inline float of_bits(uint32_t v) {
 enum { LANES = 32, PRECISION = 12, SLOTS = 1 << PRECISION, SYMBOLS = 32, HALF = 15, ESCAPE = 31 };
 enum { TABLES = 29, BASE = 24, TOP = 28, CLASS_BITS = 4, CLASS_LEVELS = 4, COARSEST = 12, SECTION = 4 };
 enum { MOST_LOW = 10, MEAN_UNIT = 16, PRIOR = 8 * MEAN_UNIT, MOST_SHIFT = 10 };
-enum { WARPS = 8, KEPT = 6, ROW = 34 };     /* warps per CTA; words kept per lane; int16 per row of the square */
+enum { WARPS = 8, KEPT = 6, ROW = 34 }; /* warps per CTA; numbers kept per lane; int16 per row of the square */
+enum { RING = 128 };                    /* words of a group in shared memory */
 enum { F32 = 0, F16 = 1, BF16 = 2 };        /* types of KV */
 #define LOWEST ((uint32_t)1 << 16)
 
@@ -91,13 +92,14 @@ DEV void store(void *to, int64_t at, float v, int type) {
 
 /* ---- decode_streams */
 
-/* The words of a group in a section. Each lane holds one of 32 that come next, one of the 32 after those, and one that
- * is on its way from memory. */
+/* The words of a group in a section. The next ones lie in a ring in shared memory, 64 at least, and each lane has one
+ * more that is on its way from memory. */
 struct Words {
     const uint16_t *words;
-    int64_t next, end; /* of the words that no lane holds yet; of the section */
-    uint32_t now, then, later;
-    int used; /* of `now` */
+    uint16_t *ring;
+    int64_t next, end;   /* of the words that are not asked for yet; of the section */
+    int used, room;      /* words taken from the ring; where the next 32 go */
+    uint32_t later, low; /* the word on its way; the lanes before this one */
 };
 
 DEV uint32_t more_words(Words &w, int lane) {
@@ -105,27 +107,28 @@ DEV uint32_t more_words(Words &w, int lane) {
     w.next += LANES;
     return at < w.end ? w.words[at] : 0;
 }
-DEV void open_words(Words &w, const uint16_t *words, int64_t begin, int64_t end, int lane) {
-    w.words = words, w.next = begin, w.end = end, w.used = 0;
-    w.now = more_words(w, lane);
-    w.then = more_words(w, lane);
+DEV void put_words(Words &w, int lane) {
+    w.ring[(w.room + lane) & (RING - 1)] = (uint16_t)w.later;
+    w.room += LANES;
     w.later = more_words(w, lane);
+    __syncwarp();
 }
-DEV bool used_up(const Words &w) { return w.next - 3 * LANES + w.used == w.end; }
+DEV void open_words(Words &w, const uint16_t *words, int64_t begin, int64_t end, int lane) {
+    __syncwarp();
+    w.words = words, w.next = begin, w.end = end, w.used = w.room = 0;
+    w.later = more_words(w, lane);
+    put_words(w, lane);
+    put_words(w, lane);
+}
+DEV bool used_up(const Words &w) { return w.next - LANES - w.room + w.used == w.end; }
 
 /* Give each lane whose state is too small a word, in the order of lanes. */
 DEV void refill(Words &w, uint32_t &x, bool small, int lane) {
     const uint32_t mask = __ballot_sync(ALL, small);
-    if (!mask) return;
-    const int at = w.used + __popc(mask & ((1u << lane) - 1));
-    const uint32_t a = __shfl_sync(ALL, w.now, at & 31), b = __shfl_sync(ALL, w.then, at & 31);
-    if (small) x = x << 16 | (at < LANES ? a : b);
+    const uint32_t word = w.ring[(w.used + __popc(mask & w.low)) & (RING - 1)];
+    x = small ? x << 16 | word : x;
     w.used += __popc(mask);
-    if (w.used >= LANES) {
-        w.used -= LANES;
-        w.now = w.then, w.then = w.later;
-        w.later = more_words(w, lane);
-    }
+    if (w.room - w.used < 2 * LANES) put_words(w, lane); /* the same in all lanes; at most 32 are taken at once */
 }
 
 DEV int32_t quarter_log(uint32_t v) {
@@ -148,18 +151,19 @@ DEV Step step_of(int level, int first, int shift) {
     return s;
 }
 
-/* A warp decodes the layers [first, last) of a group. Between launches `kept` holds each lane's state: (groups, 32,
- * KEPT). Integers go to q (layers, tokens, width). `slots`: (TABLES, SLOTS) symbols. `entries`: (TABLES, SYMBOLS)
+/* A warp decodes a stream of a group. Streams have `span` layers, but the last. One stream may be decoded in several
+ * launches, layers [first, last) in each: `kept` holds each lane's state between them, (groups, 32, KEPT). Integers go
+ * to q (layers, tokens, width), the sums of each stream to sums (streams, tokens, 2). `slots`: (TABLES, SLOTS) symbols. `entries`: (TABLES, SYMBOLS)
  * frequency << 16 | first slot. `mean`: (TABLES,). `bad`: not 0 afterwards if a stream is damaged. */
 KERNEL(256) decode_streams(const uint16_t *words, const int32_t *ends, const uint32_t *states, const uint8_t *slots,
                            const uint32_t *entries, const uint16_t *mean, const int16_t *level, uint32_t *kept,
                            int16_t *q, uint8_t *classes, uint32_t *sums, int32_t *bad, int groups, int tokens,
-                           int layers, int width, int point, int per_lane, int first_layer, int last_layer) {
+                           int layers, int width, int point, int per_lane, int span, int first_layer, int last_layer) {
     uint8_t *const lut = shared();
     uint32_t *const table = (uint32_t *)(lut + TABLES * SLOTS);
     int32_t *const usual = (int32_t *)(table + TABLES * SYMBOLS);
     const int lane = (int)(threadIdx.x & 31), warp = (int)(threadIdx.x >> 5);
-    int16_t *const square = (int16_t *)(usual + 32) + warp * LANES * ROW;
+    int16_t *const square = (int16_t *)(usual + 32) + warp * (LANES * ROW + RING);
     for (int i = (int)threadIdx.x; i < TABLES * SLOTS / 16; i += 32 * WARPS) ((uint4 *)lut)[i] = ((const uint4 *)slots)[i];
     for (int i = (int)threadIdx.x; i < TABLES * SYMBOLS; i += 32 * WARPS) table[i] = entries[i];
     for (int i = (int)threadIdx.x; i < TABLES; i += 32 * WARPS) usual[i] = mean[i];
@@ -168,16 +172,21 @@ KERNEL(256) decode_streams(const uint16_t *words, const int32_t *ends, const uin
     if (group >= groups) return; /* the whole warp */
 
     const bool by_section = per_lane == 1;
+    const int stream = (int)blockIdx.y, streams = (int)gridDim.y;
+    if (streams > 1) first_layer = stream * span, last_layer = stream + 1 < streams ? first_layer + span : layers;
+    const bool finishes = streams > 1 || last_layer == layers;
     uint32_t *const mine = kept + ((int64_t)group * LANES + lane) * KEPT;
     const int section = by_section ? first_layer / SECTION : 0;
     const int32_t *end = ends + (int64_t)section * groups + group;
     Words w;
+    w.ring = (uint16_t *)square + LANES * ROW, w.low = (1u << lane) - 1;
     open_words(w, words, section || group ? end[-1] : 0, end[0], lane);
-    const bool begins = first_layer == 0;
-    uint32_t x = begins ? states[(int64_t)group * LANES + lane] : mine[0];
+    const bool begins = streams > 1 || first_layer == 0;
+    const uint32_t zeroth = states[(int64_t)group * LANES + lane]; /* tells the class */
+    uint32_t x = begins ? states[((int64_t)stream * groups + group) * LANES + lane] : mine[0];
     int32_t seen = begins ? 0 : (int32_t)mine[1], expected = begins ? 0 : (int32_t)mine[2];
     uint32_t kind = begins ? 0 : mine[3], a = begins ? 0 : mine[4], b = begins ? 0 : mine[5];
-    bool wrong = x < LOWEST;
+    bool wrong = begins && x < LOWEST;
 
     for (int row = 0; row < per_lane; row++) {
         const int64_t start = ((int64_t)group * per_lane + row) * LANES;
@@ -185,11 +194,13 @@ KERNEL(256) decode_streams(const uint16_t *words, const int32_t *ends, const uin
         const int64_t token = start + lane;
         const bool live = token < tokens;
         if (begins) {
-            kind = x & ((1 << CLASS_BITS) - 1);
-            if (live) x >>= CLASS_BITS, classes[token] = (uint8_t)kind;
-            refill(w, x, live && x < LOWEST, lane);
+            kind = (stream ? zeroth : x) & ((1 << CLASS_BITS) - 1);
             seen = expected = 0;
-            a = kind, b = 0;
+            a = stream ? 0 : kind, b = 0;
+            if (!stream) {
+                if (live) x >>= CLASS_BITS, classes[token] = (uint8_t)kind;
+                refill(w, x, live && x < LOWEST, lane);
+            }
         }
         const int first = point + COARSEST - CLASS_LEVELS * (int)kind;
         for (int layer = first_layer; layer < last_layer; layer++) {
@@ -209,12 +220,13 @@ KERNEL(256) decode_streams(const uint16_t *words, const int32_t *ends, const uin
                                       (int)MOST_SHIFT);
                 const int of_lane = lane < count ? levels[j + lane] : 0;
                 Step now = step_of(__shfl_sync(ALL, of_lane, 0), first, shift);
+#pragma unroll 4
                 for (int s = 0; s < count; s++) {
                     const uint32_t slot = x & (SLOTS - 1);
                     const int symbol = lut[now.table * SLOTS + slot];
                     const Step next = step_of(__shfl_sync(ALL, of_lane, (s + 1) & 31), first, shift);
                     const uint32_t entry = table[now.table * SYMBOLS + symbol];
-                    if (live) x = (entry >> 16) * (x >> PRECISION) + slot - (entry & 0xffff);
+                    x = live ? (entry >> 16) * (x >> PRECISION) + slot - (entry & 0xffff) : x;
                     refill(w, x, live && x < LOWEST, lane);
                     int32_t value = symbol - HALF;
                     const bool low = live && now.low > 0, escape = live && symbol == ESCAPE;
@@ -251,12 +263,17 @@ KERNEL(256) decode_streams(const uint16_t *words, const int32_t *ends, const uin
                 __syncwarp();
             }
         }
-        if (live && last_layer == layers) sums[2 * token] = a, sums[2 * token + 1] = b;
+        if (live && finishes) {
+            uint32_t *const to = sums + 2 * ((int64_t)stream * tokens + token);
+            to[0] = a, to[1] = b;
+        }
     }
     wrong |= !used_up(w);
-    if (last_layer == layers) wrong |= (int64_t)group * per_lane * LANES + lane < tokens && x != LOWEST;
-    mine[0] = x, mine[1] = (uint32_t)seen, mine[2] = (uint32_t)expected;
-    mine[3] = kind, mine[4] = a, mine[5] = b;
+    if (finishes) wrong |= (int64_t)group * per_lane * LANES + lane < tokens && x != LOWEST;
+    if (streams == 1) {
+        mine[0] = x, mine[1] = (uint32_t)seen, mine[2] = (uint32_t)expected;
+        mine[3] = kind, mine[4] = a, mine[5] = b;
+    }
     if (wrong) *bad = 1;
 }
 

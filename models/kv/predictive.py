@@ -1,4 +1,4 @@
-"""PredictiveCodec: the form `predictive-2`: about half a bit per element. Spec: FORMAT.md, "predictive-2".
+"""PredictiveCodec: the form `predictive-3`: about half a bit per element. Spec: FORMAT.md, "predictive-3".
 
 Per layer, from the first to the last, for all tokens at once:
 
@@ -39,6 +39,7 @@ from pltz.models.kv.streams import (
     encode,
     groups,
     sections,
+    stream_count,
 )
 from pltz.plt_codec.errors import CorruptError, UsageError
 
@@ -98,10 +99,7 @@ def layers_of(calibration: Calibration, device: torch.device | str = "cpu") -> l
             inverse = torch.linalg.inv(basis[n].double()).float()
         except RuntimeError as exc:
             raise CorruptError(f"the basis of layer {n} of the calibration has no inverse") from exc
-        layer = Layer(predict, constant[n], inverse, basis[n])
-        if not all(bool(torch.isfinite(matrix).all()) for matrix in (*predict, inverse)):
-            raise CorruptError(f"the matrices of layer {n} of the calibration are not finite")
-        found.append(layer)
+        found.append(Layer(predict, constant[n], inverse, basis[n]))
     return found
 
 
@@ -143,7 +141,9 @@ class PredictiveCodec:
         """
         shape, tokens = self.calibration.shape, kv.shape[3]
         elements, count = shape.layers * shape.width, groups(tokens, shape.layers * shape.width)
-        return 6 * tokens * elements + 2 * tokens + count * (4 * LANES + 4 * sections(shape.layers, shape.width)) + SUM
+        sizes = (shape.layers, shape.width)
+        each = 4 * LANES * stream_count(*sizes) + 4 * sections(*sizes)  # bytes per group
+        return 6 * tokens * elements + 2 * tokens + count * each + SUM
 
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return words, states and ends. See `KVCodec.encode`."""
@@ -182,10 +182,8 @@ class PredictiveCodec:
         with torch.inference_mode():
             still = restored(self.layers, q, self._embedded(span), self._steps(classes))
             kv = torch.stack(still).unflatten(2, (2, shape.heads, shape.dim))  # (layers, T, 2, heads, D)
-            kv = in_place(kv.permute(0, 2, 3, 1, 4), span, self.rotary).to(marker.device, marker.dtype)
-            if not bool(torch.isfinite(kv).all()):
-                raise CorruptError("keys or values are not finite: of a hostile calibration, or too large")
-            return kv
+            kv = in_place(kv.permute(0, 2, 3, 1, 4), span, self.rotary)
+            return kv.to(marker.device, marker.dtype)
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Check the streams' types and shapes. See `KVCodec.check`."""
@@ -198,10 +196,10 @@ class PredictiveCodec:
         if parts["kv.sum"].dtype != torch.uint8 or parts["kv.sum"].shape != (SUM,):
             raise CorruptError("expected a checksum of 8 bytes")
         layers, width = self.tables.level.shape
-        count = groups(tokens, layers * width)
+        count, parts_of = groups(tokens, layers * width), (sections(layers, width), stream_count(layers, width))
         if (words.dtype, states.dtype, ends.dtype) != (torch.int16, torch.int32, torch.int32) or words.dim() != 1:
             raise CorruptError("the streams are of other types")
-        if states.shape != (count, LANES) or ends.shape != (sections(layers, width), count):
+        if ends.shape != (parts_of[0], count) or states.shape != (parts_of[1], count, LANES):
             raise CorruptError(f"expected {count} groups of streams for {tokens} ids, found {tuple(ends.shape)}")
 
     def _decoded_on_gpu(self, parts: Parts, span: Span) -> torch.Tensor | None:

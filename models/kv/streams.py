@@ -37,7 +37,7 @@ CLASSES, CLASS_BITS, CLASS_LEVELS, COARSEST = 16, 4, 4, 12
 MOST_LOW, MEAN_UNIT, PRIOR, MOST_SHIFT = 10, 16, 128, 10
 SECTION = 4  # layers whose words lie together
 SUM = 8  # bytes of the checksum
-LANE_ELEMENTS = 8192  # elements per lane at least, so that a state costs 0.004 bits per element at most
+LANE_ELEMENTS = 8192  # elements per state at least, so that it costs 0.004 bits per element at most
 LOWEST = 1 << 16
 WRONG_END = "a stream does not end where it must: damaged, or of other tables"
 
@@ -77,8 +77,8 @@ class Tables:
 class Streams:
     """Coded integers.
 
-    ``words``: (n,) uint16. ``states``: (groups, 32) uint32. ``ends``: (sections, groups) int64, the number of words up
-    to the end of each group's words in a section. ``sum``: (SUM,) uint8, see `checksum`.
+    ``words``: (n,) uint16. ``states``: (streams, groups, 32) uint32. ``ends``: (sections, groups) int64, the number of
+    words up to the end of each group's words in a section. ``sum``: (SUM,) uint8, see `checksum`.
     """
 
     words: NDArray[np.uint16]
@@ -100,6 +100,21 @@ def groups(tokens: int, elements: int) -> int:
 def sections(layers: int, width: int) -> int:
     """Return the number of sections: one where a lane takes all layers of a token before the next token."""
     return -(-layers // SECTION) if per_lane(layers * width) == 1 else 1
+
+
+def sections_each(width: int) -> int:
+    """Return the sections of a stream, so many that it has LANE_ELEMENTS per lane at least."""
+    return -(-LANE_ELEMENTS // (SECTION * width))
+
+
+def stream_count(layers: int, width: int) -> int:
+    """Return the number of streams, each with states of its own. The last one takes the sections that are left."""
+    return max(1, sections(layers, width) // sections_each(width))
+
+
+def stream_layers(layers: int, width: int) -> list[int]:
+    """Return the first layer of each stream."""
+    return [n * sections_each(width) * SECTION for n in range(stream_count(layers, width))]
 
 
 def checksum(sums: U32) -> U8:
@@ -141,7 +156,8 @@ def encode(q: I16, classes: U8, tables: Tables, point: int) -> Streams:
 
     made = _shared(count, some)
     words = [np.frombuffer(part, np.uint16) for parts, _ in made for part in parts]
-    states = np.frombuffer(b"".join(part for _, part in made), np.uint32).reshape(-1, LANES)
+    parts = [np.frombuffer(part, np.uint32).reshape(stream_count(layers, width), -1, LANES) for _, part in made]
+    states = np.concatenate(parts, 1)
     return _streams(words, states, counts, sums)
 
 
@@ -156,7 +172,7 @@ def _streams(words: Sequence[NDArray[np.uint16]], states: U32, counts: I64, sums
 def check(ends: I64, states: Sequence[int], words: int, tokens: int, layers: int, width: int) -> None:
     """Check the ends of streams, the shape of their states, and their number of words. Raises CorruptError."""
     count, parts = groups(tokens, layers * width), sections(layers, width)
-    if tuple(states) != (count, LANES) or ends.shape != (parts, count):
+    if tuple(states) != (stream_count(layers, width), count, LANES) or ends.shape != (parts, count):
         raise CorruptError(f"expected {count} groups of 32 states, found {tuple(states)}")
     flat = ends.ravel()
     if (np.diff(flat, prepend=0) < 0).any() or (int(flat[-1]) if len(flat) else 0) != words:
@@ -218,8 +234,11 @@ def contexts(q: I16, classes: U8, tables: Tables, point: int) -> tuple[U8, U8]:
     model = _Contexts(classes.astype(np.int64), tables, point)
     kinds = np.empty((tokens, layers, width), np.uint8)
     lows = np.empty((tokens, layers, width), np.uint8)
+    begins = stream_layers(layers, width)[1:]
     for layer in range(layers):
         model.begin_layer()
+        if layer in begins:
+            model.forget_above()
         for first in range(0, width, BLOCK):
             part = slice(first, min(first + BLOCK, width))
             model.begin_block()
@@ -243,6 +262,10 @@ class _Contexts:
     def begin_layer(self) -> None:
         self.above = (self.seen >> 1, self.expected >> 1)
         self.seen, self.expected = np.zeros_like(self.seen), np.zeros_like(self.expected)
+
+    def forget_above(self) -> None:
+        """Begin a stream, which knows nothing of the layers before its first."""
+        self.above = (np.zeros_like(self.seen), np.zeros_like(self.expected))
 
     def begin_block(self) -> None:
         seen, expected = self.seen + self.above[0] + PRIOR, self.expected + self.above[1] + PRIOR
@@ -286,7 +309,9 @@ def _encode(
     first = np.cumsum(freq, 1) - freq
     flat = (tokens, layers * width)
     symbol, high = _symbols(q.reshape(flat).astype(np.int64), kinds.reshape(flat), lows.reshape(flat), freq)
-    words, states = [], []
+    words = []
+    states = np.zeros((stream_count(layers, width), groups(tokens, layers * width), LANES), np.uint32)
+    begins = {layer * width: n for n, layer in enumerate(stream_layers(layers, width)) if n}
     counts = np.zeros((groups(tokens, layers * width), sections(layers, width)), np.int64)
     for group in range(groups(tokens, layers * width)):
         x = [LOWEST] * LANES
@@ -318,12 +343,14 @@ def _encode(
                     x[i] = (x[i] // f << PRECISION) + x[i] % f + int(first[kind, s])
                 if step and step % (SECTION * width) == 0 and counts.shape[1] > 1:
                     counts[group, step // (SECTION * width)], marked = len(out) - marked, len(out)
+                if step in begins:
+                    states[begins[step], group], x[:] = x, [LOWEST] * LANES
             for i in range(n - 1, -1, -1):
                 bits(i, int(classes[start + i]), CLASS_BITS)
         counts[group, 0] = len(out) - marked
         words.append(np.array(out[::-1], np.uint16))
-        states.append(x)
-    return words, np.array(states, np.uint32).reshape(-1, LANES), counts
+        states[0, group] = x
+    return words, states, counts
 
 
 def _decode(
@@ -337,10 +364,12 @@ def _decode(
     freq = tables.freq.astype(np.int64)
     first = np.cumsum(freq, 1) - freq
     slots = np.stack([np.repeat(np.arange(SYMBOLS), row) for row in freq])  # (TABLES, 4096)
-    state = streams.states.astype(np.int64)
+    state: I64 = streams.states[0].astype(np.int64)
+    begins = {layer: n for n, layer in enumerate(stream_layers(layers, width)) if n}
     at, stop = ends[:count].copy(), ends[1 : count + 1]
     words = np.concatenate([streams.words, np.zeros(1, np.uint16)]).astype(np.int64)
-    bad = bool((state < LOWEST).any()) and tokens > 0
+    bad = bool((streams.states < LOWEST).any())
+    lanes = np.arange(count)[:, None] * lane * LANES + np.arange(LANES) < tokens
 
     def refill(mask: NDArray[np.bool_]) -> None:
         nonlocal bad
@@ -353,7 +382,7 @@ def _decode(
         at[:] += need.sum(1)
 
     def raw(mask: NDArray[np.bool_], n: NDArray[np.int64]) -> NDArray[np.int64]:
-        value = state & ((1 << n) - 1)
+        value: I64 = state & ((1 << n) - 1)
         state[mask] = (state >> n)[mask]
         refill(mask)
         return value
@@ -372,6 +401,10 @@ def _decode(
                 section = layer // SECTION * count
                 at, stop = ends[section : section + count].copy(), ends[section + 1 : section + count + 1]
             model.begin_layer()
+            if layer in begins:
+                bad |= bool((state[lanes] != LOWEST).any())
+                state[:] = streams.states[begins[layer]]
+                model.forget_above()
             for j in range(width):
                 if j % BLOCK == 0:
                     model.begin_block()
@@ -391,7 +424,6 @@ def _decode(
                 bad |= bool((live & (np.abs(value) > 0x8000)).any())
                 q[token[live], layer, j] = np.clip(value, -0x8000, 0x7FFF)[live]
                 model.count(low[..., None], plain[..., None], value[..., None])
-    lanes = np.arange(count)[:, None] * lane * LANES + np.arange(LANES) < tokens
     if bad or (at != stop).any() or (state[lanes] != LOWEST).any():
         raise CorruptError(WRONG_END)
     return q, classes

@@ -26,7 +26,9 @@ from tests.plt_codec.engines.cuda import emulate
 
 ON_CPU = pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
 ON_GPU = pytest.mark.skipif(gpu.count() == 0, reason="no NVIDIA GPU, or pltz[cuda] is not installed")
-SHAPES = [(1, 1, 32), (33, 2, 40), (70, 3, 64), (35, 9, 928), (300, 5, 2048)]  # of integers: tokens, layers, width
+SHAPES = [  # of integers: tokens, layers, width
+    (1, 1, 32), (33, 2, 40), (70, 3, 64), (35, 9, 928), (33, 10, 2080), (300, 13, 2048),
+]  # fmt: skip
 
 
 @dataclass
@@ -65,7 +67,7 @@ def decoded(where: Where, coded: Streams, tables: Any, point: int, tokens: int) 
     for first, last in found.sections():
         found.decode(first, last)
     q = found.q.permute(1, 0, 2).cpu().numpy()
-    return q, found.classes.cpu().numpy(), found.sums.cpu().numpy().view(np.uint32), not bool(found.bad)
+    return q, found.classes.cpu().numpy(), found.sums(), not bool(found.bad)
 
 
 @pytest.mark.parametrize(("tokens", "layers", "width"), SHAPES)
@@ -99,7 +101,7 @@ def test_a_damaged_stream_is_found_out(where: Where, seed: int) -> None:
         case 0:
             words[rng.integers(len(words))] ^= 1 << rng.integers(16)
         case 1:
-            states[0, rng.integers(32)] ^= 1 << rng.integers(32)
+            states[0, 0, rng.integers(32)] ^= 1 << rng.integers(32)
         case _:
             words = rng.integers(0, 1 << 16, len(words)).astype(np.uint16)
     _, _, sums, sound = decoded(where, Streams(words, states, coded.ends, coded.sum), tables, 0, 40)
@@ -123,8 +125,10 @@ def test_fixed_forms_decode_to_the_same_bits(used: Where, dtype: torch.dtype, di
 
 
 @pytest.mark.parametrize("rank", [0, 6])
-@pytest.mark.parametrize(("layers", "heads", "dim"), [(5, 1, 8), (9, 2, 232)])
+@pytest.mark.parametrize(("layers", "heads", "dim"), [(5, 1, 8), (9, 2, 232), (5, 1, 1032)])
 def test_predictive_decodes_to_the_same_kv(used: Where, rank: int, layers: int, heads: int, dim: int) -> None:
+    if used.device.type == "cpu" and dim > 1000:
+        pytest.skip("the inverse of so wide a basis takes too long")
     shape = KVShape(layers, heads, dim, 12)
     _, _, tables = drawn(1, layers, shape.width)
     calibration = random_calibration(bytes(16), shape, rank, tables)
