@@ -71,3 +71,4 @@ $(BIN)/python:
 	  { echo "pltz needs Python 3.11 or newer, and $(PYTHON) is not: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): torch alone has some hundred megabytes; this happens once"
+	-$(PIP) --upgrade pip  # the pip of Python 3.11 takes three times as long to find the versions

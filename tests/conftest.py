@@ -25,6 +25,7 @@ from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 # Test processes run beside each other, and so do those they start: threads of torch would wait for each other's cores.
 # The tests of thread counts set their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Without compiled modules, each of the processes that tests start would compile all that it imports.
 sys.dont_write_bytecode = False
@@ -138,7 +139,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def sanitizers() -> tuple[str, str]:
     """Return the C compiler and the library of AddressSanitizer, or skip the test where sanitizers do not work."""
     compiler = shutil.which(os.environ.get("CC", "gcc"))

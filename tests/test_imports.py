@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,8 +71,13 @@ HEAVY = {"torch", "transformers"}
 BY_NAME = {"cli/ui/groups.py", "benchmarks/peers/compressors.py", "benchmarks/peers/context_mixing.py"}
 LAZY = re.compile(r"pltz(\.\w+)+:\w+")  # a command by name, as `cli.ui.groups.LazyGroup` takes it
 FILES = [path.relative_to(ROOT) for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
-TREES = {path: ast.parse((ROOT / path).read_text("utf8")) for path in FILES}
 MODULES = {("pltz", *path.with_suffix("").parts): path for path in FILES}
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Return the syntax tree of each file."""
+    return {path: ast.parse((ROOT / path).read_text("utf8")) for path in FILES}
 
 
 def imports(node: ast.AST) -> Iterator[str]:
@@ -110,7 +116,7 @@ def wing_of(room: str, wing: str) -> int | None:
 
 def test_imports_follow_the_arrows_between_rooms() -> None:
     wrong = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         room = path.parts[0]
         for node in ast.walk(tree):
             for name in imports(node):
@@ -124,7 +130,7 @@ def test_imports_follow_the_arrows_between_rooms() -> None:
 
 def test_imports_follow_the_arrows_between_wings() -> None:
     wrong = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         room = path.parts[0]
         if room not in WINGS or len(path.parts) == 1 or (path.name == "__init__.py" and len(path.parts) == 2):
             continue
@@ -145,21 +151,21 @@ def test_imports_follow_the_arrows_between_wings() -> None:
 def test_modules_import_each_other_in_no_circle() -> None:
     graph: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for module, path in MODULES.items():
-        targets = {module_of(name) for node in at_import_time(TREES[path]) for name in imports(node)}
+        targets = {module_of(name) for node in at_import_time(trees()[path]) for name in imports(node)}
         graph[module] = {t for t in targets if t is not None and t in MODULES}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_a_command_by_name_is_an_import() -> None:
     """So the tests of arrows see the tables of lazy groups."""
-    found = {name for node in ast.walk(TREES[Path("cli/root.py")]) for name in imports(node)}
+    found = {name for node in ast.walk(trees()[Path("cli/root.py")]) for name in imports(node)}
     assert "pltz.cli.compress.compress" in found
 
 
 def test_no_importlib_hides_an_arrow() -> None:
     found = {
         str(path)
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr == "import_module"
     }
@@ -170,7 +176,7 @@ def test_no_tensors_at_import_time() -> None:
     """Commands and the archive load no torch before they need it; engines and training may."""
     wrong = [
         str(path)
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         if path.parts[0] in ("cli", "archive", "datasets")
         and {name.split(".")[0] for node in at_import_time(tree) for name in imports(node)} & HEAVY
     ]

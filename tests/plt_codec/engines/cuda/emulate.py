@@ -65,26 +65,54 @@ class Emulation:
 
     def _compiled(self, kernels: list[str]) -> Path:
         calls = "".join(f"    EMULATED({name})\n" for name in kernels)
+        compiler = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-fPIC", "-w", *self.flags]
         text = (
-            f'#include "{HERE / "emulate.h"}"\n{self._text}\nextern "C" int emulated(const char *kernel, '
+            f'#include "{self._header(compiler)}"\n{self._text}\nextern "C" int emulated(const char *kernel, '
             "const uint32_t *grid, uint32_t threads, uint32_t cluster, uint32_t together, uint64_t bytes, void **args) "
             f"{{\n{calls}    return 1;\n}}\n"
         )
-        command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-shared", "-fPIC", "-w", *self.flags]
-        command += [f"-D{k}={v}" for k, v in self.shape.items()]
-        place = self.folder / hashlib.blake2b("\0".join([*command, text]).encode(), digest_size=8).hexdigest()
-        library, file = place.with_suffix(".so"), place.with_suffix(".cpp")
-        with place.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not library.exists():
-                file.write_text(text)
-                part = place.with_suffix(".part")
-                words = [*command, "-o", str(part), str(file)]
-                done = subprocess.run(words, check=False, capture_output=True, text=True)
-                if done.returncode:
-                    raise ModelError(f"the emulation does not compile: {done.stderr[:3000]}")
-                part.rename(library)
-        return library
+        command = [*compiler, "-shared", *(f"-D{k}={v}" for k, v in self.shape.items())]
+        library = self.folder / f"{_digest(*command, text)}.so"
+        file = library.with_suffix(".cpp")
+
+        def make(part: Path) -> None:
+            file.write_text(text)
+            _run([*command, "-o", str(part), str(file)])
+
+        return _made_once(library, make)
+
+    def _header(self, compiler: Sequence[str]) -> Path:
+        """Return a copy of emulate.h beside what the compiler made of it: parsing it takes a fifth of a compilation."""
+        text = (HERE / "emulate.h").read_text()
+        header = self.folder / f"{_digest(*compiler, text)}.h"
+
+        def make(part: Path) -> None:
+            header.write_text(text)
+            _run([*compiler, "-x", "c++-header", "-o", str(part), str(header)])
+
+        _made_once(header.with_suffix(".h.gch"), make)
+        return header
+
+
+def _digest(*words: str) -> str:
+    return hashlib.blake2b("\0".join(words).encode(), digest_size=8).hexdigest()
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise ModelError(f"the emulation does not compile: {done.stderr[:3000]}")
+
+
+def _made_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """Return a path, at which ``make`` put a file: once for all processes, which wait for each other."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            part = path.with_suffix(".part")
+            make(part)
+            part.rename(path)
+    return path
 
 
 class EmulatedDevice:

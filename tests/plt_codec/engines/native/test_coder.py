@@ -236,6 +236,15 @@ def test_nothing_to_do() -> None:
     assert [len(t) for t in coder.decode([FrameItem(b"", 0), FrameItem(b"xyz", 0)])] == [0, 0]
 
 
+@cache
+def decoded(data: bytes) -> np.ndarray | CorruptError:
+    """What the reference decodes of 50 tokens of "small" in damaged bytes, or says of them."""
+    try:
+        return reference("small").decode([FrameItem(data, 50, 4, 5)])[0]
+    except CorruptError as error:
+        return error
+
+
 @pytest.mark.parametrize("kernel", kernels())
 def test_damaged_frames_give_the_reference_tokens_or_the_same_error(kernel: str) -> None:
     coder, rng = NativeCoder(model("small"), kernel=kernel), np.random.default_rng(3)
@@ -243,11 +252,9 @@ def test_damaged_frames_give_the_reference_tokens_or_the_same_error(kernel: str)
     streams += [rng.bytes(int(n)) for n in rng.integers(1, 60, 10)]
     streams += [e.data[:-3] for e in frames("small", None, None) if len(e.data) > 3]
     for data in streams:
-        item = FrameItem(data, 50, 4, 5)
-        try:
-            [want] = reference("small").decode([item])
-        except CorruptError as error:
-            with pytest.raises(CorruptError, match=str(error)):
+        item, want = FrameItem(data, 50, 4, 5), decoded(data)
+        if isinstance(want, CorruptError):
+            with pytest.raises(CorruptError, match=str(want)):
                 coder.decode([item])
         else:
             assert np.array_equal(coder.decode([item])[0], want)

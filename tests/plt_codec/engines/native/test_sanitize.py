@@ -14,19 +14,34 @@ import pytest
 SCRIPT = Path(__file__).with_name("sanitize.sh")
 
 
-@pytest.mark.slow
-def test_no_sanitizer_complains(sanitizers: tuple[str, str]) -> None:
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory, sanitizers: tuple[str, str]) -> Path:
+    """Compile the engine with the sanitizers."""
+    folder = tmp_path_factory.mktemp("sanitized")
+    done = sanitize(folder, sanitizers[0], "--build")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def sanitize(build: Path, compiler: str, *words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    # -s: what a sanitizer says before it ends the process would be lost in the capture
-    left_out = ("wide", "threads_and_company", "oracle", "more_sessions", "small-plain")
-    command = ["sh", str(SCRIPT), "-s", "-p", "no:xdist", "-k", " and ".join(f"not {name}" for name in left_out)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PATH": path, "CC": sanitizers[0]},
+    return subprocess.run(
+        ["sh", str(SCRIPT), *words],
+        env={**os.environ, "PATH": path, "CC": compiler, "SANITIZED": str(build)},
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
+
+
+def test_no_sanitizer_complains(build: Path, sanitizers: tuple[str, str]) -> None:
+    # -s: what a sanitizer says before it ends the process would be lost in the capture
+    left_out = ("wide", "threads_and_company", "oracle", "more_sessions", "small-plain")
+    chosen = " and ".join(f"not {name}" for name in left_out)
+    done = sanitize(build, sanitizers[0], "-s", "-p", "no:xdist", "-k", chosen)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert " passed" in done.stdout
