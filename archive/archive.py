@@ -276,9 +276,8 @@ class Archive:
         In a dry run nothing is stored between two requests either: two versions of one name count as if each were put
         alone.
         """
-        sessions = self.sessions
-        sessions.expect = expect
-        yield from sessions.put(map(self._resolved, requests), keep_opaque=keep_opaque, dry_run=dry_run)
+        resolved = map(self._resolved, requests)
+        yield from self.sessions.put(resolved, keep_opaque=keep_opaque, dry_run=dry_run, expect=expect)
 
     def _resolved(self, request: PutRequest) -> PutRequest:
         """Return a request with a session, fingerprints and a salted tenant, as `SessionArchive` takes it."""

@@ -207,8 +207,6 @@ class SessionArchive:
         bundles: the first one codes new sessions; all are read.
         zstd_above: sessions of more bytes (`Session.to_bytes`) are put by zstd and not by the model; None: none.
         engine: device, threads and layout of codecs that `add` makes.
-
-    ``expect`` is called with the expected seconds before a commit of many tokens is coded; None by default.
     """
 
     def __init__(
@@ -220,7 +218,6 @@ class SessionArchive:
         **engine: Unpack[EngineOptions],
     ) -> None:
         self.archive, self.zstd_above = archive, zstd_above
-        self.expect: Expect | None = None
         self.bundle = bundles[0]
         self.tokenizer = self.bundle.tokenizer
         self._engine = engine
@@ -309,7 +306,12 @@ class SessionArchive:
     # ---- in
 
     def put(
-        self, requests: Iterable[PutRequest], *, keep_opaque: bool = False, dry_run: bool = False
+        self,
+        requests: Iterable[PutRequest],
+        *,
+        keep_opaque: bool = False,
+        dry_run: bool = False,
+        expect: Expect | None = None,
     ) -> Iterator[PutReceipt]:
         """Freeze sessions, in commits of about COMMIT_TOKENS tokens.
 
@@ -318,6 +320,7 @@ class SessionArchive:
         Args:
             keep_opaque: keep sessions with images or audio as plain bytes, instead of refusing them.
             dry_run: report what would be stored, and store nothing.
+            expect: called with the expected seconds before a commit of many tokens is coded.
 
         Raises:
             ContentError: a session cannot be coded (OpaqueContentError: an image, audio or file part); its commit was
@@ -329,7 +332,7 @@ class SessionArchive:
         for batch in self._batches(self._prepared(requests), keep_opaque):
             fresh = [cut for _, cut in batch if isinstance(cut, NewSession)]
             quick = single and sum(len(tokens) for cut in fresh for tokens in cut.segments) <= QUICK_TOKENS
-            receipts = iter(self.archive.put(fresh, dry_run=dry_run, expect=self.expect, refresh=not quick))
+            receipts = iter(self.archive.put(fresh, dry_run=dry_run, expect=expect, refresh=not quick))
             if len(fresh) < len(batch):
                 self.archive.store.settle(PACKS)  # its writer may be between link and fsync
             for request, cut in batch:

@@ -3,9 +3,10 @@
     a tenant's sessions, in order:  ... | 64 at hand | session | ...
     session --sketch--> a few of those at hand --encode after each--> the shortest, decoded and compared
 
-A session that gains nothing stays alone. ``online`` is the rule of an archive instead (archive/writing/candidates.py):
-a neighbour is itself coded alone. So only sessions that were near to none before are at hand, and all of them. Each
-neighbour is given to zstd as a prefix too (``--patch-from``), and the 64 sessions before as a dictionary.
+A session that gains nothing stays alone. The contexts are those of a .pltz file, which end in a mark. ``eight`` are the
+nearest eight together. ``online`` is the rule of an archive instead (archive/writing/candidates.py): a neighbour is
+itself coded alone. So only sessions that were near to none before are at hand, all of them, and no mark follows. The
+three nearest are given to zstd as a prefix too (``--patch-from``), and the 64 sessions before as a dictionary.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.archive.writing.candidates import Candidates, Place
-from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES
+from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES, TOGETHER_BYTES
 from pltz.benchmarks.peers.compressors import rendered
 from pltz.models.session import transcript
 from pltz.models.session.sketch import SketchIndex, sketch_of
+from pltz.plt_codec.container.frame import CONTEXT_TOKENS, context_of
 from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.types import FrameItem
 
@@ -35,8 +37,11 @@ if TYPE_CHECKING:
 AT_HAND = 64  # earlier sessions
 TOGETHER = 16  # sessions that share a dictionary of zstd, made of those at hand for the first
 DICTIONARY = 110 << 10  # bytes, as the zstd command has it
-FILE, RECORD = 2, NEIGHBOUR_BYTES  # bytes that name a neighbour in a .pltz file, and in a record of an archive
-BATCH = 512  # sequences per call of a coder
+EIGHT = 8  # neighbours in one context
+PATCHES = 3  # neighbours that zstd gets as prefix, one at a time
+FILE = 2  # bytes that name a neighbour in a .pltz file
+RECORD, TOGETHER_RECORD = NEIGHBOUR_BYTES, TOGETHER_BYTES  # in a record of an archive
+BATCH = 4096  # sequences per call of a coder
 ANY = Place(bytes(16), bytes(16))
 
 
@@ -103,6 +108,7 @@ class Neighbourly:
         tokens: of each session.
         alone: coded alone.
         after: coded after each of a few neighbours, the nearest first.
+        eight: coded after the nearest eight together.
         online: coded after the neighbour that an archive would find, None where it finds none.
         zstd, patched, dictionary: of zstd -19 alone, after the best neighbour, and with those at hand.
     """
@@ -112,6 +118,7 @@ class Neighbourly:
     tokens: list[int]
     alone: list[int]
     after: list[list[int]]
+    eight: list[int]
     online: list[int | None]
     zstd: list[int]
     patched: list[int]
@@ -123,6 +130,10 @@ class Neighbourly:
             min([alone, *(size + reference for size in after[:tries])])
             for alone, after in zip(self.alone, self.after, strict=True)
         ]
+
+    def after_eight(self) -> list[int]:
+        """Return the bytes of each session alone or after the nearest eight together, whichever are fewer."""
+        return list(map(min, self.alone, self.eight))
 
     def by_archive(self, reference: int) -> list[int]:
         """Return the bytes of each session as an archive would code it that puts them in this order."""
@@ -136,24 +147,35 @@ def measure(codec: Codec, tenant: TenantSessions, tries: int) -> Neighbourly:
     Raises ModelError where one came back changed.
     """
     memory = codec.bundle.weights.shape.memory  # type: ignore[attr-defined]  # Codec.load gives a Bundle
-    near, online = nearest(tenant, memory, tries), _online(tenant, memory)
-    pairs: list[tuple[int, int | None]] = []
+    near, online = nearest(tenant, memory, max(tries, EIGHT)), _online(tenant, memory)
+    known: list[list[Tokens | None]] = []
     for number, others in zip(tenant.measured, near, strict=True):
-        pairs += [(number, None), *((number, n) for n in others), (number, online.get(number))]
-    pairs = list(dict.fromkeys(pairs))
-    contexts = [None if n is None else tenant.tokens[n][:memory] for _, n in pairs]
-    found = dict(zip(pairs, _coded(codec, [tenant.tokens[n] for n, _ in pairs], contexts), strict=True))
-    alone = [found[number, None] for number in tenant.measured]
-    after = [[found[number, n] for n in ns] for number, ns in zip(tenant.measured, near, strict=True)]
+        rows = [tenant.tokens[n] for n in others]
+        plain = tenant.tokens[online[number]][:memory] if number in online else None
+        known.append([None, plain, together(rows[:EIGHT]), *map(context_of, rows[:tries])])
+    sequences = [tenant.tokens[n] for n, contexts in zip(tenant.measured, known, strict=True) for _ in contexts]
+    sizes = iter(_coded(codec, sequences, [one for contexts in known for one in contexts]))
+    found = [[next(sizes) for _ in contexts] for contexts in known]
     return Neighbourly(
         tenant.source,
         [len(tenant.texts[n]) for n in tenant.measured],
         [len(tenant.tokens[n]) for n in tenant.measured],
-        alone,
-        after,
-        [found[n, online[n]] if n in online else None for n in tenant.measured],
-        *by_zstd(tenant, near),
+        [row[0] for row in found],
+        [row[3:] for row in found],
+        [row[2] for row in found],
+        [row[1] if n in online else None for n, row in zip(tenant.measured, found, strict=True)],
+        *by_zstd(tenant, [others[:PATCHES] for others in near]),
     )
+
+
+def together(rows: Sequence[Tokens]) -> Tokens | None:
+    """Return the context of several sessions, (m,): whole from the nearest on, which comes last; None for none."""
+    parts: list[Tokens] = []
+    left = CONTEXT_TOKENS - 1
+    for row in rows:
+        parts.append(row[:left])
+        left -= len(parts[-1])
+    return context_of(np.concatenate(parts[::-1])) if parts else None
 
 
 def nearest(tenant: TenantSessions, memory: int, tries: int) -> list[list[int]]:

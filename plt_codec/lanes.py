@@ -60,7 +60,7 @@ class Layout:
             return
         if not 1 <= self.lanes <= MAX_LANES or self.steps < 1 or self.lanes * self.steps > MAX_BLOCK:
             raise UsageError(
-                f"expected 1 to {MAX_LANES} lanes and at most {MAX_BLOCK} tokens a block, "
+                f"expected 1 to {MAX_LANES} lanes and at most {MAX_BLOCK} tokens per block, "
                 f"got {self.lanes} lanes x {self.steps} steps"
             )
 

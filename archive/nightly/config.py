@@ -62,7 +62,7 @@ name_key = "id"                   # without it a session is called FILE/LINE
 # base = "support"                # share system prompts under this name with all tenants
 # ordered = true                  # with workers: versions of one name lie in several files
 
-[[source]]                        # SQLite, a row a session: columns name and session, perhaps tenant and time
+[[source]]                        # SQLite, a row per session: columns name and session, perhaps tenant and time
 kind = "sqlite"
 path = "app.db"
 query = "SELECT id AS name, body AS session, tenant, updated AS time FROM chats"

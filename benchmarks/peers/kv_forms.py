@@ -9,6 +9,7 @@ they are in the cache, as their authors do.
     int4 groups    MLX, agent-memory: groups of 64, scale and zero 4.5
     KIVI           keys per channel over 32 tokens, values per token in groups of 32; last 128 tokens in 16 bits
     TurboQuant     norm, rotation, the Lloyd-Max book of a Gaussian, renormalised; also with sinks and tail in 16 bits
+    quanto, HQQ    transformers' QuantizedCache with the packages optimum-quanto and hqq, as it gives KV back
     PCA            the best basis of each layer's own keys and values, not counted: a bound of every low rank
 """
 
@@ -17,12 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from importlib.util import find_spec
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pltz.models.kv.codec import Span
 from pltz.models.kv.measure import CHANGED, SIMULATED
 from pltz.models.kv.q4 import hadamard
+from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -181,9 +184,49 @@ def low_rank(ratio: int) -> Change:
     return change
 
 
+def quantized_cache(backend: str, bits: int, axis: int) -> Change:
+    """Return what a second pass gets from transformers' QuantizedCache: groups of 64, scale and zero in float16.
+
+    A first pass is given the KV as it was, so one forward pass shows no loss.
+    """
+
+    def change(kv: torch.Tensor) -> tuple[torch.Tensor, float]:
+        import torch
+        from transformers import LlamaConfig, QuantizedCache
+
+        config = LlamaConfig(num_hidden_layers=len(kv))
+        cache: Any = QuantizedCache(backend, config, nbits=bits, axis_key=axis, axis_value=axis)
+        found = []
+        try:
+            for n, layer in enumerate(kv[:, :, None]):
+                cache.update(layer[0], layer[1], n)
+                again = cache.update(layer[0][:, :, -1:], layer[1][:, :, -1:], n)
+                found.append(torch.stack(again)[:, 0, :, :-1])
+        except (ValueError, RuntimeError) as exc:
+            raise UsageError(f"{backend} cannot hold KV of this shape ({exc})") from exc
+        return torch.stack(found), (bits + 32 / 64) * kv.numel()
+
+    return change
+
+
+def installed(module: str) -> bool:
+    """Return whether a package of the extra bench-kv is there."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def peers() -> list[PeerForm]:
-    """Return every peer, from many bits to few."""
+    """Return every peer that is installed, from many bits to few."""
+    caches = [
+        PeerForm(f"{backend}-{bits}", quantized_cache(backend, bits, axis))
+        for backend, module, axis in (("quanto", "optimum.quanto", 0), ("hqq", "hqq", 1))
+        for bits in (4, 2)
+        if installed(module)
+    ]
     return [
+        *caches,
         PeerForm("q8_0", symmetric(8)),
         PeerForm("fp8", fp8),
         PeerForm("pca-2", low_rank(2)),

@@ -38,7 +38,8 @@ OWN = ("q8", "q4", "predictive")
 @click.option("--calibration", metavar="FILE", help="Of `pltz target calibrate`; the form predictive needs it.")
 @shared.DATA
 @click.option(
-    "--forms", metavar="NAME,...", help="Forms to measure: q8, q4, predictive, or those of peers.  [default: all]"
+    "--forms", metavar="NAME,...",
+    help="Forms to measure: q8, q4, predictive, or those of peers (quanto, hqq if installed).  [default: all]",
 )
 @click.option(
     "--sessions", "count", type=click.IntRange(min=2), default=8, show_default=True, metavar="N", help="Rows of tokens."
@@ -53,6 +54,14 @@ OWN = ("q8", "q4", "predictive")
     "--greedy", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
     help="Tokens generated from each KV, to see how long the texts agree.",
 )  # fmt: skip
+@click.option(
+    "--max-kl", "max_kl", type=click.FloatRange(min=0), multiple=True, metavar="KL",
+    help="Measure predictive at this loss in bits per token (repeatable).  [default: at all points with a receipt]",
+)  # fmt: skip
+@click.option(
+    "--bits", type=click.FloatRange(min=0), multiple=True, metavar="N",
+    help="Measure predictive at so many bits per element (repeatable).",
+)  # fmt: skip
 @click.option("--dtype", metavar="TYPE", help="Type of the target's numbers.  [default: that of its weights]")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda or cuda:N.")
 @options.PROGRESS
@@ -66,6 +75,8 @@ def kv(
     context: int,
     new: int,
     greedy: int,
+    max_kl: tuple[float, ...],
+    bits: tuple[float, ...],
     dtype: str | None,
     device: str,
     progress: bool | None,
@@ -73,7 +84,7 @@ def kv(
 ) -> None:
     """Measure what forms of KV take and lose: bits per element, KL against the exact KV, top-1, milliseconds.
 
-    Give sessions that the calibration has not seen.
+    Give sessions that the calibration has not seen. With --max-kl or --bits, compare the row with its receipt.
     """
     from pltz.datasets.loaders import sample_path
     from pltz.models.kv import measure
@@ -81,11 +92,15 @@ def kv(
 
     with Progress("load", unit="rows", shown=wanted(progress)) as bar:
         target = Target.load(model, device, dtype)
-        codecs = chosen(target, calibration, forms)
+        codecs = chosen(target, calibration, forms, max_kl, bits)
         files = (data,) if data else (str(sample_path()),)
         rows = measure.sessions_to_rows(target, sessions(files), count, context + new)
         bar.begin("measure", len(rows), "rows")
         outcomes = measure.compare(target, rows, context, codecs, greedy=greedy, advance=bar.add)
+    measured = [outcome.row() for outcome in outcomes]
+    for row, (_, codec) in zip(measured[1:], codecs, strict=True):
+        if codec.receipt is not None:
+            row["receipt"] = {"bits": codec.receipt.bits, "kl": codec.receipt.kl}
     result: dict[str, Any] = {
         "benchmark": "kv",
         "target": Path(model).name,
@@ -94,13 +109,15 @@ def kv(
         "sessions": len(rows),
         "context": context,
         "new": new,
-        "rows": [outcome.row() for outcome in outcomes],
+        "rows": measured,
         "machine": machine.describe(None, device, None),
     }
     write_text(json.dumps(result) if as_json else f"{as_text(result)}\n\n{json.dumps(result)}")
 
 
-def chosen(target: Any, calibration: str | None, forms: str | None) -> list[tuple[str, Any]]:
+def chosen(
+    target: Any, calibration: str | None, forms: str | None, max_kl: tuple[float, ...], bits: tuple[float, ...]
+) -> list[tuple[str, Any]]:
     """Return name and codec of each form to measure. Raises UsageError for an unknown one."""
     from pltz.benchmarks.peers.kv_forms import peers
     from pltz.models.kv.calibration import PREDICTIVE, Calibration
@@ -128,8 +145,10 @@ def chosen(target: Any, calibration: str | None, forms: str | None) -> list[tupl
             fitted = Calibration.load(calibration, target.fingerprint)
             embedding = target.model.get_input_embeddings().weight.detach()
             layers = layers_of(fitted, embedding.device)
-            points = [r.point for r in fitted.receipts if r.form == PREDICTIVE]
-            found += [(f"predictive {p}", PredictiveCodec(fitted, rotary, embedding, p, layers)) for p in points]
+            asked = [(f"KL {kl:g}", fitted.point(max_kl=kl)) for kl in max_kl]
+            asked += [(f"{n:g} bits", fitted.point(bits=n)) for n in bits]
+            points = asked or [(f"{r.point:g}", r.point) for r in fitted.receipts if r.form == PREDICTIVE]
+            found += [(f"predictive {n}", PredictiveCodec(fitted, rotary, embedding, p, layers)) for n, p in points]
     return found
 
 

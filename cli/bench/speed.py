@@ -63,7 +63,7 @@ print("torch" in sys.modules, file=sys.stderr)"""
         "pltz bench speed --engines --threads 1 --rounds 1",
     ],
 )
-@options.count("--tokens", 4096, "Tokens a session.")
+@options.count("--tokens", 4096, "Tokens per session.")
 @options.count("--lanes", 16, "Lanes per block.")
 @options.count("--steps", 256, "Steps per lane.")
 @click.option(

@@ -96,7 +96,7 @@ class Calibration:
         return next((r for r in measured if r.point == point), None)
 
     def point(self, *, max_kl: float | None = None, bits: float | None = None) -> float:
-        """Return the operating point with the fewest bits within ``max_kl``, or the least loss within ``bits``.
+        """Return the operating point with the fewest bits within ``max_kl``, or the most within ``bits``.
 
         Raises UsageError where no point between the measured ones is within the bound: serve from tokens, or
         loosen it.
@@ -109,7 +109,7 @@ class Calibration:
         if max_kl is not None:
             best = min((r for r in found if r.kl <= max_kl), key=lambda r: r.bits, default=None)
         else:
-            best = min((r for r in found if bits is not None and r.bits <= bits), key=lambda r: r.kl, default=None)
+            best = max((r for r in found if bits is not None and r.bits <= bits), key=lambda r: r.bits, default=None)
         if best is None:
             least = min((r.kl if bits is None else r.bits for r in found), default=None)
             raise UsageError(

@@ -71,7 +71,8 @@ RIDGE = 1e-3  # of the mean diagonal
 FLOOR = 0.02  # of the mean eigenvalue of an effect
 LEAST, MOST = 0.05, 20.0  # weight of a direction
 SHARE = 0.03  # of the model's bytes: a calibration above it gets predictors of low rank
-LEAST_RANK = 4  # width / 4 is the lowest rank
+FIXED, EACH = 40000, 14  # bytes of a calibration beside its matrices: tables, header, receipts; per layer and component
+LEAST_RANK = 8  # width / 8 is the lowest rank: the transforms of targets with many heads weigh above SHARE alone
 SAMPLES = 2  # sampled continuations per row
 PRIOR_COUNT = 50.0  # of the Laplace distribution in each table
 
@@ -378,18 +379,20 @@ class Fit:
         return weight / size(n)[:, None], (turn / roots @ turn.T) * size(n)
 
     def _rank(self) -> int:
-        """Return the rank of predictors, 0 for full ones: see SHARE. A weight of the model counts as two bytes."""
+        """Return the rank of predictors, 0 for full ones, so that the file keeps to SHARE of the model.
+
+        A weight of the model counts as two bytes. A layer's rank by what it explains saves no bits (models/LOG.md).
+        """
+        shape = self.shape
         if self.plan.rank is not None:
-            return self.plan.rank if self.plan.rank < self.shape.width else 0
+            return self.plan.rank if self.plan.rank < shape.width else 0
         model: Any = self.target.model
-        room = SHARE * 2 * sum(p.numel() for p in model.parameters())
-        room -= self.shape.layers * self.shape.width**2
-        inputs = sum(self.shape.inputs(n) for n in range(self.shape.layers))
-        if inputs * self.shape.width <= room:
+        inputs = sum(shape.inputs(n) for n in range(shape.layers))
+        room = SHARE * 2 * sum(p.numel() for p in model.parameters()) - FIXED
+        room -= shape.layers * (shape.width**2 + EACH * shape.width) + 4 * inputs
+        if inputs * shape.width <= room:
             return 0
-        rank = int(room / (inputs + self.shape.layers * self.shape.width))
-        rank = max(rank, self.shape.width // LEAST_RANK)
-        return rank if rank < 0.7 * self.shape.width else 0  # two matrices above it weigh as much as one
+        return max(int(room / (inputs + shape.layers * (shape.width + 8))), shape.width // LEAST_RANK)
 
     def _inputs(self, r: int, decoded: list[torch.Tensor]) -> torch.Tensor:
         return inputs_of(self._embedded(r), decoded)

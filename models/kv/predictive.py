@@ -99,7 +99,10 @@ def layers_of(calibration: Calibration, device: torch.device | str = "cpu") -> l
             inverse = torch.linalg.inv(basis[n].double()).float()
         except RuntimeError as exc:
             raise CorruptError(f"the basis of layer {n} of the calibration has no inverse") from exc
-        found.append(Layer(predict, constant[n], inverse, basis[n]))
+        layer = Layer(predict, constant[n], inverse, basis[n])
+        if not all(bool(torch.isfinite(matrix).all()) for matrix in (*predict, inverse)):
+            raise CorruptError(f"the matrices of layer {n} of the calibration are not finite")
+        found.append(layer)
     return found
 
 
@@ -182,8 +185,10 @@ class PredictiveCodec:
         with torch.inference_mode():
             still = restored(self.layers, q, self._embedded(span), self._steps(classes))
             kv = torch.stack(still).unflatten(2, (2, shape.heads, shape.dim))  # (layers, T, 2, heads, D)
-            kv = in_place(kv.permute(0, 2, 3, 1, 4), span, self.rotary)
-            return kv.to(marker.device, marker.dtype)
+            kv = in_place(kv.permute(0, 2, 3, 1, 4), span, self.rotary).to(marker.device, marker.dtype)
+            if not bool(torch.isfinite(kv).all()):
+                raise CorruptError("keys or values are not finite: of a hostile calibration, or too large")
+            return kv
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Check the streams' types and shapes. See `KVCodec.check`."""

@@ -87,11 +87,15 @@ def sinks_of(span: Span, tokens: int) -> int:
 
 def check_sinks(sinks: torch.Tensor, tokens: int) -> tuple[tuple[int, int, int], int, int]:
     """Return (layers, 2, heads), the number of sinks, and the size of a head. Raises CorruptError."""
+    import torch
+
     if sinks.dim() != 5 or sinks.shape[1] != 2 or not sinks.is_floating_point():
         raise CorruptError("expected keys and values of the first tokens")
     layers, two, heads, first, dim = sinks.shape
     if first not in (0, min(SINKS, tokens)):
         raise CorruptError("expected no sinks, or the first four tokens")
+    if not bool(torch.isfinite(sinks).all()):
+        raise CorruptError("keys or values of the first tokens are not finite")
     return (layers, two, heads), first, dim
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import numpy as np
 import pytest
 
 import pltz
+from pltz.archive import sessions
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.codecs.codec import BundleCodec
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.kv_store.target_tokens import TargetTokenReader
 from pltz.archive.retention import Policy
@@ -274,6 +278,56 @@ def test_what_was_yielded_stays_whatever_follows(
     with pytest.raises(pltz.UsageError, match="flat sequence"):
         list(put)
     assert pltz.Archive.open(tmp_path / "cold", bundle=bundle).get("a").value.tolist() == [40, 41]
+
+
+def test_a_dry_run_stores_nothing_and_tells_what_a_put_would(cold: pltz.Archive) -> None:
+    cold.put("a", CHAT)
+    longer = {"messages": [*CHAT["messages"], {"role": "user", "content": "And now?"}]}
+    before = cold.stat()
+    dry = cold.put("a", longer, dry_run=True)
+    many = list(cold.put_many([PutRequest("a", longer), PutRequest("b", "a text")], dry_run=True))
+    assert cold.stat() == before and [v.version for v in cold.history("a")] == [1]
+    assert [one.id for one in (dry, *many)] == [b""] * 3
+    put = [cold.put("a", longer), cold.put("b", "a text")]
+    assert [(d.size, d.segments, d.tokens, d.tower) for d in many] == [
+        (p.size, p.segments, p.tokens, p.tower) for p in put
+    ]
+    assert dry == many[0] and dry.size > 0
+
+
+def test_a_token_tells_that_an_archive_was_rolled_back(cold: pltz.Archive, tmp_path: Path) -> None:
+    cold.put("a", CHAT)
+    shutil.copytree(tmp_path / "cold", tmp_path / "older")
+    old = cold.token()
+    cold.put("b", "a text")
+    new = cold.token()
+    assert old != new == cold.token()
+    older = pltz.Archive.open(tmp_path / "older")
+    assert older.verify(expect=old).sound and not older.verify(expect=new).sound
+    assert cold.verify(expect=new).sound and cold.verify(expect=old).sound
+
+
+def test_the_expected_time_is_asked_for_by_each_call(cold: pltz.Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(BundleCodec, "expected", lambda codec, plain: 7.0)
+    list(cold.put_many([PutRequest("a", "a text")], expect=told.append))
+    assert told == [7.0]
+    cold.put("b", "another text")
+    assert told == [7.0]
+
+
+@pytest.mark.parametrize(("words", "reads"), [(3, 1), (sessions.QUICK_TOKENS, 2)])
+def test_a_short_put_reads_the_changes_of_others_once(
+    cold: pltz.Archive, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int, reads: int
+) -> None:
+    other = pltz.Archive.open(tmp_path / "cold", bundle=bundle, threads=1)
+    assert cold.put("a", "one").version == 1
+    assert other.put("a", "two").version == 2
+    counted = list[None]()
+    refresh = Catalog.refresh
+    monkeypatch.setattr(Catalog, "refresh", lambda catalog: counted.append(refresh(catalog)))
+    assert cold.put("a", list(range(9)) * words if words > 9 else "three").version == 3
+    assert len(counted) == reads
 
 
 def test_ids_are_only_what_are_ids(cold: pltz.Archive) -> None:

@@ -5,17 +5,32 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import BytesCodec
+from pltz.archive.codecs.codec import BundleCodec, BytesCodec
 from pltz.archive.format.context import RUN, TOWER, TURN
+from pltz.archive.format.ids import NONE, TENANT
 from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive, open_keys
+from pltz.archive.writing.candidates import Place, read_candidates
+from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
-from tests.golden.archives.make import FORGOTTEN, GREW, KEY, SESSIONS, TURNS, defects, grown_codec, turn
+from tests.golden.archives.make import (
+    FORGOTTEN,
+    GREW,
+    KEY,
+    NEAR,
+    SESSIONS,
+    TURNS,
+    alike,
+    defects,
+    grown_codec,
+    turn,
+)
 
 HERE = Path(__file__).parents[1] / "golden" / "archives"
 NAMES = sorted(path.stem for path in HERE.glob("*.zip"))
@@ -27,7 +42,8 @@ LEFT = {  # sound, and what is left in them
     "good-loss-acknowledged": ALL - {("b", 1)},
 }
 GROWN = {"good-grown": [TURN | TOWER, 0], "good-grown-merged": [RUN], "good-grown-merged-sealed": [RUN]}
-GOOD = [name for name in NAMES if name.startswith("good") and name not in [*LEFT, *GROWN]]
+AFTER_OTHERS = ["good-near", "good-near-sealed"]
+GOOD = [name for name in NAMES if name.startswith("good") and name not in [*LEFT, *GROWN, *AFTER_OTHERS]]
 
 REPAIRED = {  # found by verify, whole again after repair; the versions that can be read before that
     "bad-pack-missing": ALL - {("b", 1)},
@@ -113,8 +129,8 @@ def whole(archive: TowerArchive) -> bool:
 
 
 def test_every_golden_archive_has_a_verdict_and_a_maker() -> None:
-    verdicts = [*GOOD, *GROWN, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]
-    assert sorted(verdicts) == NAMES == sorted([*defects(), *GROWN])
+    verdicts = [*GOOD, *GROWN, *AFTER_OTHERS, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]
+    assert sorted(verdicts) == NAMES == sorted([*defects(), *GROWN, *AFTER_OTHERS])
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -137,6 +153,37 @@ def test_a_session_that_grew_is_read_turn_by_turn_and_merged(name: str) -> None:
     assert all(any(mode & wanted == wanted for mode in modes) for wanted in GROWN[name])
     places = {v.location for v in history}  # the first version ends in the prompt, which is no part of a run
     assert len(places) == (2 if "merged" in name else TURNS)
+
+
+@pytest.mark.parametrize("name", AFTER_OTHERS)
+def test_sessions_that_are_coded_after_others_are_read(name: str) -> None:
+    disk = disk_of(name)
+    key = KEY if "sealed" in name else None
+    codec = BundleCodec(Bundle.load("mini"))
+    archive = TowerArchive.open(DirectoryStore(disk), [codec], key=key)
+    leaf = {who: archive.get(who[1], who[0]).segments[-1][0] for who in NEAR}
+    for (tenant, title), segments in NEAR.items():
+        assert [tokens.tolist() for _, tokens in archive.get(title, tenant).segments] == segments
+    prompts = [archive.get("support", tenant).segments[0][0] for tenant in ("acme", "beta")]
+    expected = {
+        leaf["acme", "second"]: leaf["acme", "first"],
+        leaf["acme", "support"]: leaf["acme", "first"],
+        prompts[1]: prompts[0],
+        leaf["beta", "like support"]: leaf["beta", "support"],
+    }
+    segments = {s for tenant, title in NEAR for s, _ in archive.get(title, tenant).segments}
+    found = {s: archive.record(s).record.neighbour for s in segments}
+    assert {s: near for s, near in found.items() if near != NONE} == expected
+    assert archive.verify(decode=True).sound
+    place = Place(archive.keys.domain(TENANT, "acme"), codec.tokenizer)
+    nearest = read_candidates(archive.catalog, archive.settings.archive).nearest(place, np.array(alike(1)))
+    assert nearest and nearest[1] == leaf["acme", "first"] and nearest[0] > 60
+    assert repair(disk, name).whole
+    lost = DirectoryStore(disk_of(name))
+    [found_at] = archive.places(leaf["acme", "first"])
+    lost.delete(f"packs/{found_at.location.pack.hex()}")
+    report = TowerArchive.open(lost, [codec], key=key).verify()
+    assert {(v.tenant, v.name) for v in report.lost} == {("acme", n) for n in ("second", "support")}
 
 
 @pytest.mark.parametrize("name", LEFT)

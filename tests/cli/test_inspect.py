@@ -58,7 +58,7 @@ def test_text(run: Run, tmp_path: Path) -> None:
     path.write_bytes(file_of([model_frame(40, bytes(10)), PLAIN]))
     done = run("inspect", path, "--sessions")
     assert "not installed here" in done.stdout and "1 chat, 1 text (plain)" in done.stdout
-    assert "2.00" in done.stdout, "bits a token of the first session"
+    assert "2.00" in done.stdout, "bits per token of the first session"
 
 
 def test_empty_file_of_no_sessions_and_stdin(run: Run) -> None:

@@ -25,7 +25,7 @@ def ten_bits(ids: Any) -> bytes:
 
 
 class FakeCoder:
-    """Ten bits a token; remembers its calls. Any bytes of the right number decode to something."""
+    """Ten bits per token; remembers its calls. Any bytes of the right number decode to something."""
 
     def __init__(self) -> None:
         self.encoded: list[int] = []  # sequences in each call

@@ -31,7 +31,7 @@ IMAGE = Session(
 
 
 class FakeCoder:
-    """A byte a token (ids below 256), so that model frames win; remembers the tokens of each call."""
+    """A byte per token (ids below 256), so that model frames win; remembers the tokens of each call."""
 
     def __init__(self) -> None:
         self.encoded: list[int] = []

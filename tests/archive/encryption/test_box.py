@@ -330,7 +330,7 @@ def test_bytes_a_session_costs_sealed(codec: SegmentCodec) -> None:
         archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
         archive.put([chat(f"s{n}", [n, n + 1]) for n in range(1000)])
         sizes.append(archive.stat().pack_bytes)
-    print(f"sealed: {(sizes[1] - sizes[0]) / 1000:.2f} bytes a session more")
+    print(f"sealed: {(sizes[1] - sizes[0]) / 1000:.2f} bytes per session more")
     assert sizes[1] - sizes[0] <= 42 * 1000
 
 

@@ -197,5 +197,5 @@ def test_a_hundred_thousand_sessions_take_no_hundred_bytes_each(tmp_path: Path) 
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, *places], capture_output=True, text=True, check=True, timeout=300
     )
-    print(f"{float(done.stdout):.0f} bytes a session")
+    print(f"{float(done.stdout):.0f} bytes per session")
     assert float(done.stdout) < 100

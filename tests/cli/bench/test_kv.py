@@ -12,7 +12,7 @@ import transformers
 from click.testing import Result
 
 from pltz.benchmarks.kv_targets import toys
-from pltz.benchmarks.peers.kv_forms import peers
+from pltz.benchmarks.peers.kv_forms import installed, peers
 from pltz.models.kv.codec import Span
 from pltz.models.kv.rotary import Rotary
 from pltz.models.target.cache import pairs_of
@@ -72,6 +72,16 @@ def test_a_target_is_calibrated_and_measured(
     # Eight bits and a scale for each 16 of them; four of 64 tokens are raw.
     assert 8 < rows["q8"]["bits"] < 11 and rows["q8"]["agreement"]["median"] <= 2
     assert sum(name.startswith("predictive") for name in rows) == 10
+    point = {row["point"]: row for row in result["receipts"]}[-8]
+    bound = run(
+        "bench", "kv", "--target", str(llama), "--calibration", str(path), "--data", str(sessions), "--sessions", "2",
+        "--forms", "predictive", "--max-kl", str(1.01 * point["kl"]), "--bits", str(1.01 * point["bits"]), *SMALL,
+    )  # fmt: skip
+    assert bound.exit_code == 0, bound.output
+    _, by_kl, by_bits = json.loads(bound.stdout)["rows"]
+    assert by_kl["receipt"]["kl"] <= 1.01 * point["kl"] and by_kl["receipt"]["bits"] <= point["bits"]
+    assert 0.95 * point["bits"] < by_bits["receipt"]["bits"] <= 1.01 * point["bits"]
+    assert by_bits["bits"] == pytest.approx(by_bits["receipt"]["bits"], rel=0.3), "other rows, of 64 tokens"
     other = run("bench", "kv", "--target", "mini-llama", "--calibration", str(path), "--forms", "predictive", *SMALL)
     assert other.exit_code == 4 and "calibrate" in other.output
 
@@ -94,11 +104,14 @@ def test_peers_lose_what_their_bits_say() -> None:
     kv = torch.randn(2, 2, 2, 256, 64)
     span = Span(np.zeros(256, np.int32), 0)
     most = {"q8_0": 1e-4, "fp8": 1e-3, "kivi-4": 0.01, "int4": 0.012, "q4_0": 0.01, "q4_0-rotated": 0.01,
-            "turboquant-4": 0.012, "turboquant-3": 0.04, "turboquant-2": 0.13}  # fmt: skip
+            "quanto-4": 0.012, "hqq-4": 0.012, "turboquant-4": 0.012, "turboquant-3": 0.04,
+            "turboquant-2": 0.13}  # fmt: skip
     for peer in peers():
         again = peer.decode(peer.encode(kv, span), span)
         error = float((again - kv).pow(2).mean() / kv.pow(2).mean())
         assert again.shape == kv.shape and error < most.get(peer.name, 1.0), (peer.name, error)
+    if installed("hqq"):
+        assert {"hqq-4", "hqq-2"} <= {peer.name for peer in peers()}
     exact = {peer.name: peer for peer in peers()}["turboquant-3-ends"]
     again = exact.decode(exact.encode(kv, span), span)
     assert torch.equal(again[:, :, :, :4], kv[:, :, :, :4]) and torch.equal(again[:, :, :, -128:], kv[:, :, :, -128:])

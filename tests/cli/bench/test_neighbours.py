@@ -5,7 +5,10 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from click.testing import Result
+
+from pltz.benchmarks.neighbours import together
 
 Run = Callable[..., Result]
 WORDS = [f"word{n} " for n in range(400)]
@@ -33,8 +36,9 @@ def test_twins_gain_and_others_lose_nothing(run: Run, tiny: Path, tmp_path: Path
     alone, twins = found["sources"]
     assert (alone["source"], twins["source"]) == ("alone", "twins")
     for row in (alone, twins, found["all"]):
-        assert row["bits"] <= row["file"] <= row["record"] <= row["alone"]
-        assert row["archive"] <= row["alone"] and row["patched"] <= row["zstd"] and row["dictionary"] <= row["zstd"]
+        assert row["bits"] <= row["file"] <= row["alone"] and row["bits"] <= row["first"]
+        assert row["together"] <= row["archive"] <= row["alone"] and row["eight"] <= row["alone"]
+        assert row["patched"] <= row["zstd"] and row["dictionary"] <= row["zstd"]
     assert twins["sessions"] == 32 and twins["patched"] < 0.8 * twins["zstd"]
     assert found["all"]["alone"] == alone["alone"] + twins["alone"]
     assert any(line.startswith("twins") and f"{twins['alone']:,}" in line for line in table)
@@ -53,3 +57,10 @@ def test_a_length_that_no_session_has_is_refused(run: Run, tiny: Path, tmp_path:
     data = write(tmp_path / "r.jsonl")
     done = run("bench", "neighbours", "--data", data, "--least", 100_000, "--most", 200_000)
     assert done.exit_code == 2 and "--least" in done.output
+
+
+def test_eight_neighbours_are_one_context_with_the_nearest_last() -> None:
+    rows = [np.full(400, number) for number in (1, 2, 3, 4)]
+    found = together(rows)
+    assert found is not None and found.tolist() == [*[3] * 223, *[2] * 400, *[1] * 400, 0]
+    assert together([]) is None

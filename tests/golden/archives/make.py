@@ -82,6 +82,33 @@ def grown(*, merged: bool = False, key: Secret | None = None) -> Files:
     return disk.seen.files()
 
 
+def alike(number: int) -> list[int]:
+    """Return ids of which most are those of all others."""
+    return [*turn(20), *([900 + number] * 5), *turn(21), number]
+
+
+NEAR: dict[tuple[str, str], list[list[int]]] = {  # (tenant, name): segments; of two, the first is in a base domain
+    ("acme", "first"): [alike(0)],
+    ("acme", "second"): [alike(1)],  # coded after the first
+    ("acme", "support"): [turn(25), alike(2)],
+    ("beta", "support"): [[*turn(25), 7], turn(24)],  # its prompt is coded after that of acme
+    ("beta", "like support"): [[5, *turn(24)]],  # coded after that one, which stands on such a prompt
+}
+
+
+def near(key: Secret | None = None) -> Files:
+    """Sessions coded by `mini` after each other, prompts of a base domain among them, with a candidate file."""
+    disk = SimDisk(seed=3)
+    archive = TowerArchive.create(DirectoryStore(disk), [BundleCodec(Bundle.load("mini"))], key=key)
+    archive.neighbours = True
+    for (tenant, name), segments in NEAR.items():
+        rows = [np.array(ids) for ids in segments]
+        archive.put([NewSession(name, rows, tenant, shared=len(rows) - 1, base="shop")])
+        if name == "first":
+            assert archive.cluster().medoids == 1
+    return disk.seen.files()
+
+
 def grown_codec() -> BundleCodec:
     """Return the codec of the session that grew."""
     return BundleCodec(Bundle.load("mini"), layout="fast")
@@ -267,6 +294,11 @@ def grown_archives() -> dict[str, Files]:
     }
 
 
+def near_archives() -> dict[str, Files]:
+    """Return the golden archives of sessions that are coded after each other, by name."""
+    return {"good-near": near(), "good-near-sealed": near(KEY)}
+
+
 def as_zip(files: Files) -> bytes:
     """Return files as a ZIP, without the reserve: its bytes mean nothing, and a writer puts it again."""
     out = io.BytesIO()
@@ -277,7 +309,7 @@ def as_zip(files: Files) -> bytes:
 
 
 if __name__ == "__main__":
-    for name, files in (defects() | grown_archives()).items():
+    for name, files in (defects() | grown_archives() | near_archives()).items():
         path = HERE / f"{name}.zip"
         if not path.exists():
             path.write_bytes(as_zip(files))

@@ -139,7 +139,7 @@ def test_the_card_is_of_this_bundle() -> None:
 
 
 def test_a_context_is_a_block_of_one_lane_and_the_rest_follows_it() -> None:
-    """Rows of a session with a context: block 0 one token a step, block 1 at its end, fed the token before it."""
+    """Rows of a session with a context: block 0 one token per step, block 1 at its end, fed the token before it."""
     tokens = np.arange(32, 32 + 90)
     part = dataloader.lay(tokens, SMALL.block, lambda t: 4, 0, head=20)
     inputs, target, position, _, time, begin = part

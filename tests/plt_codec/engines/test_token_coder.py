@@ -113,7 +113,7 @@ def test_wide_class_alphabet_is_coded_in_one_call() -> None:
 
 
 def test_coded_size_is_the_ideal_size(coder: TokenCoder) -> None:
-    """At most 0.3 % over the model's own code length plus 5 bytes a block; here far less."""
+    """At most 0.3 % over the model's own code length plus 5 bytes per block; here far less."""
     rows = sequences(60, 130, 300)
     for row, e in zip(rows, coder.encode(rows), strict=True):
         assert len(e.data) <= e.ideal_bits / 8 * 1.003 + 5 * e.blocks
