@@ -171,8 +171,8 @@ def test_sessions_that_are_coded_after_others_are_read(name: str) -> None:
         prompts[1]: prompts[0],
         leaf["beta", "like support"]: leaf["beta", "support"],
     }
-    segments = {s for tenant, title in NEAR for s, _ in archive.get(title, tenant).segments}
-    found = {s: archive.record(s).record.neighbour for s in segments}
+    every = {s for tenant, title in NEAR for s, _ in archive.get(title, tenant).segments}
+    found = {s: archive.record(s).record.neighbour for s in every}
     assert {s: near for s, near in found.items() if near != NONE} == expected
     assert archive.verify(decode=True).sound
     place = Place(archive.keys.domain(TENANT, "acme"), codec.tokenizer)
