@@ -278,11 +278,14 @@ DEV void norm_rows(Place &p, const int32_t *gains) {
                            b = (uint32_t)gained_one(unmarked(v[i].y), scale, gain[i].y);
             *(uint16_t *)(to + i * 64 + p.thread * 2) = (uint16_t)(a & 255 | (b & 255) << 8);
         }
-        __syncwarp();
-        const int rank = p.thread % CTAS, first = p.thread / CTAS * 16;
-        const auto there_a = peer(p.m->a + row * PITCH + first, rank), meeting = peer(p.m->norms + (p.norms & 1), rank);
-#pragma unroll 6
-        for (int i = 0; i < DP - first; i += 32) send16(there_a + i, *(const uint4 *)(to + first + i), meeting);
+    }
+    __syncthreads();
+    const auto meeting = peer(p.m->norms + (p.norms & 1), p.warp); /* a warp a CTA that it sends to */
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++) {
+        if (cluster_rank() + n * CTAS >= p.lanes) break;
+        const auto to = peer(p.m->a + (cluster_rank() + n * CTAS) * PITCH, p.warp);
+        for (int i = p.thread * 16; i < DP; i += 512) send16(to + i, *(const uint4 *)(p.m->normed + n * DP + i), meeting);
     }
     meeting_wait(p.m->norms, p.norms++);
 }
