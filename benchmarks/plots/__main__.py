@@ -11,6 +11,7 @@ Each file in benchmarks/results holds the lines of JSON of these commands, run o
     pltz bench archive --growing --json > archive_growing.json
     pltz bench field --json > field.json, field_sample.json
     pltz bench nightly --full --json > nightly.json
+    python -m pltz.benchmarks.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
     pltz bench kv --target smollm2 --calibration ... --data chat_test.jsonl.zst --device cuda --json > kv.json
 """
 
@@ -41,6 +42,7 @@ def main() -> None:
     figures["field"] = field.rates({title: lines(name)[0] for name, title in titles.items() if lines(name)}, ".svg")
     figures["nightly"] = nightly.growth(lines("nightly")[0]["nights"], ".svg")
     figures["kv"] = kv.curves(lines("kv")[::2], ".svg")
+    figures["kv_device"] = kv.tiers(lines("kv_device"), ".svg")
     for name, data in figures.items():
         (RESULTS / f"{name}.svg").write_bytes(data)
         print(RESULTS / f"{name}.svg")

@@ -1,4 +1,4 @@
-"""Draw the figure of `pltz bench kv` with matplotlib (extra ``plots``)."""
+"""Draw the figures of `pltz bench kv` and of measure_kv.py with matplotlib (extra ``plots``)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,5 +29,29 @@ def curves(results: Sequence[dict[str, Any]], suffix: str) -> bytes:
         axes.set_ylabel("KL, bits per token")
         axes.set_title(f"{result['target']}, {result['context']:,} tokens: {result['note']}", fontsize=8)
         axes.grid(which="both", linewidth=0.2)
+        canvas.finish(axes)
+    return canvas.drawn(figure, suffix)
+
+
+def tiers(results: Sequence[dict[str, Any]], suffix: str) -> bytes:
+    """Return the figure as the bytes of a file: milliseconds of a thaw from each form and tier, one panel per result.
+
+    Raises:
+        UsageError: ``suffix`` is neither .png nor .svg.
+    """
+    figure = canvas.blank(suffix, 6.5 * len(results), 4)
+    for axes, result in zip(figure.subplots(1, len(results), squeeze=False)[0], results, strict=True):
+        rows = sorted(result["rows"], key=lambda row: -row["ms"])
+        for place, row in enumerate(rows):
+            colour = "C1" if row["way"].startswith(OWN) else "C0"
+            axes.hlines(place, 1, row["ms"], color=colour, linewidth=1.5)
+            axes.plot(row["ms"], place, "o", color=colour)
+            size = f", {row['bytes'] / 1e6:,.0f} MB" if row["bytes"] else ""
+            text = f"{row['ms']:,.1f} ms{size}"
+            axes.annotate(text, (row["ms"], place), (7, 0), textcoords="offset points", va="center", fontsize=7)
+        axes.set_yticks(range(len(rows)), [row["way"] for row in rows])
+        axes.set(xscale="log", xlabel="milliseconds, median")
+        axes.set_xlim(1, 10 * max(row["ms"] for row in rows))
+        axes.set_title(f"{result['shape']}, {result['tokens']:,} tokens, {result['machine']['device']}", fontsize=9)
         canvas.finish(axes)
     return canvas.drawn(figure, suffix)

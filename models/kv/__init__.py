@@ -2,6 +2,7 @@
 
 forms.py        kv_forms: the small forms of a target, ready for a store
 codec.py        the port of a form; the form raw
+lossless.py     the exact form of bfloat16 KV
 q8.py, q4.py    forms of fixed width, for memory
 predictive.py   the entropy-coded form, for disk and wire
 streams.py      its entropy coder; ans.c

@@ -7,6 +7,7 @@ from typing import Any
 
 from pltz.models.kv.calibration import Calibration
 from pltz.models.kv.codec import KVCodec
+from pltz.models.kv.lossless import LosslessCodec
 from pltz.models.kv.predictive import PredictiveCodec
 from pltz.models.kv.q4 import Q4Codec
 from pltz.models.kv.q8 import Q8Codec
@@ -21,7 +22,7 @@ def kv_forms(
     max_kl: float | None = None,
     bits: float | None = None,
 ) -> dict[str, KVCodec]:
-    """Return the forms `q8` and `q4` of a target's KV and, with a calibration, `predictive`.
+    """Return the forms `lossless`, `q8` and `q4` of a target's KV and, with a calibration, `predictive`.
 
     Args:
         target: the served model.
@@ -37,12 +38,13 @@ def kv_forms(
     """
     rotary = Rotary.of(target)
     if calibration is None:
-        return {"q8": Q8Codec(rotary), "q4": Q4Codec(rotary)}
+        return {"lossless": LosslessCodec(), "q8": Q8Codec(rotary), "q4": Q4Codec(rotary)}
     fitted = Calibration.load(calibration, target.fingerprint)
     model: Any = target.model
     embedding = model.get_input_embeddings().weight.detach()
     point = fitted.point(max_kl=max_kl, bits=bits)
     return {
+        "lossless": LosslessCodec(),
         "q8": Q8Codec(rotary, fitted.receipt("q8-1")),
         "q4": Q4Codec(rotary, fitted.receipt("q4-1")),
         "predictive": PredictiveCodec(fitted, rotary, embedding, point),
