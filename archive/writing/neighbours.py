@@ -10,7 +10,7 @@ what those of another take else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pltz.archive.catalog.catalog import Catalog
@@ -27,6 +27,9 @@ from pltz.plt_codec.errors import PltzError
 
 NEIGHBOUR_BYTES = 10  # that a neighbour takes in a record; about two where both are put together
 TOGETHER_BYTES = 2
+GRANTED = 0.45  # of the work of coding a domain's segments alone and proving them: trials after neighbours may add it
+SAVED_UP = 256  # tokens' worth of that work which a domain has at first, and the most that it keeps
+TRIAL, PROOF = 0.42, 0.54  # work per token of a trial, and of proving a segment that is kept, of the same
 NEAR_DEPTH = 2  # segments from the root of a tower that are coded after a neighbour
 
 
@@ -36,14 +39,14 @@ class _Batch:
     Attributes:
         new, made: the candidates among its segments.
         towers: towers of neighbours, by leaf.
-        proposed: segments, by id, with the leaf of the tower that each is to be coded after.
+        proposed: segments, by id, with the leaf of the tower that each is to be coded after, and the 4-grams shared.
         plain: segments of new candidates, which stay without a neighbour.
     """
 
     def __init__(self) -> None:
         self.new, self.made = Candidates(), list[Candidate]()
         self.towers: dict[bytes, Segments] = {}
-        self.proposed: dict[bytes, tuple[PendingSegment, bytes]] = {}
+        self.proposed: dict[bytes, tuple[PendingSegment, bytes, float]] = {}
         self.plain: set[bytes] = set()
 
 
@@ -59,6 +62,7 @@ class NeighbourEncoder:
         self.catalog, self.codecs, self.proved = catalog, codecs, proved
         self.candidates: Candidates | None = None
         self.towers = RecentTowers()
+        self._credit: dict[Place, float] = {}  # work that trials of each domain may still take, in tokens
         self._needs: dict[bytes, set[bytes]] = {}  # stored segments that each stored neighbour is read with
 
     def lean_on(
@@ -90,26 +94,53 @@ class NeighbourEncoder:
         segments, for `add` once they are durable. Not for an encoder without candidates.
         """
         batch = _Batch()
+        self._grant(fresh.values())
         for d in drafts:
             if d.tower and d.tower[0].codec.reach:
                 prompt = [s for s in d.tower if s.own.domain_kind == BASE]
                 self._look(batch, d.tower[: len(prompt)], 0, fresh)
                 self._look(batch, d.tower, len(prompt), fresh)
         towers, places = batch.towers, dict[bytes, Proofs]()
+        tried = self._affordable(batch.proposed.values())
         wanted: dict[bytes, int] = {}
-        for s, leaf in batch.proposed.values():
+        for s, leaf in tried:
             wanted[leaf] = max(_hops(s), wanted.get(leaf, 0))
         for leaf in wanted.keys() - towers.keys():
             if stored := self._stored_tower(leaf, wanted[leaf]):
                 towers[leaf], places[leaf] = stored
         costs = {leaf: NEIGHBOUR_BYTES if leaf in places else TOGETHER_BYTES for leaf in towers}
-        pairs = [(s, towers[leaf], costs[leaf]) for s, leaf in batch.proposed.values() if leaf in towers]
-        self._encode_after(pairs)
-        used = {s.neighbour for s, _ in batch.proposed.values()} - {NONE}
-        for leaf in used:
-            self.towers.add(towers[leaf])
-            proofs |= places.get(leaf, {})
+        self._encode_after([(s, towers[leaf], costs[leaf]) for s, leaf in tried if leaf in towers])
+        for tower in towers.values():
+            self.towers.add(tower)
+        for s, _ in tried:
+            if s.near:
+                proofs |= places.get(s.neighbour, {})
+            else:  # proving it costs no more than alone
+                self._credit[_place(s)] += PROOF * len(s.tokens)
         return batch.made
+
+    def _grant(self, fresh: Iterable[PendingSegment]) -> None:
+        """Let each domain spend a share of the work of its new segments on trials. What it saves up is bounded."""
+        granted: dict[Place, float] = {}
+        for s in fresh:
+            granted[_place(s)] = granted.get(_place(s), 0.0) + GRANTED * len(s.tokens)
+        for place, work in granted.items():
+            self._credit[place] = min(self._credit.get(place, SAVED_UP), SAVED_UP) + work
+
+    def _affordable(
+        self, proposed: Iterable[tuple[PendingSegment, bytes, float]]
+    ) -> list[tuple[PendingSegment, bytes]]:
+        """Return the proposed segments that are tried: those that share most of their 4-grams, as far as credit goes.
+
+        Each domain has its own credit, so what one tenant puts changes no size of another.
+        """
+        tried = []
+        for s, leaf, _ in sorted(proposed, key=lambda one: -one[2] / len(one[0].tokens)):
+            work = (TRIAL + PROOF) * len(s.tokens)
+            if self._credit[_place(s)] >= work:
+                self._credit[_place(s)] -= work
+                tried.append((s, leaf))
+        return tried
 
     def needs(self, segment: PendingSegment) -> set[bytes]:
         """Return the stored segments that the record of a segment of this put is read with, and its own id."""
@@ -125,8 +156,8 @@ class NeighbourEncoder:
         """
         upmost = [fresh[s.id] for s in tower[first:NEAR_DEPTH] if s.id in fresh]
         for s in upmost:
-            if s.id not in batch.plain and s.id not in batch.proposed and (leaf := self._proposed(s, batch.new)):
-                batch.proposed[s.id] = s, leaf
+            if s.id not in batch.plain and s.id not in batch.proposed and (found := self._proposed(s, batch.new)):
+                batch.proposed[s.id] = s, found[1], found[0]
         own = {s.id for s in tower[first:]}
         if not upmost or batch.proposed.keys() & own:
             return
@@ -152,8 +183,8 @@ class NeighbourEncoder:
         if self.candidates is not None:
             self.candidates.clear()
 
-    def _proposed(self, segment: PendingSegment, new: Candidates) -> bytes | None:
-        """Return the candidate that a segment is to be coded after, of the stored and the new ones.
+    def _proposed(self, segment: PendingSegment, new: Candidates) -> tuple[float, bytes] | None:
+        """Return the candidate that a segment may be coded after, stored or new, and the 4-grams shared.
 
         They are of its own domain, and of the base domain of the segments above it.
         """
@@ -162,7 +193,7 @@ class NeighbourEncoder:
         bases = [_place(s) for s in segment.ancestors() if s.own.domain_kind == BASE]
         ways = [(c, place) for place in {_place(segment), *bases} for c in (new, self.candidates)]
         found = [c.nearest(place, segment.tokens) for c, place in ways]
-        return max((one for one in found if one and one[1] not in above), default=(0.0, None))[1]
+        return max((one for one in found if one and one[1] not in above), default=None)
 
     def _stored_tower(self, leaf: bytes, hops: int) -> tuple[Segments, Proofs] | None:
         """Return the tower of a stored candidate with its proofs; None where it cannot serve.

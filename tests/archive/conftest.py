@@ -189,3 +189,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         made = DirectoryStore(OsDisk(tmp_path / "cold") if request.param == "directory" else SimDisk())
     made.make()
     return made
+
+
+@pytest.fixture
+def trial_budget() -> None:
+    """Mark a test in which trials after neighbours take no more work than they may."""
+
+
+@pytest.fixture(autouse=True)
+def every_trial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try every session after its neighbour, so that a test says which ones have one. But for `trial_budget`."""
+    if "trial_budget" not in request.fixturenames:
+        monkeypatch.setattr("pltz.archive.writing.neighbours.SAVED_UP", 1e9)

@@ -173,6 +173,7 @@ def test_prompts_of_a_base_are_chosen_for_other_processes(archive: TowerArchive)
     want(archive, {who: np.concatenate([prompt(m), unlike(n)]) for who, (m, n) in rows.items()})
 
 
+@pytest.mark.usefixtures("trial_budget")
 @pytest.mark.parametrize("clustered", [False, True])
 def test_the_sessions_of_one_tenant_change_no_size_of_another(
     tower_codec: SegmentCodec, clustered: bool

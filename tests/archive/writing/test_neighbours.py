@@ -20,6 +20,7 @@ from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.candidates import Place, read_candidates, read_groups
+from pltz.archive.writing.neighbours import GRANTED, PROOF, SAVED_UP, TRIAL, NeighbourEncoder
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, VersionError
 from tests.archive.sealed import RAW
@@ -99,6 +100,28 @@ def test_sessions_of_few_tokens_are_put(archive: TowerArchive) -> None:
         archive.put([NewSession(f"s{number}", [np.arange(number)], "acme"), NewSession(f"e{number}", [], "acme")])
     assert [len(again(archive).get(f"s{n}", "acme").tokens) for n in range(3)] == [0, 1, 2]
     assert archive.cluster().medoids == 0
+
+
+@pytest.mark.usefixtures("trial_budget")
+@pytest.mark.parametrize("at_once", [1, 20])
+def test_trials_take_a_bounded_share_of_the_work(
+    archive: TowerArchive, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    tried, encode_after = list[int](), NeighbourEncoder._encode_after
+
+    def counted(self: NeighbourEncoder, pairs: Any) -> None:
+        tried.extend(len(s.tokens) for s, _, _ in pairs)
+        encode_after(self, pairs)
+
+    monkeypatch.setattr(NeighbourEncoder, "_encode_after", counted)
+    names = [f"a{n}" for n in range(20)]
+    for at in range(0, 20, at_once):
+        put(archive, *names[at : at + at_once])
+    all_tokens = sum(len(alike(n)) for n in range(20))
+    most = (SAVED_UP + GRANTED * all_tokens) / (TRIAL + PROOF)
+    assert 0.3 * all_tokens < sum(tried) <= most < 0.6 * all_tokens
+    assert sum(neighbour(archive, name) != NONE for name in names) == len(tried)
+    want(archive, *names)
 
 
 def test_a_neighbour_has_none_itself(archive: TowerArchive) -> None:
