@@ -179,11 +179,11 @@ def shared_places(
 ) -> list[RecordPlace]:
     """Return the places of the segments in a pack that many sessions depend on.
 
+    Sessions coded after a neighbour do not count: to store the heads of all blocks twice takes more than they save.
     ``contexts``, ``records``, ``places``: those of the pack, in order; bitstrings are not looked at.
     """
     # records within a run name it as parent, and sessions do not depend on it for that
     children = Counter([r.parent for r, c in zip(records, contexts, strict=True) if c.mode != WITHIN])
-    children.update(r.neighbour for r in records)
     return [
         place
         for place, r, c in zip(places, records, contexts, strict=True)

@@ -10,13 +10,16 @@ import pytest
 from pltz.archive.codecs.codec import BytesCodec, Coded
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format import ids
-from pltz.archive.format.ids import MAX_TOKENS, U32, Tokens
+from pltz.archive.format.context import Context
+from pltz.archive.format.ids import MAX_TOKENS, NONE, TENANT, U32, Tokens
+from pltz.archive.format.pack import MANY_CHILDREN, RecordPlace
+from pltz.archive.format.record import Record
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing import publisher
 from pltz.archive.writing.new_session import NewSession
-from pltz.archive.writing.publisher import ABREAST, _compare
+from pltz.archive.writing.publisher import ABREAST, _compare, shared_places
 from pltz.plt_codec.errors import ContentError
 
 DICE = np.random.default_rng(6)
@@ -85,3 +88,13 @@ def test_nothing_is_written_of_several_batches(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(ArchiveError, match="does not decode"):
         archive.put([NewSession(f"s{n}", [DICE.integers(0, 256, 60)]) for n in range(200)])
     assert disk.seen.files() == before
+
+
+def test_many_children_get_more_parity_and_followers_do_not() -> None:
+    context = Context(TENANT, bytes(16), "acme", bytes(16), bytes(16), 1)
+    head = Record(0, NONE, b"h" * 16, 4, b"coded")
+    below = [Record(0, head.id or NONE, bytes([n]) * 16, 1, b"x") for n in range(1, 1 + MANY_CHILDREN)]
+    after = [r._replace(parent=NONE, neighbour=r.parent) for r in below]
+    for records, expected in (([head, *below], [RecordPlace(0, 0)]), ([head, *after], [])):
+        places = [RecordPlace(0, row) for row in range(len(records))]
+        assert shared_places([context] * len(records), records, places) == expected
