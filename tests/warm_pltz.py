@@ -66,8 +66,11 @@ def _serve(address: str) -> None:
     from pltz.archive.kv_store.thawer import Thawer  # noqa: F401
     from pltz.models.session.codec import Codec
     from pltz.models.target.target import Target
+    from pltz.plt_codec.zstd import Fallback
 
-    Codec.load()
+    fallback = Fallback(Codec.load().bundle.zstd_dict)
+    for log in range(10, 14):  # windows of short chats
+        fallback.compress(bytes(1 << log))
     Target.load("mini-llama").generate  # noqa: B018
 
     with socket.socket(socket.AF_UNIX) as listening:

@@ -4,11 +4,13 @@ import random
 import tracemalloc
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pltz.datasets import sample_sessions
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.zstd import PIECE, Fallback, window_log
+from pltz.plt_codec.zstd import PIECE, Fallback, _digested, _parameters, window_log
 
 WORDS = b"the quick brown fox jumps over the lazy dog and thaws a session from the archive of towers".split()
 DICTIONARY = (
@@ -69,6 +71,20 @@ def test_a_large_content_takes_the_long_window() -> None:
     packed = EACH[0].compress(content)
     assert len(packed) < 1.01 * (1 << 20)
     assert EACH[0].decompress(packed, len(content)) == content
+
+
+def test_a_digested_dictionary_gives_the_bytes_of_one_that_is_not(trained_dictionary: bytes) -> None:
+    """Coders of one dictionary share what the library makes of it. No byte depends on that."""
+    text = b" ".join(message["content"].encode() for s in sample_sessions()[:40] for message in s.value["messages"])
+    fallback = Fallback(trained_dictionary)
+    for log in (10, 13, 16):
+        content = text[: 1 << log]
+        plain = zstandard.ZstdCompressor(
+            dict_data=zstandard.ZstdCompressionDict(trained_dictionary),
+            compression_params=_parameters(log, len(trained_dictionary)),
+        )
+        assert window_log(len(content)) == log and fallback.compress(content) == plain.compress(content)[2:]
+        assert _digested(trained_dictionary, log) is _digested(bytes(bytearray(trained_dictionary)), log)
 
 
 def test_the_dictionary_pays_on_short_content() -> None:
