@@ -137,7 +137,7 @@ class Archive:
         self._zstd_above = zstd_above
         self._fingerprints: dict[bytes, bytes] = {}  # fingerprints of tokenizers, by their tokenizer.json
         self._token: tuple[tuple[bytes | None, int], str] | None = None  # the last token, with the state it is of
-        self._thawer: tuple[tuple[bool, int | None, float], Thawer] | None = None  # the last thawer, with its options
+        self._thawer: tuple[tuple[object, ...], Thawer] | None = None  # the last thawer, with its options
 
     @classmethod
     def open(
@@ -382,21 +382,25 @@ class Archive:
         any_target: bool = False,
         chunk: int | None = None,
         max_kl: float = 0.0,
+        refine: bool = False,
     ) -> Thawer:
         """Return an object that thaws many sessions at once, from any thread. Arguments are those of `thaw`.
 
-        ``max_kl``: bits per token that KV from the hot store may lose; 0 takes exact KV only.
+        ``max_kl``: bits per token that KV from the hot store may lose; 0 takes exact KV only. ``refine``: compute the
+        exact KV of what was served with a loss in the background (`Thawed.exact`).
 
         While it is in use, use this archive from no other thread. Raises UsageError, ModelError.
         """
         from pltz.archive.kv_store.thawer import Thawer
 
-        model, options = as_target(target), (any_target, chunk, max_kl)
+        model, options = as_target(target), (any_target, chunk, max_kl, refine)
         if self._thawer is not None and self._thawer[0] == options:
             last = self._thawer[1]
             if last.target is model and last.hot is hot:
                 return last
-        made = Thawer(self.sessions, model, hot, any_target=any_target, chunk=chunk, max_kl=max_kl)
+        made = Thawer(
+            self.sessions, model, hot, any_target=any_target, chunk=chunk, max_kl=max_kl, refine=refine
+        )
         self._thawer = options, made
         return made
 

@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 from pltz.plt_codec.errors import TargetMismatch, UsageError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import numpy as np
     import torch
     from numpy.typing import NDArray
@@ -55,6 +57,8 @@ class Thawed:
         timings: milliseconds by stage, in order: the caller's stages, then ``check`` (fingerprint and ids),
             ``prefill`` and ``total``, their sum.
         kl: bits per token that the KV loses, by the receipt of the least exact form in it; 0 where it is exact.
+        exact: where a thawer refines what it served: a future of the same session with exact KV, which raises as
+            `Thawer.thaw`. All that wait for it get one object: `share` its cache to let it grow.
     """
 
     cache: DynamicCache
@@ -62,6 +66,7 @@ class Thawed:
     logits: torch.Tensor
     timings: dict[str, float]
     kl: float = 0.0
+    exact: Future[Thawed] | None = None
 
 
 def check_target(frozen_for: bytes | None, fingerprint: bytes, *, any_target: bool = False) -> None:

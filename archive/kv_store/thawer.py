@@ -22,6 +22,8 @@
 * A target whose layers keep windows, latents or states is thawed too, but none of its KV is kept hot.
 * A session of one segment, archived as the target's own ids, is prefilled by work queued behind its decoder
   on the GPU (`queued_prefill.py`).
+* With ``refine`` a session is served from a small form at once, and its exact KV is computed in the background
+  (`refiner.py`).
 * Stages are timed in milliseconds (`stage_timer.py`): ``read`` (find version and segments in the archive's
   catalogue and records), ``wait`` (for a batch under way), ``lookup`` (hot store and warm files, including
   the copy to the device), ``decode``, ``prefill``, ``insert``, ``total``.
@@ -29,6 +31,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -46,6 +49,7 @@ from pltz.archive.format.ids import NONE
 from pltz.archive.kv_store.kv_block import KVBlock, can_cut, cut, join
 from pltz.archive.kv_store.lease import Lease
 from pltz.archive.kv_store.queued_prefill import QueuedPrefill
+from pltz.archive.kv_store.refiner import Refiner
 from pltz.archive.kv_store.stage_timer import StageTimer
 from pltz.archive.kv_store.store import HotStore, space_of
 from pltz.archive.kv_store.target_tokens import TargetTokenReader, TargetTokens
@@ -88,18 +92,19 @@ class Wanted(NamedTuple):
 class _Flight:
     """One version being thawed, for all callers that asked for it.
 
-    ``kl``: bits per token that the KV found hot may lose. ``asked``, ``boarded``: when the first caller asked, and
-    when the version was known, in seconds of the performance counter. ``exact``: whether ``path`` is
-    known before it is decoded, as that within a run is not.
-    ``shared``: number of base segments that tenants share. ``hot``: number of segments
-    found hot. ``at``: number of segments done. ``cache``: KV of the segments done. ``logits``: of their last
-    id, where known. ``watch``: of the pass that ended the flight, in which it was row ``place``.
+    ``max_kl``: bits per token that hot KV may lose. ``kl``: what the KV that was found may lose. ``asked``,
+    ``boarded``: when the first caller asked, and when the version was known, in seconds of the performance counter.
+    ``exact``: whether ``path`` is known before it is decoded, as that within a run is not. ``shared``: number of base
+    segments that tenants share. ``hot``: number of segments found hot. ``at``: number of segments done. ``cache``: KV
+    of the segments done. ``logits``: of their last id, where known. ``watch``: of the pass that ended the flight, in
+    which it was row ``place``.
     """
 
     version: Version
     born: float
     asked: float
     boarded: float
+    max_kl: float
     done: Event = field(default_factory=Event)
     answer: Thawed | PltzError | None = None
     path: list[bytes] = field(default_factory=list)
@@ -138,7 +143,8 @@ class _Flight:
 
         Flights with equal keys compute it once.
         """
-        return self.path[self.end_of_run - 1] + self.seen.ids[: self.seen.cuts[self.end_of_run]].tobytes()
+        ids = self.seen.ids[: self.seen.cuts[self.end_of_run]].tobytes()
+        return self.path[self.end_of_run - 1] + struct.pack("<d", self.kl) + ids
 
     @property
     def row(self) -> tuple[NDArray[np.int32], DynamicCache | None]:
@@ -169,8 +175,11 @@ class Thawer:
         together: most padded tokens of a pass that several sessions share.
         max_kl: bits per token that KV from the store may lose, by the receipt of its form. 0 takes exact KV only.
             What is computed over lossy KV is not kept in the store.
+        refine: compute the exact KV of what was served with a loss, in the background. It takes the place of the small
+            form in the store, and `Thawed.exact` tells when it is there.
 
-    Raises UsageError for a sealed archive with a store that has a warm folder.
+    Raises UsageError for a sealed archive with a store that has a warm folder, and for ``refine`` without ``max_kl`` or
+    without a tier of memory that keeps exact KV.
     """
 
     def __init__(
@@ -183,6 +192,7 @@ class Thawer:
         chunk: int | None = None,
         together: int = TOGETHER,
         max_kl: float = 0.0,
+        refine: bool = False,
     ) -> None:
         self._sealed = cold.archive.settings.sealed
         if self._sealed and hot is not None and hot.shared:
@@ -191,13 +201,16 @@ class Thawer:
             )
         self.cold, self.target, self.hot = cold, target, hot
         self._any_target, self._chunk, self._together = any_target, chunk, together
+        if refine and (hot is None or not max_kl or not any(tier.codec.exact for tier in hot.memory)):
+            raise UsageError("to refine needs a bound on the loss (max_kl), and a tier of memory that keeps exact KV")
         self._max_kl = max_kl
+        self._refiner = Refiner() if refine else None
         self._eyes = TargetTokenReader(cold, target)
         self._space = b"" if hot is None else space_of(target.fingerprint, str(target.model.dtype))
         self._lock = Lock()  # over flights
         self._reading = Lock()  # an archive belongs to one thread
         self._working = Lock()  # one batch at a time
-        self._flights: dict[bytes, _Flight] = {}
+        self._flights: dict[tuple[bytes, float], _Flight] = {}
         self._waiting: list[_Flight] = []
 
     def thaw(self, name: str, tenant: str = "default", version: int | None = None) -> Thawed:
@@ -232,12 +245,36 @@ class Thawer:
         batch.
         """
         boarded = [self._board(one) for one in wanted]
-        return [one if isinstance(one, PltzError) else self._answer(one) for one in boarded]
+        answers = [one if isinstance(one, PltzError) else self._answer(one) for one in boarded]
+        return [self._refined(*each) for each in zip(wanted, boarded, answers, strict=True)]
+
+    def close(self) -> None:
+        """End the work in the background, if any: what has begun is waited for."""
+        if self._refiner is not None:
+            self._refiner.close()
+
+    def _refined(
+        self, wanted: Wanted, flight: _Flight | PltzError, answer: Thawed | PltzError
+    ) -> Thawed | PltzError:
+        """Let the exact KV of a lossy answer be computed in the background, of the same version."""
+        if self._refiner is None or isinstance(flight, PltzError) or isinstance(answer, PltzError) or not answer.kl:
+            return answer
+        same = wanted._replace(version=flight.version.version)
+
+        def work() -> Thawed:
+            flight = self._board(same, 0.0)
+            exact = flight if isinstance(flight, PltzError) else self._answer(flight)
+            if isinstance(exact, PltzError):
+                raise exact
+            return exact
+
+        return replace(answer, exact=self._refiner.submit(flight.version.id, work))
 
     # ---- flights
 
-    def _board(self, wanted: Wanted) -> _Flight | PltzError:
-        """Return the flight of a version: one under way, or a new one that waits."""
+    def _board(self, wanted: Wanted, max_kl: float | None = None) -> _Flight | PltzError:
+        """Return the flight of a version: one under way, or a new one that waits. ``max_kl``: if not the thawer's."""
+        max_kl = self._max_kl if max_kl is None else max_kl
         asked = time.perf_counter()
         try:
             with self._reading:
@@ -246,9 +283,10 @@ class Thawer:
         except PltzError as exc:
             return exc
         with self._lock:
-            flight = self._flights.get(version.id)
+            flight = self._flights.get((version.id, max_kl))
             if flight is None:
-                flight = self._flights[version.id] = _Flight(version, born, asked, time.perf_counter())
+                flight = _Flight(version, born, asked, time.perf_counter(), max_kl)
+                self._flights[version.id, max_kl] = flight
                 self._waiting.append(flight)
             return flight
 
@@ -280,7 +318,7 @@ class Thawer:
                 for flight in batch:
                     flight.lease.release()
                     flight.end(failure)
-                    del self._flights[flight.version.id]
+                    del self._flights[flight.version.id, flight.max_kl]
                     flight.done.set()
 
     def _thaw(self, batch: list[_Flight]) -> None:
@@ -343,7 +381,7 @@ class Thawer:
 
     def _hold(self, flight: _Flight) -> None:
         if self.hot is not None and flight.exact:
-            flight.lease = self.hot.hold(self._space, flight.path, flight.born, max_kl=self._max_kl)
+            flight.lease = self.hot.hold(self._space, flight.path, flight.born, max_kl=flight.max_kl)
 
     def _hold_run(self, flight: _Flight) -> None:
         """Hold the hot segments of a tower that were not known before its run was decoded."""

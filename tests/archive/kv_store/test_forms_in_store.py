@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pltz.archive.kv_store import HotStore, Thawer
+from pltz.archive.kv_store import HotStore, Thawer, Wanted
 from pltz.archive.kv_store.disk_tier import DiskTier
 from pltz.archive.kv_store.kv_block import KVBlock
+from pltz.archive.kv_store.refiner import MOST, Refiner
 from pltz.archive.kv_store.tier import StoredBlock
 from pltz.archive.sessions import SessionArchive
 from pltz.archive.thaw import kv_difference
@@ -25,7 +27,7 @@ from pltz.models.kv.q4 import Q4Codec
 from pltz.models.kv.q8 import Q8Codec
 from pltz.models.kv.rotary import Rotary
 from pltz.models.target.target import Target
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import ModelError, UsageError
 
 ROOM = 1 << 26
 SPACE, SEGMENT, PARENT = b"a target........", b"segment.........", b"parent.........."
@@ -79,6 +81,95 @@ def test_what_is_computed_over_lossy_kv_is_not_kept(
     blocks = store.stats().tiers["host"].blocks
     found = Thawer(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
     assert found.kl > 0 and store.stats().tiers["host"].blocks == blocks
+
+
+@pytest.fixture
+def small_first(cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]) -> Any:
+    """Return a store whose only copy of a/1 is small, with room for the exact one, and a thawer that refines."""
+    store = HotStore.open(ROOM, ROOM, forms={"host": codecs["q8"]})
+    other = HotStore.open(0, ROOM, forms={"host": codecs["q8"]})
+    Thawer(cold, kin, other).thaw("a/1")
+    for node in other._nodes.values():
+        assert store.insert(node.space, node.segment, node.parent, node.block, node.born)
+    thawer = Thawer(cold, kin, store, max_kl=1.0, refine=True)
+    yield store, thawer
+    thawer.close()
+
+
+def test_a_small_form_answers_at_once_and_exact_kv_takes_its_place(
+    cold: SessionArchive, kin: Target, small_first: Any
+) -> None:
+    store, thawer = small_first
+    expected = Thawer(cold, kin).thaw("a/1")
+    first = thawer.thaw("a/1")
+    assert first.kl > 0 and kv_difference(expected.cache, first.cache) > 1e-4
+    exact = first.exact.result(60)
+    assert exact.kl == 0 and exact.exact is None and kv_difference(expected.cache, exact.cache) < 1e-4
+    assert (exact.token_ids == first.token_ids).all()
+    again = thawer.thaw("a/1")
+    assert again.kl == 0 and again.exact is None and kv_difference(expected.cache, again.cache) < 1e-4
+    assert {node.block.codec.name for node in store._nodes.values()} == {"raw"}
+    assert store.stats().tiers["device"].blocks == len(store._nodes) and store.stats().tiers["host"].used == 0
+
+
+def test_those_who_ask_meanwhile_share_one_prefill(small_first: Any) -> None:
+    _, thawer = small_first
+    go = Event()
+
+    class Patient(Refiner):
+        def submit(self, key: Any, work: Any) -> Any:
+            return super().submit(key, lambda: work() if go.wait(60) else None)  # type: ignore[arg-type,return-value]
+
+    thawer._refiner = Patient()
+    first, second = thawer.thaw("a/1"), thawer.thaw("a/1")
+    assert first.kl > 0 and second.kl > 0 and first.exact is second.exact and not first.exact.done()
+    go.set()
+    assert first.exact.result(60).kl == 0
+
+
+def test_a_failure_in_the_background_leaves_the_small_form(
+    small_first: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, thawer = small_first
+
+    def out_of_memory(*_: Any, **__: Any) -> Any:
+        raise ModelError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "prefill", out_of_memory)
+        patch.setattr(Target, "prefill_many", out_of_memory)
+        first = thawer.thaw("a/1")
+        with pytest.raises(ModelError, match="no room"):
+            first.exact.result(60)
+    assert first.kl > 0 and {node.block.codec.name for node in store._nodes.values()} == {"q8-1"}
+    assert thawer.thaw("a/1").exact.result(60).kl == 0, "and is refined the next time"
+
+
+def test_exact_and_lossy_thaws_of_one_batch_do_not_mix(kin: Target, cold: SessionArchive, small_first: Any) -> None:
+    _, thawer = small_first
+    lossy, exact = thawer._board(Wanted("a/1")), thawer._board(Wanted("a/1"), 0.0)
+    other = thawer._board(Wanted("a/2"), 0.0)  # on the same base
+    answers = [thawer._answer(flight) for flight in (lossy, exact, other)]
+    assert answers[0].kl > 0 and answers[1].kl == answers[2].kl == 0
+    for name, answer in (("a/1", answers[1]), ("a/2", answers[2])):
+        assert kv_difference(Thawer(cold, kin).thaw(name).cache, answer.cache) < 1e-4
+
+
+def test_only_those_who_allow_a_loss_may_refine(cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]) -> None:
+    lossy = HotStore.open(ROOM, forms={"device": codecs["q8"]})
+    for hot, max_kl in ((None, 1.0), (HotStore.open(ROOM), 0.0), (HotStore([lossy.memory[0]]), 1.0)):
+        with pytest.raises(UsageError, match="refine"):
+            Thawer(cold, kin, hot, max_kl=max_kl, refine=True)
+
+
+def test_too_many_that_wait_are_not_refined() -> None:
+    refiner, go = Refiner(), Event()
+    waiting = [refiner.submit(n, lambda: go.wait(60)) for n in range(MOST)]  # type: ignore[arg-type,return-value]
+    assert refiner.submit("more", lambda: None) is None and refiner.submit(3, lambda: None) is waiting[3]  # type: ignore[arg-type,return-value]
+    go.set()
+    refiner.close()
+    assert waiting[0] is not None and waiting[0].done()
+    refiner.close()
 
 
 def test_a_model_that_shows_no_attention_is_kept_without_it(

@@ -199,7 +199,7 @@ def _count_boarded(thawer: Thawer) -> list[Any]:
         boarded.append(inner(wanted))
         return boarded[-1]
 
-    thawer._board = board  # type: ignore[method-assign]
+    thawer._board = board  # type: ignore[method-assign,assignment]
     return boarded
 
 
