@@ -87,6 +87,7 @@ COMMIT_TOKENS = 1 << 20  # tokens of the sessions of one commit
 COMMIT_SESSIONS = 4096
 QUICK_TOKENS = 1 << 14  # tokens cut within milliseconds: what others put in that time is not looked for
 AT_ONCE = 64  # sessions whose last versions are decoded side by side
+READ_BYTES = 16 << 20  # content of sessions from which no more are read before the first of them is put
 MAX_SEGMENT = 65536  # token ids per segment: so many may take one byte (FORMAT.md, "Limits")
 ZSTD_SEGMENT = 1 << 20  # token ids per segment under zstd, which finds repeats only within a segment
 ID_BYTES = 4  # bytes per id, as in `Session.to_bytes`
@@ -388,13 +389,27 @@ class SessionArchive:
             yield batch
 
     def _prepared(self, requests: Iterable[PutRequest]) -> Iterator[PutRequest]:
-        """Yield requests. Of a list, decode what they extend side by side, AT_ONCE at a time."""
-        if not isinstance(requests, Sequence):
-            yield from requests
-            return
-        for begin in range(0, len(requests), AT_ONCE):
-            part = requests[begin : begin + AT_ONCE]
-            self.archive.prepare(self._extended(part) if len(part) > 1 else [])
+        """Yield requests. Decode what they extend side by side: of AT_ONCE requests, or of READ_BYTES.
+
+        So many are read before the first of them is yielded. An error of their source is raised after those before it.
+        """
+        source = iter(requests)
+        while True:
+            part: list[PutRequest] = []
+            size = 0
+            try:
+                while size < READ_BYTES and len(part) < AT_ONCE:
+                    part.append(next(source))
+                    size += _bytes_of(part[-1])
+            except StopIteration:
+                pass
+            except Exception:
+                yield from part
+                raise
+            if not part:
+                return
+            if len(part) > 1:
+                self.archive.prepare(self._extended(part))
             yield from part
 
     def _extended(self, requests: Sequence[PutRequest]) -> list[Version]:
@@ -598,6 +613,10 @@ class SessionArchive:
         """
         return self.session(self.archive.tower(version))
 
+    def read_many(self, versions: Iterable[Version]) -> Iterator[Session]:
+        """Yield the sessions of versions in their order, decoded side by side. Raises the errors of `read`."""
+        return map(self.session, self.archive.each(versions))
+
     def session(self, tower: Tower) -> Session:
         """Return the session of a tower's tokens. Raises BundleMismatch, CorruptError."""
         version, kind = tower.version, KINDS[tower.version.kind]
@@ -622,6 +641,14 @@ def codecs_of(bundles: Sequence[Bundle], **engine: Unpack[EngineOptions]) -> lis
     models: list[SegmentCodec] = [BundleCodec(bundle, **engine) for bundle in bundles]
     plain = [DictionaryCodec(bundle.zstd_dict) for bundle in bundles]
     return [models[0], plain[0], *models[1:], *plain[1:], BytesCodec()]
+
+
+def _bytes_of(request: PutRequest) -> int:
+    """Return about the bytes of a request's content, 0 where it cannot be put."""
+    try:
+        return len(as_session(request.session).to_bytes())
+    except (PltzError, UnicodeError, TypeError, ValueError, AttributeError):  # `put` tells why
+        return 0
 
 
 def base_of(archive: TowerArchive, tower: Tower) -> tuple[int, str | None]:

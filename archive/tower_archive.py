@@ -26,6 +26,7 @@ from pltz.archive.catalog.ledger import Loss, PackState
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem
+from pltz.archive.catalog.recent_towers import RecentTowers
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, Secret
@@ -47,6 +48,7 @@ from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.storage.store import Store, is_there, open_store
 from pltz.archive.writing.candidates import read_candidates
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
+from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import PltzError, UsageError
 
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
 
 # folders of which any content shows that an archive is here
+READ_TOKENS, READ_VERSIONS = 1 << 20, 256  # tokens and versions that `TowerArchive.each` decodes at once
 EVIDENCE = (object_names.PACKS, object_names.KEYS, object_names.PLANS, object_names.PARITY, object_names.LEDGER)
 
 T = TypeVar("T")
@@ -371,6 +374,15 @@ class TowerArchive:
                 with suppress(PltzError):
                     recent.add(chains.version(version))
 
+    @property
+    def remembered(self) -> tuple[RecentTowers, VerifiedSegments]:
+        """Return the towers put or read last, and the segments proved to decode."""
+        return self._writer.recent, self._writer.proved
+
+    def take_over(self, recent: RecentTowers, proved: VerifiedSegments) -> None:
+        """Remember what another object of this archive `remembered`, so that sessions it put grow without decoding."""
+        self._writer.take_over(recent, proved)
+
     def is_sound(self, tower: Tower) -> bool:
         """Return whether the records of a version and of its segments read now. None of them is decoded.
 
@@ -401,6 +413,25 @@ class TowerArchive:
         lost.
         """
         return self._twice(lambda: self._towers(versions, known))
+
+    def each(self, versions: Iterable[Version]) -> Iterator[Tower]:
+        """Yield the tokens of versions in their order, decoded together as far as they are READ_TOKENS or fewer.
+
+        Raises the errors of `tower` for the first that is lost, before others of its group are yielded.
+        """
+        group: list[Version] = []
+        tokens = 0
+        for version in versions:
+            size = 0
+            with suppress(FileNotFoundError):  # `towers` looks again
+                size = Chains(self.catalog, self.codecs).length(version.leaf)
+            if group and (tokens + size > READ_TOKENS or len(group) == READ_VERSIONS):
+                yield from self.towers(group)
+                group, tokens = [], 0
+            group.append(version)
+            tokens += size
+        if group:
+            yield from self.towers(group)
 
     def places(self, segment: bytes) -> list[Found]:
         """Return the records of a segment. Raises ArchiveError, StoreError."""

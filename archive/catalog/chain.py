@@ -269,6 +269,14 @@ class Chains:
         for level in ordered:
             self._decode_level(level)
 
+    def length(self, leaf: bytes) -> int:
+        """Return the tokens of a tower, from its records alone; 0 where one of them cannot be read.
+
+        For an object that decodes nothing: `load` takes what was looked up for decoded.
+        """
+        self._look_up(leaf)
+        return self._tokens.get(leaf, 0)
+
     def tower(self, leaf: bytes) -> list[tuple[bytes, Tokens]]:
         """Return (id, tokens of shape (T,)) of each segment from the root to the leaf.
 

@@ -23,6 +23,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
+from pltz.archive.catalog.recent_towers import RecentTowers
 from pltz.archive.errors import Fenced, NotFound
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.receipt import ReceiptLedger
@@ -39,6 +40,7 @@ from pltz.archive.nightly.sources.source import (
 from pltz.archive.nightly.state import StateFolder
 from pltz.archive.sessions import EngineOptions, PutReceipt, PutRequest, SessionArchive, codecs_of
 from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import (
     BundleMismatch,
@@ -70,7 +72,7 @@ class Freezer:
     """A freezer of shards, one after the other; one per process.
 
     It loads the bundle once and opens the archive anew for each shard, so that memory does not grow with the
-    number of shards.
+    number of shards. Sessions put last are remembered from shard to shard, within the budget of `RecentTowers`.
 
     Args:
         run: its number, for receipts.
@@ -86,6 +88,7 @@ class Freezer:
         )
         self.secret = config.secret()
         self._ledger = ReceiptLedger()
+        self._remembered: tuple[RecentTowers, VerifiedSegments] | None = None
 
     def open(self) -> SessionArchive:
         """Open the archive as it is now. Raises UsageError, KeyMismatch and StoreError."""
@@ -101,6 +104,9 @@ class Freezer:
         """Open the archive as it is now, to put sessions into it. Raises the errors of `open`."""
         cold = self.open()
         cold.archive.neighbours = self.config.medoids is not None
+        if self._remembered:
+            cold.archive.take_over(*self._remembered)
+        self._remembered = cold.archive.remembered
         return cold
 
     def freeze(self, shard: Shard) -> RunStats:

@@ -187,6 +187,10 @@ class VerifiedSegments:
         self._make_room()
         self._note(ids.segment_of(digest), item.location, digest, item.record.neighbour)
 
+    def take_over(self, other: VerifiedSegments) -> None:
+        """Share the proofs of another object of the same archive from now on."""
+        self._known, self._near = other._known, other._near
+
     def clear(self) -> None:
         """Forget all proofs: the next put decodes what it relies on."""
         self._known.clear()

@@ -164,6 +164,11 @@ class ArchiveWriter:
         if lost and any(at.pack in lost for v in versions for at in self._places(v)):
             self.mark(versions, verb)
 
+    def take_over(self, recent: RecentTowers, proved: VerifiedSegments) -> None:
+        """Remember what another writer of the same archive remembers."""
+        self.recent = recent
+        self.proved.take_over(proved)
+
     def forget_tokens(self) -> None:
         """Forget the tokens of sessions, and the candidates: some are about to be erased."""
         self.recent.clear()

@@ -67,7 +67,7 @@ def get(
     destination = Output(output, force=force, binary=False)
     cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
     with hinting(cold, names, tenant):
-        sessions = [cold.get(name, tenant=tenant, version=number).session for name in names]
+        sessions = [found.session for found in cold.get_many(names, tenant=tenant, version=number)]
     if form == "auto":
         form = form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)
@@ -152,8 +152,8 @@ def export(
 
 
 def _sessions(cold: "Archive", chosen: "list[Version]", bar: Progress) -> "Iterator[Session]":
-    for version in chosen:
-        yield cold.sessions.read(version)
+    for session in cold.sessions.read_many(chosen):
+        yield session
         bar.add(1)
 
 
