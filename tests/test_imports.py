@@ -54,7 +54,7 @@ WINGS = {
     ),
     "benchmarks": (
         "machine timing corpus products random_target random_calibration kv_targets",
-        "peers plots",
+        "peers plots measure_distances",
         "measure_archive measure_cuda measure_kv trace_session measure_limits measure_split neighbours communities",
         "torture",
     ),

@@ -11,6 +11,7 @@ Each file in benchmarks/results holds the lines of JSON of these commands, run o
     pltz bench archive --growing --json > archive_growing.json
     pltz bench field --json > field.json, field_sample.json
     pltz bench nightly --full --json > nightly.json
+    python -m pltz.benchmarks.measure_distances communities.jsonl --source communities > distances.json
     python -m pltz.benchmarks.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
     pltz bench kv --target smollm2 --calibration ... --data chat_test.jsonl.zst --device cuda --json > kv.json
 """
@@ -19,7 +20,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pltz.benchmarks.plots import archive, field, kv, nightly, speed, thaw
+from pltz.benchmarks.plots import archive, distances, field, kv, nightly, speed, thaw
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -41,6 +42,7 @@ def main() -> None:
     titles = {"field": "unseen test sessions", "field_sample": "sample sessions"}
     figures["field"] = field.rates({title: lines(name)[0] for name, title in titles.items() if lines(name)}, ".svg")
     figures["nightly"] = nightly.growth(lines("nightly")[0]["nights"], ".svg")
+    figures["distances"] = distances.heat(lines("distances")[0], ".svg")
     figures["kv"] = kv.curves(lines("kv")[::2], ".svg")
     figures["kv_device"] = kv.tiers(lines("kv_device"), ".svg")
     for name, data in figures.items():
