@@ -550,7 +550,8 @@ attend_few(const Session *sessions, const Piece *pieces, const int8_t *q, const 
         int32_t w[4][4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const int2 two = g < queries ? *(const int2 *)(scores + g * stride + kg * 32 + j * 8 + t * 2) : make_int2(0, 0);
+            const int2 two =
+                g < queries ? *(const int2 *)(scores + g * stride + kg * 32 + j * 8 + t * 2) : make_int2(0, 0);
             w[j][0] = two.x;
             w[j][1] = two.y;
             w[j][2] = w[j][3] = 0;
@@ -559,7 +560,8 @@ attend_few(const Session *sessions, const Piece *pieces, const int8_t *q, const 
     }
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        if ((i & 2) == 0 && g < queries) atomicAdd(&mixed[g * MIXED + (i >> 2) * 8 + t * 2 + (i & 1)], out[i / 4][i % 4]);
+        if ((i & 2) == 0 && g < queries)
+            atomicAdd(&mixed[g * MIXED + (i >> 2) * 8 + t * 2 + (i & 1)], out[i / 4][i % 4]);
     }
     __syncthreads();
     for (int i = tid; i < queries * HD; i += 256) {

@@ -11,9 +11,9 @@
  * and read before the meeting after attention.
  *
  * The CTAs of a cluster share out the norms of the lanes and send each other the rows. Attention of a key head is the
- * work of one cluster, or of two that share the lanes. A CTA has every sixteenth group of 32 keys. The CTAs of a cluster
- * meet for highest scores, for sums, and for shares times values. Weights and keys are copied to shared memory while
- * norms and attention run.
+ * work of one cluster, or of two that share the lanes. A CTA has every sixteenth group of 32 keys. The CTAs of a
+ * cluster meet for highest scores, for sums, and for shares times values. Weights and keys are copied to shared memory
+ * while norms and attention run.
  */
 #include "common.cuh"
 #if P_GATED && (defined(PLTZ_EMULATE) || __CUDA_ARCH__ >= 900)
@@ -285,7 +285,8 @@ DEV void norm_rows(Place &p, const int32_t *gains) {
     for (int n = 0; n < ROW_TILES; n++) {
         if (cluster_rank() + n * CTAS >= p.lanes) break;
         const auto to = peer(p.m->a + (cluster_rank() + n * CTAS) * PITCH, p.warp);
-        for (int i = p.thread * 16; i < DP; i += 512) send16(to + i, *(const uint4 *)(p.m->normed + n * DP + i), meeting);
+        for (int i = p.thread * 16; i < DP; i += 512)
+            send16(to + i, *(const uint4 *)(p.m->normed + n * DP + i), meeting);
     }
     meeting_wait(p.m->norms, p.norms++);
 }
@@ -315,8 +316,8 @@ DEV void ask_keys(const Place &p, const Session &s, int step, int layer, int h, 
     copies_commit();
 }
 
-/* Of a layer's queries, keys and values, in the upper half of a word. It differs from that of the layer before, and from
- * 0, which begin_marks() writes. */
+/* Of a layer's queries, keys and values, in the upper half of a word. It differs from that of the layer before, and
+ * from 0, which begin_marks() writes. */
 DEV uint32_t mark_of(int step, int layer) { return (uint32_t)(step * LAYERS + layer) << 16 | 1u << 31; }
 DEV void begin_marks(const Place &p) {
     for (int i = p.cta * THREADS + p.tid; i < LANES * QP; i += p.ctas * THREADS) wire_store(p.wire->y + i, 0);
@@ -610,7 +611,8 @@ DEV void members_of(const Place &p, const Model &model, int row) {
         const int32_t m = model.shift_m[c];
         for (int i = p.thread; i < DP; i += 32) {
             p.m->z[i] =
-                i < D ? clamp_to(unmarked(p.wire->x[row * DP + i]) + shift(model.shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX)
+                i < D ? clamp_to(unmarked(p.wire->x[row * DP + i]) + shift(model.shift_w[(int64_t)c * D + i], m),
+                                 RESIDUAL_MAX)
                       : 0;
         }
         __syncwarp();
@@ -715,7 +717,8 @@ decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *piece
                 qkv(layer).run(p, p.m->a, PITCH, 0, 0,
                                [&](int row, int channel, const int32_t *sums, const int32_t *m, const uint32_t *) {
                                    const int32_t v = clamp_to(scaled(sums[0], m[0]), 32767);
-                                   wire_store(wire->y + row * QP + channel, (uint32_t)v & 0xffff | mark_of(step, layer));
+                                   wire_store(wire->y + row * QP + channel,
+                                              (uint32_t)v & 0xffff | mark_of(step, layer));
                                });
                 p.mark(2);
                 out(layer).ask(p);
