@@ -31,7 +31,7 @@ IDLE = 2.0  # seconds without anything to write before it sleeps
 
 
 @dataclass
-class _Batch:
+class _FlushBatch:
     """A group on its way to the journal.
 
     ``at``: when each of ``bodies`` came. ``size``: bytes the group took in memory.
@@ -129,7 +129,7 @@ class Flusher:
             self._signals.get()
         self.asleep = False
 
-    def _next(self) -> _Batch | None:
+    def _next(self) -> _FlushBatch | None:
         """Return the next group as journal entries, or None if nothing waits.
 
         Evictions that cannot be kept are refused here.
@@ -137,7 +137,7 @@ class Flusher:
         group = self.waiting.take()
         if not group:
             return None
-        batch = _Batch(group[-1].ticket, sum(one.size for one in group))
+        batch = _FlushBatch(group[-1].ticket, sum(one.size for one in group))
         for one in group:
             if body := self._encoded(one):
                 batch.bodies.append(body)
@@ -158,7 +158,7 @@ class Flusher:
         self.waiting.hole(one.ticket)
         return None
 
-    def _write(self, batch: _Batch) -> bool:
+    def _write(self, batch: _FlushBatch) -> bool:
         """Make a group durable, retrying until it is. Returns False where the hook gives up earlier."""
         pause, longest = RETRY
         while batch.bodies:
@@ -176,7 +176,7 @@ class Flusher:
         self._count(batch)
         return True
 
-    def _count(self, batch: _Batch) -> None:
+    def _count(self, batch: _FlushBatch) -> None:
         """Count a group as durable and notify waiting threads."""
         now, counts = time.monotonic(), self.waiting.counts
         for at in batch.at:

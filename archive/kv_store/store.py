@@ -112,7 +112,7 @@ class Node:
 
 
 @dataclass(eq=False)
-class Watch:
+class InFlight:
     """A segment being read or taken in. ``gone``: it was discarded since that began, so it is not kept."""
 
     gone: bool = False
@@ -144,7 +144,7 @@ class HotStore:
         self._clock = clock
         self._lock = Lock()
         self._nodes: dict[bytes, Node] = {}
-        self._watches: dict[bytes, list[Watch]] = {}  # by key
+        self._watches: dict[bytes, list[InFlight]] = {}  # by key
         self._pins: Counter[bytes] = Counter()
         budgets = {tier.name: tier.budget for tier in self.memory}
         self._books = {t.name: TierStats(t.codec.name, budgets.get(t.name, 0)) for t in tiers}
@@ -303,7 +303,7 @@ class HotStore:
         with self._watching(node.key) as watch:
             return self._insert(node, watch)
 
-    def _insert(self, node: Node, watch: Watch) -> bool:
+    def _insert(self, node: Node, watch: InFlight) -> bool:
         block = node.block
         with self._lock:
             if not self._replaces(node):
@@ -350,7 +350,7 @@ class HotStore:
         self._discard(stored)
         return True
 
-    def _write(self, node: Node, watch: Watch | None = None) -> bool:
+    def _write(self, node: Node, watch: InFlight | None = None) -> bool:
         """Write a node to the first shared tier that takes it, unless it is discarded meanwhile. Lock not held."""
         stored = StoredBlock(node.block, node.parent, node.born)
 
@@ -492,9 +492,9 @@ class HotStore:
             self._lock.acquire()
 
     @contextmanager
-    def _watching(self, key: bytes) -> Iterator[Watch]:
+    def _watching(self, key: bytes) -> Iterator[InFlight]:
         """Learn of a discard while a segment is read or taken in. Lock not held."""
-        watch = Watch()
+        watch = InFlight()
         with self._lock:
             self._watches.setdefault(key, []).append(watch)
         try:

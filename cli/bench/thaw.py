@@ -116,7 +116,7 @@ def thaw(
     if max(grown) > tokens:
         raise UsageError(f"--turns: {tokens} tokens cannot come in {max(grown)} turns")
     with tempfile.TemporaryDirectory(dir=where) as folder:
-        bench = Bench(Path(folder), shape, tokens, max(counts), grown, bundle, device, threads)
+        bench = ThawBench(Path(folder), shape, tokens, max(counts), grown, bundle, device, threads)
         plans = [(merged, layout, n) for merged in (False, True) for layout in LAYOUTS for n in grown if n > merged]
         total = rounds + len(counts) + len(plans)
         with Progress("measured", unit="rounds", total=total, shown=wanted(progress)) as bar:
@@ -189,7 +189,7 @@ class Checked:
             )
 
 
-class Bench:
+class ThawBench:
     """A target, an archive with sessions for it, and stores of every tier.
 
     ``kv_bytes``: KV of one session. ``stored``: bytes of its records by name, put in one piece or in turns, in either
@@ -324,7 +324,7 @@ def target_of(shape: str, folder: Path, tokenizer_json: bytes, device: str) -> "
 Way = tuple[str, int, Callable[[], object], Callable[[], Any]]  # name, bytes stored, before, timed
 
 
-def ways(bench: Bench) -> Iterator[Way]:
+def ways(bench: ThawBench) -> Iterator[Way]:
     """Yield each way to the KV of one session. A timed call returns a Thawed to check, or None."""
     from safetensors.torch import load_file, save_file
 
@@ -398,7 +398,7 @@ def _pinned(tensor: Any) -> Any:
 
 
 def measure(
-    bench: Bench, rounds: int, bar: Progress
+    bench: ThawBench, rounds: int, bar: Progress
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
     """Return a row for each way, and the stages of the best thaw in either layout, in milliseconds."""
     from pltz.archive.thaw import Thawed
@@ -431,7 +431,7 @@ def measure(
     return rows, stages
 
 
-def measure_many(bench: Bench, count: int, rounds: int) -> dict[str, Any]:
+def measure_many(bench: ThawBench, count: int, rounds: int) -> dict[str, Any]:
     """Return milliseconds per session for thawing several in one call, and for prefilling them one by one.
 
     Raises:
@@ -471,7 +471,7 @@ def in_turns(count: int, layout: LayoutName) -> str:
     return f"{layout}/{count}"
 
 
-def measure_turns(bench: Bench, count: int, layout: LayoutName, rounds: int) -> dict[str, Any]:
+def measure_turns(bench: ThawBench, count: int, layout: LayoutName, rounds: int) -> dict[str, Any]:
     """Measure a thaw of the session that was put in ``count`` turns, next to the bare prefill.
 
     The figures are milliseconds: total, decoding and prefill.
@@ -503,7 +503,7 @@ def measure_turns(bench: Bench, count: int, layout: LayoutName, rounds: int) -> 
     }
 
 
-def _timed(bench: Bench, call: Callable[[], Any]) -> tuple[Any, float]:
+def _timed(bench: ThawBench, call: Callable[[], Any]) -> tuple[Any, float]:
     """Return a call's result and its seconds, the device's work included."""
     bench.synchronize()
     start = time.perf_counter()

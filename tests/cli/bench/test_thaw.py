@@ -69,7 +69,7 @@ def test_a_thaw_that_went_wrong_is_no_figure() -> None:
 
     def checked(cache_: Any, ids_: Any, logits_: Any) -> thaw.Checked:
         bench: Any = SimpleNamespace(checked=thaw.Checked(0.1))
-        thaw.Bench.check(bench, Thawed(cache_, ids_, logits_, {}), ids, (cache, logits))
+        thaw.ThawBench.check(bench, Thawed(cache_, ids_, logits_, {}), ids, (cache, logits))
         found: thaw.Checked = bench.checked
         return found
 
