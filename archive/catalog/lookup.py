@@ -306,7 +306,9 @@ class RecordLookup:
         for place in self.places(SESSIONS, key):
             items = self._read.get((place, key))
             if items is None:
-                items = self._maybe(partial(self._named, place, key, stored), place.pack) or []
+                items = self._maybe(partial(self._named, place, key, stored), place.pack)
+                if items is None:  # not remembered: repair may bring the pack back
+                    continue
                 if len(self._read) >= READ:
                     self._read.clear()
                 self._read[place, key] = items

@@ -189,8 +189,11 @@ class DirectoryStore:
                 raise
         try:
             self._with_room(lambda: self._in_folder(name, lambda: self.disk.link(temporary, name)))
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError) as exc:
             self._drop(temporary)
+            if isinstance(exc, FileNotFoundError) and not is_there(self, name):
+                raise _named(f"link {name}", exc) from exc
+            # the name is taken, perhaps by a key file to which this one lost: an erase shreds those that lost
             self._sync_directory(folder)  # its writer may not have synced it yet
             return self._same(name, data)
         except OSError as exc:

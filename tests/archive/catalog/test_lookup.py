@@ -53,6 +53,22 @@ def test_all_versions_of_a_session_are_found_by_its_key(archive: TowerArchive, l
     assert lookup.versions(domain, "c") == []
 
 
+@pytest.mark.parametrize("change", ["gone", "cut"])
+def test_a_pack_that_comes_back_is_read_again(archive: TowerArchive, lookup: RecordLookup, change: str) -> None:
+    fresh, domain, store = opened(archive), archive.keys.domain(TENANT, "default"), archive.store
+    kept = {f"packs/{name}": bytes(store.view(f"packs/{name}")) for name in store.list("packs")}
+    for name, data in kept.items():
+        store.delete(name)
+        if change == "cut":
+            store.put(name, bytes(len(data)))
+    assert fresh.lookup.versions(domain, "b") == []
+    for name, data in kept.items():
+        store.delete(name)
+        store.put(name, data)
+    fresh.refresh()
+    assert [v.version for v in fresh.lookup.versions(domain, "b")] == [1]
+
+
 def test_an_identity_whose_first_bytes_alone_match_is_not_found(
     archive: TowerArchive, lookup: RecordLookup
 ) -> None:

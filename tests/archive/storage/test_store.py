@@ -45,6 +45,26 @@ def test_a_name_is_given_once(store: Store) -> None:
     assert store.read("collect/1", 0, 99) == b"mine"
 
 
+@pytest.mark.parametrize("winner", [b"mine", b"theirs", None])
+def test_a_file_shredded_before_its_link_lost_to_another(tmp_path: Path, winner: bytes | None) -> None:
+    """An erase shreds key files in tmp/ that lost their name to another writer."""
+
+    class Shredded(OsDisk):
+        def link(self, source: str, target: str) -> None:
+            self.unlink(source)
+            if winner is not None:
+                self.write_new(target, winner)
+            super().link(source, target)
+
+    store = DirectoryStore(Shredded(tmp_path), reserve=False)
+    store.make()
+    if winner is None:
+        with pytest.raises(StoreError, match="cannot link"):
+            store.put("keys/a", b"mine")
+    else:
+        assert store.put("keys/a", b"mine") == (winner == b"mine")
+
+
 def test_what_is_not_there_is_said(store: Store) -> None:
     with pytest.raises(FileNotFoundError):
         store.read("packs/none", 0, 1)
