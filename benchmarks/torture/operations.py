@@ -604,6 +604,8 @@ class Read(Operation):
     def plan(self, draw: Draw) -> bool:
         keys = [k for k in draw.record.main if k[0] in (*TENANTS, HOOK)]
         self.keys = draw.some(keys, 20) if keys else []
+        # a put may be acknowledged between the get and its line
+        self.at_first = {key: draw.record.main[key].possible() for key in self.keys}
         return bool(self.keys)
 
     def asked(self) -> Any:
@@ -620,7 +622,7 @@ class Read(Operation):
         session = record.main.get(key)
         if session is None:  # erased in the meantime
             return None if digest is None else f"{key} was erased, and get gave {digest}"
-        if digest in session.possible() or (session.stamp > self.stamp and digest is None):
+        if digest in session.possible() | self.at_first[key] or (session.stamp > self.stamp and digest is None):
             return None
         if session.pending and str(digest).startswith("LostError"):  # a version that was not acknowledged
             return None

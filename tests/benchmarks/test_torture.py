@@ -4,12 +4,14 @@ allowed contents."""
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pltz.benchmarks.torture.child import Child, Fate, Voice
+from pltz.benchmarks.torture.operations import Read
 from pltz.benchmarks.torture.record import (
     AcknowledgedRecord,
     KnownSession,
@@ -178,3 +180,16 @@ def test_a_digest_is_of_content_and_tags() -> None:
         for tags in ({}, {"a": "b"})
     }
     assert len(found) == 8
+
+
+def test_a_get_before_an_acknowledgement_may_be_heard_after_it(tmp_path: Path) -> None:
+    record = AcknowledgedRecord(tmp_path / "log")
+    record.main[KEY] = KnownSession(pending={"new"})
+    read = Read()
+    assert read.plan(Namespace(record=record, some=lambda keys, _: keys))  # type: ignore[arg-type]
+    record.main[KEY].acknowledge("new", "version")
+    assert read.heard(record, {"key": list(KEY), "digest": None}) is None
+    assert read.heard(record, {"key": list(KEY), "digest": "new"}) is None
+    assert read.heard(record, {"key": list(KEY), "digest": "other"}) is not None
+    assert read.plan(Namespace(record=record, some=lambda keys, _: keys))  # type: ignore[arg-type]
+    assert read.heard(record, {"key": list(KEY), "digest": None}) is not None
