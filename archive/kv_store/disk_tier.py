@@ -28,7 +28,7 @@ import numpy as np
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import MAX_TOKENS, SIZE
 from pltz.archive.kv_store.kv_block import KVBlock
-from pltz.archive.kv_store.tier import StoredBlock, TierStats
+from pltz.archive.kv_store.tier import FormStats, StoredBlock, TierStats
 from pltz.models.kv.codec import MAX_PARTS, PREFIX, RAW, KVCodec
 from pltz.models.kv.receipt import Receipt
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
@@ -87,6 +87,7 @@ class DiskTier:
         self.folder, self.budget, self.codec = Path(folder), budget, codec
         self.path(bytes(SIZE), bytes(SIZE), codec.name)  # a bad name is refused now
         self.damaged = self.written = self.evicted = self.failed = 0
+        self._counted: dict[str, int] = {}  # ids of files, which never change
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "lock").touch()
@@ -112,9 +113,25 @@ class DiskTier:
         return sum(sizes), len(sizes)
 
     def stats(self) -> TierStats:
-        """Return the bytes and the number of all files, and how many this process found damaged."""
-        used, blocks = self.usage()
-        return TierStats(self.codec.name, self.budget, used, blocks, damaged=self.damaged)
+        """Return bytes, number and ids of all files, by form too, and how many this process found damaged."""
+        found = TierStats(self.codec.name, self.budget, damaged=self.damaged)
+        try:
+            with self._locked():
+                files = list(self._files())
+        except OSError:
+            return found
+        counted: dict[str, int] = {}
+        for file in files:
+            _, form, *rest = file.path.name.split(".")
+            whole = rest == ["safetensors"]
+            tokens = 0
+            if whole:
+                key = f"{file.key} {form} {file.size}"
+                tokens = counted[key] = self._counted.get(key) or _tokens_of(file.path)
+                found.forms.setdefault(form, FormStats()).add(file.size, tokens)
+            found.enter(file.size, tokens)
+        self._counted = counted
+        return found
 
     def read(self, space: bytes, segment: bytes, codecs: Sequence[KVCodec] = (RAW,)) -> StoredBlock | None:
         """Return the segment's block over the mapped file, or None.
@@ -248,6 +265,17 @@ class DiskTier:
         with (self.folder / "lock").open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _tokens_of(path: Path) -> int:
+    """Return the number of ids that a file says it has, 0 where that cannot be read. For statistics only."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            count = json.loads(file.read(min(size, MAX_HEADER)))["ids"]["shape"][0]
+    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return 0
+    return count if type(count) is int and 0 <= count <= MAX_TOKENS else 0
 
 
 def _fill(part: Path, pieces: list[memoryview]) -> None:

@@ -44,6 +44,7 @@ from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.lease import Lease
 from pltz.archive.kv_store.tier import (
     DeviceTier,
+    FormStats,
     HostTier,
     MemoryTier,
     SharedTier,
@@ -148,6 +149,7 @@ class HotStore:
         self._pins: Counter[bytes] = Counter()
         budgets = {tier.name: tier.budget for tier in self.memory}
         self._books = {t.name: TierStats(t.codec.name, budgets.get(t.name, 0)) for t in tiers}
+        self._hit_tokens: Counter[tuple[str, str]] = Counter()  # by names of tier and form
         self._stats = Stats()
 
     @classmethod
@@ -258,6 +260,7 @@ class HotStore:
         node.born = min(node.born, node.used if born is None else born)
         if node.tier is not None:
             self._books[node.tier.name].hits += 1
+            self._hit_tokens[node.tier.name, node.block.codec.name] += len(node.block.ids)
         self._stats.hit_tokens += len(node.block.ids)
         return node
 
@@ -566,11 +569,18 @@ class HotStore:
     def stats(self) -> Stats:
         """Return a copy of the counts as they are now.
 
-        Bytes and blocks of a shared tier are those of all processes.
+        Bytes, blocks and tokens of a shared tier are those of all processes.
         """
         with self._lock:
-            books = {name: replace(tier) for name, tier in self._books.items()}
+            books = {name: replace(tier, forms={}) for name, tier in self._books.items()}
             stats = replace(self._stats, tiers=books)
+            hits = dict(self._hit_tokens)
+            for node in self._nodes.values():
+                if node.tier in self.memory and not node.moving:
+                    forms = books[node.tier.name].forms
+                    forms.setdefault(node.block.codec.name, FormStats()).add(node.block.size, len(node.block.ids))
         for tier in self.shared:
             stats.tiers[tier.name] = replace(tier.stats(), hits=books[tier.name].hits)
+        for (name, form), tokens in hits.items():
+            stats.tiers[name].forms.setdefault(form, FormStats()).hit_tokens = tokens
         return stats

@@ -11,7 +11,7 @@ A new tier is one class of either kind, and a place in the list that `HotStore` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pltz.archive.kv_store.kv_block import KVBlock
@@ -23,12 +23,28 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class FormStats:
+    """The blocks of one form in a tier. ``used``: bytes. ``hit_tokens``: ids whose KV was found here in this form."""
+
+    blocks: int = 0
+    used: int = 0
+    tokens: int = 0
+    hit_tokens: int = 0
+
+    def add(self, size: int, tokens: int) -> None:
+        """Count one more block of ``size`` bytes and ``tokens`` ids."""
+        self.blocks += 1
+        self.used += size
+        self.tokens += tokens
+
+
+@dataclass
 class TierStats:
     """The contents of a tier.
 
     ``form``: name of the codec of new blocks. ``budget``, ``used``: bytes. ``blocks``, ``tokens``: of the blocks
-    stored here; a shared tier does not count tokens. ``hits``: requests answered from here. ``damaged``: blocks
-    that failed a check.
+    stored here. ``hits``: requests answered from here. ``damaged``: blocks that failed a check. ``forms``: by the name
+    of a form, the complete blocks that are in it.
     """
 
     form: str
@@ -38,6 +54,7 @@ class TierStats:
     tokens: int = 0
     hits: int = 0
     damaged: int = 0
+    forms: dict[str, FormStats] = field(default_factory=dict)
 
     @property
     def free(self) -> int:
