@@ -22,7 +22,7 @@ def kv_forms(
     max_kl: float | None = None,
     bits: float | None = None,
 ) -> dict[str, KVCodec]:
-    """Return the forms `lossless`, `q8` and `q4` of a target's KV and, with a calibration, `predictive`.
+    """Return the forms `q8` and `q4` of a target's KV, `lossless` where it is in bfloat16, and calibrated `predictive`.
 
     Args:
         target: the served model.
@@ -36,15 +36,18 @@ def kv_forms(
         UsageError: the file cannot be read, or no measured point is within the bound.
         CorruptError, VersionError, TargetMismatch: the file is damaged, later, or of other weights.
     """
+    import torch
+
     rotary = Rotary.of(target)
-    if calibration is None:
-        return {"lossless": LosslessCodec(), "q8": Q8Codec(rotary), "q4": Q4Codec(rotary)}
-    fitted = Calibration.load(calibration, target.fingerprint)
     model: Any = target.model
     embedding = model.get_input_embeddings().weight.detach()
+    exact: dict[str, KVCodec] = {"lossless": LosslessCodec()} if model.dtype == torch.bfloat16 else {}
+    if calibration is None:
+        return {**exact, "q8": Q8Codec(rotary), "q4": Q4Codec(rotary)}
+    fitted = Calibration.load(calibration, target.fingerprint)
     point = fitted.point(max_kl=max_kl, bits=bits)
     return {
-        "lossless": LosslessCodec(),
+        **exact,
         "q8": Q8Codec(rotary, fitted.receipt("q8-1")),
         "q4": Q4Codec(rotary, fitted.receipt("q4-1")),
         "predictive": PredictiveCodec(fitted, rotary, embedding, point),

@@ -11,6 +11,7 @@ import pytest
 
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.concurrency import run_alongside
+from pltz.archive.format import block
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import NONE, Head, digests, segment_digest, segment_head
 from pltz.archive.storage.simulated_disk import SimDisk
@@ -99,7 +100,7 @@ def test_a_pack_over_a_megabyte_is_the_same_with_and_without_threads_and_what_is
         if not compiled:
             for module in ("format.ids", "format.block", "writing.publisher"):
                 monkeypatch.setattr(f"pltz.archive.{module}.many", None)
-            monkeypatch.setattr("pltz.archive.format.block.UNPACK", None)
+            monkeypatch.setattr("pltz.archive.format.block.COLUMNS_OF", block._columns)
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         monkeypatch.setattr("pltz.archive.writing.publisher.WORTH", 1 << 20 if cores > 1 else 1 << 60)
         disk = SimDisk()
