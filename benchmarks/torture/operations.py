@@ -604,7 +604,7 @@ class Read(Operation):
     def plan(self, draw: Draw) -> bool:
         keys = [k for k in draw.record.main if k[0] in (*TENANTS, HOOK)]
         self.keys = draw.some(keys, 20) if keys else []
-        # a put may be acknowledged between the get and its line
+        # a put or an erase may be acknowledged between the get and its line
         self.at_first = {key: draw.record.main[key].possible() for key in self.keys}
         return bool(self.keys)
 
@@ -620,8 +620,9 @@ class Read(Operation):
     def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         key, digest = tuple(facts["key"]), facts["digest"]
         session = record.main.get(key)
-        if session is None:  # erased in the meantime
-            return None if digest is None else f"{key} was erased, and get gave {digest}"
+        if session is None:  # erased between the opening of the archive, which read its keys, and this line
+            known = digest is None or digest in self.at_first[key]
+            return None if known else f"{key} was erased, and get gave {digest}"
         if digest in session.possible() | self.at_first[key] or (session.stamp > self.stamp and digest is None):
             return None
         if session.pending and str(digest).startswith("LostError"):  # a version that was not acknowledged

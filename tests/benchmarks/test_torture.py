@@ -193,3 +193,7 @@ def test_a_get_before_an_acknowledgement_may_be_heard_after_it(tmp_path: Path) -
     assert read.heard(record, {"key": list(KEY), "digest": "other"}) is not None
     assert read.plan(Namespace(record=record, some=lambda keys, _: keys))  # type: ignore[arg-type]
     assert read.heard(record, {"key": list(KEY), "digest": None}) is not None
+    del record.main[KEY]  # erased
+    assert read.heard(record, {"key": list(KEY), "digest": "new"}) is None
+    assert read.heard(record, {"key": list(KEY), "digest": None}) is None
+    assert read.heard(record, {"key": list(KEY), "digest": "other"}) is not None
