@@ -136,7 +136,7 @@ class Archive:
         self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
         self._zstd_above = zstd_above
         self._fingerprints: dict[bytes, bytes] = {}  # fingerprints of tokenizers, by their tokenizer.json
-        self._token: tuple[tuple[bytes | None, int], str] | None = None  # the last token, with the state it is of
+        self._token: tuple[tuple[bytes | None, set[bytes]], str] | None = None  # the last one, with its state
         self._thawer: tuple[tuple[object, ...], Thawer] | None = None  # the last thawer, with its options
 
     @classmethod
@@ -723,7 +723,7 @@ class Archive:
         An archive that a token is newer than was rolled back. Raises StoreError.
         """
         listing = self.tower.catalog.listing
-        state = listing.newest, len(listing.packs)  # they change with every commit
+        state = listing.newest, set(listing.packs)  # a commit of anybody changes them
         if self._token is None or self._token[0] != state:
             self._token = state, self.tower.token()
         return self._token[1]

@@ -295,6 +295,20 @@ def test_a_dry_run_stores_nothing_and_tells_what_a_put_would(cold: pltz.Archive)
     assert dry == many[0] and dry.size > 0
 
 
+def test_a_token_counts_packs_that_others_put_and_collected(cold: pltz.Archive, tmp_path: Path) -> None:
+    cold.put("a", CHAT)
+    cold.put("b", "a text")
+    reader, other = pltz.Archive.open(tmp_path / "cold"), pltz.Archive.open(tmp_path / "cold")
+    before, packs = reader.token(), len(reader.tower.catalog.listing.packs)
+    other.forget("a")
+    other.tower.collect()
+    other.tower.collect()
+    other.put("c", "another text")
+    list(reader.list())
+    assert len(reader.tower.catalog.listing.packs) == packs, "as many as before, and others"
+    assert before != reader.token() == pltz.Archive.open(tmp_path / "cold").token()
+
+
 def test_a_token_tells_that_an_archive_was_rolled_back(cold: pltz.Archive, tmp_path: Path) -> None:
     cold.put("a", CHAT)
     shutil.copytree(tmp_path / "cold", tmp_path / "older")

@@ -1,4 +1,4 @@
-"""What a worker remembers from shard to shard: sessions that it put grow without being decoded again."""
+"""Test that a worker remembers sessions from shard to shard: those that it put grow without being decoded again."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def test_nothing_to_do() -> None:
 
 @cache
 def decoded(data: bytes) -> np.ndarray | CorruptError:
-    """What the reference decodes of 50 tokens of "small" in damaged bytes, or says of them."""
+    """Return 50 tokens of "small" that the reference decodes from damaged bytes, or the error that it raises."""
     try:
         return reference("small").decode([FrameItem(data, 50, 4, 5)])[0]
     except CorruptError as error:
