@@ -256,7 +256,8 @@ def _medoids(sessions: Sequence[_Session], count: int) -> list[_Session]:
         owner = centres[np.argmax(shared[:, centres], axis=1)] if len(centres) else np.zeros(0, np.int64)
         for centre in centres.tolist():
             members = np.flatnonzero(owner == centre)
-            chosen.append(_nearest_to_all(codec, mine, members, shared))
+            if len(members):  # later centres may serve all its members better, and another one itself
+                chosen.append(_nearest_to_all(codec, mine, members, shared))
     return chosen
 
 
