@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import TENANT
@@ -13,7 +14,7 @@ from pltz.models.session.sketch import Sketch
 
 def session(name: int, codec: SegmentCodec, grams: int, *hashes: range) -> _Session:
     values = np.concatenate([np.array(one, np.uint32) for one in hashes])
-    tower = [(bytes([name]), np.zeros(grams, np.int64))]
+    tower: Segments = [(bytes([name]), np.zeros(grams, np.int64))]
     context = Context(TENANT, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1)
     return _Session(tower, Sketch(grams, values), codec, context, False, True)
 
