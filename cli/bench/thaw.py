@@ -11,8 +11,10 @@ The ways take turns in one process. The best round of each counts, since other w
 
 Two more measurements follow: sessions thawed together in one call, and sessions that grew. The latter archive the same
 tokens in several turns, one segment each, in either layout, and count decoding and prefill apart. Then the turns are
-merged, as `pltz archive merge` does, and the thaws are measured again. Every thaw is checked: ids exactly, KV and
-logits against the prefill's within float noise. The run ends with one line of JSON.
+merged, as `pltz archive merge` does, and the thaws are measured again. With ``--neighbour`` a session that shares eight
+of nine tokens with another is thawed too, coded alone and after that one, which is decoded first or remembered. Every
+thaw is checked: ids exactly, KV and logits against the prefill's within float noise. The run ends with one line of
+JSON.
 """
 
 import json
@@ -23,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
 Expected = tuple["DynamicCache", "torch.Tensor"]  # from a prefill: KV, logits of the last id
 EMBEDDED = "embedded"
 WHOLE, FAST, GROWN = "whole", "fast", "grown"
+ALONE, NEAR = "alone", "near"  # the same tokens, coded alone and after a neighbour
+SHARED, OWN = 64, 8  # tokens that it has in common with the neighbour, and of its own, by turns
 TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
 
 
@@ -63,6 +68,7 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
         "pltz bench thaw",
         "pltz bench thaw --device cuda --shape llama-8b --together 4,16",
         "pltz bench thaw --tokens 1000 --rounds 2 --turns 1,8 --json",
+        "pltz bench thaw --neighbour --turns 1 --together 1",
     ],
 )
 @click.option(
@@ -90,6 +96,9 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
     metavar="N,...",
     help="Turns in which a session was archived, two rows per number: one per layout.",
 )
+@click.option(
+    "--neighbour", is_flag=True, help="Also thaw a session coded after one with eight of nine tokens in common."
+)
 @shared.WHERE
 @options.coder_options
 @shared.JSON
@@ -99,6 +108,7 @@ def thaw(
     rounds: int,
     together: str,
     turns: str,
+    neighbour: bool,
     where: str | None,
     bundle: str | None,
     threads: int | None,
@@ -118,7 +128,8 @@ def thaw(
     with tempfile.TemporaryDirectory(dir=where) as folder:
         bench = ThawBench(Path(folder), shape, tokens, max(counts), grown, bundle, device, threads)
         plans = [(merged, layout, n) for merged in (False, True) for layout in LAYOUTS for n in grown if n > merged]
-        total = rounds + len(counts) + len(plans)
+        near = LAYOUTS if neighbour else ()
+        total = rounds + len(counts) + len(plans) + len(near)
         with Progress("measured", unit="rounds", total=total, shown=wanted(progress)) as bar:
             rows, stages = measure(bench, rounds, bar)
             many = []
@@ -131,6 +142,10 @@ def thaw(
                     by_turns.append(measure_turns(bench, count, layout, rounds) | {"merged": merged})
                 else:
                     left.append({"turns": count, "layout": layout})
+                bar.add(1)
+            after = []
+            for layout in near:
+                after.append(measure_neighbour(bench, layout, rounds))
                 bar.add(1)
         result = {
             "benchmark": "thaw",
@@ -148,6 +163,7 @@ def thaw(
             "together": many,
             "turns": by_turns,
             "not_merged": left,
+            "neighbour": after,
             "checked": asdict(bench.checked),
             "page_cache_dropped": bench.can_drop,
             "load_at_start": load,
@@ -261,6 +277,33 @@ class ThawBench:
             self.cold.archive.catalog.refresh()
             self.stored[name] = len(archive.record(archive.version(name, name).leaf).record.bitstring)
         return bool(done.merged)
+
+    def put_near(self, layout: LayoutName) -> "np.ndarray[Any, Any]":
+        """Put a session coded alone, and in another tenant after its neighbour, in one pack; return its ids, (T,).
+
+        Raises:
+            UsageError: it would not be shorter after the neighbour.
+        """
+        import numpy as np
+
+        from pltz.archive.format.ids import NONE
+        from pltz.archive.sessions import PutRequest
+        from pltz.models.session.session import Session
+
+        first, other = (np.asarray(ids) for ids in self.ids[:2])
+        ids = np.where(np.arange(self.tokens) % (SHARED + OWN) < SHARED, first, other)
+        cold, near = self.layouts[layout], by_neighbour(NEAR, layout)
+        named = {"first": first, "other": other, NEAR: ids}  # the other earns the tenant a trial
+        items = [PutRequest(ALONE, Session("ids", ids), tenant=by_neighbour(ALONE, layout))]
+        items += [PutRequest(name, Session("ids", one), tenant=near) for name, one in named.items()]
+        cold.archive.neighbours = True
+        self.stored |= {f"{layout} {stored.name}": stored.size for stored in cold.put(items)}
+        cold.archive.neighbours = False
+        self.cold.archive.catalog.refresh()
+        leaf = self.cold.archive.version(NEAR, near).leaf
+        if self.cold.archive.record(leaf).record.neighbour == NONE:
+            raise UsageError("--neighbour: a session of so few --tokens is no shorter after a neighbour")
+        return ids
 
     def thawer(self, **budgets: Any) -> "tuple[HotStore, Thawer]":
         """Return a store and a thawer over it."""
@@ -503,6 +546,46 @@ def measure_turns(bench: ThawBench, count: int, layout: LayoutName, rounds: int)
     }
 
 
+def by_neighbour(name: str, layout: LayoutName) -> str:
+    """Return the name of the tenant of the session that was coded alone, or after a neighbour."""
+    return f"{name}/{layout}"
+
+
+def measure_neighbour(bench: ThawBench, layout: LayoutName, rounds: int) -> dict[str, Any]:
+    """Measure thaws of one session: coded alone, after a neighbour that is decoded first, and after one remembered.
+
+    The figures are milliseconds. Raises the errors of `ThawBench.put_near`.
+    """
+    from pltz.archive.kv_store import Thawer
+
+    ids, thawer = bench.put_near(layout), Thawer(bench.cold, bench.target)
+    alone, near = ((name, by_neighbour(name, layout)) for name in (ALONE, NEAR))
+    best: dict[str, tuple[float, float]] = {}  # seconds of the thaw and of decoding
+    for number in range(rounds + 1):  # the first one warms up
+        bench.cold.archive.rebuild()  # forgets the tokens of the neighbour
+        thawer.thaw(*alone)  # opens the pack again
+        expected, seconds = _timed(bench, lambda: bench.target.prefill(ids))
+        for way, session in {"cold": near, "warm": near, "alone": alone}.items():
+            found, thaw_seconds = _timed(bench, partial(thawer.thaw, *session))
+            bench.check(found, ids, expected)
+            if number:
+                best[way] = min(best.get(way, (math.inf, 0.0)), (thaw_seconds, found.timings["decode"] / 1e3))
+            del found
+        if number:
+            best["prefill"] = min(best.get("prefill", (math.inf, 0.0)), (seconds, 0.0))
+        del expected
+    return {
+        "layout": layout,
+        "alone_bytes": bench.stored[f"{layout} {ALONE}"],
+        "near_bytes": bench.stored[f"{layout} {NEAR}"],
+        "bare_prefill_ms": round(1e3 * best["prefill"][0], 3),
+        **{f"{way}_ms": round(1e3 * best[way][0], 3) for way in ("alone", "cold", "warm")},
+        **{f"{way}_decode_ms": round(1e3 * best[way][1], 3) for way in ("alone", "cold", "warm")},
+        "cold_over_alone": round(best["cold"][0] / best["alone"][0], 4),
+        "warm_over_alone": round(best["warm"][0] / best["alone"][0], 4),
+    }
+
+
 def _timed(bench: ThawBench, call: Callable[[], Any]) -> tuple[Any, float]:
     """Return a call's result and its seconds, the device's work included."""
     bench.synchronize()
@@ -546,6 +629,18 @@ def as_text(result: dict[str, Any]) -> str:
         ]
         for row in result["turns"]
     ]
+    near = [
+        [
+            row["layout"],
+            way,
+            size(row[stored]),
+            f"{row[f'{way}_decode_ms']:,.1f}",
+            f"{row[f'{way}_ms']:,.1f}",
+            f"{row[f'{way}_ms'] / row['alone_ms']:.2f}",
+        ]
+        for row in result["neighbour"]
+        for way, stored in (("alone", "alone_bytes"), ("cold", "near_bytes"), ("warm", "near_bytes"))
+    ]
     stages = ", ".join(f"{stage} {ms:,.2f}" for stage, ms in result["stages_ms"].items())
     dropped = "dropped from" if result["page_cache_dropped"] else "perhaps NOT dropped from"
     setting = (
@@ -558,6 +653,7 @@ def as_text(result: dict[str, Any]) -> str:
         f"{checked['logits']:.1g} of the prefill's (float noise: {checked['bound']}), "
         f"the same next id in {checked['same_next']}."
     )
+    near_table = render(["layout", "neighbour", "stored", "decode, ms", "thaw, ms", "over alone"], near)
     return "\n\n".join(
         [
             setting,
@@ -577,5 +673,6 @@ def as_text(result: dict[str, Any]) -> str:
                 ],
                 grown,
             ),
+            *([near_table] if near else []),
         ]
     )

@@ -104,3 +104,26 @@ def test_a_random_target_is_its_shape(tmp_path: Path, tiny_tokenizer_json: Calla
     assert made[0].model.dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
     with pytest.raises(UsageError, match="llama-8b"):
         RandomTarget.make("other", tiny_tokenizer_json(), tmp_path, "cpu")
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_session_after_a_neighbour_is_thawed_beside_the_one_coded_alone(run: Run) -> None:
+    words = ("--tokens", 150, "--rounds", 1, "--together", 1, "--turns", 1, "--threads", 1)
+    done = run("bench", "thaw", *words, "--neighbour")
+    assert done.exit_code == 0, done.output
+    *table, last = done.stdout.splitlines()
+    found = json.loads(last)
+    assert [row["layout"] for row in found["neighbour"]] == ["default", "fast"]
+    for row in found["neighbour"]:
+        assert 0 < row["near_bytes"] < row["alone_bytes"] < 2000
+        for way in ("cold", "warm"):
+            assert row[f"{way}_over_alone"] == pytest.approx(row[f"{way}_ms"] / row["alone_ms"], rel=0.01)
+            assert 0 < row[f"{way}_decode_ms"] <= row[f"{way}_ms"]
+    assert found["checked"]["thaws"] == 2 * 7 + 2 * 1 + 2 * 2 + 2 * 2 * 3
+    ways = [line.split()[1] for line in table if line.split()[:1] in (["default"], ["fast"])]
+    assert ways == ["alone", "cold", "warm"] * 2
+
+
+def test_a_session_that_takes_no_neighbour_is_no_figure(run: Run, tiny: Path) -> None:
+    done = run("bench", "thaw", "--tokens", 8, "--rounds", 1, "--together", 1, "--turns", 1, "--neighbour")
+    assert done.exit_code == 2 and "no shorter after a neighbour" in done.output
