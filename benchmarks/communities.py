@@ -1,26 +1,35 @@
-"""Prompts of communities and bots, made from real system prompts, as sessions for `pltz bench neighbours`.
-
-    python -m pltz.benchmarks.communities prompts.jsonl > communities.jsonl
-    pltz bench neighbours --data communities.jsonl --sessions 500 --most 4000
+"""Prompts of communities and bots, made from real system prompts, for `pltz bench neighbours --communities`.
 
 The case of the Towers paper, section 11.2: 50 communities in 5 groups, 500 bots. Each group has a real prompt. A
 community has that of its group with a quarter of its sentences replaced by sentences of other real prompts, and its own
-name. A bot has its community's prompt and some sentences of its own. The records of the input are {"text": ...}.
+name. A bot has its community's prompt and some sentences of its own. A sentence is used again only when all have been.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
-import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pltz.benchmarks.corpus import SampleSession
+from pltz.plt_codec.errors import UsageError
 
 GROUPS, COMMUNITIES, BOTS = 5, 50, 500
 REPLACED = 4  # one sentence in so many is a community's own
 OWN = 3  # sentences that a bot adds
 LEAST, MOST = 12, 40  # sentences of a group's prompt
+SHORT = 30  # characters below which a line is no sentence to draw
 SEED = 7
+
+
+@dataclass(frozen=True)
+class Community:
+    """The prompt of a community. ``shared``: that of its group; ``own``: the sentences that are not of its group."""
+
+    prompt: str
+    shared: str
+    own: list[str]
 
 
 def sentences(text: str) -> list[str]:
@@ -28,41 +37,59 @@ def sentences(text: str) -> list[str]:
     return [part for part in re.split(r"(?<=[.!?\n])(?=\S)|(?<=[.!?] )", text) if part.strip()]
 
 
-def sessions(prompts: Sequence[str]) -> Iterator[dict[str, object]]:
-    """Yield the records of all communities and all bots. ``prompts``: real system prompts.
+def named(number: int, text: str) -> str:
+    """Return a prompt with the name of a community."""
+    return f"You are the assistant of community {number}.\n{text}"
 
-    Raises SystemExit where too few of them are long enough.
+
+class Communities:
+    """The communities and bots that are made from real system prompts; the same prompts make the same ones.
+
+    ``made``: the communities, of which n is of group n modulo `GROUPS`. Raises UsageError where too few prompts are
+    long enough.
     """
-    dice = random.Random(SEED)
-    parts = [sentences(prompt) for prompt in prompts]
-    groups = [part for part in parts if LEAST <= len(part) <= MOST][:GROUPS]
-    others = [one for part in parts if part not in groups for one in part]
-    if len(groups) < GROUPS or len(others) < BOTS:
-        raise SystemExit(f"expected {GROUPS} prompts of {LEAST} to {MOST} sentences, and {BOTS} other sentences")
-    made = []
-    for number in range(COMMUNITIES):
-        own = [dice.choice(others) if dice.randrange(REPLACED) == 0 else one for one in groups[number % GROUPS]]
-        made.append(f"You are the assistant of community {number}.\n" + "".join(own))
-        yield record("communities", number, made[-1])
-    for number in range(BOTS):
-        own = [dice.choice(others) for _ in range(OWN)]
-        yield record("bots", number, made[number % COMMUNITIES] + "\n" + "".join(own))
+
+    def __init__(self, prompts: Sequence[str]) -> None:
+        self._dice = random.Random(SEED)
+        parts = [sentences(prompt) for prompt in prompts]
+        groups = [part for part in parts if LEAST <= len(part) <= MOST][:GROUPS]
+        others = {one for part in parts if part not in groups for one in part if len(one.strip()) >= SHORT}
+        if len(groups) < GROUPS or len(others) < BOTS:
+            raise UsageError(f"expected {GROUPS} prompts of {LEAST} to {MOST} sentences, and {BOTS} other sentences")
+        self._others, self._left = sorted(others), list[str]()
+        self.made = [self._community(number, groups[number % GROUPS]) for number in range(COMMUNITIES)]
+
+    def bots(self) -> Iterator[str]:
+        """Yield the prompts of all bots. Bot n is of community n modulo `COMMUNITIES`."""
+        for number in range(BOTS):
+            own = "".join(self._draw() for _ in range(OWN))
+            yield f"{self.made[number % COMMUNITIES].prompt}\n{own}"
+
+    def _community(self, number: int, group: Sequence[str]) -> Community:
+        parts = [self._draw() if self._dice.randrange(REPLACED) == 0 else one for one in group]
+        own = [one for one, before in zip(parts, group, strict=True) if one is not before]
+        return Community(named(number, "".join(parts)), "".join(group), own)
+
+    def _draw(self) -> str:
+        if not self._left:
+            self._left = self._dice.sample(self._others, len(self._others))
+        return self._left.pop()
 
 
-def record(source: str, number: int, prompt: str) -> dict[str, object]:
-    """Return a session that has a prompt alone."""
-    return {"id": f"{source}-{number}", "messages": [{"role": "system", "content": prompt}]}
+def sampled() -> Communities:
+    """Return the communities made from the prompts that ship with pltz, all under CC0."""
+    from pltz.datasets.loaders import sample_prompts
+
+    return Communities(sample_prompts())
 
 
-def main() -> None:
-    """Print the records, one per line."""
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    with open(sys.argv[1], encoding="utf8") as file:
-        prompts = [json.loads(line)["text"] for line in file]
-    for one in sessions([prompt for prompt in prompts if prompt.isascii()]):
-        print(json.dumps(one))
+def records() -> Iterator[SampleSession]:
+    """Yield the prompts of all communities and all bots as chats that have a system prompt alone."""
+    from pltz.models.session.session import Session, content_bytes
 
-
-if __name__ == "__main__":
-    main()
+    found = sampled()
+    sources = {"communities": [one.prompt for one in found.made], "bots": list(found.bots())}
+    for source, prompts in sources.items():
+        for prompt in prompts:
+            session = Session("chat", {"messages": [{"role": "system", "content": prompt}]})
+            yield SampleSession(source, session, content_bytes(session))

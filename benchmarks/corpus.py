@@ -1,7 +1,8 @@
 """Sessions to measure on: records of JSONL files, grouped by source, up to a number of bytes per source.
 
-A record is ``{"id": "taskmaster-00af", "messages": [...], ...}``. Its source is the id up to the last ``-``.
-Only the messages are kept, as ``{"messages": [...]}``: ids and licences are not part of a session.
+A record is ``{"id": "taskmaster-00af", "messages": [...], ...}``, or has a "text" in place of messages. Its source is
+the id up to the last ``-``. Only the messages are kept, as ``{"messages": [...]}``, or the text: ids and licences are
+not part of a session.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ SUFFIXES = (".jsonl", ".jsonl.zst")
 
 @dataclass(frozen=True)
 class SampleSession:
-    """One session to measure: its source, its messages as a chat, and the bytes of their texts."""
+    """One session to measure: its source, its messages as a chat or its text, and the bytes of these."""
 
     source: str
     session: "Session"
@@ -31,7 +32,7 @@ def read(path: str | None) -> Iterator[SampleSession]:
     """Yield the records of a file, of every JSONL file of a folder, or (None) the sample sessions.
 
     Raises:
-        UsageError: there is no such file, no JSONL file in the folder, or a line without messages.
+        UsageError: there is no such file, no JSONL file in the folder, or a line without messages or text.
     """
     from pltz.datasets.loaders import load, sample_path
 
@@ -58,14 +59,19 @@ def record(line: "Session", place: str) -> SampleSession:
     """Return the session of one line. ``place`` names the line in errors.
 
     Raises:
-        UsageError: the line has no messages.
+        UsageError: the line has neither messages nor a text.
     """
     from pltz.models.session.session import Session, content_bytes
 
     value = line.value if line.kind == "chat" else None
-    if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
-        raise UsageError(f'{place}: expected a record with "messages", found none')
-    session = Session("chat", {"messages": value["messages"]})
+    if not isinstance(value, dict):
+        raise UsageError(f"{place}: expected a record, found another value")
+    if isinstance(value.get("messages"), list):
+        session = Session("chat", {"messages": value["messages"]})
+    elif isinstance(value.get("text"), str):
+        session = Session("text", value["text"].encode("utf-8", "surrogatepass"))
+    else:
+        raise UsageError(f'{place}: expected a record with "messages" or "text", found neither')
     return SampleSession(str(value.get("id", "all")).rsplit("-", 1)[0], session, content_bytes(session))
 
 

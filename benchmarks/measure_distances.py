@@ -1,10 +1,9 @@
-"""d_T: bytes of each session after each other one, as a matrix, by real decoding.
+"""Measure d_T between the prompts of 50 communities, as a matrix, and where the bytes of one go, by real decoding.
 
-    python -m pltz.benchmarks.communities prompts.jsonl > communities.jsonl
-    python -m pltz.benchmarks.measure_distances communities.jsonl --source communities > distances.json
+    python -m pltz.benchmarks.measure_distances > distances.json
 
-The distance of the Towers paper is the code length of one session given another. The sessions of one source are coded
-alone and after each other; every frame is decoded and compared. `python -m pltz.benchmarks.plots` draws the result.
+The distance of the Towers paper is the code length of one session given another. The prompts are coded alone and after
+each other; every frame is decoded and compared. `python -m pltz.benchmarks.plots` draws the result.
 """
 
 from __future__ import annotations
@@ -12,55 +11,79 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.benchmarks import corpus, machine
+from pltz.benchmarks import machine
+from pltz.benchmarks.communities import GROUPS, Community, named, sampled
+from pltz.benchmarks.neighbours import coded
 from pltz.models.session import transcript
 from pltz.models.session.codec import Codec
-from pltz.plt_codec.errors import ModelError
-from pltz.plt_codec.types import FrameItem, Tokens
+from pltz.models.session.session import Session
+from pltz.plt_codec.container.frame import context_of
+
+if TYPE_CHECKING:
+    from pltz.plt_codec.types import Tokens
+
+ELSE = 999  # number of a community that is none of them
 
 
-def measure(codec: Codec, tokens: Sequence[Tokens]) -> tuple[list[int], list[list[int]]]:
+def matrix(codec: Codec, tokens: Sequence[Tokens]) -> tuple[list[int], list[list[int]]]:
     """Return the bytes of each sequence (T,) alone, and the bytes of each (rows) after each other (columns).
 
     Raises ModelError where one came back changed.
     """
-    coder: Any = codec.coder  # that of a bundle takes contexts
-    memory = codec.bundle.weights.shape.memory  # type: ignore[attr-defined]
-    after = []
-    for context in [None, *(one[:memory] for one in tokens)]:
-        frames = coder.encode(tokens, contexts=[context] * len(tokens))
-        items = [FrameItem(f.data, len(t), context=context) for f, t in zip(frames, tokens, strict=True)]
-        if not all(map(np.array_equal, tokens, coder.decode(items))):
-            raise ModelError("a session came back changed: no figure of this run is valid")
-        after.append([len(f.data) for f in frames])
-    return after[0], [list(row) for row in zip(*after[1:], strict=True)]
+    contexts = [None, *map(context_of, tokens)]
+    sizes = iter(coded(codec, [one for one in tokens for _ in contexts], contexts * len(tokens)))
+    rows = [[next(sizes) for _ in contexts] for _ in tokens]
+    return [row[0] for row in rows], [row[1:] for row in rows]
+
+
+def parts(codec: Codec, made: Sequence[Community]) -> dict[str, list[int]]:
+    """Return the bytes of each community's parts.
+
+    "after_group": its prompt after that of its group. "copied": the prompt of its group under its name, after the same
+    one under another name. "own": its own sentences alone. "own_after_group": these after the prompt of its group.
+    "own_tokens": their number. Raises ModelError where one came back changed.
+    """
+    prompts = tokens_of(codec, [one.prompt for one in made])
+    shared = [named(number, one.shared) for number, one in enumerate(made)]
+    copied = tokens_of(codec, shared)
+    group = [context_of(one) for one in tokens_of(codec, [named(ELSE, one.shared) for one in made])]
+    own = tokens_of(codec, ["".join(one.own) for one in made])
+    found = coded(codec, [*prompts, *copied, *own, *own], [*group, *group, *[None] * len(own), *group])
+    names = "after_group", "copied", "own", "own_after_group"
+    rows = {name: found[n * len(made) : (n + 1) * len(made)] for n, name in enumerate(names)}
+    return {**rows, "own_tokens": list(map(len, own))}
+
+
+def tokens_of(codec: Codec, prompts: Sequence[str]) -> list[Tokens]:
+    """Return each prompt, as a chat that has a system prompt alone, as tokens (T,)."""
+    chats = [Session("chat", {"messages": [{"role": "system", "content": one}]}) for one in prompts]
+    return [np.asarray(t) for t in transcript.to_tokens_many(chats, codec.bundle.tokenizer)]
 
 
 def main() -> None:
     """Print one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data")
-    parser.add_argument("--source", required=True, help="of the records, their id up to the last '-'")
-    parser.add_argument("--groups", type=int, default=5, help="record n is of group n modulo this")
     parser.add_argument("--bundle")
+    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
-    codec = Codec.load(given.bundle, threads=1)
-    sessions = [r.session for r in corpus.read(given.data) if r.source == given.source]
-    tokens = [np.asarray(t) for t in transcript.to_tokens_many(sessions, codec.bundle.tokenizer)]
-    alone, after = measure(codec, tokens)
+    codec = Codec.load(given.bundle, device=given.device, threads=1)
+    made = sampled().made
+    tokens = tokens_of(codec, [one.prompt for one in made])
+    alone, after = matrix(codec, tokens)
     result = {
         "benchmark": "distances",
         "bundle": codec.bundle.id.hex(),
-        "source": given.source,
-        "groups": given.groups,
+        "source": "communities",
+        "groups": GROUPS,
         "tokens": [len(t) for t in tokens],
         "alone": alone,
         "after": after,
-        "machine": machine.describe(codec.coder, "cpu", 1),
+        "parts": parts(codec, made),
+        "machine": machine.describe(codec.coder, given.device, 1),
     }
     print(json.dumps(result))
 

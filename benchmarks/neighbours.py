@@ -3,14 +3,15 @@
     a tenant's sessions, in order:  ... | 64 at hand | session | ...
     session --sketch--> a few of those at hand --encode after each--> the shortest, decoded and compared
 
-A session that gains nothing stays alone. The contexts are those of a .pltz file, which end in a mark. ``eight`` are the
-nearest eight together. ``online`` is the rule of an archive instead (archive/writing/candidates.py): a neighbour is
-itself coded alone. So only sessions that were near to none before are at hand, all of them, and no mark follows. The
-three nearest are given to zstd as a prefix too (``--patch-from``), and the 64 sessions before as a dictionary.
+A session that gains nothing stays alone. The contexts end in a mark, as those of a .pltz file do. No bytes count for
+the name of a neighbour: what real files and archives take is measured by `tenant_bytes`. ``eight`` are the nearest
+eight together. The three nearest are given to zstd as a prefix too (``--patch-from``), and the 64 sessions before as a
+dictionary.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.archive.writing.candidates import Candidates, Place
-from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES, TOGETHER_BYTES
 from pltz.benchmarks.peers.compressors import rendered
 from pltz.models.session import transcript
 from pltz.models.session.sketch import SketchIndex, sketch_of
@@ -39,10 +38,8 @@ TOGETHER = 16  # sessions that share a dictionary of zstd, made of those at hand
 DICTIONARY = 110 << 10  # bytes, as the zstd command has it
 EIGHT = 8  # neighbours in one context
 PATCHES = 3  # neighbours that zstd gets as prefix, one at a time
-FILE = 2  # bytes that name a neighbour in a .pltz file
-RECORD, TOGETHER_RECORD = NEIGHBOUR_BYTES, TOGETHER_BYTES  # in a record of an archive
 BATCH = 4096  # sequences per call of a coder
-ANY = Place(bytes(16), bytes(16))
+SEED = 64
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,7 @@ class TenantSessions:
     """The sessions of one tenant, in order.
 
     Attributes:
+        sessions: all of them.
         tokens: those of each session, (T,).
         texts: each session as zstd gets it.
         measured: numbers of the sessions that are measured.
@@ -57,6 +55,7 @@ class TenantSessions:
     """
 
     source: str
+    sessions: list[Session]
     tokens: list[Tokens]
     texts: list[bytes]
     measured: list[int]
@@ -81,91 +80,72 @@ def tenants_of(
     Args:
         least, most: tokens of the sessions that are measured.
         count: most sessions measured of each, spread evenly.
-        earlier: sessions at hand by source, of which the last 64 are taken; None: those of the data.
+        earlier: sessions at hand by source, in place of those of the data (`drawn`).
     """
     by_source: dict[str, list[Session]] = {}
     for record in records:
         by_source.setdefault(record.source, []).append(record.session)
     found = []
     for source, sessions in sorted(by_source.items()):
-        others = list(earlier.get(source, ()))[-AT_HAND:] if earlier is not None else []
+        others = list((earlier or {}).get(source, ()))
         every = [*others, *sessions]
         tokens: list[Tokens] = [np.asarray(t) for t in transcript.to_tokens_many(every, codec.bundle.tokenizer)]
         fit = [n for n in range(len(others), len(every)) if least <= len(tokens[n]) <= most]
         if fit:
             spread = sorted({fit[n * len(fit) // count] for n in range(count)})
             texts = [rendered(session, "lean") for session in every]
-            found.append(TenantSessions(source, tokens, texts, spread, len(others)))
+            found.append(TenantSessions(source, every, tokens, texts, spread, len(others)))
     return found
 
 
 @dataclass(frozen=True)
 class Neighbourly:
-    """The bytes of each measured session of a tenant.
+    """The bytes of each measured session of a tenant, without a name for the neighbour.
 
     Attributes:
-        content: bytes of each text.
-        tokens: of each session.
         alone: coded alone.
         after: coded after each of a few neighbours, the nearest first.
         eight: coded after the nearest eight together.
-        online: coded after the neighbour that an archive would find, None where it finds none.
-        zstd, patched, dictionary: of zstd -19 alone, after the best neighbour, and with those at hand.
     """
 
-    source: str
-    content: list[int]
-    tokens: list[int]
     alone: list[int]
     after: list[list[int]]
     eight: list[int]
-    online: list[int | None]
-    zstd: list[int]
-    patched: list[int]
-    dictionary: list[int]
 
-    def chosen(self, reference: int, tries: int) -> list[int]:
-        """Return the bytes of each session where naming a neighbour takes ``reference`` bytes, of ``tries`` tried."""
-        return [
-            min([alone, *(size + reference for size in after[:tries])])
-            for alone, after in zip(self.alone, self.after, strict=True)
-        ]
+    def chosen(self, tries: int) -> list[int]:
+        """Return the bytes of each session, alone or after the best of ``tries`` neighbours."""
+        return [min([alone, *sizes[:tries]]) for alone, sizes in zip(self.alone, self.after, strict=True)]
 
     def after_eight(self) -> list[int]:
         """Return the bytes of each session alone or after the nearest eight together, whichever are fewer."""
         return list(map(min, self.alone, self.eight))
 
-    def by_archive(self, reference: int) -> list[int]:
-        """Return the bytes of each session as an archive would code it that puts them in this order."""
-        pairs = zip(self.alone, self.online, strict=True)
-        return [alone if near is None else min(alone, near + reference) for alone, near in pairs]
 
-
-def measure(codec: Codec, tenant: TenantSessions, tries: int) -> Neighbourly:
+def measure(codec: Codec, tenant: TenantSessions, near: Sequence[Sequence[int]], tries: int) -> Neighbourly:
     """Code a tenant's sessions alone and after their nearest neighbours; decode all and compare.
 
-    Raises ModelError where one came back changed.
+    ``near``: those of each, from `nearest`. Raises ModelError where one came back changed.
     """
-    memory = codec.bundle.weights.shape.memory  # type: ignore[attr-defined]  # Codec.load gives a Bundle
-    near, online = nearest(tenant, memory, max(tries, EIGHT)), _online(tenant, memory)
     known: list[list[Tokens | None]] = []
-    for number, others in zip(tenant.measured, near, strict=True):
+    for others in near:
         rows = [tenant.tokens[n] for n in others]
-        plain = tenant.tokens[online[number]][:memory] if number in online else None
-        known.append([None, plain, together(rows[:EIGHT]), *map(context_of, rows[:tries])])
+        known.append([None, together(rows[:EIGHT]), *map(context_of, rows[:tries])])
     sequences = [tenant.tokens[n] for n, contexts in zip(tenant.measured, known, strict=True) for _ in contexts]
-    sizes = iter(_coded(codec, sequences, [one for contexts in known for one in contexts]))
+    sizes = iter(coded(codec, sequences, [one for contexts in known for one in contexts]))
     found = [[next(sizes) for _ in contexts] for contexts in known]
-    return Neighbourly(
-        tenant.source,
-        [len(tenant.texts[n]) for n in tenant.measured],
-        [len(tenant.tokens[n]) for n in tenant.measured],
-        [row[0] for row in found],
-        [row[3:] for row in found],
-        [row[2] for row in found],
-        [row[1] if n in online else None for n, row in zip(tenant.measured, found, strict=True)],
-        *by_zstd(tenant, [others[:PATCHES] for others in near]),
-    )
+    return Neighbourly([row[0] for row in found], [row[2:] for row in found], [row[1] for row in found])
+
+
+def drawn(records: Iterable[SampleSession]) -> dict[str, list[Session]]:
+    """Return 64 sessions of each source at random, the same ones each time, in their order."""
+    dice, seen = random.Random(SEED), dict[str, int]()
+    kept: dict[str, dict[int, tuple[int, Session]]] = {}
+    for record in records:
+        number = seen[record.source] = seen.get(record.source, 0) + 1
+        place = number - 1 if number <= AT_HAND else dice.randrange(number)
+        if place < AT_HAND:
+            kept.setdefault(record.source, {})[place] = number, record.session
+    return {source: [one for _, one in sorted(rows.values(), key=lambda row: row[0])] for source, rows in kept.items()}
 
 
 def together(rows: Sequence[Tokens]) -> Tokens | None:
@@ -191,21 +171,12 @@ def nearest(tenant: TenantSessions, memory: int, tries: int) -> list[list[int]]:
     return found
 
 
-def _online(tenant: TenantSessions, memory: int) -> dict[int, int]:
-    """Return the neighbour of each session that has one, where neighbours are coded alone. Sketches alone decide."""
-    candidates, found = Candidates(), dict[int, int]()
-    for number, tokens in enumerate(tenant.tokens):
-        name = number.to_bytes(16)
-        if near := candidates.nearest(ANY, tokens):
-            found[number] = int.from_bytes(near[1])
-        else:
-            candidates.add(ANY, name, sketch_of(tokens[:memory]))
-    return found
-
-
 def by_zstd(tenant: TenantSessions, near: Sequence[Sequence[int]]) -> tuple[list[int], list[int], list[int]]:
-    """Return the bytes of zstd -19 for each session: alone, after the best of its neighbours, with those at hand."""
-    texts = tenant.texts
+    """Return the bytes of zstd -19 for each session: alone, after the best of its neighbours, with those at hand.
+
+    ``near``: the neighbours of each.
+    """
+    texts, near = tenant.texts, [others[:PATCHES] for others in near]
     groups = [tenant.measured[at : at + TOGETHER] for at in range(0, len(tenant.measured), TOGETHER)]
     with ThreadPoolExecutor() as pool:  # zstd releases the interpreter lock
         plain = list(pool.map(lambda n: _blocks(texts[n], None), tenant.measured))
@@ -220,7 +191,7 @@ def by_zstd(tenant: TenantSessions, near: Sequence[Sequence[int]]) -> tuple[list
     return plain, [patched[n] for n in tenant.measured], list(map(min, shared, plain))
 
 
-def _coded(codec: Codec, sequences: Sequence[Tokens], contexts: Sequence[Tokens | None]) -> list[int]:
+def coded(codec: Codec, sequences: Sequence[Tokens], contexts: Sequence[Tokens | None]) -> list[int]:
     """Return the bytes of each sequence after its context, decoded and compared. Raises ModelError."""
     coder: Any = codec.coder  # that of a bundle takes contexts
     order = sorted(range(len(sequences)), key=lambda n: -len(sequences[n]))

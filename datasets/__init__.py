@@ -6,6 +6,7 @@ from pltz.datasets.loaders import (
     load,
     sample_assignments,
     sample_path,
+    sample_prompts,
     sample_sessions,
     sample_tenants,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "load",
     "sample_assignments",
     "sample_path",
+    "sample_prompts",
     "sample_sessions",
     "sample_tenants",
 ]

@@ -141,6 +141,12 @@ def sample_tenants() -> dict[str, Any]:
     return cast(dict[str, Any], json.loads((_SAMPLE / "tenants.json").read_bytes()))
 
 
+def sample_prompts() -> list[str]:
+    """Return 39 real system prompts, all under CC0, that no bundle was trained on."""
+    lines = (_SAMPLE / "prompts.jsonl").read_bytes().splitlines()
+    return [str(json.loads(line)["text"]) for line in lines]
+
+
 def sample_assignments() -> list[dict[str, str]]:
     """Return the bot, community and platform of each sample session: keys session, bot, ..."""
     lines = (_SAMPLE / "assignments.jsonl").read_bytes().splitlines()

@@ -54,8 +54,9 @@ WINGS = {
     ),
     "benchmarks": (
         "machine timing corpus products random_target random_calibration kv_targets",
-        "peers plots measure_distances",
-        "measure_archive measure_cuda measure_kv trace_session measure_limits measure_split neighbours communities",
+        "peers plots communities",
+        "neighbours tenant_bytes",
+        "measure_archive measure_cuda measure_kv trace_session measure_limits measure_split measure_distances",
         "torture",
     ),
     "cli": (

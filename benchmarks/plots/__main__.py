@@ -11,7 +11,7 @@ Each file in benchmarks/results holds the lines of JSON of these commands, run o
     pltz bench archive --growing --json > archive_growing.json
     pltz bench field --json > field.json, field_sample.json
     pltz bench nightly --full --json > nightly.json
-    python -m pltz.benchmarks.measure_distances communities.jsonl --source communities > distances.json
+    python -m pltz.benchmarks.measure_distances > distances.json
     python -m pltz.benchmarks.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
     pltz bench kv --target smollm2 --calibration ... --data chat_test.jsonl.zst --device cuda --json > kv.json
 """

@@ -4,22 +4,16 @@ It ends with one line of JSON that holds every figure and the machine.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pltz.benchmarks import corpus, machine
-from pltz.benchmarks.neighbours import (
-    AT_HAND,
-    FILE,
-    RECORD,
-    TOGETHER_RECORD,
-    Neighbourly,
-    measure,
-    tenants_of,
-)
+from pltz.benchmarks import communities as prompts
+from pltz.benchmarks import corpus, machine, tenant_bytes
+from pltz.benchmarks.neighbours import AT_HAND, EIGHT, by_zstd, drawn, measure, nearest, tenants_of
+from pltz.benchmarks.tenant_bytes import APART, FILE, GROWN, SEALED, TOGETHER
 from pltz.cli.bench import shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -28,66 +22,86 @@ from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import UsageError
 
+NEAR, ZSTD = "near", "zstd"
+ROWS = NEAR, ZSTD, FILE, TOGETHER, APART, GROWN, SEALED
+USUAL = NEAR, ZSTD, FILE, TOGETHER, APART
+OURS = "best", "nearest", "eight"
+PEERS = "zstd", "patched", "dictionary"
+
 
 @click.command(
     cls=Command,
     short_help="Sessions coded after the nearest earlier one.",
     examples=[
         "pltz bench neighbours --sessions 4",
+        "pltz bench neighbours --communities --sessions 50 --measure near,zstd,together",
         "pltz bench neighbours --data chat_test.jsonl.zst --earlier chat_train.jsonl.zst --bundle base --json",
+        "pltz bench neighbours --data chat_test.jsonl.zst --measure grown,sealed",
     ],
 )
 @shared.DATA
+@click.option("--communities", is_flag=True, help="Measure prompts of 50 communities and 500 bots, made of real ones.")
 @click.option(
     "--earlier",
     metavar="FILE|DIR",
-    help="Take the earlier sessions of each source from here.  [default: those before the measured ones]",
+    help="Take the earlier sessions of each source from here, 64 at random.  [default: those before the measured ones]",
 )
 @options.count("--sessions", 12, "Sessions per source, at most.")
 @options.count("--least", 20, "Fewest tokens.")
 @options.count("--most", 1500, "Most tokens.")
 @options.count("--tries", 3, "Neighbours that real code length decides among.")
+@click.option(
+    "--measure",
+    "what",
+    default=",".join(USUAL),
+    show_default=True,
+    metavar="NAME,...",
+    help=f"What to measure, of {', '.join(ROWS)}.",
+)
 @options.coder_options
 @shared.JSON
 def neighbours(
     data: str | None,
+    communities: bool,
     earlier: str | None,
     sessions: int,
     least: int,
     most: int,
     tries: int,
+    what: str,
     bundle: str | None,
     threads: int | None,
     device: str,
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Measure sessions of records {"id", "messages", ...} alone and after their nearest earlier neighbour.
+    """Measure sessions of records {"id", "messages" or "text", ...} without and with their nearest earlier neighbour.
 
-    The source of a record is its id up to the last "-"; every source is a tenant, with the 64 sessions before at hand.
-    Sketches propose a few, and the shortest frame counts, if it is shorter than the session alone by more than the
-    bytes that name the neighbour. "archive" is the rule of an archive: the neighbour is coded alone itself. zstd gets
-    the three nearest as a prefix, and all 64 as a dictionary. Every size is of data that was decoded and compared.
+    The source of a record is its id up to the last "-"; every source is a tenant. "near" codes each session alone and
+    after the nearest of the 64 before, and counts bitstrings alone. "zstd" gets the three nearest as a prefix, and all
+    64 as a dictionary. The others are a real file and real archives of the measured sessions, all bytes counted: put
+    together, one per put, turn by turn, and sealed. Every size is of data that was decoded and compared.
     """
+    names = [name for name in what.split(",") if name]
+    if unknown := set(names) - set(ROWS):
+        raise UsageError(f"expected --measure of {', '.join(ROWS)}, found {', '.join(sorted(unknown))}")
+    if data is not None and communities:
+        raise UsageError("--data and --communities exclude each other: leave one of them out")
     codec = options.load_codec(bundle, device, threads)
-    pools: dict[str, list[Any]] | None = None
-    if earlier is not None:
-        pools = {}
-        for record in corpus.read(earlier):
-            pools.setdefault(record.source, []).append(record.session)
-    tenants = tenants_of(corpus.read(data), codec, least=least, most=most, count=sessions, earlier=pools)
+    records = prompts.records() if communities else corpus.read(data)
+    pools = drawn(corpus.read(earlier)) if earlier is not None else None
+    tenants = tenants_of(records, codec, least=least, most=most, count=sessions, earlier=pools)
     if not tenants:
         raise UsageError(f"no session of {least} to {most} tokens: lower --least or raise --most")
-    found: list[Neighbourly] = []
+    rows = []
     with Progress("code", unit="sources", total=len(tenants), shown=wanted(progress)) as bar:
         for tenant in tenants:
-            found.append(measure(codec, tenant, tries))
+            rows.append(row(codec, tenant, names, tries, device, threads))
             bar.add(1)
-    rows = [row(one, tries) for one in found]
     result = {
         "benchmark": "neighbours",
         "bundle": codec.bundle.id.hex(),
-        "data": Path(data).name if data else "sample sessions",
+        "data": "communities" if communities else Path(data).name if data else "sample sessions",
         "earlier": Path(earlier).name if earlier else None,
         "at_hand": AT_HAND,
         "least": least,
@@ -98,57 +112,64 @@ def neighbours(
         "machine": machine.describe(codec.coder, device, threads),
     }
     if not as_json:
-        write_text(as_text(result) + "\n")
+        write_text(as_text(result, names) + "\n")
     write_text(json.dumps(result))
 
 
-def row(found: Neighbourly, tries: int) -> dict[str, Any]:
+def row(
+    codec: Any, tenant: Any, names: Iterable[str], tries: int, device: str, threads: int | None
+) -> dict[str, Any]:
     """Return the figures of one source, in bytes of all its sessions."""
+    found: dict[str, Any] = {
+        "source": tenant.source,
+        "sessions": len(tenant.measured),
+        "content": sum(len(tenant.texts[n]) for n in tenant.measured),
+        "tokens": sum(len(tenant.tokens[n]) for n in tenant.measured),
+    }
+    near = nearest(tenant, codec.bundle.weights.shape.memory, max(tries, EIGHT))
+    for name in names:
+        if name == NEAR:
+            after = measure(codec, tenant, near, tries)
+            found["alone"] = sum(after.alone)
+            sums = after.chosen(tries), after.chosen(1), after.after_eight()
+            found |= dict(zip(OURS, map(sum, sums), strict=True))
+        elif name == ZSTD:
+            found |= dict(zip(PEERS, map(sum, by_zstd(tenant, near)), strict=True))
+        else:
+            found[name] = tenant_bytes.measure(codec, tenant, name, device, threads)
+    return found
+
+
+def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums of all figures of a list of rows."""
+    first = rows[0]
     return {
-        "source": found.source,
-        "sessions": len(found.alone),
-        "content": sum(found.content),
-        "alone": sum(found.alone),
-        "bits": sum(found.chosen(0, tries)),
-        "first": sum(found.chosen(0, 1)),
-        "eight": sum(found.after_eight()),
-        "file": sum(found.chosen(FILE, tries)),
-        "together": sum(found.by_archive(TOGETHER_RECORD)),
-        "archive": sum(found.by_archive(RECORD)),
-        "zstd": sum(found.zstd),
-        "patched": sum(found.patched),
-        "dictionary": sum(found.dictionary),
+        name: together([row[name] for row in rows])
+        if isinstance(value, dict)
+        else round(sum(row[name] for row in rows), 3)
+        for name, value in first.items()
+        if name != "source"
     }
 
 
-OURS = "bits", "first", "eight", "file", "together", "archive"
-FIGURES = "content", "alone", *OURS, "zstd", "patched", "dictionary"
-
-
-def together(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sums over all sources, in bytes, and with each source counted alike: its mean per session."""
-    sums = {name: sum(row[name] for row in rows) for name in FIGURES}
-    means = {name: round(sum(row[name] / row["sessions"] for row in rows), 1) for name in FIGURES}
-    return {"sessions": sum(row["sessions"] for row in rows), **sums, "sources_alike": means}
-
-
-def as_text(result: dict[str, Any]) -> str:
+def as_text(result: dict[str, Any], names: Sequence[str]) -> str:
     """Return the table."""
-    head = ["source", "sessions", "alone", *OURS, "zstd", "patch-from", "dictionary"]
-    lines = [cells(row) for row in result["sources"]]
-    alike = {"source": "all, sources alike", "sessions": result["all"]["sessions"], **result["all"]["sources_alike"]}
-    lines += [cells({"source": "all bytes", **result["all"]}), cells(alike)]
+    ours = OURS if NEAR in names else ()
+    peers = PEERS if ZSTD in names else ()
+    products = [name for name in names if name in tenant_bytes.WAYS]
+    head = ["source", "sessions", *(("alone", *ours) if ours else ())]
+    head += [*(("zstd", "patch-from", "dictionary") if peers else ()), *products]
+    lines = []
+    for one in [*result["sources"], {"source": "all", **result["all"]}]:
+        cells = [one["source"], f"{one['sessions']:,}"]
+        if ours:
+            cells += [f"{one['alone']:,}", *(f"{one[name] / max(1, one['alone']):.3f}" for name in ours)]
+        if peers:
+            cells += [f"{one['zstd']:,}", *(f"{one[name] / max(1, one['zstd']):.3f}" for name in PEERS[1:])]
+        lines.append(cells + [f"{one[name]['with']['bytes'] / one[name]['without']['bytes']:.3f}" for name in products])
     note = (
-        "'bits' to 'archive' are shares of the bytes alone: after the best of those tried, after the nearest, after "
-        f"the nearest eight together. A file names a neighbour in {FILE} bytes. 'together' and 'archive' are the rule "
-        f"of an archive, with {TOGETHER_RECORD} and {RECORD} bytes for a name. 'zstd' is in bytes, and the two columns "
-        "after it are shares of that."
+        "'alone' is in bytes of bitstrings. 'best', 'nearest' and 'eight' are shares of it: after the best of those "
+        "tried, after the nearest, after the nearest eight together. 'zstd' is in bytes, the two columns after it are "
+        "shares of that. The others are bytes with neighbours over bytes without, of a whole file or archive."
     )
     return f"{render(head, lines)}\n\n{note}"
-
-
-def cells(row: dict[str, Any]) -> list[str]:
-    """Return one line of the table."""
-    ours = [f"{row[name] / max(1, row['alone']):.3f}" for name in OURS]
-    peers = [f"{row[name] / max(1, row['zstd']):.3f}" for name in ("patched", "dictionary")]
-    return [row["source"], f"{row['sessions']:,}", f"{row['alone']:,.0f}", *ours, f"{row['zstd']:,.0f}", *peers]

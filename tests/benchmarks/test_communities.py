@@ -4,25 +4,53 @@ from __future__ import annotations
 
 import pytest
 
-from pltz.benchmarks.communities import BOTS, COMMUNITIES, GROUPS, sentences, sessions
+from pltz.benchmarks.communities import (
+    BOTS,
+    COMMUNITIES,
+    GROUPS,
+    OWN,
+    Communities,
+    records,
+    sampled,
+    sentences,
+)
+from pltz.plt_codec.errors import UsageError
 
 
 def prompts() -> list[str]:
-    return ["".join(f"Prompt {n} says sentence {m} here. " for m in range(20)) for n in range(40)]
+    return ["".join(f"Prompt {n:02} says sentence {m:02} here. " for m in range(20)) for n in range(40)]
 
 
 def test_a_community_is_near_to_its_group_and_a_bot_has_its_prompt() -> None:
-    made = list(sessions(prompts()))
-    assert made == list(sessions(prompts())) and len(made) == COMMUNITIES + BOTS
-    text = [str(one["messages"][0]["content"]) for one in made]  # type: ignore[index]
-    for number in range(COMMUNITIES):
-        own = sentences(text[number])[1:]
-        kept = [one for one in own if one.startswith(f"Prompt {number % GROUPS} ")]
-        assert len(own) == 20 and 8 <= len(kept) < 20
-    for number in range(BOTS):
-        assert text[COMMUNITIES + number].startswith(text[number % COMMUNITIES])
+    found = Communities(prompts())
+    assert [one.prompt for one in found.made] == [one.prompt for one in Communities(prompts()).made]
+    assert len(found.made) == COMMUNITIES
+    for number, one in enumerate(found.made):
+        parts = sentences(one.prompt)[1:]
+        kept = [part for part in parts if part.startswith(f"Prompt {number % GROUPS:02} ")]
+        assert one.shared == prompts()[number % GROUPS] and len(parts) == 20
+        assert len(kept) == 20 - len(one.own) and 8 <= len(kept) < 20
+    bots = list(found.bots())
+    assert len(bots) == BOTS
+    for number, bot in enumerate(bots):
+        assert bot.startswith(found.made[number % COMMUNITIES].prompt)
+        assert len(sentences(bot)) == 1 + 20 + OWN
+
+
+def test_a_sentence_is_used_again_only_when_all_have_been() -> None:
+    found = Communities(prompts())
+    drawn = [one for made in found.made for one in made.own]
+    drawn += [one for bot in found.bots() for one in sentences(bot)[-OWN:]]
+    others = 35 * 20
+    assert len(set(drawn[:others])) == others and len(set(drawn[others : 2 * others])) == others
+
+
+def test_the_prompts_that_ship_are_enough() -> None:
+    assert len({one.prompt for one in sampled().made}) == COMMUNITIES
+    sources = [one.source for one in records()]
+    assert (sources.count("communities"), sources.count("bots")) == (COMMUNITIES, BOTS)
 
 
 def test_too_few_prompts_are_refused() -> None:
-    with pytest.raises(SystemExit, match="expected 5 prompts"):
-        list(sessions(prompts()[:6]))
+    with pytest.raises(UsageError, match="expected 5 prompts"):
+        Communities(prompts()[:6])

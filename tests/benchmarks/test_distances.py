@@ -1,4 +1,4 @@
-"""The matrix of distances: every pair is coded, and the picture shows the groups in either scheme."""
+"""The matrix of distances: every pair is coded, parts are those of the prompt, and the picture shows the groups."""
 
 from __future__ import annotations
 
@@ -8,36 +8,48 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.benchmarks.measure_distances import measure
+from pltz.benchmarks import measure_distances
+from pltz.benchmarks.communities import Community
+from pltz.benchmarks.measure_distances import matrix, parts
 from pltz.benchmarks.plots import distances
+from pltz.models.session.codec import Codec
 from pltz.plt_codec.errors import ModelError
 
 
 class Coder:
-    """Takes a byte per token that is not at the same place of the context."""
+    """Takes a byte per token that is not in the context."""
 
     def __init__(self, lossy: bool = False) -> None:
-        self.lossy = lossy
+        self.lossy, self.given = lossy, list[Any]()
 
     def encode(self, sequences: Any, contexts: Any) -> Any:
-        rows = zip(sequences, contexts, strict=True)
-        pairs = [(t, np.resize(c, len(t)) if c is not None else t + 1) for t, c in rows]
-        return [SimpleNamespace(data=bytes(int((t != c).sum())), tokens=t) for t, c in pairs]
+        self.given = list(sequences)
+        known = [set() if c is None else set(np.asarray(c).tolist()) for c in contexts]
+        rows = zip(sequences, known, strict=True)
+        return [SimpleNamespace(data=bytes(sum(one not in there for one in t.tolist()))) for t, there in rows]
 
     def decode(self, items: Any) -> Any:
-        return [np.arange(4) + n - self.lossy for n in (0, 0, 9)]
+        return [one + self.lossy for one in self.given]
 
 
 def codec(**how: bool) -> Any:
-    weights = SimpleNamespace(shape=SimpleNamespace(memory=8))
-    return SimpleNamespace(coder=Coder(**how), bundle=SimpleNamespace(weights=weights))
+    return SimpleNamespace(coder=Coder(**how))
 
 
 def test_every_session_is_coded_after_every_other_and_compared() -> None:
-    tokens = [np.arange(4), np.arange(4), np.arange(4) + 9]
-    assert measure(codec(), tokens) == ([4, 4, 4], [[0, 0, 4], [0, 0, 4], [4, 4, 0]])
+    tokens = [np.arange(4) + 500, np.arange(4) + 500, np.arange(5) + 509]
+    assert matrix(codec(), tokens) == ([4, 4, 5], [[0, 0, 4], [0, 0, 4], [5, 5, 0]])
     with pytest.raises(ModelError, match="changed"):
-        measure(codec(lossy=True), tokens)
+        matrix(codec(lossy=True), tokens)
+
+
+def test_parts_are_what_a_community_shares_and_what_it_has_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def words(codec: Codec, prompts: list[str]) -> list[Any]:
+        return [np.array([500 + len(word) for word in one.split()]) for one in prompts]
+
+    monkeypatch.setattr(measure_distances, "tokens_of", words)
+    found = parts(codec(), [Community(prompt="a bb cccccc", shared="a bb ccc", own=["cccccc"])])
+    assert found == {"after_group": [1], "copied": [0], "own": [1], "own_after_group": [1], "own_tokens": [1]}
 
 
 def test_the_picture_tells_groups_apart() -> None:
