@@ -25,6 +25,7 @@ from pltz.archive.format.candidate_file import MAX_FILE, CandidateBoxes, Candida
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NONE, Tokens
 from pltz.archive.format.record import Record
+from pltz.models.session.neighbours import LONGEST
 from pltz.models.session.sketch import Sketch, SketchIndex, sketch_of
 from pltz.plt_codec.errors import FormatError
 
@@ -145,12 +146,14 @@ def _about(context: Context) -> Context:
 def tower_sketch(segments: Sequence[tuple[bytes, Tokens]], reach: int) -> tuple[bytes, Sketch]:
     """Return the segment of a tower up to which it is worth reading as a context, and the sketch of these tokens.
 
-    ``reach``: most tokens that a codec uses.
+    The sketch is empty where more than `LONGEST` tokens would have to be decoded for them. ``reach``: most tokens that
+    a codec uses.
     """
-    parts = [NOTHING]
+    parts, read = [NOTHING], 0
     for _, tokens in segments:
         parts.append(tokens[:reach])
+        read += len(tokens)
         reach -= len(parts[-1])
         if reach <= 0:
             break
-    return segments[len(parts) - 2][0], sketch_of(np.concatenate(parts))
+    return segments[len(parts) - 2][0], sketch_of(np.concatenate(parts) if read <= LONGEST else NOTHING)

@@ -22,6 +22,7 @@ from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.candidates import Place, read_candidates, read_groups
 from pltz.archive.writing.neighbours import GRANTED, PROOF, SAVED_UP, TRIAL, NeighbourEncoder
 from pltz.archive.writing.new_session import NewSession
+from pltz.models.session.neighbours import LONGEST
 from pltz.plt_codec.errors import CorruptError, VersionError
 from tests.archive.sealed import RAW
 
@@ -129,6 +130,17 @@ def test_a_neighbour_has_none_itself(archive: TowerArchive) -> None:
     for number in range(1, 6):
         put(archive, f"a{number}")
     assert {neighbour(archive, f"a{n}") for n in range(1, 6)} == {leaf(archive, "a0")}
+
+
+@pytest.mark.parametrize(("length", "serves"), [(LONGEST, True), (LONGEST + 1, False)])
+def test_a_segment_that_is_slow_to_decode_serves_no_other(archive: TowerArchive, length: int, serves: bool) -> None:
+    tokens = np.concatenate([alike(0), np.random.default_rng(7).integers(0, 60_000, LONGEST)])[:length]
+    archive.put([NewSession("long", [tokens], "acme")])
+    put(archive, "a1")
+    assert (neighbour(archive, "a1") == leaf(archive, "long")) is serves
+    archive.cluster()
+    assert (leaf(archive, "long") in medoids(archive)) is serves
+    want(archive, "a1")
 
 
 def test_no_neighbour_of_another_tenant(archive: TowerArchive) -> None:
