@@ -56,7 +56,7 @@ class Thawed:
         logits: (vocab_size,), of the last id, from which ``Target.generate`` starts.
         timings: milliseconds by stage, in order: the caller's stages, then ``check`` (fingerprint and ids),
             ``prefill`` and ``total``, their sum.
-        kl: bits per token that the KV loses, by the receipt of the least exact form in it; 0 where it is exact.
+        kl: bits per token that the KV loses, at most, by the receipt of the least exact form in it; 0 where exact.
         exact: where a thawer refines what it served: a future of the same session with exact KV, which raises as
             `Thawer.thaw`. All that wait for it get one object: `share` its cache to let it grow.
     """

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from pltz.models.kv.receipt import Receipt, between
 from pltz.models.kv.streams import SYMBOLS, TABLES, Tables
 from pltz.plt_codec.errors import CorruptError, TargetMismatch, UsageError, VersionError
 
-FORMAT = "pltz kv calibration 2"
+FORMAT = "pltz kv calibration 3"
 FINER = 16  # operating points per eighth of an octave of the step
+NEAR = 0.25  # of an eighth of an octave: KL differs by 5 %, bits by 1 %
 BELOW = 2  # layers that a layer is predicted from
+MOST = 64  # size of an operating point
 MAX_BYTES = 1 << 33
 MAX_HEADER = 1 << 22  # bytes
 LIMITS = {"layers": 1024, "heads": 4096, "dim": 4096, "hidden": 1 << 17}
@@ -90,28 +92,33 @@ class Calibration:
         None where nothing was measured, and for a point outside of those that were.
         """
         measured = sorted((r for r in self.receipts if r.form == form), key=lambda r: r.point)
-        for low, high in pairwise(measured):
-            if low.point < point < high.point:
-                return between(low, high, point)
-        return next((r for r in measured if r.point == point), None)
+        if (exact := next((r for r in measured if r.point == point), None)) is not None:
+            return exact
+        inside = bool(measured) and measured[0].point < point < measured[-1].point
+        return between(measured, point) if inside else None
 
     def point(self, *, max_kl: float | None = None, bits: float | None = None) -> float:
-        """Return the operating point with the fewest bits within ``max_kl``, or the most within ``bits``.
+        """Return the coarsest operating point that keeps to ``max_kl``, or the one with the most bits within ``bits``.
 
-        Raises UsageError where no point between the measured ones is within the bound: serve from tokens, or
-        loosen it.
+        ``max_kl`` is compared with the upper limit of the loss (`Receipt.most`), and every finer point must keep to it,
+        too. A measured point that is at most NEAR finer is preferred.
+
+        Raises UsageError where no point between the measured ones is within the bound: serve from tokens, or loosen it.
         """
         if (max_kl is None) == (bits is None):
             raise UsageError("give a bound on the loss (max_kl) or on the size (bits), not both")
         measured = [r.point for r in self.receipts if r.form == PREDICTIVE]
         first, last = (round(edge * FINER) for edge in (min(measured, default=0), max(measured, default=-1)))
         found = [r for p in range(first, last + 1) if (r := self.receipt(PREDICTIVE, p / FINER)) is not None]
+        best: Receipt | None
         if max_kl is not None:
-            best = min((r for r in found if r.kl <= max_kl), key=lambda r: r.bits, default=None)
+            *_, best = (None, *(kept := list(takewhile(lambda r: r.most <= max_kl, found))))
+            near = (r for r in reversed(kept) if best is not None and best.point - r.point <= NEAR)
+            best = next((r for r in near if r in self.receipts), best)
         else:
             best = max((r for r in found if bits is not None and r.bits <= bits), key=lambda r: r.bits, default=None)
         if best is None:
-            least = min((r.kl if bits is None else r.bits for r in found), default=None)
+            least = min((r.most if bits is None else r.bits for r in found), default=None)
             raise UsageError(
                 f"no measured point is within the bound; the nearest is at {least}: loosen it, or keep tokens"
             )
@@ -180,6 +187,9 @@ class Calibration:
             raise CorruptError("a calibration with sizes that cannot be")
         shape = KVShape(**sizes)
         tensors = _tensors(header, body, expected(shape, _ranks(header, shape)))
+        points = [(r.form, r.point) for r in receipts]
+        if len(set(points)) < len(points) or any(abs(point) > MOST or point * FINER % 1 for _, point in points):
+            raise CorruptError("receipts of points that cannot be, or two of one point")
         found = cls(target, shape, tensors, receipts)
         if found.digest.hex() != meta["digest"]:
             raise CorruptError("the digest is not that of the contents: damaged or changed")

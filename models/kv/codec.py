@@ -111,7 +111,10 @@ RAW = RawCodec()
 
 
 def loss(codec: KVCodec) -> float:
-    """Return the mean KL of a form in bits per token: 0 for an exact one, infinity where nothing was measured."""
+    """Return the most that a form loses, in bits per token: the upper limit of its mean KL, by its receipt.
+
+    0 for an exact form, infinity where nothing was measured.
+    """
     if codec.exact:
         return 0.0
-    return float("inf") if codec.receipt is None else codec.receipt.kl
+    return float("inf") if codec.receipt is None else codec.receipt.most

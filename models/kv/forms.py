@@ -28,7 +28,7 @@ def kv_forms(
         target: the served model.
         calibration: a file of `pltz target calibrate`. Without one the forms have no receipt, so a store hands
             them out to those only who allow any loss.
-        max_kl: bits per token that `predictive` may lose.
+        max_kl: bits per token that `predictive` may lose: the upper limit of its receipt, not the mean.
         bits: bits per element that it may take, in place of ``max_kl``.
 
     Raises:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pltz.models.kv.codec import KVCodec, Span
-from pltz.models.kv.receipt import Receipt
+from pltz.models.kv.receipt import LEAST_ROWS, Receipt
 from pltz.models.target.cache import cache_of, pairs_of
 from pltz.plt_codec.errors import UsageError
 
@@ -52,6 +52,13 @@ class Outcome:
     agreement: list[int] = field(default_factory=list)
     refused: int = 0
 
+    def add(self, other: Outcome) -> None:
+        """Add the measurements of the same form on other rows."""
+        self.kl += other.kl
+        self.agreement += other.agreement
+        for name in ("same", "scored", "change", "coded_bits", "elements", "encode_s", "decode_s", "refused"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
     def row(self) -> dict[str, Any]:
         """Return the figures, for JSON."""
         kl = np.concatenate(self.kl) if self.kl else np.zeros(1, np.float32)
@@ -61,7 +68,7 @@ class Outcome:
             "form": self.name,
             "bits": self.coded_bits / max(self.elements, 1),
             "kl": max(float(kl.mean(dtype=np.float64)), 0.0),
-            "kl_error": float(np.std([k.mean() for k in self.kl]) / math.sqrt(rows)),
+            "kl_error": _error(self.kl),
             "kl99": max(float(np.quantile(kl, 0.99)), 0.0),
             "top1": self.same / scored,
             "change": self.change / scored,
@@ -77,12 +84,15 @@ class Outcome:
             }
         return found
 
-    def receipt(self, form: str, point: int, context: int) -> Receipt:
-        """Return the receipt of what was measured."""
+    def receipt(self, form: str, point: float, context: int) -> Receipt:
+        """Return the receipt of what was measured. Raises UsageError for fewer than LEAST_ROWS rows."""
+        if len(self.kl) < LEAST_ROWS:
+            raise UsageError(f"expected {LEAST_ROWS} rows for a receipt, found {len(self.kl)}: give more sessions")
         row = self.row()
         return Receipt(
-            form, point, context, self.scored, row["bits"], row["kl"], row["kl99"], row["top1"], row["change"]
-        )
+            form, point, context, len(self.kl), self.scored, row["bits"], row["kl"], row["kl_error"], row["kl99"],
+            row["top1"], row["change"],
+        )  # fmt: skip
 
 
 def sessions_to_rows(target: Target, sessions: Iterable[Session], count: int, length: int) -> NDArray[np.int32]:
@@ -200,6 +210,12 @@ def compare(
             torch.cuda.empty_cache()
         advance(1)
     return [noise, *found] if control else found
+
+
+def _error(rows: Sequence[NDArray[np.float32]]) -> float:
+    """Return the standard error of the mean of rows, from how much they differ; 0 for a single one."""
+    means = [float(row.mean(dtype=np.float64)) for row in rows]
+    return float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
 
 
 def bits_of(name: str, part: torch.Tensor) -> int:

@@ -40,16 +40,16 @@ def biased(tmp_path_factory: pytest.TempPathFactory) -> Target:
 
 @pytest.fixture(scope="module")
 def rows(biased: Target) -> Any:
-    return sessions_to_rows(biased, load(sample_path()), 9, CONTEXT + NEW)
+    return sessions_to_rows(biased, load(sample_path()), 15, CONTEXT + NEW)
 
 
 @pytest.fixture(scope="module")
 def forms(biased: Target, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return forms of ours and of others, each with a receipt of two held-out rows."""
+    """Return forms of ours and of others, each with a receipt of eight held-out rows."""
     work = tmp_path_factory.mktemp("work")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "SCORED_POINTS", POINTS)
-        made = fitting.calibrate(biased, rows[:4], rows[4:6], fitting.Plan(CONTEXT, NEW, 2, work))
+        made = fitting.calibrate(biased, rows[:4], rows[4:12], fitting.Plan(CONTEXT, NEW, 2, work))
     path = made.save(work)
     found: dict[str, Any] = {n: c for n, c in pltz.kv_forms(biased, path, max_kl=BOUND).items() if n != "predictive"}
     embedding: Any = biased.model.get_input_embeddings().weight.detach()
@@ -60,7 +60,7 @@ def forms(biased: Target, rows: Any, tmp_path_factory: pytest.TempPathFactory) -
     wanted = ("turboquant-4", "int4", "q4_0-rotated", "fp8")
     others: list[tuple[str, Any]] = [(p.name, p) for p in peers() if p.name in wanted]
     for (name, peer), outcome in zip(
-        others, compare(biased, rows[4:6], CONTEXT, others, control=False), strict=True
+        others, compare(biased, rows[4:12], CONTEXT, others, control=False), strict=True
     ):
         peer.receipt = outcome.receipt(name, 0, CONTEXT)
         found[name] = peer
@@ -70,9 +70,9 @@ def forms(biased: Target, rows: Any, tmp_path_factory: pytest.TempPathFactory) -
 def test_a_store_serves_the_forms_that_keep_to_the_bound_and_no_others(
     biased: Target, rows: Any, forms: dict[str, Any]
 ) -> None:
-    ids = rows[6, :CONTEXT]
+    ids = rows[12, :CONTEXT]
     kv = prefilled(biased, ids)
-    outcomes = compare(biased, rows[6:], CONTEXT, list(forms.items()), control=False)
+    outcomes = compare(biased, rows[12:], CONTEXT, list(forms.items()), control=False)
     served: list[str] = []
     refused: list[str] = []
     for (name, codec), outcome in zip(forms.items(), outcomes, strict=True):
@@ -90,10 +90,10 @@ def test_a_store_serves_the_forms_that_keep_to_the_bound_and_no_others(
 
 def test_the_error_of_reconstruction_does_not_see_it(biased: Target, rows: Any, forms: dict[str, Any]) -> None:
     plain = Target.load("mini-llama", dtype="float32")
-    span = Span(np.asarray(rows[6, :CONTEXT]), 0)
+    span = Span(np.asarray(rows[12, :CONTEXT]), 0)
     errors = []
     for target in (plain, biased):
-        kv = prefilled(target, rows[6, :CONTEXT])
+        kv = prefilled(target, rows[12, :CONTEXT])
         turbo = forms["turboquant-4"]
         again = turbo.decode(turbo.encode(kv, span), span)
         errors.append(float((again - kv).pow(2).sum() / kv.pow(2).sum()))

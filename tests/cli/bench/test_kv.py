@@ -1,6 +1,7 @@
 """``pltz bench kv`` and ``pltz target calibrate``, on a target with random weights."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,16 @@ from pltz.models.kv.rotary import Rotary
 from pltz.models.target.cache import pairs_of
 from pltz.models.target.target import Target
 
+FEW = ("--rows", "4", "--held-out", "8")
 SMALL = ("--context", "64", "--new", "8", "--dtype", "float32", "--json")
 
 
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of eight texts."""
+    """Return a folder of twelve texts."""
     rng = np.random.default_rng(0)
     folder = tmp_path_factory.mktemp("sessions")
-    for n in range(8):
+    for n in range(12):
         (folder / f"{n}.txt").write_text("".join(rng.choice(list("abcdefgh "), 300)))
     return folder
 
@@ -53,13 +55,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callabl
 def test_a_target_is_calibrated_and_measured(
     llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result]
 ) -> None:
-    made = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(tmp_path), "--rows", "6", *SMALL)
+    made = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(tmp_path), *FEW, *SMALL)
     assert made.exit_code == 0, made.output
     result = json.loads(made.stdout)
     path = Path(result["file"])
-    assert path.stat().st_size == result["bytes"] and (result["rows"], result["held_out"]) == (5, 1)
+    assert path.stat().st_size == result["bytes"] and (result["rows"], result["held_out"]) == (4, 8)
     assert path.name == f"{result['target']}.predictive-3.{result['digest']}.safetensors"
-    assert not list(tmp_path.glob("*.work"))
+    assert not list(tmp_path.glob("*.work")) and "receipts are of 8 rows only" in made.stderr
+    assert all(row["kl"] <= row["most"] and row["rows"] == 8 for row in result["receipts"])
     there = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(path), *SMALL)
     assert there.exit_code == 2 and "--force" in there.output
     done = run(
@@ -71,15 +74,15 @@ def test_a_target_is_calibrated_and_measured(
     assert rows["control"]["kl"] < 1e-4 and rows["turboquant-4"]["bits"] == 5.0
     # Eight bits and a scale for each 16 of them; four of 64 tokens are raw.
     assert 8 < rows["q8"]["bits"] < 11 and rows["q8"]["agreement"]["median"] <= 2
-    assert sum(name.startswith("predictive") for name in rows) == 10
+    assert sum(name.startswith("predictive") for name in rows) == len(result["receipts"]) - 2 >= 10
     point = {row["point"]: row for row in result["receipts"]}[-8]
     bound = run(
         "bench", "kv", "--target", str(llama), "--calibration", str(path), "--data", str(sessions), "--sessions", "2",
-        "--forms", "predictive", "--max-kl", str(1.01 * point["kl"]), "--bits", str(1.01 * point["bits"]), *SMALL,
+        "--forms", "predictive", "--max-kl", str(1.01 * point["most"]), "--bits", str(1.01 * point["bits"]), *SMALL,
     )  # fmt: skip
     assert bound.exit_code == 0, bound.output
     _, by_kl, by_bits = json.loads(bound.stdout)["rows"]
-    assert by_kl["receipt"]["kl"] <= 1.01 * point["kl"] and by_kl["receipt"]["bits"] <= point["bits"]
+    assert by_kl["receipt"]["kl"] <= 1.01 * point["most"] and by_kl["receipt"]["bits"] <= point["bits"]
     assert 0.95 * point["bits"] < by_bits["receipt"]["bits"] <= 1.01 * point["bits"]
     assert by_bits["bits"] == pytest.approx(by_bits["receipt"]["bits"], rel=0.3), "other rows, of 64 tokens"
     other = run("bench", "kv", "--target", "mini-llama", "--calibration", str(path), "--forms", "predictive", *SMALL)
@@ -97,6 +100,21 @@ def test_what_cannot_be_measured_is_refused(
     long = ("--context", "250", "--new", "64", "--json")
     many = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(tmp_path / "x"), *long)
     assert many.exit_code == 2 and "256 positions" in many.output
+    few = run("target", "calibrate", str(llama), "--data", str(sessions / "1.txt"), "-o", str(tmp_path / "x"), *SMALL)
+    assert few.exit_code == 2 and "give more sessions" in few.output and not (tmp_path / "x.work").exists()
+
+
+def test_a_target_that_cannot_be_turned_is_refused_before_data_is_read(
+    llama: Path, tmp_path: Path, run: Callable[..., Result]
+) -> None:
+    folder = tmp_path / "dynamic"
+    shutil.copytree(llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": scaling, "rope_scaling": scaling}))
+    made = run("target", "calibrate", str(folder), "--data", str(tmp_path / "none"), "-o", str(tmp_path / "x"), *SMALL)
+    assert made.exit_code == 6 and "its rotary scaling is dynamic" in made.output, made.output
+    assert not (tmp_path / "x.work").exists()
 
 
 def test_peers_lose_what_their_bits_say() -> None:

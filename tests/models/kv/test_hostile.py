@@ -28,7 +28,7 @@ from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
 
 SaveModel = Callable[[Path, transformers.PretrainedConfig], Path]
 CONTEXT, NEW = 64, 8
-IDS = (3 + np.random.default_rng(0).integers(0, 380, (6, CONTEXT + NEW))).astype(np.int32)
+IDS = (3 + np.random.default_rng(0).integers(0, 380, (13, CONTEXT + NEW))).astype(np.int32)
 SPAN = Span(IDS[0, :CONTEXT], 0)
 
 
