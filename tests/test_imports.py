@@ -56,7 +56,8 @@ WINGS = {
         "machine timing corpus products random_target random_calibration kv_targets",
         "peers plots communities",
         "neighbours tenant_bytes",
-        "measure_archive measure_cuda measure_kv trace_session measure_limits measure_split measure_distances",
+        "measure_archive measure_bounds measure_cuda measure_kv measure_limits measure_split measure_distances",
+        "trace_session",
         "torture",
     ),
     "cli": (

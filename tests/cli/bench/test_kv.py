@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from click.testing import Result
+from click.testing import CliRunner, Result
 
+from pltz.benchmarks import measure_bounds
 from pltz.benchmarks.kv_targets import toys
 from pltz.benchmarks.peers.kv_forms import installed, peers
 from pltz.models.kv.codec import Span
@@ -87,6 +88,18 @@ def test_a_target_is_calibrated_and_measured(
     assert by_bits["bits"] == pytest.approx(by_bits["receipt"]["bits"], rel=0.3), "other rows, of 64 tokens"
     other = run("bench", "kv", "--target", "mini-llama", "--calibration", str(path), "--forms", "predictive", *SMALL)
     assert other.exit_code == 4 and "calibrate" in other.output
+    low, high = 0.01 * point["kl"], 1.01 * point["most"]
+    bounds = CliRunner().invoke(
+        measure_bounds.main,
+        [str(llama), str(path), *map(str, sessions.iterdir()), "--rows", "3", "--new", "8", "--bound", str(low),
+         "--bound", str(high)],
+    )  # fmt: skip
+    assert bounds.exit_code == 0, bounds.output
+    tight, loose = json.loads(bounds.stdout)["bounds"]
+    assert tight == {"bound": low}, "no point keeps to it"
+    assert loose["limit"]["said_most"] <= high < loose["mean"]["said_most"] and loose["mean"]["said_kl"] <= high
+    assert loose["mean"]["bits"] < loose["limit"]["bits"]
+    assert all(loose[by]["holds"] == (loose[by]["kl"] <= high) for by in ("limit", "mean"))
 
 
 def test_what_cannot_be_measured_is_refused(

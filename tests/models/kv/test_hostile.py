@@ -134,6 +134,16 @@ def test_a_header_that_promises_much_takes_no_memory(calibration: Calibration) -
                 assert most < 8 << 20
 
 
+def test_points_that_cannot_be_are_refused(calibration: Calibration) -> None:
+    """With a point of 1e300 the choice of a bound would count sixteenths for ever."""
+    first, *others = calibration.receipts
+    for point in (1e300, -65.0, 0.03):
+        with pytest.raises(CorruptError, match="points that cannot be"):
+            Calibration.parse(_file(replace(calibration, receipts=(replace(first, point=point), *others))))
+    with pytest.raises(CorruptError, match="two of one point"):
+        Calibration.parse(_file(replace(calibration, receipts=(first, first, *others))))
+
+
 def _file(calibration: Calibration) -> bytes:
     """Return the file of a calibration, its digest right."""
     facts = json.dumps(calibration._meta(), sort_keys=True)
