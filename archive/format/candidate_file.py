@@ -14,10 +14,12 @@ from typing import NamedTuple
 from pltz.archive.format import ids
 from pltz.plt_codec.errors import CorruptError, VersionError
 
-MAGIC, VERSION = b"PLTn", 2
+MAGIC, VERSION = b"PLTn", 3
 MAX_FILE = 1 << 30  # bytes
 HEAD = struct.Struct("<4sB3s16sI")  # magic, version, zeros, archive, groups
-GROUP = struct.Struct("<B16s16s8sIIQ")  # kind and id of the domain, tokenizer, root, sessions, candidates, their bytes
+# kind and id of the domain, tokenizer, root, sessions, newest, candidates, their bytes
+GROUP = struct.Struct("<B16s16s8sIQIQ")
+GROUP_2 = struct.Struct("<B16s16s8sIIQ")  # of version 2, without the newest
 ENTRY = struct.Struct("<BH")  # bytes of the id, bytes of the box
 DIGEST = 16
 
@@ -25,7 +27,10 @@ DIGEST = 16
 class CandidateGroup(NamedTuple):
     """The candidates of one domain share this.
 
-    ``root``: of the keys of their boxes; zeros without encryption. ``sessions``: of the domain, when they were chosen.
+    Attributes:
+        root: of the keys of their boxes; zeros without encryption.
+        sessions: number of sessions of the domain, when they were chosen.
+        newest: time at which the last of these began, in seconds since 1970.
     """
 
     kind: int
@@ -33,6 +38,7 @@ class CandidateGroup(NamedTuple):
     tokenizer: bytes
     root: bytes
     sessions: int
+    newest: int = 0
 
 
 class CandidateBoxes(NamedTuple):
@@ -81,16 +87,17 @@ def unpack_candidates(data: bytes, archive: bytes) -> Iterator[tuple[CandidateGr
         raise CorruptError("expected a candidate file, found none: pltz archive cluster makes a new one")
     body = memoryview(data)[:-DIGEST]
     _, version, zeros, owner, groups = HEAD.unpack_from(body)
-    if version != VERSION or any(zeros):
+    if version not in (2, VERSION) or any(zeros):
         raise VersionError(f"a candidate file of version {version}: pltz archive cluster makes a new one, {VERSION}")
+    head = GROUP if version == VERSION else GROUP_2
     if ids.digest(b"pltz candidates", body) != data[-DIGEST:] or owner != archive:
         raise CorruptError("a candidate file is damaged or of another archive: pltz archive cluster makes a new one")
     at = HEAD.size
     for _ in range(groups):
-        if at + GROUP.size > len(body):
+        if at + head.size > len(body):
             raise CorruptError("a candidate file ends before its groups do: damaged")
-        *fields, count, size = GROUP.unpack_from(body, at)
-        at += GROUP.size
+        *fields, count, size = head.unpack_from(body, at)
+        at += head.size
         if at + size > len(body):
             raise CorruptError("a candidate file ends in a group: damaged")
         yield CandidateGroup(*fields), CandidateBoxes(data, at, at + size, count)

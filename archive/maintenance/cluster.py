@@ -8,9 +8,10 @@ others of its group take the fewest bytes. A medoid that has a neighbour itself 
 groups are found than are wanted, the newest sessions that are coded alone are candidates too. The prompts of a
 base domain are clustered in the same way, each once, whoever stands on them.
 
-Medoids are pinned. A tenant is looked at again when the number of its sessions has changed by an eighth. Then an old
-medoid stays that of its group unless another one takes `GAIN` less. Sessions that are coded alone have that advantage
-too. So few sessions are coded anew, and those that many others need stay in memory.
+Medoids are pinned. A tenant is looked at again when the number of its sessions has changed by an eighth, or as many
+began since, as where others were forgotten. Then an old medoid stays that of its group unless another one takes `GAIN`
+less. Sessions that are coded alone have that advantage too. So few sessions are coded anew, and those that many others
+need stay in memory.
 
 The sketches of the medoids go into a candidate file, which writers read when they open the archive. A candidate takes
 281 bytes there (297 sealed), whatever the length of its session, and 570 more in memory where its tenant is used. All
@@ -132,10 +133,10 @@ class Clusterer:
                 known.setdefault(group.domain, {})[group] = list(boxes.read())
         tenants = list(self._tenants())
         most = min(medoids, max(FEWEST, TOTAL // max(1, len(tenants))))
-        for versions in tenants:
+        for versions, begun in tenants:
             domain = self.catalog.keys.domain(TENANT, versions[0].tenant)
             leaves = [v.leaf for v in versions[:SAMPLE] if not v.lacks]
-            found, recoded = self._chosen(TENANT, domain, leaves, len(versions), known.get(domain, {}), most, dry_run)
+            found, recoded = self._chosen(TENANT, domain, leaves, begun, known.get(domain, {}), most, dry_run)
             groups |= found or known[domain]
             done = replace(
                 done,
@@ -149,7 +150,8 @@ class Clusterer:
                 progress(done)
         for domain, prompts in sorted(self._prompts().items()):
             old = known.get(domain, {})
-            found, recoded = self._chosen(BASE, domain, prompts[:SAMPLE], len(prompts), old, medoids, dry_run)
+            begun = [0] * len(prompts)
+            found, recoded = self._chosen(BASE, domain, prompts[:SAMPLE], begun, old, medoids, dry_run)
             groups |= found or old
             done = replace(done, prompts=done.prompts + len(prompts), recoded=done.recoded + recoded)
         data = pack_candidates(self.archive, groups)
@@ -164,12 +166,16 @@ class Clusterer:
         for other in object_names.candidates_among(store.list(object_names.INDEXES)) - {digest}:
             store.delete(object_names.candidates(other))
 
-    def _tenants(self) -> Iterator[list[Version]]:
-        """Yield the newest version of each session that is not forgotten, tenant by tenant, newest first."""
+    def _tenants(self) -> Iterator[tuple[list[Version], list[int]]]:
+        """Yield the newest version of each session that is not forgotten, newest first, and the time each began.
+
+        One pair per tenant. Times are those of the oldest versions that are not forgotten, in no order.
+        """
         versions = [v for v in self.catalog.lookup.all_versions() if not v.forgotten and v.leaf != NONE]
         for _, rows in groupby(versions, key=lambda v: v.tenant):
-            newest = {v.name: v for v in rows}
-            yield sorted(newest.values(), key=lambda v: (-v.time, v.name))
+            histories = [list(one) for _, one in groupby(rows, key=lambda v: v.name)]
+            newest = sorted((one[-1] for one in histories), key=lambda v: (-v.time, v.name))
+            yield newest, [min(v.time for v in one) for one in histories]
 
     def _prompts(self) -> dict[bytes, list[bytes]]:
         """Return the segments of each base domain that have none of it below, sorted."""
@@ -184,16 +190,19 @@ class Clusterer:
         return found
 
     def _chosen(
-        self, kind: int, domain: bytes, leaves: list[bytes], count: int, old: Groups, most: int, dry_run: bool
+        self, kind: int, domain: bytes, leaves: list[bytes], begun: list[int], old: Groups, most: int, dry_run: bool
     ) -> tuple[Groups | None, int]:
         """Return the candidates of a domain, and the number of segments put again. None: those it has stay.
 
-        ``leaves``: of the towers that may be candidates, the newest first; ``count``: number of all.
+        ``leaves``: of the towers that may be candidates, the newest first; ``begun``: times at which all began.
         """
         pinned = [name for boxes in old.values() for name, _ in boxes]
-        seen = max((group.sessions for group in old), default=0)
-        if seen and CHANGE * abs(count - seen) <= seen and all(map(self._places, pinned)):
+        count, seen = len(begun), max((group.sessions for group in old), default=0)
+        last = max((group.newest for group in old), default=0)
+        changed = max(abs(count - seen), sum(time > last for time in begun))
+        if seen and CHANGE * changed <= seen and all(map(self._places, pinned)):
             return None, 0
+        last = max(begun, default=0)
         sessions = self._sessions(kind, leaves, pinned)
         chosen = _medoids(sessions, most)
         others = [s for s in sessions if s not in chosen and s.alone]
@@ -203,13 +212,13 @@ class Clusterer:
         groups = Groups()
         for session in chosen:
             context = session.context
-            group = CandidateGroup(kind, domain, context.tokenizer, context.root, count)
+            group = CandidateGroup(kind, domain, context.tokenizer, context.root, count, last)
             box = seal_sketch(self.catalog.keys, context, session.leaf, session.sketch)
             groups.setdefault(group, []).append((session.leaf, box))
         for group, boxes in old.items():  # a codec that the archive was not opened with
             if unread := [box for box in boxes if (at := self._places(box[0])) and self._codec(at) is None]:
-                groups.setdefault(group._replace(sessions=count), []).extend(unread)
-        return groups or {CandidateGroup(kind, domain, NONE, NO_ROOT, count): []}, recoded
+                groups.setdefault(group._replace(sessions=count, newest=last), []).extend(unread)
+        return groups or {CandidateGroup(kind, domain, NONE, NO_ROOT, count, last): []}, recoded
 
     def _codec(self, places: Sequence[Found]) -> SegmentCodec | None:
         return codec_of(self.codecs, places[0].context) if places else None

@@ -350,6 +350,30 @@ def test_a_new_kind_of_session_gets_a_medoid(archive: TowerArchive) -> None:
     assert medoids(archive) < {leaf(archive, f"b{n}") for n in range(40)}
 
 
+def test_medoids_follow_a_tenant_that_drifts(archive: TowerArchive) -> None:
+    """Each month brings as many sessions of another template as are forgotten of the last one."""
+    archive.neighbours = False
+
+    def of(month: int, number: int) -> Ids:
+        return np.concatenate([unlike(month), np.full(30, 60_000 + number)])
+
+    for month in range(4):
+        new = [NewSession(f"m{month}-{n}", [of(month, n)], "acme", time=100 * month + n) for n in range(8)]
+        archive.put(new)
+        if month:
+            archive.forget([archive.version(f"m{month - 1}-{n}", "acme") for n in range(8)])
+        late = NewSession("late", [of(month, 99)], "acme")
+        sizes = []
+        for _ in range(2):
+            other = again(archive)
+            other.neighbours = True
+            sizes.append(other.put([late], dry_run=True)[0].size)
+            assert archive.cluster(medoids=2).kept == bool(len(sizes) - 1)
+        assert sizes[1] < sizes[0] / 3
+    assert medoids(archive) & {leaf(archive, f"m3-{n}") for n in range(8)}
+    assert archive.verify(decode=True).sound
+
+
 def test_candidates_of_a_codec_that_is_not_there_are_kept(archive: TowerArchive) -> None:
     put(archive, "a0", "a1", "u0")
     archive.cluster()
@@ -379,7 +403,7 @@ def test_candidates_are_read_where_their_tenant_is_used(archive: TowerArchive) -
 
 def test_a_file_of_groups_that_lie_is_refused() -> None:
     owner = bytes(range(16))
-    group = CandidateGroup(0, bytes(16), bytes(16), bytes(8), 3)
+    group = CandidateGroup(0, bytes(16), bytes(16), bytes(8), 3, 1 << 40)
     data = pack_candidates(owner, {group: [(b"name", b"box"), (b"other", b"")]})
     [(found, boxes)] = unpack_candidates(data, owner)
     assert found == group and list(boxes.read()) == [(b"name", b"box"), (b"other", b"")]
