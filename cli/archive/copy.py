@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         "pltz archive copy /data/cold /mnt/backup",
         "pltz archive copy /data/cold /mnt/acme --tenant acme --last --json",
         "pltz archive copy /data/cold /mnt/backup support/7 --dry-run",
+        "pltz archive copy /data/cold /data/smaller --neighbours",
     ],
 )
 @shared.DIR
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 @shared.ONLY_TENANT
 @shared.ONLY_TAGS
 @click.option("--last", is_flag=True, help="Only the last version of each session.")
+@click.option(
+    "--neighbours",
+    is_flag=True,
+    help="Code sessions in TO after the nearest one of their tenant, where that takes fewer bytes.",
+)
 @shared.recoding_options
 def copy(
     place: str,
@@ -39,6 +45,7 @@ def copy(
     tenant: str | None,
     tags: tuple[str, ...],
     last: bool,
+    neighbours: bool,
     recoding: Recoding,
 ) -> None:
     """Copy sessions of the archive in DIR to the archive in TO, with histories, tags, times and targets.
@@ -46,12 +53,15 @@ def copy(
     Make TO first, with init. Versions that are in TO already are skipped, so a copy that was stopped is simply run
     again. Every session is read back from TO and compared before its line is printed. Without NAME all sessions are
     copied, and the exit code is 7 where parts of DIR are damaged.
+
+    With --neighbours sessions that were put alone, one at a time, are coded anew after each other, many in a commit.
     """
     from pltz.archive.copy import copy as transfer
 
     source, other = (recoding.open(one, perhaps_sealed=True) for one in (place, to))
     if source.tower.settings.archive == other.tower.settings.archive:
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
+    other.tower.neighbours = neighbours
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))
     copied = there = erased = 0
     say_if_interrupted("interrupted: the versions printed above are in TO; run copy again for the others")

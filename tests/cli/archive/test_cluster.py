@@ -64,3 +64,24 @@ def test_an_erase_loads_the_bundle_that_codes_others_anew(tmp_path: Path) -> Non
     for archive in (other, Archive.open(tmp_path / "cold", passphrase="correct horse")):
         assert archive.get("second").value == f"{TEXT}second".encode()
         assert coded_after(archive, "second") == NONE
+
+
+def test_a_copy_codes_sessions_anew_that_were_put_one_at_a_time(run: Run, tmp_path: Path) -> None:
+    place, sizes = tmp_path / "cold", {}
+    assert run("archive", "init", place).exit_code == 0
+    for number in range(3):
+        path = chats(tmp_path / f"s{number}.jsonl", number, 1)
+        assert run("archive", "put", place, path).exit_code == 0
+    for options in ([], ["--neighbours"]):
+        other = tmp_path / f"other{len(options)}"
+        assert run("archive", "init", other).exit_code == 0
+        done = run("archive", "copy", place, other, "--json", *options)
+        assert done.exit_code == 0, done.output
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        sizes[len(options)] = sum(row["bytes"] for row in rows)
+        archive = Archive.open(other)
+        alone = [name for name in ("s0/0", "s1/0", "s2/0") if coded_after(archive, name) == NONE]
+        assert len(alone) == (1 if options else 3)
+        assert [archive.get(f"s{n}/0").value["messages"][0]["content"][-2:] for n in range(3)] == ["0.", "1.", "2."]
+        assert run("archive", "verify", other, "--decode").exit_code == 0
+    assert sizes[1] < 0.7 * sizes[0]
