@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,10 @@ class Calibration:
         None where nothing was measured, and for a point outside of those that were.
         """
         measured = sorted((r for r in self.receipts if r.form == form), key=lambda r: r.point)
-        if (exact := next((r for r in measured if r.point == point), None)) is not None:
-            return exact
-        inside = bool(measured) and measured[0].point < point < measured[-1].point
-        return between(measured, point) if inside else None
+        for low, high in pairwise(measured):
+            if low.point < point < high.point:
+                return between(low, high, point)
+        return next((r for r in measured if r.point == point), None)
 
     def point(self, *, max_kl: float | None = None, bits: float | None = None) -> float:
         """Return the coarsest operating point that keeps to ``max_kl``, or the one with the most bits within ``bits``.

@@ -8,8 +8,6 @@ all in one of ten calibrations or fewer, where the mean of 24 rows is in more th
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -17,7 +15,6 @@ from pltz.plt_codec.errors import CorruptError
 
 LEAST_ROWS = 8  # that a receipt is measured on: fewer tell too little of how much rows differ
 QUANTILE = 2.326348  # of the normal distribution at 99 %
-LEAST = 1e-12  # below this a loss has no useful logarithm
 
 
 @dataclass(frozen=True)
@@ -93,58 +90,25 @@ def student(degrees: int) -> float:
     return z + first / n + second / n**2 + third / n**3
 
 
-def between(measured: Sequence[Receipt], point: float) -> Receipt:
-    """Return the receipt of a point inside of the measured ones, which are of one form and ascend by point.
+def between(low: Receipt, high: Receipt, point: float) -> Receipt:
+    """Return the receipt of a point between two measured ones: losses and bits are straight lines in their logarithm.
 
-    Bits and losses are monotone cubics of the point in their logarithm, `top1` and `change` straight lines.
-
-    >>> found = [Receipt("f", p, 1536, 9, 4096, 2.0**-p, 0.001 * 4.0**p, 0.0, 0.01, 1 - p / 8, 0.0) for p in (0, 1, 2)]
-    >>> half = between(found, 0.5)
-    >>> round(half.bits, 4), round(half.kl, 6), half.top1
-    (0.7071, 0.002, 0.9375)
+    >>> low = Receipt("f", -8, 1536, 24, 4096, 0.4, 0.004, 0.0004, 0.04, 0.99, 0.0)
+    >>> high = Receipt("f", -4, 1536, 24, 4096, 0.2, 0.009, 0.0009, 0.09, 0.98, 0.0)
+    >>> found = between(low, high, -6)
+    >>> round(found.kl, 6), round(found.kl_error, 6), round(found.bits, 4)
+    (0.006, 0.0006, 0.2828)
     """
-    points = [r.point for r in measured]
-    low = min(bisect_right(points, point), len(points) - 1) - 1
-    left, right = measured[low], measured[low + 1]
-    share = (point - left.point) / (right.point - left.point)
+    share = (point - low.point) / (high.point - low.point)
 
-    def line(name: str) -> float:
-        a, b = getattr(left, name), getattr(right, name)
-        return float(a + (b - a) * share)
+    def line(a: float, b: float) -> float:
+        return a + (b - a) * share
 
-    def curve(name: str) -> float:
-        return math.exp(cubic(points, [math.log(max(getattr(r, name), LEAST)) for r in measured], low, share))
+    def curve(a: float, b: float) -> float:
+        return math.exp(line(math.log(a), math.log(b))) if min(a, b) > 0 else line(a, b)
 
     return Receipt(
-        left.form, point, min(left.context, right.context), min(left.rows, right.rows),
-        min(left.scored, right.scored), curve("bits"), curve("kl"), curve("kl_error"), curve("kl99"), line("top1"),
-        line("change"),
-    )  # fmt: skip
-
-
-def cubic(x: Sequence[float], y: Sequence[float], low: int, share: float) -> float:
-    """Return a monotone cubic through points, at ``share`` of the way from point ``low`` to the next.
-
-    Fritsch and Carlson (1980), with the slopes of Fritsch and Butland (1984): between two points it never leaves their
-    values.
-
-    >>> [cubic([0, 1, 2, 3], [0, 0, 1, 1], n, 0.5) for n in range(3)]
-    [0.0, 0.5, 1.0]
-    """
-    rise = [(y[n + 1] - y[n]) / (x[n + 1] - x[n]) for n in range(len(x) - 1)]
-
-    def slope(n: int) -> float:
-        if not 0 < n < len(rise):
-            return rise[min(n, len(rise) - 1)]
-        if rise[n - 1] * rise[n] <= 0:
-            return 0.0
-        before, after = x[n] - x[n - 1], x[n + 1] - x[n]
-        a, b = 2 * after + before, after + 2 * before
-        return (a + b) / (a / rise[n - 1] + b / rise[n])
-
-    width = x[low + 1] - x[low]
-    s = share
-    return (
-        y[low] * (1 + 2 * s) * (1 - s) ** 2 + y[low + 1] * s * s * (3 - 2 * s)
-        + width * (slope(low) * s * (1 - s) ** 2 - slope(low + 1) * s * s * (1 - s))
+        low.form, point, min(low.context, high.context), min(low.rows, high.rows), min(low.scored, high.scored),
+        curve(low.bits, high.bits), curve(low.kl, high.kl), curve(low.kl_error, high.kl_error),
+        curve(low.kl99, high.kl99), line(low.top1, high.top1), line(low.change, high.change),
     )  # fmt: skip
