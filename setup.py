@@ -75,12 +75,20 @@ setup(
             extra_link_args=EXTRA,
             optional=True,
         ),
+        Extension(
+            "pltz.models.kv._layers",
+            sources=["models/kv/layers.c"],
+            depends=["models/kv/layers_body.h"],
+            extra_compile_args=[*FLAGS, *EXTRA],
+            extra_link_args=EXTRA,
+            optional=True,
+        ),
     ],
     # sources belong in the sdist, not in a wheel
     exclude_package_data={
         "pltz.plt_codec.engines.native": ["*.c", "*.h", "*.md"],
         "pltz.archive.format": ["*.c", "*.h", "*.md"],
         "pltz.archive.eviction": ["ids.c"],
-        "pltz.models.kv": ["*.c", "*.md"],
+        "pltz.models.kv": ["*.c", "*.h", "*.md"],
     },
 )

@@ -24,6 +24,7 @@ import numpy as np
 
 from pltz.models.kv.calibration import BELOW, FINER, PREDICTIVE, Calibration
 from pltz.models.kv.codec import Span
+from pltz.models.kv.cpu_layers import CpuLayers
 from pltz.models.kv.cuda import TYPES, kernels_on
 from pltz.models.kv.cuda_decoder import CudaDecoder
 from pltz.models.kv.q8 import at_zero, check_type, in_place
@@ -133,6 +134,8 @@ class PredictiveCodec:
         self.layers = layers or layers_of(calibration, embedding.device)
         self.tables = calibration.tables
         self._decoders: dict[bool, CudaDecoder] = {}
+        on_cpu = embedding.device.type == "cpu" and CpuLayers.there()
+        self._cpu = CpuLayers(self.layers, calibration.shape) if on_cpu else None
         sign = "m" if point < 0 else ""
         self.name = f"{PREDICTIVE}-{calibration.digest.hex()}-{sign}{abs(round(point * FINER))}"
         self.receipt: Receipt | None = calibration.receipt(PREDICTIVE, point)
@@ -159,9 +162,13 @@ class PredictiveCodec:
             raise UsageError(f"expected the KV of {len(span.ids)} ids, got {kv.shape[3]}")
         device = self.embedding.device
         with torch.inference_mode():
-            y = rows(at_zero(kv.to(device), span, self.rotary))
             classes = classes_of(span, kv.shape[3])
-            q = quantised(self.layers, y, self._embedded(span), self._steps(classes))
+            embedded, step = self._embedded(span), self._steps(classes)
+            if self._cpu is not None:
+                angles = self.rotary.angles(span.start, len(span.ids), device)
+                q = self._cpu.quantise(kv.to(device), embedded, step, angles)
+            else:
+                q = quantised(self.layers, rows(at_zero(kv.to(device), span, self.rotary)), embedded, step)
         streams = encode(q, classes, self.tables, math.floor(self.point))
         parts = {
             "kv.words": torch.from_numpy(streams.words.view(np.int16).copy()),
@@ -183,7 +190,11 @@ class PredictiveCodec:
         q, classes = decode(streams, len(span.ids), self.tables, math.floor(self.point))
         shape = self.calibration.shape
         with torch.inference_mode():
-            still = restored(self.layers, q, self._embedded(span), self._steps(classes))
+            embedded, step = self._embedded(span), self._steps(classes)
+            if self._cpu is not None:
+                angles = self.rotary.angles(span.start, len(span.ids), embedded.device)
+                return self._cpu.restore(q, embedded, step, angles, marker.dtype).to(marker.device)
+            still = restored(self.layers, q, embedded, step)
             kv = torch.stack(still).unflatten(2, (2, shape.heads, shape.dim))  # (layers, T, 2, heads, D)
             kv = in_place(kv.permute(0, 2, 3, 1, 4), span, self.rotary).to(marker.device, marker.dtype)
             if not bool(torch.isfinite(kv).all()):

@@ -154,7 +154,7 @@ def encode(q: I16, classes: U8, tables: Tables, point: int) -> Streams:
     def some(first: int, last: int) -> tuple[list[bytes], bytes]:
         return _ans.encode(q, classes, tables.freq, tables.mean, level, *sizes, counts, sums, first, last)
 
-    made = _shared(count, some)
+    made = shared_out(count, some)
     words = [np.frombuffer(part, np.uint16) for parts, _ in made for part in parts]
     parts = [np.frombuffer(part, np.uint32).reshape(stream_count(layers, width), -1, LANES) for _, part in made]
     states = np.concatenate(parts, 1)
@@ -205,7 +205,7 @@ def decode(streams: Streams, tokens: int, tables: Tables, point: int, *, wide: b
             first, last, wide,
         )  # fmt: skip
 
-    if not all(_shared(count, some)):
+    if not all(shared_out(count, some)):
         raise CorruptError(WRONG_END)
     verify(sums, streams.sum)
     return q, classes
@@ -217,7 +217,7 @@ def verify(sums: U32, expected: U8) -> None:
         raise CorruptError("the checksum is not that of the integers: damaged, or of other tables")
 
 
-def _shared(count: int, work: Callable[[int, int], T]) -> list[T]:
+def shared_out(count: int, work: Callable[[int, int], T]) -> list[T]:
     """Return the results of ``work(first, last)`` for the groups, shared out to as many threads as there are cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max(1, min(count, cores))

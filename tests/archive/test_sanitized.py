@@ -13,6 +13,7 @@ MODULES = {  # the module, its source, its tests
     "pltz.archive.format._batch": ("archive/format/batch.c", "tests/archive/format/test_batch.py"),
     "pltz.archive.eviction._ids": ("archive/eviction/ids.c", "tests/archive/eviction/test_token_buffer.py"),
     "pltz.models.kv._ans": ("models/kv/ans.c", "tests/models/kv/test_streams.py"),
+    "pltz.models.kv._layers": ("models/kv/layers.c", "tests/models/kv/test_cpu_layers.py"),
 }
 PLUGIN = """
 import sys
