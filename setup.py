@@ -89,6 +89,6 @@ setup(
         "pltz.plt_codec.engines.native": ["*.c", "*.h", "*.md"],
         "pltz.archive.format": ["*.c", "*.h", "*.md"],
         "pltz.archive.eviction": ["ids.c"],
-        "pltz.models.kv": ["*.c", "*.h", "*.md"],
+        "pltz.models.kv": ["*.c", "layers_body.h", "*.md"],
     },
 )

@@ -147,8 +147,8 @@ static PyObject *run(PyObject *args, int encodes)
     long first, last;
     int widest;
     memset(&j, 0, sizeof j);
-    if (!PyArg_ParseTuple(args, "O!llly*y*y*y*w*w*illi", &PyTuple_Type, &matrices, &j.hidden, &j.heads, &j.dim, &embedded,
-                          &step, &cos, &sin, &q, &kv, &j.size, &first, &last, &widest))
+    if (!PyArg_ParseTuple(args, "O!llly*y*y*y*w*w*illi", &PyTuple_Type, &matrices, &j.hidden, &j.heads, &j.dim,
+                          &embedded, &step, &cos, &sin, &q, &kv, &j.size, &first, &last, &widest))
         return NULL;
     const Py_ssize_t held = PyTuple_GET_SIZE(matrices);
     Py_buffer *buffers = calloc((size_t)held + 1, sizeof *buffers);

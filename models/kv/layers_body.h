@@ -6,7 +6,8 @@
 typedef float NAME(V) __attribute__((vector_size(BYTES), aligned(4), may_alias));
 
 /* Add to `rows` rows of c, two vectors wide, the product of a and b. rows is a constant. */
-INLINE void NAME(tile)(const int rows, float *c, long ldc, const float *a, long lda, const float *b, long ldb, long depth)
+INLINE void NAME(tile)(const int rows, float *c, long ldc, const float *a, long lda, const float *b, long ldb,
+                       long depth)
 {
     NAME(V) sum[ROWS][2];
 #pragma GCC unroll 12
@@ -48,7 +49,8 @@ TARGET static void NAME(product)(float *c, long ldc, const float *a, long lda, c
 }
 
 /* c (columns,) += the sum of value[k] times row at[k] of b. */
-TARGET static void NAME(gather)(float *c, const float *value, const int32_t *at, long count, const float *b, long columns)
+TARGET static void NAME(gather)(float *c, const float *value, const int32_t *at, long count, const float *b,
+                                long columns)
 {
     enum { WIDE = 8 }; /* vectors */
     long j = 0;

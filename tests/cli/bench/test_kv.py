@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from pltz.benchmarks import measure_bounds
 from pltz.benchmarks.kv_targets import toys
 from pltz.benchmarks.peers.kv_forms import installed, peers
+from pltz.models.kv import measure
 from pltz.models.kv.codec import Span
 from pltz.models.kv.rotary import Rotary
 from pltz.models.target.cache import pairs_of
@@ -128,6 +129,49 @@ def test_a_target_that_cannot_be_turned_is_refused_before_data_is_read(
     made = run("target", "calibrate", str(folder), "--data", str(tmp_path / "none"), "-o", str(tmp_path / "x"), *SMALL)
     assert made.exit_code == 6 and "its rotary scaling is dynamic" in made.output, made.output
     assert not (tmp_path / "x.work").exists()
+
+
+def test_a_run_goes_on_where_it_was(
+    llama: Path, sessions: Path, tmp_path: Path, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    common = ("bench", "kv", "--target", str(llama), "--data", str(sessions), "--resume", str(file), *SMALL)
+    measured: list[tuple[int, list[str]]] = []
+    compare = measure.compare
+
+    def watched(target: Any, rows: Any, context: int, codecs: Any, **settings: Any) -> Any:
+        measured.append((len(rows), [name for name, _ in codecs]))
+        return compare(target, rows, context, codecs, **settings)
+
+    monkeypatch.setattr(measure, "compare", watched)
+
+    def rows(*options: str) -> dict[str, Any]:
+        measured.clear()
+        done = run(*common, *options)
+        assert done.exit_code == 0, done.output
+        return {row["form"]: row for row in json.loads(done.stdout)["rows"]}
+
+    first = rows("--sessions", "3", "--forms", "q8,fp8", "--greedy", "2")
+    assert measured == [(1, ["q8", "fp8"])] * 3
+    whole = file.read_bytes()
+    assert rows("--sessions", "3", "--forms", "q8,fp8", "--greedy", "2") == first and not measured
+    file.write_bytes(whole[:-30])  # killed while it wrote the last line
+    again = rows("--sessions", "3", "--forms", "q8,fp8", "--greedy", "2")
+    assert measured == [(1, ["fp8"])] and again["q8"] == first["q8"]
+    assert again["fp8"]["kl"] == pytest.approx(first["fp8"]["kl"], rel=1e-3)
+    more = rows("--sessions", "4", "--forms", "q8,int4", "--greedy", "2")
+    assert measured == [(1, ["int4"])] * 3 + [(1, ["q8", "int4"])]
+    assert more["control"]["sessions"] == more["int4"]["sessions"] == 4 and "agreement" in more["q8"]
+    plain = run(*(word for word in common if word not in ("--resume", str(file))), "--sessions", "3", "--forms", "q8")
+    assert json.loads(plain.stdout)["rows"][1]["kl"] == pytest.approx(first["q8"]["kl"], rel=1e-3)
+    other = run(*common, "--sessions", "3", "--forms", "q8", "--greedy", "3")
+    assert other.exit_code == 2 and "another setting" in other.output
+    for broken in (b"{}", b"text\n", whole + b"{}\n", whole + b"\xff\n", whole + b"[1]\n"):
+        file.write_bytes(broken)
+        refused = run(*common, "--sessions", "3", "--forms", "q8", "--greedy", "2")
+        assert refused.exit_code == 2 and file.read_bytes() == broken, broken
+    nowhere = run(*common, "--resume", str(tmp_path / "no" / "file"), "--forms", "q8")
+    assert nowhere.exit_code == 2 and "cannot keep rows" in nowhere.output
 
 
 def test_peers_lose_what_their_bits_say() -> None:

@@ -92,7 +92,7 @@ def test_integers_of_the_encoder_come_back(name: str, widest: int, monkeypatch: 
     assert (found != by_torch).sum() <= 2e-3 * found.size, "only ties differ"
     case.q = found
     far = (case.by_c() - kv).abs()
-    assert not kv.numel() or float(far.max()) < 30 * float(case.step.max()) and float((far > 0).float().mean()) > 0.9
+    assert not kv.numel() or (float(far.max()) < 30 * float(case.step.max()) and float((far > 0).float().mean()) > 0.9)
 
 
 def test_kv_that_cannot_be_said_is_refused() -> None:
