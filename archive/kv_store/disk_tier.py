@@ -1,55 +1,38 @@
-"""DiskTier: blocks as memory-mapped files on local disk, shared by any number of processes. Spec: FORMAT.md.
+"""DiskTier: blocks as files on local disk, shared by any number of processes. Spec: FORMAT.md.
 
     write: reserve room under the lock -> DIR/space/segment.form.random.part -> rename    all or nothing
-    read:  map -> checksum -> check every field -> tensors over the mapping          or a miss
+    read:  check every field -> tensors, at once -> chunks, each checked, by threads       or a miss
 
-A read copies nothing. Tensors are laid over the mapped pages, so all processes of a machine share one copy in
-the page cache. A file evicted during use stays readable for processes that have it mapped. No condition of
-the disk raises an error here. KV can be recomputed from tokens, so damage, a full disk and a missing file are
-all a miss.
+A block is handed out before all of it was read, so that its first layers are decoded meanwhile (`warm_file.py`). A
+file evicted during use is read to its end. No condition of the disk raises an error here. KV can be recomputed from
+tokens, so damage, a full disk and a missing file are all a miss.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import mmap
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from threading import Lock
 
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import MAX_TOKENS, SIZE
-from pltz.archive.kv_store.kv_block import KVBlock
+from pltz.archive.kv_store import warm_file
 from pltz.archive.kv_store.tier import FormStats, StoredBlock, TierStats
-from pltz.models.kv.codec import MAX_PARTS, PREFIX, RAW, KVCodec
-from pltz.models.kv.receipt import Receipt
-from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
+from pltz.archive.kv_store.warm_file import MAX_HEADER, WarmFile
+from pltz.models.kv.codec import RAW, KVCodec
+from pltz.plt_codec.errors import PltzError, UsageError
 
-if TYPE_CHECKING:
-    import torch
-
-FORMAT = "pltz hot 3"
-ALIGN = 64  # bytes: data begins at a multiple of it
-CHECKSUM = 16  # bytes
-MAX_HEADER = 1 << 16  # bytes
 STALE = 3600  # seconds after which remains of a killed process are removed
-PIECE = 1 << 26  # bytes hashed and written at once
-POPULATE_READ = 22  # flag of madvise: fault in all pages at once
-DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
-}  # fmt: skip
-TAIL = ("logits", "ids", "tokens", "checksum")  # tensors after those of the codec
-FIELDS = {"format", "form", "space", "segment", "parent", "start", "born", "receipt"}
-MAX_RECEIPT = 1024  # characters
+THREADS = 4  # that read files
+UNDER_WAY = 16  # files that may be read by them at once; one more is read by its caller
 FORM = re.compile(r"[a-z0-9-]{1,64}")
 
 
@@ -73,21 +56,27 @@ class _File:
 class DiskTier:
     """A folder of warm files, in the form of one codec; blocks that are not exact keep their own.
 
-    ``budget``: bytes that all files together may take. ``damaged``, ``written``, ``evicted``, ``failed``:
-    counts of this process. ``failed`` counts reads and writes that the machine refused.
+    ``budget``: bytes that all files together may take. ``pin``: read into page-locked memory. ``damaged``,
+    ``written``, ``evicted``, ``failed``: counts of this process. ``failed`` counts reads and writes that the machine
+    refused.
 
     Raises UsageError where the folder cannot be made, and for a budget below zero.
     """
 
     name = "disk"
 
-    def __init__(self, folder: str | os.PathLike[str], budget: int, codec: KVCodec = RAW) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], budget: int, codec: KVCodec = RAW, *, pin: bool = False
+    ) -> None:
         if budget < 0:
             raise UsageError(f"expected a budget in bytes from 0 up, got {budget}")
-        self.folder, self.budget, self.codec = Path(folder), budget, codec
+        self.folder, self.budget, self.codec, self.pin = Path(folder), budget, codec, pin
         self.path(bytes(SIZE), bytes(SIZE), codec.name)  # a bad name is refused now
         self.damaged = self.written = self.evicted = self.failed = 0
         self._counted: dict[str, int] = {}  # ids of files, which never change
+        self._lock = Lock()  # over counts and threads
+        self._under_way = 0
+        self._threads: ThreadPoolExecutor | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "lock").touch()
@@ -134,10 +123,10 @@ class DiskTier:
         return found
 
     def read(self, space: bytes, segment: bytes, codecs: Sequence[KVCodec] = (RAW,)) -> StoredBlock | None:
-        """Return the segment's block over the mapped file, or None.
+        """Return the segment's block, or None. Its parts may still arrive (`SharedTier.read`).
 
         None means that the file is missing in every form of ``codecs``, unavailable now, or damaged. A damaged
-        file is removed.
+        file is removed, also where the damage is found later.
         """
         for codec in codecs:
             if (stored := self._read(space, segment, codec)) is not None:
@@ -146,21 +135,41 @@ class DiskTier:
 
     def _read(self, space: bytes, segment: bytes, codec: KVCodec) -> StoredBlock | None:
         path = self.path(space, segment, codec.name)
+
+        def failed(failure: Exception, stat: os.stat_result) -> None:
+            self._failed(path, failure, stat)
+
+        def ended() -> None:
+            with self._lock:
+                self._under_way -= 1
+
+        with self._lock:
+            self._under_way += 1
+            self._threads = self._threads or ThreadPoolExecutor(THREADS, "pltz-read")
+            threads = self._threads if self._under_way <= UNDER_WAY else None
         try:
-            stored = _decode(_mapped(path), space, segment, codec)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError:  # too many open files, no memory to map: the file may be sound
-            self.failed += 1
-            return None
-        except (PltzError, RuntimeError):
-            self.damaged += 1
-            with suppress(OSError):
-                path.unlink()
+            stored = warm_file.read(
+                path, space, segment, codec, pin=self.pin, threads=threads, failed=failed, ended=ended
+            )
+        except (PltzError, OSError, RuntimeError, MemoryError) as exc:
+            ended()
+            if not isinstance(exc, FileNotFoundError | NotADirectoryError):
+                self._failed(path, exc)
             return None
         with suppress(OSError):
             os.utime(path)
         return stored
+
+    def _failed(self, path: Path, failure: Exception, stat: os.stat_result | None = None) -> None:
+        """Count a failure, and remove a damaged file, unless another took its place. ``stat``: of the damaged one."""
+        damaged = not isinstance(failure, OSError | MemoryError)  # too many open files: the file may be sound
+        with self._lock:
+            self.damaged += damaged
+            self.failed += not damaged
+        if damaged:
+            with suppress(OSError):
+                if stat is None or path.stat().st_ino == stat.st_ino:
+                    path.unlink()
 
     def write(
         self,
@@ -181,12 +190,12 @@ class DiskTier:
             if path.exists():
                 os.utime(path)
                 return True
-            pieces = _encode(space, segment, stored, stored.block.recode(self.codec))
-            part = self._begin(path, sum(piece.nbytes for piece in pieces) + CHECKSUM, in_use)
+            file = WarmFile(space, segment, stored, stored.block.recode(self.codec))
+            part = self._begin(path, file.size, in_use)
             if part is None:
                 return False
             try:
-                _fill(part, pieces)
+                file.fill(part)
                 # Under the lock, `usage` sees the file under one name, and `discard` under one or the other.
                 with self._locked():
                     if not (wanted() and part.exists()):
@@ -276,148 +285,3 @@ def _tokens_of(path: Path) -> int:
     except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):
         return 0
     return count if type(count) is int and 0 <= count <= MAX_TOKENS else 0
-
-
-def _fill(part: Path, pieces: list[memoryview]) -> None:
-    """Write the pieces and their checksum over the reserved file."""
-    import xxhash
-
-    state = xxhash.xxh3_128()
-    with part.open("r+b", buffering=0) as file:
-        for piece in pieces:
-            for at in range(0, piece.nbytes, PIECE):
-                rest = piece[at : at + PIECE]
-                state.update(rest)
-                while rest:
-                    rest = rest[file.write(rest) or 0 :]
-        file.write(state.digest())
-
-
-def _encode(space: bytes, segment: bytes, stored: StoredBlock, block: KVBlock) -> list[memoryview]:
-    """Return header and data as bytes, all but the checksum. ``block``: the stored one in the file's form."""
-    import torch
-
-    logits = torch.zeros(0) if block.logits is None else block.logits
-    tensors = {name: block.parts[name] for name in sorted(block.parts)} | {"logits": logits}
-    kinds = {f"torch.{name}": short for short, name in DTYPES.items()}
-    arrays = {name: np.ascontiguousarray(a, "<i4") for name, a in (("ids", block.ids), ("tokens", block.tokens))}
-    meta = {
-        "format": FORMAT,
-        "form": block.codec.name,
-        "space": space.hex(),
-        "segment": segment.hex(),
-        "parent": stored.parent.hex(),
-        "start": str(block.start),
-        "born": str(int(stored.born)),
-        "receipt": json.dumps(receipt.to_dict()) if (receipt := block.codec.receipt) else "",
-    }
-    header: dict[str, Any] = {"__metadata__": meta}
-    pieces: list[memoryview] = []
-    at = 0
-    if not all(name.startswith(PREFIX) for name in block.parts) or len(block.parts) > MAX_PARTS:
-        raise UsageError(f"expected at most {MAX_PARTS} parts with names that begin with {PREFIX}")
-    if unknown := {str(t.dtype) for t in tensors.values()} - kinds.keys():
-        raise UsageError(f"expected tensors of {', '.join(kinds)}, found {min(unknown)}")
-    rows = [(name, kinds[str(t.dtype)], tuple(t.shape), _bytes(t.detach().cpu())) for name, t in tensors.items()]
-    rows += [(name, "I32", a.shape, a.view(np.uint8).data) for name, a in arrays.items()]
-    for name, kind, shape, piece in [*rows, ("checksum", "U8", (CHECKSUM,), None)]:
-        size = CHECKSUM if piece is None else piece.nbytes
-        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}
-        pieces += [] if piece is None else [piece]
-        at += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGN)
-    return [memoryview(len(text).to_bytes(8, "little") + text), *pieces]
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    import torch
-
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
-def _mapped(path: Path) -> torch.Tensor:
-    """Map a file and return its bytes, (size,) uint8. Raises OSError and CorruptError."""
-    import torch
-
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < 8 + CHECKSUM:
-            raise CorruptError(f"{path.name} has {size} bytes: damaged")
-        pages = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE)
-    with suppress(OSError):  # an older kernel maps pages one by one
-        pages.madvise(POPULATE_READ)
-    return torch.frombuffer(pages, dtype=torch.uint8)
-
-
-def _decode(data: torch.Tensor, space: bytes, segment: bytes, codec: KVCodec) -> StoredBlock:
-    """Check a whole file and lay tensors over it. Raises CorruptError."""
-    import xxhash
-
-    whole = data.numpy().data
-    if xxhash.xxh3_128_digest(whole[:-CHECKSUM]) != bytes(whole[-CHECKSUM:]):
-        raise CorruptError("the checksum is not that of the bytes: damaged")
-    end = 8 + int.from_bytes(whole[:8], "little")
-    if not 8 < end <= min(len(whole), MAX_HEADER):
-        raise CorruptError("the header is longer than the file")
-    try:
-        header = json.loads(bytes(whole[8:end]))
-        meta = header.pop("__metadata__")
-        parts, tail = list(header)[: -len(TAIL)], tuple(header)[-len(TAIL) :]
-        named = 0 < len(parts) <= MAX_PARTS and all(name.startswith(PREFIX) for name in parts)
-        if set(meta) != FIELDS or tail != TAIL or not named or parts != sorted(parts):
-            raise CorruptError("fields are missing, or there are others")
-        known = (meta["format"], meta["form"], meta["space"], meta["segment"])
-        if known != (FORMAT, codec.name, space.hex(), segment.hex()):
-            raise CorruptError("a file of another format, form, target or segment")
-        if meta["receipt"]:
-            Receipt.of(json.loads(meta["receipt"][:MAX_RECEIPT]))
-        parent, start, born = bytes.fromhex(meta["parent"]), int(meta["start"]), float(meta["born"])
-        tensors = _tensors(header, data[end:])
-    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
-        raise CorruptError(f"not the header of a warm file ({exc})") from exc
-    if len(parent) != SIZE or not 0 <= start <= MAX_TOKENS or not 0 <= born < 1 << 40:
-        raise CorruptError("no parent, or a start or a time that cannot be")
-    block = _block({name: tensors[name] for name in parts}, tensors, start, codec)
-    return StoredBlock(block, parent, born)  # the codec's parts and the logits are on the mapped pages
-
-
-def _tensors(header: dict[str, Any], data: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return tensors over the data, which they fill without gaps.
-
-    Raises CorruptError; ValueError, TypeError and KeyError if the header is malformed.
-    """
-    import math
-
-    import torch
-
-    out = {}
-    at = 0
-    for name, entry in header.items():
-        kind, shape, (begin, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        dtype = getattr(torch, DTYPES[kind])
-        sound = all(type(n) is int and 0 <= n < 1 << 40 for n in shape) and begin == at
-        if not sound or stop != at + math.prod(shape) * dtype.itemsize or stop > len(data):
-            raise CorruptError(f"tensor {name} does not lie where it must")
-        bits = data[begin:stop]
-        if bits.storage_offset() % dtype.itemsize or not len(bits):
-            bits = bits.clone()  # a small tensor after a row of odd length
-        out[name] = bits.view(dtype).reshape(shape)
-        at = stop
-    if at != len(data):
-        raise CorruptError("the tensors do not fill the file")
-    return out
-
-
-def _block(
-    parts: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], start: int, codec: KVCodec
-) -> KVBlock:
-    """Return the block of a file's tensors. Raises CorruptError where they do not fit each other."""
-    logits, ids, tokens, checksum = (tensors[name] for name in TAIL)
-    flat = logits.dim() == ids.dim() == tokens.dim() == 1 and checksum.shape == (CHECKSUM,)
-    kinds = [str(t.dtype) for t in (ids, tokens, checksum)]
-    if not flat or not logits.is_floating_point() or kinds != ["torch.int32", "torch.int32", "torch.uint8"]:
-        raise CorruptError("the tensors do not fit each other")
-    codec.check(parts, len(ids))
-    known = logits if len(logits) else None
-    return KVBlock(parts, ids.numpy().copy(), tokens.numpy().copy(), start, known, codec)

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.models.kv.codec import RAW, KVCodec, Span
+from pltz.models.kv.arriving import ArrivingParts, pieces, replaced, shells, wait
+from pltz.models.kv.codec import PREFIX, RAW, TYPE, KVCodec, Span
+from pltz.models.kv.lossless import LosslessCodec
 from pltz.models.target.cache import cache_of, is_plain, pairs_of
 from pltz.plt_codec.errors import UsageError
 
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
 class KVBlock:
     """The KV of a segment and the ids it was computed from.
 
-    ``parts``: made by ``codec``. ``ids``: (T,) int32, given to the target. ``tokens``: (n,) int32, the
-    segment's tokens in the archive. ``logits``: (V,) of the last id, or None where they are not known.
+    ``parts``: made by ``codec``; those of a file may still arrive (`models/kv/arriving.py`). ``ids``: (T,) int32, given
+    to the target. ``tokens``: (n,) int32, the segment's tokens in the archive. ``logits``: (V,) of the last id, or None
+    where they are not known.
     ``start``: number of ids before the segment. ``mass``: (T,) float32, the attention that each id received, where
     that was observed; a form may use it to choose how finely it codes.
     """
@@ -69,12 +72,29 @@ class KVBlock:
     def kv_near(self, device: torch.device) -> torch.Tensor:
         """Return the KV, decoded on ``device`` where the block is coded: fewer bytes cross the bus. Raises as `kv`.
 
-        That of a raw block stays where it is.
+        That of a raw block stays where it is. Entropy-coded words stay, too: their decoder copies them to the device
+        section by section, so that it begins before all have arrived.
         """
         if self.codec.name == RAW.name:
             return self.kv
+        if TYPE in self.parts:
+            return self.codec.decode(replaced(self.parts, TYPE, self.parts[TYPE].to(device)), self.span)
         parts = {name: part.to(device, non_blocking=True) for name, part in self.parts.items()}
         return self.codec.decode(parts, self.span)
+
+    @property
+    def there(self) -> bool:
+        """Return whether all parts are in memory and sound. False for one that is being read or was damaged."""
+        return not isinstance(self.parts, ArrivingParts) or self.parts.complete
+
+    @property
+    def damaged(self) -> bool:
+        """Return whether a file's parts turned out to be damaged, or could not be read to the end."""
+        return isinstance(self.parts, ArrivingParts) and self.parts.failed
+
+    def wait(self) -> None:
+        """Wait until all parts are in memory. Raises CorruptError where they are damaged."""
+        wait(self.parts)
 
     @property
     def span(self) -> Span:
@@ -84,19 +104,21 @@ class KVBlock:
     @property
     def size(self) -> int:
         """Return the bytes of all parts."""
-        return sum(_bytes_of(t) for t in self.parts.values()) + self._besides
+        return sum(t.nbytes for t in shells(self.parts).values()) + self._besides
 
     @property
     def _besides(self) -> int:
         """Return the bytes of everything but the KV."""
-        logits = 0 if self.logits is None else _bytes_of(self.logits)
+        logits = 0 if self.logits is None else self.logits.nbytes
         return logits + self.ids.nbytes + self.tokens.nbytes
 
     def size_in(self, codec: KVCodec) -> int:
         """Return the most bytes that the block can take once recoded."""
         if codec.name == self.codec.name or not self.codec.exact:
             return self.size
-        return codec.size(self.kv) + self._besides
+        if isinstance(self.codec, LosslessCodec):  # of which the shape is known without decoding
+            return codec.size(self.codec.outline(self.parts)) + self._besides
+        return codec.size(shells(self.parts)[PREFIX] if self.codec.name == RAW.name else self.kv) + self._besides
 
     def recode(self, codec: KVCodec) -> KVBlock:
         """Return the block in another form. One that is not exact stays as it is, so that no loss adds up.
@@ -107,17 +129,20 @@ class KVBlock:
             return self
         return replace(self, parts=codec.encode(self.kv, self.span), codec=codec)
 
-    def owns_memory_on(self, device: torch.device) -> bool:
-        """Return whether all parts are on a device, and keep no memory but their own alive."""
-        return all(t.device == device and t.untyped_storage().nbytes() == t.nbytes for t in self.parts.values())
+    def owns_memory_on(self, device: torch.device, *, pin: bool = False) -> bool:
+        """Return whether all parts are on a device, and keep no memory but their own alive. ``pin``: page-locked."""
+        parts = [t for t in shells(self.parts).values() if t.nbytes]
+        own = all(t.device == device and t.untyped_storage().nbytes() == t.nbytes for t in parts)
+        return own and (not pin or all(t.is_pinned() for t in parts))
 
     def to(self, device: torch.device, *, pin: bool = False) -> KVBlock:
         """Return a copy in memory of its own on a device.
 
-        With ``pin`` the copy is in page-locked host memory, which a GPU reads at the full rate of the bus.
+        With ``pin`` the copy is in page-locked host memory, which a GPU reads at the full rate of the bus. What is
+        still being read is copied as it arrives. Raises CorruptError where that is damaged.
         """
-        logits = None if self.logits is None else _copy(self.logits, device, pin)
-        parts = {name: _copy(tensor, device, pin) for name, tensor in self.parts.items()}
+        logits = None if self.logits is None else _copy({PREFIX: self.logits}, PREFIX, device, pin)
+        parts = {name: _copy(self.parts, name, device, pin) for name in self.parts}
         _wait(*self.parts.values(), *parts.values())
         return replace(self, parts=parts, logits=logits)
 
@@ -155,11 +180,15 @@ def join(blocks: Sequence[KVBlock], config: Any, device: torch.device) -> Dynami
     """Return a cache on a device that holds all blocks in their order.
 
     Nothing is copied where a single raw block, already on the device, holds everything. ``config``: of the
-    target's model.
+    target's model. Raises CorruptError where a block is damaged.
     """
+    return join_kv([block.kv_near(device) for block in blocks if len(block.ids)], config, device)
+
+
+def join_kv(filled: Sequence[torch.Tensor], config: Any, device: torch.device) -> DynamicCache:
+    """Return a cache on a device of the KV of consecutive segments, (layers, 2, heads, T, D) each. See `join`."""
     import torch
 
-    filled = [block.kv_near(device) for block in blocks if len(block.ids)]
     if len(filled) == 1 and filled[0].device == device:
         return cache_of(((kv[0][None], kv[1][None]) for kv in filled[0]), config)
     if not filled:
@@ -176,16 +205,18 @@ def join(blocks: Sequence[KVBlock], config: Any, device: torch.device) -> Dynami
     return cache_of(((kv[0][None], kv[1][None]) for kv in whole), config)
 
 
-def _bytes_of(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _copy(tensor: torch.Tensor, device: torch.device, pin: bool) -> torch.Tensor:
+def _copy(parts: Parts, name: str, device: torch.device, pin: bool) -> torch.Tensor:
+    """Return a copy of a part on a device."""
     import torch
 
+    whole = shells(parts)[name]
     with torch.inference_mode():
-        out = torch.empty(tensor.shape, dtype=tensor.dtype, device=device, pin_memory=pin)
-        return out.copy_(tensor, non_blocking=True)
+        out = torch.empty(whole.shape, dtype=whole.dtype, device=device, pin_memory=pin)
+        if not isinstance(parts, ArrivingParts):
+            return out.copy_(whole, non_blocking=True)
+        for piece in pieces(parts, name):
+            out.view(-1)[piece].copy_(whole.view(-1)[piece], non_blocking=True)
+        return out
 
 
 def _wait(*tensors: torch.Tensor) -> None:

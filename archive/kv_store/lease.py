@@ -18,9 +18,11 @@ class Lease:
     `HotStore.hold` makes it. End it with `release`, or use it in a ``with``.
     """
 
-    def __init__(self, nodes: list[Node], release: Callable[[Node], None]) -> None:
+    def __init__(
+        self, nodes: list[Node], release: Callable[[Node], None], promote: Callable[[Node], None] = lambda node: None
+    ) -> None:
         self._nodes = nodes
-        self._give_back = release
+        self._give_back, self._promote = release, promote
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -39,6 +41,19 @@ class Lease:
     def tiers(self) -> list[str]:
         """Return the name of the tier in which each segment is now."""
         return ["" if node.tier is None else node.tier.name for node in self._nodes]
+
+    def add(self, node: Node) -> None:
+        """Hold one more segment, which is leased already. For the store."""
+        self._nodes.append(node)
+
+    def promote(self, *, wait: bool = True) -> None:
+        """Move the segments towards the first tier.
+
+        ``wait``: also coded ones that are still being read. Damaged ones stay where they are.
+        """
+        for node in self._nodes:
+            if wait or node.block.there or node.block.codec.exact:
+                self._promote(node)
 
     def keep(self, count: int) -> None:
         """Release all but the first ``count`` segments."""

@@ -4,7 +4,7 @@ It walks one list of tiers (`tier.py`), from the fastest to the slowest. `HotSto
 
     device    blocks in the memory of the target's device    pinned bases, segments in use or soon to be used
     host      blocks in page-locked host memory              (budget 0 where the target computes on the CPU)
-    disk      memory-mapped files (`disk_tier.py`)           shared with other processes
+    disk      files (`disk_tier.py`)                         shared with other processes
 
     with store.hold(space, path) as lease:                     # the longest prefix of the path that is hot
         cache = join(lease.blocks, ...)                        # nothing of it is evicted until the lease ends
@@ -18,6 +18,7 @@ It walks one list of tiers (`tier.py`), from the fastest to the slowest. `HotSto
   goes to the next one that takes it, then to a shared tier, then away.
 * Promotion is by use: a held segment moves to the fastest tier that has room under the same rule. `promote`
   fills free room in the first tier with the best of the other tiers of memory.
+* A block of a file may be leased while it is read. It enters a tier of memory only when it is there and sound.
 * Each tier gives exact blocks the form of its codec (`models/kv/`). A block that is not exact keeps its form,
   is found only by callers whose bound on the loss it keeps, and makes way for the exact one.
 * Thread-safe: one lock protects the bookkeeping. Copies and files are handled outside of it, on nodes marked
@@ -174,18 +175,24 @@ class HotStore:
                 that is not exact is served to those who allow its loss only (`hold`).
             clock: returns seconds since 1970.
 
-        Raises UsageError where a budget is below zero, forms name another tier, or where only one of folder and its
-        budget is given.
+        Raises UsageError where a budget is below zero, forms name another tier or one without a budget, and where only
+        one of folder and its budget is given.
         """
         if unknown := set(forms) - {"device", "host", "disk"}:
             raise UsageError(f"expected forms of device, host and disk, got one of {min(unknown)}")
+        for name, form in forms.items():
+            if not isinstance(form, KVCodec):
+                raise UsageError(f"expected a form of `pltz.kv_forms` for the tier {name}, got {form!r}")
+            if not {"device": device_bytes, "host": host_bytes, "disk": disk_bytes}[name]:
+                raise UsageError(f"a form for the tier {name}, which has no budget: give {name}_bytes, or leave it out")
         first = DeviceTier(device_bytes, device, forms.get("device", RAW))
         host = HostTier(host_bytes, pin=first.device.type == "cuda", codec=forms.get("host", RAW))
         tiers: list[Tier] = [first, host]
         if (folder is None) != (disk_bytes == 0):
             raise UsageError("a warm folder and its budget (disk_bytes) belong together: give both, or neither")
         if folder is not None:
-            tiers.append(DiskTier(folder, disk_bytes, forms.get("disk", RAW)))
+            pin = first.device.type == "cuda"
+            tiers.append(DiskTier(folder, disk_bytes, forms.get("disk", RAW), pin=pin))
         return cls(tiers, clock=clock)
 
     @property
@@ -206,40 +213,55 @@ class HotStore:
     ) -> Lease:
         """Lease the longest stored prefix of a path, shared tiers included, and move it towards the first tier.
 
+        A coded block of a file is leased while it is read, and moves when `Lease.promote` is called. Decoding it raises
+        CorruptError where it turns out to be damaged.
+
         ``path``: segment ids from the root. ``born``: when the requesting session began, in seconds since
         1970. ``max_kl``: bits per token that a form may lose, by its receipt. 0 finds exact blocks only. A form
         without a receipt is found with infinity only.
         """
-        nodes: list[Node] = []
+        lease = Lease([], self._release, self._promote)
         above = NONE
-        for segment in path:
-            node = self._take(space, segment, above, born, max_kl)
-            if node is None:
-                break
-            nodes.append(node)
-            above = segment
-        with self._lock:
-            self._stats.misses += len(path) - len(nodes)
-        for node in nodes:
-            self._promote(node)
-        return Lease(nodes, self._release)
+        try:
+            for segment in path:
+                node = self._take(space, segment, above, born, max_kl)
+                if node is None:
+                    break
+                lease.add(node)
+                above = segment
+            with self._lock:
+                self._stats.misses += len(path) - len(lease)
+            lease.promote(wait=False)
+            lease.keep(next((n for n, block in enumerate(lease.blocks) if block.damaged), len(lease)))
+        except BaseException:  # nobody else could end it, and its segments would stay for ever
+            lease.release()
+            raise
+        return lease
 
     def _take(
         self, space: bytes, segment: bytes, above: bytes, born: float | None, max_kl: float
     ) -> Node | None:
         """Lease one segment. Returns None where it is not stored or has another parent."""
+        key = space + segment
         with self._lock:
-            node = self._nodes.get(space + segment)
-        if node is None and self.shared:
-            with self._watching(space + segment) as watch:
-                tier, stored = self._read(space, segment, max_kl)
-                with self._lock:
-                    if stored is not None and not watch.gone and space + segment not in self._nodes:
-                        new = Node(space, segment, stored.parent, stored.block, tier, stored.born, stored.born)
-                        self._nodes[new.key] = new
-                    return self._leased(space + segment, above, born, max_kl)
-        with self._lock:
-            return self._leased(space + segment, above, born, max_kl)
+            node = self._nodes.get(key)
+            if not self.shared or (node is not None and self._serves(node, above, max_kl)):
+                return self._leased(node, above, born, max_kl)
+        with self._watching(key) as watch:
+            tier, stored = self._read(space, segment, max_kl)
+            with self._lock:
+                node = self._nodes.get(key)
+                if stored is not None and not watch.gone and (node is None or not self._serves(node, above, max_kl)):
+                    new = Node(space, segment, stored.parent, stored.block, tier, stored.born, stored.born)
+                    if node is None or not (node.leases or node.moving or key in self._pins):
+                        if node is not None:
+                            self._discard(node)
+                        self._nodes[key] = new
+                    node = new  # beside one in use that loses too much, it belongs to this lease alone
+                return self._leased(node, above, born, max_kl)
+
+    def _serves(self, node: Node, above: bytes, max_kl: float) -> bool:
+        return node.parent == above and loss(node.block.codec) <= max_kl and not node.block.damaged
 
     def _read(self, space: bytes, segment: bytes, max_kl: float) -> tuple[Tier | None, StoredBlock | None]:
         """Read a segment from the first shared tier that has it. Lock not held."""
@@ -249,10 +271,9 @@ class HotStore:
                 return tier, stored
         return None, None
 
-    def _leased(self, key: bytes, above: bytes, born: float | None, max_kl: float) -> Node | None:
+    def _leased(self, node: Node | None, above: bytes, born: float | None, max_kl: float) -> Node | None:
         """Lease a segment that is in memory, or return None as `_take` does. Lock held."""
-        node = self._nodes.get(key)
-        if node is None or node.parent != above or loss(node.block.codec) > max_kl:
+        if node is None or not self._serves(node, above, max_kl):
             self._forget_if_unused(node)
             return None
         node.leases += 1
@@ -318,12 +339,15 @@ class HotStore:
                 if watch.gone or node.key in self._nodes:  # another thread was first
                     self._books[tier.name].leave(room, len(block.ids))
                     return not watch.gone
-                node.tier, node.moving = tier, True
+                node.tier = tier
                 self._nodes[node.key] = node
-                with self._unlocked():
-                    moved = tier.keep(block)
-                node.moving = False
-                self._settle(tier, room, moved, block)
+                try:
+                    moved = self._in_tier(node, tier, room)
+                except BaseException:
+                    node.tier = None
+                    if not node.gone:
+                        self._discard(node)
+                    raise
                 if moved is None:
                     node.tier = None
                     if not node.gone:
@@ -347,7 +371,7 @@ class HotStore:
             return True
         stored.born, stored.used = min(stored.born, node.born), max(stored.used, node.used)
         same = stored.parent == node.parent and stored.block.ids.tobytes() == node.block.ids.tobytes()
-        better = node.block.codec.exact and not stored.block.codec.exact
+        better = (node.block.codec.exact and not stored.block.codec.exact) or stored.block.damaged
         if (same and not better) or stored.leases or stored.moving:
             return False
         self._discard(stored)
@@ -403,15 +427,18 @@ class HotStore:
         node.moving = True
         lower: Tier | None = None
         moved: KVBlock | None = None
-        for tier in self.memory[self._level[node.tier.name] + 1 :]:
-            if (moved := self._moved(node, tier)) is not None:
-                lower = tier
-                break
-        kept = moved is not None
-        if moved is None:
-            with self._unlocked():
-                kept = self._write(node)
-        node.moving = False
+        try:
+            for tier in self.memory[self._level[node.tier.name] + 1 :]:
+                room = self._reserve(tier, node.block, self._rank(node))
+                if room is not None and (moved := self._in_tier(node, tier, room)) is not None:
+                    lower = tier
+                    break
+            kept = moved is not None
+            if moved is None:
+                with self._unlocked():
+                    kept = self._write(node)
+        finally:
+            node.moving = False
         if node.leases:
             if lower is not None and moved is not None:
                 self._books[lower.name].leave(moved.size, len(moved.ids))
@@ -423,25 +450,27 @@ class HotStore:
         node.tier, node.block = lower, moved or node.block
         self._forget_if_unused(node)
 
-    def _moved(self, node: Node, tier: MemoryTier) -> KVBlock | None:
-        """Return a node's block in another tier, counted there, or None where it has no room.
+    def _in_tier(self, node: Node, tier: MemoryTier, room: int) -> KVBlock | None:
+        """Return a node's block in a tier, counted in place of the room reserved there, or None if it cannot move.
 
         Lock held, but released for the move.
         """
         block = node.block
-        room = self._reserve(tier, block, self._rank(node))
-        if room is None:
-            return None
-        with self._unlocked():
-            moved = tier.keep(block)
-        self._settle(tier, room, moved, block)
+        moved: KVBlock | None = None
+        before, node.moving = node.moving, True
+        try:
+            with self._unlocked():
+                moved = tier.keep(block)
+        finally:
+            node.moving = before
+            self._settle(tier, room, moved, block)
         return moved
 
     def _promote(self, node: Node) -> None:
         """Move a node to the fastest tier of memory that has room for it and is faster than its own."""
         with self._lock:
             for tier in self.memory:
-                if node.tier is tier or node.moving or node.gone:
+                if node.tier is tier or node.moving or self._nodes.get(node.key) is not node:
                     return
                 room = self._reserve(tier, node.block, self._rank(node))
                 if room is None:
@@ -450,13 +479,9 @@ class HotStore:
                 if not still or not self._is_faster(tier, node):  # it moved during the evictions
                     self._books[tier.name].leave(room, len(node.block.ids))
                     return
-                node.moving = True
-                block = node.block
-                with self._unlocked():
-                    moved = tier.keep(block)
-                node.moving = False
-                self._settle(tier, room, moved, block)
+                moved = self._in_tier(node, tier, room)
                 if moved is None:
+                    self._forget_if_unused(node)  # it may have been discarded meanwhile
                     continue
                 self._leave(node)
                 node.tier, node.block = tier, moved

@@ -43,10 +43,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pltz.archive.catalog.chain import MAX_SEGMENTS, KnownSegment
-from pltz.archive.errors import LostError
+from pltz.archive.errors import LostError, StoreError
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import NONE
-from pltz.archive.kv_store.kv_block import KVBlock, can_cut, cut, join
+from pltz.archive.kv_store.kv_block import can_cut, cut, join_kv
 from pltz.archive.kv_store.lease import Lease
 from pltz.archive.kv_store.queued_prefill import QueuedPrefill
 from pltz.archive.kv_store.refiner import Refiner
@@ -340,6 +340,7 @@ class Thawer:
         laps.end("prefill")
         if taken and ahead is not None and (decode_ms := ahead.decode_ms()) is not None:
             laps.split("decode", "prefill", decode_ms)
+        self._each(batch, lambda flight: flight.lease.promote())
         self._each(batch, self._insert)
         laps.end("insert")
         for flight in _alive(batch):
@@ -462,33 +463,46 @@ class Thawer:
             count += 1
         flight.lease.keep(count)
         if flight.seen.cuts[count]:
-            try:
-                flight.cache = self._joined(blocks[:count])
-            except CorruptError:  # a coded block that its checks did not see through: from the tokens, then
-                count = 0
-                self._drop_lossy(flight)
+            count, flight.cache = self._joined(flight)
         flight.at = flight.hot = count
         flight.kl = max((loss(block.codec) for block in blocks[:count]), default=0.0)
         if count == len(flight.path) and blocks[-1].logits is not None:
             flight.logits = blocks[-1].logits.to(self.target.device)
 
-    def _drop_lossy(self, flight: _Flight) -> None:
-        """Forget the coded blocks of a flight, whose KV cannot be decoded."""
-        held = zip(flight.lease.segments, flight.lease.blocks, strict=True)
-        coded = [segment for segment, block in held if not block.codec.exact]
-        flight.lease.release()
-        for segment in coded:
-            if self.hot is not None:
-                self.hot.discard(self._space, segment)
+    def _joined(self, flight: _Flight) -> tuple[int, DynamicCache | None]:
+        """Join the blocks that a flight holds, up to the first damaged one, which is dropped.
 
-    def _joined(self, blocks: list[KVBlock]) -> DynamicCache:
-        """Join blocks to one cache. Raises ModelError where the device has no room."""
+        Returns their number and the cache, None where no id is in it. Raises ModelError where the device has no room.
+        """
         import torch
 
+        device = self.target.device
+        filled: list[torch.Tensor] = []
+        count = 0
         try:
-            return join(blocks, self.target.model.config, self.target.device)
+            for block in flight.lease.blocks:
+                if len(block.ids):
+                    filled.append(block.kv_near(device))
+                count += 1
+        except CorruptError:  # damage of a file that shows late, or of a coded block behind its checks: from the tokens
+            self._drop(flight, count)
         except torch.OutOfMemoryError as exc:
-            raise ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once") from exc
+            raise self._no_room() from exc
+        try:
+            return count, join_kv(filled, self.target.model.config, device) if filled else None
+        except torch.OutOfMemoryError as exc:
+            raise self._no_room() from exc
+
+    def _no_room(self) -> ModelError:
+        return ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once")
+
+    def _drop(self, flight: _Flight, number: int) -> None:
+        """Forget a block that cannot be decoded, and hold only those above it."""
+        segment, damaged = flight.lease.segments[number], flight.lease.blocks[number].damaged
+        flight.lease.keep(number)
+        if self.hot is not None and not damaged:  # a damaged file is gone already
+            with suppress(StoreError):  # the folder cannot be written: the session is served all the same
+                self.hot.discard(self._space, segment)
 
     def _prefill(self, batch: list[_Flight]) -> None:
         """Prefill run by run: first the segments that most flights share, last each flight's own.

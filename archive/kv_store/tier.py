@@ -2,7 +2,7 @@
 
     DeviceTier   memory of the target's device                         in_memory: the store counts the bytes
     HostTier     host memory, page-locked where a GPU reads it         and chooses which block leaves
-    DiskTier     memory-mapped files (`disk_tier.py`)                  shared: makes room itself, other processes
+    DiskTier     files (`disk_tier.py`)                                shared: makes room itself, other processes
                                                                        read it, and it outlives the store
 
 A new tier is one class of either kind, and a place in the list that `HotStore` is given.
@@ -128,7 +128,8 @@ class SharedTier(Protocol):
     def read(self, space: bytes, segment: bytes, codecs: Sequence[KVCodec]) -> StoredBlock | None:
         """Return a segment's block in the first of the forms that is here, or None.
 
-        Every byte is checked. A damaged block is removed, and is a miss.
+        Its parts may still arrive (`models/kv/arriving.py`): every byte is checked before it is handed out. A damaged
+        block is removed, and is a miss, or an error of whoever decodes it.
         """
 
     def write(
@@ -213,8 +214,9 @@ def _kept(block: KVBlock, codec: KVCodec, device: torch.device, *, pin: bool) ->
     try:
         if block.codec.exact and codec.name != RAW.name:  # code first, copy fewer bytes
             block = block.recode(codec)
-        if pin or not block.owns_memory_on(device):
+        if not block.owns_memory_on(device, pin=pin):
             block = block.to(device, pin=pin)
+        block.wait()
         return block.recode(codec)
     except (PltzError, RuntimeError, MemoryError):  # torch.OutOfMemoryError, no page to lock, an unfit shape
         return None

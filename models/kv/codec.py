@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from pltz.models.kv.arriving import shells
 from pltz.models.kv.receipt import Receipt
 from pltz.plt_codec.errors import CorruptError
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_PARTS = 64  # tensors of one block
 PREFIX = "kv"  # with which the name of every part begins
+TYPE = "kv.type"  # an empty part of entropy-coded forms: decoding returns KV of its type, on its device
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,7 @@ class Span:
     mass: NDArray[np.float32] | None = None
 
 
+@runtime_checkable
 class KVCodec(Protocol):
     """A form of KV. Instances are immutable, and any thread may call them."""
 
@@ -69,11 +72,12 @@ class KVCodec(Protocol):
     def decode(self, parts: Parts, span: Span) -> torch.Tensor:
         """Return the KV of parts that `check` accepted, (layers, 2, heads, T, D), on their device.
 
-        Raises CorruptError for entropy-coded parts that are damaged in a way `check` does not see.
+        Where there is a part `TYPE`, the device is that part's. Parts of a file may still arrive (`arriving.py`).
+        Raises CorruptError where they turn out to be damaged, or are in a way that `check` does not see.
         """
 
     def check(self, parts: Parts, tokens: int) -> None:
-        """Check names, types and shapes of parts that were read from a file.
+        """Check names, types and shapes of parts that are read from a file. Waits for those only whose values it needs.
 
         Raises CorruptError unless they are the KV of ``tokens`` ids.
         """
@@ -100,7 +104,7 @@ class RawCodec:
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Check the tensor. See `KVCodec.check`."""
-        kv = parts.get(PREFIX)
+        kv = shells(parts).get(PREFIX)
         if len(parts) != 1 or kv is None or not kv.is_floating_point() or kv.dim() != 5:
             raise CorruptError("expected one tensor of keys and values")
         if kv.shape[1] != 2 or kv.shape[3] != tokens:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import zstandard
 
+from pltz.models.kv.arriving import shells
 from pltz.models.kv.codec import Span
 from pltz.plt_codec.errors import CorruptError, UsageError
 
@@ -84,13 +85,19 @@ class LosslessCodec:
         bits = (wide & 0x80) << 8 | there << 7 | wide & 0x7F
         return bits.view(torch.bfloat16)
 
+    def outline(self, parts: Parts) -> torch.Tensor:
+        """Return a tensor of the shape and type of the KV of parts, without memory."""
+        import torch
+
+        return torch.empty(shells(parts)["kv.low"].shape, dtype=torch.bfloat16, device="meta")
+
     def check(self, parts: Parts, tokens: int) -> None:
         """Check types and shapes. See `KVCodec.check`."""
         import torch
 
         if set(parts) != NAMES:
             raise CorruptError("expected signs with mantissas, frames of exponents, and their sizes")
-        low, high, sizes = parts["kv.low"], parts["kv.high"], parts["kv.sizes"]
+        low, high, sizes = (shells(parts)[name] for name in ("kv.low", "kv.high", "kv.sizes"))
         if low.dtype != torch.uint8 or low.dim() != 5 or low.shape[1] != 2 or low.shape[3] != tokens:
             raise CorruptError(f"expected signs with mantissas of {tokens} ids, found {tuple(low.shape)}")
         if high.dtype != torch.uint8 or high.dim() != 1 or sizes.dtype != torch.int32 or sizes.shape != low.shape[:2]:

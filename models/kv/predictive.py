@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from pltz.models.kv.arriving import shells
 from pltz.models.kv.calibration import BELOW, FINER, PREDICTIVE, Calibration
 from pltz.models.kv.codec import Span
 from pltz.models.kv.cpu_layers import CpuLayers
@@ -207,6 +208,7 @@ class PredictiveCodec:
 
         if set(parts) != NAMES:
             raise CorruptError("expected words, states, ends, a checksum and a type")
+        parts = shells(parts)
         words, states, ends = parts["kv.words"], parts["kv.states"], parts["kv.ends"]
         check_type(parts["kv.type"])
         if parts["kv.sum"].dtype != torch.uint8 or parts["kv.sum"].shape != (SUM,):

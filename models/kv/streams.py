@@ -13,15 +13,19 @@ a file. A checksum over two sums per token tells whether the integers are the en
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pltz.models.kv.arriving import shells, wait
 from pltz.plt_codec.errors import CorruptError, UsageError
+
+if TYPE_CHECKING:
+    from pltz.models.kv.codec import Parts
 
 try:
     from pltz.models.kv import _ans
@@ -87,6 +91,15 @@ class Streams:
     sum: U8
 
 
+class Section(NamedTuple):
+    """Layers whose words lie together: ``first`` to ``last - 1``, words ``begin`` to ``end - 1``."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
+
+
 def per_lane(elements: int) -> int:
     """Return the tokens that a lane codes one after the other. ``elements``: per token."""
     return min(-(-LANE_ELEMENTS // elements), 1 << 12)
@@ -115,6 +128,23 @@ def stream_count(layers: int, width: int) -> int:
 def stream_layers(layers: int, width: int) -> list[int]:
     """Return the first layer of each stream."""
     return [n * sections_each(width) * SECTION for n in range(stream_count(layers, width))]
+
+
+def sections_there(parts: Parts, layers: int, width: int) -> Iterator[Section]:
+    """Yield the sections of streams, each once its words are there: at once, unless a file is being read.
+
+    Raises CorruptError where what is read is damaged, and for ends that fall or go beyond the words.
+    """
+    ends = parts["kv.ends"].cpu().numpy().astype(np.int64)
+    each = SECTION if len(ends) > 1 else layers
+    begin, words = 0, len(shells(parts)["kv.words"])
+    for number, row in enumerate(ends):
+        end = int(row[-1]) if len(row) else 0
+        if not begin <= end <= words:
+            raise CorruptError("the words of the groups do not fill the stream")
+        wait(parts, "kv.words", end)
+        yield Section(number * each, min((number + 1) * each, layers), begin, end)
+        begin = end
 
 
 def checksum(sums: U32) -> U8:

@@ -109,8 +109,8 @@ def forged(data: bytes, change: Any) -> bytes:
     header = json.loads(data[8 : 8 + size])
     text = change(header)
     text = json.dumps(header).encode() if text is None else text
-    body = len(text).to_bytes(8, "little") + text + data[8 + size : -16]
-    return body + xxhash.xxh3_128_digest(body)
+    beginning = len(text).to_bytes(8, "little") + text
+    return beginning + xxhash.xxh3_128_digest(beginning) + data[8 + size + 16 :]
 
 
 def put(*place: Any) -> Any:
@@ -146,9 +146,12 @@ def put(*place: Any) -> Any:
         lambda header: [header[name].update(dtype="F32") for name in ("ids", "tokens")] and None,
         lambda header: [header[name].update(dtype="I32") for name in ("kv", "logits")] and None,
         lambda header: (
-            header["tokens"].update(shape=[13], data_offsets=[176, 228])
-            or header["checksum"].update(shape=[0], data_offsets=[228, 228])
+            header["checksums"].update(shape=[0], data_offsets=[0, 0])
+            or header["ids"].update(shape=[11], data_offsets=[0, 44])
         ),
+        put("checksums", "shape", [32]),
+        put("checksums", "dtype", "I8"),
+        lambda header: header.update(kv0=header.pop("kv") | {"shape": [0], "data_offsets": [100, 100]}) and None,
         put("__metadata__", "start", "1" + "0" * 4000),
         put("__metadata__", "start", float("inf")),
         put("__metadata__", "start", str(1 << 31)),
@@ -183,7 +186,7 @@ def test_a_header_that_is_only_spelt_otherwise_is_taken(folder: DiskTier) -> Non
     assert folder.read(SPACE, SEGMENT) is not None
 
 
-def test_a_mapped_file_stays_readable_when_it_is_evicted(folder: DiskTier) -> None:
+def test_a_file_that_was_read_stays_when_it_is_evicted(folder: DiskTier) -> None:
     one = block()
     path = written(folder, one)
     found = folder.read(SPACE, SEGMENT)
@@ -243,7 +246,7 @@ def test_a_block_that_cannot_be_brought_to_the_host_is_not_kept(
     def full(*_: Any) -> None:
         raise failure
 
-    monkeypatch.setattr("pltz.archive.kv_store.disk_tier._bytes", full)
+    monkeypatch.setattr("pltz.archive.kv_store.warm_file._bytes", full)
     assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0)) and folder.failed == 1
     one, two = blocks(1), blocks(2)
     store = HotStore.open(one.size, 0, BUDGET, folder=folder.folder)
@@ -256,7 +259,7 @@ def test_a_disk_that_fails_is_no_error(folder: DiskTier, monkeypatch: pytest.Mon
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pltz.archive.kv_store.disk_tier._fill", full)
+    monkeypatch.setattr("pltz.archive.kv_store.warm_file.WarmFile.fill", full)
     assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
     assert folder.failed == 1 and folder.usage() == (0, 0)
 
@@ -270,7 +273,7 @@ def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as context:
-        context.setattr("pltz.archive.kv_store.disk_tier._mapped", too_many)
+        context.setattr("os.open", too_many)
         assert folder.read(SPACE, SEGMENT) is None
     with monkeypatch.context() as context:
         context.setattr("os.utime", too_many)

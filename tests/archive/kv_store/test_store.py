@@ -166,7 +166,7 @@ def test_a_file_outlives_the_store_and_damage_is_a_miss(blocks: Any, tmp_path: P
     first = Store.of(blocks, 0, 0, 1 << 20, **options)
     assert first.put(1) and first.put(2, 1)
     second = Store.of(blocks, SIZE, 0, 1 << 20, **options)
-    assert second.where(1, 2) == ["device", "disk"], "the second stays mapped: no room beside what is leased"
+    assert second.where(1, 2) == ["device", "disk"], "the second stays below: no room beside what is leased"
     assert second.stats().tiers["device"].used == SIZE
     path = next(tmp_path.glob(f"*/{blocks.name(2).hex()}.*"))
     data = bytearray(path.read_bytes())
@@ -195,27 +195,27 @@ def test_a_file_that_is_being_written_is_discarded_too(
     blocks: Any, clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str, when: str
 ) -> None:
     """An insert, an eviction or another process is writing it. It does not appear after the discard."""
-    from pltz.archive.kv_store import disk_tier as warm
+    from pltz.archive.kv_store.warm_file import WarmFile
 
     store = Store.of(blocks, SIZE if whose == "demoted" else 0, 0, 1 << 20, folder=tmp_path, clock=clock)
     other = Store.of(blocks, 0, 0, 1 << 20, folder=tmp_path, clock=clock) if whose == "another's" else store
     if whose == "demoted":
         store.put(1)
         clock.now += 1000
-    fill = warm._fill
+    fill = WarmFile.fill
     discarded = 0
 
-    def late(part: Path, pieces: Any) -> None:
+    def late(file: WarmFile, part: Path) -> None:
         nonlocal discarded
         if when == "filled":
-            fill(part, pieces)
+            fill(file, part)
         store.discard(SPACE, blocks.name(1))
         discarded += 1
         if when == "begun":
-            fill(part, pieces)
+            fill(file, part)
 
     with monkeypatch.context() as context:
-        context.setattr(warm, "_fill", late)
+        context.setattr(WarmFile, "fill", late)
         if whose == "demoted":
             assert store.put(2)
         else:
