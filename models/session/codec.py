@@ -26,7 +26,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack, overload
+from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack, cast, overload
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from pltz.models.session.parts import PhasedProgress, begin
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.container.file import Writer, pack
-from pltz.plt_codec.container.frame import Frame, Kind, content_check, context_of
+from pltz.plt_codec.container.frame import Frame, Kind, content_check, file_layout
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import (
     ContentError,
@@ -49,12 +49,13 @@ from pltz.plt_codec.errors import (
     PltzError,
     TokenizerMismatch,
 )
-from pltz.plt_codec.lanes import by_layout, layout_of
+from pltz.plt_codec.lanes import FAST, FAST_ABOVE, MAX_BLOCK, MAX_STEPS, Layout, by_layout, default_lanes
 
 if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import Ids
     from pltz.models.session.parts import Coder, Parts, Progress, TokenBridge, Tokens
+    from pltz.plt_codec.lanes import LayoutName
     from pltz.plt_codec.types import Encoded
 
 BATCH_TOKENS = 1 << 20  # tokens coded side by side; bounds memory, large enough to keep any engine busy
@@ -344,16 +345,17 @@ class Codec(SessionDecoder):
         contexts: Sequence[Tokens] | None = None,
     ) -> Sequence[Encoded]:
         """Return sequences, each (T,) and after its context, coded in the layout asked for."""
-        if options.layout == "default":
+        if options.lanes or options.steps:
             return self.coder.encode(
                 sequences, contexts=contexts, lanes=options.lanes, steps=options.steps, progress=progress
             )
         out: dict[int, Encoded] = {}
-        for by, numbers in by_layout([layout_of(len(s), True) for s in sequences]).items():
+        for by, numbers in by_layout([_layout(len(s), options.layout) for s in sequences]).items():
             rows = [sequences[n] for n in numbers]
             behind = None if contexts is None else [contexts[n] for n in numbers]
             found = self.coder.encode(rows, contexts=behind, lanes=by.lanes, steps=by.steps, progress=progress)
-            out.update(zip(numbers, found, strict=True))
+            for n, one in zip(numbers, found, strict=True):
+                out[n] = replace(one, lanes=None, steps=None) if by == file_layout(len(sequences[n])) else one
         return [out[n] for n in range(len(sequences))]
 
     def _encode(self, drafts: list[_TokenisedSession], options: CodingOptions) -> list[Frame]:
@@ -421,26 +423,56 @@ class Codec(SessionDecoder):
     ) -> dict[int, Tokens]:
         """Code sessions after earlier ones, and replace the frames that get shorter.
 
+        A session is tried after its nearest one. Where that serves and has a context itself, the session is coded once
+        more, after all of them.
+
         Returns:
-            The tokens of the context of each session that has one, by its number.
+            The context of each session that has one, (m,), by its number.
         """
-        tried: list[tuple[int, Earlier]] = []
+        tried: dict[int, Earlier] = {}
         for at, (draft, frame) in enumerate(zip(drafts, frames, strict=True)):
             if draft.tokens is None or not frame.kind.by_model:
                 continue
-            context = earlier.nearest(draft.tokens)
-            if context is not None:
-                tried.append((at, context))
-            earlier.add(Earlier(draft.number, draft.tokens, 0 if context is None else context.behind + 1))
-        rows = [copies.literals(_tokens(drafts[at]), frames[at].unpacked()) for at, _ in tried]
-        contexts = [context_of(context.tokens) for _, context in tried]
-        coded = self._code(rows, options, None, contexts) if rows else []
+            one = Earlier(draft.number, draft.tokens, earlier.nearest(draft.tokens))
+            earlier.add(one)
+            if one.context is not None:
+                tried[at] = one
+        contexts = {at: one.behind(1) for at, one in tried.items()}
+        found = self._after(drafts, frames, tried, contexts, options)
+        for at in tried.keys() - found.keys():
+            tried[at].context = None
+        left = {tried[at].number: at for at in found}
+        while left:  # at most `MOST_CONTEXTS` times
+            ready = {at for at in left.values() if tried[at].settled(left)}
+            again = {at: tried[at].behind() for at in sorted(ready)}
+            again = {at: context for at, context in again.items() if len(context) != len(contexts[at])}
+            shorter = self._after(drafts, frames, tried, again, options)
+            for at in again.keys() - shorter.keys():
+                tried[at].context = None
+                del found[at]
+            found |= shorter
+            contexts |= again
+            left = {number: at for number, at in left.items() if at not in ready}
+        for at, frame in found.items():
+            frames[at] = frame
+        return {drafts[at].number: contexts[at] for at in found}
+
+    def _after(
+        self,
+        drafts: list[_TokenisedSession],
+        frames: list[Frame],
+        tried: dict[int, Earlier],
+        contexts: dict[int, Tokens],
+        options: CodingOptions,
+    ) -> dict[int, Frame]:
+        """Return the frames of sessions after contexts, (m,), where they are shorter, by their place in ``drafts``."""
+        rows = [copies.literals(_tokens(drafts[at]), frames[at].unpacked()) for at in contexts]
+        coded = self._code(rows, options, None, list(contexts.values())) if rows else []
         found = {}
-        for (at, context), one in zip(tried, coded, strict=True):
-            draft, frame = drafts[at], frames[at]
-            shorter = replace(frame, data=one.data, context=context.number)
-            if len(one.data) + CONTEXT_FIELD < len(frame.data) and shorter.fits:
-                frames[at], found[draft.number] = shorter, context.tokens
+        for at, one in zip(contexts, coded, strict=True):
+            shorter = replace(frames[at], data=one.data, context=cast("Earlier", tried[at].context).number)
+            if len(one.data) + CONTEXT_FIELD < len(frames[at].data) and shorter.fits:
+                found[at] = shorter
         return found
 
     def _fallback_frame(self, session: Session, content: bytes | None = None) -> Frame:
@@ -459,17 +491,19 @@ class Codec(SessionDecoder):
     ) -> dict[int, ModelError]:
         """Decode frames and compare them with their sessions; return, by number, an error for each that changed.
 
-        Fallback frames are always checked, since they cost next to nothing. ``contexts``: by number, the tokens that a
-        session was coded after, which the frame of the context was compared with in its turn.
+        Fallback frames are always checked, since they cost next to nothing. ``contexts``: by number, the context (m,)
+        that a session was coded after. The frames of its sessions are compared in their turn.
         """
         pairs = zip(drafts, frames, strict=True)
         chosen = [pair for pair in pairs if options.verify or not pair[1].kind.by_model]
         if options.verify and options.progress:
             begin(options.progress, "verify", sum(frame.coded for _, frame in chosen if frame.kind.by_model))
-        behind = [contexts.get(draft.number) for draft, _ in chosen]
-        tokens = self._decode([frame for _, frame in chosen], options.progress, behind)
+        by_model = [(draft, frame) for draft, frame in chosen if frame.kind.by_model]
+        behind = [contexts.get(draft.number) for draft, _ in by_model]
+        tokens = iter(self._decode_after([frame for _, frame in by_model], behind, options.progress))
         found = {}
-        for (draft, frame), ids in zip(chosen, tokens, strict=True):
+        for draft, frame in chosen:
+            ids = next(tokens) if frame.kind.by_model else None
             same = ids is not None and draft.tokens is not None and np.array_equal(ids, draft.tokens)
             if same and frame.kind is Kind.CHAT:
                 continue  # `transcript.to_tokens` has proved that these tokens give this chat
@@ -482,6 +516,13 @@ class Codec(SessionDecoder):
                     f"session {draft.number} does not come back from its frame ({changed}): nothing was kept"
                 )
         return found
+
+
+def _layout(tokens: int, name: LayoutName) -> Layout:
+    """Return the layout of a sequence of a file. The fast one has at most 512 steps per block, the other 2048."""
+    if name == "default" or tokens <= MAX_STEPS:
+        return file_layout(tokens)
+    return FAST if tokens > FAST_ABOVE else Layout(default_lanes(tokens, MAX_BLOCK), MAX_STEPS)
 
 
 def _groups(sessions: Iterable[Session | PltzError]) -> Iterator[list[Session | PltzError]]:

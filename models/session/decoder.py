@@ -19,7 +19,7 @@ from pltz.models.session.session import Kind as SessionKind
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader
-from pltz.plt_codec.container.frame import CHECK_KEPT, Frame, Kind, content_check, context_of
+from pltz.plt_codec.container.frame import CHECK_KEPT, CONTEXT_TOKENS, Frame, Kind, content_check, context_of
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, TokenizerMismatch, VersionError
 from pltz.plt_codec.zstd import Fallback
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 BATCH_TOKENS = 1 << 20  # tokens decoded side by side
 BATCH_BYTES = 1 << 22  # bytes of files opened together
 BATCH_FILES = 4096  # files opened together
+KEPT = 1 << 22  # tokens of contexts that are kept from batch to batch, 32 MB
 
 OnError = Literal["raise", "return"]
 
@@ -95,8 +96,9 @@ class SessionDecoder:
             _check_tokenizer(reader.header, frame.kind, bridge)
         bridge = None if bridge is None or bridge.identity else bridge
         checks: dict[int, int] = {}
+        known: dict[int, Tokens] = {}
         for part in _parts(frames):
-            tokens = self._tokens(reader, frames[part], numbers[part], progress)
+            tokens = self._tokens(reader, frames[part], numbers[part], known, progress)
             for frame, ids, number in zip(frames[part], tokens, numbers[part], strict=True):
                 session, checks[number] = self._restore(frame, ids, number, bridge)
                 yield session
@@ -201,7 +203,7 @@ class SessionDecoder:
                 starts = itertools.accumulate((len(frames) for _, frames in batch), initial=0)
                 pairs = [(frame, at) for (_, frames), at in zip(batch, starts, strict=False) for frame in frames]
                 contexts = [None if frame.context is None else at + frame.context for frame, at in pairs]
-                tokens = iter(self._decode([frame for frame, _ in pairs], progress, contexts))
+                tokens = iter(self._decode([frame for frame, _ in pairs], contexts, progress))
         for reader, frames in batch:
             try:
                 if isinstance(reader, PltzError):
@@ -230,7 +232,7 @@ class SessionDecoder:
             return cast("Ids", session.value) if session.kind == "ids" else self._conversation(session)
         self.check(reader.header)
         frame = reader.frame(index)
-        ids = cast("Tokens", self._tokens(reader, [frame], [index], None)[0])
+        ids = cast("Tokens", self._tokens(reader, [frame], [index], {}, None)[0])
         _check_contents(reader, {index: _check_content(frame, ids, index)})
         return transcript.conversation_ids(ids)
 
@@ -257,50 +259,76 @@ class SessionDecoder:
         return transcript.conversation_ids(tokens) if session.kind == "chat" else tokens
 
     def _tokens(
-        self, reader: Reader, frames: Sequence[Frame], numbers: Sequence[int], progress: Progress | None
+        self,
+        reader: Reader,
+        frames: Sequence[Frame],
+        numbers: Sequence[int],
+        known: dict[int, Tokens],
+        progress: Progress | None,
     ) -> list[Tokens | None]:
-        """Return the bundle tokens of frames of a file, as `_decode` does. Contexts beside them are decoded too."""
-        place = {number: at for at, number in enumerate(numbers)}
-        beside: dict[int, Frame] = {}
-        wanted = {f.context for f in frames if f.context is not None} - place.keys()
-        while wanted:  # at most `MOST_CONTEXTS` times
-            more = dict(zip(wanted, reader.frames(wanted), strict=True))
-            beside |= more
-            wanted = {f.context for f in more.values() if f.context is not None} - beside.keys()
-        at = {number: n for n, number in enumerate(beside)}
-        inner = [None if f.context is None else at[f.context] for f in beside.values()]
-        found = dict(zip(beside, self._decode(list(beside.values()), None, inner), strict=True))
-        contexts = [None if f.context is None else found.get(f.context, place.get(f.context)) for f in frames]
-        return self._decode(frames, progress, contexts)
+        """Return the bundle tokens of frames of a file, as `_decode` does. Contexts beside them are decoded too.
+
+        ``known``: beginnings of sessions decoded before, by number; those that were contexts now are added.
+        """
+        every, place = list(frames), {number: at for at, number in enumerate(numbers)}
+        found: list[Tokens | None] = [None] * len(frames)
+        while wanted := sorted({f.context for f in every if f.context is not None} - place.keys()):
+            place |= {number: at for at, number in enumerate(wanted, len(every))}
+            every += reader.frames(wanted)
+            found += [known.get(number) for number in wanted]
+        contexts = [None if f.context is None else place[f.context] for f in every]
+        found = self._decode(every, contexts, progress, found, len(frames))
+        if sum(map(len, known.values())) > KEPT:
+            known.clear()
+        for number in {f.context for f in every if f.context is not None}:
+            known[number] = cast("Tokens", found[place[number]])[:CONTEXT_TOKENS].copy()
+        return found[: len(frames)]
 
     def _decode(
         self,
         frames: Sequence[Frame],
+        contexts: Sequence[int | None],
         progress: Progress | None,
-        contexts: Sequence[Tokens | int | None] | None = None,
+        found: Sequence[Tokens | None] | None = None,
+        counted: int | None = None,
     ) -> list[Tokens | None]:
         """Return the bundle tokens of each model frame; None for a fallback frame.
 
-        ``contexts``: the tokens of the session that each was coded after, or the place among ``frames`` of the frame
-        that holds them. Frames that wait for others are decoded in further calls of the coder.
+        Frames that wait for others are decoded in further calls of the coder, at most `MOST_CONTEXTS`.
+
+        Args:
+            contexts: the place among ``frames`` of the session that each was coded after.
+            found: the tokens of each, or its first `CONTEXT_TOKENS`, where they are known.
+            counted: so many frames count for ``progress``; None: all.
         """
+        tokens: list[Tokens | None] = [None] * len(frames) if found is None else list(found)
+        counted = len(frames) if counted is None else counted
+        left = [n for n, frame in enumerate(frames) if frame.kind.by_model and tokens[n] is None]
+        while left:
+            ready = [n for n in left if (context := contexts[n]) is None or tokens[context] is not None]
+            beside, own = [n for n in ready if n >= counted], [n for n in ready if n < counted]
+            for now, told in ((beside, None), (own, progress)):
+                lines = [_line(n, contexts, tokens) for n in now]
+                behind = [context_of(*line) if line else None for line in lines]
+                for n, one in zip(now, self._decode_after([frames[n] for n in now], behind, told), strict=True):
+                    tokens[n] = one
+            left = [n for n in left if tokens[n] is None]
+        return tokens
+
+    def _decode_after(
+        self, frames: Sequence[Frame], contexts: Sequence[Tokens | None], progress: Progress | None
+    ) -> list[Tokens]:
+        """Return the bundle tokens of model frames, each coded after its context, (m,), or after none."""
         from pltz.plt_codec.types import FrameItem
 
-        given = [None] * len(frames) if contexts is None else contexts
-        found: list[Tokens | None] = [None] * len(frames)
-        left = [n for n, frame in enumerate(frames) if frame.kind.by_model]
-        while left:
-            before = [found[c] if isinstance(c := given[n], int) else c for n in left]
-            ready = [c is not None or given[n] is None for n, c in zip(left, before, strict=True)]
-            items = []
-            for n, context in itertools.compress(zip(left, before, strict=True), ready):
-                frame, context = frames[n], None if context is None else context_of(context)
-                items.append(FrameItem(frame.data, frame.coded, frame.lanes, frame.steps, context))
-            decoded = self.coder.decode(items, progress=progress)
-            for n, tokens in zip(itertools.compress(left, ready), decoded, strict=True):
-                found[n] = repeats.expand(tokens, frames[n].unpacked())
-            left = [n for n, now in zip(left, ready, strict=True) if not now]
-        return found
+        if not frames:
+            return []
+        items = [
+            FrameItem(frame.data, frame.coded, frame.layout.lanes, frame.layout.steps, context)
+            for frame, context in zip(frames, contexts, strict=True)
+        ]
+        decoded = self.coder.decode(items, progress=progress)
+        return [repeats.expand(tokens, frame.unpacked()) for tokens, frame in zip(decoded, frames, strict=True)]
 
     def _restore(
         self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None
@@ -327,6 +355,16 @@ def named(what: str, number: int, error: PltzError) -> PltzError:
     named = type(error)(f"{what} {number}: {error}")
     named.__cause__ = error
     return named
+
+
+def _line(at: int, contexts: Sequence[int | None], tokens: Sequence[Tokens | None]) -> list[Tokens]:
+    """Return the tokens of the contexts that stand behind a frame, the nearest first."""
+    line = []
+    context = contexts[at]
+    while context is not None:
+        line.append(cast("Tokens", tokens[context]))
+        context = contexts[context]
+    return line
 
 
 def _parts(frames: Sequence[Frame]) -> Iterator[slice]:

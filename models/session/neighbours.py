@@ -2,20 +2,22 @@
 
     session --sketch--> nearest earlier session --real code length--> context, or none
 
-A session with much in common with an earlier one takes fewer bytes after it. At most three contexts stand one behind
-the other, so a reader of one session decodes at most four, none of them long. Which earlier session is nearest is told
-by sketches (sketch.py); whether it is worth it, by the bytes of the frame.
+A session with much in common with an earlier one takes fewer bytes after it, and after that one's contexts. At most
+three contexts stand one behind the other, so a reader of one session decodes at most four, none of them long. Sketches
+(sketch.py) tell which earlier session is nearest. The bytes of the frame tell whether it is worth it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pltz.models.session.sketch import GRAM, Sketch, SketchIndex, hashes_of
 from pltz.plt_codec.container.columns import MOST_CONTEXTS
-from pltz.plt_codec.container.frame import CONTEXT_TOKENS
+from pltz.plt_codec.container.frame import CONTEXT_TOKENS, context_of
 
 if TYPE_CHECKING:
     from pltz.plt_codec.types import Tokens
@@ -26,18 +28,37 @@ LONGEST = 4096  # tokens of both sessions; a context helps the first block only,
 KEPT = 1 << 23  # tokens of earlier sessions that are kept, 32 MB
 
 
-class Earlier(NamedTuple):
-    """An earlier session of a file.
+@dataclass(eq=False)
+class Earlier:
+    """A session of a file, and the one that it may be coded after.
 
     Attributes:
         number: its number in the file.
-        tokens: (T,), the first `CONTEXT_TOKENS` or all.
-        behind: most contexts that stand behind it, one behind the other.
+        tokens: (T,), or the first `CONTEXT_TOKENS` once it is one of `Neighbours`.
+        context: an earlier one; None: it is coded alone.
     """
 
     number: int
     tokens: Tokens
-    behind: int = 0
+    context: Earlier | None = None
+
+    def behind(self, most: int = MOST_CONTEXTS) -> Tokens:
+        """Return the context of the session (m,), of at most so many sessions. It has one."""
+        line: list[Tokens] = []
+        one = self.context
+        while one is not None and len(line) < most:
+            line.append(one.tokens)
+            one = one.context
+        return context_of(*line)
+
+    @property
+    def depth(self) -> int:
+        """Return the number of contexts that stand behind the session, one behind the other."""
+        return 0 if self.context is None else 1 + self.context.depth
+
+    def settled(self, left: Container[int]) -> bool:
+        """Return whether its context is none of the sessions of these numbers."""
+        return self.context is None or self.context.number not in left
 
 
 class Neighbours:
@@ -51,13 +72,13 @@ class Neighbours:
 
     def add(self, session: Earlier) -> None:
         """Add a session that has tokens; nothing where it is long, or has too many contexts behind it."""
-        tokens = session.tokens[:CONTEXT_TOKENS]
-        if len(session.tokens) > LONGEST or session.behind == MOST_CONTEXTS:
+        if len(session.tokens) > LONGEST or session.depth == MOST_CONTEXTS:
             return
-        if self._tokens + len(tokens) > KEPT:
+        session.tokens = session.tokens[:CONTEXT_TOKENS].copy()
+        if self._tokens + len(session.tokens) > KEPT:
             self._forget()
-        self._sessions.append(session._replace(tokens=tokens.copy()))
-        self._tokens += len(tokens)
+        self._sessions.append(session)
+        self._tokens += len(session.tokens)
 
     def nearest(self, tokens: Tokens) -> Earlier | None:
         """Return the earlier session that is worth trying as the context of a sequence (T,), or None."""

@@ -35,13 +35,14 @@ class CodingOptions:
     """The options of `Codec.compress`.
 
     Attributes:
-        lanes, steps: layout of the blocks; None is the default rule, which costs no bytes.
-        layout: "fast" codes sessions over 2048 tokens in 32 lanes x 128 steps. A GPU decodes them sooner,
-            and they are a few per cent larger. Not with lanes or steps.
+        lanes, steps: layout of the blocks; None is that of the file, which costs no bytes.
+        layout: "default" is that of the file, one or two lanes of at most 2048 steps. "fast" codes sessions over 512
+            tokens in at most 512 steps per block, and over 2048 in 32 lanes x 128 steps. They decode sooner alone,
+            and are a few per cent larger. Not with lanes or steps.
         verify: decode every frame and compare before it is written.
         keep_opaque: keep sessions with images or audio as compressed JSON, instead of refusing them.
         zstd_above: code sessions of more bytes (`Session.to_bytes`) by zstd and not by the model; None: none.
-        independent: code each session of a file alone, not after an earlier one that it has much in common with.
+        independent: code each session of a file alone, not after earlier ones that it has much in common with.
         progress: called with the number of tokens done since the last call.
 
     Raises:

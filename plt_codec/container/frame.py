@@ -15,15 +15,15 @@ import enum
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
-from pltz.plt_codec.lanes import LANE_MARK, MAX_BLOCK, MAX_LANES
+from pltz.plt_codec.lanes import LANE_MARK, MAX_BLOCK, MAX_LANES, Layout
 from pltz.plt_codec.limits import MAX_TOKENS
 from pltz.plt_codec.repeats import Copy, unpack
+from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.varint import read_varint, write_varint
 
 KIND_EXTENDED = 7  # an extended frame's first byte: the low bits are its kind, those above name the fields that follow
@@ -33,7 +33,8 @@ EXTENDED_COPIES = 1 << 6
 
 CHECK_KEPT = 0xFF  # the part of a content check that a file keeps per session
 
-CONTEXT_TOKENS = 1 << 10  # of a context: the first ones of another session, and `LANE_MARK`
+CONTEXT_TOKENS = 1 << 10  # of a context: those of other sessions, and `LANE_MARK`
+LONG_STEPS = 1 << 11  # of a block that the layout of a file has, in one lane, or two where there are more tokens
 
 MAX_COUNT = MAX_TOKENS  # tokens or bytes per session
 MAX_TOKENS_PER_BYTE = 256  # of a model frame, plus one byte
@@ -69,7 +70,7 @@ class Frame:
         count: bundle tokens (model kinds) or bytes before compression (fallback kinds).
         check: `content_check` of the session, its low byte (`CHECK_KEPT`) where a file gave the frame.
         data: the coded bytes.
-        lanes, steps: layout of every block, where it is not the default; model kinds only.
+        lanes, steps: layout of every block, where it is not `file_layout`; model kinds only.
         patch: the bridge's patch; kind IDS only.
         copies: the copies taken out of the tokens before coding (`repeats.pack`); model kinds only.
         context: number of the session of the file after whose tokens (`context_of`) `data` was coded; model kinds only.
@@ -89,6 +90,15 @@ class Frame:
     def extended(self) -> bool:
         """Return whether the file needs more than ``data`` and the index for this frame."""
         return bool(self.patch or self.copies) or self.lanes is not None or self.steps is not None
+
+    @property
+    def layout(self) -> Layout:
+        """Return the layout of the blocks.
+
+        Raises:
+            CorruptError: as `coded`.
+        """
+        return Layout(self.lanes, self.steps) if self.lanes else file_layout(self.coded)
 
     @property
     def coded(self) -> int:
@@ -172,13 +182,31 @@ class Frame:
         return cls(kind, count, check, data[offset:], lanes, steps, patch, taken, context)
 
 
-def context_of(tokens: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.integer[Any]]:
+def context_of(nearest: Tokens, *behind: Tokens) -> Tokens:
     """Return the context, (m,), of a session that is coded after one of these tokens, (T,).
 
-    >>> context_of(np.array([7, 8])).tolist(), len(context_of(np.arange(5000)))
-    ([7, 8, 0], 1024)
+    ``behind``: tokens of that one's context, of the context of this, and so on.
+
+    >>> context_of(np.array([7, 8]), np.array([5])).tolist(), len(context_of(np.arange(5000), np.array([5])))
+    ([5, 7, 8, 0], 1024)
     """
-    return np.append(tokens[: CONTEXT_TOKENS - 1], LANE_MARK)
+    parts = [nearest[: CONTEXT_TOKENS - 1]]
+    left = CONTEXT_TOKENS - 1 - len(parts[0])
+    for tokens in behind:
+        if len(tokens) > left:
+            break
+        parts.append(tokens)
+        left -= len(tokens)
+    return np.concatenate([*parts[::-1], [LANE_MARK]])
+
+
+def file_layout(tokens: int) -> Layout:
+    """Return the layout of a frame of a file that names none: few lanes, since each costs bytes.
+
+    >>> file_layout(2048), file_layout(2049)
+    (Layout(lanes=1, steps=2048), Layout(lanes=2, steps=2048))
+    """
+    return Layout(1 if tokens <= LONG_STEPS else 2, LONG_STEPS)
 
 
 def content_check(kind: Kind, count: int, content: bytes | npt.NDArray[np.integer]) -> int:

@@ -20,7 +20,7 @@ TARGET = bytes(range(32, 48))
 Entry = tuple[int, int, bytes, bytes]  # kind in the index, count, frame, content as the check takes it
 
 
-def header(version: int = 4, flags: int = 0, contract: int = 1, magic: bytes = b"PLTZ") -> bytes:
+def header(version: int = 5, flags: int = 0, contract: int = 1, magic: bytes = b"PLTZ") -> bytes:
     body = magic + struct.pack("<BBH", version, flags, contract) + BUNDLE
     return body + (TOKENIZER if flags & 1 else b"") + (TARGET if flags & 2 else b"")
 
@@ -56,13 +56,16 @@ class Table:
     """Symbol counts that start from a prior."""
 
     def __init__(self, prior: list[int], beside: int) -> None:
-        self.counts, self.beside = prior, beside
+        self.prior, self.counts, self.beside = prior, list(prior), beside
 
     def encode(self, coder: RangeCoder, symbol: int) -> None:
         spread, total = 2**24 - len(self.counts), sum(self.counts)
         frequencies = [1 + count * spread // total for count in self.counts]
         frequencies[self.counts.index(max(self.counts))] += 2**24 - sum(frequencies)
         coder.encode(sum(frequencies[:symbol]), frequencies[symbol])
+
+    def forget(self) -> None:
+        self.counts = [count - (count - start >> 3) for count, start in zip(self.counts, self.prior, strict=True)]
 
     def learn(self, symbol: int) -> None:
         self.counts[symbol] += 512
@@ -93,12 +96,14 @@ def columns(entries: list[tuple[int, int, int]], steps: list[int] | None = None)
     kinds = Table([256, 128, 128, 64, 64, 64, 16, 128], 0)
     counts = Table([16 + 12800 // (25 + (s - 14) ** 2) for s in range(54)], 256)
     deviations = Table([2 + 9216 // (36 + (2 * s - 247) ** 2) for s in range(248)], 256)
-    totals = [[448, 1024] for _ in range(3)]
+    totals = [[448, 1024] for _ in range(4)]
     start = 0
     while start < len(entries):
-        chunk = entries[start : start + max(1, min(start // 2, 4096))]
-        able = [step for (kind, _, _), step in zip(chunk, steps[start:], strict=False) if kind in (0, 1, 2, 7)]
+        chunk = entries[start : start + max(1, min(start // 2, 16), min(start // 64, 4096))]
+        told = steps[start : start + len(chunk)]
+        able = [step for (kind, _, _), step in zip(chunk, told, strict=True) if kind in (0, 1, 2, 7)]
         able = able if start else []
+        tables = kinds, follows, distances, counts, deviations
         start += len(chunk)
         for kind, _, _ in chunk:
             kinds.encode(coder, kind)
@@ -107,17 +112,14 @@ def columns(entries: list[tuple[int, int, int]], steps: list[int] | None = None)
         for step in filter(None, able):
             distances.encode(coder, bucket(step, 1)[0])
         low_bits(coder, [(step, bucket(step, 1)[1]) for step in able])
-        for step in able:
-            follows.learn(int(step > 0))
-        for step in filter(None, able):
-            distances.learn(bucket(step, 1)[0])
         for _, count, _ in chunk:
             counts.encode(coder, bucket(count, 1)[0])
         low_bits(coder, [(count, bucket(count, 1)[1]) for _, count, _ in chunk])
         symbols, low = [], []
-        for kind, count, length in chunk:
-            size, many = totals[min(kind // 3, 2)]
-            predicted = count * min((size << 12) // many, 2**14) >> 12
+        classes = [3 if step else min(kind // 3, 2) for (kind, _, _), step in zip(chunk, told, strict=True)]
+        for (_, count, length), own in zip(chunk, classes, strict=True):
+            size, many = totals[own]
+            predicted = count * min((size << 12) // max(many, 1), 2**14) >> 12
             k = max(0, predicted.bit_length() - 3)
             d = (length - predicted) >> k
             b, bits = bucket(d if d >= 0 else -1 - d, 2)
@@ -127,12 +129,21 @@ def columns(entries: list[tuple[int, int, int]], steps: list[int] | None = None)
         for symbol in symbols:
             deviations.encode(coder, symbol)
         low_bits(coder, low)
-        for (kind, count, length), symbol in zip(chunk, symbols, strict=True):
+        if len(chunk) >= 16:
+            for table in tables:
+                table.forget()
+            for own in set(classes):
+                totals[own] = [total // 2 for total in totals[own]]
+        for step in able:
+            follows.learn(int(step > 0))
+        for step in filter(None, able):
+            distances.learn(bucket(step, 1)[0])
+        for (kind, count, length), own, symbol in zip(chunk, classes, symbols, strict=True):
             kinds.learn(kind)
             counts.learn(bucket(count, 1)[0])
             deviations.learn(symbol)
-            totals[min(kind // 3, 2)][0] += length
-            totals[min(kind // 3, 2)][1] += count
+            totals[own][0] += length
+            totals[own][1] += count
     return coder.finish()
 
 
@@ -210,6 +221,7 @@ PATCHED = (7, 1, b"\x12\x02\xaa\xbb\x10", ids(9))
 HUNDRED: list[Entry] = [(4, 1 + i % 7, bytes([i]) * (1 + i % 7), bytes([i]) * (1 + i % 7)) for i in range(100)]
 HUNDRED_LINES = lines([frame for _, _, frame, _ in HUNDRED])  # 10 rows, 10 columns
 FOLLOWERS: list[Entry] = [CHAT, TEXT, TEXT_STORED, IDS, CHAT, LAYOUT]  # 1 after 0; 3 after 1; 4 after 3; 5 after 0
+LINES_OF_FOUR: list[Entry] = [CHAT, TEXT, IDS, LAYOUT] * 20  # each of the last three after the one before
 BOTH = (7, 1, b"\x1a\x04\x05\x01\xcc\x10", ids(9))
 ONE_COPY = b"\x01\x03\x02\x00\x02"  # 2 literals, then 32 tokens from 2 before
 COPIED = (7, 35, b"\x40\x05" + ONE_COPY + b"\x81\x42", ids(*[400, 401] * 17, 2))
@@ -231,6 +243,10 @@ GOOD = {
         FOLLOWERS,
         listed=index(FOLLOWERS, coded=columns([(k, c, len(f)) for k, c, f, _ in FOLLOWERS], [0, 1, 0, 1, 1, 4])),
     ),
+    "good-eighty-contexts": build(
+        LINES_OF_FOUR,
+        listed=index(LINES_OF_FOUR, coded=columns([(k, c, len(f)) for k, c, f, _ in LINES_OF_FOUR], [0, 1, 1, 1] * 20)),
+    ),
     "good-long-and-short": build([(4, 9000, b"y" * 9000, b"y" * 9000), TEXT_STORED, (2, 0, b"", b"")]),
     "good-reserved-kind-beside-others": build([TEXT, (6, 1, b"z", b""), TEXT_STORED]),
 }
@@ -246,7 +262,8 @@ BAD = {
     "bad-version-1": build(TWO, head=header(version=1)),
     "bad-version-2": build(TWO, head=header(version=2)),
     "bad-version-3": build(TWO, head=header(version=3)),
-    "bad-newer-version": build(TWO, head=header(version=5)),
+    "bad-version-4": build(TWO, head=header(version=4)),
+    "bad-newer-version": build(TWO, head=header(version=6)),
     "bad-reserved-header-flag": build(TWO, head=header(flags=4)),
     "bad-header-byte": ONE[:8] + bytes([ONE[8] ^ 1]) + ONE[9:],
     "bad-header-alone": header(),

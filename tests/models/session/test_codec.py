@@ -97,6 +97,42 @@ def test_an_explicit_layout_is_kept(bundle: FakeBundle) -> None:
     assert codec.decompress(reader) == [TALK]
 
 
+class Laid(FakeCoder):
+    """Notes the layout of each frame that is decoded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layouts: list[tuple[int | None, int | None]] = []
+
+    def _decode(self, item):  # type: ignore[no-untyped-def]
+        self.layouts.append((item.lanes, item.steps))
+        return super()._decode(item)
+
+
+def noise(sizes: tuple[int, ...]) -> list[Session]:
+    dice = np.random.default_rng(5)
+    return [Session("ids", dice.integers(300, 1000, size)) for size in sizes]
+
+
+def test_the_layout_of_a_file_has_few_lanes_and_takes_no_bytes(bundle: FakeBundle) -> None:
+    coder, rows = Laid(), noise((1, 512, 2048, 2049, 9000))
+    codec = Codec(bundle, coder)
+    data = codec.compress(rows, verify=False)
+    assert all((frame.lanes, frame.extended) == (None, False) for frame in Reader(data))
+    assert codec.decompress(data) == rows
+    assert coder.layouts == [(1, 2048)] * 3 + [(2, 2048)] * 2
+
+
+def test_the_fast_layout_of_a_file_has_few_steps(bundle: FakeBundle) -> None:
+    coder, rows = Laid(), noise((512, 513, 1025, 2048, 2049))
+    codec = Codec(bundle, coder)
+    data = codec.compress(rows, layout="fast")
+    expected = [(1, 2048), (2, 512), (4, 512), (4, 512), (32, 128)]
+    assert coder.layouts == expected
+    assert [(frame.lanes, frame.steps) for frame in Reader(data)] == [(None, None), *expected[1:]]
+    assert codec.decompress(data) == rows
+
+
 def test_many_sessions_are_coded_side_by_side(bundle: FakeBundle) -> None:
     coder = FakeCoder()
     codec = Codec(bundle, coder)

@@ -1,5 +1,6 @@
 """A session is coded after the earlier one that is most like it where that is shorter, and is read without others."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -123,11 +124,14 @@ def test_only_what_is_worth_trying_is_proposed() -> None:
 def test_long_sessions_and_ends_of_lines_are_no_contexts() -> None:
     known = Neighbours()
     known.add(Earlier(0, np.resize(TEMPLATES[0], neighbours.LONGEST + 1)))
-    known.add(Earlier(1, TEMPLATES[0], MOST_CONTEXTS))
+    line = [Earlier(1, TEMPLATES[1])]
+    for _ in range(MOST_CONTEXTS):
+        line.append(Earlier(1, TEMPLATES[0], line[-1]))
+    known.add(line[-1])
     assert known.nearest(TEMPLATES[0]) is None
-    known.add(Earlier(2, np.resize(TEMPLATES[0], neighbours.LONGEST), MOST_CONTEXTS - 1))
+    known.add(Earlier(2, np.resize(TEMPLATES[0], neighbours.LONGEST), line[-3]))
     found = known.nearest(TEMPLATES[0])
-    assert found is not None and (found.number, found.behind) == (2, MOST_CONTEXTS - 1)
+    assert found is not None and (found.number, found.depth) == (2, MOST_CONTEXTS - 1)
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,3 +157,53 @@ def test_a_context_is_a_beginning_and_the_mark_of_a_start(bundle: FakeBundle) ->
     Codec(bundle, Seen()).compress([Session("ids", long), Session("ids", long[:1500])])
     assert seen[:2] == [None, None] and seen[2] is not None
     assert seen[2].tolist() == [*long[:1023], 0]
+
+
+class Seeing(NeighbourCoder):
+    """Notes the context of each call of `_encode` and `_decode`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contexts: list[list[int] | None] = []
+        self.frames: list[bytes] = []
+
+    def _decode(self, item):  # type: ignore[no-untyped-def]
+        self.frames.append(item.data)
+        self.contexts.append(None if item.context is None else item.context.tolist())
+        return super()._decode(item)
+
+
+def test_the_contexts_behind_a_context_count_as_far_as_they_fit(bundle: FakeBundle) -> None:
+    rows = [RANDOM.integers(300, 1000, 300)]
+    for size in (600, 400, 900):
+        rows.append(np.concatenate([rows[-1][:size], RANDOM.integers(300, 1000, 60)])[: size + 60])
+    data = Codec(bundle, NeighbourCoder()).compress([Session("ids", row) for row in rows])
+    assert contexts(Reader(data)) == [None, 0, 1, 2]
+    reading = Codec(bundle, coder := Seeing())
+    assert reading.decompress(data, [3]) == [Session("ids", rows[3])]
+    first, second, third, _ = (row.tolist() for row in rows)
+    lines = [None, [*first, 0], [*first, *second, 0], [*first, *second, *third, 0]]
+    fits = [line if line is None or len(line) <= 1024 else [*second, *third, 0] for line in lines]
+    assert coder.contexts == fits
+
+
+def test_no_context_is_decoded_twice(codec: Codec, sessions: list[Session]) -> None:
+    data = codec.compress(sessions)
+    last = line(Reader(data), 10)
+    assert len(last) > 2
+    for numbers in ([10, last[-1]], [last[1], 10], list(range(22)), [*range(10, 22), 0]):
+        reading = Codec(codec.bundle, coder := NeighbourCoder())
+        assert reading.decompress(data, numbers) == [sessions[number] for number in numbers]
+        needed = {one for number in numbers for one in line(Reader(data), number)}
+        needed = {one for one in needed if Reader(data).info(one).kind.by_model}
+        assert sum(coder.decoded) == len(needed)
+
+
+def test_contexts_stay_at_hand_from_batch_to_batch(
+    codec: Codec, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.models.session.decoder.BATCH_TOKENS", 300)
+    data = codec.compress(sessions)
+    reading = Codec(codec.bundle, coder := Seeing())
+    assert reading.decompress(data) == sessions
+    assert max(Counter(coder.frames).values()) == 2  # with the batch of a follower, and with its own

@@ -166,7 +166,7 @@ def test_a_session_is_read_with_few_others(sessions: int, beside: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sessions", "most"), [(0, 32), (1, 45), (10, 105), (100, 455), (2000, 7800), (20_000, 77_000)]
+    ("sessions", "most"), [(0, 32), (1, 45), (10, 105), (100, 455), (2000, 7800), (20_000, 77_100)]
 )
 def test_bytes_beside_the_frames(sessions: int, most: int) -> None:
     rng = np.random.default_rng(1)
@@ -339,6 +339,11 @@ def test_golden_good_files_are_read_as_meant() -> None:
             replace(chat, context=3),
             Frame(Kind.CHAT, 3, chat.check, chat.data, 4, 128, context=0),
         ],
+        "eighty-contexts": [
+            replace(one, context=4 * line + number - 1 if number else None)
+            for line in range(20)
+            for number, one in enumerate([chat, prose, own, Frame(Kind.CHAT, 3, chat.check, chat.data, 4, 128)])
+        ],
         "long-and-short": [text(b"y" * 9000), stored, Frame(Kind.IDS, 0, content_check(Kind.IDS, 0, b""), b"")],
     }
     found = {path.stem.removeprefix("good-") for path in GOLDEN.glob("good-*.pltz")}
@@ -379,6 +384,7 @@ NEWER = {
     "version-1",
     "version-2",
     "version-3",
+    "version-4",
 }
 FOREIGN = {"empty-file", "magic", "zip-file"}
 
