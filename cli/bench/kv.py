@@ -299,6 +299,6 @@ def as_text(result: dict[str, Any]) -> str:
     )
     notes = (
         "bits: per element of K and V, all side data counted. KL, change: bits per token. greedy: tokens until the "
-        "texts differ, median. control: the exact KV in another batch."
+        "texts differ, median. control: the exact KV in another batch; its decoding is the prefill."
     )
     return f"{setting}\n\n{render(head, rows)}\n\n{notes}"

@@ -166,6 +166,7 @@ def compare(
 
     ``greedy``: tokens generated from each KV to compare the texts; 0 for none. ``advance``: called with 1 after each
     row. A form that refuses a row counts it as refused, and is not scored on it.
+    The time to "decode" the control is that of the prefill.
     """
     import torch
 
@@ -175,7 +176,10 @@ def compare(
     noise = Outcome(CONTROL)
     for row in rows:
         ids, follow = row[:context], row[context:]
+        start = time.perf_counter()
         kv, mass = watched(target, ids)
+        _wait(kv.device)
+        noise.decode_s += time.perf_counter() - start
         exact = scored(target, kv, follow)
         text = _generated(target, kv, follow, greedy)
         if control:
