@@ -35,6 +35,7 @@ CHECK_KEPT = 0xFF  # the part of a content check that a file keeps per session
 
 CONTEXT_TOKENS = 1 << 10  # of a context: those of other sessions, and `LANE_MARK`
 LONG_STEPS = 1 << 11  # of a block that the layout of a file has, in one lane, or two where there are more tokens
+FEW_LANES_MOST = 1 << 16  # tokens coded so; a longer frame would take too many steps alone
 
 MAX_COUNT = MAX_TOKENS  # tokens or bytes per session
 MAX_TOKENS_PER_BYTE = 256  # of a model frame, plus one byte
@@ -205,7 +206,11 @@ def file_layout(tokens: int) -> Layout:
 
     >>> file_layout(2048), file_layout(2049)
     (Layout(lanes=1, steps=2048), Layout(lanes=2, steps=2048))
+    >>> file_layout(65537)
+    Layout(lanes=16, steps=256)
     """
+    if tokens > FEW_LANES_MOST:
+        return Layout(16, 256)
     return Layout(1 if tokens <= LONG_STEPS else 2, LONG_STEPS)
 
 

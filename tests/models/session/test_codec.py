@@ -115,12 +115,12 @@ def noise(sizes: tuple[int, ...]) -> list[Session]:
 
 
 def test_the_layout_of_a_file_has_few_lanes_and_takes_no_bytes(bundle: FakeBundle) -> None:
-    coder, rows = Laid(), noise((1, 512, 2048, 2049, 9000))
+    coder, rows = Laid(), noise((1, 512, 2048, 2049, 9000, 65_536, 65_537))
     codec = Codec(bundle, coder)
     data = codec.compress(rows, verify=False)
     assert all((frame.lanes, frame.extended) == (None, False) for frame in Reader(data))
     assert codec.decompress(data) == rows
-    assert coder.layouts == [(1, 2048)] * 3 + [(2, 2048)] * 2
+    assert coder.layouts == [(1, 2048)] * 3 + [(2, 2048)] * 3 + [(16, 256)]
 
 
 def test_the_fast_layout_of_a_file_has_few_steps(bundle: FakeBundle) -> None:
