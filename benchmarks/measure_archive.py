@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from pltz.archive.archive import Archive
 from pltz.archive.child_python import command, environment, safe_path
-from pltz.archive.codecs.codec import Coded, Plain
+from pltz.archive.codecs.codec import NO_MARK, Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import SIZE, Tokens
@@ -49,7 +49,7 @@ class ReadyCodec:
     """A codec of random tokens and random bitstrings. The first bytes of either are its number, which pairs them."""
 
     fast = False
-    reach = 0
+    reach, lane_mark = 0, NO_MARK
     mode, contract, bundle_id, tokenizer = 0, 1, b"bench of archive", b"ready tokenizer."
 
     def __init__(self, seed: int = 0) -> None:

@@ -8,8 +8,7 @@ Each level is one batch, so a segment that many sessions share is decoded once. 
 has an error as its answer. Segments that need it as context get the same error.
 
 A record may name a neighbour, another segment whose tower comes first in its context (FORMAT.md, "Neighbours"). These
-towers are read first, each once. In them only records of base domains may have neighbours, and in the towers of those
-none.
+towers are read first, each once. Records in them may have neighbours too, at most `LAST` in a row.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from pltz.plt_codec.limits import MAX_TOKENS
 
 MAX_SEGMENTS = 4096  # segments per tower
 BATCH = 256  # records per call of a codec
-LAST = 2  # hops from a record over neighbours; those at the last have none
+LAST = 3  # hops from a record over neighbours; those at the last have none
 NOTHING: Tokens = np.zeros(0, np.int64)
 
 Answer = Tokens | PltzError
@@ -140,20 +139,23 @@ def _names(
         parent, at = identity.segment_of(digest), at + length
 
 
-def context_after(neighbour: Segments, above: Collection[bytes], own: Tokens, reach: int) -> Tokens:
-    """Return the context tokens, (m,), m at most ``reach``, of a segment that has a neighbour.
+def context_after(neighbour: Segments, above: Collection[bytes], own: Tokens, codec: SegmentCodec) -> Tokens:
+    """Return the context tokens, (m,), m at most the reach of the codec, of a segment that has a neighbour.
 
     Args:
         neighbour: the tower that ends in the neighbour.
         above: ids of the segments above this one; those that are in both towers come once.
-        own: the last tokens above this segment that its mode lets count, (n,), n at most ``reach``.
+        own: the last tokens above this segment that its mode lets count, (n,), n at most the reach.
+        codec: that of the segment; its mark stands between both.
     """
-    parts, room = [NOTHING], reach - len(own)
+    mark, parts = codec.lane_mark, [NOTHING]
+    room = codec.reach - len(own) - len(mark)
     for name, tokens in neighbour:
-        if name not in above:
+        if name not in above and room > 0:
             parts.append(tokens[:room])
             room -= len(parts[-1])
-    return np.concatenate([*parts, own])
+    near = np.concatenate(parts)
+    return np.concatenate([near, mark, own]) if len(near) else own
 
 
 def _no_codec(item: Found) -> BundleMismatch:
@@ -187,9 +189,9 @@ def _is_whole(
     while at not in whole:
         chain[at] = None
         places = [] if at in bad else catalog.lookup.find(SEGMENTS, at)
-        near = places[0].record.neighbour if places else NONE  # records without neighbours come first
-        lacks = not places or places[0].record.parent in chain or not may_serve(places[0], hops)
-        if lacks or (near != NONE and not _is_whole(catalog, near, bad, known, hops + 1)):
+        near = {place.record.neighbour for place in places if may_serve(place, hops)}
+        lacks = not near or places[0].record.parent in chain
+        if lacks or not any(one == NONE or _is_whole(catalog, one, bad, known, hops + 1) for one in near):
             whole[at] = False
             break
         at = places[0].record.parent
@@ -199,7 +201,16 @@ def _is_whole(
 
 def may_serve(item: Found, hops: int) -> bool:
     """Return whether a record counts in the tower of a neighbour. ``hops``: as in `Chains`."""
-    return item.record.neighbour == NONE or hops == 0 or (hops < LAST and item.context.domain_kind == BASE)
+    return item.record.neighbour == NONE or hops < LAST
+
+
+def depth_of(catalog: Catalog, leaf: bytes) -> int | None:
+    """Return the fewest neighbours in a row with which a tower is read, as its records tell; nothing is decoded.
+
+    None where a segment is missing or more than `LAST` are needed.
+    """
+    known: list[dict[bytes, bool]] = [{NONE: True} for _ in range(LAST + 1)]
+    return next((n for n in range(LAST + 1) if _is_whole(catalog, leaf, (), known, LAST - n)), None)
 
 
 class KnownSegment(NamedTuple):
@@ -223,8 +234,7 @@ class Chains:
         heard: as in `decode_records`.
         near: towers of neighbours that are remembered; those decoded are added.
         runs: whether to read runs at all.
-        hops: number of neighbours that led here. With 1 only records of base domains may have a neighbour, with 2
-            (`LAST`) none.
+        hops: number of neighbours that led here. With `LAST` no record may have a neighbour.
     """
 
     def __init__(
@@ -263,11 +273,22 @@ class Chains:
         for segment in fresh:
             levels.setdefault(self._depth[segment], []).append(segment)
         self.load_neighbours([self._places[segment][0] for segment in fresh if segment in self._places])
+        if self._near_chains:
+            self._answers |= self._near_chains.decoded([s for s in fresh if s not in self._answers])
         ordered = [levels[depth] for depth in sorted(levels)]
         if all(len(level) == 1 for level in ordered):
             self._decode_path([segment for (segment,) in ordered if segment not in self._answers])
         for level in ordered:
             self._decode_level(level)
+
+    def decoded(self, segments: Collection[bytes]) -> dict[bytes, Answer]:
+        """Return the tokens, (T,), of those of these segments that were decoded already and are not in runs."""
+        found = self._near_chains.decoded(segments) if self._near_chains else {}
+        for s in segments:
+            answer, places = self._answers.get(s), self._places.get(s, ())
+            if isinstance(answer, np.ndarray) and places and not any(i.context.mode >= RUN for i in places):
+                found[s] = answer
+        return found
 
     def length(self, leaf: bytes) -> int:
         """Return the tokens of a tower, from its records alone; 0 where one of them cannot be read.
@@ -333,7 +354,7 @@ class Chains:
             return CorruptError(
                 f"segment {(item.record.id or NONE).hex()} is coded after a segment of another tenant: crafted"
             )
-        return context_after(near, self._ancestors(item.record.parent), own, reach)
+        return context_after(near, self._ancestors(item.record.parent), own, codec) if codec else own
 
     def _own_above(self, item: Found, left: int) -> Answer:
         """Return the last ``left`` tokens of the tower of a record's parent, or the error that hides them."""
@@ -375,7 +396,8 @@ class Chains:
                 self._near[leaf] = known
         if missing := sorted(wanted - self._near.keys()):
             if self._near_chains is None:
-                self._near_chains = Chains(self.catalog, self.codecs, self._known, self._heard, hops=self._hops + 1)
+                facts = self.catalog, self.codecs, self._known, self._heard
+                self._near_chains = Chains(*facts, near=self._recent, hops=self._hops + 1)
             self._near_chains.load(missing)
             for leaf in missing:
                 try:
@@ -409,8 +431,7 @@ class Chains:
                 continue
             places = self._places[at] = self._find(at)
             if not places:
-                error = MissingPack if self.catalog.damage.hides(SEGMENTS, at) is PackState.MISSING else LostError
-                self._answers[at] = error(f"segment {at.hex()} is damaged or gone: see pltz archive repair")
+                self._answers[at] = self._absent(at)
                 self._depth[at] = 0
                 path.pop()
                 break
@@ -431,13 +452,20 @@ class Chains:
             parent = segment
         return path
 
+    def _absent(self, segment: bytes) -> PltzError:
+        """Return the error for a segment of which no record can be used."""
+        found = self.catalog.lookup.find(SEGMENTS, segment)
+        if found and not any(may_serve(item, self._hops) for item in found):
+            return LostError(f"segment {segment.hex()} is read after more than {LAST} neighbours in a row: damaged")
+        error = MissingPack if self.catalog.damage.hides(SEGMENTS, segment) is PackState.MISSING else LostError
+        return error(f"segment {segment.hex()} is damaged or gone: see pltz archive repair")
+
     def _find(self, segment: bytes) -> list[Found]:
         """Return the records of a segment in the order in which they are tried."""
         found = self.catalog.lookup.find(SEGMENTS, segment)
         if found and found[0].context.mode >= RUN:
             self._used_runs |= self._runs
-        if self._hops:
-            found = [item for item in found if may_serve(item, self._hops)]
+        found = [item for item in found if may_serve(item, self._hops)]
         return found if self._runs else [item for item in found if item.context.mode < RUN]
 
     def _expand(self, item: Found, tokens: Tokens) -> Tokens:

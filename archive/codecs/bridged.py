@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.archive.codecs.codec import Coded, Plain, embedded, encode_frames, frame_item, layout_mode
+from pltz.archive.codecs.codec import NO_MARK, Coded, Plain, embedded, encode_frames, frame_item, layout_mode
 from pltz.archive.format.context import FAST, TOWER, TURN
 from pltz.archive.format.ids import Tokens
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
@@ -68,6 +68,7 @@ class BridgedCodec:
     """
 
     mode = TOWER | FAST | TURN
+    lane_mark: Tokens = NO_MARK  # its ids are those of a target
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from pltz.models.session.expected_time import expected_seconds
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
 from pltz.plt_codec.lanes import (
     FAST_ABOVE,
+    LANE_MARK,
     TURN_ABOVE,
     Layout,
     LayoutName,
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from pltz.plt_codec.engines.native.coder import NativeCoder
     from pltz.plt_codec.engines.token_coder import TokenCoder
     from pltz.plt_codec.types import FrameItem
+
+
+NO_MARK: Tokens = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -102,6 +106,10 @@ class SegmentCodec(Protocol):
     @property
     def reach(self) -> int:
         """Return the most tokens above that it uses; 0 with mode ALONE."""
+
+    @property
+    def lane_mark(self) -> Tokens:
+        """Return the tokens, (0,) or (1,), that end those of a neighbour: `<|lane|>`, where it is one of its ids."""
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a bitstring for each segment. Raises ContentError for ids out of range."""
@@ -234,6 +242,7 @@ class BundleCodec:
     """
 
     mode = TOWER | FAST | TURN
+    lane_mark: Tokens = np.array([LANE_MARK])  # of any bundle's vocabulary
 
     def __init__(
         self,
@@ -307,6 +316,7 @@ class BytesCodec:
     mode = ALONE
     fast = False
     reach = 0
+    lane_mark: Tokens = NO_MARK
     contract = 1
     bundle_id = digest(b"pltz bundle", b"zstd 1")
     tokenizer = digest(b"pltz tokenizer", b"bytes")
@@ -340,6 +350,7 @@ class IdsCodec:
     mode = ALONE
     fast = False
     reach = 0
+    lane_mark: Tokens = NO_MARK
     contract = 1
     bundle_id = digest(b"pltz bundle", b"zstd ids 1")
 

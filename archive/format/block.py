@@ -50,6 +50,7 @@ MAX_BODY = BODY + MAX_RECORD
 PREFIX = MARK + 5 + 5  # most bytes of mark and the two sizes
 UNIT = 8  # bytes of a session's key in front of its sealed name
 MAX_WIDTH = 33  # bits of a value in a column: the difference of two numbers of 32 bits
+NEAR_WIDTH = 17  # most bits of a reference to a neighbour
 
 # kinds of records
 SEGMENT, SESSION, BOTH, VERSION_MARK = 1, 2, 3, 4
@@ -67,11 +68,11 @@ ABSENT, TABLE, BACK, INLINE = 0, 1, 2, 3
     VERSION,
     TIME,
     TAGS,
-    NEIGHBOUR_KIND,
-    NEIGHBOUR,
+    HAS_NEIGHBOUR,
     VERB,
-) = range(13)
-COLUMNS = 13
+) = range(12)
+COLUMNS = 12
+NEIGHBOUR_KIND, NEIGHBOUR = COLUMNS, COLUMNS + 1  # columns that readers make of the references to neighbours
 REST = bytes(SIZE - SEGMENT_SIZE)
 
 
@@ -170,8 +171,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
         VERSION: [v - 1 if k & SESSION else 0 for v, k in zip(versions, kinds, strict=True)],
         TIME: [t - fields.time if k & SESSION else 0 for t, k in zip(times, kinds, strict=True)],
         TAGS: list(map(len, tags)),
-        NEIGHBOUR_KIND: [how for how, _ in near],
-        NEIGHBOUR: [number for _, number in near],
+        HAS_NEIGHBOUR: [int(how != ABSENT) for how, _ in near],
     }
     if any(marks):
         columns[TOKENS] = [m.counter if m else t for m, t in zip(marks, tokens, strict=True)]
@@ -197,6 +197,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
             *(name[:SEGMENT_SIZE] for name in ids if name is not None),
             *(m.version for m in marks if m),
             *(p[:SEGMENT_SIZE] for p, (how, _) in zip(parents, above, strict=True) if how == INLINE),
+            _packed_near(near),
             *(n[:SEGMENT_SIZE] for n, (how, _) in zip(neighbours, near, strict=True) if how == INLINE),
             *titles,
             *tags,
@@ -264,6 +265,15 @@ def _references(
         else:
             found.append((INLINE, 0))
     return found
+
+
+def _packed_near(near: Sequence[tuple[int, int]]) -> bytes:
+    """Return the references to neighbours, of the records that have one: a byte with the bits of each, and these."""
+    values = [number + ROWS * (how == TABLE) for how, number in near if how != ABSENT]
+    if not values:
+        return b""
+    width = max(values).bit_length()
+    return bytes([width]) + (_packed(values, 0, width) if width else b"")
 
 
 def _packed(column: Sequence[int], low: int, width: int) -> bytes:
@@ -631,7 +641,7 @@ def _parsed(data: bytes, body: int, offset: int, fields: PackFields) -> Block:
         raise _wrong(offset, f"has {count} records")
     if there >> COLUMNS:
         raise VersionError(f"the block at byte {offset} has columns {there:#06x}, of a newer version: use a newer pltz")
-    columns = [NOTHING] * COLUMNS
+    columns = [NOTHING] * (COLUMNS + 2)
     try:
         at, found = COLUMNS_OF(data, at, end, count, there)
     except ValueError as exc:
@@ -641,6 +651,7 @@ def _parsed(data: bytes, body: int, offset: int, fields: PackFields) -> Block:
     block = Block(offset, count, len(data), body, fields, columns, data, at)
     _check_rules(block, columns)
     _place_parts(block, columns, end)
+    _check_references(block, columns[NEIGHBOUR_KIND], columns[NEIGHBOUR])
     return block
 
 
@@ -656,7 +667,8 @@ def _place_parts(block: Block, columns: list[_Column], end: int) -> None:
         segments = kinds.many.count(SEGMENT) + kinds.many.count(BOTH)
     block._versions = block._ids + SEGMENT_SIZE * segments
     block._parents = block._versions + SIZE * marks
-    block._neighbours = block._parents + SEGMENT_SIZE * _times(columns[PARENT_KIND], INLINE, count)
+    near = block._parents + SEGMENT_SIZE * _times(columns[PARENT_KIND], INLINE, count)
+    block._neighbours = _read_near(block, columns, near, end) if columns[HAS_NEIGHBOUR].high else near
     block._names = block._neighbours + SEGMENT_SIZE * _times(columns[NEIGHBOUR_KIND], INLINE, count)
     block._name_sizes = columns[NAME].list(count)
     block._tags = block._names + columns[NAME].total
@@ -665,6 +677,28 @@ def _place_parts(block: Block, columns: list[_Column], end: int) -> None:
     checks, rest = divmod(end - block._checks, CHECK)
     if rest or not 0 <= checks <= count or columns[BITS].total != block.body:
         raise _wrong(block.offset, "has parts that do not fill it")
+
+
+def _read_near(block: Block, columns: list[_Column], at: int, end: int) -> int:
+    """Make columns of the references to neighbours that begin at a byte of the head; return where they end.
+
+    Raises CorruptError where they do not fit.
+    """
+    has = columns[HAS_NEIGHBOUR].list(block.count)
+    width = block._data[at] if at < end else 0
+    after = at + 1 + (sum(has) * width + 7) // 8
+    if after > end or width > NEAR_WIDTH:
+        raise _wrong(block.offset, "has references to neighbours that do not fit it")
+    word, mask = int.from_bytes(block._data[at + 1 : after], "little"), (1 << width) - 1
+    kinds, numbers, left = [], [], 0
+    for one in has:
+        value = word >> left * width & mask if one else 0
+        left += one
+        kinds.append(ABSENT if not one else INLINE if not value else BACK if value < ROWS else TABLE)
+        numbers.append(value - ROWS if value >= ROWS else value)
+    columns[NEIGHBOUR_KIND] = _Column(min(kinds), max(kinds), sum(kinds), kinds)
+    columns[NEIGHBOUR] = _Column(min(numbers), max(numbers), sum(numbers), numbers)
+    return after
 
 
 def _times(column: _Column, value: int, count: int) -> int:
@@ -694,8 +728,9 @@ def _check_rules(block: Block, columns: list[_Column]) -> None:
                 others = [row for row, kind in enumerate(each) if kind not in having]
                 if any(column[row] for column in filled for row in others):
                     raise _wrong(offset, "has a field that its kind of record has not")
+    if columns[HAS_NEIGHBOUR].high > 1:
+        raise VersionError(f"the block at byte {offset} names neighbours as a newer version does: use a newer pltz")
     _check_references(block, columns[PARENT_KIND], columns[PARENT])
-    _check_references(block, columns[NEIGHBOUR_KIND], columns[NEIGHBOUR])
     sizes, tokens = columns[BITS], columns[TOKENS]
     if tokens.high > TOKENS_PER_BYTE * (sizes.low + 1) or tokens.high > SESSION_TOKENS:
         rows = zip(tokens.list(count), sizes.list(count), kinds.list(count), strict=True)
@@ -715,7 +750,7 @@ _SEGMENTS, _SESSIONS = bytes([SEGMENT, BOTH]), bytes([SESSION, BOTH])
 _HAVING = (  # kinds of records, and the columns that only they have
     (bytes([SEGMENT, SESSION, BOTH]), (PARENT_KIND, PARENT)),
     (bytes([SEGMENT, BOTH, VERSION_MARK]), (TOKENS,)),
-    (_SEGMENTS, (BITS, NEIGHBOUR_KIND, NEIGHBOUR)),
+    (_SEGMENTS, (BITS, HAS_NEIGHBOUR)),
     (_SESSIONS, (NAME, VERSION, TIME, TAGS)),
     (bytes([VERSION_MARK]), (VERB,)),
 )

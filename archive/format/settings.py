@@ -2,7 +2,7 @@
 
 Spec: FORMAT.md, "archive.json".
 
-{"format":4,"archive":"<32 hex>","features":[],"parity":[50,1000],"check":"<32 hex>"}
+{"format":5,"archive":"<32 hex>","features":[],"parity":[50,1000],"check":"<32 hex>"}
 
 A second copy is under `parity/`, for `repair`.
 """
@@ -17,7 +17,7 @@ from pltz.archive.format.object_names import SETTINGS
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 
-FORMAT = 4
+FORMAT = 5
 PERSON = b"pltz archive"
 MAX_SIZE = 65536  # bytes
 FEATURE_SEALED = "sealed"

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import LAST, NOTHING, Chains, context_after, may_serve
+from pltz.archive.catalog.chain import NOTHING, Chains, context_after
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import Segments
@@ -251,8 +251,8 @@ class Clusterer:
 
     def _with_neighbours(self, kind: int, tower: Segments) -> set[bytes]:
         """Return the segments of a tower that would have to be put again for it to serve in a domain of this kind."""
-        hops = LAST if kind == BASE else 1
-        return {name for name, _ in tower if (places := self._places(name)) and not may_serve(places[0], hops)}
+        found = [places[0] for name, _ in tower if (places := self._places(name))]
+        return {i.record.id or NONE for i in found if i.record.neighbour != NONE and i.context.domain_kind == kind}
 
 
 def _medoids(sessions: Sequence[_Session], count: int) -> list[_Session]:
@@ -318,7 +318,7 @@ def _nearest_to_all(
     if len(members) < 3:
         return sessions[min(pinned or alone or tried[:1])]
     pairs = [(a, b) for a in tried for b in others if a != b]
-    tokens = {n: context_after(sessions[n].tower, set(), NOTHING, codec.reach) for n in {*tried, *others}}
+    tokens = {n: context_after(sessions[n].tower, set(), NOTHING, codec) for n in {*tried, *others}}
     plain = [Plain(tokens[b], tokens[a]) for a, b in pairs]
     sizes = dict.fromkeys(tried, 0.0)
     for (a, _), data in zip(pairs, codec.encode(plain), strict=True):

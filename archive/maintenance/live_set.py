@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Self
 
+from pltz.archive.catalog.chain import LAST
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import ALONE, RUN, WITHIN
 from pltz.archive.format.ids import NONE
@@ -46,7 +47,8 @@ ONCE = (
 )
 # Of a segment in a run the record within the run counts, or the run. Its other records may differ in their parent,
 # so all that count are of one kind and have one parent. A record that names a run that is not there does not count.
-# A record that has a neighbour counts where no other does, and of these only those that have the same neighbour.
+# A record that has a neighbour counts where no other does, and of these only those with the same neighbour: that with
+# the fewest in a row (`LiveSet._drop_deeper`), since others may be coded after the segment because of it.
 CHOSEN = f"""
 INSERT INTO passed_over SELECT at, size FROM segments
     WHERE kind = {IN_RUN} AND parent NOT IN (SELECT id FROM segments WHERE kind < {PLAIN});
@@ -63,6 +65,12 @@ DELETE FROM versions WHERE rowid IN (SELECT place FROM (
     FROM versions WHERE kind = {OLDER}) WHERE place_by_tokens > 1);
 """
 ANY_CHOICE = f"SELECT 1 FROM segments WHERE kind <> {PLAIN} LIMIT 1"
+SEVERAL = f"""
+SELECT id FROM segments WHERE kind = {NEAR} AND id NOT IN (SELECT id FROM segments WHERE kind < {NEAR})
+GROUP BY id HAVING count(DISTINCT neighbour) > 1
+"""
+RECORDS = "SELECT DISTINCT parent, neighbour FROM segments WHERE id = ? ORDER BY kind, at"
+DEEPER = "INSERT INTO passed_over SELECT at, size FROM segments WHERE id = ? AND neighbour <> ?"
 SETTLED = f"""
 CREATE TABLE segment (
     id BLOB PRIMARY KEY, parent BLOB, neighbour BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
@@ -91,22 +99,32 @@ CREATE TABLE live_segment AS SELECT segment.* FROM live JOIN segment USING (id);
 """
 LACKING = "SELECT id FROM live WHERE id NOT IN (SELECT id FROM segment) LIMIT 1"
 # A neighbour that no version has is left of a session that was collected. Forgotten versions count as long as they are
-# there, since they can be undeleted.
+# there, since they can be undeleted. What is coded after it and is left of such a session too goes with it.
 ORPHANED = f"""
 WITH RECURSIVE owned (id) AS (
     SELECT leaf FROM version WHERE leaf <> x'{NONE.hex()}'
     UNION SELECT parent FROM owned JOIN segment USING (id) WHERE parent <> x'{NONE.hex()}')
 SELECT id FROM live JOIN segment USING (id)
-WHERE neighbour <> x'{NONE.hex()}' AND neighbour NOT IN (SELECT id FROM owned) ORDER BY id
+WHERE neighbour <> x'{NONE.hex()}' AND id IN (SELECT id FROM owned) AND neighbour NOT IN (SELECT id FROM owned)
+ORDER BY id
 """
-# Depth first: a tower's segments come together, parents first. Those of one parent come in the order of their places,
-# so that records of one commit, with one time, stay together. A version in its leaf's record goes with the leaf.
+# Depth first: a tower's segments come together, parents first. Those of one parent come behind their neighbour, so that
+# they name it by few bits, and else in the order of their places, so that records of one commit, with one time, stay
+# together. A version in its leaf's record goes with the leaf.
 CHILDREN = "CREATE INDEX IF NOT EXISTS child ON live_segment (parent)"
+PLACED = """
+DROP VIEW IF EXISTS placed;
+CREATE TEMP VIEW placed AS SELECT own.*, coalesce(third.first, second.first, near.first, own.first) AS beside,
+    (near.id IS NOT NULL) + (second.id IS NOT NULL) + (third.id IS NOT NULL) AS behind
+FROM live_segment AS own LEFT JOIN segment AS near ON near.id = own.neighbour
+    LEFT JOIN segment AS second ON second.id = near.neighbour
+    LEFT JOIN segment AS third ON third.id = second.neighbour;
+"""
 SEGMENTS = f"""
-WITH RECURSIVE tree (id, first, stays, depth) AS (
-    SELECT id, first, stays, 0 FROM live_segment WHERE parent = x'{NONE.hex()}'
-    UNION ALL SELECT child.id, child.first, child.stays, depth + 1
-    FROM tree JOIN live_segment AS child ON child.parent = tree.id ORDER BY 4 DESC, 2)
+WITH RECURSIVE tree (id, first, stays, depth, beside, behind) AS (
+    SELECT id, first, stays, 0, beside, behind FROM placed WHERE parent = x'{NONE.hex()}'
+    UNION ALL SELECT child.id, child.first, child.stays, depth + 1, child.beside, child.behind
+    FROM tree JOIN placed AS child ON child.parent = tree.id ORDER BY 4 DESC, 5, 6, 2)
 SELECT first, {SEGMENT} | {SESSION} * (first IN (SELECT first FROM live_version WHERE NOT stays))
 FROM tree WHERE NOT stays
 """
@@ -208,6 +226,7 @@ class LiveSet:
                 self._write(table)
             self._db.executemany("INSERT INTO packs VALUES (?, ?, ?)", packs)
             if self._db.execute(ANY_CHOICE).fetchone():
+                self._drop_deeper()
                 self._db.executescript(CHOSEN)
             self._db.executescript(SETTLED)
             lacking = self._db.execute(LACKING).fetchone()
@@ -227,6 +246,7 @@ class LiveSet:
         """
         with _named():
             self._db.execute(CHILDREN)
+            self._db.executescript(PLACED)
             for query in (SEGMENTS, VERSIONS, MARKS):
                 for at, parts in self._db.execute(query):
                     offset, row = divmod(at & (1 << PLACE_BITS) - 1, 1 << ROW_BITS)
@@ -244,6 +264,39 @@ class LiveSet:
         """
         with _named():
             return {name: (total, live) for name, total, live in self._db.execute(WEIGHTS)}
+
+    def _drop_deeper(self) -> None:
+        """Drop the records of a segment with a neighbour but for those with the fewest neighbours in a row."""
+        several = [segment for (segment,) in self._db.execute(SEVERAL)]
+        if not several:
+            return
+        self._db.execute("CREATE INDEX record ON segments (id)")
+        known: dict[tuple[bytes, int], bool] = {}
+        keep = {}
+        for segment in several:
+            found = list(self._db.execute(RECORDS, (segment,)))
+            near = (n for most in range(LAST) for _, n in found if self._reads(n, most, known))
+            keep[segment] = next(near, found[0][1])
+        self._db.executemany(DEEPER, keep.items())
+        self._db.execute("DELETE FROM segments WHERE at IN (SELECT at FROM passed_over)")
+        self._db.execute("DROP INDEX record")
+
+    def _reads(self, leaf: bytes, most: int, known: dict[tuple[bytes, int], bool]) -> bool:
+        """Return whether a tower is whole with at most so many neighbours in a row. ``known``: answers so far."""
+        path: list[tuple[bytes, int]] = []
+        whole, at = True, leaf
+        while whole and at != NONE:
+            if (at, most) in known:
+                whole = known[at, most]
+                break
+            path.append((at, most))
+            known[at, most] = False  # where its parents lead back to it
+            found = list(self._db.execute(RECORDS, (at,)))
+            near = [neighbour for _, neighbour in found]
+            whole = NONE in near or any(self._reads(n, most - 1, known) for n in near if most)
+            at = found[0][0] if found else NONE
+        known |= dict.fromkeys(path, whole)
+        return whole
 
     def _row(self, table: str, *row: object) -> None:
         rows = self._rows[table]

@@ -347,9 +347,10 @@ class Verifier:
                 self.report.decoded += 1
             elif isinstance(answer, BundleMismatch | KeyMismatch):
                 self.report.undecoded += 1
+            elif isinstance(answer, LostError) and self._replaced(item):
+                continue  # of several records with neighbours those with fewer in a row are kept
             elif isinstance(answer, LostError) and item.record.id and self._orphan(item):
-                if not self._replaced(item):
-                    self.report.bad.add(item.record.id)
+                self.report.bad.add(item.record.id)
             else:
                 self._undecodable(item, answer)
 
@@ -370,11 +371,14 @@ class Verifier:
         return False
 
     def _replaced(self, item: Found) -> bool:
-        """Return whether a record has a neighbour, and its segment a record without one."""
+        """Return whether a record has a neighbour, and its segment another record that is read without that one."""
         if item.record.neighbour == NONE:
             return False
-        places = self.catalog.lookup.find(SEGMENTS, item.record.id or NONE)
-        return any(place.record.neighbour == NONE for place in places)
+        segment = item.record.id or NONE
+        places = self.catalog.lookup.find(SEGMENTS, segment)
+        if all(place.record.neighbour == item.record.neighbour for place in places):
+            return False
+        return not isinstance(Chains(self.catalog, self.codecs).answers([segment])[0], PltzError)
 
     def _answers(self, items: Sequence[Found]) -> list[Answer]:
         """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""

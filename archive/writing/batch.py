@@ -84,12 +84,12 @@ class PendingSegment:
             reach -= len(parts[-1])
         return np.concatenate([NOTHING, *parts[::-1]])
 
-    def before(self, reach: int, mode: int) -> Tokens:
-        """Return the context of its bitstring, (m,), m at most ``reach``, in a mode and after its neighbour."""
-        own = self.above(reach) if mode & TOWER else NOTHING
+    def before(self, mode: int) -> Tokens:
+        """Return the context of its bitstring, (m,), in a mode and after its neighbour."""
+        own = self.above(self.codec.reach) if mode & TOWER else NOTHING
         if not self.near:
             return own
-        return context_after(self.near, {s.id for s in self.ancestors()}, own, reach)
+        return context_after(self.near, {s.id for s in self.ancestors()}, own, self.codec)
 
     def row(self) -> Row:
         """Return the row that puts the segment without a session."""

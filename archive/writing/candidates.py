@@ -146,8 +146,8 @@ def _about(context: Context) -> Context:
 def tower_sketch(segments: Sequence[tuple[bytes, Tokens]], reach: int) -> tuple[bytes, Sketch]:
     """Return the segment of a tower up to which it is worth reading as a context, and the sketch of these tokens.
 
-    The sketch is empty where more than `LONGEST` tokens would have to be decoded for them. ``reach``: most tokens that
-    a codec uses.
+    The sketch is empty where the tower has more than `LONGEST` tokens up to there. ``reach``: most tokens that a codec
+    uses.
     """
     parts, read = [NOTHING], 0
     for _, tokens in segments:

@@ -2,19 +2,19 @@
 
     new segments --sketches--> candidates --tower, proved--> encode after it --shorter?--> record that names it
 
-Spec: FORMAT.md, "Neighbours". A neighbour is read from records that have none themselves, but for those of the prompts
-above it in a base domain. So a segment that serves as one stays without, and one that has one does not serve. Whether
-a prompt in a base domain has a neighbour depends on the prompts there alone: the sessions of one tenant would change
-what those of another take else.
+Spec: FORMAT.md, "Neighbours". At most `LAST` neighbours stand in a row, so what has as many serves no other. In a base
+domain what has one serves no other. Whether a prompt there has a neighbour depends on the prompts there alone: the
+sessions of one tenant would change what those of another take else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import LAST, Chains
+from pltz.archive.catalog.chain import LAST, Chains, depth_of
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
 from pltz.archive.codecs.codec import Plain, SegmentCodec, layout_mode
 from pltz.archive.format.context import ALONE, TOWER
@@ -31,23 +31,41 @@ GRANTED = 0.45  # of the work of coding a domain's segments alone and proving th
 SAVED_UP = 256  # tokens' worth of that work which a domain has at first, and the most that it keeps
 TRIAL, PROOF = 0.42, 0.54  # work per token of a trial, and of proving a segment that is kept, of the same
 NEAR_DEPTH = 2  # segments from the root of a tower that are coded after a neighbour
+KNOWN = 1 << 18  # candidates whose neighbours in a row are remembered
+
+
+class _Tower(NamedTuple):
+    """A tower of a put that may serve others.
+
+    Attributes:
+        segments: those up to the one that others would name.
+        stored: neighbours in a row that its stored segments are read with.
+        most: neighbours in a row that its segments may be read with if it is to serve.
+    """
+
+    candidate: Candidate
+    segments: list[PendingSegment]
+    stored: int
+    most: int
 
 
 class _Batch:
     """The neighbours of one put.
 
     Attributes:
-        new, made: the candidates among its segments.
+        looked: the towers among its segments that may serve others, if those of its segments that are coded after
+            others have few enough neighbours in a row.
+        new: candidates among these that serve whatever the trials of this put come to.
         towers: towers of neighbours, by leaf.
+        deep: neighbours in a row that each segment, by its id, is read with if all trials before it succeed.
         proposed: segments, by id, with the leaf of the tower that each is to be coded after, and the 4-grams shared.
-        plain: segments of new candidates, which stay without a neighbour.
     """
 
     def __init__(self) -> None:
-        self.new, self.made = Candidates(), list[Candidate]()
+        self.looked, self.new = list[_Tower](), Candidates()
         self.towers: dict[bytes, Segments] = {}
+        self.deep: dict[bytes, int] = {}
         self.proposed: dict[bytes, tuple[PendingSegment, bytes, float]] = {}
-        self.plain: set[bytes] = set()
 
 
 class NeighbourEncoder:
@@ -63,6 +81,7 @@ class NeighbourEncoder:
         self.candidates: Candidates | None = None
         self.towers = RecentTowers()
         self._credit: dict[Place, float] = {}  # work that trials of each domain may still take, in tokens
+        self._deep: dict[bytes, int | None] = {}  # neighbours in a row that each candidate is read with, as `depth_of`
         self._needs: dict[bytes, set[bytes]] = {}  # stored segments that each stored neighbour is read with
 
     def lean_on(
@@ -102,12 +121,11 @@ class NeighbourEncoder:
                 self._look(batch, d.tower, len(prompt), fresh)
         towers, places = batch.towers, dict[bytes, Proofs]()
         tried = self._affordable(batch.proposed.values())
-        wanted: dict[bytes, int] = {}
-        for s, leaf in tried:
-            wanted[leaf] = max(_hops(s), wanted.get(leaf, 0))
-        for leaf in wanted.keys() - towers.keys():
-            if stored := self._stored_tower(leaf, wanted[leaf]):
+        for leaf in {leaf for _, leaf in tried} - towers.keys():
+            if stored := self._stored_tower(leaf, LAST - (self._deep_of(leaf) or 0)):
                 towers[leaf], places[leaf] = stored
+            else:
+                self._deep.pop(leaf, None)
         costs = {leaf: NEIGHBOUR_BYTES if leaf in places else TOGETHER_BYTES for leaf in towers}
         self._encode_after([(s, towers[leaf], costs[leaf]) for s, leaf in tried if leaf in towers])
         for tower in towers.values():
@@ -117,7 +135,22 @@ class NeighbourEncoder:
                 proofs |= places.get(s.neighbour, {})
             else:  # proving it costs no more than alone
                 self._credit[_place(s)] += PROOF * len(s.tokens)
-        return batch.made
+        return [tower.candidate for tower in batch.looked if self._serves(tower)]
+
+    def _serves(self, tower: _Tower) -> bool:
+        """Return whether a tower of this put, coded by now, may serve others."""
+        near = [self._deep_of(s.neighbour) for s in tower.segments if s.near]
+        deep = max([tower.stored, *(LAST if behind is None else 1 + behind for behind in near)])
+        self._deep[tower.candidate.segment] = deep
+        return deep <= tower.most
+
+    def _deep_of(self, leaf: bytes) -> int | None:
+        """Return the neighbours in a row that a candidate is read with; None where it cannot serve."""
+        if leaf not in self._deep:
+            if len(self._deep) >= KNOWN:
+                self._deep.clear()
+            self._deep[leaf] = depth_of(self.catalog, leaf)
+        return self._deep[leaf]
 
     def _grant(self, fresh: Iterable[PendingSegment]) -> None:
         """Let each domain spend a share of the work of its new segments on trials. What it saves up is bounded."""
@@ -150,26 +183,44 @@ class NeighbourEncoder:
     def _look(
         self, batch: _Batch, tower: Sequence[PendingSegment], first: int, fresh: Mapping[bytes, PendingSegment]
     ) -> None:
-        """Find candidates for the upmost new segments of a tower of one domain; if there are none, it becomes one.
+        """Find candidates for the upmost new segments of a tower of one domain, and note the tower as one.
 
         ``first``: number of the segments above, of another domain.
         """
         upmost = [fresh[s.id] for s in tower[first:NEAR_DEPTH] if s.id in fresh]
         for s in upmost:
-            if s.id not in batch.plain and s.id not in batch.proposed and (found := self._proposed(s, batch.new)):
-                batch.proposed[s.id] = s, found[1], found[0]
-        own = {s.id for s in tower[first:]}
-        if not upmost or batch.proposed.keys() & own:
-            return
-        if self.proved.proofs(own - fresh.keys(), _hops(upmost[0])) is None:
+            if s.id not in batch.deep:
+                batch.deep[s.id] = self._propose(batch, s)
+        if not upmost:
             return
         leaf, sketch = tower_sketch([(s.id, s.tokens) for s in tower], tower[0].codec.reach)
-        if leaf in own:
-            ids = [s.id for s in tower]
-            batch.towers[leaf] = [(s.id, s.tokens) for s in tower[: ids.index(leaf) + 1]]
-            batch.plain |= own
-            batch.made.append(Candidate(_place(upmost[0]), leaf, sketch))
-            batch.new.add(*batch.made[-1])
+        ids = [s.id for s in tower]
+        if leaf in ids[:first]:
+            return
+        segments = [fresh.get(s.id, s) for s in tower[: ids.index(leaf) + 1]]
+        stored = self._deep_stored([s.id for s in segments if s.id not in fresh])
+        if stored is None:
+            return
+        found = _Tower(Candidate(_place(upmost[0]), leaf, sketch), segments, stored, LAST - _hops(upmost[0]))
+        batch.looked.append(found)
+        deep = max([stored, *(batch.deep.get(s.id, 0) for s in segments)])
+        if deep <= found.most:
+            batch.towers[leaf] = [(s.id, s.tokens) for s in segments]
+            self._deep[leaf] = deep
+            batch.new.add(*found.candidate)
+
+    def _propose(self, batch: _Batch, segment: PendingSegment) -> int:
+        """Find a candidate for a segment, and return the neighbours in a row that it is read with then; 0 for none."""
+        found = self._proposed(segment, batch.new)
+        deep = self._deep_of(found[1]) if found else None
+        if found is None or deep is None or deep > LAST - _hops(segment):
+            return 0
+        batch.proposed[segment.id] = segment, found[1], found[0]
+        return deep + 1
+
+    def _deep_stored(self, segments: Sequence[bytes]) -> int | None:
+        """Return the neighbours in a row that stored segments are read with; None where one cannot be relied on."""
+        return next((n for n in range(LAST + 1) if self.proved.proofs(segments, LAST - n) is not None), None)
 
     def add(self, made: Sequence[Candidate]) -> None:
         """Add candidates that are durable by now."""
@@ -180,6 +231,7 @@ class NeighbourEncoder:
     def clear(self) -> None:
         """Forget all tokens and candidates: some are about to be erased."""
         self.towers.clear()
+        self._deep.clear()
         if self.candidates is not None:
             self.candidates.clear()
 
@@ -223,7 +275,7 @@ class NeighbourEncoder:
             plain = []
             for segment, tower, _ in (pairs[n] for n in numbers):
                 segment.near = tower
-                plain.append(Plain(segment.tokens, segment.before(codec.reach, TOWER if segment.up else ALONE)))
+                plain.append(Plain(segment.tokens, segment.before(TOWER if segment.up else ALONE)))
             for n, data in zip(numbers, codec.encode(plain), strict=True):
                 segment = segments[n]
                 if len(data) + pairs[n][2] < len(segment.data):
@@ -236,7 +288,7 @@ class NeighbourEncoder:
 def _hops(segment: PendingSegment) -> int:
     """Return the hops, as in `Chains`, up to the neighbour of a segment, the most that may lead to it.
 
-    A prompt of a base domain may stand in the tower of a neighbour, which is a hop before.
+    In a base domain they are `LAST`, so a neighbour there has none: what a tenant puts below has a row of its own.
     """
     return LAST if segment.own.domain_kind == BASE else 1
 

@@ -99,7 +99,7 @@ class Publisher:
                     Coded(
                         bits(c, r),
                         r.tokens,
-                        s.before(codec.reach, c.mode),
+                        s.before(c.mode),
                         c.mode,
                     )
                     for (c, r), s in map(proving.__getitem__, numbers)

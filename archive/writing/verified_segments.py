@@ -76,7 +76,7 @@ class VerifiedSegments:
             return False
         try:
             bits, mode = keys.bits(item.context, item.record), item.context.mode
-            above = self._before(item, segment, codec.reach)
+            above = self._before(item, segment, codec)
             tokens = codec.decode([Coded(bits, item.record.tokens, above, mode)])[0]
         except (PltzError, FileNotFoundError) as exc:
             self._problem(item, str(exc))
@@ -89,19 +89,19 @@ class VerifiedSegments:
         self._problem(item, "decodes to other tokens than its id says")
         return False
 
-    def _before(self, item: Found, segment: PendingSegment, reach: int) -> Tokens:
+    def _before(self, item: Found, segment: PendingSegment, codec: SegmentCodec) -> Tokens:
         """Return the context that a record was coded after, (m,). Raises the errors of `Chains.tower`."""
-        own = segment.above(reach) if item.context.mode & TOWER else NOTHING
+        own = segment.above(codec.reach) if item.context.mode & TOWER else NOTHING
         if item.record.neighbour == NONE:
             return own
         near = Chains(self.catalog, self.codecs, heard=self.heard, hops=1).tower(item.record.neighbour)
-        return context_after(near, {s.id for s in segment.ancestors()}, own, reach)
+        return context_after(near, {s.id for s in segment.ancestors()}, own, codec)
 
     def proofs(self, tower: Iterable[bytes], hops: int = 1) -> Proofs | None:
         """Return where the segments of a neighbour's tower were proved, and the records' domains.
 
-        Those of the neighbours of its segments of base domains are added. ``hops``: as in `Chains`. None where a
-        writer cannot rely on all of them.
+        Those of the neighbours of its segments are added. ``hops``: as in `Chains`. None where a writer cannot rely
+        on all of them.
         """
         places: Proofs = {}
         for segment in tower:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import Coded, Plain
+from pltz.archive.codecs.codec import NO_MARK, Coded, Plain
 from pltz.archive.format.context import ALONE
 from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.disk import OsDisk
@@ -39,6 +39,7 @@ class ZlibCodec:
         self.mode, self.bundle_id = mode, bundle_id
         self.fast = False
         self.reach = 8192 if mode else 0  # zlib looks 32 KiB back
+        self.lane_mark = np.array([99_999]) if mode else NO_MARK
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         return [self._encode(p) for p in batch]

@@ -170,6 +170,7 @@ def test_sessions_that_are_coded_after_others_are_read(name: str) -> None:
         leaf["acme", "support"]: leaf["acme", "first"],
         prompts[1]: prompts[0],
         leaf["beta", "like support"]: leaf["beta", "support"],
+        leaf["acme", "third"]: leaf["acme", "second"],
     }
     every = {s for tenant, title in NEAR for s, _ in archive.get(title, tenant).segments}
     found = {s: archive.record(s).record.neighbour for s in every}
@@ -183,7 +184,7 @@ def test_sessions_that_are_coded_after_others_are_read(name: str) -> None:
     [found_at] = archive.places(leaf["acme", "first"])
     lost.delete(f"packs/{found_at.location.pack.hex()}")
     report = TowerArchive.open(lost, [codec], key=key).verify()
-    assert {(v.tenant, v.name) for v in report.lost} == {("acme", n) for n in ("second", "support")}
+    assert {(v.tenant, v.name) for v in report.lost} == {("acme", n) for n in ("second", "support", "third")}
 
 
 @pytest.mark.parametrize("name", LEFT)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
+from pltz.archive.codecs.codec import NO_MARK, BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.errors import ArchiveError, Fenced, LostError, NotFound, StoreError, WriterFailed
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import Tokens
@@ -172,6 +172,7 @@ def test_what_cannot_be_stored_is_refused_and_nothing_written(
 class LyingCodec:
     """A codec that decodes to other tokens than it was given."""
 
+    lane_mark = NO_MARK
     mode, fast, reach, contract, bundle_id, tokenizer = 0, False, 0, 1, b"b" * 16, b"t" * 16
 
     def encode(self, batch: list[Plain]) -> list[bytes]:

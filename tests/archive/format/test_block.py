@@ -32,26 +32,28 @@ def seed(offset: int = BEGIN) -> int:
 
 def oracle(rows: Sequence[Record]) -> bytes:
     """Encode a block part by part, as the tables in FORMAT.md say."""
-    columns = [[0] * len(rows) for _ in range(13)]
-    ids, versions, inline, titles, tags = b"", b"", {2: b"", 10: b""}, b"", b""
+    columns = [[0] * len(rows) for _ in range(12)]
+    ids, versions, parents, near, neighbours, titles, tags = b"", b"", b"", [], b"", b"", b""
     first = {r.id: n for n, r in reversed(list(enumerate(rows))) if r.id}
     for n, r in enumerate(rows):
         columns[1][n] = r.context
         if r.mark:
-            columns[0][n], columns[4][n], columns[12][n] = 4, r.mark.counter, r.mark.verb
+            columns[0][n], columns[4][n], columns[11][n] = 4, r.mark.counter, r.mark.verb
             versions += r.mark.version
             continue
         columns[0][n] = (r.id is not None) + 2 * (r.name is not None)
-        for column, named in ((2, r.parent), (10, r.neighbour)):
-            if named == NONE:
-                continue
-            if named in TABLE:
-                columns[column][n], columns[column + 1][n] = 1, TABLE.index(named)
-            elif first.get(named, n) < n:
-                columns[column][n], columns[column + 1][n] = 2, n - first[named]
-            else:
-                columns[column][n] = 3
-                inline[column] += named[:10]
+        if r.parent in TABLE:
+            columns[2][n], columns[3][n] = 1, TABLE.index(r.parent)
+        elif first.get(r.parent, n) < n:
+            columns[2][n], columns[3][n] = 2, n - first[r.parent]
+        elif r.parent != NONE:
+            columns[2][n] = 3
+            parents += r.parent[:10]
+        if r.neighbour != NONE:
+            columns[10][n] = 1
+            far = 128 + TABLE.index(r.neighbour) if r.neighbour in TABLE else 0
+            near.append(far or max(0, n - first.get(r.neighbour, n)))
+            neighbours += b"" if near[-1] else r.neighbour[:10]
         title = r.veil or (r.name or "").encode()
         columns[4][n], columns[5][n], columns[6][n], columns[9][n] = r.tokens, len(r.bitstring), len(title), len(r.tags)
         ids, titles, tags = ids + (r.id or b"")[:10], titles + title, tags + r.tags
@@ -73,7 +75,11 @@ def oracle(rows: Sequence[Record]) -> bytes:
         if len(piece) >= 4096:
             checks, piece = checks + zlib.crc32(piece).to_bytes(4, "little"), b""
     checks += zlib.crc32(piece).to_bytes(4, "little") if piece else b""
-    parts = ids, versions, inline[2], inline[10], titles, tags, checks
+    if near:
+        width = max(near).bit_length()
+        packed = sum(value << width * n for n, value in enumerate(near))
+        parents += bytes([width]) + packed.to_bytes(-(-width * len(near) // 8), "little")
+    parts = ids, versions, parents, neighbours, titles, tags, checks
     rest = bytes([len(rows)]) + bits.to_bytes(2, "little") + shapes + values + b"".join(parts)
     head = SALT[:2] + write_varint(len(rest)) + write_varint(len(body)) + rest
     return head + zlib.crc32(head, seed()).to_bytes(4, "little") + body
@@ -138,6 +144,14 @@ def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> No
     assert named - {r.id for r in rows} <= set(found.elsewhere()) <= named
 
 
+def test_a_neighbour_takes_a_byte_of_a_record_that_has_one() -> None:
+    rows = [Record(CLEAR, NONE, segment_of(bytes([n + 1]) * 16), 9, b"b", f"s{n}", 1, TIME) for n in range(100)]
+    near = [r._replace(neighbour=rows[n - 3].id or NONE) if n in (50, 70, 90) else r for n, r in enumerate(rows)]
+    assert len(encoded(near)) - len(encoded(rows)) == 2 + 13 + 1 + 1  # the column, its bits, width, three of 2 bits
+    far = [*near[:90], near[90]._replace(neighbour=TABLE[1]), *near[91:]]
+    assert len(encoded(far)) - len(encoded(near)) == 2  # three of 8 bits
+
+
 def test_python_reads_columns_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block, "COLUMNS_OF", block._columns)
     rows = [Record(n % 2, name="", veil=b"v" * 25, version=1 + n * n, time=TIME + 9 * n) for n in range(0, 99, 2)]
@@ -196,8 +210,8 @@ def resealed(data: bytes, change: dict[int, int]) -> bytes:
 def test_newer_columns_kinds_and_verbs_are_refused_by_name() -> None:
     data = encoded([Record(0, mark=Mark(b"v" * 16, 1, 1))])
     # mark 2, sizes 2, records 1, columns 2, then kind, counter and verb
-    assert data[:10] == SALT[:2] + bytes([len(data) - 8, 0, 1, 0x11, 0x10, 4, 1, 1])
-    for change in ({6: 0x30}, {7: 5}, {9: 2}):
+    assert data[:10] == SALT[:2] + bytes([len(data) - 8, 0, 1, 0x11, 0x08, 4, 1, 1])
+    for change in ({6: 0x18}, {7: 5}, {9: 2}):
         with pytest.raises(VersionError, match="newer pltz"):
             Block.of(resealed(data, change), 0, BEGIN, FIELDS)
     with pytest.raises(CorruptError, match="has 0 records"):
@@ -206,15 +220,30 @@ def test_newer_columns_kinds_and_verbs_are_refused_by_name() -> None:
         Block.of(resealed(data, {4: 129}), 0, BEGIN, FIELDS)
 
 
+def test_references_to_neighbours_that_do_not_fit_are_refused() -> None:
+    data = encoded([Record(0, NONE, TABLE[0], neighbour=segment_of(b"n" * 16))])
+    # mark 2, sizes 2, records 1, columns 2, then kind and neighbour, the id, the width
+    assert data[5:9] == bytes([0x01, 0x04, 1, 1]) and data[19] == 0
+    with pytest.raises(VersionError, match="names neighbours"):
+        Block.of(resealed(data, {8: 2}), 0, BEGIN, FIELDS)
+    for change in ({19: 18}, {19: 17}, {19: 1, 20: 1}):
+        with pytest.raises(CorruptError, match=r"do not (fit|fill) it"):
+            Block.of(resealed(data, change), 0, BEGIN, FIELDS)
+
+
 def test_hostile_sizes_claim_no_memory() -> None:
     for sizes in (b"\xff\xff\xff\xff\x0f\0", b"\1\xff\xff\xff\xff\x0f", b"\x80\x80\x20\0"):
         with pytest.raises(CorruptError, match=r"at most|more than fit"):
             Block.of(SALT[:2] + sizes + bytes(50), 0, BEGIN, FIELDS)
 
 
-@pytest.mark.parametrize("column", ["parent", "neighbour"])
+ABROAD = [(block.BACK, 1), (block.BACK, 3), (block.TABLE, 2)]
+
+
 @pytest.mark.parametrize(
-    "wrong", [(block.BACK, 0), (block.BACK, 1), (block.BACK, 3), (block.TABLE, 2), (block.ABSENT, 1), (4, 0)]
+    ("column", "wrong"),
+    [("parent", wrong) for wrong in [*ABROAD, (block.BACK, 0), (block.ABSENT, 1), (4, 0)]]
+    + [("neighbour", wrong) for wrong in ABROAD],
 )
 def test_references_to_no_earlier_segment_are_refused(
     column: str, wrong: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pltz.archive.codecs.codec import Coded, Plain
+from pltz.archive.codecs.codec import NO_MARK, Coded, Plain
 from pltz.archive.format.ids import Tokens
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -19,6 +19,7 @@ BITSTRING = 200  # bytes: a mean chat
 class StoredCodec:
     """A codec of one byte per token, so that a bitstring has a known size."""
 
+    lane_mark = NO_MARK
     mode, fast, reach, contract, bundle_id, tokenizer = 0, False, 0, 1, b"b" * 16, b"t" * 16
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:

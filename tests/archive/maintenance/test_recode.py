@@ -52,7 +52,13 @@ def neighbours(archive: TowerArchive) -> list[bytes]:
 
 
 @pytest.fixture
-def near(tower_codec: SegmentCodec) -> tuple[SimDisk, TowerArchive]:
+def one_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no session be coded after one that has a neighbour."""
+    monkeypatch.setattr("pltz.archive.writing.neighbours.LAST", 1)
+
+
+@pytest.fixture
+def near(tower_codec: SegmentCodec, one_in_a_row: None) -> tuple[SimDisk, TowerArchive]:
     """Make a sealed archive in which "s1" and "s2" are coded after "s0"."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [tower_codec], key=RAW)
@@ -118,6 +124,41 @@ def test_every_crash_of_such_an_erase(near: tuple[SimDisk, TowerArchive], tower_
     assert catalogue(reopen(SimDisk(disk.durable), tower_codec)) == after
 
 
+@pytest.mark.parametrize("gone", range(4))
+def test_every_crash_of_an_erase_in_a_row(gone: int, tower_codec: SegmentCodec) -> None:
+    """Erase one of four sessions, each coded after the one before; only the next one is coded anew."""
+    disk = SimDisk()
+    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec], key=RAW)
+    archive.neighbours = True
+    for n in range(4):
+        archive.put([NewSession(f"s{n}", [np.concatenate([TEMPLATE, np.arange(9 * n) + 9 * n])], "acme")])
+    leaves = [archive.version(f"s{n}", "acme").leaf for n in range(4)]
+    assert set(neighbours(archive)) == set(leaves[:3])
+    before = catalogue(archive)
+    after = {name: tokens for name, tokens in before.items() if name[1] != f"s{gone}"}
+    states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
+
+    def watch() -> None:
+        for state in disk.crashes("tmp"):
+            states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
+
+    archive = reopen(disk, tower_codec)
+    disk.watch = watch
+    assert archive.erase("acme", f"s{gone}").recoded == (gone < 3)
+    disk.watch = lambda: None
+    for number, state in enumerate(states.values()):
+        left = SimDisk(state, seed=number)
+        archive = reopen(left, tower_codec)
+        assert catalogue(archive) in (before, after) and archive.verify(decode=True).sound
+        with suppress(NotFound):
+            archive.erase("acme", f"s{gone}")
+        for _ in range(2):
+            archive.collect(dead_share=0.01)
+        again = reopen(left, tower_codec)
+        assert catalogue(again) == after and again.verify(decode=True).sound
+        assert leaves[gone] not in neighbours(again) and len(neighbours(again)) == 3 - (gone > 0) - (gone < 3)
+
+
 def test_a_writer_that_codes_after_what_is_erased_meanwhile_is_not_acknowledged(
     near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +203,7 @@ def test_a_session_put_while_another_is_erased_is_coded_anew_too(
     assert reopen(disk, tower_codec).verify(decode=True).sound
 
 
+@pytest.mark.usefixtures("one_in_a_row")
 def test_an_erase_reads_each_pack_once_and_a_shared_tower_once(
     disk: SimDisk, tower_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.catalog.chain import Chains
+from pltz.archive.catalog.chain import LAST, Chains, depth_of
 from pltz.archive.codecs.codec import Plain, SegmentCodec
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import BASE, NONE, TENANT, segment_of
@@ -217,3 +217,75 @@ def test_a_record_coded_after_another_tenants_segment_is_refused(archive: TowerA
         for reader in (archive, again(archive)):
             with pytest.raises(LostError, match="another tenant"):
                 Chains(reader.catalog, reader.codecs).tower(name)
+
+
+def craft(archive: TowerArchive, tokens: Ids, near: bytes, above: Ids) -> tuple[bytes, Record]:
+    """Put a record of tokens coded after ``above``, the tokens of ``near``, whatever a writer would do."""
+    codec, keys = archive.codecs[0], archive.keys
+    own = keys.context(TENANT, "acme")
+    context = replace(own, tokenizer=codec.tokenizer, bundle=codec.bundle_id, contract=codec.contract)
+    name = segment_of(keys.segment_digest(context.domain, context.tokenizer, NONE, tokens))
+    mark = codec.lane_mark if len(above) else above
+    [data] = codec.encode([Plain(tokens, np.concatenate([above, mark]))])
+    record = Record(0, NONE, name, len(tokens), data)._replace(neighbour=near)
+    archive._writer.copy([(context, keys.seal(context, record))])
+    return name, record
+
+
+def test_a_fourth_neighbour_in_a_row_is_refused(archive: TowerArchive) -> None:
+    put(archive, "a", "acme", 0, unlike(0))
+    near, above = NONE, np.zeros(0, np.int64)
+    for number in range(5):
+        near, _ = craft(archive, alike(number), near, above)
+        above = alike(number)
+        for reader in (archive, again(archive)):
+            if number <= LAST:
+                assert np.array_equal(Chains(reader.catalog, reader.codecs).tower(near)[0][1], above)
+                assert depth_of(reader.catalog, near) == number
+            else:
+                with pytest.raises(LostError, match="more than 3 neighbours in a row"):
+                    Chains(reader.catalog, reader.codecs).tower(near)
+                assert depth_of(reader.catalog, near) is None
+                assert not reader.verify(decode=True).sound
+
+
+def test_records_that_name_each_other_are_refused(archive: TowerArchive) -> None:
+    put(archive, "a", "acme", 0, unlike(0))
+    keys, codec = archive.keys, archive.codecs[0]
+    names = [
+        segment_of(keys.segment_digest(keys.domain(TENANT, "acme"), codec.tokenizer, NONE, alike(n))) for n in (0, 1)
+    ]
+    assert craft(archive, alike(0), names[1], alike(1))[0] == names[0]
+    assert craft(archive, alike(1), names[0], alike(0))[0] == names[1]
+    assert craft(archive, alike(2), names[0], alike(0))
+    for reader in (archive, again(archive)):
+        for name in names:
+            assert depth_of(reader.catalog, name) is None
+            with pytest.raises(LostError, match="more than 3 neighbours in a row"):
+                Chains(reader.catalog, reader.codecs).tower(name)
+
+
+def test_of_several_records_that_with_the_fewest_in_a_row_is_kept(archive: TowerArchive) -> None:
+    """A session is coded after one of two records of a segment, the one that a reader and a collector must take."""
+    archive.neighbours = False
+    rows = {"other": unlike(9), "a": alike(0), "b": alike(1), "c": alike(2), "twice": alike(7)}
+    rows["user"] = np.concatenate([alike(7), [5]])
+    [receipt] = archive.put([NewSession("other", [rows["other"]], "acme")])
+    near, above = NONE, np.zeros(0, np.int64)
+    for name in ("a", "b", "c", "twice"):
+        near, _ = craft(archive, rows[name], near, above)
+        above = rows[name]
+    assert depth_of(archive.catalog, near) == 3
+    assert craft(archive, rows["twice"], receipt.leaf, rows["other"])[0] == near
+    assert depth_of(archive.catalog, near) == 1
+    user, _ = craft(archive, rows["user"], near, rows["twice"])
+    assert [r.new for r in archive.put([NewSession(n, [tokens], "acme") for n, tokens in rows.items()])] == [0] * 6
+    for _ in range(3):
+        for reader in (archive, again(archive)):
+            assert depth_of(reader.catalog, user) == 2
+            assert all(np.array_equal(reader.get(n, "acme").tokens, tokens) for n, tokens in rows.items())
+            report = reader.verify(decode=True)
+            assert report.sound and not report.undecoded, report.problems
+        archive.collect(dead_share=0.01)
+    [kept] = archive.catalog.lookup.find(SEGMENTS, near)
+    assert kept.record.neighbour == receipt.leaf

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.archive.catalog.chain import LAST
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates, unpack_candidates
@@ -125,11 +126,44 @@ def test_trials_take_a_bounded_share_of_the_work(
     want(archive, *names)
 
 
-def test_a_neighbour_has_none_itself(archive: TowerArchive) -> None:
+def nearer(number: int) -> Ids:
+    """Return tokens much like those of `alike`, and most like those of the number before."""
+    return np.concatenate([TEMPLATE, *(unlike(n)[:40] for n in range(number + 1))])
+
+
+def row(archive: TowerArchive, name: str) -> int:
+    """Return how many neighbours stand in a row behind a session of one segment."""
+    at, count = archive.get(name, "acme").segments[-1][0], 0
+    while (at := archive.catalog.lookup.find(SEGMENTS, at)[0].record.neighbour) != NONE:
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+@pytest.mark.parametrize("clustered", [False, True])
+def test_at_most_three_neighbours_in_a_row(archive: TowerArchive, at_once: int, clustered: bool) -> None:
+    new = [NewSession(f"s{n}", [nearer(n)], "acme") for n in range(8)]
+    for begin in range(0, 8, at_once):
+        if clustered and begin < 4:  # the file says nothing of the rows behind what it names
+            archive.cluster()
+            archive = again(archive)
+            archive.neighbours = True
+        archive.put(new[begin : begin + at_once])
+    rows = [row(archive, f"s{n}") for n in range(8)]
+    assert max(rows) == LAST and (clustered or rows == [0, 1, 2, 3, 3, 3, 3, 3])  # the last ones serve no other
+    for reader in (archive, again(archive)):
+        assert all(np.array_equal(reader.get(f"s{n}", "acme").tokens, nearer(n)) for n in range(8))
+        assert reader.verify(decode=True).sound and reader.verify().sound
+
+
+def test_a_trial_that_gains_nothing_leaves_a_candidate(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pltz.archive.writing.neighbours.NEIGHBOUR_BYTES", 1 << 20)  # no trial gains as much
     put(archive, "a0")
-    for number in range(1, 6):
-        put(archive, f"a{number}")
-    assert {neighbour(archive, f"a{n}") for n in range(1, 6)} == {leaf(archive, "a0")}
+    archive.put([NewSession("s1", [nearer(1)], "acme")])
+    assert neighbour(archive, "s1") == NONE
+    monkeypatch.undo()
+    archive.put([NewSession("s2", [nearer(2)], "acme")])
+    assert neighbour(archive, "s2") == leaf(archive, "s1")
 
 
 @pytest.mark.parametrize(("length", "serves"), [(LONGEST, True), (LONGEST + 1, False)])

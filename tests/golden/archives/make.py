@@ -94,6 +94,7 @@ NEAR: dict[tuple[str, str], list[list[int]]] = {  # (tenant, name): segments; of
     ("acme", "support"): [turn(25), alike(2)],
     ("beta", "support"): [[*turn(25), 7], turn(24)],  # its prompt is coded after that of acme
     ("beta", "like support"): [[5, *turn(24)]],  # coded after that one, which stands on such a prompt
+    ("acme", "third"): [[*alike(1), 8]],  # coded after the second, so after two in a row
 }
 
 
