@@ -19,6 +19,7 @@ import pltz
 from pltz.models.kv import fitting
 from pltz.models.kv.calibration import FORMAT, PREDICTIVE, Calibration
 from pltz.models.kv.codec import RAW, KVCodec, Span, loss
+from pltz.models.kv.cpu_layers import CpuLayers
 from pltz.models.kv.fitting import Plan, calibrate
 from pltz.models.kv.measure import compare, prefilled, scored
 from pltz.models.kv.predictive import PredictiveCodec, classes_of
@@ -182,6 +183,23 @@ def test_every_form_gives_back_what_it_promises(
             back(codec, some, Span(ids[9, :tokens], 0))
         bf16 = kv.bfloat16()
         assert back(codec, bf16, whole).dtype == torch.bfloat16
+
+
+def test_torch_does_the_work_without_a_c_compiler(
+    target: Target, rotary: Rotary, calibration: Calibration, ids: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = prefilled(target, ids[9])
+    span = Span(ids[9], 0)
+    fast = PredictiveCodec(calibration, rotary, embedding(target), -16)
+    monkeypatch.setattr(CpuLayers, "there", staticmethod(lambda: False))
+    monkeypatch.setattr(CpuLayers, "restore", None)
+    slow = PredictiveCodec(calibration, rotary, embedding(target), -16)
+    parts = slow.encode(kv, span)
+    again = slow.decode(parts, span)
+    assert error(kv, again) < 0.2
+    monkeypatch.undo()
+    assert error(again, fast.decode(parts, span)) < 1e-5
+    assert error(kv, fast.decode(fast.encode(kv, span), span)) == pytest.approx(error(kv, again), rel=1e-2)
 
 
 def test_sinks_are_exact_and_tokens_that_are_looked_at_fine_in_q4(target: Target, rotary: Rotary, ids: Any) -> None:
