@@ -9,25 +9,9 @@
  * / 8][k / 64][row % 8] [k % 64]; values are stored as the fragments that the product of weights and values reads
  * (value_place).
  */
+#include "base.cuh"
+
 #ifndef PLTZ_EMULATE
-#ifdef __CUDACC_RTC__ /* which has no headers */
-typedef signed char int8_t;
-typedef unsigned char uint8_t;
-typedef short int16_t;
-typedef unsigned short uint16_t;
-typedef int int32_t;
-typedef unsigned int uint32_t;
-typedef long long int64_t;
-typedef unsigned long long uint64_t;
-#else
-#include <stdint.h>
-#endif
-#define DEV __device__ __forceinline__
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
-#define KERNEL2(threads) extern "C" __global__ void __launch_bounds__(threads, 2) /* two CTAs a multiprocessor */
-#define KERNEL3(threads) extern "C" __global__ void __launch_bounds__(threads, 3)
-extern __shared__ __align__(128) uint8_t shared_memory[];
-DEV uint8_t *shared() { return shared_memory; }
 
 DEV void mma_s8(int32_t *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,8 @@ from pltz.plt_codec.engines.cuda.pool import Pool
 from pltz.plt_codec.errors import ModelError, UsageError
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("common.cuh", "batch.cu", "wide.cu", "cluster.cu", "grid.cu", "gated.cu")
+SOURCES = ("batch.cu", "wide.cu", "cluster.cu", "grid.cu", "gated.cu")
+INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 OLDEST = 80  # compute capability that the instructions need
 CLUSTERS = 90  # from here on there are clusters of CTAs
 MOST_GATED = 8  # clusters of gated.cu: its CTAs have places for the words by which they meet
@@ -73,8 +75,21 @@ class Device(Protocol):
 
 def source() -> str:
     """Return all kernels as one text."""
-    text = "".join((HERE / name).read_text("utf8") for name in SOURCES if (HERE / name).exists())
-    return text.replace('#include "common.cuh"', "")
+    return whole("".join((HERE / name).read_text("utf8") for name in SOURCES if (HERE / name).exists()))
+
+
+def whole(kernels: str) -> str:
+    """Return kernels with the headers of this folder in place of the first line that includes each."""
+    seen = set()
+
+    def header(found: re.Match[str]) -> str:
+        name = found[1]
+        if name in seen:
+            return "\n"
+        seen.add(name)
+        return INCLUDE.sub(header, (HERE / name).read_text("utf8"))
+
+    return INCLUDE.sub(header, kernels)
 
 
 def compile_kernels(shape: Mapping[str, int], capability: int) -> bytes:
