@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 
 from pltz.models.kv.streams import (
+    BLOCK,
     LANES,
     SECTION,
     SYMBOLS,
@@ -24,11 +26,12 @@ from pltz.models.kv.streams import (
     Tables,
     groups,
     per_lane,
+    sections,
     sections_each,
     stream_layers,
 )
 from pltz.plt_codec.engines.cuda import device as gpu
-from pltz.plt_codec.errors import ModelError
+from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +43,16 @@ WARPS = 8  # per CTA of decode_streams and unpack
 TYPES = ("torch.float32", "torch.float16", "torch.bfloat16")  # of KV, by the kernels' number
 KEPT = 6  # words that a lane keeps between launches
 SHARED = TABLES * SLOTS + 4 * TABLES * SYMBOLS + 4 * 32 + WARPS * (LANES * 34 + 128) * 2  # bytes, of decode_streams
+CODER = 4 * TABLES * SYMBOLS + 4 * 32  # bytes, of look_ahead and encode_streams
 HEADS = (32, 64, 128, 256)  # sizes of a head that `unpack` knows
+EACH = 16  # elements of a head per lane of `unpack`
 ROWS = 32  # rows of CTAs that share a token's rows in `unpack`
+BESIDE = 8  # streams for work beside torch's current one
+
+
+def source() -> str:
+    """Return the kernels as one text."""
+    return gpu.whole(SOURCE.read_text("utf8"))
 
 
 class Launcher(Protocol):
@@ -71,7 +82,7 @@ class Gpu:
         )
         self._context = gpu._ask(driver.cuDevicePrimaryCtxRetain(device))
         self._enter()
-        code = gpu.compile_text(SOURCE.read_text("utf8"), 10 * major + minor, ["--fmad=false"])
+        code = gpu.compile_text(source(), 10 * major + minor, ["--fmad=false"])
         self._module = gpu._ask(driver.cuModuleLoadData(code))
         self._functions: dict[str, Any] = {}
 
@@ -147,26 +158,69 @@ class DeviceTables:
         return cls(there(slots), there(entries), there(tables.mean.view(np.int16)), there(level))
 
 
+@dataclass(frozen=True, eq=False)
+class DeviceStreams:
+    """Coded integers on a device, and what they were coded with.
+
+    ``words``: (n,) int16. ``ends``: (sections, groups) int32. ``states``: (streams, groups, 32) int32. ``point``: the
+    floor of the operating point. ``tokens``: their number. See `streams.Streams`.
+    """
+
+    words: torch.Tensor
+    ends: torch.Tensor
+    states: torch.Tensor
+    tables: DeviceTables
+    point: int
+    tokens: int
+
+
 class Kernels:
     """The kernels on one device. Tensors are of that device, contiguous unless a method says otherwise."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
 
-    def streams(
-        self,
-        words: torch.Tensor,
-        ends: torch.Tensor,
-        states: torch.Tensor,
-        tables: DeviceTables,
-        point: int,
-        tokens: int,
-    ) -> DecodedStreams:
-        """Return streams to be decoded. ``words``: (n,) int16. ``states``: (streams, groups, 32) int32.
+    def decoded(self, coded: DeviceStreams) -> DecodedStreams:
+        """Return the integers of streams, which are still to be decoded. The caller checks shapes and ends."""
+        return DecodedStreams(self._launcher, coded)
 
-        ``ends``: (sections, groups) int32, which never fall and end with n. The caller checks shapes and ends.
+    def encode(
+        self, q: torch.Tensor, classes: torch.Tensor, tables: DeviceTables, point: int
+    ) -> tuple[DeviceStreams, NDArray[np.uint32]]:
+        """Return the streams of integers, as `streams.encode` does, and the two sums of each token, (T, 2).
+
+        ``q``: (layers, T, width) int16. ``classes``: (T,) uint8, each below 16. The host waits for the number of words.
+        Raises UsageError where 32 bits do not count the words.
         """
-        return DecodedStreams(self._launcher, words, ends, states, tables, point, tokens)
+        import torch
+
+        layers, tokens, width = q.shape
+        elements = layers * width
+        begins, count = stream_layers(layers, width), groups(tokens, elements)
+        room = functools.partial(torch.empty, device=q.device)
+        shifts = room((layers, -(-width // BLOCK), tokens), dtype=torch.int8)
+        sums = room((len(begins), tokens, 2), dtype=torch.int32)
+        counts = room((sections(layers, width), count), dtype=torch.int32)
+        states = room((len(begins), count, LANES), dtype=torch.int32)
+        given = _pointers(q, classes, tables.entries, tables.mean, tables.level, shifts)
+        span = SECTION * sections_each(width)
+        size = (tokens, layers, width, point)
+        grid = (-(-tokens // (32 * WARPS)), len(begins), 1)
+        self._run("look_ahead", grid, [*given, *_pointers(sums), *map(_int, (*size, span, len(begins)))], CODER)
+
+        def code(words: torch.Tensor | None, ends: torch.Tensor | None) -> None:
+            numbers = map(_int, (count, *size, per_lane(elements), span, len(begins)))
+            args = [*given, *_pointers(words, ends, counts, states), *numbers]
+            self._run("encode_streams", (-(-count // WARPS), len(begins), 1), args, CODER)
+
+        code(None, None)
+        totals = counts.flatten().cumsum(0, dtype=torch.int64)
+        total = int(totals[-1]) if count else 0
+        if total >= 1 << 31:
+            raise UsageError("too many words for the form predictive: keep the KV in another form")
+        words, ends = room(total, dtype=torch.int16), totals.int().reshape(counts.shape)
+        code(words, ends)
+        return DeviceStreams(words, ends, states, tables, point, tokens), _sums(sums, begins, layers, width)
 
     def add_residual(
         self,
@@ -226,94 +280,132 @@ class Kernels:
         fines = fine.shape[3]
         tokens = sink_count + fines + (0 if middle is None else middle[0].shape[3])
         codes, scale, at, book = middle or (None, None, None, None)
+        parts = [_aligned(part) for part in (codes, scale, fine, fine_scale, at, mean, sinks, book)]
         kv = torch.empty((layers, two, heads, tokens, dim), dtype=sinks.dtype, device=sinks.device)
         rows = layers * two * heads
         numbers = (rows, heads, tokens, dim, sink_count, fines, turn[0].shape[1], _kind(kv))
-        args = [
-            *_pointers(codes, scale, fine, fine_scale, at, mean, sinks, book, *turn, kv),
-            *map(_int, numbers),
-            ctypes.c_float(dim**0.5),
-        ]
-        self._run("unpack", (-(-tokens // WARPS), min(rows, ROWS), 1), args, 4 * WARPS * dim)
+        args = [*_pointers(*parts, *turn, kv), *map(_int, numbers), ctypes.c_float(dim**-0.5)]
+        each = WARPS * 32 * EACH  # elements of a row of CTAs
+        self._run("unpack", (-(-tokens * dim // each), min(rows, ROWS), 1), args, 4 * (16 + each))
         return kv
 
     def _run(self, kernel: str, grid: tuple[int, int, int], args: Sequence[Any], shared: int = 0) -> None:
         if grid[0]:
-            self._launcher.launch(kernel, grid, 256, args, shared)
+            self._launcher.launch(kernel, grid, 32 * WARPS, args, shared)
 
 
 class DecodedStreams:
     """Integers of streams: several streams side by side, or one that is decoded section by section, in order.
 
     ``q``: (layers, T, width) int16. ``classes``: (T,) uint8. ``bad``: (1,) int32, not 0 where a stream does not end as
-    it must. They are right where `decode` was called for their layers, and bad after the last.
+    it must. They are right where `decode` was called for their layers, and bad after the last. ``many``: whether there
+    are several streams. They may be decoded in any order.
     """
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        words: torch.Tensor,
-        ends: torch.Tensor,
-        states: torch.Tensor,
-        tables: DeviceTables,
-        point: int,
-        tokens: int,
-    ) -> None:
+    def __init__(self, launcher: Launcher, coded: DeviceStreams) -> None:
         import torch
 
         def room(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device=words.device)
+            return torch.empty(shape, dtype=dtype, device=coded.words.device)
 
-        self._launcher, self._tables, self._tokens, self._point = launcher, tables, tokens, point
-        self._words, self._ends, self._states = words, ends, states
-        self.layers, self.width = tables.level.shape
-        self._groups = groups(tokens, self.layers * self.width)
+        self._launcher, self._coded = launcher, coded
+        self.layers, self.width = coded.tables.level.shape
+        self._groups = groups(coded.tokens, self.layers * self.width)
         self._per_lane = per_lane(self.layers * self.width)
         self._kept = room(self._groups, LANES, KEPT, dtype=torch.int32)
-        self.q = room(self.layers, tokens, self.width, dtype=torch.int16)
-        self.classes = room(tokens, dtype=torch.uint8)
+        self.q = room(self.layers, coded.tokens, self.width, dtype=torch.int16)
+        self.classes = room(coded.tokens, dtype=torch.uint8)
         self._begins = stream_layers(self.layers, self.width)
-        self._sums = room(len(self._begins), tokens, 2, dtype=torch.int32)
-        self.bad = torch.zeros(1, dtype=torch.int32, device=words.device)
+        self._sums = room(len(self._begins), coded.tokens, 2, dtype=torch.int32)
+        self.bad = torch.zeros(1, dtype=torch.int32, device=coded.words.device)
+        self.many = len(self._begins) > 1
 
-    def sections(self) -> Iterator[tuple[int, int]]:
-        """Return the layers, from and to, that one launch decodes."""
-        step = SECTION if self._per_lane == 1 and len(self._begins) == 1 else self.layers
-        return ((first, min(first + step, self.layers)) for first in range(0, self.layers, step))
+    def steps(self) -> list[tuple[int, int]]:
+        """Return the layers, from and to, that `decode` may take at once: those of a stream, or of a section."""
+        begins = self._begins if self.many or self._per_lane > 1 else range(0, self.layers, SECTION)
+        return list(itertools.pairwise([*begins, self.layers]))
 
     def decode(self, first: int, last: int) -> None:
-        """Decode layers, as `sections` gives them."""
+        """Decode layers from ``first`` to ``last``: one of `steps`. Several streams may be decoded at once."""
         if not self._groups:
             return
-        t = self._tables
+        c, t, span = self._coded, self._coded.tables, SECTION * sections_each(self.width)
         pointers = _pointers(
-            self._words, self._ends, self._states, t.slots, t.entries, t.mean, t.level, self._kept, self.q,
+            c.words, c.ends, c.states, t.slots, t.entries, t.mean, t.level, self._kept, self.q,
             self.classes, self._sums, self.bad,
         )  # fmt: skip
         numbers = (
-            self._groups, self._tokens, self.layers, self.width, self._point, self._per_lane,
-            SECTION * sections_each(self.width), first, last,
+            self._groups, c.tokens, self.layers, self.width, c.point, self._per_lane,
+            span, len(self._begins), first, last,
         )  # fmt: skip
-        grid = (-(-self._groups // WARPS), len(self._begins), 1)
+        side_by_side = sum(first <= begin < last for begin in self._begins) if self.many else 1
+        grid = (-(-self._groups // WARPS), side_by_side, 1)
         self._launcher.launch("decode_streams", grid, 32 * WARPS, [*pointers, *map(_int, numbers)], SHARED)
-
 
     def sums(self) -> NDArray[np.uint32]:
         """Return the two sums of each token over all streams, (T, 2). See `streams.sums_of`."""
-        whole = np.zeros((self._tokens, 2), np.uint32)
-        stops = [*self._begins[1:], self.layers]
-        found = self._sums.cpu().numpy().view(np.uint32)
-        for first, stop, (a, b) in zip(self._begins, stops, found.transpose(0, 2, 1), strict=True):
-            count = np.uint32((stop - first) * self.width)
-            whole[:, 1] += b + count * whole[:, 0]  # modulo 2^32, as all of it
-            whole[:, 0] += a
-        return whole
+        return _sums(self._sums, self._begins, self.layers, self.width)
 
 
-class SideStream:
-    """A stream for work beside torch's current one, as a context. On a CPU all work is done in order.
+def _sums(parts: torch.Tensor, begins: Sequence[int], layers: int, width: int) -> NDArray[np.uint32]:
+    """Return the two sums of each token over all streams, (T, 2), of those of each stream, (streams, T, 2)."""
+    found = parts.cpu().numpy().view(np.uint32)
+    whole = np.zeros(found.shape[1:], np.uint32)
+    for first, stop, (a, b) in zip(begins, [*begins[1:], layers], found.transpose(0, 2, 1), strict=True):
+        whole[:, 1] += b + np.uint32((stop - first) * width) * whole[:, 0]  # modulo 2^32, as all of it
+        whole[:, 0] += a
+    return whole
+
+
+class SideStreams:
+    """Streams for work beside torch's current one, as a context. On a CPU all work is done in order.
 
     When the context ends, the current stream waits for all work beside it. So memory may be given back then.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._ends: list[torch.cuda.Event] = []
+
+    def __enter__(self) -> Self:
+        import torch
+
+        if self._device.type == "cuda":
+            self._outside = torch.cuda.current_stream(self._device)
+            self._begin = self._outside.record_event()
+        return self
+
+    def run(self, work: Callable[[], object], lane: int = 0, after: torch.cuda.Event | None = None) -> Any:
+        """Launch work in one of BESIDE streams, after an event. Returns the event of its end, None on a CPU."""
+        if self._device.type != "cuda":
+            work()
+            return None
+        import torch
+
+        own = _own_stream(self._device, lane % BESIDE)
+        own.wait_event(self._begin)
+        if after is not None:
+            own.wait_event(after)
+        with torch.cuda.stream(own):
+            work()
+            self._ends.append(own.record_event())
+        return self._ends[-1]
+
+    def wait(self, event: torch.cuda.Event | None) -> None:
+        """Let the outer stream wait for an event."""
+        if event is not None:
+            self._outside.wait_event(event)
+
+    def __exit__(self, *_: object) -> None:
+        for event in self._ends:
+            self._outside.wait_event(event)
+
+
+class Background:
+    """A stream of its own as torch's current one, as a context. The outer stream never waits for its work.
+
+    It begins after what the outer stream was given before. When the context ends, the host has waited for it. On a CPU
+    it does nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -323,32 +415,42 @@ class SideStream:
         import torch
 
         if self._device.type == "cuda":
-            self._outside, self._own = torch.cuda.current_stream(self._device), _own_stream(self._device)
+            self._outside = torch.cuda.current_stream(self._device)
+            self._own = _background(self._device)
             self._own.wait_stream(self._outside)
+            self._inside = torch.cuda.stream(self._own)
+            self._inside.__enter__()
         return self
 
-    def run(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Launch work beside. Returns a call that makes the outer stream wait for it."""
-        if self._device.type != "cuda":
-            work()
-            return lambda: None
-        import torch
-
-        with torch.cuda.stream(self._own):
-            work()
-            event = self._own.record_event()
-        return lambda: self._outside.wait_event(event)
-
-    def __exit__(self, *_: object) -> None:
+    def keep(self, *tensors: torch.Tensor) -> None:
+        """Say that the outer stream will use tensors that were made inside."""
         if self._device.type == "cuda":
-            self._outside.wait_stream(self._own)
+            for tensor in tensors:
+                tensor.record_stream(self._outside)
+
+    def __exit__(self, *error: object) -> None:
+        if self._device.type == "cuda":
+            self._inside.__exit__(*error)
+            self._own.synchronize()
 
 
 @functools.cache
-def _own_stream(device: torch.device) -> torch.cuda.Stream:
+def _own_stream(device: torch.device, lane: int) -> torch.cuda.Stream:
     import torch
 
     return torch.cuda.Stream(device, priority=-1)
+
+
+@functools.cache
+def _background(device: torch.device) -> torch.cuda.Stream:
+    import torch
+
+    return torch.cuda.Stream(device)
+
+
+def _aligned(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a tensor whose address is a multiple of 16, which kernels load at once: itself, or a copy."""
+    return tensor if tensor is None or tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def _int(value: int) -> Any:

@@ -1,6 +1,8 @@
-/* Kernels of the forms of KV: entropy decoding of `predictive`, its sums and its last step, and `q8` and `q4`.
+/* Kernels of the forms of KV: entropy coding of `predictive`, its sums and its last step, and `q8` and `q4`.
  *
- *     decode_streams   rANS, a warp per group of 32 tokens, in lockstep; same integers as ans.c   (FORMAT.md, "Streams")
+ *     decode_streams   rANS, a warp per group of 32 tokens, in lockstep; same integers as ans.c (FORMAT.md, "Streams")
+ *     look_ahead       what 32 tokens have seen at each step, for the encoder, which goes backwards; and their sums
+ *     encode_streams   counts the words, then writes them; the same bytes as ans.c from the same integers
  *     add_residual     prediction + integer x step, in the type of the next product
  *     place_layer      one layer's rows to keys, turned to their positions, and values; and to inputs of the next layer
  *     unpack           `q8` and `q4`: codes, scales, mean and exact tokens to keys and values
@@ -9,23 +11,9 @@
  *
  * Bounds: a stream is read behind a test of its end, and zeros beyond it. Symbols, tables and counts are bounded by
  * construction, so no stream writes out of bounds, and every loop has a length that the stream does not choose. */
+#include "base.cuh"
+
 #ifndef PLTZ_EMULATE
-#ifdef __CUDACC_RTC__ /* which has no headers */
-typedef signed char int8_t;
-typedef unsigned char uint8_t;
-typedef short int16_t;
-typedef unsigned short uint16_t;
-typedef int int32_t;
-typedef unsigned int uint32_t;
-typedef long long int64_t;
-typedef unsigned long long uint64_t;
-#else
-#include <stdint.h>
-#endif
-#define DEV __device__ __forceinline__
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
-extern __shared__ __align__(128) uint8_t shared_memory[];
-DEV uint8_t *shared() { return shared_memory; }
 DEV float of_half(uint16_t v) {
     float out;
     asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(v));
@@ -36,6 +24,17 @@ DEV uint16_t to_half(float v) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(v));
     return out;
 }
+DEV uint32_t two_halves(float low, float high) {
+    uint32_t out;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+DEV uint32_t two_bf16(float low, float high) { /* to nearest, ties to even */
+    uint32_t out;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+DEV uint16_t to_bf16(float v) { return (uint16_t)two_bf16(v, 0.0f); }
 DEV uint32_t bits_of(float v) { return __float_as_uint(v); }
 DEV float of_bits(uint32_t v) { return __uint_as_float(v); }
 #else
@@ -60,6 +59,13 @@ static inline float of_bits(uint32_t v) {
     memcpy(&out, &v, 4);
     return out;
 }
+static inline uint16_t to_bf16(float v) { /* to nearest, ties to even; NaN stays one */
+    const uint32_t u = bits_of(v);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+static inline uint32_t two_halves(float low, float high) { return (uint32_t)to_half(high) << 16 | to_half(low); }
+static inline uint32_t two_bf16(float low, float high) { return (uint32_t)to_bf16(high) << 16 | to_bf16(low); }
 #endif
 
 #define ALL 0xffffffffu
@@ -78,16 +84,23 @@ DEV float load(const void *from, int64_t at, int type) {
     const uint16_t v = ((const uint16_t *)from)[at];
     return type == F16 ? of_half(v) : of_bits((uint32_t)v << 16);
 }
-DEV uint16_t to_bf16(float v) { /* to nearest, ties to even; NaN stays one */
-    const uint32_t u = bits_of(v);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(u >> 16 | 0x40);
-    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
 DEV void store(void *to, int64_t at, float v, int type) {
     if (type == F32)
         ((float *)to)[at] = v;
     else
         ((uint16_t *)to)[at] = type == F16 ? to_half(v) : to_bf16(v);
+}
+DEV void store8(void *to, int64_t at, const float *v, int type) { /* eight side by side, aligned */
+    if (type == F32) {
+        uint4 *const there = (uint4 *)((float *)to + at);
+        there[0] = make_uint4(bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3]));
+        there[1] = make_uint4(bits_of(v[4]), bits_of(v[5]), bits_of(v[6]), bits_of(v[7]));
+    } else if (type == F16)
+        *(uint4 *)((uint16_t *)to + at) =
+            make_uint4(two_halves(v[0], v[1]), two_halves(v[2], v[3]), two_halves(v[4], v[5]), two_halves(v[6], v[7]));
+    else
+        *(uint4 *)((uint16_t *)to + at) =
+            make_uint4(two_bf16(v[0], v[1]), two_bf16(v[2], v[3]), two_bf16(v[4], v[5]), two_bf16(v[6], v[7]));
 }
 
 /* ---- decode_streams */
@@ -137,6 +150,11 @@ DEV int32_t quarter_log(uint32_t v) {
     return 4 * msb + (int32_t)(rest & 3);
 }
 
+DEV int shift_of(int32_t seen, int32_t expected) {
+    const int32_t by = quarter_log((uint32_t)(seen + PRIOR)) - quarter_log((uint32_t)(expected + PRIOR));
+    return min(max(by, -(int)MOST_SHIFT), (int)MOST_SHIFT);
+}
+
 /* Table, low bits, and table of the expectation of a step, as table_of in ans.c. */
 struct Step {
     int table, low, plain;
@@ -151,20 +169,23 @@ DEV Step step_of(int level, int first, int shift) {
     return s;
 }
 
-/* A warp decodes a stream of a group. Streams have `span` layers, but the last. One stream may be decoded in several
- * launches, layers [first, last) in each: `kept` holds each lane's state between them, (groups, 32, KEPT). Integers go
- * to q (layers, tokens, width), the sums of each stream to sums (streams, tokens, 2). `slots`: (TABLES, SLOTS) symbols. `entries`: (TABLES, SYMBOLS)
- * frequency << 16 | first slot. `mean`: (TABLES,). `bad`: not 0 afterwards if a stream is damaged. */
+/* A warp decodes a stream of a group. Streams have `span` layers, but the last. A launch decodes layers [first, last):
+ * whole streams side by side, or some layers of the only one. Then `kept`, (groups, 32, KEPT), holds each lane's state
+ * from launch to launch. Integers go to q (layers, tokens, width), the sums of each stream to sums (streams, tokens,
+ * 2). `slots`: (TABLES, SLOTS) symbols. `entries`: (TABLES, SYMBOLS) frequency << 16 | first slot. `mean`: (TABLES,).
+ * `bad`: not 0 afterwards if a stream is damaged. */
 KERNEL(256) decode_streams(const uint16_t *words, const int32_t *ends, const uint32_t *states, const uint8_t *slots,
                            const uint32_t *entries, const uint16_t *mean, const int16_t *level, uint32_t *kept,
                            int16_t *q, uint8_t *classes, uint32_t *sums, int32_t *bad, int groups, int tokens,
-                           int layers, int width, int point, int per_lane, int span, int first_layer, int last_layer) {
+                           int layers, int width, int point, int per_lane, int span, int streams, int first_layer,
+                           int last_layer) {
     uint8_t *const lut = shared();
     uint32_t *const table = (uint32_t *)(lut + TABLES * SLOTS);
     int32_t *const usual = (int32_t *)(table + TABLES * SYMBOLS);
     const int lane = (int)(threadIdx.x & 31), warp = (int)(threadIdx.x >> 5);
     int16_t *const square = (int16_t *)(usual + 32) + warp * (LANES * ROW + RING);
-    for (int i = (int)threadIdx.x; i < TABLES * SLOTS / 16; i += 32 * WARPS) ((uint4 *)lut)[i] = ((const uint4 *)slots)[i];
+    for (int i = (int)threadIdx.x; i < TABLES * SLOTS / 16; i += 32 * WARPS)
+        ((uint4 *)lut)[i] = ((const uint4 *)slots)[i];
     for (int i = (int)threadIdx.x; i < TABLES * SYMBOLS; i += 32 * WARPS) table[i] = entries[i];
     for (int i = (int)threadIdx.x; i < TABLES; i += 32 * WARPS) usual[i] = mean[i];
     __syncthreads();
@@ -172,7 +193,7 @@ KERNEL(256) decode_streams(const uint16_t *words, const int32_t *ends, const uin
     if (group >= groups) return; /* the whole warp */
 
     const bool by_section = per_lane == 1;
-    const int stream = (int)blockIdx.y, streams = (int)gridDim.y;
+    const int stream = streams > 1 ? first_layer / span + (int)blockIdx.y : 0;
     if (streams > 1) first_layer = stream * span, last_layer = stream + 1 < streams ? first_layer + span : layers;
     const bool finishes = streams > 1 || last_layer == layers;
     uint32_t *const mine = kept + ((int64_t)group * LANES + lane) * KEPT;
@@ -214,10 +235,7 @@ KERNEL(256) decode_streams(const uint16_t *words, const int32_t *ends, const uin
             const int16_t *const levels = level + (int64_t)layer * width;
             for (int j = 0; j < width; j += LANES) {
                 const int count = min(width - j, (int)LANES);
-                const int shift = min(max(quarter_log((uint32_t)(seen + above_seen + PRIOR)) -
-                                              quarter_log((uint32_t)(expected + above_expected + PRIOR)),
-                                          -(int)MOST_SHIFT),
-                                      (int)MOST_SHIFT);
+                const int shift = shift_of(seen + above_seen, expected + above_expected);
                 const int of_lane = lane < count ? levels[j + lane] : 0;
                 Step now = step_of(__shfl_sync(ALL, of_lane, 0), first, shift);
 #pragma unroll 4
@@ -253,8 +271,8 @@ KERNEL(256) decode_streams(const uint16_t *words, const int32_t *ends, const uin
                 if (count == LANES && width % 8 == 0) { /* 16 bytes per thread, 4 threads per token */
                     for (int i = lane >> 2; i < LANES; i += 8) {
                         const uint32_t *const from = (const uint32_t *)(square + i * ROW) + (lane & 3) * 4;
-                        if (start + i < tokens)
-                            ((uint4 *)(to + (int64_t)i * width))[lane & 3] = make_uint4(from[0], from[1], from[2], from[3]);
+                        uint4 *const there = (uint4 *)(to + (int64_t)i * width) + (lane & 3);
+                        if (start + i < tokens) *there = make_uint4(from[0], from[1], from[2], from[3]);
                     }
                 } else {
                     for (int i = 0; i < LANES; i++)
@@ -275,6 +293,125 @@ KERNEL(256) decode_streams(const uint16_t *words, const int32_t *ends, const uin
         mine[3] = kind, mine[4] = a, mine[5] = b;
     }
     if (wrong) *bad = 1;
+}
+
+/* ---- encode_streams */
+
+DEV void put_tables(const uint32_t *entries, const uint16_t *mean) {
+    uint32_t *const table = (uint32_t *)shared();
+    int32_t *const usual = (int32_t *)(table + TABLES * SYMBOLS);
+    for (int i = (int)threadIdx.x; i < TABLES * SYMBOLS; i += 32 * WARPS) table[i] = entries[i];
+    for (int i = (int)threadIdx.x; i < TABLES; i += 32 * WARPS) usual[i] = mean[i];
+    __syncthreads();
+}
+
+/* A warp takes 32 tokens through a stream, in the order of decoding. shifts: (layers, blocks of 32 components, tokens).
+ * sums: as decode_streams. q: (layers, tokens, width). */
+KERNEL(256) look_ahead(const int16_t *q, const uint8_t *classes, const uint32_t *entries, const uint16_t *mean,
+                       const int16_t *level, int8_t *shifts, uint32_t *sums, int tokens, int layers, int width,
+                       int point, int span, int streams) {
+    put_tables(entries, mean);
+    const int32_t *const usual = (const int32_t *)((uint32_t *)shared() + TABLES * SYMBOLS);
+    const int64_t token = (int64_t)blockIdx.x * 32 * WARPS + threadIdx.x;
+    if (token >= tokens) return;
+    const int stream = (int)blockIdx.y, blocks = (width + LANES - 1) / LANES;
+    const int last_layer = stream + 1 < streams ? (stream + 1) * span : layers;
+    const int kind = classes[token], first = point + COARSEST - CLASS_LEVELS * kind;
+    uint32_t a = stream ? 0 : (uint32_t)kind, b = 0;
+    int32_t seen = 0, expected = 0;
+    for (int layer = stream * span; layer < last_layer; layer++) {
+        const int32_t above_seen = seen >> 1, above_expected = expected >> 1;
+        const int16_t *const levels = level + (int64_t)layer * width;
+        const int16_t *const mine = q + ((int64_t)layer * tokens + token) * width;
+        seen = expected = 0;
+        for (int block = 0; block < blocks; block++) {
+            const int shift = shift_of(seen + above_seen, expected + above_expected);
+            shifts[((int64_t)layer * blocks + block) * tokens + token] = (int8_t)shift;
+            for (int j = block * LANES; j < min(width, (block + 1) * (int)LANES); j++) {
+                const Step now = step_of(levels[j], first, shift);
+                const int32_t value = mine[j];
+                if (!now.low) {
+                    seen += MEAN_UNIT * min(value < 0 ? -value : value, (int)HALF);
+                    expected += usual[now.plain];
+                }
+                a += (uint32_t)value;
+                b += a;
+            }
+        }
+    }
+    uint32_t *const to = sums + 2 * ((int64_t)stream * tokens + token);
+    to[0] = a, to[1] = b;
+}
+
+/* Each lane whose state is full gives a word. Words lie in the order of lanes, before those that were given. */
+DEV void give(uint16_t *words, int64_t &at, uint32_t &x, bool full, int lane) {
+    const uint32_t mask = __ballot_sync(ALL, full);
+    if (full) {
+        if (words) words[at - 1 - __popc(mask & ~((2u << lane) - 1))] = (uint16_t)x;
+        x >>= 16;
+    }
+    at -= __popc(mask);
+}
+
+/* A warp encodes a stream of a group, from its last step to its first. Without `words` it only sets counts, (sections,
+ * groups): the words that each section takes. `ends` sums them up; then the words go there. shifts: of look_ahead.
+ * states: (streams, groups, 32), which decoding begins with. */
+KERNEL(256) encode_streams(const int16_t *q, const uint8_t *classes, const uint32_t *entries, const uint16_t *mean,
+                           const int16_t *level, const int8_t *shifts, uint16_t *words, const int32_t *ends,
+                           int32_t *counts, uint32_t *states, int groups, int tokens, int layers, int width, int point,
+                           int per_lane, int span, int streams) {
+    put_tables(entries, mean);
+    const uint32_t *const table = (const uint32_t *)shared();
+    const int lane = (int)(threadIdx.x & 31), group = (int)blockIdx.x * WARPS + (int)(threadIdx.x >> 5);
+    if (group >= groups) return; /* the whole warp */
+    const bool by_section = per_lane == 1;
+    const int stream = (int)blockIdx.y, first_layer = stream * span, blocks = (width + LANES - 1) / LANES;
+    const int last_layer = stream + 1 < streams ? first_layer + span : layers;
+    int section = by_section ? (last_layer - 1) / SECTION : 0;
+    int64_t at = words ? ends[(int64_t)section * groups + group] : 0;
+    uint32_t x = LOWEST;
+    for (int row = per_lane - 1; row >= 0; row--) {
+        const int64_t start = ((int64_t)group * per_lane + row) * LANES, token = start + lane;
+        if (start >= tokens) continue;
+        const bool live = token < tokens;
+        const int kind = live ? classes[token] : 0, first = point + COARSEST - CLASS_LEVELS * kind;
+        for (int layer = last_layer - 1; layer >= first_layer; layer--) {
+            const int16_t *const levels = level + (int64_t)layer * width;
+            const int16_t *const mine = q + ((int64_t)layer * tokens + token) * width;
+            if (by_section && layer / SECTION != section) {
+                if (!words && lane == 0) counts[(int64_t)section * groups + group] = (int32_t)-at;
+                section = layer / SECTION;
+                at = words ? ends[(int64_t)section * groups + group] : 0;
+            }
+            for (int block = blocks - 1; block >= 0; block--) {
+                const int shift = live ? shifts[((int64_t)layer * blocks + block) * tokens + token] : 0;
+                for (int j = min(width, (block + 1) * (int)LANES) - 1; j >= block * LANES; j--) {
+                    const Step now = step_of(levels[j], first, shift);
+                    const int32_t value = live ? mine[j] : 0, high = value >> now.low;
+                    const bool inside = high >= -HALF && high <= HALF;
+                    uint32_t entry = table[now.table * SYMBOLS + (inside ? high + HALF : (int)ESCAPE)];
+                    const bool escape = !inside || !(entry >> 16);
+                    if (escape) entry = table[now.table * SYMBOLS + ESCAPE];
+                    if (__any_sync(ALL, live && (escape || now.low))) {
+                        give(words, at, x, live && escape, lane); /* a state is never too small for 16 bits more */
+                        if (live && escape) x = x << 16 | (uint16_t)high;
+                        const bool low = live && now.low > 0;
+                        give(words, at, x, low && x >> (32 - now.low), lane);
+                        if (low) x = x << now.low | ((uint32_t)value & ((1u << now.low) - 1));
+                    }
+                    const uint32_t f = entry >> 16;
+                    give(words, at, x, live && x >> 20 >= f, lane);
+                    if (live) x = (x / f << PRECISION) + x % f + (entry & 0xffff);
+                }
+            }
+        }
+        if (!stream) {
+            give(words, at, x, live && x >> (32 - CLASS_BITS), lane);
+            if (live) x = x << CLASS_BITS | (uint32_t)kind;
+        }
+    }
+    if (!words && lane == 0) counts[(int64_t)section * groups + group] = (int32_t)-at;
+    states[((int64_t)stream * groups + group) * LANES + lane] = x;
 }
 
 /* Set a flag where a factor of the next product is beyond its type, or no number. */
@@ -319,11 +456,14 @@ KERNEL(256) place_layer(const float *y, const float *cos, const float *sin, void
     }
 }
 
-/* ---- unpack: the forms q8 and q4. A warp makes rows of one token; a lane has K elements side by side.
+/* ---- unpack: the forms q8 and q4. A warp makes rows of some tokens side by side, L lanes per token.
  *
- * codes, scale: of the middle tokens, 4 bits each, turned by the Hadamard transform (none in q8). fine, fine_scale: int8.
- * at: (fines,) ascending places of the fine tokens; none in q8, where all but the sinks are fine. Rows are (layers, 2,
- * heads). Heads are of 32 K elements. */
+ * A lane has eight elements of each half of a head, so a key is turned within its lane, and every load and store is of
+ * eight elements. codes, scale: of the middle tokens, 4 bits each, turned by the Hadamard transform (none in q8). fine,
+ * fine_scale: int8. at: (fines,) ascending places of the fine tokens; none in q8, where all but the sinks are fine.
+ * Rows are (layers, 2, heads). Heads are of 16 L elements. root: of 1 / size of a head. */
+
+enum { EACH = 16 }; /* elements per lane */
 
 struct Packed {
     const uint8_t *codes;
@@ -335,63 +475,114 @@ struct Packed {
     const float *book, *cos, *sin;
     void *kv;
     int rows, heads, tokens, sink_count, fines, middles, half, type;
+    float root;
 };
 
-template <int K> DEV void hadamard(float *v, int lane) {
-    for (int size = 1; size < K; size *= 2)
-        for (int i = 0; i < K; i++)
+/* The sums of the Walsh-Hadamard transform, in the order of hadamard in q4.py, so with the same roundings. */
+template <int L> DEV void hadamard(float *v, int lane) {
+#pragma unroll
+    for (int size = 1; size < EACH; size *= 2) {
+        if (size == EACH / 2) {
+#pragma unroll
+            for (int apart = 1; apart < L; apart *= 2) {
+                const uint32_t flip = lane & apart ? 1u << 31 : 0;
+#pragma unroll
+                for (int i = 0; i < EACH; i++) {
+                    const float other = __shfl_xor_sync(ALL, v[i], apart);
+                    v[i] = other + of_bits(bits_of(v[i]) ^ flip);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
             if (!(i & size)) {
                 const float left = v[i], right = v[i + size];
                 v[i] = left + right, v[i + size] = left - right;
             }
-    for (int size = 1; size < 32; size *= 2)
-        for (int i = 0; i < K; i++) {
-            const float other = __shfl_xor_sync(ALL, v[i], size);
-            v[i] = lane & size ? other - v[i] : v[i] + other;
-        }
+    }
 }
 
-template <int K>
-DEV void unpack_rows(const Packed &p, int64_t token, int64_t below, bool exact, float root, float *mine, int lane) {
-    const int dim = 32 * K;
+template <int L>
+DEV void unpack_rows(const Packed &p, int token, int below, bool exact, const float *book, float *square, int lane) {
+    const int dim = EACH * L, part = 8 * (lane & (L - 1));
+    const bool live = token < p.tokens, sink = token < p.sink_count, middle = live && !sink && !exact;
+    const bool some = __any_sync(ALL, middle), whole = 2 * p.half == dim;
+    float *const mine = square + lane / L * dim; /* of one token */
+    float c[8], s[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const bool here = whole && live;
+        c[i] = here ? p.cos[(int64_t)token * p.half + part + i] : 0.0f;
+        s[i] = here ? p.sin[(int64_t)token * p.half + part + i] : 0.0f;
+    }
     for (int row = (int)blockIdx.y; row < p.rows; row += (int)gridDim.y) {
-        const int64_t to = ((int64_t)row * p.tokens + token) * dim + lane * K;
-        float v[K];
-        if (token < p.sink_count) {
-            const int64_t from = ((int64_t)row * p.sink_count + token) * dim + lane * K;
-            for (int i = 0; i < K; i++) store(p.kv, to + i, load(p.sinks, from + i, p.type), p.type);
-            continue;
+        float v[EACH];
+        if (middle) {
+            const int64_t from = (int64_t)row * p.middles + token - p.sink_count - below;
+            const float by = of_half(p.scale[from]) * p.root;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint32_t eight = *(const uint32_t *)(p.codes + (from * dim + h * (dim / 2) + part) / 2);
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[8 * h + i] = book[eight >> (4 * i) & 15] * by;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < EACH; i++) v[i] = 0.0f;
         }
-        if (exact) {
+        if (some) hadamard<L>(v, lane);
+        if (live && sink) {
+            const int64_t from = ((int64_t)row * p.sink_count + token) * dim + part;
+#pragma unroll
+            for (int i = 0; i < EACH; i++) v[i] = load(p.sinks, from + i / 8 * (dim / 2) + i % 8, p.type);
+        } else if (live && exact) {
             const int64_t from = (int64_t)row * p.fines + below;
             const float by = of_half(p.fine_scale[from]);
-            for (int i = 0; i < K; i++) v[i] = (float)p.fine[from * dim + lane * K + i] * by;
-        } else {
-            const int64_t from = (int64_t)row * p.middles + token - p.sink_count - below;
-            const float by = of_half(p.scale[from]);
-            for (int i = 0; i < K; i++) {
-                const int d = lane * K + i;
-                const int two = p.codes[(from * dim + d) >> 1];
-                v[i] = p.book[d & 1 ? two >> 4 : two & 15] * by;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint2 eight = *(const uint2 *)(p.fine + from * dim + h * (dim / 2) + part);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    v[8 * h + i] = (float)(int8_t)(eight.x >> (8 * i)) * by;
+                    v[8 * h + 4 + i] = (float)(int8_t)(eight.y >> (8 * i)) * by;
+                }
             }
-            hadamard<K>(v, lane);
-            for (int i = 0; i < K; i++) v[i] = v[i] / root;
         }
-        for (int i = 0; i < K; i++) v[i] += of_half(p.mean[(int64_t)row * dim + lane * K + i]);
+        if (live && !sink) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint4 eight = *(const uint4 *)(p.mean + (int64_t)row * dim + h * (dim / 2) + part);
+                const uint32_t two[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[8 * h + i] += of_half((uint16_t)(two[i / 2] >> (i % 2 * 16)));
+            }
+        }
         if (row / p.heads % 2 == 0) { /* keys */
-            __syncwarp();
-            for (int i = 0; i < K; i++) mine[lane * K + i] = v[i];
-            __syncwarp();
-            for (int i = 0; i < K; i++) {
-                const int d = lane * K + i;
-                if (d >= 2 * p.half) continue;
-                const bool left = d < p.half;
-                const int pair = left ? d : d - p.half;
-                const float c = p.cos[token * p.half + pair], s = p.sin[token * p.half + pair];
-                v[i] = left ? v[i] * c - mine[d + p.half] * s : v[i] * c + mine[d - p.half] * s;
+            if (whole) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const float left = v[i], right = v[8 + i];
+                    if (!sink) v[i] = left * c[i] - right * s[i], v[8 + i] = right * c[i] + left * s[i];
+                }
+            } else {
+                for (int i = 0; i < EACH; i++) mine[i / 8 * (dim / 2) + part + i % 8] = v[i];
+                __syncwarp();
+#pragma unroll 1
+                for (int i = part / 8; i < p.half && live; i += L) {
+                    const float by = p.cos[(int64_t)token * p.half + i], aside = p.sin[(int64_t)token * p.half + i];
+                    const float left = mine[i], right = mine[i + p.half];
+                    mine[i] = left * by - right * aside, mine[i + p.half] = right * by + left * aside;
+                }
+                __syncwarp();
+                for (int i = 0; i < EACH && !sink; i++) v[i] = mine[i / 8 * (dim / 2) + part + i % 8];
+                __syncwarp();
             }
         }
-        for (int i = 0; i < K; i++) store(p.kv, to + i, v[i], p.type);
+        if (live) {
+            const int64_t to = ((int64_t)row * p.tokens + token) * dim + part;
+            store8(p.kv, to, v, p.type);
+            store8(p.kv, to + dim / 2, v + 8, p.type);
+        }
     }
 }
 
@@ -399,10 +590,11 @@ KERNEL(256) unpack(const uint8_t *codes, const uint16_t *scale, const int8_t *fi
                    const int32_t *at, const uint16_t *mean, const void *sinks, const float *book, const float *cos,
                    const float *sin, void *kv, int rows, int heads, int tokens, int dim, int sink_count, int fines,
                    int half, int type, float root) {
-    const int lane = (int)(threadIdx.x & 31), warp = (int)(threadIdx.x >> 5);
-    float *const mine = (float *)shared() + warp * dim;
-    const int token = (int)blockIdx.x * WARPS + warp;
-    if (token >= tokens) return;
+    float *const ours = (float *)shared(); /* the centroids, then of each warp a row of each of its tokens */
+    if (book && threadIdx.x < 16) ours[threadIdx.x] = book[threadIdx.x];
+    __syncthreads();
+    const int lane = (int)(threadIdx.x & 31), warp = (int)(threadIdx.x >> 5), lanes = dim / EACH;
+    const int token = ((int)blockIdx.x * WARPS + warp) * (32 / lanes) + lane / lanes;
     int below = 0, above = fines; /* fine tokens before this one */
     while (at && below < above) {
         const int centre = (below + above) >> 1;
@@ -414,11 +606,12 @@ KERNEL(256) unpack(const uint8_t *codes, const uint16_t *scale, const int8_t *fi
     const bool exact = !at || (below < fines && at[below] == token);
     if (!at) below = token - sink_count;
     const Packed p = {codes, scale, fine, fine_scale, mean, sinks, book, cos, sin, kv, rows, heads, tokens, sink_count,
-                      fines, tokens - sink_count - fines, half, type};
+                      fines, tokens - sink_count - fines, half, type, root};
+    float *const square = ours + 16 + warp * 32 * EACH;
     switch (dim) {
-    case 32: unpack_rows<1>(p, token, below, exact, root, mine, lane); break;
-    case 64: unpack_rows<2>(p, token, below, exact, root, mine, lane); break;
-    case 128: unpack_rows<4>(p, token, below, exact, root, mine, lane); break;
-    case 256: unpack_rows<8>(p, token, below, exact, root, mine, lane); break;
+    case 32: unpack_rows<2>(p, token, below, exact, ours, square, lane); break;
+    case 64: unpack_rows<4>(p, token, below, exact, ours, square, lane); break;
+    case 128: unpack_rows<8>(p, token, below, exact, ours, square, lane); break;
+    case 256: unpack_rows<16>(p, token, below, exact, ours, square, lane); break;
     }
 }

@@ -26,8 +26,10 @@ from pltz.models.kv.arriving import shells
 from pltz.models.kv.calibration import BELOW, FINER, PREDICTIVE, Calibration
 from pltz.models.kv.codec import Span
 from pltz.models.kv.cpu_layers import CpuLayers
-from pltz.models.kv.cuda import TYPES, kernels_on
+from pltz.models.kv.cuda import TYPES, DeviceTables, Kernels, kernels_on
 from pltz.models.kv.cuda_decoder import CudaDecoder
+from pltz.models.kv.cuda_encoder import CudaEncoder
+from pltz.models.kv.operands import Operands
 from pltz.models.kv.q8 import at_zero, check_type, in_place
 from pltz.models.kv.rotary import Rotary
 from pltz.models.kv.streams import (
@@ -134,7 +136,8 @@ class PredictiveCodec:
         self.calibration, self.rotary, self.embedding, self.point = calibration, rotary, embedding, point
         self.layers = layers or layers_of(calibration, embedding.device)
         self.tables = calibration.tables
-        self._decoders: dict[bool, CudaDecoder] = {}
+        self._operands: dict[bool, Operands] = {}
+        self._tables: DeviceTables | None = None
         on_cpu = embedding.device.type == "cpu" and CpuLayers.there()
         self._cpu = CpuLayers(self.layers, calibration.shape) if on_cpu else None
         sign = "m" if point < 0 else ""
@@ -161,6 +164,8 @@ class PredictiveCodec:
             raise UsageError(f"expected the KV of the calibrated target, got {tuple(kv.shape)}")
         if kv.shape[3] != len(span.ids):
             raise UsageError(f"expected the KV of {len(span.ids)} ids, got {kv.shape[3]}")
+        if (found := self._encoded_on_gpu(kv, span)) is not None:
+            return found
         device = self.embedding.device
         with torch.inference_mode():
             classes = classes_of(span, kv.shape[3])
@@ -220,6 +225,16 @@ class PredictiveCodec:
         if ends.shape != (parts_of[0], count) or states.shape != (parts_of[1], count, LANES):
             raise CorruptError(f"expected {count} groups of streams for {tokens} ids, found {tuple(ends.shape)}")
 
+    def _encoded_on_gpu(self, kv: torch.Tensor, span: Span) -> Parts | None:
+        """Return the parts from the GPU that computes, or None where torch and C do the work."""
+        import torch
+
+        classes, found = classes_of(span, kv.shape[3]), None
+        for half in (True, False) if kv.dtype in (torch.float16, torch.bfloat16) else (False,):
+            if found is None and (on := self._on_gpu(half)) is not None:
+                found = CudaEncoder(*on).encode(kv, span, self._embedded(span), classes, self.rotary)
+        return found
+
     def _decoded_on_gpu(self, parts: Parts, span: Span) -> torch.Tensor | None:
         """Return the KV from the GPU that computes, or None where C and torch do the work."""
         import torch
@@ -228,16 +243,20 @@ class PredictiveCodec:
         if str(dtype) not in TYPES:
             return None
         for half in (True, False) if dtype != torch.float32 else (False,):
-            if found is None and (decoder := self.decoder(half)) is not None:
-                found = decoder.decode(parts, span, self._embedded(span), self.rotary, dtype)
+            if found is None and (on := self._on_gpu(half)) is not None:
+                found = CudaDecoder(*on).decode(parts, span, self._embedded(span), self.rotary, dtype)
         return found
 
-    def decoder(self, half: bool) -> CudaDecoder | None:
-        """Return the decoder on a GPU, with products of float16 or float32 factors, or None where there is no GPU."""
+    def _on_gpu(self, half: bool) -> tuple[Kernels, DeviceTables, Operands] | None:
+        """Return what the GPU computes with, factors in float16 or float32, or None where there is no GPU."""
         kernels = kernels_on(self.embedding.device)
-        if kernels is not None and half not in self._decoders:
-            self._decoders[half] = CudaDecoder(kernels, self.calibration, self.layers, self.point, half)
-        return self._decoders.get(half)
+        if kernels is None:
+            return None
+        if self._tables is None:
+            self._tables = DeviceTables.of(self.tables, self.embedding.device)
+        if half not in self._operands:
+            self._operands[half] = Operands(self.calibration, self.layers, self.point, half)
+        return kernels, self._tables, self._operands[half]
 
     def _embedded(self, span: Span) -> torch.Tensor:
         import torch

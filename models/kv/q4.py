@@ -10,7 +10,7 @@ kept as they are. The 96 tokens that received most of the rest are kept in int8,
 
 from __future__ import annotations
 
-import math
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,7 +73,7 @@ class Q4Codec:
         mean = mean_of(still[:, :, :, sinks:])
         still = still - mean.float()[:, :, :, None]
         turned = hadamard(still[:, :, :, torch.from_numpy(others).to(kv.device)])
-        book = torch.tensor(BOOK, device=kv.device)
+        book = _book(kv.device)
         edges = (book[1:] + book[:-1]) / 2
         scale = turned.pow(2).mean(-1).sqrt()
         for _ in range(3):  # the best scale for the codes, and the best codes for the scale
@@ -102,14 +102,15 @@ class Q4Codec:
         import torch
 
         packed = parts["kv.codes"]
-        book = torch.tensor(BOOK, device=packed.device)
+        book = _book(packed.device)
         if (kernels := unpacking(parts["kv.sinks"])) is not None:
             turn = self.rotary.angles(span.start, len(span.ids), packed.device)
             middle_parts = packed, parts["kv.scale"], parts["kv.fine.at"], book
             fine_parts = parts["kv.fine"], parts["kv.fine.scale"]
             return kernels.unpack(*fine_parts, parts["kv.mean"], parts["kv.sinks"], turn, middle_parts)
         codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
-        middle = hadamard(book[codes.int()] * parts["kv.scale"].float()[..., None])
+        scale = parts["kv.scale"].float() * codes.shape[-1] ** -0.5
+        middle = butterflies(book[codes.int()] * scale[..., None])
         fine = parts["kv.fine"].float() * parts["kv.fine.scale"].float()[..., None]
         sinks, at = parts["kv.sinks"], parts["kv.fine.at"].long()
         still = middle.new_zeros((*middle.shape[:3], middle.shape[3] + len(at), middle.shape[4]))
@@ -157,8 +158,21 @@ def _parts(tokens: int, span: Span) -> tuple[int, NDArray[np.int64]]:
     return sinks, np.sort(order[max(len(order) - FINE, 0) :]).astype(np.int64)
 
 
+@functools.cache
+def _book(device: torch.device) -> torch.Tensor:
+    """Return the centroids on a device. They are kept: a copy from the host would make it wait for the device."""
+    import torch
+
+    return torch.tensor(BOOK, device=device)
+
+
 def hadamard(x: torch.Tensor) -> torch.Tensor:
     """Return the orthonormal Walsh-Hadamard transform of the last dimension, a power of two; its own inverse."""
+    return butterflies(x * x.shape[-1] ** -0.5)
+
+
+def butterflies(x: torch.Tensor) -> torch.Tensor:
+    """Return the sums and differences of the transform. The kernel has the same order, so the same roundings."""
     import torch
 
     shape, size = x.shape, x.shape[-1]
@@ -167,5 +181,4 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
         x = x.reshape(-1, size // (2 * half), 2, half)
         x = torch.stack([x[:, :, 0] + x[:, :, 1], x[:, :, 0] - x[:, :, 1]], 2)
         half *= 2
-    turned: torch.Tensor = x.reshape(shape) / math.sqrt(size)
-    return turned
+    return x.reshape(shape)

@@ -12,7 +12,7 @@ once turned back. So a target that embeds positions in another way is refused, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pltz.models.target.cache import is_plain, pairs_of
@@ -33,6 +33,7 @@ class Rotary:
     """A rotation of the first ``2 * len(inv_freq)`` dimensions of keys. ``inv_freq``: (n,) float64."""
 
     inv_freq: torch.Tensor
+    _kept: dict[torch.device, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, target: Target) -> Rotary:
@@ -61,15 +62,8 @@ class Rotary:
 
         The result is float32.
         """
-        import torch
-
-        half = len(self.inv_freq)
         cos, sin = self.angles(start, keys.shape[-2], keys.device)
-        if back:
-            sin = -sin
-        keys = keys.float()
-        left, right, rest = keys[..., :half], keys[..., half : 2 * half], keys[..., 2 * half :]
-        return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], -1)
+        return turned(keys, cos, -sin if back else sin)
 
     def angles(self, start: int, tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines of positions ``start`` onwards, (tokens, n) float32 each, on a device."""
@@ -77,8 +71,14 @@ class Rotary:
 
         where = device if device.type == "cuda" else "cpu"  # which has float64 for sure
         position = torch.arange(start, start + tokens, dtype=torch.float64, device=where)
-        angle = position[:, None] * self.inv_freq.to(where)
+        angle = position[:, None] * self._there(torch.device(where))
         return angle.cos().float().to(device), angle.sin().float().to(device)
+
+    def _there(self, device: torch.device) -> torch.Tensor:
+        """Return the frequencies on a device. They are kept: a copy would make the host wait for the device."""
+        if device not in self._kept:
+            self._kept[device] = self.inv_freq.to(device)
+        return self._kept[device]
 
     def _try(self, target: Target) -> None:
         import torch
@@ -100,6 +100,16 @@ class Rotary:
                 "the keys of this target cannot be turned: those of one token differ at other positions "
                 f"by {float(apart):.2g} after turning back. Keep its KV in the form raw"
             )
+
+
+def turned(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return keys (..., T, D) turned by angles, whose cosines and sines are (T, half), in float32."""
+    import torch
+
+    half = cos.shape[-1]
+    keys = keys.float()
+    left, right, rest = keys[..., :half], keys[..., half : 2 * half], keys[..., 2 * half :]
+    return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], -1)
 
 
 def refusal(config: Any) -> str:

@@ -3,8 +3,8 @@
     q (T, layers, width) int16, classes (T,) uint8  --encode-->  Streams  --decode-->  the same
 
 `ans.c` does the work, on as many threads as there are groups to share out. Without a C compiler numpy does it, all
-groups side by side, about thirty times slower. `rans.cu` decodes on a GPU. All read and write the same bytes, and tests
-hold them to it.
+groups side by side, about thirty times slower. `kernels.cu` does it on a GPU. All read and write the same bytes, and
+tests hold them to it.
 
 Words lie by section of four layers, then by group, so that a decoder of layer after layer begins with the beginning of
 a file. A checksum over two sums per token tells whether the integers are the encoder's.

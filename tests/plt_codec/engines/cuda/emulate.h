@@ -22,16 +22,17 @@ using std::min;
 #define KERNEL3(threads) static void
 #define __restrict__
 #define __noinline__
-struct uint4 {
+/* aligned as a GPU demands it, so that a sanitizer sees where an address is not */
+struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
-struct int4 {
+struct alignas(16) int4 {
     int32_t x, y, z, w;
 };
-struct int2 {
+struct alignas(8) int2 {
     int32_t x, y;
 };
-struct uint2 {
+struct alignas(8) uint2 {
     uint32_t x, y;
 };
 struct Dim {
