@@ -37,7 +37,7 @@ from pltz.datasets import sample_sessions
 from pltz.models.kv import streams
 from pltz.models.kv.calibration import Calibration, KVShape
 from pltz.models.kv.codec import Span
-from pltz.models.kv.cuda import DeviceTables, kernels_on
+from pltz.models.kv.cuda import DecodedStreams, DeviceStreams, DeviceTables, kernels_on
 from pltz.models.kv.predictive import PredictiveCodec
 from pltz.models.kv.q4 import Q4Codec
 from pltz.models.kv.q8 import Q8Codec
@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=RANK, help="of the predictors; 0 for full rank")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--commit", help="of this code, where it runs from a copy without its history")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     tables = Calibration.load(given.calibration).tables
@@ -159,6 +160,8 @@ def main() -> None:
         result = measure(bench, [float(p) for p in given.points.split(",")], given.rounds)
     result |= {"benchmark": "kv_device", "shape": given.shape, "tokens": given.tokens, "rank": given.rank}
     result |= {"rounds": given.rounds, "machine": machine.describe(None, given.device, None)}
+    if given.commit:
+        result["machine"]["commit"] = given.commit
     if not given.json:
         for row in result["rows"]:
             print(f"{row['way']:40}{row['bytes'] / 1e6:10.1f} MB{row['ms']:10.2f} ms{row['best']:10.2f} best")
@@ -211,7 +214,8 @@ def measure(bench: Bench, points: list[float], rounds: int) -> dict[str, Any]:
         {"way": name, "bytes": ways[name][0], "ms": statistics.median(some), "best": min(some)}
         for name, some in times.items()
     ]
-    return {"kv_bytes": size, "rows": rows, "coded": coded, "page_cache_dropped": all(dropped)}
+    alone_ms = unpacking(bench)
+    return {"kv_bytes": size, "rows": rows, "coded": coded, "alone_ms": alone_ms, "page_cache_dropped": all(dropped)}
 
 
 def check(bench: Bench, way: str, thawed: Thawed) -> None:
@@ -227,7 +231,10 @@ def check(bench: Bench, way: str, thawed: Thawed) -> None:
 
 
 def alone(bench: Bench, codec: PredictiveCodec, block: KVBlock) -> dict[str, float]:
-    """Return the milliseconds of decoding alone, and how far it is from torch's float32 products, relative."""
+    """Return the milliseconds of decoding and encoding alone, and how far decoding is from float32 products, relative.
+
+    Raises ModelError where the GPU does not encode the integers to the bytes of the CPU.
+    """
     import torch
 
     parts = {name: part.to(bench.device) for name, part in block.parts.items()}
@@ -236,30 +243,50 @@ def alone(bench: Bench, codec: PredictiveCodec, block: KVBlock) -> dict[str, flo
     if kernels is None:
         return {}
     found = codec.decode(parts, span)
+    table, count, point = DeviceTables.of(codec.tables, bench.device), bench.tokens, math.floor(codec.point)
+    there = DeviceStreams(parts["kv.words"], parts["kv.ends"], parts["kv.states"], table, point, count)
 
-    def timed(work: Callable[[], object]) -> float:
-        times = []
-        for _ in range(5):
-            bench.wait()
-            start = time.perf_counter()
-            work()
-            bench.wait()
-            times.append(1e3 * (time.perf_counter() - start))
-        return min(times)
-
-    table, count = DeviceTables.of(codec.tables, bench.device), bench.tokens
-
-    def entropy() -> None:
-        coded = (parts["kv.words"], parts["kv.ends"], parts["kv.states"])
-        integers = kernels.streams(*coded, table, math.floor(codec.point), count)
-        for first, last in integers.sections():
+    def entropy() -> DecodedStreams:
+        integers = kernels.decoded(there)
+        for first, last in integers.steps():
             integers.decode(first, last)
+        return integers
 
-    times = {"decode_ms": timed(lambda: codec.decode(parts, span)), "entropy_ms": timed(entropy)}
+    integers = entropy()
+    again, _ = kernels.encode(integers.q, integers.classes, table, point)
+    if not all(torch.equal(getattr(again, name), parts[f"kv.{name}"]) for name in ("words", "ends", "states")):
+        raise ModelError("the GPU encodes integers to other bytes than the CPU")
+    times = {"decode_ms": timed(bench, lambda: codec.decode(parts, span)), "entropy_ms": timed(bench, entropy)}
+    times["entropy_encode_ms"] = timed(bench, lambda: kernels.encode(integers.q, integers.classes, table, point))
+    times["encode_ms"] = timed(bench, lambda: codec.encode(bench.raw.kv, span))  # of the random KV, of other bits
     exact = codec.decode(parts | {"kv.type": torch.empty(0, device=bench.device)}, span)
-    times["float32_ms"] = timed(lambda: codec.decode(parts | {"kv.type": torch.empty(0, device=bench.device)}, span))
+    times["float32_ms"] = timed(
+        bench, lambda: codec.decode(parts | {"kv.type": torch.empty(0, device=bench.device)}, span)
+    )
     times["off"] = float((found.float() - exact).norm() / exact.norm())
     return times
+
+
+def unpacking(bench: Bench) -> dict[str, float]:
+    """Return the milliseconds that `q8` and `q4` take to decode alone, and those of a copy of the raw KV."""
+    span = Span(bench.ids, 0)
+    times = {"copy": timed(bench, bench.raw.kv.clone)}
+    for codec in (Q8Codec(bench.rotary), Q4Codec(bench.rotary)):
+        parts = codec.encode(bench.raw.kv, span)
+        times[codec.name] = timed(bench, lambda codec=codec, parts=parts: codec.decode(parts, span))  # type: ignore[misc]
+    return times
+
+
+def timed(bench: Bench, work: Callable[[], object]) -> float:
+    """Return the least milliseconds of five calls."""
+    times = []
+    for _ in range(5):
+        bench.wait()
+        start = time.perf_counter()
+        work()
+        bench.wait()
+        times.append(1e3 * (time.perf_counter() - start))
+    return min(times)
 
 
 if __name__ == "__main__":
