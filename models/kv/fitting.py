@@ -459,7 +459,7 @@ def receipts(
         codecs = [
             fixed.get(form) or PredictiveCodec(found, rotary, embedding, point, layers) for form, point in wanted
         ]
-        plan.begin("measure chosen points" if number else "measure receipts", len(held))
+        plan.begin(f"measure chosen points, round {number}" if number else "measure receipts", len(held))
         names = [f"{form} {point:g}" for form, point in wanted]
         outcomes = _measured(target, held, plan, base, list(zip(names, codecs, strict=True)))
         made = tuple(

@@ -387,8 +387,12 @@ def test_the_point_of_a_bound_is_measured(
     monkeypatch.setattr(fitting, "CHOICES", 12)  # KL of 184 tokens is four times as noisy as that of 24 real rows
     bounds = [0.7 * r.most for r in calibration.receipts if r.form == PREDICTIVE][3:5]
     assert all(calibration.point(max_kl=bound) not in fitting.SCORED_POINTS for bound in bounds)
-    plan = Plan(CONTEXT, NEW, 4, tmp_path, bounds=(*bounds, 1e-30))
+    began: list[str] = []
+    plan = Plan(
+        CONTEXT, NEW, 4, tmp_path, bounds=(*bounds, 1e-30), begin=lambda stage, count: began.append(stage)
+    )
     found = calibrate(target, ids[:9], ids[9:], plan)
+    assert len(set(began)) == len(began) > 5, "progress counts each round anew"
     for bound in bounds:
         codec = PredictiveCodec(found, rotary, embedding(target), found.point(max_kl=bound))
         [outcome] = compare(target, ids[9:], CONTEXT, [("", codec)], control=False)
