@@ -4,7 +4,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -142,6 +142,7 @@ def calibrate(
             "Give more sessions, or raise --held-out",
             err=True,
         )
+    bounds = [chosen(found, bound) for bound in max_kl]
     result = {
         "file": str(written),
         "bytes": written.stat().st_size,
@@ -150,8 +151,9 @@ def calibrate(
         "rows": len(drawn) - held,
         "held_out": held,
         "receipts": [receipt.to_dict() | {"most": receipt.most} for receipt in found.receipts],
+        "bounds": bounds,
     }
-    write_text(json.dumps(result) if as_json else as_text(found, written))
+    write_text(json.dumps(result) if as_json else as_text(found, written, bounds))
 
 
 def sessions(files: tuple[str, ...]) -> "Iterator[Session]":
@@ -172,11 +174,23 @@ def counted(found: "Iterator[Session]", bar: Progress) -> "Iterator[Session]":
         yield session
 
 
-def as_text(found: "Calibration", written: Path) -> str:
-    """Return the receipts as a table, and where the calibration is."""
+def chosen(found: "Calibration", bound: float) -> dict[str, Any]:
+    """Return what a bound on the loss chooses, with ``most`` of its receipt; no point where none keeps to it."""
+    from pltz.models.kv.calibration import PREDICTIVE
+
+    try:
+        receipt = found.receipt(PREDICTIVE, found.point(max_kl=bound))
+    except UsageError:
+        receipt = None
+    facts = {} if receipt is None else receipt.to_dict() | {"most": receipt.most}
+    return {"max_kl": bound, "measured": receipt in found.receipts, **facts}
+
+
+def as_text(found: "Calibration", written: Path, bounds: list[dict[str, Any]]) -> str:
+    """Return the receipts as a table, what bounds choose, and where the calibration is."""
     rows = [
         [
-            f"{r.form} at {r.point}" if r.point else r.form,
+            f"{r.form} at {r.point:g}" if r.form.startswith("predictive") else r.form,
             f"{r.bits:.2f}",
             f"{r.kl:.5f}",
             f"{r.most:.5f}",
@@ -186,4 +200,12 @@ def as_text(found: "Calibration", written: Path) -> str:
         for r in sorted(found.receipts, key=lambda r: (r.form != "q8-1", r.form != "q4-1", r.point))
     ]
     table = render(["form", "bits per element", "KL, bits per token", "at most", "99 %", "same top-1"], rows)
-    return f"{table}\n\n{written}: {size(written.stat().st_size)}, for the target {found.target.hex()}"
+    lines = [
+        f"max_kl={bound['max_kl']:g} takes {bound['bits']:.2f} bits per element, and loses {bound['kl']:.5f}, at most "
+        f"{bound['most']:.5f}"
+        if "bits" in bound
+        else f"max_kl={bound['max_kl']:g}: no point keeps to it, so such sessions are prefilled"
+        for bound in bounds
+    ]
+    chosen_text = "\n".join(lines)
+    return f"{table}\n\n{chosen_text}\n\n{written}: {size(written.stat().st_size)}, for the target {found.target.hex()}"

@@ -21,7 +21,7 @@ from pltz.models.kv.rotary import Rotary
 from pltz.models.target.cache import pairs_of
 from pltz.models.target.target import Target
 
-FEW = ("--rows", "4", "--held-out", "8")
+FEW = ("--rows", "4", "--held-out", "8", "--max-kl", "1e-9", "--max-kl", "0.001")
 SMALL = ("--context", "64", "--new", "8", "--dtype", "float32", "--json")
 
 
@@ -65,6 +65,12 @@ def test_a_target_is_calibrated_and_measured(
     assert path.name == f"{result['target']}.predictive-3.{result['digest']}.safetensors"
     assert not list(tmp_path.glob("*.work")) and "receipts are of 8 rows only" in made.stderr
     assert all(row["kl"] <= row["most"] and row["rows"] == 8 for row in result["receipts"])
+    tight, loose = result["bounds"]
+    assert tight == {"max_kl": 1e-9, "measured": False} and loose["most"] <= 0.001 and loose["bits"] > 0
+    again = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(tmp_path), *FEW, *SMALL[:-1])
+    assert again.exit_code == 0, again.output
+    assert f"max_kl=0.001 takes {loose['bits']:.2f} bits per element" in again.stdout and "at -8 " in again.stdout
+    assert "max_kl=1e-09: no point keeps to it" in again.stdout
     there = run("target", "calibrate", str(llama), "--data", str(sessions), "-o", str(path), *SMALL)
     assert there.exit_code == 2 and "--force" in there.output
     done = run(
