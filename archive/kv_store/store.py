@@ -19,8 +19,9 @@ It walks one list of tiers (`tier.py`), from the fastest to the slowest. `HotSto
 * Promotion is by use: a held segment moves to the fastest tier that has room under the same rule. `promote`
   fills free room in the first tier with the best of the other tiers of memory.
 * A block of a file may be leased while it is read. It enters a tier of memory only when it is there and sound.
-* Each tier gives exact blocks the form of its codec (`models/kv/`). A block that is not exact keeps its form,
-  is found only by callers whose bound on the loss it keeps, and makes way for the exact one.
+* Each tier gives exact blocks the form of its codec (`models/kv/`) when they are inserted or evicted to it, never by
+  promotion. A block that is not exact keeps its form, is found only by callers whose bound on the loss it keeps, and
+  makes way for the exact one.
 * Thread-safe: one lock protects the bookkeeping. Copies and files are handled outside of it, on nodes marked
   as moving.
 """
@@ -371,7 +372,8 @@ class HotStore:
             return True
         stored.born, stored.used = min(stored.born, node.born), max(stored.used, node.used)
         same = stored.parent == node.parent and stored.block.ids.tobytes() == node.block.ids.tobytes()
-        better = (node.block.codec.exact and not stored.block.codec.exact) or stored.block.damaged
+        kept = any(tier.codec.exact for tier in self.memory)  # else it would be coded anew each time
+        better = (kept and node.block.codec.exact and not stored.block.codec.exact) or stored.block.damaged
         if (same and not better) or stored.leases or stored.moving:
             return False
         self._discard(stored)
@@ -467,11 +469,16 @@ class HotStore:
         return moved
 
     def _promote(self, node: Node) -> None:
-        """Move a node to the fastest tier of memory that has room for it and is faster than its own."""
+        """Move a node to the fastest tier of memory that has room for it and is faster than its own.
+
+        An exact block never enters a tier whose form loses something this way.
+        """
         with self._lock:
             for tier in self.memory:
                 if node.tier is tier or node.moving or self._nodes.get(node.key) is not node:
                     return
+                if node.block.codec.exact and not tier.codec.exact:  # its holder may have asked for exact KV
+                    continue
                 room = self._reserve(tier, node.block, self._rank(node))
                 if room is None:
                     continue

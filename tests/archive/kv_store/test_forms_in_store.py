@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from pltz.archive.errors import StoreError
+from pltz.archive.format.ids import NONE
 from pltz.archive.kv_store import HotStore, Thawer, Wanted
 from pltz.archive.kv_store.disk_tier import DiskTier
 from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.refiner import MOST, Refiner
-from pltz.archive.kv_store.tier import StoredBlock
+from pltz.archive.kv_store.tier import HostTier, StoredBlock
 from pltz.archive.sessions import SessionArchive
 from pltz.archive.thaw import kv_difference
 from pltz.models.kv.calibration import Calibration
-from pltz.models.kv.codec import KVCodec
+from pltz.models.kv.codec import RAW, KVCodec
 from pltz.models.kv.fitting import Plan, calibrate
+from pltz.models.kv.lossless import LosslessCodec
 from pltz.models.kv.measure import prefilled
 from pltz.models.kv.predictive import PredictiveCodec
 from pltz.models.kv.q4 import Q4Codec
@@ -171,6 +177,187 @@ def test_too_many_that_wait_are_not_refined() -> None:
     refiner.close()
     assert waiting[0] is not None and waiting[0].done()
     refiner.close()
+
+
+def test_a_process_that_ends_waits_for_one_refinement_only(tmp_path: Path) -> None:
+    text = """
+import sys, time
+from pltz.archive.kv_store.refiner import Refiner
+refiner = Refiner()
+def work(n):
+    time.sleep(0.1)
+    print(n, flush=True)
+for n in range(20):
+    refiner.submit(n, lambda n=n: work(n))
+time.sleep(0.15)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    assert 1 <= len(done.stdout.split()) < 20 and not done.stderr
+
+
+def test_a_refiner_that_is_closed_cancels_what_waits_and_can_be_used_again() -> None:
+    refiner, go = Refiner(), Event()
+    began = Event()
+
+    def patient() -> Any:
+        began.set()
+        return go.wait(60)
+
+    first, second = refiner.submit(1, patient), refiner.submit(2, patient)
+    assert first is not None and second is not None and began.wait(60)
+    second.add_done_callback(lambda _: refiner.submit(3, lambda: None))  # type: ignore[arg-type,return-value]
+    closing = Thread(target=refiner.close)
+    closing.start()
+    while not second.done():
+        pass
+    assert second.cancelled() and not first.done()
+    go.set()
+    closing.join(60)
+    assert first.result(60) is True  # type: ignore[comparison-overlap]
+    again = refiner.submit(4, lambda: None)  # type: ignore[arg-type,return-value]
+    assert again is not None and again.result(60) is None
+    refiner.close()
+
+
+def test_a_failure_of_the_work_belongs_to_those_who_wait() -> None:
+    refiner = Refiner()
+    failed = refiner.submit(1, lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+    assert failed is not None
+    with pytest.raises(ZeroDivisionError):
+        failed.result(60)
+    after = refiner.submit(1, lambda: None)  # type: ignore[arg-type,return-value]
+    assert after is not None and after is not failed and after.result(60) is None
+    refiner.close()
+
+
+class Slow:
+    """A tier of memory whose copies wait, and then fail or not."""
+
+    name, budget, codec = "slow", ROOM, RAW
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.failure: BaseException | None = None
+        self.keeps = True
+
+    def size(self, block: KVBlock) -> int:
+        return block.size
+
+    def keep(self, block: KVBlock) -> KVBlock | None:
+        self.meanwhile()
+        if self.failure is not None:
+            raise self.failure
+        return block if self.keeps else None
+
+
+def raw(tokens: int = 8) -> KVBlock:
+    ids = np.arange(tokens, dtype=np.int32)
+    return KVBlock.raw(torch.randn(2, 2, 1, tokens, 4), ids, ids, 0)
+
+
+def test_a_segment_discarded_during_a_promotion_that_fails_is_not_counted_for_ever() -> None:
+    slow = Slow()
+    slow.keeps = False
+    store = HotStore([slow, HostTier(ROOM)])
+    assert store.insert(SPACE, SEGMENT, PARENT, raw()) and store.stats().tiers["host"].used > 0
+    slow.meanwhile = lambda: store.discard(SPACE, SEGMENT)
+    store.promote()
+    assert store.stats().tiers["host"].used == 0 and store.stats().tiers["slow"].used == 0
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), ValueError("a bug")])
+def test_a_move_that_is_broken_off_leaves_the_books_right(failure: BaseException) -> None:
+    slow = Slow()
+    store = HotStore([slow, HostTier(ROOM)])
+    slow.failure = failure
+    with pytest.raises(type(failure)):
+        store.insert(SPACE, SEGMENT, NONE, raw())
+    assert store.stats().tiers["slow"].used == 0 and not store._nodes
+    slow.failure, slow.keeps = None, False
+    assert store.insert(SPACE, SEGMENT, NONE, raw())
+    slow.failure = failure
+    with pytest.raises(type(failure)):
+        store.hold(SPACE, [SEGMENT])
+    assert [(node.leases, node.moving) for node in store._nodes.values()] == [(0, False)]
+    assert store.stats().tiers["slow"].used == 0
+    slow.failure, slow.keeps = None, True
+    with store.hold(SPACE, [SEGMENT]) as lease:
+        assert lease.tiers == ["slow"]
+
+
+def test_exact_kv_on_disk_is_found_below_a_lossy_block_in_memory(codecs: dict[str, KVCodec], tmp_path: Path) -> None:
+    store = HotStore.open(0, ROOM, ROOM, folder=tmp_path, forms={"host": codecs["q8"]})
+    exact = KVBlock.raw(torch.randn(2, 2, 2, 8, 8), np.arange(8, dtype=np.int32), np.arange(8, dtype=np.int32), 0)
+    assert DiskTier(tmp_path, ROOM).write(SPACE, SEGMENT, StoredBlock(exact, NONE, 0))
+    assert store.insert(SPACE, SEGMENT, NONE, replace(exact).recode(codecs["q8"]))
+    with store.hold(SPACE, [SEGMENT], max_kl=float("inf")) as lossy:
+        assert lossy.blocks[0].codec.name == "q8-1"
+        with store.hold(SPACE, [SEGMENT]) as beside:  # the lossy one is in use
+            assert torch.equal(beside.blocks[0].kv, exact.kv)
+        assert lossy.blocks[0].codec.name == "q8-1" and store.stats().tiers["host"].blocks == 1
+    with store.hold(SPACE, [SEGMENT]) as lease:
+        assert torch.equal(lease.blocks[0].kv, exact.kv), "its use did not move it where it would lose something"
+    assert not any(node.leases for node in store._nodes.values())
+
+
+def test_the_size_of_a_lossless_block_is_known_without_decoding_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = np.arange(8, dtype=np.int32)
+    block = KVBlock.raw(torch.randn(2, 2, 1, 8, 4).bfloat16(), ids, ids, 0)
+    coded = block.recode(LosslessCodec())
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(LosslessCodec, "decode", never)
+    assert coded.size_in(RAW) == block.size
+
+
+def test_a_lossless_file_that_does_not_decode_is_a_miss(cold: SessionArchive, kin: Target, tmp_path: Path) -> None:
+    """Its checksums are right, its frames are not. The device keeps raw KV, so the block would be decoded there."""
+    store = HotStore.open(ROOM, 0, ROOM, folder=tmp_path, forms={"disk": LosslessCodec()})
+    thawer = Thawer(cold, kin, store)
+    expected = thawer.thaw("a/1")
+    leaf = cold.archive.version("a/1").leaf
+    [node] = [node for node in store._nodes.values() if node.segment == leaf]
+    half = replace(node.block, parts={"kv": node.block.kv.bfloat16()}).recode(LosslessCodec())
+    half.parts["kv.high"][10:] = 7
+    store.clear()
+    assert DiskTier(tmp_path, ROOM, LosslessCodec()).write(node.space, leaf, StoredBlock(half, node.parent, 0))
+    found = thawer.thaw("a/1")
+    assert found.kl == 0 and kv_difference(found.cache, expected.cache) < 1e-4
+
+
+def test_a_coded_file_that_is_damaged_far_behind_is_made_from_its_tokens(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block is handed out before the damage is read; the folder cannot be written, and nobody minds."""
+    monkeypatch.setattr("pltz.archive.kv_store.warm_file.CHUNK", 512)
+    options: Any = {"folder": tmp_path, "forms": {"disk": codecs["predictive"]}}
+    exact = Thawer(cold, kin, HotStore.open(0, 0, ROOM, **options)).thaw("a/3")
+    store = HotStore.open(0, ROOM, ROOM, **options)
+    loose = Thawer(cold, kin, store, max_kl=float("inf"))
+    small = loose.thaw("a/3")
+    assert small.kl > 0 and kv_difference(exact.cache, small.cache) < 0.6
+    assert store.stats().tiers["host"].blocks > 0, "promoted once they were there"
+    paths = sorted(tmp_path.glob("*/*.safetensors"), key=lambda path: path.stat().st_size)
+    hurt = bytearray(paths[-1].read_bytes())
+    hurt[-5] ^= 1
+    paths[-1].write_bytes(hurt)
+
+    def refused(*_: Any) -> None:
+        raise StoreError("cannot remove")
+
+    monkeypatch.setattr(DiskTier, "discard", refused)
+    again = Thawer(cold, kin, HotStore.open(0, ROOM, ROOM, **options), max_kl=float("inf")).thaw("a/3")
+    assert (again.token_ids == exact.token_ids).all() and kv_difference(exact.cache, again.cache) < 0.6
+    assert not paths[-1].exists()
+
+
+def test_forms_say_what_is_wrong_with_them(codecs: dict[str, KVCodec]) -> None:
+    with pytest.raises(UsageError, match="no budget: give disk_bytes"):
+        HotStore.open(ROOM, forms={"disk": codecs["q8"]})
+    with pytest.raises(UsageError, match="for the tier device, got 'q8'"):
+        HotStore.open(ROOM, forms={"device": "q8"})  # type: ignore[dict-item]
 
 
 def test_statistics_count_tokens_and_bytes_of_each_form_and_tier(
