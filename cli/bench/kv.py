@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from pltz.benchmarks import machine
+from pltz.benchmarks import machine, takeover
 from pltz.cli.bench import shared
 from pltz.cli.target.calibrate import sessions
 from pltz.cli.ui import options
@@ -71,6 +71,10 @@ OWN = ("q8", "q4", "predictive")
     help="Tokens generated from each KV, to see how long the texts agree.",
 )  # fmt: skip
 @click.option(
+    "--refine", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+    help="Tokens of each chat that begin on the small form and go on over the exact KV once that is computed.",
+)  # fmt: skip
+@click.option(
     "--max-kl", "max_kl", type=click.FloatRange(min=0), multiple=True, metavar="KL",
     help="Measure predictive at this loss in bits per token (repeatable).  [default: at all points with a receipt]",
 )  # fmt: skip
@@ -94,6 +98,7 @@ def kv(
     context: int,
     new: int,
     greedy: int,
+    refine: int,
     max_kl: tuple[float, ...],
     bits: tuple[float, ...],
     resume: str | None,
@@ -132,6 +137,13 @@ def kv(
                 names = [measure.CONTROL] * control + [of(name, codec) for name, codec in lacking]
                 kept.add(row, dict(zip(names, found, strict=True)))
             bar.add(1)
+        refined = []
+        bar.begin("refine", len(rows) if refine else 0, "rows")
+        for number, row in enumerate(rows if refine else ()):
+            own = [(name, codec) for name, codec in codecs if name.partition(" ")[0] in OWN]
+            for name, chat in takeover.takeovers(target, row, context, own, refine).items():
+                refined.append({"form": name, "chat": number} | chat.row())
+            bar.add(1)
     measured = [kept.whole(rows, measure.CONTROL, measure.CONTROL).row()]
     for name, codec in codecs:
         line = kept.whole(rows, of(name, codec), name).row()
@@ -149,6 +161,7 @@ def kv(
         "greedy": greedy,
         "load": kept.load(),
         "rows": measured,
+        "refined": refined,
         "machine": machine.describe(None, device, None),
     }
     write_text(json.dumps(result) if as_json else f"{as_text(result)}\n\n{json.dumps(result)}")
@@ -301,4 +314,25 @@ def as_text(result: dict[str, Any]) -> str:
         "bits: per element of K and V, all side data counted. KL, change: bits per token. greedy: tokens until the "
         "texts differ, median. control: the exact KV in another batch; its decoding is the prefill."
     )
-    return f"{setting}\n\n{render(head, rows)}\n\n{notes}"
+    text = f"{setting}\n\n{render(head, rows)}\n\n{notes}"
+    if not result["refined"]:
+        return text
+    head = ["form", "chat", "on the small form", "departs", "small alone departs", "first, ms", "exact, ms"]
+    rows = [
+        [
+            one["form"],
+            f"{one['chat']}",
+            f"{one['on_small']} of {one['written']}",
+            "-" if one["departs"] is None else f"{one['departs']}",
+            "-" if one["departs_small"] is None else f"{one['departs_small']}",
+            f"{one['first_ms']:.0f}",
+            f"{one['exact_ms']:.0f}",
+        ]
+        for one in result["refined"]
+    ]
+    notes = (
+        "Progressive thaw: tokens before the exact KV took over. departs: number of the first token that the exact KV "
+        "would not have written; small alone: of a text on the small form only. first: from coded KV to a token. "
+        "exact: prefill beside the generation."
+    )
+    return f"{text}\n\n{render(head, rows)}\n\n{notes}"
