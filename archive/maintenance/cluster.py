@@ -1,17 +1,18 @@
 """Cluster: choose the sessions that new ones of a tenant are coded after. Spec: FORMAT.md, "Candidates".
 
-    newest sessions of a tenant --sketch--> groups of those that share most --code lengths--> a medoid of each
+    newest sessions of a tenant --sketches--> central ones --code lengths--> bytes saved --k-medoids--> medoids
 
-The distance is d_T, the code length of one session given another. Coding each after each takes too long, so sketches
-form the groups, and real code lengths choose the medoid. It is the one of the most central sessions after which the
-others of its group take the fewest bytes. A medoid that has a neighbour itself is put again without one. Where fewer
-groups are found than are wanted, the newest sessions that are coded alone are candidates too. The prompts of a
-base domain are clustered in the same way, each once, whoever stands on them.
+The distance is d_T, the code length of one session given another. Coding each after each takes too long. So sketches
+tell which sessions share most with all others, and each session is coded after the nearest of these, where a put would
+try it. Medoids are chosen one after the other, each the one that saves most bytes beside those before. Then one is
+swapped for another as long as that saves more. A medoid that has a neighbour itself is put again without one. Where
+fewer save anything than are wanted, the newest sessions that are coded alone are candidates too. The prompts of a base
+domain are clustered in the same way, each once, whoever stands on them.
 
 Medoids are pinned. A tenant is looked at again when the number of its sessions has changed by an eighth, or as many
-began since, as where others were forgotten. Then an old medoid stays that of its group unless another one takes `GAIN`
-less. Sessions that are coded alone have that advantage too. So few sessions are coded anew, and those that many others
-need stay in memory.
+began since, as where others were forgotten. Then an old medoid stays unless another one saves more by `GAIN`. Sessions
+that are coded alone have that advantage too. So few sessions are coded anew, and those that many others need stay in
+memory.
 
 The sketches of the medoids go into a candidate file, which writers read when they open the archive. A candidate takes
 281 bytes there (297 sealed), whatever the length of its session, and 570 more in memory where its tenant is used. All
@@ -29,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import NOTHING, Chains, context_after
+from pltz.archive.catalog.chain import BATCH, NOTHING, Chains, context_after
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import Segments
@@ -41,7 +42,8 @@ from pltz.archive.format.ids import BASE, NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.recode import Recoder
-from pltz.archive.writing.candidates import LEAST_GRAMS, read_groups, seal_sketch, tower_sketch
+from pltz.archive.writing.candidates import LEAST_GRAMS, LEAST_SHARE, read_groups, seal_sketch, tower_sketch
+from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES
 from pltz.models.session.sketch import Sketch
 from pltz.plt_codec.errors import FormatError, PltzError
 
@@ -49,11 +51,14 @@ MEDOIDS = 64  # per tenant
 TOTAL = 1 << 20  # of all tenants; where these are so many that each would have fewer than `FEWEST`, it has that
 FEWEST = 4
 SAMPLE = 1024  # sessions of a tenant that are looked at, the newest
-CENTRAL = 3  # sessions of a group that are tried as its medoid
-MEMBERS = 8  # sessions of a group that are coded after each of these
+CENTRAL = 4  # times as many of those that share most with the others are tried as medoids
+NEAREST = 3  # of these that each session is coded after
+SWAPS = 64  # of one medoid for another, at most
 CHANGE = 8  # part of its sessions by which a tenant has to change before it is looked at again
-GAIN = 0.02  # share of the bytes that another medoid has to save to replace one
+GAIN = 0.1  # share of the bytes saved that another medoid has to save more to replace one
 
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Groups = dict[CandidateGroup, list[tuple[bytes, bytes]]]
 
 
@@ -260,17 +265,43 @@ def _medoids(sessions: Sequence[_Session], count: int) -> list[_Session]:
     chosen: list[_Session] = []
     for codec in {id(s.codec): s.codec for s in sessions}.values():
         mine = [s for s in sessions if s.codec is codec]
+        left, gain = count - len(chosen), np.array([1 + s.bonus for s in mine])
         shared = _shared(mine)
-        centres = _centres(shared, count - len(chosen), np.array([s.bonus for s in mine]))
-        owner = centres[np.argmax(shared[:, centres], axis=1)] if len(centres) else np.zeros(0, np.int64)
-        for centre in centres.tolist():
-            members = np.flatnonzero(owner == centre)
-            if len(members):  # later centres may serve all its members better, and another one itself
-                chosen.append(_nearest_to_all(codec, mine, members, shared))
+        np.fill_diagonal(shared, 0)  # a session is no neighbour of itself
+        pinned = {n for n, s in enumerate(mine) if s.pinned}
+        central = np.array(sorted(pinned.union(_greedy(shared * gain, CENTRAL * left))), np.int64)
+        saved = _saved(codec, mine, central, shared[:, central]) * gain[central]
+        chosen += [mine[central[n]] for n in _k_medoids(saved, left)]
     return chosen
 
 
-def _shared(sessions: Sequence[_Session]) -> npt.NDArray[np.float64]:
+def _saved(codec: SegmentCodec, sessions: Sequence[_Session], central: Ints, shared: Floats) -> Floats:
+    """Return the bytes by which each session gets shorter after the nearest of the central ones, (n, m).
+
+    Zeros where it does not, and where a put would not try. ``central``: numbers of m sessions; ``shared``: 4-grams that
+    each session shares with each of these, (n, m).
+    """
+    tokens = [np.concatenate([NOTHING, *(part for _, part in s.tower)])[: codec.reach] for s in sessions]
+    contexts = {a: context_after(sessions[a].tower, set(), NOTHING, codec) for a in central.tolist()}
+    least = [max(1.0, LEAST_SHARE * len(one)) for one in tokens]
+    nearest = np.argsort(-shared, axis=1, kind="stable")[:, :NEAREST].tolist()
+    pairs = sorted((a, b) for b, row in enumerate(nearest) for a in row if shared[b, a] >= least[b])
+    rows = sorted({b for _, b in pairs})
+    alone = dict(zip(rows, _sizes(codec, [Plain(tokens[b], NOTHING) for b in rows]), strict=True))
+    after = _sizes(codec, [Plain(tokens[b], contexts[int(central[a])]) for a, b in pairs])
+    saved = np.zeros(shared.shape)
+    for (a, b), size in zip(pairs, after, strict=True):
+        saved[b, a] = max(0, alone[b] - size - NEIGHBOUR_BYTES)
+    return saved
+
+
+def _sizes(codec: SegmentCodec, plain: Sequence[Plain]) -> Iterator[int]:
+    """Yield the bytes of each segment, coded in batches."""
+    for begin in range(0, len(plain), BATCH):
+        yield from map(len, codec.encode(plain[begin : begin + BATCH]))
+
+
+def _shared(sessions: Sequence[_Session]) -> Floats:
     """Return the estimated number of 4-grams that each session (rows) shares with each (columns), (n, n)."""
     owners = np.repeat(np.arange(len(sessions)), [len(s.sketch.hashes) for s in sessions])
     hashes = np.concatenate([s.sketch.hashes for s in sessions]) if sessions else np.zeros(0, np.uint32)
@@ -278,51 +309,37 @@ def _shared(sessions: Sequence[_Session]) -> npt.NDArray[np.float64]:
     there = np.zeros((len(sessions), len(values)), np.float32)
     there[owners, number] = 1
     scale = np.array([s.sketch.grams / max(1, len(s.sketch.hashes)) for s in sessions])
-    shared: npt.NDArray[np.float64] = (there @ there.T) * np.sqrt(scale[:, None] * scale[None, :])
+    shared: Floats = (there @ there.T) * np.sqrt(scale[:, None] * scale[None, :])
     return shared
 
 
-def _centres(
-    shared: npt.NDArray[np.float64], count: int, bonus: npt.NDArray[np.float64]
-) -> npt.NDArray[np.int64]:
-    """Return the columns that together serve all rows best, chosen one after the other.
-
-    ``shared``: (n, n); ``bonus``: share by which each column counts for more than it serves, (n,).
-    """
-    best, chosen = np.zeros(len(shared)), list[int]()
-    gains = shared.copy()
-    np.fill_diagonal(gains, 0)  # a session is no neighbour of itself
-    while len(chosen) < min(count, len(shared)):
-        total = (np.maximum(gains, best[:, None]).sum(axis=0) - best.sum()) * (1 + bonus)
-        total[chosen] = -1
-        centre = int(np.argmax(total))
-        if total[centre] <= 0:
+def _greedy(saved: Floats, count: int) -> list[int]:
+    """Return at most ``count`` columns, each the one that adds most to the sum of the largest of each row, (n, m)."""
+    chosen, best = list[int](), np.zeros(len(saved))
+    while len(chosen) < min(count, saved.shape[1]):
+        total = np.maximum(saved, best[:, None]).sum(axis=0) - best.sum()
+        column = int(np.argmax(total))
+        if total[column] <= 1e-6 * best.sum():  # rounding
             break
-        chosen.append(centre)
-        best = np.maximum(best, gains[:, centre])
-    return np.array(chosen, np.int64)
+        chosen.append(column)
+        best = np.maximum(best, saved[:, column])
+    return chosen
 
 
-def _nearest_to_all(
-    codec: SegmentCodec, sessions: Sequence[_Session], members: npt.NDArray[np.int64], shared: npt.NDArray[np.float64]
-) -> _Session:
-    """Return the session of a group after which some others of it take the fewest bytes, by real code lengths.
+def _k_medoids(saved: Floats, count: int) -> list[int]:
+    """Return at most ``count`` columns of which the largest of each row, (n, m), add up to most: `_greedy`, then swaps.
 
-    One that was chosen before stays unless another takes `GAIN` less, and so does one that is coded alone.
+    Each swap of one for another is the best one.
     """
-    central = members[np.argsort(-shared[np.ix_(members, members)].sum(axis=1), kind="stable")]
-    others: list[int] = central[: MEMBERS + 1].tolist()
-    pinned: list[int] = [n for n in central.tolist() if sessions[n].pinned][:1]
-    alone: list[int] = [n for n in central.tolist() if sessions[n].alone][:1]
-    tried: list[int] = list(dict.fromkeys([*others[:CENTRAL], *pinned, *alone]))
-    if len(members) < 3:
-        return sessions[min(pinned or alone or tried[:1])]
-    pairs = [(a, b) for a in tried for b in others if a != b]
-    tokens = {n: context_after(sessions[n].tower, set(), NOTHING, codec) for n in {*tried, *others}}
-    plain = [Plain(tokens[b], tokens[a]) for a, b in pairs]
-    sizes = dict.fromkeys(tried, 0.0)
-    for (a, _), data in zip(pairs, codec.encode(plain), strict=True):
-        sizes[a] += len(data) / sum(one == a for one, _ in pairs)
-    for n in tried:
-        sizes[n] *= 1 - sessions[n].bonus
-    return sessions[min(tried, key=lambda n: (sizes[n], n))]
+    chosen = _greedy(saved, count)
+    for _ in range(SWAPS if chosen else 0):
+        now, swaps = saved[:, chosen].max(axis=1).sum(), list[tuple[float, int, int]]()
+        for place in range(len(chosen)):
+            others = saved[:, chosen[:place] + chosen[place + 1 :]].max(axis=1, initial=0)
+            total = np.maximum(saved, others[:, None]).sum(axis=0)
+            swaps.append((float(total.max()), place, int(np.argmax(total))))
+        most, place, column = max(swaps)
+        if most <= now * (1 + 1e-6):
+            break
+        chosen[place] = column
+    return chosen
