@@ -26,6 +26,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack, cast, overload
 
 import numpy as np
@@ -366,7 +367,8 @@ class Codec(SessionDecoder):
             again = sum(
                 len(s) - sum(copy.length for copy in t) for s, t in zip(sequences, taken, strict=True) if t
             )
-            seconds = expected_seconds(self.coder, sequences, more=again, verify=options.verify)
+            by = partial(_layout, name=options.layout)
+            seconds = expected_seconds(self.coder, sequences, more=again, verify=options.verify, layout=by)
             if seconds is not None:
                 self.expect(seconds)
         if options.progress:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import FrameItem
 
 if TYPE_CHECKING:
@@ -27,11 +28,17 @@ PIECE = 1 << 12  # tokens of a sequence in the sample
 
 
 def expected_seconds(
-    coder: Coder, sequences: Sequence[Tokens], *, more: int = 0, verify: bool = True
+    coder: Coder,
+    sequences: Sequence[Tokens],
+    *,
+    more: int = 0,
+    verify: bool = True,
+    layout: Callable[[int], Layout] = lambda _: Layout(),
 ) -> float | None:
     """Return the seconds to encode sequences, each (T,), and with ``verify`` to decode them again.
 
-    ``more``: tokens that are encoded beside them. Return None where there are fewer than LEAST_TOKENS in all.
+    ``more``: tokens that are encoded beside them. ``layout``: gives the layout of a sequence of so many tokens. Return
+    None where there are fewer than LEAST_TOKENS in all.
     """
     tokens = sum(map(len, sequences))
     if tokens + more < LEAST_TOKENS:
@@ -45,7 +52,8 @@ def expected_seconds(
         left -= len(sample[-1])
     counted = sum(map(len, sample))
     start = time.perf_counter()
-    encoded = coder.encode(sample)
+    by = layout(max(map(len, sample)))
+    encoded = coder.encode(sample, lanes=by.lanes, steps=by.steps)
     middle = time.perf_counter()
     seconds = (middle - start) / counted * (tokens + more)
     if verify:
