@@ -53,7 +53,7 @@ WINGS = {
         "nightly",
     ),
     "benchmarks": (
-        "machine timing corpus products random_target random_calibration kv_targets",
+        "machine timing corpus products random_target random_calibration kv_targets takeover",
         "peers plots communities",
         "neighbours tenant_bytes",
         "measure_archive measure_bounds measure_cuda measure_kv measure_limits measure_split measure_distances",
