@@ -136,7 +136,11 @@ class DiskTier:
     def _read(self, space: bytes, segment: bytes, codec: KVCodec) -> StoredBlock | None:
         path = self.path(space, segment, codec.name)
 
+        told = False
+
         def failed(failure: Exception, stat: os.stat_result) -> None:
+            nonlocal told
+            told = True
             self._failed(path, failure, stat)
 
         def ended() -> None:
@@ -152,8 +156,7 @@ class DiskTier:
                 path, space, segment, codec, pin=self.pin, threads=threads, failed=failed, ended=ended
             )
         except (PltzError, OSError, RuntimeError, MemoryError) as exc:
-            ended()
-            if not isinstance(exc, FileNotFoundError | NotADirectoryError):
+            if not told and not isinstance(exc, FileNotFoundError | NotADirectoryError):
                 self._failed(path, exc)
             return None
         with suppress(OSError):

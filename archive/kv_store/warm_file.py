@@ -160,29 +160,31 @@ def read(
         pin: read into page-locked memory.
         threads: read what is longer than a chunk on these, after this returns; None for all of it before.
         failed: called with what failed and the file's status if a thread cannot go on, before anyone who waits hears.
-        ended: called when the file is closed, unless this raises.
+        ended: called once, when the file is closed.
 
     Raises CorruptError where it is damaged, another file, or no such file, and OSError and MemoryError where the
     machine cannot read it now.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    handle, begun = -1, False
     reading: _Reading | None = None
     try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         reading = _Reading(handle, space, segment, codec, pin)
-        small = threads is None or reading.chunks <= 1
-        if small:
+        if threads is None or reading.chunks <= 1:
             reading.rest()
-        stored = reading.block(codec)
-        if not small:
-            assert threads is not None
+        else:
+            begun = True  # the threads close the file
             reading.begin(threads, failed, ended)
-            handle = -1  # the threads close it
-            return stored
+        return reading.block(codec)  # after that: a codec may look at what is still to come
+    except BaseException:
+        if reading is not None:
+            reading.stop()
+        raise
     finally:
-        if handle >= 0:
-            os.close(handle)
-    ended()
-    return stored
+        if not begun:
+            if handle >= 0:
+                os.close(handle)
+            ended()
 
 
 class _Reading:
@@ -271,6 +273,11 @@ class _Reading:
                 threads.submit(self._work, failed, ended)
             except RuntimeError:  # the interpreter ends, and takes no more work
                 self._work(failed, ended)
+
+    def stop(self) -> None:
+        """Let threads read no more."""
+        with self._lock:
+            self._failure = self._failure or CorruptError("the block was refused")
 
     def _work(self, failed: Callable[[Exception, os.stat_result], None], ended: Callable[[], None]) -> None:
         try:

@@ -34,7 +34,7 @@ from pltz.models.kv.q4 import Q4Codec
 from pltz.models.kv.q8 import Q8Codec
 from pltz.models.kv.rotary import Rotary
 from pltz.models.target.target import Target
-from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
 
 ROOM = 1 << 26
 SPACE, SEGMENT, PARENT = b"a target........", b"segment.........", b"parent.........."
@@ -422,10 +422,13 @@ def test_forms_of_tiers_that_are_none_are_refused(codecs: dict[str, KVCodec]) ->
         HotStore.open(ROOM, forms={"tape": codecs["q8"]})
 
 
+@pytest.mark.parametrize("chunk", [1 << 20, 512])
 @pytest.mark.parametrize("form", ["q8", "q4", "predictive"])
 def test_a_damaged_file_of_any_form_is_a_miss(
-    kin: Target, codecs: dict[str, KVCodec], form: str, tmp_path: Path
+    kin: Target, codecs: dict[str, KVCodec], form: str, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With small chunks threads read it, and a codec may look at its parts before they are there."""
+    monkeypatch.setattr("pltz.archive.kv_store.warm_file.CHUNK", chunk)
     codec = codecs[form]
     ids = np.arange(3, 43, dtype=np.int32)
     block = KVBlock.raw(prefilled(kin, ids), ids, ids, 0)
@@ -448,7 +451,12 @@ def test_a_damaged_file_of_any_form_is_a_miss(
         else:
             hurt[int(rng.integers(len(hurt)))] ^= 1 << int(rng.integers(8))
         path.write_bytes(hurt)
-        assert disk.read(SPACE, SEGMENT, [codec]) is None and not path.exists()
+        again = disk.read(SPACE, SEGMENT, [codec])
+        if again is not None:
+            assert chunk == 512
+            with pytest.raises(CorruptError):
+                _ = again.block.kv
+        assert not path.exists() and disk.damaged == n + 1
     fresh()
     os.rename(path, disk.path(SPACE, PARENT, codec.name))
     assert disk.read(SPACE, PARENT, [codec]) is None, "of another segment"
@@ -458,8 +466,6 @@ def test_a_forged_file_never_breaks_the_reader(
     kin: Target, codecs: dict[str, KVCodec], tmp_path: Path, forged: Callable[[bytes, Any], bytes]
 ) -> None:
     """A file whose checksum is right, with any other bytes: a miss, or KV of the right shape, or CorruptError."""
-    from pltz.plt_codec.errors import CorruptError
-
     codec = codecs["predictive"]
     ids = np.arange(3, 43, dtype=np.int32)
     block = KVBlock.raw(prefilled(kin, ids), ids, ids, 0)
