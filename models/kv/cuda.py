@@ -424,8 +424,8 @@ class Background:
 
     def keep(self, *tensors: torch.Tensor) -> None:
         """Say that the outer stream will use tensors that were made inside."""
-        if self._device.type == "cuda":
-            for tensor in tensors:
+        for tensor in tensors:
+            if tensor.is_cuda:
                 tensor.record_stream(self._outside)
 
     def __exit__(self, *error: object) -> None:
