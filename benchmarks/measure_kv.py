@@ -248,8 +248,7 @@ def alone(bench: Bench, codec: PredictiveCodec, block: KVBlock) -> dict[str, flo
 
     def entropy() -> DecodedStreams:
         integers = kernels.decoded(there)
-        for first, last in integers.steps():
-            integers.decode(first, last)
+        integers.decode_all()
         return integers
 
     integers = entropy()

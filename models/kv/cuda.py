@@ -342,6 +342,11 @@ class DecodedStreams:
         grid = (-(-self._groups // WARPS), side_by_side, 1)
         self._launcher.launch("decode_streams", grid, 32 * WARPS, [*pointers, *map(_int, numbers)], SHARED)
 
+    def decode_all(self) -> None:
+        """Decode all layers: streams side by side, or the sections of one."""
+        for first, last in [(0, self.layers)] if self.many else self.steps():
+            self.decode(first, last)
+
     def sums(self) -> NDArray[np.uint32]:
         """Return the two sums of each token over all streams, (T, 2). See `streams.sums_of`."""
         return _sums(self._sums, self._begins, self.layers, self.width)

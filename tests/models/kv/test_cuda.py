@@ -77,8 +77,7 @@ def decoded(where: Where, coded: Streams, tables: Any, point: int, tokens: int) 
     words, ends, states = (torch.from_numpy(part.copy()).to(where.device) for part in parts)
     coded_there = DeviceStreams(words, ends, states, DeviceTables.of(tables, where.device), point, tokens)
     found = where.kernels.decoded(coded_there)
-    for first, last in found.steps():
-        found.decode(first, last)
+    found.decode_all()
     q = found.q.permute(1, 0, 2).cpu().numpy()
     return q, found.classes.cpu().numpy(), found.sums(), not bool(found.bad)
 
