@@ -12,9 +12,9 @@ The ways take turns in one process. The best round of each counts, since other w
 Two more measurements follow: sessions thawed together in one call, and sessions that grew. The latter archive the same
 tokens in several turns, one segment each, in either layout, and count decoding and prefill apart. Then the turns are
 merged, as `pltz archive merge` does, and the thaws are measured again. With ``--neighbour`` a session that shares eight
-of nine tokens with another is thawed too, coded alone and after that one, which is decoded first or remembered. Every
-thaw is checked: ids exactly, KV and logits against the prefill's within float noise. The run ends with one line of
-JSON.
+of nine tokens with another is thawed too, coded alone and after that one, which is decoded first or remembered. So is
+one that is read after the most neighbours in a row. Every thaw is checked: ids exactly, KV and logits against the
+prefill's within float noise. The run ends with one line of JSON.
 """
 
 import json
@@ -143,9 +143,9 @@ def thaw(
                 else:
                     left.append({"turns": count, "layout": layout})
                 bar.add(1)
-            after = []
+            after = list[dict[str, Any]]()
             for layout in near:
-                after.append(measure_neighbour(bench, layout, rounds))
+                after += measure_neighbour(bench, layout, rounds)
                 bar.add(1)
         result = {
             "benchmark": "thaw",
@@ -278,32 +278,45 @@ class ThawBench:
             self.stored[name] = len(archive.record(archive.version(name, name).leaf).record.bitstring)
         return bool(done.merged)
 
-    def put_near(self, layout: LayoutName) -> "np.ndarray[Any, Any]":
-        """Put a session coded alone, and in another tenant after its neighbour, in one pack; return its ids, (T,).
+    def put_near(self, layout: LayoutName) -> "list[tuple[str, np.ndarray[Any, Any], int]]":
+        """Put two sessions, each alone and in another tenant after neighbours: one, and the most in a row.
+
+        Returns name, ids, (T,), and neighbours in a row of each.
 
         Raises:
-            UsageError: it would not be shorter after the neighbour.
+            UsageError: they would not be shorter after a neighbour.
         """
         import numpy as np
 
+        from pltz.archive.catalog.chain import LAST
         from pltz.archive.format.ids import NONE
         from pltz.archive.sessions import PutRequest
         from pltz.models.session.session import Session
 
-        first, other = (np.asarray(ids) for ids in self.ids[:2])
-        ids = np.where(np.arange(self.tokens) % (SHARED + OWN) < SHARED, first, other)
-        cold, near = self.layouts[layout], by_neighbour(NEAR, layout)
-        named = {"first": first, "other": other, NEAR: ids}  # the other earns the tenant a trial
-        items = [PutRequest(ALONE, Session("ids", ids), tenant=by_neighbour(ALONE, layout))]
-        items += [PutRequest(name, Session("ids", one), tenant=near) for name, one in named.items()]
+        chain, other = [np.asarray(self.ids[0])], np.asarray(self.ids[1])
+        for number in range(LAST):
+            own = (np.arange(self.tokens) + 2 * OWN * number) % (SHARED + OWN) >= SHARED
+            chain.append(np.where(own, np.roll(other, number), chain[-1]))
+        cold, alone, near = self.layouts[layout], by_neighbour(ALONE, layout), by_neighbour(NEAR, layout)
+        put = [PutRequest(f"{n}", Session("ids", chain[n]), tenant=alone) for n in (1, LAST)]
+        self.stored |= {f"{alone} {stored.name}": stored.size for stored in cold.put(put)}
         cold.archive.neighbours = True
-        self.stored |= {f"{layout} {stored.name}": stored.size for stored in cold.put(items)}
+        for n, ids in enumerate(chain):
+            rest = np.random.default_rng(n).permutation(other)  # like nothing; it earns the tenant a trial
+            put = [PutRequest(f"{n}", Session("ids", ids), tenant=near)]
+            put.append(PutRequest(f"rest {n}", Session("ids", rest), tenant=near))
+            self.stored |= {f"{near} {stored.name}": stored.size for stored in cold.put(put)}
         cold.archive.neighbours = False
         self.cold.archive.catalog.refresh()
-        leaf = self.cold.archive.version(NEAR, near).leaf
-        if self.cold.archive.record(leaf).record.neighbour == NONE:
+        found = []
+        for n in (1, LAST):
+            at, row = self.cold.archive.version(f"{n}", near).leaf, -1
+            while at != NONE:
+                at, row = self.cold.archive.record(at).record.neighbour, row + 1
+            found.append((f"{n}", chain[n], row))
+        if not found[0][2]:
             raise UsageError("--neighbour: a session of so few --tokens is no shorter after a neighbour")
-        return ids
+        return found
 
     def thawer(self, **budgets: Any) -> "tuple[HotStore, Thawer]":
         """Return a store and a thawer over it."""
@@ -551,39 +564,44 @@ def by_neighbour(name: str, layout: LayoutName) -> str:
     return f"{name}/{layout}"
 
 
-def measure_neighbour(bench: ThawBench, layout: LayoutName, rounds: int) -> dict[str, Any]:
-    """Measure thaws of one session: coded alone, after a neighbour that is decoded first, and after one remembered.
+def measure_neighbour(bench: ThawBench, layout: LayoutName, rounds: int) -> list[dict[str, Any]]:
+    """Measure thaws of sessions: coded alone, after neighbours that are decoded first, and after one remembered.
 
     The figures are milliseconds. Raises the errors of `ThawBench.put_near`.
     """
     from pltz.archive.kv_store import Thawer
 
-    ids, thawer = bench.put_near(layout), Thawer(bench.cold, bench.target)
-    alone, near = ((name, by_neighbour(name, layout)) for name in (ALONE, NEAR))
-    best: dict[str, tuple[float, float]] = {}  # seconds of the thaw and of decoding
-    for number in range(rounds + 1):  # the first one warms up
-        bench.cold.archive.rebuild()  # forgets the tokens of the neighbour
-        thawer.thaw(*alone)  # opens the pack again
-        expected, seconds = _timed(bench, lambda: bench.target.prefill(ids))
-        for way, session in {"cold": near, "warm": near, "alone": alone}.items():
-            found, thaw_seconds = _timed(bench, partial(thawer.thaw, *session))
-            bench.check(found, ids, expected)
+    thawer, rows = Thawer(bench.cold, bench.target), list[dict[str, Any]]()
+    for name, ids, in_a_row in bench.put_near(layout):
+        alone, near = ((name, by_neighbour(kind, layout)) for kind in (ALONE, NEAR))
+        best: dict[str, tuple[float, float]] = {}  # seconds of the thaw and of decoding
+        for number in range(rounds + 1):  # the first one warms up
+            bench.cold.archive.rebuild()  # forgets the tokens of the neighbours
+            thawer.thaw(*alone)
+            expected, seconds = _timed(bench, partial(bench.target.prefill, ids))
+            for way, session in {"cold": near, "warm": near, "alone": alone}.items():
+                found, thaw_seconds = _timed(bench, partial(thawer.thaw, *session))
+                bench.check(found, ids, expected)
+                if number:
+                    best[way] = min(best.get(way, (math.inf, 0.0)), (thaw_seconds, found.timings["decode"] / 1e3))
+                del found
             if number:
-                best[way] = min(best.get(way, (math.inf, 0.0)), (thaw_seconds, found.timings["decode"] / 1e3))
-            del found
-        if number:
-            best["prefill"] = min(best.get("prefill", (math.inf, 0.0)), (seconds, 0.0))
-        del expected
-    return {
-        "layout": layout,
-        "alone_bytes": bench.stored[f"{layout} {ALONE}"],
-        "near_bytes": bench.stored[f"{layout} {NEAR}"],
-        "bare_prefill_ms": round(1e3 * best["prefill"][0], 3),
-        **{f"{way}_ms": round(1e3 * best[way][0], 3) for way in ("alone", "cold", "warm")},
-        **{f"{way}_decode_ms": round(1e3 * best[way][1], 3) for way in ("alone", "cold", "warm")},
-        "cold_over_alone": round(best["cold"][0] / best["alone"][0], 4),
-        "warm_over_alone": round(best["warm"][0] / best["alone"][0], 4),
-    }
+                best["prefill"] = min(best.get("prefill", (math.inf, 0.0)), (seconds, 0.0))
+            del expected
+        rows.append(
+            {
+                "layout": layout,
+                "in_a_row": in_a_row,
+                "alone_bytes": bench.stored[f"{alone[1]} {name}"],
+                "near_bytes": bench.stored[f"{near[1]} {name}"],
+                "bare_prefill_ms": round(1e3 * best["prefill"][0], 3),
+                **{f"{way}_ms": round(1e3 * best[way][0], 3) for way in ("alone", "cold", "warm")},
+                **{f"{way}_decode_ms": round(1e3 * best[way][1], 3) for way in ("alone", "cold", "warm")},
+                "cold_over_alone": round(best["cold"][0] / best["alone"][0], 4),
+                "warm_over_alone": round(best["warm"][0] / best["alone"][0], 4),
+            }
+        )
+    return rows
 
 
 def _timed(bench: ThawBench, call: Callable[[], Any]) -> tuple[Any, float]:
@@ -632,6 +650,7 @@ def as_text(result: dict[str, Any]) -> str:
     near = [
         [
             row["layout"],
+            str(row["in_a_row"]),
             way,
             size(row[stored]),
             f"{row[f'{way}_decode_ms']:,.1f}",
@@ -653,7 +672,7 @@ def as_text(result: dict[str, Any]) -> str:
         f"{checked['logits']:.1g} of the prefill's (float noise: {checked['bound']}), "
         f"the same next id in {checked['same_next']}."
     )
-    near_table = render(["layout", "neighbour", "stored", "decode, ms", "thaw, ms", "over alone"], near)
+    near_table = render(["layout", "in a row", "neighbours", "stored", "decode, ms", "thaw, ms", "over alone"], near)
     return "\n\n".join(
         [
             setting,
