@@ -8,6 +8,8 @@ import pytest
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format import object_names
+from pltz.archive.format.ids import NONE
+from pltz.archive.format.pack import Damage
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
@@ -97,3 +99,31 @@ def test_what_was_put_between_the_runs_stays(filled: TowerArchive, disk: SimDisk
     other.put([NewSession("late", [PROMPT, PROMPT + 1])])  # the prompt lies in condemned packs alone
     filled.collect()
     assert filled.get("late").tokens.tolist() == [*PROMPT, *(PROMPT + 1)] and filled.verify(decode=True).sound
+
+
+def test_records_come_in_the_order_of_their_commits(archive: TowerArchive) -> None:
+    for number in range(8):
+        archive.put([NewSession(f"s{number}", [PROMPT + number], time=1000 + number)])
+    archive.collect()
+    archive.collect()
+    [pack] = archive.catalog.listing.packs
+    found = [item.record.name for item in archive.catalog.listing.scan(pack) if not isinstance(item, Damage)]
+    assert found == [f"s{number}" for number in range(8)]
+
+
+def test_a_session_comes_behind_its_neighbour(disk: SimDisk, tower_codec: SegmentCodec) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec])
+    archive.neighbours = True
+    dice = np.random.default_rng(0)
+    topics = [dice.integers(0, 60_000, 200) for _ in range(3)]
+    for number in range(12):  # the topics take turns
+        archive.put([NewSession(f"s{number}", [np.append(topics[number % 3], number)], time=1000 + number)])
+    archive.collect()
+    archive.collect()
+    [pack] = archive.catalog.listing.packs
+    found = [item.record for item in archive.catalog.listing.scan(pack) if not isinstance(item, Damage)]
+    assert [int((r.name or "")[1:]) % 3 for r in found] == [0] * 4 + [1] * 4 + [2] * 4
+    for at, record in enumerate(found):
+        assert record.neighbour in [NONE, *(r.id for r in found[:at])]
+    assert sum(record.neighbour != NONE for record in found) == 9
+    assert archive.verify(decode=True).sound
