@@ -4,7 +4,8 @@
     python -m pltz.benchmarks.measure_bounds DIR/mha mha.kv.safetensors chat_test.jsonl.zst
 
 Each bound chooses a point twice: by the upper limit of the receipts, as pltz does, and by their mean. Both are measured
-on the same rows. A bound holds where the mean loss of all rows keeps to it. That mean has an error, too, so it is told.
+on the same rows, over as many tokens after the context as the receipts are of. A bound holds where the mean loss of all
+rows keeps to it. That mean has an error, too, so it is told.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ BOUNDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01)  # bits per token
 @click.argument("calibration")
 @click.argument("data", nargs=-1, required=True)
 @click.option("--rows", default=48, show_default=True, metavar="N", help="Rows of tokens, each of sessions of its own.")
-@click.option("--new", default=128, show_default=True, metavar="N", help="Tokens scored after the context.")
+@click.option("--new", type=int, metavar="N", help="Tokens after the context.  [default: as many as in the receipts]")
 @click.option("--bound", "bounds", type=float, multiple=True, default=BOUNDS, metavar="KL", help="Bits per token.")
 @click.option("--dtype", default="float32", show_default=True, metavar="TYPE", help="Type of the target's numbers.")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="Device of the target.")
 def main(
-    model: str, calibration: str, data: tuple[str, ...], rows: int, new: int, bounds: tuple[float, ...], dtype: str,
-    device: str,
+    model: str, calibration: str, data: tuple[str, ...], rows: int, new: int | None, bounds: tuple[float, ...],
+    dtype: str, device: str,
 ) -> None:  # fmt: skip
     """Print one line of JSON."""
     target = Target.load(model, device, dtype)
     fitted = Calibration.load(calibration, target.fingerprint)
-    context = fitted.receipts[0].context
+    first = fitted.receipts[0]
+    context, new = first.context, new or first.scored // first.rows + 1
     sessions = chain.from_iterable(load(path) for path in data)
     drawn = sessions_to_rows(target, sessions, rows, context + new)
     result = {
@@ -53,7 +55,7 @@ def main(
         "target": Path(model).name,
         "context": context,
         "new": new,
-        "held_out": fitted.receipts[0].rows,
+        "held_out": first.rows,
         "rows": len(drawn),
         "bounds": by_bound(target, fitted, drawn, context, bounds),
         "machine": machine.describe(None, device, None),

@@ -63,7 +63,7 @@ FEW = 16  # rows held out: with fewer the upper limits of losses lie far above t
 )
 @click.option(
     "--new", type=click.IntRange(min=8), default=512, show_default=True, metavar="N",
-    help="Tokens per row that are scored after the context.",
+    help="Tokens per row that are scored after the context: as many as your answers have, since the first lose most.",
 )  # fmt: skip
 @click.option(
     "--effects", type=click.IntRange(min=1), metavar="N",

@@ -102,11 +102,13 @@ def test_a_target_is_calibrated_and_measured(
     low, high = 0.01 * point["kl"], 1.01 * point["most"]
     bounds = CliRunner().invoke(
         measure_bounds.main,
-        [str(llama), str(path), *map(str, sessions.iterdir()), "--rows", "3", "--new", "8", "--bound", str(low),
+        [str(llama), str(path), *map(str, sessions.iterdir()), "--rows", "3", "--bound", str(low),
          "--bound", str(high)],
     )  # fmt: skip
     assert bounds.exit_code == 0, bounds.output
-    tight, loose = json.loads(bounds.stdout)["bounds"]
+    found = json.loads(bounds.stdout)
+    assert (found["context"], found["new"], found["held_out"], found["rows"]) == (64, 8, 8, 3)
+    tight, loose = found["bounds"]
     assert tight == {"bound": low}, "no point keeps to it"
     assert loose["limit"]["said_most"] <= high < loose["mean"]["said_most"] and loose["mean"]["said_kl"] <= high
     assert loose["mean"]["bits"] < loose["limit"]["bits"]
