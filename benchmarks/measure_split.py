@@ -82,7 +82,7 @@ def main(
     wanted = parts or PARTS
     if "zstd" in wanted:
         kept.measure("zstd_dictionary", lambda: by_zstd(records, loaded.zstd_dict))
-    for part, independent in (("file", False), ("alone", True)):
+    for part, independent in (("alone", True), ("file", False)):
         if part in wanted:
             kept.measure(f"file, independent {independent}", partial(by_file, codec, records, independent, layout))
     for neighbours in (False, True) if "archive" in wanted else ():

@@ -114,17 +114,19 @@ ORDER BY id
 CHILDREN = "CREATE INDEX IF NOT EXISTS child ON live_segment (parent)"
 PLACED = """
 DROP VIEW IF EXISTS placed;
-CREATE TEMP VIEW placed AS SELECT own.*, coalesce(third.first, second.first, near.first, own.first) AS beside,
-    (near.id IS NOT NULL) + (second.id IS NOT NULL) + (third.id IS NOT NULL) AS behind
+CREATE TEMP VIEW placed AS SELECT own.*, coalesce(third.first, second.first, near.first, own.first) * 4
+    + (near.id IS NOT NULL) + (second.id IS NOT NULL) + (third.id IS NOT NULL) AS rank
 FROM live_segment AS own LEFT JOIN segment AS near ON near.id = own.neighbour
     LEFT JOIN segment AS second ON second.id = near.neighbour
     LEFT JOIN segment AS third ON third.id = second.neighbour;
 """
+PLACED_ALONE = "DROP VIEW IF EXISTS placed; CREATE TEMP VIEW placed AS SELECT *, 0 AS rank FROM live_segment"
+ANY_NEAR = f"SELECT 1 FROM live_segment WHERE neighbour <> x'{NONE.hex()}' LIMIT 1"
 SEGMENTS = f"""
-WITH RECURSIVE tree (id, first, stays, depth, beside, behind) AS (
-    SELECT id, first, stays, 0, beside, behind FROM placed WHERE parent = x'{NONE.hex()}'
-    UNION ALL SELECT child.id, child.first, child.stays, depth + 1, child.beside, child.behind
-    FROM tree JOIN placed AS child ON child.parent = tree.id ORDER BY 4 DESC, 5, 6, 2)
+WITH RECURSIVE tree (id, first, stays, depth, rank) AS (
+    SELECT id, first, stays, 0, rank FROM placed WHERE parent = x'{NONE.hex()}'
+    UNION ALL SELECT child.id, child.first, child.stays, depth + 1, child.rank
+    FROM tree JOIN placed AS child ON child.parent = tree.id ORDER BY 4 DESC, 5, 2)
 SELECT first, {SEGMENT} | {SESSION} * (first IN (SELECT first FROM live_version WHERE NOT stays))
 FROM tree WHERE NOT stays
 """
@@ -246,7 +248,8 @@ class LiveSet:
         """
         with _named():
             self._db.execute(CHILDREN)
-            self._db.executescript(PLACED)
+            near = self._db.execute(ANY_NEAR).fetchone()
+            self._db.executescript(PLACED if near else PLACED_ALONE)
             for query in (SEGMENTS, VERSIONS, MARKS):
                 for at, parts in self._db.execute(query):
                     offset, row = divmod(at & (1 << PLACE_BITS) - 1, 1 << ROW_BITS)
@@ -255,7 +258,8 @@ class LiveSet:
     def coded_after_orphans(self) -> list[bytes]:
         """Return the live segments whose neighbour no version has any more, forgotten versions included."""
         with _named():
-            return [segment for (segment,) in self._db.execute(ORPHANED)]
+            near = self._db.execute(ANY_NEAR).fetchone()
+            return [segment for (segment,) in self._db.execute(ORPHANED)] if near else []
 
     def weights(self) -> dict[bytes, tuple[int, int]]:
         """Return for each pack the approximate bytes of all its records and of its live ones.
