@@ -168,7 +168,7 @@ def kv(
 
 
 class Kept:
-    """What each form lost on each row, in memory and, where there is a path, in a file of JSON lines.
+    """The loss of each form on each row, in memory and, where there is a path, in a file of JSON lines.
 
     The first line is the setting; then one for each row and form. A line that a kill cut off is measured again.
     Raises UsageError for a file of another setting, or one that is none of these.

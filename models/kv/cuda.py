@@ -406,7 +406,7 @@ class SideStreams:
             self._outside.wait_event(event)
 
 
-class Background:
+class BackgroundStream:
     """A stream of its own as torch's current one, as a context. The outer stream never waits for its work.
 
     It begins after what the outer stream was given before. When the context ends, the host has waited for it. On a CPU

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pltz.models.kv.cuda import Background, DeviceTables, Kernels
+from pltz.models.kv.cuda import BackgroundStream, DeviceTables, Kernels
 from pltz.models.kv.operands import Operands, product
 from pltz.models.kv.rotary import turned
 from pltz.models.kv.streams import checksum
@@ -48,7 +48,7 @@ class CudaEncoder:
         operands, device = self._operands, self._operands.device
         if not operands.fits:
             return None
-        with torch.inference_mode(), Background(device) as beside:
+        with torch.inference_mode(), BackgroundStream(device) as beside:
             kinds = torch.from_numpy(classes).to(device)
             q, largest, finite = self._integers(kv, span, embedded, operands.steps[kinds.long()][:, None], rotary)
             if not bool(finite):
