@@ -32,6 +32,7 @@ from pltz.archive.format.context import CODING, RUN, TOWER, WITHIN
 from pltz.archive.format.ids import BASE, LEAF, NONE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import unpack_run
+from pltz.plt_codec.engines.queued import watching
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS
 
@@ -398,7 +399,8 @@ class Chains:
             if self._near_chains is None:
                 facts = self.catalog, self.codecs, self._known, self._heard
                 self._near_chains = Chains(*facts, near=self._recent, hops=self._hops + 1)
-            self._near_chains.load(missing)
+            with watching(None):  # the thaw queues its prefill behind its own session
+                self._near_chains.load(missing)
             for leaf in missing:
                 try:
                     self._near[leaf] = found = self._near_chains.tower(leaf)

@@ -5,7 +5,8 @@
 
 Without it the device idles while the host reads and verifies the ids and launches the first kernels of the
 prefill. That takes about 1.5 ms of a thaw of 130 ms, measured between two runs on two GPUs of one kind. The
-result counts once the archive has verified the ids, and is dropped if it cannot verify them.
+result counts once the archive has verified the ids and they are those that the prefill ran over. Otherwise it is
+dropped: a decoder may also read a damaged record first, or another session.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from pltz.plt_codec.engines.queued import Queued
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from transformers import DynamicCache
 
@@ -37,6 +40,8 @@ class QueuedPrefill:
         self._target, self._count, self.watch = target, count, watch
         self._told = 0
         self._found: Found | None = None
+        self._ran: torch.Tensor | None = None  # ids, (count,) int64, on the device
+        self._same: torch.Tensor | None = None
         self._begun = self._mark()
         self._decoded: torch.cuda.Event | None = None
 
@@ -47,16 +52,27 @@ class QueuedPrefill:
             return
         try:
             with self.watch or nullcontext():
-                self._found = self._target.prefill_queued(self._ids(queued))
+                self._ran = self._ids(queued)
+                self._found = self._target.prefill_queued(self._ran)
         except Exception:  # noqa: BLE001 - of the model or of torch: the thaw will meet a real error again
             self._found = None
 
-    def found(self, count: int) -> Found | None:
-        """Return the cache and the logits of the last id.
+    def found(self, ids: npt.NDArray[np.integer]) -> Found | None:
+        """Return the cache and the logits of the last id, or None if no prefill ran over so many verified ids, (T,).
 
-        Returns None unless the prefill ran over the ``count`` verified ids.
+        They count only if `agrees`, which is known once the device is done.
         """
-        return self._found if self._told == 1 and count == self._count else None
+        import torch
+
+        if self._told != 1 or self._found is None or self._ran is None or len(ids) != self._count:
+            return None
+        verified = torch.as_tensor(ids.astype("int64"))
+        self._same = (self._ran == verified.to(self._target.device, non_blocking=True)).all()
+        return self._found
+
+    def agrees(self) -> bool:
+        """Return whether the prefill ran over the ids given to `found`. Waits for the device."""
+        return self._same is not None and bool(self._same)
 
     def decode_ms(self) -> float | None:
         """Return the milliseconds from construction until the ids were decoded; None on a CPU.

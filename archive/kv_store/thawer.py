@@ -337,6 +337,11 @@ class Thawer:
         taken = ahead is not None and self._take(ahead, _alive(batch))
         laps.end("decode", wait=not taken)
         self._prefill(batch)
+        if taken and ahead is not None and not ahead.agrees():  # it ran over other ids
+            taken = False
+            batch[0].cache = batch[0].logits = batch[0].watch = None
+            batch[0].at = 0
+            self._prefill(batch)
         laps.end("prefill")
         if taken and ahead is not None and (decode_ms := ahead.decode_ms()) is not None:
             laps.split("decode", "prefill", decode_ms)
@@ -409,7 +414,7 @@ class Thawer:
 
     def _take(self, ahead: QueuedPrefill, batch: list[_Flight]) -> bool:
         """Give the queued prefill to the only flight. Returns False if it does not match the flight's ids."""
-        found = ahead.found(len(batch[0].seen.ids)) if batch else None
+        found = ahead.found(batch[0].seen.ids) if batch else None
         if found is None:
             return False
         flight = batch[0]

@@ -106,7 +106,22 @@ def elsewhere(g: Gpu, tokens: np.ndarray) -> None:
     g.say(tokens, device="cuda:1")
 
 
-@pytest.mark.parametrize("tell", [other_tokens, fewer, elsewhere])
+def as_many_others(g: Gpu, tokens: np.ndarray) -> None:
+    g.say(tokens[::-1])
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_prefill_over_as_many_other_ids_is_dropped(
+    cold: SessionArchive, kin: Target, ran: dict[str, int], monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    gpu(cold, monkeypatch, as_many_others)
+    thawer = Thawer(cold, kin, HotStore.open(ROOM) if stored else None)
+    check(thawer, kin)
+    assert ran == {"ahead": 1, "passes": 3}, "one ahead, one of the thaw, one of the check"
+    check(thawer, kin)
+
+
+@pytest.mark.parametrize("tell", [other_tokens, as_many_others, fewer, elsewhere])
 def test_what_may_be_other_ids_is_not_taken(
     cold: SessionArchive,
     kin: Target,

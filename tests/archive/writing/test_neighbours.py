@@ -24,6 +24,7 @@ from pltz.archive.writing.candidates import Place, read_candidates, read_groups
 from pltz.archive.writing.neighbours import GRANTED, PROOF, SAVED_UP, TRIAL, NeighbourEncoder
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.session.neighbours import LONGEST
+from pltz.plt_codec.engines.queued import watcher, watching
 from pltz.plt_codec.errors import CorruptError, VersionError
 from tests.archive.sealed import RAW
 
@@ -89,6 +90,23 @@ def test_a_session_is_coded_after_the_nearest_earlier_one(archive: TowerArchive)
     assert neighbour(archive, "a1") == leaf(archive, "a0")
     assert {neighbour(archive, name) for name in ("u0", "a0", "u1", "u2")} == {NONE}
     want(archive, "a0", "a1", "u0", "u1", "u2")
+
+
+def test_a_thaw_hears_of_its_own_session_only(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(archive, "a0")
+    put(archive, "a1")
+    reader = again(archive)
+    codec: Any = reader.codecs[0]
+    heard, inner = list[tuple[int, bool]](), codec.decode
+
+    def decode(batch: Any) -> Any:
+        heard.append((len(batch), watcher() is not None))
+        return inner(batch)
+
+    monkeypatch.setattr(codec, "decode", decode)
+    with watching(lambda queued: None):
+        reader.get("a1", "acme")
+    assert heard == [(1, False), (1, True)], "the neighbour, then the session"
 
 
 def test_sessions_of_one_put_are_neighbours_too(archive: TowerArchive) -> None:
