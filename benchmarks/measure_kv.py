@@ -113,7 +113,9 @@ class Bench:
         folder = {"folder": Path(tempfile.mkdtemp(dir=self.folder))} if tier == "disk" else {}
         forms = dict(forms or {}) or ({} if block.codec.exact else {tier: block.codec})
         store = HotStore.open(**budgets, device=self.device, forms=forms, **folder)  # type: ignore[arg-type]
-        if not store.insert(self.space, self.segment, NONE, block) or not store.stats().tiers[tier].used:
+        kept = store.insert(self.space, self.segment, NONE, block)
+        store.close()
+        if not kept or not store.stats().tiers[tier].used:
             raise ModelError(f"no room for the session in {tier}")
         return store, Thawer(self.cold, self.target, store, max_kl=float("inf"))
 

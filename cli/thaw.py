@@ -111,6 +111,8 @@ def thaw(
             thawed = thawer.thaw(file, tenant or "default", number)
         result = Result.of(thawed, model, more, load_ms, None if hot is None else hot.stats().hit_tokens)
         write_text(json.dumps(result.as_json()) if as_json else result.text())
+        if hot is not None:
+            close(hot)
         return
     if index is None:
         raise UsageError("name the session of FILE to thaw: --session I")
@@ -132,7 +134,21 @@ def hot_store(folder: str | None, budget: float, model: "Target") -> "HotStore |
         return None
     from pltz.archive.kv_store import HotStore
 
-    return HotStore.open(0, 0, int(budget * 1e9), folder=folder, device=model.device)
+    room = int(budget * 1e9)
+    return HotStore.open(0, 0, room, folder=folder, device=model.device, queue_bytes=room)
+
+
+def close(hot: "HotStore") -> None:
+    """Wait until new KV is in its files, and say how much of it is not."""
+    hot.close()
+    stats = hot.stats()
+    if lost := stats.dropped + stats.refused:
+        why = f" ({stats.failure})" if stats.failure else ""
+        click.echo(
+            f"{counted(lost, 'segment')} of KV did not go into --hot DIR{why}. Later thaws compute it again. "
+            "Free room on the disk, or raise --hot-budget",
+            err=True,
+        )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ queued_prefill.py   the prefill queued behind a decoder on the GPU
 disk_tier.py        the files of the disk tier (FORMAT.md)
 eviction_policy.py  the choice of the segment that stays
 lease.py            protection of segments in use
-refiner.py          exact KV in the background, after an answer from a small form
+background_worker.py  work that nobody waits for: coding evicted blocks, exact KV after a small form
 stage_timer.py      milliseconds by stage
 """
 

@@ -103,7 +103,7 @@ class DiskTier:
 
     def stats(self) -> TierStats:
         """Return bytes, number and ids of all files, by form too, and how many this process found damaged."""
-        found = TierStats(self.codec.name, self.budget, damaged=self.damaged)
+        found = TierStats(self.codec.name, self.budget, damaged=self.damaged, failed=self.failed)
         try:
             with self._locked():
                 files = list(self._files())

@@ -14,6 +14,7 @@ once, since attention needs K and V in one piece.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +135,13 @@ class KVBlock:
         parts = [t for t in shells(self.parts).values() if t.nbytes]
         own = all(t.device == device and t.untyped_storage().nbytes() == t.nbytes for t in parts)
         return own and (not pin or all(t.is_pinned() for t in parts))
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """Return a context for another thread to use the block in: with this thread's stream, on a GPU."""
+        import torch
+
+        device = next((t.device for t in shells(self.parts).values() if t.is_cuda), None)
+        return nullcontext() if device is None else torch.cuda.stream(torch.cuda.current_stream(device))
 
     def to(self, device: torch.device, *, pin: bool = False) -> KVBlock:
         """Return a copy in memory of its own on a device.

@@ -4,6 +4,7 @@ It walks one list of tiers (`tier.py`), from the fastest to the slowest. `HotSto
 
     device    blocks in the memory of the target's device    pinned bases, segments in use or soon to be used
     host      blocks in page-locked host memory              (budget 0 where the target computes on the CPU)
+    queue     blocks in exact form that wait to be coded, or to be written      where they were before
     disk      files (`disk_tier.py`)                         shared with other processes
 
     with store.hold(space, path) as lease:                     # the longest prefix of the path that is hot
@@ -16,6 +17,9 @@ It walks one list of tiers (`tier.py`), from the fastest to the slowest. `HotSto
   priority (`eviction_policy.py`), is neither leased nor pinned, and ranks below the newcomer. If that frees
   too little, the newcomer goes one tier down, and is refused at last. A segment evicted from a tier of memory
   goes to the next one that takes it, then to a shared tier, then away.
+* Nobody waits for a block to be coded or written. It enters the queue, and one thread moves it on. It is found there
+  as in any tier, exact as it is, and may move up again. The queue has bounds: in a full one there is no room, so a
+  segment evicted then is dropped, and a newcomer refused. A segment discarded in the queue never reaches a file.
 * Promotion is by use: a held segment moves to the fastest tier that has room under the same rule. `promote`
   fills free room in the first tier with the best of the other tiers of memory.
 * A block of a file may be leased while it is read. It enters a tier of memory only when it is there and sound.
@@ -30,16 +34,18 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pltz.archive.format.ids import NONE, digest
+from pltz.archive.kv_store.background_worker import BackgroundWorker
 from pltz.archive.kv_store.disk_tier import DiskTier
 from pltz.archive.kv_store.eviction_policy import Priority, priority
 from pltz.archive.kv_store.kv_block import KVBlock
@@ -61,6 +67,9 @@ if TYPE_CHECKING:
     import torch
 
 PIN_SHARE = 0.5  # largest share of the first tier's budget for pinned segments
+QUEUE = "queue"  # name of the queue in leases and statistics
+QUEUE_BYTES = 1 << 30  # of blocks that wait, unless the caller says otherwise; a block alone may be larger
+QUEUE_BLOCKS = 4096  # that wait
 
 
 def space_of(fingerprint: bytes, dtype: str) -> bytes:
@@ -76,8 +85,10 @@ class Stats:
     """The tiers of a store, by name, and counts since the store was made.
 
     ``hit_tokens``: ids whose KV was found. ``misses``: segments that were not found. ``inserted``: new blocks
-    that were kept. ``refused``: new blocks for which there was no room. ``promoted``, ``demoted``: blocks moved
-    up or down. ``dropped``: blocks evicted for good.
+    that were kept, or wait in the queue. ``refused``: new blocks for which there was no room. ``promoted``,
+    ``demoted``: blocks moved up or down, to the queue included. ``dropped``: blocks evicted for good, or that no tier
+    took from the queue. ``queue_full``: those of ``refused`` and ``dropped`` that found the queue full. ``failed``:
+    those of ``dropped`` that met an error nobody expected in the queue's thread; ``failure``: the last of them.
     """
 
     tiers: dict[str, TierStats] = field(default_factory=dict)
@@ -88,23 +99,39 @@ class Stats:
     promoted: int = 0
     demoted: int = 0
     dropped: int = 0
+    queue_full: int = 0
+    failed: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The place of blocks that wait to be coded or written. ``budget``: in bytes."""
+
+    budget: int
+    name: str = QUEUE
 
 
 @dataclass(eq=False)
 class Node:
     """A segment in memory, or in a shared tier while it is leased.
 
-    ``parent``: a segment id. ``tier``: None while it is in no tier. Times are in seconds since 1970.
+    ``parent``: a segment id. ``tier``: None while it is in no tier. Times are in seconds since 1970. ``level``: of the
+    tier that it goes on to from the queue. ``submitted``: the queue's thread will look at it, with ``stream`` as the
+    current one of a GPU.
     """
 
     space: bytes
     segment: bytes
     parent: bytes
     block: KVBlock
-    tier: Tier | None
+    tier: Tier | Queue | None
     born: float
     used: float
     leases: int = 0
+    level: int = 0
+    submitted: bool = False
+    stream: AbstractContextManager[Any] = field(default_factory=nullcontext)
     moving: bool = False
     gone: bool = False  # discarded while in use: removed at the end of the last lease
 
@@ -128,20 +155,29 @@ class HotStore:
 
     Args:
         tiers: from the fastest to the slowest; those of memory before those that are shared.
+        queue_bytes: most bytes of blocks that wait to be coded or written, beside the budgets of the tiers. They stay
+            where they are, so those evicted from a device stay there. One block alone may take more.
         clock: returns seconds since 1970.
 
-    Raises UsageError for tiers in another order, of equal names, or without one of memory.
+    Raises UsageError for tiers in another order, of equal names, or without one of memory, and for a queue of less
+    than no bytes.
     """
 
-    def __init__(self, tiers: Sequence[Tier], *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, tiers: Sequence[Tier], *, queue_bytes: int = QUEUE_BYTES, clock: Callable[[], float] = time.time
+    ) -> None:
         self.tiers = tuple(tiers)
         self.memory = [tier for tier in tiers if isinstance(tier, MemoryTier)]
         self.shared = [tier for tier in tiers if isinstance(tier, SharedTier)]
         if [*self.memory, *self.shared] != list(tiers) or not self.memory:
             raise UsageError("expected tiers of memory, at least one, and then shared ones")
-        self._level = {tier.name: level for level, tier in enumerate(tiers)}
-        if len(self._level) != len(self.tiers):
-            raise UsageError(f"expected tiers of different names, got {', '.join(t.name for t in tiers)}")
+        if queue_bytes < 0:
+            raise UsageError(f"expected bytes of the queue from 0 up, got {queue_bytes}")
+        self._queue = Queue(queue_bytes)
+        self._level = {tier.name: level for level, tier in enumerate((*tiers, self._queue))}
+        if len(self._level) != len(self.tiers) + 1:
+            names = ", ".join(tier.name for tier in tiers)
+            raise UsageError(f"expected tiers of different names, none of them {QUEUE}, got {names}")
         codecs = {tier.codec.name: tier.codec for tier in tiers}
         self._codecs = sorted(codecs.values(), key=loss)
         self._clock = clock
@@ -151,6 +187,8 @@ class HotStore:
         self._pins: Counter[bytes] = Counter()
         budgets = {tier.name: tier.budget for tier in self.memory}
         self._books = {t.name: TierStats(t.codec.name, budgets.get(t.name, 0)) for t in tiers}
+        self._books[QUEUE] = TierStats(RAW.name, queue_bytes)
+        self._worker = BackgroundWorker[None]("pltz-queue", sys.maxsize)  # the books bound the queue
         self._hit_tokens: Counter[tuple[str, str]] = Counter()  # by names of tier and form
         self._stats = Stats()
 
@@ -164,6 +202,7 @@ class HotStore:
         folder: str | os.PathLike[str] | None = None,
         device: str | torch.device = "cpu",
         forms: Mapping[str, KVCodec] = MappingProxyType({}),
+        queue_bytes: int = QUEUE_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> Self:
         """Return a store over the device, host memory and a folder.
@@ -174,6 +213,7 @@ class HotStore:
             device: where the target computes, and where blocks of the device tier are.
             forms: the form of each tier, by its name: device, host or disk. A tier that is not named is raw. A form
                 that is not exact is served to those who allow its loss only (`hold`).
+            queue_bytes: most bytes of blocks that wait to be coded or written (`HotStore`).
             clock: returns seconds since 1970.
 
         Raises UsageError where a budget is below zero, forms name another tier or one without a budget, and where only
@@ -194,7 +234,23 @@ class HotStore:
         if folder is not None:
             pin = first.device.type == "cuda"
             tiers.append(DiskTier(folder, disk_bytes, forms.get("disk", RAW), pin=pin))
-        return cls(tiers, clock=clock)
+        return cls(tiers, queue_bytes=queue_bytes, clock=clock)
+
+    def drain(self) -> None:
+        """Wait until the queue's thread has nothing to do. Segments in use or pinned may stay in the queue."""
+        self._worker.drain()
+
+    def close(self) -> None:
+        """Drain the queue and end its thread. Blocks in memory are as before, and the store can be used again.
+
+        A process that ends without it loses what waits.
+        """
+        self._worker.drain()
+        self._worker.close()
+        with self._lock:
+            for node in self._nodes.values():  # another thread let it wait after the queue was drained
+                node.submitted = False
+                self._submit(node)
 
     @property
     def lossy(self) -> bool:
@@ -290,6 +346,7 @@ class HotStore:
         with self._lock:
             node.leases -= 1
             self._forget_if_unused(node)
+            self._submit(node)
 
     def _forget_if_unused(self, node: Node | None) -> None:
         """Release a block of a shared tier, or a discarded segment, once it is unused. Lock held."""
@@ -304,7 +361,7 @@ class HotStore:
                 node.tier = None
 
     def _in_memory(self, node: Node) -> bool:
-        return node.tier in self.memory
+        return node.tier is self._queue or node.tier in self.memory
 
     def _leave(self, node: Node) -> None:
         """Stop counting a node in its tier of memory, if it is in one. Lock held."""
@@ -316,9 +373,9 @@ class HotStore:
     def insert(
         self, space: bytes, segment: bytes, parent: bytes, block: KVBlock, born: float | None = None
     ) -> bool:
-        """Keep a segment in the fastest tier that has room.
+        """Keep a segment in the fastest tier that has room, or in the queue of one that codes or writes it.
 
-        Returns False where none has. A stored one stays unchanged.
+        Returns False where none has room. A stored one stays unchanged.
 
         A block of other ids under the same name replaces the old one, and so does an exact block one that is
         not, unless that is in use. A segment discarded during the insertion is not kept.
@@ -333,7 +390,8 @@ class HotStore:
         with self._lock:
             if not self._replaces(node):
                 return True
-            for tier in self.memory:
+            level = self._waits_for(block, 0)
+            for tier in self.memory[:level]:
                 room = self._reserve(tier, block, self._rank(node))
                 if room is None:
                     continue
@@ -359,11 +417,12 @@ class HotStore:
                 self._stats.inserted += 1
                 self._forget_if_unused(node)
                 return not node.gone
-        kept = self._write(node, watch)
-        with self._lock:
+            if watch.gone or node.key in self._nodes:
+                return not watch.gone
+            kept = self._wait_in_queue(node, level)
             self._stats.inserted += kept
             self._stats.refused += not kept
-        return kept
+            return kept
 
     def _replaces(self, node: Node) -> bool:
         """Return whether a node is new or differs from the stored one, which is then discarded. Lock held."""
@@ -379,16 +438,82 @@ class HotStore:
         self._discard(stored)
         return True
 
-    def _write(self, node: Node, watch: InFlight | None = None) -> bool:
+    # ---- the queue of blocks that are coded or written
+
+    def _waits_for(self, block: KVBlock, level: int) -> int:
+        """Return the level of the first tier from ``level`` on that must code a block, or is shared."""
+        coded = (n for n in range(level, len(self.memory)) if self._codes(self.memory[n], block))
+        return next(coded, len(self.memory))
+
+    def _codes(self, tier: MemoryTier, block: KVBlock) -> bool:
+        return block.codec.exact and block.codec.name != tier.codec.name and bool(tier.budget)
+
+    def _wait_in_queue(self, node: Node, level: int) -> bool:
+        """Let a node in no tier wait for the tier at ``level``. Lock held.
+
+        Returns False where the queue has no room, or no tier is left.
+        """
+        books, size = self._books[QUEUE], node.block.size
+        if level == len(self.tiers):
+            return False
+        if books.blocks and (books.free < size or books.blocks >= QUEUE_BLOCKS):
+            self._stats.queue_full += 1
+            return False
+        books.enter(size, len(node.block.ids))
+        node.tier, node.level, node.stream = self._queue, level, node.block.stream()
+        self._nodes[node.key] = node
+        self._submit(node)
+        return True
+
+    def _submit(self, node: Node) -> None:
+        """Let the queue's thread look at a node, unless it is in use or not in the queue. Lock held."""
+        idle = node.tier is self._queue and not (node.leases or node.moving or node.submitted or node.gone)
+        if idle:
+            node.submitted = self._worker.submit(object(), lambda: self._move_on(node)) is not None
+
+    def _move_on(self, node: Node) -> None:
+        """Code or write a node that waits. An error is counted, and costs this node only. In the queue's thread."""
+        with self._lock:
+            node.submitted = False
+            if node.tier is not self._queue or node.leases or node.moving or node.gone:
+                return  # it moved up, is in use and will be submitted again, or was discarded
+            try:
+                with node.stream:
+                    self._go_on(node)
+            except Exception as exc:  # noqa: BLE001 - nobody waits here who could be told
+                self._stats.failed += 1
+                self._stats.dropped += 1
+                self._stats.failure = f"{type(exc).__name__}: {exc}"
+                if not node.gone:
+                    self._discard(node)
+
+    def _go_on(self, node: Node) -> None:
+        """Move a node from the queue to the next tier that takes it, or away. Lock held, but released for the move.
+
+        If it is leased during the move, it stays. A pinned one never leaves memory.
+        """
+        lower, moved = self._lower(node, self.memory[node.level :])
+        kept = moved is not None
+        if moved is None and node.key not in self._pins:
+            node.moving = True
+            try:
+                with self._unlocked():
+                    kept = self._write(node)
+            finally:
+                node.moving = False
+        if self._stays(node, lower, moved):
+            return
+        self._stats.dropped += not (kept or node.gone)
+        self._settle_in(node, lower, moved)
+
+    def _write(self, node: Node) -> bool:
         """Write a node to the first shared tier that takes it, unless it is discarded meanwhile. Lock not held."""
         stored = StoredBlock(node.block, node.parent, node.born)
-
-        def wanted() -> bool:
-            return not (node.gone or (watch is not None and watch.gone))
-
         with self._lock:
             in_use = frozenset({n.key for n in self._nodes.values() if n.leases} | set(self._pins))
-        return any(tier.write(node.space, node.segment, stored, in_use, wanted) for tier in self.shared)
+        return any(
+            tier.write(node.space, node.segment, stored, in_use, lambda: not node.gone) for tier in self.shared
+        )
 
     # ---- moving between tiers
 
@@ -421,33 +546,49 @@ class HotStore:
         return idle and node.tier is tier and self._rank(node) < rank
 
     def _demote(self, node: Node) -> None:
-        """Move a node down to the next tier that takes it, or away.
+        """Move a node down to the next tier that takes it, to the queue of one that codes or writes it, or away.
 
         If it is leased during the move, it stays. Lock held, but released for the move.
         """
         assert node.tier is not None
-        node.moving = True
-        lower: Tier | None = None
-        moved: KVBlock | None = None
-        try:
-            for tier in self.memory[self._level[node.tier.name] + 1 :]:
-                room = self._reserve(tier, node.block, self._rank(node))
-                if room is not None and (moved := self._in_tier(node, tier, room)) is not None:
-                    lower = tier
-                    break
-            kept = moved is not None
-            if moved is None:
-                with self._unlocked():
-                    kept = self._write(node)
-        finally:
-            node.moving = False
-        if node.leases:
-            if lower is not None and moved is not None:
-                self._books[lower.name].leave(moved.size, len(moved.ids))
+        level = self._level[node.tier.name] + 1
+        waits_for = self._waits_for(node.block, level)
+        lower, moved = self._lower(node, self.memory[level:waits_for])
+        if self._stays(node, lower, moved):
             return
-        if not node.gone:
+        gone = node.gone
+        self._settle_in(node, lower, moved)
+        kept = moved is not None or (not gone and self._wait_in_queue(node, waits_for))
+        if not gone:
             self._stats.demoted += kept
             self._stats.dropped += not kept
+
+    def _lower(self, node: Node, tiers: Sequence[MemoryTier]) -> tuple[MemoryTier | None, KVBlock | None]:
+        """Return the first of some tiers that takes a node, and the block there, counted. Lock held, but released."""
+        node.moving = True
+        try:
+            for tier in tiers:
+                room = self._reserve(tier, node.block, self._rank(node))
+                if room is not None and (moved := self._in_tier(node, tier, room)) is not None:
+                    return tier, moved
+        finally:
+            node.moving = False
+        return None, None
+
+    def _stays(self, node: Node, lower: MemoryTier | None, moved: KVBlock | None) -> bool:
+        """Undo the move of a node that was leased meanwhile, or pinned and would leave memory. Lock held.
+
+        Returns False where it may go.
+        """
+        pinned = node.key in self._pins and moved is None and not node.gone
+        if not node.leases and not pinned:
+            return False
+        if lower is not None and moved is not None:
+            self._books[lower.name].leave(moved.size, len(moved.ids))
+        return True
+
+    def _settle_in(self, node: Node, lower: MemoryTier | None, moved: KVBlock | None) -> None:
+        """Let a node leave its tier for a lower one, or for none. Lock held."""
         self._leave(node)
         node.tier, node.block = lower, moved or node.block
         self._forget_if_unused(node)
@@ -479,6 +620,8 @@ class HotStore:
                     return
                 if node.block.codec.exact and not tier.codec.exact:  # its holder may have asked for exact KV
                     continue
+                if node.tier is self._queue and self._codes(tier, node.block):  # its holder would wait
+                    continue
                 room = self._reserve(tier, node.block, self._rank(node))
                 if room is None:
                     continue
@@ -496,7 +639,7 @@ class HotStore:
                 self._forget_if_unused(node)
                 return
 
-    def _is_faster(self, tier: Tier, node: Node) -> bool:
+    def _is_faster(self, tier: MemoryTier, node: Node) -> bool:
         return node.tier is None or self._level[tier.name] < self._level[node.tier.name]
 
     def promote(self) -> int:
@@ -564,6 +707,8 @@ class HotStore:
         with self._lock:
             self._pins.subtract(space + segment for segment in path)
             self._pins = +self._pins
+            for node in [self._nodes[key] for segment in path if (key := space + segment) in self._nodes]:
+                self._submit(node)
 
     def discard(self, space: bytes, segment: bytes) -> None:
         """Forget a segment in every tier, for an erasure. Raises StoreError where its file cannot be removed.
@@ -608,7 +753,7 @@ class HotStore:
             stats = replace(self._stats, tiers=books)
             hits = dict(self._hit_tokens)
             for node in self._nodes.values():
-                if node.tier in self.memory and not node.moving:
+                if node.tier is not None and self._in_memory(node) and not node.moving:
                     forms = books[node.tier.name].forms
                     forms.setdefault(node.block.codec.name, FormStats()).add(node.block.size, len(node.block.ids))
         for tier in self.shared:

@@ -22,8 +22,8 @@
 * A target whose layers keep windows, latents or states is thawed too, but none of its KV is kept hot.
 * A session of one segment, archived as the target's own ids, is prefilled by work queued behind its decoder
   on the GPU (`queued_prefill.py`).
-* With ``refine`` a session is served from a small form at once, and its exact KV is computed in the background
-  (`refiner.py`).
+* With ``refine`` a session is served from a small form at once. One thread computes the exact KV between the batches
+  that callers wait for (`background_worker.py`). A process that is killed meanwhile leaves the small form as it was.
 * Stages are timed in milliseconds (`stage_timer.py`): ``read`` (find version and segments in the archive's
   catalogue and records), ``wait`` (for a batch under way), ``lookup`` (hot store and warm files, including
   the copy to the device), ``decode``, ``prefill``, ``insert``, ``total``.
@@ -46,10 +46,10 @@ from pltz.archive.catalog.chain import MAX_SEGMENTS, KnownSegment
 from pltz.archive.errors import LostError, StoreError
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import NONE
+from pltz.archive.kv_store.background_worker import BackgroundWorker
 from pltz.archive.kv_store.kv_block import can_cut, cut, join_kv
 from pltz.archive.kv_store.lease import Lease
 from pltz.archive.kv_store.queued_prefill import QueuedPrefill
-from pltz.archive.kv_store.refiner import Refiner
 from pltz.archive.kv_store.stage_timer import StageTimer
 from pltz.archive.kv_store.store import HotStore, space_of
 from pltz.archive.kv_store.target_tokens import TargetTokenReader, TargetTokens
@@ -75,6 +75,7 @@ TOGETHER = 8192  # padded tokens of one pass over several sessions
 WASTE = 0.25  # largest share of them that may be padding
 PAST = 4  # limit of padded past, as a multiple of TOGETHER
 BATCH = 256  # sessions of one batch
+REFINED = 64  # sessions that wait for their exact KV at once; one more is not refined
 
 
 class Wanted(NamedTuple):
@@ -204,7 +205,7 @@ class Thawer:
         if refine and (hot is None or not max_kl or not any(tier.codec.exact for tier in hot.memory)):
             raise UsageError("to refine needs a bound on the loss (max_kl), and a tier of memory that keeps exact KV")
         self._max_kl = max_kl
-        self._refiner = Refiner() if refine else None
+        self._refiner = BackgroundWorker[Thawed]("pltz-refine", REFINED) if refine else None
         self._eyes = TargetTokenReader(cold, target)
         self._space = b"" if hot is None else space_of(target.fingerprint, str(target.model.dtype))
         self._lock = Lock()  # over flights

@@ -43,8 +43,8 @@ class TierStats:
     """The contents of a tier.
 
     ``form``: name of the codec of new blocks. ``budget``, ``used``: bytes. ``blocks``, ``tokens``: of the blocks
-    stored here. ``hits``: requests answered from here. ``damaged``: blocks that failed a check. ``forms``: by the name
-    of a form, the complete blocks that are in it.
+    stored here. ``hits``: requests answered from here. ``damaged``: blocks that failed a check. ``failed``: reads and
+    writes that the machine refused. ``forms``: by the name of a form, the complete blocks that are in it.
     """
 
     form: str
@@ -54,6 +54,7 @@ class TierStats:
     tokens: int = 0
     hits: int = 0
     damaged: int = 0
+    failed: int = 0
     forms: dict[str, FormStats] = field(default_factory=dict)
 
     @property

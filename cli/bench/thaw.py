@@ -421,6 +421,10 @@ def ways(bench: ThawBench) -> Iterator[Way]:
 
         return before
 
+    def warm() -> None:
+        bench.files[1].thaw(WHOLE)
+        bench.files[0].drain()
+
     def dropped() -> None:
         for path in (bench.folder / "warm").glob("*/*.safetensors"):
             bench.drop(path)
@@ -432,9 +436,7 @@ def ways(bench: ThawBench) -> Iterator[Way]:
     yield way("thaw, half of it hot", bench.stored[WHOLE], only(GROWN, 1), bench.hot, GROWN)
     yield way("thaw, hot on the device", kv, only(WHOLE), bench.hot, WHOLE)
     yield way("thaw, hot in host memory", kv, lambda: bench.host[1].thaw(WHOLE), bench.host, WHOLE)
-    yield way(
-        "thaw, warm files in the page cache", kv, lambda: bench.files[1].thaw(WHOLE), bench.files, WHOLE
-    )
+    yield way("thaw, warm files in the page cache", kv, warm, bench.files, WHOLE)
     yield way("thaw, warm files on the disk", kv, dropped, bench.files, WHOLE)
     yield (
         "host memory",

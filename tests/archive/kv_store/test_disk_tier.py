@@ -251,6 +251,7 @@ def test_a_block_that_cannot_be_brought_to_the_host_is_not_kept(
     one, two = blocks(1), blocks(2)
     store = HotStore.open(one.size, 0, BUDGET, folder=folder.folder)
     assert store.insert(SPACE, blocks.name(1), NONE, one) and store.insert(SPACE, blocks.name(2), NONE, two)
+    store.drain()
     found = store.stats()
     assert (found.tiers["device"].blocks, found.dropped) == (1, 1)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,9 @@ import torch
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import NONE
 from pltz.archive.kv_store import HotStore, Thawer, Wanted
+from pltz.archive.kv_store.background_worker import BackgroundWorker
 from pltz.archive.kv_store.disk_tier import DiskTier
 from pltz.archive.kv_store.kv_block import KVBlock
-from pltz.archive.kv_store.refiner import MOST, Refiner
 from pltz.archive.kv_store.tier import HostTier, StoredBlock
 from pltz.archive.sessions import SessionArchive
 from pltz.archive.thaw import kv_difference
@@ -64,6 +62,7 @@ def test_a_tier_keeps_a_form_that_only_those_get_who_allow_its_loss(
     folder = {"folder": tmp_path / "warm"} if tier == "disk" else {}
     store = HotStore.open(*budgets, forms={tier: codec}, **folder)  # type: ignore[arg-type]
     exact = Thawer(cold, kin, store).thaw("a/1")
+    store.drain()
     assert exact.kl == 0
     stats = store.stats().tiers[tier]
     assert stats.form == codec.name and stats.blocks > 0
@@ -72,6 +71,7 @@ def test_a_tier_keeps_a_form_that_only_those_get_who_allow_its_loss(
     if form == "q8":
         assert stats.used < raw.stats().tiers["device"].used
     again = Thawer(cold, kin, store).thaw("a/1")
+    store.drain()
     assert again.kl == 0 and kv_difference(exact.cache, again.cache) < 1e-4, "from its tokens"
     lossy = Thawer(cold, kin, store, max_kl=codec.receipt.most).thaw("a/1")
     assert lossy.kl == codec.receipt.most and 0 < kv_difference(exact.cache, lossy.cache) < 0.6
@@ -85,6 +85,7 @@ def test_what_is_computed_over_lossy_kv_is_not_kept(
 ) -> None:
     store = HotStore.open(0, ROOM, forms={"host": codecs["q8"]})
     Thawer(cold, kin, store).thaw("a/1")
+    store.drain()
     blocks = store.stats().tiers["host"].blocks
     found = Thawer(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
     assert found.kl > 0 and store.stats().tiers["host"].blocks == blocks
@@ -96,6 +97,7 @@ def small_first(cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]) -
     store = HotStore.open(ROOM, ROOM, forms={"host": codecs["q8"]})
     other = HotStore.open(0, ROOM, forms={"host": codecs["q8"]})
     Thawer(cold, kin, other).thaw("a/1")
+    other.close()
     for node in other._nodes.values():
         assert store.insert(node.space, node.segment, node.parent, node.block, node.born)
     thawer = Thawer(cold, kin, store, max_kl=1.0, refine=True)
@@ -123,11 +125,11 @@ def test_those_who_ask_meanwhile_share_one_prefill(small_first: Any) -> None:
     _, thawer = small_first
     go = Event()
 
-    class Patient(Refiner):
+    class Patient(BackgroundWorker[Any]):
         def submit(self, key: Any, work: Any) -> Any:
-            return super().submit(key, lambda: work() if go.wait(60) else None)  # type: ignore[arg-type,return-value]
+            return super().submit(key, lambda: work() if go.wait(60) else None)
 
-    thawer._refiner = Patient()
+    thawer._refiner = Patient("patient", 8)
     first, second = thawer.thaw("a/1"), thawer.thaw("a/1")
     assert first.kl > 0 and second.kl > 0 and first.exact is second.exact and not first.exact.done()
     go.set()
@@ -167,67 +169,6 @@ def test_only_those_who_allow_a_loss_may_refine(cold: SessionArchive, kin: Targe
     for hot, max_kl in ((None, 1.0), (HotStore.open(ROOM), 0.0), (HotStore([lossy.memory[0]]), 1.0)):
         with pytest.raises(UsageError, match="refine"):
             Thawer(cold, kin, hot, max_kl=max_kl, refine=True)
-
-
-def test_too_many_that_wait_are_not_refined() -> None:
-    refiner, go = Refiner(), Event()
-    waiting = [refiner.submit(n, lambda: go.wait(60)) for n in range(MOST)]  # type: ignore[arg-type,return-value]
-    assert refiner.submit("more", lambda: None) is None and refiner.submit(3, lambda: None) is waiting[3]  # type: ignore[arg-type,return-value]
-    go.set()
-    refiner.close()
-    assert waiting[0] is not None and waiting[0].done()
-    refiner.close()
-
-
-def test_a_process_that_ends_waits_for_one_refinement_only(tmp_path: Path) -> None:
-    text = """
-import sys, time
-from pltz.archive.kv_store.refiner import Refiner
-refiner = Refiner()
-def work(n):
-    time.sleep(0.1)
-    print(n, flush=True)
-for n in range(20):
-    refiner.submit(n, lambda n=n: work(n))
-time.sleep(0.15)
-"""
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
-    assert 1 <= len(done.stdout.split()) < 20 and not done.stderr
-
-
-def test_a_refiner_that_is_closed_cancels_what_waits_and_can_be_used_again() -> None:
-    refiner, go = Refiner(), Event()
-    began = Event()
-
-    def patient() -> Any:
-        began.set()
-        return go.wait(60)
-
-    first, second = refiner.submit(1, patient), refiner.submit(2, patient)
-    assert first is not None and second is not None and began.wait(60)
-    second.add_done_callback(lambda _: refiner.submit(3, lambda: None))  # type: ignore[arg-type,return-value]
-    closing = Thread(target=refiner.close)
-    closing.start()
-    while not second.done():
-        pass
-    assert second.cancelled() and not first.done()
-    go.set()
-    closing.join(60)
-    assert first.result(60) is True  # type: ignore[comparison-overlap]
-    again = refiner.submit(4, lambda: None)  # type: ignore[arg-type,return-value]
-    assert again is not None and again.result(60) is None
-    refiner.close()
-
-
-def test_a_failure_of_the_work_belongs_to_those_who_wait() -> None:
-    refiner = Refiner()
-    failed = refiner.submit(1, lambda: 1 // 0)  # type: ignore[arg-type,return-value]
-    assert failed is not None
-    with pytest.raises(ZeroDivisionError):
-        failed.result(60)
-    after = refiner.submit(1, lambda: None)  # type: ignore[arg-type,return-value]
-    assert after is not None and after is not failed and after.result(60) is None
-    refiner.close()
 
 
 class Slow:
@@ -333,7 +274,9 @@ def test_a_coded_file_that_is_damaged_far_behind_is_made_from_its_tokens(
     """The block is handed out before the damage is read; the folder cannot be written, and nobody minds."""
     monkeypatch.setattr("pltz.archive.kv_store.warm_file.CHUNK", 512)
     options: Any = {"folder": tmp_path, "forms": {"disk": codecs["predictive"]}}
-    exact = Thawer(cold, kin, HotStore.open(0, 0, ROOM, **options)).thaw("a/3")
+    first = HotStore.open(0, 0, ROOM, **options)
+    exact = Thawer(cold, kin, first).thaw("a/3")
+    first.close()
     store = HotStore.open(0, ROOM, ROOM, **options)
     loose = Thawer(cold, kin, store, max_kl=float("inf"))
     small = loose.thaw("a/3")
@@ -367,6 +310,7 @@ def test_statistics_count_tokens_and_bytes_of_each_form_and_tier(
     small, room = codecs["q8"], 60_000  # bytes: a/1 fits the device, and so does little else
     store = HotStore.open(room, room // 10, ROOM, folder=tmp_path / "warm", forms=forms)
     ids = sum(len(Thawer(cold, kin, store).thaw(f"a/{n}").token_ids) for n in (1, 2, 3, 4))
+    store.drain()
     assert ids > 0 and store.stats().demoted > 0
     stats = store.stats()
     for name, tier in stats.tiers.items():
@@ -374,11 +318,13 @@ def test_statistics_count_tokens_and_bytes_of_each_form_and_tier(
         assert tier.used == sum(form.used for form in tier.forms.values()), name
         assert tier.tokens == sum(form.tokens for form in tier.forms.values()), name
     assert stats.tiers["device"].tokens > 0 and stats.tiers["disk"].tokens > 0
+    assert stats.tiers["queue"].blocks == 0
     assert set(stats.tiers["device"].forms) == {"raw"} and set(stats.tiers["host"].forms) <= {small.name}
     below = stats.tiers["disk"].forms
     assert set(below) <= {small.name, codecs["predictive"].name}, "a lossy block keeps its form"
     before = sum(form.hit_tokens for tier in stats.tiers.values() for form in tier.forms.values())
     Thawer(cold, kin, store, max_kl=float("inf")).thaw("a/1")
+    store.drain()
     after = store.stats()
     assert sum(f.hit_tokens for tier in after.tiers.values() for f in tier.forms.values()) > before == stats.hit_tokens
     assert DiskTier(tmp_path / "warm", ROOM).stats().forms == {
@@ -402,6 +348,7 @@ def test_a_model_that_shows_no_attention_is_kept_without_it(
     monkeypatch.setattr("pltz.models.kv.watch.Watch._products", lambda *_, **__: None)
     store = HotStore.open(0, ROOM, forms={"host": codecs["q4"]})
     Thawer(cold, kin, store).thaw("a/1")
+    store.drain()
     assert store.stats().tiers["host"].blocks > 0
     assert all(node.block.mass is None for node in store._nodes.values())
 
@@ -411,6 +358,7 @@ def test_a_block_that_does_not_decode_is_made_from_its_tokens(
 ) -> None:
     store = HotStore.open(0, ROOM, forms={"host": codecs["predictive"]})
     exact = Thawer(cold, kin, store).thaw("a/1")
+    store.drain()
     for node in store._nodes.values():
         node.block.parts["kv.sum"][0] ^= 1
     again = Thawer(cold, kin, store, max_kl=float("inf")).thaw("a/1")

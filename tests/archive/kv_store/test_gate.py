@@ -78,6 +78,7 @@ def test_a_store_serves_the_forms_that_keep_to_the_bound_and_no_others(
     for (name, codec), outcome in zip(forms.items(), outcomes, strict=True):
         store = HotStore.open(0, 1 << 28, forms={"host": codec})
         assert store.insert(SPACE, SEGMENT, NONE, replace(KVBlock.raw(kv, ids, ids, 0)))
+        store.close()
         with store.hold(SPACE, [SEGMENT], max_kl=BOUND) as lease:
             assert bool(len(lease)) == (loss(codec) <= BOUND), name
             (served if len(lease) else refused).append(name)

@@ -29,10 +29,16 @@ class Store(HotStore):
         store.blocks = blocks
         return store
 
-    def put(self, number: int, parent: int = 0, born: float | None = None, tokens: int = 4) -> bool:
+    def put(
+        self, number: int, parent: int = 0, born: float | None = None, tokens: int = 4, wait: bool = True
+    ) -> bool:
+        """Insert a block, and wait until nothing is left in the queue."""
         above = self.blocks.name(parent) if parent else NONE
         start = 4 if parent else 0
-        return self.insert(SPACE, self.blocks.name(number), above, self.blocks(number, tokens, start), born)
+        kept = self.insert(SPACE, self.blocks.name(number), above, self.blocks(number, tokens, start), born)
+        if wait:
+            self.drain()
+        return kept
 
     def where(self, *path: int) -> list[str]:
         with self.hold(SPACE, [self.blocks.name(n) for n in path]) as lease:
@@ -216,10 +222,7 @@ def test_a_file_that_is_being_written_is_discarded_too(
 
     with monkeypatch.context() as context:
         context.setattr(WarmFile, "fill", late)
-        if whose == "demoted":
-            assert store.put(2)
-        else:
-            assert not other.put(1)
+        other.put(2 if whose == "demoted" else 1)
     assert discarded == 1 and store.where(1) == other.where(1) == []
     assert not list(tmp_path.glob(f"*/{blocks.name(1).hex()}.*"))
     assert not list(tmp_path.glob("*/*.part")) and not store._watches
@@ -254,7 +257,7 @@ def test_what_is_discarded_while_it_moves_to_a_tier_that_has_no_memory(
     monkeypatch.setattr(host, "keep", lambda block: None)
     assert not store.put(1) and store.where(1) == []
     found = store.stats()
-    assert (found.tiers["device"].used, found.tiers["host"].used, found.tiers["disk"].blocks) == (0, 0, 0)
+    assert [found.tiers[name].used for name in ("device", "host", "queue", "disk")] == [0, 0, 0, 0]
 
 
 def test_a_discard_that_cannot_remove_the_file_says_so(
@@ -341,15 +344,17 @@ def test_many_threads_leave_the_books_right(blocks: Any, tmp_path: Path) -> None
         draw = torch.Generator().manual_seed(seed)
         for _ in range(120):
             n = int(torch.randint(1, 9, (1,), generator=draw))
-            store.put(n)
-            store.put(10 + n, n)
-            assert set(store.where(n, 10 + n)) <= {"device", "host", "disk"}
+            store.put(n, wait=False)
+            store.put(10 + n, n, wait=False)
+            assert set(store.where(n, 10 + n)) <= {"device", "host", "queue", "disk"}
             if n == 3:
                 store.discard(SPACE, blocks.name(13))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
+    store.close()
     found = store.stats()
+    assert (found.tiers["queue"].used, found.tiers["queue"].blocks, found.failed, found.failure) == (0, 0, 0, "")
     nodes = list(store._nodes.values())
     for tier in ("device", "host"):
         mine = [node for node in nodes if node.tier is not None and node.tier.name == tier]

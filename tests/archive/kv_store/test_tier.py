@@ -124,6 +124,7 @@ class Attic(HostTier):
 def filled(store: HotStore, blocks: Blocks, clock: Any, *numbers: int) -> None:
     for number in numbers:
         assert store.insert(SPACE, blocks.name(number), NONE, blocks(number))
+        store.drain()
         clock.now += 1000
 
 
@@ -145,18 +146,22 @@ def test_a_segment_goes_down_any_list_of_tiers_and_comes_up_again(blocks: Blocks
     ]
     with pytest.raises(UsageError, match="different names"):
         HotStore(tiers)
+    tiers[-1].name = "queue"  # type: ignore[misc]
+    with pytest.raises(UsageError, match="none of them queue"):
+        HotStore(tiers)
     tiers[-1].name = "last drawer"  # type: ignore[misc]
     store = HotStore(tiers, clock=clock)
     filled(store, blocks, clock, 1, 2, 3, 4, 5, 6)
     stats = store.stats()
     assert {name: tier.blocks for name, tier in stats.tiers.items()} == {
-        "device": 1, "host": 1, "attic": 1, "drawer": 1, "last drawer": 2,
+        "device": 1, "host": 1, "attic": 1, "drawer": 1, "last drawer": 2, "queue": 0,
     }  # fmt: skip
-    assert [tier.form for tier in stats.tiers.values()] == ["raw", "planes", "raw", "raw", "raw"]
+    assert [tier.form for tier in stats.tiers.values()] == ["raw", "planes", "raw", "raw", "raw", "raw"]
     assert (stats.tiers["host"].used, stats.tiers["host"].tokens, stats.dropped) == (RAW_SIZE, 4, 0)
     node = next(n for n in store._nodes.values() if n.tier is tiers[1])
     assert node.block.codec.name == "planes" and bool((node.block.kv == 5).all())
     for number in (1, 2, 3, 4, 5, 6):
+        store.drain()
         assert held(store, blocks, number) == (["device"], ["raw"]), "whatever form it came from"
         clock.now += 1000
 
@@ -225,7 +230,9 @@ def test_a_codec_that_cannot_hold_a_block_leaves_it_to_the_next_tier(blocks: Blo
     half = KVBlock.raw(one.kv.to(torch.float16), one.ids, one.tokens, 0)
     drawer = Drawer()
     store = HotStore([DeviceTier(1 << 20, codec=Planes()), DiskTier(tmp_path, 1 << 20, Planes()), drawer])
-    assert store.insert(SPACE, SEGMENT, NONE, half) and len(drawer.blocks) == 1
+    assert store.insert(SPACE, SEGMENT, NONE, half)
+    store.drain()
+    assert len(drawer.blocks) == 1
     assert store.stats().tiers["device"].used == 0
 
 

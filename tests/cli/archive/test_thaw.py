@@ -37,7 +37,9 @@ def test_a_hot_folder_serves_the_second_thaw(run: Run, cold: Path, frozen: Path,
     assert (first["hot_tokens"], second["hot_tokens"]) == (0, first["tokens"])
     assert first["continuation"] == second["continuation"]
     assert {"read_ms", "lookup_ms", "decode_ms", "prefill_ms", "insert_ms", "total_ms"} <= second.keys()
-    assert "hot" in run(*words[:-1]).stdout
+    assert "hot" in run(*words[:-1]).stdout and not run(*words).stderr
+    words[5:6] = [tmp_path / "small", "--hot-budget", "1e-6"]
+    assert "of KV did not go into --hot DIR. Later thaws compute it again" in run(*words).stderr
     assert run("thaw", frozen, "--session", 1, "--hot", tmp_path).exit_code == 2
     (tmp_path / "file").write_text("")
     assert run("thaw", "--archive", cold, "chats/1", "--hot", tmp_path / "file").exit_code == 2

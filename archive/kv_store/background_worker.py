@@ -1,46 +1,47 @@
-"""Refiner: exact thaws in the background, for sessions that were served from a small form of their KV.
+"""BackgroundWorker: one thread that does pieces of work, one after the other, while those who asked go on.
 
-    thaw --> KV of the small form, at once --> the caller answers
-         \\-> one thread: tokens -> prefill -> exact KV --> it takes the small form's place in the store
+    submit --> waiting: 1 2 3 --> one thread: work() --> a future
 
-One thread works at a time, between the batches that callers wait for. Nothing depends on it: a process that is killed
-meanwhile leaves the small form where it was, and the tokens are the only copy of the session all along.
+`HotStore` codes evicted blocks on one, `Thawer` computes exact KV on another after an answer from a small form. What
+waits is lost with the process, so nothing may depend on it. A process that ends without `close` waits for the piece
+under way only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
-from typing import TYPE_CHECKING
+from threading import Condition
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from pltz.archive.thaw import Thawed
-
-MOST = 64  # sessions that wait at once; one more is not refined
+T = TypeVar("T")
 
 
-class Refiner:
-    """Runs exact thaws, one after the other. Any thread may use it."""
+class BackgroundWorker(Generic[T]):
+    """Does work in the order in which it came. Any thread may use it.
 
-    def __init__(self) -> None:
-        self._lock = Lock()
+    ``name``: of the thread. ``most``: pieces that wait or are under way at once.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self.name, self.most = name, most
+        self._changed = Condition()  # its lock protects the rest
         self._pool: ThreadPoolExecutor | None = None
-        self._waiting: dict[Hashable, tuple[Future[Thawed], Callable[[], Thawed]]] = {}  # the first is under way
+        self._waiting: dict[Hashable, tuple[Future[T], Callable[[], T]]] = {}  # the first is under way
         self._busy = False
 
-    def submit(self, key: Hashable, work: Callable[[], Thawed]) -> Future[Thawed] | None:
+    def submit(self, key: Hashable, work: Callable[[], T]) -> Future[T] | None:
         """Return what will hold the result of ``work``; that of a call under way for the same key.
 
         Returns None where too many wait.
         """
-        with self._lock:
+        with self._changed:
             found = self._waiting.get(key)
-            if found is not None or len(self._waiting) >= MOST:
+            if found is not None or len(self._waiting) >= self.most:
                 return None if found is None else found[0]
-            future: Future[Thawed] = Future()
+            future: Future[T] = Future()
             self._waiting[key] = future, work
-            self._pool = self._pool or ThreadPoolExecutor(1, "pltz-refine")
+            self._pool = self._pool or ThreadPoolExecutor(1, self.name)
             try:
                 if not self._busy:
                     self._begin()
@@ -49,9 +50,14 @@ class Refiner:
                 return None
         return future
 
+    def drain(self) -> None:
+        """Wait until nothing waits and nothing is under way."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting)
+
     def close(self) -> None:
-        """Cancel what has not begun, and wait for what has."""
-        with self._lock:
+        """Cancel what has not begun, and wait for what has. The worker can be used again."""
+        with self._changed:
             pool, self._pool = self._pool, None
             left = self._clear()
         _cancel(left)
@@ -65,7 +71,7 @@ class Refiner:
         self._busy = True
 
     def _run(self) -> None:
-        with self._lock:
+        with self._changed:
             key, (future, work) = next(iter(self._waiting.items()), (None, (Future(), None)))
         if work is None or not future.set_running_or_notify_cancel():
             self._done(key)
@@ -81,8 +87,8 @@ class Refiner:
 
     def _done(self, key: Hashable) -> None:
         """Forget what was done, and begin the next one."""
-        left: list[Future[Thawed]] = []
-        with self._lock:
+        left: list[Future[T]] = []
+        with self._changed:
             self._waiting.pop(key, None)
             self._busy = False
             if self._waiting and self._pool is not None:
@@ -90,15 +96,18 @@ class Refiner:
                     self._begin()
                 except RuntimeError:  # the interpreter ends
                     left = self._clear()
+            self._changed.notify_all()
         _cancel(left)
 
-    def _clear(self) -> list[Future[Thawed]]:
+    def _clear(self) -> list[Future[T]]:
         """Return all that wait and have not begun, and forget them. Lock held."""
         left = [key for key, (future, _) in self._waiting.items() if not future.running()]
-        return [self._waiting.pop(key)[0] for key in left]
+        futures = [self._waiting.pop(key)[0] for key in left]
+        self._changed.notify_all()
+        return futures
 
 
-def _cancel(futures: list[Future[Thawed]]) -> None:
+def _cancel(futures: list[Future[T]]) -> None:
     """Cancel outside of the lock: whoever is told may come back at once."""
     for future in futures:
         future.cancel()
