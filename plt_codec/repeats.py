@@ -1,9 +1,9 @@
-"""Long repeats of a token sequence, taken out as copies so that the model codes each once. Spec: FORMAT.md, "Copies".
+"""Long repeats in a token sequence, taken out as copies so that the model codes each once. Spec: FORMAT.md, "Copies".
 
-`find` splits a sequence into literals and copies of earlier tokens. `pack` and `unpack` are the bytes of the
-copies. `literals` takes the copies out, and `expand` puts them back. The model sees one block and the end of
-the one before. So it codes what an agent's log repeats from further back as if it were new, and still pays
-token by token for repeats that it sees.
+`find` splits a sequence into literals and copies of earlier tokens, those of its past included: the context after
+which it is coded. `pack` and `unpack` are the bytes of the copies. `literals` takes the copies out, and `expand` puts
+them back. The model sees one block and the end of the one before. So it codes what an agent's log repeats from further
+back as if it were new, and still pays token by token for repeats that it sees.
 
 All runs of LEAST tokens are hashed by doubling, and the hashes sorted. So each position knows the last
 earlier place of its run. From left to right, the longest of a few such places is taken. The time is that of
@@ -16,6 +16,8 @@ the sort. Nothing in Python runs per token, only per copy.
     ([Copy(gap=51, length=50, distance=51)], 51)
     >>> bool((expand(literals(tokens, copies), unpack(pack(copies), 101)) == tokens).all())
     True
+    >>> find(np.arange(10, 45), past=np.arange(50))
+    [Copy(gap=0, length=35, distance=40)]
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pltz.plt_codec.varint import MAX_BYTES, read_varint, write_varint
 from pltz.plt_codec.zstd import Fallback
 
 LEAST = 32  # tokens of a copy
+FEW = 8  # copies: so many or more are packed
 PLACES = 8  # earlier places tried per copy
 PIECE = 64  # tokens compared at once, doubled while they match
 NEIGHBOURS = 1 << 16  # compared at once
@@ -39,12 +42,13 @@ BASE = 0x9E3779B97F4A7C15  # of the polynomial hash, odd
 MASK = (1 << 64) - 1
 
 Tokens = npt.NDArray[Any]  # (T,) integers
+NOTHING: Tokens = np.zeros(0, np.int64)
 
 
 class Copy(NamedTuple):
     """A copy: after `gap` literals come `length` tokens that stood `distance` tokens before. It may overlap itself.
 
-    The gap counts from the end of the copy before.
+    The gap counts from the end of the copy before. The distance may reach into the past.
     """
 
     gap: int
@@ -52,12 +56,16 @@ class Copy(NamedTuple):
     distance: int
 
 
-def find(tokens: Tokens) -> list[Copy]:
-    """Return the copies of a sequence (T,), in order; none if no run of LEAST tokens repeats."""
-    earlier = _earlier(tokens)
-    starts = np.flatnonzero(earlier >= 0)
+def find(tokens: Tokens, past: Tokens = NOTHING, least: int = LEAST) -> list[Copy]:
+    """Return the copies of a sequence (T,) after its past (m,), in order; none if no run of ``least`` tokens repeats.
+
+    ``least``: `LEAST` or a power of two above it.
+    """
+    tokens = np.concatenate([past, tokens]) if len(past) else tokens
+    earlier = _earlier(tokens, least)
+    starts = len(past) + np.flatnonzero(earlier[len(past) :] >= 0)
     found: list[Copy] = []
-    end = distance = 0
+    end, distance = len(past), 0
     while (place := int(np.searchsorted(starts, end))) < len(starts):
         at = int(starts[place])
         length, distance = _longest(tokens, earlier, at, distance)
@@ -66,18 +74,18 @@ def find(tokens: Tokens) -> list[Copy]:
     return found
 
 
-def _earlier(tokens: Tokens) -> npt.NDArray[np.int64]:
-    """Return, for each start of a run of LEAST tokens, the last place before it with the same run, or -1.
+def _earlier(tokens: Tokens, least: int) -> npt.NDArray[np.int64]:
+    """Return, for each start of a run of ``least`` tokens, the last place before it with the same run, or -1.
 
     Only neighbours among runs of equal hash are compared. So a run may be missed, but every place returned
     matches.
     """
-    if len(tokens) <= LEAST:
+    if len(tokens) <= least:
         return np.zeros(0, np.int64)
     hashes = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(BASE)
     hashes ^= hashes >> np.uint64(29)
     factor, width = BASE, 1
-    while width < LEAST:
+    while width < least:
         hashes = hashes[:-width] * np.uint64(factor) + hashes[width:]
         factor, width = factor * factor & MASK, 2 * width
     order = np.argsort(hashes, kind="stable")
@@ -88,7 +96,7 @@ def _earlier(tokens: Tokens) -> npt.NDArray[np.int64]:
         same = found[1:] == found[:-1]
         first, second = part[:-1][same], part[1:][same]
         equal = np.ones(len(first), bool)
-        for i in range(LEAST):
+        for i in range(least):
             equal &= tokens[first + i] == tokens[second + i]
         earlier[second[equal]] = first[equal]
     return earlier
@@ -139,10 +147,11 @@ def literals(tokens: Tokens, copies: Sequence[Copy]) -> Tokens:
     return np.concatenate([*kept, tokens[end:]])
 
 
-def expand(rest: Tokens, copies: Sequence[Copy]) -> Tokens:
-    """Rebuild the sequence (T,) from its literals (L,) and checked copies (`unpack`)."""
-    out = np.empty(len(rest) + sum(copy.length for copy in copies), rest.dtype)
-    taken = end = 0
+def expand(rest: Tokens, copies: Sequence[Copy], past: Tokens = NOTHING) -> Tokens:
+    """Rebuild the sequence (T,) from its literals (L,), checked copies (`unpack`) and its past (m,)."""
+    out = np.empty(len(past) + len(rest) + sum(copy.length for copy in copies), rest.dtype)
+    out[: len(past)] = past
+    taken, end = 0, len(past)
     for gap, length, distance in copies:
         out[end : end + gap] = rest[taken : taken + gap]
         taken, end = taken + gap, end + gap
@@ -153,7 +162,17 @@ def expand(rest: Tokens, copies: Sequence[Copy]) -> Tokens:
             done += part
         end += length
     out[end:] = rest[taken:]
-    return out
+    return out[len(past) :]
+
+
+def reach_back(copies: Sequence[Copy]) -> bool:
+    """Return whether one of these copies begins in the past."""
+    end = 0
+    for gap, length, distance in copies:
+        if distance > end + gap:
+            return True
+        end += gap + length
+    return False
 
 
 def pack(copies: Sequence[Copy]) -> bytes:
@@ -164,33 +183,62 @@ def pack(copies: Sequence[Copy]) -> bytes:
         before = copy.distance
     columns = chain((c.gap for c in copies), (c.length - LEAST for c in copies), distances)
     raw = b"".join(map(write_varint, columns))
-    return write_varint(len(copies)) + write_varint(len(raw)) + Fallback().compress(raw)
+    if len(copies) < FEW:
+        return write_varint(len(copies)) + raw
+    packed = Fallback().compress(raw)
+    return b"".join(map(write_varint, (len(copies), len(raw), len(packed)))) + packed
 
 
-def unpack(data: bytes, tokens: int) -> list[Copy]:
-    """Return the copies that `pack` wrote, for a sequence of `tokens` tokens.
+def end_of(data: bytes, at: int) -> int:
+    """Return where the bytes of copies end that begin at ``data[at]``. Raises CorruptError where none begin there."""
+    count, at = read_varint(data, at)
+    if 0 < count < FEW:
+        for _ in range(3 * count):
+            _, at = read_varint(data, at)
+        return at
+    _, at = read_varint(data, at)
+    length, at = read_varint(data, at)
+    if not count or not 0 < length <= len(data) - at:
+        raise CorruptError(
+            f"{count} copies in {length} bytes cannot be in {len(data) - at}: the file is damaged"
+        )
+    return at + length
+
+
+def unpack(data: bytes, tokens: int, past: int = 0) -> list[Copy]:
+    """Return the copies that `pack` wrote, for a sequence of `tokens` tokens after a past of `past`.
 
     Raises:
         CorruptError: no copies of such a sequence have these bytes.
     """
     count, offset = read_varint(data, 0)
-    size, offset = read_varint(data, offset)
-    if not 0 < count * LEAST <= tokens or not 3 * count <= size <= 3 * MAX_BYTES * count:
-        raise CorruptError(f"{count} copies in {size} bytes do not fit {tokens} tokens: the file is damaged")
-    raw = Fallback().decompress(data[offset:], size)
+    if not 0 < count * LEAST <= tokens:
+        raise CorruptError(f"{count} copies do not fit {tokens} tokens: the file is damaged")
+    raw = data[offset:] if count < FEW else _unpacked(data, offset, count)
     values, offset = [], 0
     for _ in range(3 * count):
         value, offset = read_varint(raw, offset)
         values.append(value)
-    if offset != size:
+    if offset != len(raw):
         raise CorruptError("expected nothing after the last copy, found more: the file is damaged")
     found: list[Copy] = []
     end = distance = 0
     for gap, length, far in zip(values[:count], values[count : 2 * count], values[2 * count :], strict=True):
         distance = far or distance
         end += gap
-        if not 0 < distance <= end or end + length + LEAST > tokens:
+        if not 0 < distance <= past + end or end + length + LEAST > tokens:
             raise CorruptError(f"a copy of token {end} goes beyond its sequence: the file is damaged")
         found.append(Copy(gap, length + LEAST, distance))
         end += length + LEAST
     return found
+
+
+def _unpacked(data: bytes, at: int, count: int) -> bytes:
+    """Return the columns of many copies, packed at ``data[at]``."""
+    size, at = read_varint(data, at)
+    length, at = read_varint(data, at)
+    if not 3 * count <= size <= 3 * MAX_BYTES * count or length != len(data) - at:
+        raise CorruptError(
+            f"{count} copies in {size} bytes, packed into {length}, do not fit: the file is damaged"
+        )
+    return Fallback().decompress(data[at:], size)

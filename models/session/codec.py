@@ -24,7 +24,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack, cast, overload
@@ -63,7 +63,7 @@ BATCH_TOKENS = 1 << 20  # tokens coded side by side; bounds memory, large enough
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 22  # of content, or one session
 CONTEXT_FIELD = 2  # bytes that naming a context costs in the index
-COPIES_FIELDS = 3  # bytes at most, below 16 kB of copies: head and length
+LEASTS = 32, 64  # tokens of the copies from a context that are tried; the model takes a bit or two per token of them
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class ModelResult:
 
     @property
     def size(self) -> int:
-        """Return the bytes of both, and of the fields that describe them."""
-        return len(self.encoded.data) + (len(self.copies) + COPIES_FIELDS if self.copies else 0)
+        """Return the bytes of both, and of the head of a frame with copies."""
+        return len(self.encoded.data) + (len(self.copies) + 1 if self.copies else 0)
 
 
 @dataclass(frozen=True)
@@ -403,10 +403,8 @@ class Codec(SessionDecoder):
         """Return, by number, the sequences that are shorter with their long repeats taken out."""
         found: dict[int, tuple[Ids, bytes]] = {}
         for i, (tokens, taken, one) in enumerate(zip(sequences, copied, whole, strict=True)):
-            packed = copies.pack(taken) if taken else b""
-            mean = len(one.data) / max(len(tokens), 1)  # bytes per token; repeats cost the model less
-            if 2 * len(packed) < mean * sum(copy.length for copy in taken):
-                found[i] = copies.literals(tokens, taken), packed
+            if _may_save(taken, len(one.data), len(tokens)):
+                found[i] = copies.literals(tokens, taken), copies.pack(taken)
         if not found:
             return {}
         encoded = self._code([rest for rest, _ in found.values()], options, None)
@@ -448,7 +446,7 @@ class Codec(SessionDecoder):
             ready = {at for at in left.values() if tried[at].settled(left)}
             again = {at: tried[at].behind() for at in sorted(ready)}
             again = {at: context for at, context in again.items() if len(context) != len(contexts[at])}
-            shorter = self._after(drafts, frames, tried, again, options)
+            shorter = self._after(drafts, frames, tried, again, options, found)
             for at in again.keys() - shorter.keys():
                 tried[at].context = None
                 del found[at]
@@ -466,15 +464,36 @@ class Codec(SessionDecoder):
         tried: dict[int, Earlier],
         contexts: dict[int, Tokens],
         options: CodingOptions,
+        before: Mapping[int, Frame] | None = None,
     ) -> dict[int, Frame]:
-        """Return the frames of sessions after contexts, (m,), where they are shorter, by their place in ``drafts``."""
-        rows = [copies.literals(_tokens(drafts[at]), frames[at].unpacked()) for at in contexts]
-        coded = self._code(rows, options, None, list(contexts.values())) if rows else []
-        found = {}
-        for at, one in zip(contexts, coded, strict=True):
-            shorter = replace(frames[at], data=one.data, context=cast("Earlier", tried[at].context).number)
-            if len(one.data) + CONTEXT_FIELD < len(frames[at].data) and shorter.fits:
-                found[at] = shorter
+        """Return the frames of sessions after contexts, (m,), where they are shorter, by their place in ``drafts``.
+
+        Each session is coded with the copies that its frame has, and with those that reach into its context, if any.
+
+        Args:
+            before: the frames of the same sessions after a part of these contexts. Where one has copies from its
+                context, so has the new one, and else neither.
+        """
+        ways = []
+        for at, context in contexts.items():
+            copied = None if before is None else copies.reach_back(before[at].unpacked())
+            if not copied:
+                ways.append((at, frames[at].copies, frames[at].unpacked()))
+            for least in () if copied is False else LEASTS:
+                taken = copies.find(_tokens(drafts[at]), context, least)
+                if copies.reach_back(taken) and _may_save(taken, len(frames[at].data), frames[at].coded):
+                    ways.append((at, copies.pack(taken), taken))
+        rows = [copies.literals(_tokens(drafts[at]), taken) for at, _, taken in ways]
+        coded = self._code(rows, options, None, [contexts[at] for at, _, _ in ways]) if rows else []
+        found: dict[int, Frame] = {}
+        for (at, packed, _), one in zip(ways, coded, strict=True):
+            number = cast("Earlier", tried[at].context).number
+            way = replace(
+                frames[at], data=one.data, lanes=one.lanes, steps=one.steps, copies=packed, context=number
+            )
+            limit = len(found[at].encode()) if at in found else len(frames[at].encode()) - CONTEXT_FIELD
+            if len(way.encode()) < limit and way.fits:
+                found[at] = way
         return found
 
     def _fallback_frame(self, session: Session, content: bytes | None = None) -> Frame:
@@ -539,6 +558,14 @@ def _groups(sessions: Iterable[Session | PltzError]) -> Iterator[list[Session | 
             group, size = [], 0
     if group:
         yield group
+
+
+def _may_save(taken: Sequence[copies.Copy], size: int, tokens: int) -> bool:
+    """Return whether copies take less than half of their tokens' share of ``size`` bytes of ``tokens`` tokens.
+
+    The model saves more than nothing on repeats, too.
+    """
+    return bool(taken) and 2 * len(copies.pack(taken)) * tokens < size * sum(copy.length for copy in taken)
 
 
 def _tokens(draft: _TokenisedSession) -> Ids:

@@ -328,7 +328,9 @@ class SessionDecoder:
             for frame, context in zip(frames, contexts, strict=True)
         ]
         decoded = self.coder.decode(items, progress=progress)
-        return [repeats.expand(tokens, frame.unpacked()) for tokens, frame in zip(decoded, frames, strict=True)]
+        pasts = [repeats.NOTHING if context is None else context for context in contexts]
+        rows = zip(decoded, frames, pasts, strict=True)
+        return [repeats.expand(tokens, frame.unpacked(len(past)), past) for tokens, frame, past in rows]
 
     def _restore(
         self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None

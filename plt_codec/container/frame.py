@@ -22,7 +22,7 @@ import numpy.typing as npt
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 from pltz.plt_codec.lanes import LANE_MARK, MAX_BLOCK, MAX_LANES, Layout
 from pltz.plt_codec.limits import MAX_TOKENS
-from pltz.plt_codec.repeats import Copy, unpack
+from pltz.plt_codec.repeats import Copy, end_of, unpack
 from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.varint import read_varint, write_varint
 
@@ -74,7 +74,8 @@ class Frame:
         lanes, steps: layout of every block, where it is not `file_layout`; model kinds only.
         patch: the bridge's patch; kind IDS only.
         copies: the copies taken out of the tokens before coding (`repeats.pack`); model kinds only.
-        context: number of the session of the file after whose tokens (`context_of`) `data` was coded; model kinds only.
+        context: number of the session of the file after whose tokens (`context_of`) `data` was coded, and into which
+            copies may reach; model kinds only.
     """
 
     kind: Kind
@@ -110,13 +111,16 @@ class Frame:
         """
         return self.count - sum(copy.length for copy in self.unpacked())
 
-    def unpacked(self) -> list[Copy]:
+    def unpacked(self, past: int = CONTEXT_TOKENS) -> list[Copy]:
         """Return the copies, checked.
+
+        Args:
+            past: tokens of the context; without one there are none.
 
         Raises:
             CorruptError: they cannot be those of this frame.
         """
-        return unpack(self.copies, self.count) if self.copies else []
+        return unpack(self.copies, self.count, 0 if self.context is None else past) if self.copies else []
 
     @property
     def fits(self) -> bool:
@@ -150,7 +154,7 @@ class Frame:
             if not self.kind.by_model:
                 raise UsageError("only frames coded by the model can have copies")
             head |= EXTENDED_COPIES
-            body += write_varint(len(self.copies)) + self.copies
+            body += self.copies
         return bytes([head]) + body + self.data
 
     @classmethod
@@ -177,9 +181,14 @@ class Frame:
                 raise CorruptError(f"{lanes} lanes by {steps} steps are over the limit: the file is damaged")
         patch = taken = b""
         if patched:
-            patch, offset = _sized(data, offset, "a patch")
+            size, offset = read_varint(data, offset)
+            end = offset + size
+            if not size or end > len(data):
+                raise CorruptError(f"a patch of {size} bytes cannot be in its frame: the file is damaged")
+            patch, offset = data[offset:end], end
         if flags & EXTENDED_COPIES:
-            taken, offset = _sized(data, offset, "copies")
+            end = end_of(data, offset)
+            taken, offset = data[offset:end], end
         return cls(kind, count, check, data[offset:], lanes, steps, patch, taken, context)
 
 
@@ -223,15 +232,6 @@ def content_check(kind: Kind, count: int, content: bytes | npt.NDArray[np.intege
     if not isinstance(content, bytes):
         content = np.ascontiguousarray(content, dtype="<u4").tobytes()
     return zlib.crc32(content, zlib.crc32(struct.pack("<BI", kind, count)))
-
-
-def _sized(data: bytes, offset: int, what: str) -> tuple[bytes, int]:
-    """Return a non-empty field that is preceded by its length, and the offset after it."""
-    size, offset = read_varint(data, offset)
-    end = offset + size
-    if not size or end > len(data):
-        raise CorruptError(f"{what} of {size} bytes cannot be in its frame: the file is damaged")
-    return data[offset:end], end
 
 
 def _layout_fits(lanes: int, steps: int) -> bool:

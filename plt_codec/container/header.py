@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 
 MAGIC = b"PLTZ"
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 FLAG_TOKENIZER = 1
 FLAG_TARGET = 2
 FINGERPRINT = 16  # bytes of a bundle id, a fingerprint

@@ -11,21 +11,33 @@ from hypothesis import strategies as st
 
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.repeats import LEAST, Copy, expand, find, literals, pack, unpack
+from pltz.plt_codec.repeats import (
+    FEW,
+    LEAST,
+    NOTHING,
+    Copy,
+    end_of,
+    expand,
+    find,
+    literals,
+    pack,
+    reach_back,
+    unpack,
+)
 from pltz.plt_codec.varint import write_varint
 from pltz.plt_codec.zstd import Fallback
 
 Ids = npt.NDArray[np.int64]
 
 
-def there_and_back(tokens: Ids) -> list[Copy]:
-    found = find(tokens)
+def there_and_back(tokens: Ids, past: Ids = NOTHING) -> list[Copy]:
+    found = find(tokens, past)
     rest = literals(tokens, found)
     assert len(rest) + sum(copy.length for copy in found) == len(tokens)
     if found:
         assert all(copy.length >= LEAST for copy in found)
-        assert unpack(pack(found), len(tokens)) == found
-    assert (expand(rest, found) == tokens).all()
+        assert unpack(pack(found), len(tokens), len(past)) == found
+    assert (expand(rest, found, past) == tokens).all()
     return found
 
 
@@ -55,6 +67,30 @@ def repetitive(draw: st.DrawFn) -> Ids:
 @example(np.tile(np.arange(7), 40))
 def test_what_is_taken_out_comes_back(tokens: Ids) -> None:
     there_and_back(tokens)
+
+
+@given(repetitive(), repetitive())
+@example(np.zeros(LEAST - 1, np.int64), np.zeros(1, np.int64))
+@example(np.zeros(LEAST, np.int64), np.zeros(LEAST, np.int64))
+@example(np.zeros(0, np.int64), np.zeros(LEAST, np.int64))
+def test_what_is_taken_out_of_a_sequence_with_a_past_comes_back(tokens: Ids, past: Ids) -> None:
+    there_and_back(tokens, past)
+    assert len(there_and_back(tokens[:40], tokens[:LEAST])) > 0 or len(tokens) < LEAST
+
+
+def test_copies_reach_into_the_past_and_out_of_it() -> None:
+    past = np.random.default_rng(0).integers(0, 9999, 400)
+    assert there_and_back(past[100:150], past) == [Copy(0, 50, 300)]
+    tokens = np.concatenate([[10_000], past[-30:], [10_000], past[-30:], [10_001], past[:LEAST]])
+    found = there_and_back(tokens, past)
+    assert found == [Copy(1, 61, 31), Copy(1, LEAST, 463)]
+    assert reach_back(found) and reach_back(found[:1]) and not reach_back([Copy(31, 30, 31)])
+    assert not reach_back(find(np.tile(past, 2), past[: LEAST - 1]))
+
+
+def test_runs_within_the_past_are_no_copies() -> None:
+    past = np.tile(np.arange(50), 3)
+    assert there_and_back(np.arange(100, 200), past) == []
 
 
 def test_the_longest_of_several_places_is_taken() -> None:
@@ -108,7 +144,10 @@ def packed(
     """Copies written by hand; lengths less LEAST."""
     raw = b"".join(map(write_varint, [*gaps, *lengths, *distances])) + tail
     head = write_varint(len(gaps) if count is None else count)
-    return head + write_varint(len(raw)) + Fallback().compress(raw)
+    if len(gaps) < FEW:
+        return head + raw
+    stored = Fallback().compress(raw)
+    return head + write_varint(len(raw)) + write_varint(len(stored)) + stored
 
 
 GOOD = ([40, 3], [0, 8], [40, 0])
@@ -116,6 +155,7 @@ GOOD = ([40, 3], [0, 8], [40, 0])
 
 def test_copies_by_hand() -> None:
     assert unpack(packed(*GOOD), 200) == [Copy(40, 32, 40), Copy(3, 40, 40)]
+    assert unpack(packed([0], [0], [100]), 32, 100) == [Copy(0, 32, 100)]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +177,7 @@ def test_copies_by_hand() -> None:
         packed([40] * 7, [0] * 7, [1] * 7),  # 7 copies of 32 do not fit 200
         packed([1 << 31], [0], [1]),
         packed([40], [(1 << 32) - 1], [1]),
-        b"\x01\xff\xff\xff\xff\x0f\x00",  # 4 GB of columns
+        b"\x06\xff\xff\xff\xff\x0f\x00",
     ],
     ids=range(17),
 )
@@ -146,14 +186,61 @@ def test_bytes_that_no_copies_have_are_refused(bad: bytes) -> None:
         unpack(bad, 200)
 
 
-@given(st.binary(max_size=60), st.integers(0, 3000))
-def test_any_bytes_are_copies_or_refused(data: bytes, tokens: int) -> None:
+MANY = ([2, *[0] * 8], [8] * 9, [2, *[0] * 8])
+
+
+def test_many_copies_are_packed() -> None:
+    data = packed(*MANY)
+    assert pack(unpack(data, 400)) == data and len(data) < 3 * 9
+    assert end_of(b"head" + data + b"tail", 4) == 4 + len(data)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        packed(*MANY)[:-1],
+        packed(*MANY) + b"\0",
+        packed(*MANY, tail=b"\0"),
+        packed(*MANY, count=10),
+        packed(*MANY, count=8),
+        b"\x09\x1a" + packed(*MANY)[2:],
+        b"\x09\xff\xff\xff\xff\x0f" + packed(*MANY)[2:],  # 4 GB of columns
+        b"\x09\x1b\xff\xff\xff\xff\x0f" + packed(*MANY)[3:],
+    ],
+    ids=range(8),
+)
+def test_bytes_that_no_packed_copies_have_are_refused(bad: bytes) -> None:
+    with pytest.raises(CorruptError):
+        unpack(bad, 400)
+
+
+@given(st.binary(max_size=60))
+@example(b"\0")
+@example(packed(*MANY)[:-1])
+def test_any_bytes_have_copies_that_end_in_them_or_are_refused(data: bytes) -> None:
     try:
-        found = unpack(data, tokens)
+        end = end_of(data, 0)
+    except CorruptError:
+        return
+    assert 0 < end <= len(data)
+
+
+def test_a_distance_beyond_the_past_is_refused() -> None:
+    far = packed([2], [0], [103])
+    with pytest.raises(CorruptError, match="a copy of token 2 goes beyond its sequence"):
+        unpack(far, 200, 100)
+    assert unpack(far, 200, 101) == [Copy(2, 32, 103)]
+
+
+@given(st.binary(max_size=60), st.integers(0, 3000), st.integers(0, 100))
+@example(packed([2], [0], [100]), 34, 98)
+def test_any_bytes_are_copies_or_refused(data: bytes, tokens: int, past: int) -> None:
+    try:
+        found = unpack(data, tokens, past)
     except CorruptError:
         return
     left = tokens - sum(copy.length for copy in found)
-    assert left > 0 and len(expand(np.arange(left), found)) == tokens
+    assert left >= (not past) and len(expand(np.arange(left), found, np.arange(past))) == tokens
 
 
 def test_memory_to_find_copies_is_bounded_per_token() -> None:

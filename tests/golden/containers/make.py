@@ -20,7 +20,7 @@ TARGET = bytes(range(32, 48))
 Entry = tuple[int, int, bytes, bytes]  # kind in the index, count, frame, content as the check takes it
 
 
-def header(version: int = 5, flags: int = 0, contract: int = 1, magic: bytes = b"PLTZ") -> bytes:
+def header(version: int = 6, flags: int = 0, contract: int = 1, magic: bytes = b"PLTZ") -> bytes:
     body = magic + struct.pack("<BBH", version, flags, contract) + BUNDLE
     return body + (TOKENIZER if flags & 1 else b"") + (TARGET if flags & 2 else b"")
 
@@ -223,9 +223,29 @@ HUNDRED_LINES = lines([frame for _, _, frame, _ in HUNDRED])  # 10 rows, 10 colu
 FOLLOWERS: list[Entry] = [CHAT, TEXT, TEXT_STORED, IDS, CHAT, LAYOUT]  # 1 after 0; 3 after 1; 4 after 3; 5 after 0
 LINES_OF_FOUR: list[Entry] = [CHAT, TEXT, IDS, LAYOUT] * 20  # each of the last three after the one before
 BOTH = (7, 1, b"\x1a\x04\x05\x01\xcc\x10", ids(9))
-ONE_COPY = b"\x01\x03\x02\x00\x02"  # 2 literals, then 32 tokens from 2 before
-COPIED = (7, 35, b"\x40\x05" + ONE_COPY + b"\x81\x42", ids(*[400, 401] * 17, 2))
-ALL_THREE = (7, 35, b"\x5a\x04\x05\x01\xcc\x05" + ONE_COPY + b"\x10", ids(*[8, 9] * 17, 1))
+ONE_COPY = b"\x01\x02\x00\x02"  # 2 literals, then 32 tokens from 2 before
+NINE_COLUMNS = (
+    bytes([2, *[1] * 8]) + bytes([0, *[2] * 8]) + bytes([2, *[0] * 8])
+)  # first 32 tokens, then 34 each
+NINE_COPIES = b"\x09\x1b\x1b" + NINE_COLUMNS  # as they are: packed, they would take more
+NINE = (7, 316, b"\x40" + NINE_COPIES + b"\x81\x42", ids(*range(316)))
+COPIED = (7, 35, b"\x40" + ONE_COPY + b"\x81\x42", ids(*[400, 401] * 17, 2))
+ALL_THREE = (7, 35, b"\x5a\x04\x05\x01\xcc" + ONE_COPY + b"\x10", ids(*[8, 9] * 17, 1))
+PAST_COPY = (
+    b"\x01\x02\x00\x06"  # 2 literals, then 32 tokens from 6 before: a context of 3 tokens begins there
+)
+FAR_COPY = b"\x01\x02\x00\x83\x08"  # from 1027 before, 1025 before the first token
+TOLD: list[Entry] = [
+    CHAT,
+    (7, 35, b"\x40" + PAST_COPY + b"\x81\x42", ids(8, 9, *[2, 300, 301, 0, 8, 9] * 5, 2, 300, 4)),
+]
+ALL_TOLD: list[Entry] = [CHAT, (7, 32, b"\x40\x01\x00\x00\x02", ids(*[301, 0] * 16))]  # and no literals
+
+
+def after(entries: list[Entry], steps: list[int]) -> bytes:
+    coded = columns([(kind, count, len(frame)) for kind, count, frame, _ in entries], steps)
+    return build(entries, listed=index(entries, coded=coded))
+
 
 GOOD = {
     "good-no-sessions": build([]),
@@ -233,20 +253,17 @@ GOOD = {
     "good-every-kind": build([CHAT, TEXT, IDS, CHAT_STORED, TEXT_STORED, IDS_STORED]),
     "good-extended": build([LAYOUT, PATCHED, BOTH]),
     "good-copies": build([COPIED, ALL_THREE]),
+    "good-copies-of-a-context": after(TOLD, [0, 1]),
+    "good-nine-copies": build([NINE]),
+    "good-copies-alone": after(ALL_TOLD, [0, 1]),
     "good-fingerprints": build([IDS], head=header(flags=3)),
     "good-target-alone": build([IDS], head=header(flags=2)),
     "good-packed-text": build([TEXT_PACKED, TEXT]),
     "good-hundred": build(HUNDRED),
     "good-two-wrong-rows": build(HUNDRED, listed=index(HUNDRED, checks=[0, 0, *HUNDRED_LINES[2:]])),
     "good-two-wrong-columns": build(HUNDRED, listed=index(HUNDRED, checks=[*HUNDRED_LINES[:-2], 0, 0])),
-    "good-contexts": build(
-        FOLLOWERS,
-        listed=index(FOLLOWERS, coded=columns([(k, c, len(f)) for k, c, f, _ in FOLLOWERS], [0, 1, 0, 1, 1, 4])),
-    ),
-    "good-eighty-contexts": build(
-        LINES_OF_FOUR,
-        listed=index(LINES_OF_FOUR, coded=columns([(k, c, len(f)) for k, c, f, _ in LINES_OF_FOUR], [0, 1, 1, 1] * 20)),
-    ),
+    "good-contexts": after(FOLLOWERS, [0, 1, 0, 1, 1, 4]),
+    "good-eighty-contexts": after(LINES_OF_FOUR, [0, 1, 1, 1] * 20),
     "good-long-and-short": build([(4, 9000, b"y" * 9000, b"y" * 9000), TEXT_STORED, (2, 0, b"", b"")]),
     "good-reserved-kind-beside-others": build([TEXT, (6, 1, b"z", b""), TEXT_STORED]),
 }
@@ -263,7 +280,8 @@ BAD = {
     "bad-version-2": build(TWO, head=header(version=2)),
     "bad-version-3": build(TWO, head=header(version=3)),
     "bad-version-4": build(TWO, head=header(version=4)),
-    "bad-newer-version": build(TWO, head=header(version=6)),
+    "bad-version-5": build(TWO, head=header(version=5)),
+    "bad-newer-version": build(TWO, head=header(version=7)),
     "bad-reserved-header-flag": build(TWO, head=header(flags=4)),
     "bad-header-byte": ONE[:8] + bytes([ONE[8] ^ 1]) + ONE[9:],
     "bad-header-alone": header(),
@@ -322,11 +340,18 @@ BAD = {
     "bad-extended-cut-varint": build([(7, 3, b"\x08\x04\x80", b"")]),
     "bad-patch-beyond-frame": build([(7, 1, b"\x12\x09\xaa", b"")]),
     "bad-patch-empty": build([(7, 1, b"\x12\x00\xaa", b"")]),
-    "bad-copies-beyond-frame": build([(7, 35, b"\x40\x08" + ONE_COPY + b"\x81\x42", b"")]),
+    "bad-copies-beyond-frame": build([(7, 35, b"\x40\x01\x02\x00", b"")]),
     "bad-copies-empty": build([(7, 35, b"\x40\x00\x81\x42", b"")]),
-    "bad-copies-of-fallback": build([(7, 35, b"\x43\x05" + ONE_COPY + b"[]", b"")]),
-    "bad-copies-beyond-count": build([(7, 33, b"\x40\x05" + ONE_COPY + b"\x81\x42", b"")]),
-    "bad-copies-from-nothing": build([(7, 35, b"\x40\x05\x01\x03\x02\x00\x03\x81\x42", b"")]),
+    "bad-nine-copies-beyond-frame": build([(7, 316, NINE[2][:-3], b"")]),
+    "bad-nine-copies-of-another-size": build([(7, 316, b"\x40\x09\x1c" + NINE[2][3:], b"")]),
+    "bad-nine-copies-of-four-gigabytes": build(
+        [(7, 316, b"\x40\x09\xff\xff\xff\xff\x0f" + NINE[2][3:], b"")]
+    ),
+    "bad-copies-of-fallback": build([(7, 35, b"\x43" + ONE_COPY + b"[]", b"")]),
+    "bad-copies-beyond-count": build([(7, 33, b"\x40" + ONE_COPY + b"\x81\x42", b"")]),
+    "bad-copies-from-nothing": build([(7, 35, b"\x40\x01\x02\x00\x03\x81\x42", b"")]),
+    "bad-copies-of-no-context": build([CHAT, (7, 35, b"\x40" + PAST_COPY + b"\x81\x42", b"")]),
+    "bad-copies-beyond-any-context": after([CHAT, (7, 35, b"\x40" + FAR_COPY + b"\x81\x42", b"")], [0, 1]),
     "bad-reserved-kind": build([(6, 1, b"z", b"")]),
 }
 

@@ -137,21 +137,23 @@ def test_many_sessions_are_coded_side_by_side(bundle: FakeBundle) -> None:
     coder = FakeCoder()
     codec = Codec(bundle, coder)
     frozen = codec.compress([TALK] * 200)
-    assert (coder.encoded, coder.decoded) == ([200, 199], [200])  # alone, and all after the first
-    assert codec.compress([TALK] * 200, independent=True) == frozen and coder.encoded[2:] == [200]
-    coder.decoded.pop()
-    codec.decompress(frozen)
-    assert coder.decoded == [200, 200]
+    # alone; after the first, with copies and without; and as there are copies, with them after two and three
+    assert (coder.encoded, coder.decoded) == ([200, 2 * 199, 1, 197], [200])
+    alone = codec.compress([TALK] * 200, independent=True)
+    assert coder.encoded[4:] == [200] and len(frozen) < 0.5 * len(alone)
+    coder.decoded.clear()
+    assert codec.decompress(alone) == codec.decompress(frozen) == [TALK] * 200
+    assert coder.decoded == [200, 1, 1, 1, 197]
 
 
 def test_progress_counts_each_token_once(codec: Codec, bundle: FakeBundle) -> None:
-    tokens = len(transcript.to_tokens(TALK, bundle.tokenizer))
+    tokens = sum(len(transcript.to_tokens(one, bundle.tokenizer)) for one in (TALK, PROSE))
     for verify in (True, False):
         seen: list[int] = []
-        codec.compress([TALK, TALK], verify=verify, progress=seen.append)
-        assert sum(seen) == 2 * tokens
+        codec.compress([TALK, PROSE], verify=verify, progress=seen.append)
+        assert sum(seen) == tokens
     seen = []
-    codec.decompress(codec.compress([TALK]), progress=seen.append)
+    codec.decompress(codec.compress([TALK, PROSE]), progress=seen.append)
     assert sum(seen) == tokens
 
 

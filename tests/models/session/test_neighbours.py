@@ -10,9 +10,12 @@ from pltz.models.session import neighbours
 from pltz.models.session.codec import Codec
 from pltz.models.session.neighbours import Earlier, Neighbours
 from pltz.models.session.session import Session
+from pltz.plt_codec import repeats
 from pltz.plt_codec.container.columns import MOST_CONTEXTS
-from pltz.plt_codec.container.file import Reader
+from pltz.plt_codec.container.file import Reader, pack
+from pltz.plt_codec.container.frame import Kind, content_check
 from pltz.plt_codec.errors import CorruptError, ModelError
+from pltz.plt_codec.repeats import Copy
 from tests.models.fake_coder import FakeBundle, NeighbourCoder
 
 RANDOM = np.random.default_rng(11)
@@ -207,3 +210,67 @@ def test_contexts_stay_at_hand_from_batch_to_batch(
     reading = Codec(codec.bundle, coder := Seeing())
     assert reading.decompress(data) == sessions
     assert max(Counter(coder.frames).values()) == 2  # with the batch of a follower, and with its own
+
+
+# ---- copies from a context
+
+PASSAGES = [RANDOM.integers(300, 1000, 90) for _ in range(2)]
+
+
+def with_passages() -> list[Session]:
+    """Sessions that have two passages in other places, the first of them before anything else was coded."""
+    own = [RANDOM.integers(0, 300, 20) for _ in range(6)]
+    return [
+        Session("ids", np.concatenate([own[0], PASSAGES[0], own[1], PASSAGES[1]])),
+        Session("ids", np.concatenate([own[2], PASSAGES[1], own[3], PASSAGES[0], own[4]])),
+        Session("ids", np.concatenate([own[5], PASSAGES[0], PASSAGES[1]])),
+    ]
+
+
+def test_passages_of_a_context_are_copied(codec: Codec) -> None:
+    rows = with_passages()
+    data = codec.compress(rows)
+    reader = Reader(data)
+    assert contexts(reader) == [None, 0, 1]
+    first, second, third = reader
+    assert not first.copies and second.coded == 60 and third.coded == 20
+    assert second.unpacked() == [Copy(20, 90, 111), Copy(20, 90, 331)]
+    assert codec.decompress(data) == rows
+    for number in (2, 1, 0):
+        assert codec.decompress(reader, [number]) == [rows[number]]
+        assert codec.token_ids(reader, number).tolist() == rows[number].value.tolist()
+    assert list(codec.decompress_many([data, data])) == [rows, rows]
+    assert not any(frame.copies for frame in Reader(codec.compress(rows, independent=True)))
+
+
+def test_copies_that_no_context_has_are_refused(codec: Codec) -> None:
+    """Each bit of the copies flipped, and copies beyond a context of 221 tokens: an error, never another session."""
+    rows = with_passages()[:2]
+    reader = Reader(codec.compress(rows))
+    first, second = reader
+    whole = (
+        content_check(Kind.IDS, first.count, rows[0].value),
+        content_check(Kind.IDS, second.count, rows[1].value),
+    )
+    first, second = replace(first, check=whole[0]), replace(second, check=whole[1])
+    assert codec.decompress(pack(reader.header, [first, second])) == rows
+    for place in range(len(second.copies)):
+        for bit in range(8):
+            bad = bytearray(second.copies)
+            bad[place] ^= 1 << bit
+            with pytest.raises(CorruptError):
+                codec.decompress(pack(reader.header, [first, replace(second, copies=bytes(bad))]))
+    beyond = replace(second, copies=repeats.pack([Copy(20, 90, 20 + 222), Copy(20, 90, 331)]))
+    with pytest.raises(CorruptError, match="goes beyond its sequence"):
+        codec.decompress(pack(reader.header, [first, beyond]))
+    with pytest.raises(CorruptError, match="goes beyond its sequence"):
+        codec.decompress(pack(reader.header, [first, replace(second, context=None)]))
+
+
+def test_copies_of_a_wrong_context_are_not_acknowledged(
+    bundle: FakeBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expand = repeats.expand
+    monkeypatch.setattr(repeats, "expand", lambda rest, taken, past: expand(rest, taken, past[::-1]))
+    with pytest.raises(ModelError, match="session 1 does not come back"):
+        Codec(bundle, NeighbourCoder()).compress(with_passages())

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pltz.plt_codec import repeats
 from pltz.plt_codec.container.columns import MOST_CONTEXTS
 from pltz.plt_codec.container.file import Reader, Writer, pack
 from pltz.plt_codec.container.frame import (
@@ -43,6 +44,8 @@ headers = st.builds(
     Header, st.integers(0, 65535), st.binary(min_size=16, max_size=16), fingerprints, fingerprints
 )
 
+copied = st.builds(repeats.Copy, st.integers(0, 300), st.integers(repeats.LEAST, 400), st.integers(1, 300))
+
 
 @st.composite
 def frames(draw: st.DrawFn) -> Frame:
@@ -54,7 +57,8 @@ def frames(draw: st.DrawFn) -> Frame:
     steps = None if lanes is None else draw(st.integers(1, 16384 // lanes))
     patch = draw(st.binary(max_size=200)) if kind is Kind.IDS else b""
     count = draw(st.integers(0, MAX_TOKENS_PER_BYTE * (len(data) + 1)))
-    copies = draw(st.binary(max_size=40))
+    found = draw(st.lists(copied, max_size=12))
+    copies = repeats.pack(found) if found else b""
     return Frame(kind, count, draw(checks), data, lanes, steps, patch, copies)
 
 
@@ -309,7 +313,7 @@ def test_golden_good_files_are_read_as_meant() -> None:
         ],
         "copies": [
             Frame(
-                Kind.CHAT, 35, content_check(Kind.CHAT, 35, ids(*pair, 2)), b"\x81\x42", copies=b"\1\3\2\0\2"
+                Kind.CHAT, 35, content_check(Kind.CHAT, 35, ids(*pair, 2)), b"\x81\x42", copies=b"\1\2\0\2"
             ),
             Frame(
                 Kind.IDS,
@@ -319,7 +323,38 @@ def test_golden_good_files_are_read_as_meant() -> None:
                 4,
                 5,
                 b"\xcc",
-                b"\1\3\2\0\2",
+                b"\1\2\0\2",
+            ),
+        ],
+        "copies-of-a-context": [
+            chat,
+            Frame(
+                Kind.CHAT,
+                35,
+                content_check(Kind.CHAT, 35, ids(8, 9, *[2, 300, 301, 0, 8, 9] * 5, 2, 300, 4)),
+                b"\x81\x42",
+                copies=b"\1\2\0\6",
+                context=0,
+            ),
+        ],
+        "nine-copies": [
+            Frame(
+                Kind.CHAT,
+                316,
+                content_check(Kind.CHAT, 316, ids(*range(316))),
+                b"\x81\x42",
+                copies=b"\x09\x1b\x1b\2" + b"\1" * 8 + b"\0" + b"\2" * 8 + b"\2" + b"\0" * 8,
+            )
+        ],
+        "copies-alone": [
+            chat,
+            Frame(
+                Kind.CHAT,
+                32,
+                content_check(Kind.CHAT, 32, ids(*[301, 0] * 16)),
+                b"",
+                copies=b"\1\0\0\2",
+                context=0,
             ),
         ],
         "fingerprints": [own],
@@ -385,6 +420,7 @@ NEWER = {
     "version-2",
     "version-3",
     "version-4",
+    "version-5",
 }
 FOREIGN = {"empty-file", "magic", "zip-file"}
 
