@@ -682,9 +682,9 @@ class TowerArchive:
             dry_run: put nothing.
             progress: called with the result so far, after each tenant.
 
-        Raises ArchiveError, StoreError, WriterFailed. The candidates chosen before stay then.
+        Raises StoreError, WriterFailed. The candidates chosen before stay then.
         """
-        clusterer = Clusterer(self.catalog, self.codecs, self._recoder(), self.settings.archive)
+        clusterer = Clusterer(self.catalog, self.codecs, self.settings.archive)
         done = clusterer.run(medoids=medoids, dry_run=dry_run, progress=progress)
         if self._neighbours and not dry_run:
             self._writer.neighbours.candidates = read_candidates(self.catalog, self.settings.archive)

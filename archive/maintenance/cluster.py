@@ -5,14 +5,15 @@
 The distance is d_T, the code length of one session given another. Coding each after each takes too long. So sketches
 tell which sessions share most with all others, and each session is coded after the nearest of these, where a put would
 try it. Medoids are chosen one after the other, each the one that saves most bytes beside those before. Then one is
-swapped for another as long as that saves more. A medoid that has a neighbour itself is put again without one. Where
-fewer save anything than are wanted, the newest sessions that are coded alone are candidates too. The prompts of a base
-domain are clustered in the same way, each once, whoever stands on them.
+swapped for another as long as that saves more. Where fewer save anything than are wanted, the newest other sessions
+are candidates too. The prompts of a base domain are clustered in the same way, each once, whoever stands on them.
+
+A session is no medoid where those coded after it would have too many neighbours in a row. It counts as one that others
+may serve. No record is put again.
 
 Medoids are pinned. A tenant is looked at again when the number of its sessions has changed by an eighth, or as many
-began since, as where others were forgotten. Then an old medoid stays unless another one saves more by `GAIN`. Sessions
-that are coded alone have that advantage too. So few sessions are coded anew, and those that many others need stay in
-memory.
+began since, as where others were forgotten. Then an old medoid stays unless another one saves more by `GAIN`. So those
+that many others need stay in memory.
 
 The sketches of the medoids go into a candidate file, which writers read when they open the archive. A candidate takes
 281 bytes there (297 sealed), whatever the length of its session, and 570 more in memory where its tenant is used. All
@@ -30,20 +31,20 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import BATCH, NOTHING, Chains, context_after
+from pltz.archive.catalog.chain import BATCH, NOTHING, Chains, context_after, depth_of
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.codecs.codec import Plain, SegmentCodec, codec_of
 from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates
-from pltz.archive.format.context import NO_ROOT, Context
+from pltz.archive.format.context import NO_ROOT, RUN, WITHIN, Context
 from pltz.archive.format.ids import BASE, NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.maintenance.domain_records import DomainRecords
-from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.writing.candidates import LEAST_GRAMS, LEAST_SHARE, read_groups, seal_sketch, tower_sketch
-from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES
+from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES, most_in_a_row
+from pltz.models.session.neighbours import LONGEST
 from pltz.models.session.sketch import Sketch
 from pltz.plt_codec.errors import FormatError, PltzError
 
@@ -71,7 +72,6 @@ class Clustered:
         kept: number of tenants that have hardly changed, and keep their candidates.
         prompts: number of prompts of base domains looked at.
         medoids: number of candidates in all.
-        recoded: number of segments put again, as a neighbour has none itself.
         file_bytes: bytes of the candidate file.
     """
 
@@ -80,7 +80,6 @@ class Clustered:
     kept: int = 0
     prompts: int = 0
     medoids: int = 0
-    recoded: int = 0
     file_bytes: int = 0
 
 
@@ -93,7 +92,7 @@ class _Session:
         sketch: of its tokens.
         context: of its last segment.
         pinned: whether it was chosen before.
-        alone: whether it need not be put again to serve.
+        serves: whether a put may code others after it.
     """
 
     tower: Segments
@@ -101,23 +100,23 @@ class _Session:
     codec: SegmentCodec
     context: Context
     pinned: bool
-    alone: bool
+    serves: bool
 
     @property
     def leaf(self) -> bytes:
         return self.tower[-1][0]
 
     @property
-    def bonus(self) -> float:
-        """Return the share by which another session has to be better to take its place."""
-        return GAIN * (self.pinned + self.alone)
+    def weight(self) -> float:
+        """Return the factor of the bytes that it saves when it is compared with others."""
+        return (1 + GAIN * self.pinned) * self.serves
 
 
 class Clusterer:
     """One clustering. Writers that opened the archive before go on with the candidates that they read."""
 
-    def __init__(self, catalog: Catalog, codecs: list[SegmentCodec], recoder: Recoder, archive: bytes) -> None:
-        self.catalog, self.codecs, self.recoder, self.archive = catalog, codecs, recoder, archive
+    def __init__(self, catalog: Catalog, codecs: list[SegmentCodec], archive: bytes) -> None:
+        self.catalog, self.codecs, self.archive = catalog, codecs, archive
 
     def run(
         self, *, medoids: int = MEDOIDS, dry_run: bool = False, progress: Callable[[Clustered], None] | None = None
@@ -129,7 +128,7 @@ class Clusterer:
             dry_run: put nothing.
             progress: called with the result so far, after each tenant.
 
-        Raises ArchiveError where a segment cannot be put again, StoreError, WriterFailed.
+        Raises StoreError, WriterFailed.
         """
         self.catalog.refresh()
         done, groups, known = Clustered(), Groups(), dict[bytes, Groups]()
@@ -141,7 +140,7 @@ class Clusterer:
         for versions, begun in tenants:
             domain = self.catalog.keys.domain(TENANT, versions[0].tenant)
             leaves = [v.leaf for v in versions[:SAMPLE] if not v.lacks]
-            found, recoded = self._chosen(TENANT, domain, leaves, begun, known.get(domain, {}), most, dry_run)
+            found = self._chosen(TENANT, domain, leaves, begun, known.get(domain, {}), most)
             groups |= found or known[domain]
             done = replace(
                 done,
@@ -149,16 +148,14 @@ class Clusterer:
                 kept=done.kept + (found is None),
                 sessions=done.sessions + (len(leaves) if found is not None else 0),
                 medoids=sum(map(len, groups.values())),
-                recoded=done.recoded + recoded,
             )
             if progress:
                 progress(done)
         for domain, prompts in sorted(self._prompts().items()):
             old = known.get(domain, {})
             begun = [0] * len(prompts)
-            found, recoded = self._chosen(BASE, domain, prompts[:SAMPLE], begun, old, medoids, dry_run)
-            groups |= found or old
-            done = replace(done, prompts=done.prompts + len(prompts), recoded=done.recoded + recoded)
+            groups |= self._chosen(BASE, domain, prompts[:SAMPLE], begun, old, medoids) or old
+            done = replace(done, prompts=done.prompts + len(prompts))
         data = pack_candidates(self.archive, groups)
         if not dry_run:
             self._put(data)
@@ -195,9 +192,9 @@ class Clusterer:
         return found
 
     def _chosen(
-        self, kind: int, domain: bytes, leaves: list[bytes], begun: list[int], old: Groups, most: int, dry_run: bool
-    ) -> tuple[Groups | None, int]:
-        """Return the candidates of a domain, and the number of segments put again. None: those it has stay.
+        self, kind: int, domain: bytes, leaves: list[bytes], begun: list[int], old: Groups, most: int
+    ) -> Groups | None:
+        """Return the candidates of a domain. None: those it has stay.
 
         ``leaves``: of the towers that may be candidates, the newest first; ``begun``: times at which all began.
         """
@@ -206,14 +203,12 @@ class Clusterer:
         last = max((group.newest for group in old), default=0)
         changed = max(abs(count - seen), sum(time > last for time in begun))
         if seen and CHANGE * changed <= seen and all(map(self._places, pinned)):
-            return None, 0
+            return None
         last = max(begun, default=0)
         sessions = self._sessions(kind, leaves, pinned)
         chosen = _medoids(sessions, most)
-        others = [s for s in sessions if s not in chosen and s.alone]
+        others = [s for s in sessions if s not in chosen and s.serves]
         chosen += sorted(others, key=lambda s: not s.pinned)[: most - len(chosen)]
-        again = [] if dry_run else [self._with_neighbours(kind, s.tower) for s in chosen if not s.alone]
-        recoded = self.recoder.run(set[bytes]().union(*again))
         groups = Groups()
         for session in chosen:
             context = session.context
@@ -223,7 +218,7 @@ class Clusterer:
         for group, boxes in old.items():  # a codec that the archive was not opened with
             if unread := [box for box in boxes if (at := self._places(box[0])) and self._codec(at) is None]:
                 groups.setdefault(group._replace(sessions=count, newest=last), []).extend(unread)
-        return groups or {CandidateGroup(kind, domain, NONE, NO_ROOT, count, last): []}, recoded
+        return groups or {CandidateGroup(kind, domain, NONE, NO_ROOT, count, last): []}
 
     def _codec(self, places: Sequence[Found]) -> SegmentCodec | None:
         return codec_of(self.codecs, places[0].context) if places else None
@@ -232,32 +227,51 @@ class Clusterer:
         return self.catalog.lookup.find(SEGMENTS, segment)
 
     def _sessions(self, kind: int, leaves: Sequence[bytes], pinned: Sequence[bytes]) -> list[_Session]:
-        """Return the towers that may be candidates. What cannot be read or is too short is left out."""
+        """Return the towers that may be candidates. What cannot be read or is too short or long is left out."""
         chains, found = Chains(self.catalog, self.codecs), dict[bytes, _Session]()
-        leaves = [*leaves, *pinned]
-        chains.load(leaves)
-        for leaf in leaves:
-            places = self._places(leaf)
-            codec = self._codec(places)
-            if codec is None or not codec.reach or places[0].context.domain_kind != kind:
-                continue
+        wanted = {end: None for leaf in (*leaves, *pinned) if (end := self._worth_reading(leaf))}
+        chains.load(list(wanted))
+        for end in wanted:
+            codec = self._codec(self._places(end))
             try:
-                tower = chains.tower(leaf)
+                tower = chains.tower(end)
             except PltzError:  # verify reports it
                 continue
+            assert codec is not None  # it has just decoded the segment
             last, sketch = tower_sketch(tower, codec.reach)
             names = [name for name, _ in tower]
             own = self._places(last)
             if sketch.grams >= LEAST_GRAMS and own and own[0].context.domain_kind == kind:
-                tower = tower[: names.index(last) + 1]
-                alone = not self._with_neighbours(kind, tower)
-                found[last] = _Session(tower, sketch, codec, own[0].context, last in pinned, alone)
+                tower, serves = tower[: names.index(last) + 1], self._serves(kind, last)
+                found[last] = _Session(tower, sketch, codec, own[0].context, last in pinned, serves)
         return list(found.values())
 
-    def _with_neighbours(self, kind: int, tower: Segments) -> set[bytes]:
-        """Return the segments of a tower that would have to be put again for it to serve in a domain of this kind."""
-        found = [places[0] for name, _ in tower if (places := self._places(name))]
-        return {i.record.id or NONE for i in found if i.record.neighbour != NONE and i.context.domain_kind == kind}
+    def _worth_reading(self, leaf: bytes) -> bytes | None:
+        """Return the segment up to which a tower is worth reading (`tower_sketch`), as its records tell.
+
+        Where a run hides the lengths it is the leaf. None where nothing of the tower can be a candidate.
+        """
+        path, at = dict[bytes, Found](), leaf
+        while at != NONE and at not in path:
+            if not (places := self._places(at)):
+                return None
+            path[at] = places[0]
+            at = places[0].record.parent
+        codec, read = self._codec(list(path.values())), 0
+        if codec is None or not codec.reach:
+            return None
+        if any(item.context.mode & (RUN | WITHIN) for item in path.values()):
+            return leaf
+        for item in reversed(path.values()):
+            read += item.record.tokens
+            if read >= codec.reach:
+                break
+        return item.record.id if read <= LONGEST else None
+
+    def _serves(self, kind: int, segment: bytes) -> bool:
+        """Return whether a put codes segments of a domain of this kind after a stored one."""
+        deep = depth_of(self.catalog, segment)
+        return deep is not None and deep <= most_in_a_row(kind)
 
 
 def _medoids(sessions: Sequence[_Session], count: int) -> list[_Session]:
@@ -265,10 +279,10 @@ def _medoids(sessions: Sequence[_Session], count: int) -> list[_Session]:
     chosen: list[_Session] = []
     for codec in {id(s.codec): s.codec for s in sessions}.values():
         mine = [s for s in sessions if s.codec is codec]
-        left, gain = count - len(chosen), np.array([1 + s.bonus for s in mine])
+        left, gain = count - len(chosen), np.array([s.weight for s in mine])
         shared = _shared(mine)
         np.fill_diagonal(shared, 0)  # a session is no neighbour of itself
-        pinned = {n for n, s in enumerate(mine) if s.pinned}
+        pinned = {n for n, s in enumerate(mine) if s.pinned and s.serves}
         central = np.array(sorted(pinned.union(_greedy(shared * gain, CENTRAL * left))), np.int64)
         saved = _saved(codec, mine, central, shared[:, central]) * gain[central]
         chosen += [mine[central[n]] for n in _k_medoids(saved, left)]

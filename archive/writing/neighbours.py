@@ -285,12 +285,17 @@ class NeighbourEncoder:
                     segment.near = []
 
 
-def _hops(segment: PendingSegment) -> int:
-    """Return the hops, as in `Chains`, up to the neighbour of a segment, the most that may lead to it.
+def most_in_a_row(kind: int) -> int:
+    """Return the most neighbours in a row that a segment is read with if others of a domain of this kind name it.
 
-    In a base domain they are `LAST`, so a neighbour there has none: what a tenant puts below has a row of its own.
+    In a base domain it is none: what a tenant puts below has a row of its own.
     """
-    return LAST if segment.own.domain_kind == BASE else 1
+    return 0 if kind == BASE else LAST - 1
+
+
+def _hops(segment: PendingSegment) -> int:
+    """Return the hops, as in `Chains`, up to the neighbour of a segment, the most that may lead to it."""
+    return LAST - most_in_a_row(segment.own.domain_kind)
 
 
 def _place(segment: PendingSegment) -> Place:

@@ -16,9 +16,9 @@ from pltz.models.session.sketch import sketch_of
 RANDOM = np.random.default_rng(5)
 
 
-def session(name: int, codec: SegmentCodec, tokens: Tokens, *, pinned: bool = False, alone: bool = True) -> _Session:
+def session(name: int, codec: SegmentCodec, tokens: Tokens, *, pinned: bool = False, serves: bool = True) -> _Session:
     context = Context(TENANT, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1)
-    return _Session([(bytes([name]), tokens)], sketch_of(tokens), codec, context, pinned, alone)
+    return _Session([(bytes([name]), tokens)], sketch_of(tokens), codec, context, pinned, serves)
 
 
 def kind(template: int, number: int) -> Tokens:
@@ -68,8 +68,13 @@ def test_a_medoid_stays_where_another_is_hardly_better(tower_codec: SegmentCodec
     for stays in range(6):
         sessions = [session(n, tower_codec, kind(0, n), pinned=n == stays) for n in range(6)]
         assert [one.leaf[0] for one in _medoids(sessions, 1)] == [stays]
-        sessions = [session(n, tower_codec, kind(0, n), alone=n == stays) for n in range(6)]
-        assert [one.leaf[0] for one in _medoids(sessions, 1)] == [stays]
+
+
+def test_a_session_that_cannot_serve_is_no_medoid_and_is_served(tower_codec: SegmentCodec) -> None:
+    for pinned in (False, True):
+        sessions = [session(n, tower_codec, kind(0, n), pinned=pinned, serves=n == 5) for n in range(6)]
+        assert [one.leaf[0] for one in _medoids(sessions, 6)] == [5]
+    assert _medoids([session(n, tower_codec, kind(0, n), serves=False) for n in range(6)], 6) == []
 
 
 def test_the_number_of_code_lengths_is_bounded(tower_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def night(run: int, *, exit_code: int = 0, refused: int = 0, failures: tuple[str
         "sources": [{"name": "chats", "kind": "jsonl", **totals}],
         "retention": {"versions": 40 * run, "forgotten": run},
         "merge": None,
-        "cluster": {"tenants": 2, "sessions": 40 * run, "medoids": 9, "recoded": 0, "file_bytes": 2700},
+        "cluster": {"tenants": 2, "sessions": 40 * run, "medoids": 9, "file_bytes": 2700},
         "collect": {"deleted": 1, "freed": 12_000, "condemned": 2},
         "verify": {"sound": exit_code != 3, "packs": 8, "decoded": 120, "problems": [], "lost": []},
         "steps": {name: {"seconds": seconds} for name, seconds in steps.items()},

@@ -358,8 +358,6 @@ def test_another_process_codes_after_the_medoids(archive: TowerArchive) -> None:
     put(other, "a3")
     near = neighbour(archive, "a3")
     assert near in {leaf(archive, name) for name in ("a0", "a1", "a2")}
-    [item] = [i for i in archive.catalog.lookup.find(SEGMENTS, near) if i.record.neighbour == NONE]
-    assert item.record.tokens == len(alike(3))
     assert len(object_names.candidates_among(archive.store.list(object_names.INDEXES))) == 1
     want(archive, "a0", "a1", "a2", "a3", "u0", "u1")
     archive.rebuild()
@@ -379,16 +377,46 @@ def test_medoids_stay_until_the_sessions_change(archive: TowerArchive) -> None:
     assert (done.kept, done.medoids, done.sessions) == (0, 4, 32) and len(first) == 4
     put(archive, *(f"a{n}" for n in range(16, 20)))  # an eighth more
     done = archive.cluster(medoids=4)
-    assert (done.kept, done.sessions, done.recoded) == (1, 0, 0) and medoids(archive) == first
+    assert (done.kept, done.sessions) == (1, 0) and medoids(archive) == first
     put(archive, "a20")
     done = archive.cluster(medoids=4)
-    assert (done.kept, done.sessions, done.recoded) == (0, 37, 0)
+    assert (done.kept, done.sessions) == (0, 37)
     assert medoids(archive) == first  # none is better by enough
     archive.forget([archive.version(f"a{n}", "acme") for n in range(20)])
     for _ in range(4):
         archive.collect(dead_share=0.01)
     assert archive.cluster(medoids=4).kept == 0
     want(archive, "a20", *(f"u{n}" for n in range(16)))
+
+
+def test_medoids_keep_their_neighbours(archive: TowerArchive) -> None:
+    for n in range(6):
+        archive.put([NewSession(f"s{n}", [nearer(n)], "acme")])
+    packs = set(archive.catalog.listing.packs)
+    assert archive.cluster().medoids == 3
+    assert medoids(archive) == {leaf(archive, f"s{n}") for n in range(3)}  # others have three in a row already
+    assert set(archive.catalog.listing.packs) == packs
+    other = again(archive)
+    other.neighbours = True
+    other.put([NewSession("s6", [nearer(6)], "acme")])
+    assert row(archive, "s6") == LAST and archive.verify(decode=True).sound
+
+
+def test_no_more_of_a_tower_is_decoded_than_can_serve(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive.codecs[0], "reach", len(alike(0)))
+    own = np.random.default_rng(7).integers(0, 60_000, LONGEST + 1)
+    archive.put([NewSession("long", [own], "acme"), NewSession("turns", [alike(0), own[:-1], own[1:]], "acme")])
+    decoded = list[int]()
+    decode = type(archive.codecs[0]).decode
+
+    def counted(self: SegmentCodec, batch: Any) -> Any:
+        decoded.extend(one.count for one in batch)
+        return decode(self, batch)
+
+    monkeypatch.setattr(type(archive.codecs[0]), "decode", counted)
+    assert again(archive).cluster().medoids == 1
+    assert decoded == [len(alike(0))]
+    assert medoids(archive) == {archive.get("turns", "acme").segments[0][0]}
 
 
 def test_a_new_kind_of_session_gets_a_medoid(archive: TowerArchive) -> None:
