@@ -42,6 +42,11 @@ def named(number: int, text: str) -> str:
     return f"You are the assistant of community {number}.\n{text}"
 
 
+def community_of(bot: int) -> int:
+    """Return the number of a bot's community. Every fifth and every tenth bot are of all groups alike."""
+    return (bot + bot // COMMUNITIES) % COMMUNITIES
+
+
 class Communities:
     """The communities and bots that are made from real system prompts; the same prompts make the same ones.
 
@@ -60,10 +65,10 @@ class Communities:
         self.made = [self._community(number, groups[number % GROUPS]) for number in range(COMMUNITIES)]
 
     def bots(self) -> Iterator[str]:
-        """Yield the prompts of all bots. Bot n is of community n modulo `COMMUNITIES`."""
+        """Yield the prompts of all bots, those of each `community_of`."""
         for number in range(BOTS):
             own = "".join(self._draw() for _ in range(OWN))
-            yield f"{self.made[number % COMMUNITIES].prompt}\n{own}"
+            yield f"{self.made[community_of(number)].prompt}\n{own}"
 
     def _community(self, number: int, group: Sequence[str]) -> Community:
         parts = [self._draw() if self._dice.randrange(REPLACED) == 0 else one for one in group]

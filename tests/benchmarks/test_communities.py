@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from pltz.benchmarks.communities import (
@@ -10,6 +12,7 @@ from pltz.benchmarks.communities import (
     GROUPS,
     OWN,
     Communities,
+    community_of,
     records,
     sampled,
     sentences,
@@ -33,8 +36,16 @@ def test_a_community_is_near_to_its_group_and_a_bot_has_its_prompt() -> None:
     bots = list(found.bots())
     assert len(bots) == BOTS
     for number, bot in enumerate(bots):
-        assert bot.startswith(found.made[number % COMMUNITIES].prompt)
+        assert bot.startswith(found.made[community_of(number)].prompt)
         assert len(sentences(bot)) == 1 + 20 + OWN
+
+
+def test_bots_measured_are_of_all_groups() -> None:
+    """`tenants_of` takes every fifth bot of 100, every tenth of 50."""
+    assert Counter(map(community_of, range(BOTS))) == dict.fromkeys(range(COMMUNITIES), BOTS // COMMUNITIES)
+    for every in (5, 10):
+        groups = Counter(community_of(number) % GROUPS for number in range(0, BOTS, every))
+        assert groups == dict.fromkeys(range(GROUPS), BOTS // every // GROUPS)
 
 
 def test_a_sentence_is_used_again_only_when_all_have_been() -> None:
