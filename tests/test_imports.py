@@ -139,14 +139,13 @@ def test_imports_follow_the_arrows_between_wings() -> None:
         wing = path.parts[1].removesuffix(".py")
         here = wing_of(room, wing)
         assert here is not None, f"{path}: name its wing in WINGS"
-        for node in ast.walk(tree):
-            for name in imports(node):
-                target = module_of(name)
-                if target is None or target[1:2] != (room,) or len(target) < 3 or target[2] == wing:
-                    continue
-                there = wing_of(room, target[2])
-                if there is None or there > here:
-                    wrong.append(f"{path}:{node.lineno} imports {name}, which stands above it")  # type: ignore[attr-defined]
+        for name in (name for node in ast.walk(tree) for name in imports(node)):
+            target = module_of(name)
+            if target is None or target[1:2] != (room,) or len(target) < 3 or target[2] == wing:
+                continue
+            there = wing_of(room, target[2])
+            if there is None or there > here:
+                wrong.append(f"{path} imports {name}, which stands above it")
     assert not wrong, "\n".join(wrong)
 
 

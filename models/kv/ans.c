@@ -173,8 +173,9 @@ static long begins_stream(const Model *m, long step)
 }
 
 /* Encode a group. counts: words of each of its sections. states: of each stream, `stride` apart. */
-static void encode_group(const Model *m, long group, const int16_t *symbols, const uint8_t *kinds, Out *o, uint8_t *plan,
-                         const uint16_t *first, int64_t *counts, uint32_t *sums, uint32_t *states, long stride)
+static void encode_group(const Model *m, long group, const int16_t *symbols, const uint8_t *kinds, Out *o,
+                         uint8_t *plan, const uint16_t *first, int64_t *counts, uint32_t *sums, uint32_t *states,
+                         long stride)
 {
     const long steps = (long)m->layers * m->width, base = group * LANES * m->per_lane;
     const long span = (long)SECTION * m->width, sections = sections_of(m);
@@ -571,8 +572,9 @@ static PyObject *py_decode(PyObject *self, PyObject *args)
     Model m;
     long from, to;
     int wide;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*iiillw*w*w*llp", &words, &states, &offsets, &freq, &mean, &level, &m.layers,
-                          &m.width, &m.point, &m.tokens, &m.per_lane, &symbols, &kinds, &sums, &from, &to, &wide))
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*iiillw*w*w*llp", &words, &states, &offsets, &freq, &mean, &level,
+                          &m.layers, &m.width, &m.point, &m.tokens, &m.per_lane, &symbols, &kinds, &sums, &from, &to,
+                          &wide))
         return NULL;
     m.freq = freq.buf, m.mean = mean.buf, m.level = level.buf;
     uint32_t *slots = NULL;
@@ -583,9 +585,9 @@ static PyObject *py_decode(PyObject *self, PyObject *args)
     const long steps = (long)m.layers * m.width;
     const int64_t *at = offsets.buf;
     const long pieces = groups * sections_of(&m);
-    int sound = states.len == 4 * LANES * groups * streams_of(&m) && offsets.len == 8 * (pieces + 1) && kinds.len == m.tokens &&
-                symbols.len == 2 * (Py_ssize_t)m.tokens * steps && sums.len == 8 * m.tokens && 0 <= from &&
-                from <= to && to <= groups;
+    int sound = states.len == 4 * LANES * groups * streams_of(&m) && offsets.len == 8 * (pieces + 1) &&
+                kinds.len == m.tokens && symbols.len == 2 * (Py_ssize_t)m.tokens * steps &&
+                sums.len == 8 * m.tokens && 0 <= from && from <= to && to <= groups;
     for (long g = 0; sound && g < pieces; g++)
         sound = at[g] >= 0 && at[g] <= at[g + 1] && at[g + 1] <= words.len / 2;
     if (!sound) {

@@ -29,7 +29,7 @@ PIECE = 1 << 22  # bytes copied to a device at once
 
 @dataclass
 class _Progress:
-    """How far the reading is. ``there``: bytes from the front."""
+    """Hold how far the reading is. ``there``: bytes from the front."""
 
     there: int = 0
     failure: str | None = None

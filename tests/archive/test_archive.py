@@ -484,9 +484,14 @@ def test_an_open_archive_erases_nothing(cold: pltz.Archive) -> None:
 
 def test_thaw_and_a_thawer_that_is_kept(cold: pltz.Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ids that are prefilled are the session's; a target's tokenizer is read once, however often it thaws."""
-    made = []
+    made = list[int]()
     init = TargetTokenReader.__init__
-    monkeypatch.setattr(TargetTokenReader, "__init__", lambda self, *given: (made.append(1), init(self, *given))[1])  # type: ignore[func-returns-value]
+
+    def counted(self: TargetTokenReader, *given: Any) -> None:
+        made.append(1)
+        init(self, *given)
+
+    monkeypatch.setattr(TargetTokenReader, "__init__", counted)
     target = pltz.Target.load("mini-llama")
     session = pltz.sample_sessions()[0]
     cold.put("chat", session, target=target, tenant="acme", salt="s3cret")

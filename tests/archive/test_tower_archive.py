@@ -183,7 +183,8 @@ class LyingCodec:
 
 
 def test_nothing_is_acknowledged_that_does_not_decode(disk: SimDisk) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [LyingCodec()])  # type: ignore[list-item]  # a list is a sequence
+    codec = LyingCodec()
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])  # type: ignore[list-item]  # a list is a sequence
     with pytest.raises(ArchiveError, match="does not decode"):
         archive.put([chat("a", [1])])
     assert archive.stat().packs == 0

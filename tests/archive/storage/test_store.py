@@ -246,7 +246,8 @@ def test_a_file_is_no_archive(tmp_path: Path) -> None:
 
 
 def test_places() -> None:
-    assert BucketPlace.of("s3://cold/a/b/") == BucketPlace("cold", "a/b") and BucketPlace.of("s3://cold").url == "s3://cold"
+    assert BucketPlace.of("s3://cold/a/b/") == BucketPlace("cold", "a/b")
+    assert BucketPlace.of("s3://cold").url == "s3://cold"
     for wrong in ("s3://", "s3:///x", "http://cold", "s3://key:secret@cold", "s3://cold?x=1"):
         with pytest.raises(UsageError) as caught:
             BucketPlace.of(wrong)

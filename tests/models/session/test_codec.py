@@ -7,6 +7,7 @@ are the real ones.
 import json
 import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,9 +225,14 @@ def test_nothing_is_acknowledged_that_does_not_decode(bundle: FakeBundle) -> Non
 
 
 def test_a_chat_is_rebuilt_once(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    rebuilt = []
+    rebuilt = list[int]()
     whole = transcript.from_tokens
-    monkeypatch.setattr(transcript, "from_tokens", lambda *args: rebuilt.append(1) or whole(*args))  # type: ignore[func-returns-value]
+
+    def counted(*args: Any) -> Any:
+        rebuilt.append(1)
+        return whole(*args)
+
+    monkeypatch.setattr(transcript, "from_tokens", counted)
     assert Reader(codec.compress([TALK])).frame(0).kind is Kind.CHAT
     assert len(rebuilt) == 1
 
