@@ -32,7 +32,7 @@ from pltz.plt_codec.errors import CorruptError, UsageError
 if TYPE_CHECKING:
     import torch
 
-FORMAT = "pltz hot 4"
+FORMAT = "pltz hot 5"
 ALIGN = 64  # bytes: data begins at a multiple of it
 CHECKSUM = 16  # bytes
 CHUNK = 1 << 20  # bytes under one checksum

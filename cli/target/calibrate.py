@@ -63,7 +63,7 @@ FEW = 16  # rows held out: with fewer the upper limits of losses lie far above t
 )
 @click.option(
     "--new", type=click.IntRange(min=8), default=512, show_default=True, metavar="N",
-    help="Tokens per row that are scored after the context: as many as your answers have, since the first lose most.",
+    help="Tokens per row that are scored after the context. Bounds hold for the first 32 of them, too, and more.",
 )  # fmt: skip
 @click.option(
     "--effects", type=click.IntRange(min=1), metavar="N",
@@ -98,8 +98,8 @@ def calibrate(
     """Calibrate the small forms of a target's KV on sessions of yours.
 
     The file holds predictors, transforms and tables of the form predictive, and receipts: what each form loses on
-    rows that were held out. A server asks for a form with a bound on that loss. The bound is compared with the upper
-    limit ("at most"): the mean of sessions not seen is below it in 9 of 10 calibrations.
+    rows that were held out. A server asks for a form with a bound on that loss. The bound is compared with an upper
+    limit of the mean ("at most"), the largest over the first 32, 64, 128, ... tokens after the context and over all.
 
     A run that was killed resumes where it was: its work is kept beside the output until the calibration is written.
     A target whose keys cannot be turned is refused, with the reason.
@@ -150,7 +150,7 @@ def calibrate(
         "digest": found.digest.hex(),
         "rows": len(drawn) - held,
         "held_out": held,
-        "receipts": [receipt.to_dict() | {"most": receipt.most} for receipt in found.receipts],
+        "receipts": [receipt.to_dict() for receipt in found.receipts],
         "bounds": bounds,
     }
     write_text(json.dumps(result) if as_json else as_text(found, written, bounds))
@@ -175,14 +175,14 @@ def counted(found: "Iterator[Session]", bar: Progress) -> "Iterator[Session]":
 
 
 def chosen(found: "Calibration", bound: float) -> dict[str, Any]:
-    """Return what a bound on the loss chooses, with ``most`` of its receipt; no point where none keeps to it."""
+    """Return what a bound on the loss chooses; no point where none keeps to it."""
     from pltz.models.kv.calibration import PREDICTIVE
 
     try:
         receipt = found.receipt(PREDICTIVE, found.point(max_kl=bound))
     except UsageError:
         receipt = None
-    facts = {} if receipt is None else receipt.to_dict() | {"most": receipt.most}
+    facts = {} if receipt is None else receipt.to_dict()
     return {"max_kl": bound, "measured": receipt in found.receipts, **facts}
 
 

@@ -22,7 +22,7 @@ from pltz.models.kv.receipt import Receipt, between
 from pltz.models.kv.streams import SYMBOLS, TABLES, Tables
 from pltz.plt_codec.errors import CorruptError, TargetMismatch, UsageError, VersionError
 
-FORMAT = "pltz kv calibration 3"
+FORMAT = "pltz kv calibration 4"
 FINER = 16  # operating points per eighth of an octave of the step
 NEAR = 0.25  # of an eighth of an octave: KL differs by 5 %, bits by 1 %
 BELOW = 2  # layers that a layer is predicted from
@@ -175,7 +175,9 @@ class Calibration:
             raise CorruptError("not a calibration: fields are missing")
         if meta["format"] != FORMAT:
             later = str(meta["format"]).startswith(FORMAT[:-1])
-            raise (VersionError if later else CorruptError)(f"expected the format {FORMAT}, found {meta['format']!r}")
+            raise (VersionError if later else CorruptError)(
+                f"expected the format {FORMAT}, found {meta['format']!r}: make it anew with `pltz target calibrate`"
+            )
         try:
             facts = json.loads(meta["meta"])
             sizes = {name: facts[name] for name in LIMITS}

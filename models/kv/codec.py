@@ -115,7 +115,7 @@ RAW = RawCodec()
 
 
 def loss(codec: KVCodec) -> float:
-    """Return the most that a form loses, in bits per token: the upper limit of its mean KL, by its receipt.
+    """Return the most that a form loses, in bits per token, by its receipt.
 
     0 for an exact form, infinity where nothing was measured.
     """

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pltz.models.kv.codec import KVCodec, Span
-from pltz.models.kv.receipt import LEAST_ROWS, Receipt
+from pltz.models.kv.receipt import LEAST_ROWS, Receipt, spans, upper_limit
 from pltz.models.target.cache import cache_of, pairs_of
 from pltz.plt_codec.errors import UsageError
 
@@ -90,9 +90,14 @@ class Outcome:
             raise UsageError(f"expected {LEAST_ROWS} rows for a receipt, found {len(self.kl)}: give more sessions")
         row = self.row()
         return Receipt(
-            form, point, context, len(self.kl), self.scored, row["bits"], row["kl"], row["kl_error"], row["kl99"],
-            row["top1"], row["change"],
+            form, point, context, len(self.kl), self.scored, row["bits"], row["kl"], row["kl_error"], self._most(),
+            row["kl99"], row["top1"], row["change"],
         )  # fmt: skip
+
+    def _most(self) -> float:
+        """Return the largest of the upper limits of the loss over beginnings of the rows, and over all of them."""
+        longest = max(len(row) for row in self.kl)
+        return max(_limit([row[:count] for row in self.kl]) for count in spans(longest))
 
 
 def sessions_to_rows(target: Target, sessions: Iterable[Session], count: int, length: int) -> NDArray[np.int32]:
@@ -214,6 +219,12 @@ def compare(
             torch.cuda.empty_cache()
         advance(1)
     return [noise, *found] if control else found
+
+
+def _limit(rows: Sequence[NDArray[np.float32]]) -> float:
+    """Return the upper limit of the mean of rows."""
+    mean = float(np.concatenate(rows).mean(dtype=np.float64))
+    return upper_limit(mean, _error(rows), len(rows))
 
 
 def _error(rows: Sequence[NDArray[np.float32]]) -> float:

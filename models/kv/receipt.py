@@ -1,8 +1,8 @@
 """Receipt: what a lossy form of KV was measured to lose, on held-out sessions, by the static-prefix protocol.
 
-Rows differ in what they lose, by a factor of two and more. So a receipt also tells how sure its mean is, and a bound
-is compared with `Receipt.most`. Resampled from chats, where few rows lose ten times the mean, it is below the mean of
-all in one of ten calibrations or fewer, where the mean of 24 rows is in more than half.
+Rows differ in what they lose, by a factor of two and more, and the first tokens after a context lose most. So a bound
+is compared with `Receipt.most`: the largest of the upper limits of the mean over beginnings of the rows (`spans`) and
+over all of their tokens. A receipt holds for answers of 32 tokens and more, not only for those as long as its rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pltz.plt_codec.errors import CorruptError
 
 LEAST_ROWS = 8  # that a receipt is measured on: fewer tell too little of how much rows differ
 QUANTILE = 2.326348  # of the normal distribution at 99 %
+SHORTEST = 32  # tokens of the shortest beginning of a row that has a limit of its own
+NEARLY = 1 - 1e-9  # of a limit: rounding
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,12 @@ class Receipt:
     ``context``: tokens whose KV was coded. ``rows``: sessions, or parts of them, that were held out; ``scored``:
     tokens scored after the contexts, of all rows together. ``bits``: per element of K and V, side data included.
     ``kl``, ``kl99``: mean and 99th percentile, in bits per token; ``kl_error``: the standard error of the mean over
-    rows. ``top1``: share of tokens with the same most likely next token. ``change``: bits per token that the
-    session's own text costs more.
+    rows. ``most``: the upper limit of the loss, with which a bound is compared. ``top1``: share of tokens with the same
+    most likely next token. ``change``: bits per token that the session's own text costs more.
 
-    >>> found = Receipt("q8-1", 0, 1536, 24, 4096, 8.3, 0.00004, 0.000004, 0.0005, 0.998, 0.0)
-    >>> found.kl, round(found.most, 6)
-    (4e-05, 5.1e-05)
+    >>> found = Receipt("q8-1", 0, 1536, 24, 4096, 8.3, 0.00004, 0.000004, 0.00006, 0.0005, 0.998, 0.0)
+    >>> round(upper_limit(found.kl, found.kl_error, found.rows), 6) <= found.most
+    True
     """
 
     form: str
@@ -41,16 +43,10 @@ class Receipt:
     bits: float
     kl: float
     kl_error: float
+    most: float
     kl99: float
     top1: float
     change: float
-
-    @property
-    def most(self) -> float:
-        """Return the upper limit of the mean loss: what a bound on the loss is compared with."""
-        if not self.kl:
-            return 0.0
-        return self.kl * math.exp(min(student(self.rows - 1) * self.kl_error / self.kl, 100.0))
 
     def to_dict(self) -> dict[str, Any]:
         """Return its fields, for JSON."""
@@ -72,7 +68,30 @@ class Receipt:
             raise CorruptError("a receipt with a loss or a size below zero")
         if found.rows < LEAST_ROWS:
             raise CorruptError(f"a receipt of {found.rows} rows: {LEAST_ROWS} are the fewest")
+        if found.most < NEARLY * (least := upper_limit(found.kl, found.kl_error, found.rows)):
+            raise CorruptError(f"a receipt of at most {found.most}, where its mean may be {least}")
         return found
+
+
+def upper_limit(mean: float, error: float, rows: int) -> float:
+    """Return the upper limit of a mean of rows, at 99 %: of its logarithm, as rows differ like log-normal numbers.
+
+    >>> round(upper_limit(0.00004, 0.000004, 24), 6)
+    5.1e-05
+    """
+    return mean * math.exp(min(student(rows - 1) * error / mean, 100.0)) if mean > 0 else 0.0
+
+
+def spans(tokens: int) -> list[int]:
+    """Return the numbers of first tokens whose limits count: doublings from SHORTEST, and all.
+
+    >>> spans(511), spans(20)
+    ([32, 64, 128, 256, 511], [20])
+    """
+    found = [tokens]
+    while (half := 1 << (found[0] - 1).bit_length() - 1) >= SHORTEST:
+        found.insert(0, half)
+    return found
 
 
 def student(degrees: int) -> float:
@@ -93,11 +112,11 @@ def student(degrees: int) -> float:
 def between(low: Receipt, high: Receipt, point: float) -> Receipt:
     """Return the receipt of a point between two measured ones: losses and bits are straight lines in their logarithm.
 
-    >>> low = Receipt("f", -8, 1536, 24, 4096, 0.4, 0.004, 0.0004, 0.04, 0.99, 0.0)
-    >>> high = Receipt("f", -4, 1536, 24, 4096, 0.2, 0.009, 0.0009, 0.09, 0.98, 0.0)
+    >>> low = Receipt("f", -8, 1536, 24, 4096, 0.4, 0.004, 0.0004, 0.008, 0.04, 0.99, 0.0)
+    >>> high = Receipt("f", -4, 1536, 24, 4096, 0.2, 0.009, 0.0009, 0.018, 0.09, 0.98, 0.0)
     >>> found = between(low, high, -6)
-    >>> round(found.kl, 6), round(found.kl_error, 6), round(found.bits, 4)
-    (0.006, 0.0006, 0.2828)
+    >>> round(found.kl, 6), round(found.kl_error, 6), round(found.most, 6), round(found.bits, 4)
+    (0.006, 0.0006, 0.012, 0.2828)
     """
     share = (point - low.point) / (high.point - low.point)
 
@@ -110,5 +129,6 @@ def between(low: Receipt, high: Receipt, point: float) -> Receipt:
     return Receipt(
         low.form, point, min(low.context, high.context), min(low.rows, high.rows), min(low.scored, high.scored),
         curve(low.bits, high.bits), curve(low.kl, high.kl), curve(low.kl_error, high.kl_error),
-        curve(low.kl99, high.kl99), line(low.top1, high.top1), line(low.change, high.change),
+        curve(low.most, high.most), curve(low.kl99, high.kl99),
+        line(low.top1, high.top1), line(low.change, high.change),
     )  # fmt: skip
