@@ -10,15 +10,11 @@ more rows or forms, measures what the file lacks.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from pltz.benchmarks import machine, takeover
 from pltz.cli.bench import shared
@@ -32,10 +28,7 @@ from pltz.models.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from pltz.models.kv.codec import KVCodec
-    from pltz.models.kv.measure import Outcome
 
 OWN = ("q8", "q4", "predictive")
 
@@ -113,6 +106,7 @@ def kv(
     """
     from pltz.datasets.loaders import sample_path
     from pltz.models.kv import measure
+    from pltz.models.kv.outcome_file import OutcomeFile
     from pltz.models.target.target import Target
 
     with Progress("load", unit="rows", shown=wanted(progress)) as bar:
@@ -127,15 +121,10 @@ def kv(
             "new": new,
             "greedy": greedy,
         }
-        kept = Kept(resume, setting)
+        kept = OutcomeFile(resume, setting)
         bar.begin("measure", len(rows), "rows")
         for row in rows:
-            lacking = [(name, codec) for name, codec in codecs if not kept.has(row, of(name, codec))]
-            control = not kept.has(row, measure.CONTROL)
-            if lacking or control:
-                found = measure.compare(target, row[None], context, lacking, greedy=greedy, control=control)
-                names = [measure.CONTROL] * control + [of(name, codec) for name, codec in lacking]
-                kept.add(row, dict(zip(names, found, strict=True)))
+            kept.measure(target, row, context, {of(*named): named for named in codecs}, greedy=greedy)
             bar.add(1)
         refined = []
         bar.begin("refine", len(rows) if refine else 0, "rows")
@@ -144,9 +133,9 @@ def kv(
             for name, chat in takeover.takeovers(target, row, context, own, refine).items():
                 refined.append({"form": name, "chat": number} | chat.row())
             bar.add(1)
-    measured = [kept.whole(rows, measure.CONTROL, measure.CONTROL).row()]
+    measured = [kept.total(rows, measure.CONTROL, measure.CONTROL).row()]
     for name, codec in codecs:
-        line = kept.whole(rows, of(name, codec), name).row()
+        line = kept.total(rows, of(name, codec), name).row()
         if codec.receipt is not None:
             line["receipt"] = {"bits": codec.receipt.bits, "kl": codec.receipt.kl, "most": codec.receipt.most}
         measured.append(line)
@@ -165,85 +154,6 @@ def kv(
         "machine": machine.describe(None, device, None),
     }
     write_text(json.dumps(result) if as_json else f"{as_text(result)}\n\n{json.dumps(result)}")
-
-
-class Kept:
-    """The loss of each form on each row, in memory and, where there is a path, in a file of JSON lines.
-
-    The first line is the setting; then one for each row and form. A line that a kill cut off is measured again.
-    Raises UsageError for a file of another setting, or one that is none of these.
-    """
-
-    def __init__(self, path: str | None, setting: dict[str, Any]) -> None:
-        self.path = Path(path) if path else None
-        self._found: dict[tuple[str, str], tuple[Outcome, float]] = {}
-        if self.path is None:
-            return
-        head = json.dumps({"benchmark": "kv", **setting}, sort_keys=True)
-        try:
-            data = self.path.read_bytes() if self.path.exists() else b""
-            whole = data[: data.rfind(b"\n") + 1]
-            lines = whole.decode().splitlines()
-            if lines and lines[0] != head:
-                raise UsageError(f"{path} is of another setting: expected {head}, found {lines[0][:300]}")
-            for line in map(json.loads, lines[1:]):
-                self._found[line["row"], line["form"]] = _outcome(line["outcome"]), float(line["load"])
-            if data and not lines:
-                raise ValueError("no whole line")
-            with self.path.open("ab") as file:
-                file.truncate(len(whole))
-            if not lines:
-                self._write([head])
-        except OSError as exc:
-            raise UsageError(f"cannot keep rows in {path}: {exc.strerror or exc}") from exc
-        except (ValueError, KeyError, TypeError) as exc:
-            raise UsageError(f"{path} holds no rows of this benchmark ({exc}): name another file") from exc
-
-    def has(self, row: NDArray[np.int32], form: str) -> bool:
-        """Return whether a form was measured on a row of ids."""
-        return (_digest(row), form) in self._found
-
-    def add(self, row: NDArray[np.int32], outcomes: dict[str, Outcome]) -> None:
-        """Keep what forms lost on a row."""
-        load = round(os.getloadavg()[0], 1)
-        lines = []
-        for form, outcome in outcomes.items():
-            self._found[_digest(row), form] = outcome, load
-            facts = {**asdict(outcome), "kl": [part.tolist() for part in outcome.kl]}
-            lines.append(json.dumps({"row": _digest(row), "form": form, "load": load, "outcome": facts}))
-        if self.path is not None:
-            self._write(lines)
-
-    def whole(self, rows: NDArray[np.int32], form: str, name: str) -> Outcome:
-        """Return the outcome of a form on all rows, under a name."""
-        from pltz.models.kv.measure import Outcome
-
-        total = Outcome(name)
-        for row in rows:
-            total.add(self._found[_digest(row), form][0])
-        return total
-
-    def load(self) -> list[float]:
-        """Return the lowest and the highest load of the machine, over a minute, after a measurement."""
-        loads = [load for _, load in self._found.values()]
-        return [min(loads), max(loads)]
-
-    def _write(self, lines: list[str]) -> None:
-        if self.path is not None:
-            with self.path.open("ab") as file:
-                file.write("".join(f"{line}\n" for line in lines).encode())
-                file.flush()
-                os.fsync(file.fileno())
-
-
-def _outcome(facts: dict[str, Any]) -> Outcome:
-    from pltz.models.kv.measure import Outcome
-
-    return Outcome(**{**facts, "kl": [np.array(part, np.float32) for part in facts["kl"]]})
-
-
-def _digest(row: NDArray[np.int32]) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(row, "<i4").tobytes(), digest_size=8).hexdigest()
 
 
 def of(name: str, codec: KVCodec) -> str:

@@ -4,7 +4,7 @@
     effects    how an error of the KV changes what the target says: gradients of sampled tokens    a running sum
     layers     closed loop: predictor by ridge regression from decoded layers, transform, integers, decoded layer
     tables     frequencies of the integers at several steps
-    receipts   what each form loses on held-out rows                                               a file per row
+    receipts   what each form loses on held-out rows                                               a line per row
 
 The effect of an error d of a layer's KV on the next tokens is d G d / 2 nats. G is the mean of g g over gradients g
 of the log probability of tokens that the target itself samples (the Fisher information). The transform is the KLT of
@@ -23,7 +23,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 
 from pltz.models.kv.calibration import BELOW, FORMAT, PREDICTIVE, Calibration, KVShape
 from pltz.models.kv.codec import KVCodec, Span
-from pltz.models.kv.measure import Outcome, compare, prefilled, watched
+from pltz.models.kv.measure import prefilled, watched
+from pltz.models.kv.outcome_file import OutcomeFile
 from pltz.models.kv.predictive import (
     Layer,
     PredictiveCodec,
@@ -455,13 +456,18 @@ def receipts(
     wanted += [(PREDICTIVE, p) for p in SCORED_POINTS]
     measured: list[tuple[str, float]] = []
     base = found.digest.hex()
+    kept = OutcomeFile(plan.work / "held.jsonl", {"calibration": base, "context": plan.context, "new": plan.new})
     for number in range(1 + CHOICES):
-        codecs = [
-            fixed.get(form) or PredictiveCodec(found, rotary, embedding, point, layers) for form, point in wanted
-        ]
+        codecs = {
+            f"{form} {point:g}": fixed.get(form) or PredictiveCodec(found, rotary, embedding, point, layers)
+            for form, point in wanted
+        }
         plan.begin(f"measure chosen points, round {number}" if number else "measure receipts", len(held))
-        names = [f"{form} {point:g}" for form, point in wanted]
-        outcomes = _measured(target, held, plan, base, list(zip(names, codecs, strict=True)))
+        for row in held:
+            named = {name: (name, codec) for name, codec in codecs.items()}
+            kept.measure(target, row, plan.context, named, control=False)
+            plan.advance(1)
+        outcomes = [kept.total(held, name, name) for name in codecs]
         made = tuple(
             outcome.receipt(form, point, plan.context)
             for outcome, (form, point) in zip(outcomes, wanted, strict=True)
@@ -482,42 +488,6 @@ def _chosen(found: Calibration, bound: float) -> float | None:
         return found.point(max_kl=bound)
     except UsageError:
         return None
-
-
-def _measured(
-    target: Target, held: NDArray[np.int32], plan: Plan, base: str, codecs: Sequence[tuple[str, KVCodec]]
-) -> list[Outcome]:
-    """Return what forms lose on all rows. What a row said is kept: `held-N.<forms>.safetensors`, so it resumes.
-
-    ``base``: name of the tables. ``codecs``: each with a name.
-    """
-    import torch
-    from safetensors.torch import load_file
-
-    total = [Outcome(name) for name, _ in codecs]
-    key = hashlib.sha256(" ".join([base, *(name for name, _ in codecs)]).encode()).hexdigest()[:8]
-    for n in range(len(held)):
-        path = plan.work / f"held-{n}.{key}.safetensors"
-        if not path.exists():
-            found = compare(target, held[n : n + 1], plan.context, codecs, control=False)
-            tensors = {}
-            for i, one in enumerate(found):
-                facts = [one.same, one.scored, one.change, one.coded_bits, one.elements, one.refused]
-                tensors[f"{i}.kl"] = torch.from_numpy(np.concatenate([*one.kl, np.zeros(0, np.float32)]))
-                tensors[f"{i}.facts"] = torch.tensor(facts, dtype=torch.float64)
-            _save(path, tensors)
-        saved = load_file(path)
-        for i, outcome in enumerate(total):
-            same, scored, change, coded, elements, refused = saved[f"{i}.facts"].tolist()
-            kl = saved[f"{i}.kl"].numpy()
-            outcome.add(
-                Outcome(
-                    outcome.name, [kl] if len(kl) else [], int(same), int(scored), change, int(coded), int(elements),
-                    refused=int(refused),
-                )
-            )  # fmt: skip
-        plan.advance(1)
-    return total
 
 
 def _claim(target: Target, train: NDArray[np.int32], held: NDArray[np.int32], plan: Plan) -> None:

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 import pltz
-from pltz.models.kv import fitting
+from pltz.models.kv import fitting, measure
 from pltz.models.kv.calibration import FORMAT, PREDICTIVE, Calibration
 from pltz.models.kv.codec import RAW, KVCodec, Span, loss
 from pltz.models.kv.cpu_layers import CpuLayers
@@ -374,7 +374,7 @@ def test_rows_are_measured_once(
         return compare(target, rows, *rest, **options)
 
     plan = Plan(CONTEXT, NEW, 4, tmp_path)
-    monkeypatch.setattr(fitting, "compare", killed)
+    monkeypatch.setattr(measure, "compare", killed)
     with pytest.raises(KeyboardInterrupt):
         calibrate(target, ids[:9], ids[9:], plan)
     assert calibrate(target, ids[:9], ids[9:], plan).digest == calibration.digest
