@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +17,7 @@ from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.domain_records import DomainRecords
-from pltz.archive.maintenance.erase import Eraser
+from pltz.archive.maintenance.erase import Eraser, Erasure
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
@@ -49,6 +50,20 @@ def neighbours(archive: TowerArchive) -> list[bytes]:
             if item.record.neighbour != NONE and not archive.keys.gone(item.context, item.record.id or NONE):
                 found.append(item.record.neighbour)
     return found
+
+
+def crashes_during(disk: SimDisk, work: Callable[[], object]) -> list[DiskState]:
+    """Do some work and return the states in which a crash may leave the disk meanwhile, each once."""
+    states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
+
+    def watch() -> None:
+        for state in disk.crashes("tmp"):
+            states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
+
+    disk.watch = watch
+    work()
+    disk.watch = lambda: None
+    return list(states.values())
 
 
 @pytest.fixture
@@ -98,17 +113,8 @@ def test_every_crash_of_such_an_erase(near: tuple[SimDisk, TowerArchive], tower_
     reopen(dry, tower_codec).erase("acme", "s0")
     after = catalogue(reopen(dry, tower_codec))
     assert len(after) == len(before) - 1
-    states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
-
-    def watch() -> None:
-        for state in disk.crashes("tmp"):
-            states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
-
-    archive = reopen(disk, tower_codec)
-    disk.watch = watch
-    archive.erase("acme", "s0")
-    halfway = 0
-    for number, state in enumerate(states.values()):
+    eraser, halfway = reopen(disk, tower_codec), 0
+    for number, state in enumerate(crashes_during(disk, lambda: eraser.erase("acme", "s0"))):
         left = SimDisk(state, seed=number)
         archive = reopen(left, tower_codec)
         assert catalogue(archive) in (before, after)
@@ -136,17 +142,10 @@ def test_every_crash_of_an_erase_in_a_row(gone: int, tower_codec: SegmentCodec) 
     assert set(neighbours(archive)) == set(leaves[:3])
     before = catalogue(archive)
     after = {name: tokens for name, tokens in before.items() if name[1] != f"s{gone}"}
-    states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
-
-    def watch() -> None:
-        for state in disk.crashes("tmp"):
-            states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
-
-    archive = reopen(disk, tower_codec)
-    disk.watch = watch
-    assert archive.erase("acme", f"s{gone}").recoded == (gone < 3)
-    disk.watch = lambda: None
-    for number, state in enumerate(states.values()):
+    eraser, done = reopen(disk, tower_codec), list[Erasure]()
+    states = crashes_during(disk, lambda: done.append(eraser.erase("acme", f"s{gone}")))
+    assert [one.recoded for one in done] == [gone < 3]
+    for number, state in enumerate(states):
         left = SimDisk(state, seed=number)
         archive = reopen(left, tower_codec)
         assert catalogue(archive) in (before, after) and archive.verify(decode=True).sound
