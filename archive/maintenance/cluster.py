@@ -6,7 +6,8 @@ The distance is d_T, the code length of one session given another. Coding each a
 tell which sessions share most with all others, and each session is coded after the nearest of these, where a put would
 try it. Medoids are chosen one after the other, each the one that saves most bytes beside those before. Then one is
 swapped for another as long as that saves more. Where fewer save anything than are wanted, the newest other sessions
-are candidates too. The prompts of a base domain are clustered in the same way, each once, whoever stands on them.
+are candidates too. A tenant that has no more sessions than are wanted needs no code lengths: all are candidates. The
+prompts of a base domain are clustered in the same way, each once, whoever stands on them.
 
 A session is no medoid where those coded after it would have too many neighbours in a row. It counts as one that others
 may serve. No record is put again.
@@ -206,8 +207,9 @@ class Clusterer:
             return None
         last = max(begun, default=0)
         sessions = self._sessions(kind, leaves, pinned)
-        chosen = _medoids(sessions, most)
-        others = [s for s in sessions if s not in chosen and s.serves]
+        serving = [s for s in sessions if s.serves]
+        chosen = _medoids(sessions, most) if len(serving) > most else []
+        others = [s for s in serving if s not in chosen]
         chosen += sorted(others, key=lambda s: not s.pinned)[: most - len(chosen)]
         groups = Groups()
         for session in chosen:

@@ -364,6 +364,22 @@ def test_another_process_codes_after_the_medoids(archive: TowerArchive) -> None:
     assert again(archive).cluster(medoids=2, dry_run=True).medoids == 2
 
 
+def test_nothing_is_coded_where_all_sessions_are_chosen(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(archive, "a0", "a1", "u0", "u1")
+    coded = list[int]()
+    encode = type(archive.codecs[0]).encode
+
+    def counted(self: SegmentCodec, batch: Any) -> Any:
+        coded.append(len(batch))
+        return encode(self, batch)
+
+    monkeypatch.setattr(type(archive.codecs[0]), "encode", counted)
+    assert archive.cluster(medoids=3, dry_run=True).medoids == 3 and sum(coded)
+    coded.clear()
+    assert archive.cluster(medoids=4).medoids == 4 and not coded
+    assert medoids(archive) == {leaf(archive, name) for name in ("a0", "a1", "u0", "u1")}
+
+
 def medoids(archive: TowerArchive) -> set[bytes]:
     """Return the segments that the candidate files name."""
     groups = read_groups(archive.catalog, archive.settings.archive)
