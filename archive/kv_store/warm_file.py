@@ -3,8 +3,10 @@
     write:  header | checksums | ids, tokens, logits | small parts | the large part, layer after layer
     read:   header, checked -> memory for every tensor -> chunks, each checked, by two threads at once
 
-What is read lies in memory of its own. So it may move into a tier of memory without a copy, and a disk that fails is
-an error of a call: over mapped pages it would end the process. Reading and hashing release Python's lock.
+What is read lies in memory of its own. So it may move into a tier of memory without a copy, and a page that cannot be
+read is an error of a call. Over mapped pages SIGBUS ends the process: tried with a file that was cut short. Reading and
+hashing release the GIL, as hashing mapped pages does. New memory costs its page faults, two thirds of a read from the
+page cache (models/LOG.md).
 """
 
 from __future__ import annotations
