@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from pltz.models.target.target import Target
 
 FIT_POINT = -4  # the step that predictors are fitted for: 8 log2
-SCORED_POINTS = (-32, -28, -24, -20, -16, -12, -8, -4, 0, 4)  # with a receipt each
+SCORED_POINTS = (-36, -32, -28, -24, -20, -16, -12, -8, -4, 0, 4)  # with a receipt each
 CHOICES = 4  # rounds in which points chosen by bounds are measured
 TABLE_POINTS = (-24, -12, -4, 4)  # whose integers fill the tables
 TABLE_ROWS, TABLE_SHARE = 24, 12  # rows that fill the tables; every twelfth token of each
