@@ -231,15 +231,13 @@ class Clusterer:
     def _sessions(self, kind: int, leaves: Sequence[bytes], pinned: Sequence[bytes]) -> list[_Session]:
         """Return the towers that may be candidates. What cannot be read or is too short or long is left out."""
         chains, found = Chains(self.catalog, self.codecs), dict[bytes, _Session]()
-        wanted = {end: None for leaf in (*leaves, *pinned) if (end := self._worth_reading(leaf))}
+        wanted = dict(one for leaf in (*leaves, *pinned) if (one := self._worth_reading(leaf)))
         chains.load(list(wanted))
-        for end in wanted:
-            codec = self._codec(self._places(end))
+        for end, codec in wanted.items():
             try:
                 tower = chains.tower(end)
             except PltzError:  # verify reports it
                 continue
-            assert codec is not None  # it has just decoded the segment
             last, sketch = tower_sketch(tower, codec.reach)
             names = [name for name, _ in tower]
             own = self._places(last)
@@ -248,10 +246,10 @@ class Clusterer:
                 found[last] = _Session(tower, sketch, codec, own[0].context, last in pinned, serves)
         return list(found.values())
 
-    def _worth_reading(self, leaf: bytes) -> bytes | None:
-        """Return the segment up to which a tower is worth reading (`tower_sketch`), as its records tell.
+    def _worth_reading(self, leaf: bytes) -> tuple[bytes, SegmentCodec] | None:
+        """Return the segment up to which a tower is worth reading (`tower_sketch`) and its leaf's codec.
 
-        Where a run hides the lengths it is the leaf. None where nothing of the tower can be a candidate.
+        Its records tell. Where a run hides the lengths it is the leaf. None where nothing of it can be a candidate.
         """
         path, at = dict[bytes, Found](), leaf
         while at != NONE and at not in path:
@@ -263,12 +261,12 @@ class Clusterer:
         if codec is None or not codec.reach:
             return None
         if any(item.context.mode & (RUN | WITHIN) for item in path.values()):
-            return leaf
-        for item in reversed(path.values()):
+            return leaf, codec
+        for end, item in reversed(path.items()):
             read += item.record.tokens
             if read >= codec.reach:
-                break
-        return item.record.id if read <= LONGEST else None
+                return (end, codec) if read <= LONGEST else None
+        return (leaf, codec) if read <= LONGEST else None
 
     def _serves(self, kind: int, segment: bytes) -> bool:
         """Return whether a put codes segments of a domain of this kind after a stored one."""

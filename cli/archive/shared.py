@@ -73,7 +73,7 @@ JSON_LINES: Decorator = click.option(
 
 @dataclass(frozen=True)
 class Recoding:
-    """The options of a command that codes stored sessions anew, as `recoding_options` adds them."""
+    """Hold the options of a command that codes stored sessions, as `recoding_options` adds them."""
 
     bundles: tuple[str, ...]
     tokenizers: tuple[str, ...]
@@ -96,7 +96,7 @@ class Recoding:
 
 
 def recoding_options(command: Callable[..., None]) -> Callable[..., Any]:
-    """Add the options of a command that codes stored sessions anew. It takes them as ``recoding``, a `Recoding`."""
+    """Add the options of a command that codes stored sessions. It takes them as ``recoding``, a `Recoding`."""
 
     @functools.wraps(command)
     def packed(**arguments: Any) -> None:

@@ -15,6 +15,7 @@ from pltz.archive.catalog.chain import LAST
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates, unpack_candidates
+from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import BASE, NONE, TENANT, digest
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.simulated_disk import SimDisk
@@ -364,6 +365,18 @@ def test_another_process_codes_after_the_medoids(archive: TowerArchive) -> None:
     assert again(archive).cluster(medoids=2, dry_run=True).medoids == 2
 
 
+def test_a_session_in_a_run_is_chosen(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
+    monkeypatch.setattr(archive.codecs[0], "reach", len(alike(0)))
+    turns = [alike(0), *(unlike(n)[:40] for n in range(3))]
+    for count in range(1, 5):
+        archive.put([NewSession("a0", turns[:count], "acme")])
+    assert archive.merge(cold=0).merged == 1
+    assert archive.catalog.lookup.find(SEGMENTS, leaf(archive, "a0"))[0].context.mode & RUN
+    assert archive.cluster().medoids == 1
+    assert medoids(archive) == {archive.get("a0", "acme").segments[0][0]}
+
+
 def test_nothing_is_coded_where_all_sessions_are_chosen(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     put(archive, "a0", "a1", "u0", "u1")
     coded = list[int]()
@@ -374,7 +387,7 @@ def test_nothing_is_coded_where_all_sessions_are_chosen(archive: TowerArchive, m
         return encode(self, batch)
 
     monkeypatch.setattr(type(archive.codecs[0]), "encode", counted)
-    assert archive.cluster(medoids=3, dry_run=True).medoids == 3 and sum(coded)
+    assert archive.cluster(medoids=3, dry_run=True).medoids == 3 and coded
     coded.clear()
     assert archive.cluster(medoids=4).medoids == 4 and not coded
     assert medoids(archive) == {leaf(archive, name) for name in ("a0", "a1", "u0", "u1")}
