@@ -34,6 +34,7 @@ from pltz.plt_codec.varint import MAX_BYTES, read_varint, write_varint
 from pltz.plt_codec.zstd import Fallback
 
 LEAST = 32  # tokens of a copy
+PAST_LEAST = 32, 64  # tokens of the copies that are tried where some reach into the past
 FEW = 8  # copies: so many or more are packed
 PLACES = 8  # earlier places tried per copy
 PIECE = 64  # tokens compared at once, doubled while they match
@@ -163,6 +164,25 @@ def expand(rest: Tokens, copies: Sequence[Copy], past: Tokens = NOTHING) -> Toke
         end += length
     out[end:] = rest[taken:]
     return out[len(past) :]
+
+
+def candidates(tokens: Tokens, past: Tokens, size: int) -> list[list[Copy]]:
+    """Return copies that are worth a trial, none of them or several ways to take some out that begin in the past.
+
+    ``size``: bytes of the sequence (T,), coded without its past. A model that sees the past takes a bit or two for a
+    token that it sees again, and more for what follows a copy. So coding tells which way is the shortest.
+    """
+    ways: list[list[Copy]] = []
+    for least in PAST_LEAST:
+        copies = find(tokens, past, least)
+        if copies not in ways and reach_back(copies) and may_save(copies, size, len(tokens)):
+            ways.append(copies)
+    return ways
+
+
+def may_save(copies: Sequence[Copy], size: int, tokens: int) -> bool:
+    """Return whether copies take less than half of their tokens' share of ``size`` bytes of ``tokens`` tokens."""
+    return bool(copies) and 2 * len(pack(copies)) * tokens < size * sum(copy.length for copy in copies)
 
 
 def reach_back(copies: Sequence[Copy]) -> bool:

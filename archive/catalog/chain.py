@@ -24,11 +24,11 @@ from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
-from pltz.archive.codecs.codec import Chained, Coded, SegmentCodec, codec_of
+from pltz.archive.codecs.codec import Chained, Coded, SegmentCodec, codec_of, coding
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
 from pltz.archive.format import ids as identity
-from pltz.archive.format.context import CODING, RUN, TOWER, WITHIN
+from pltz.archive.format.context import RUN, TOWER, WITHIN
 from pltz.archive.format.ids import BASE, LEAF, NONE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import unpack_run
@@ -89,7 +89,7 @@ def _decode(
     try:
         runs = [_run(keys, w.item) for w in wanted]
         coded = [
-            Coded(bits, w.item.record.tokens, w.above, w.item.context.mode & CODING)
+            Coded(bits, w.item.record.tokens, w.above, coding(codec, w.item.context, w.item.record))
             for (_, bits), w in zip(runs, wanted, strict=True)
         ]
         found = codec.decode(coded)
@@ -503,15 +503,15 @@ class Chains:
                 return
             if item.context.mode == WITHIN:  # what is below it was not coded after all of the run
                 return
-        if any(item.record.neighbour != NONE for item in items):  # it comes before the first link alone
-            return
+        if any(item.record.neighbour != NONE or item.record.copied for item in items):
+            return  # a neighbour comes before the first link alone, and a chain has no literals
         above, keys = self.above(items[0]), self.catalog.keys
         if isinstance(above, PltzError):
             return
         try:
             runs = [_run(keys, item) for item in items]
             coded = [
-                Coded(bits, i.record.tokens, NOTHING if n else above, i.context.mode & CODING)
+                Coded(bits, i.record.tokens, NOTHING if n else above, coding(codec, i.context, i.record))
                 for n, (i, (_, bits)) in enumerate(zip(items, runs, strict=True))
             ]
             found = codec.decode_chain(coded)

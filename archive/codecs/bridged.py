@@ -100,7 +100,7 @@ class BridgedCodec:
             self._coder,
             [tokens for tokens, _ in bridged],
             self._contexts([p.above for p in batch]),
-            [layout_mode(self, p.tokens) for p in batch],
+            [layout_mode(self, len(p.tokens)) for p in batch],
         )
         return [
             _Parts(len(tokens), patch, frame).encode() if len(plain.tokens) else b""

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from pltz.archive.format.context import ALONE, CODING, FAST, TOWER, TURN, Context
+from pltz.archive.format.context import ALONE, CODING, COPIES, FAST, TOWER, TURN, Context
 from pltz.archive.format.ids import Tokens, digest
+from pltz.archive.format.record import Record
 from pltz.models.session.expected_time import expected_seconds
+from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
 from pltz.plt_codec.lanes import (
     FAST_ABOVE,
@@ -34,6 +36,7 @@ from pltz.plt_codec.lanes import (
     layout_of,
     turn_layout,
 )
+from pltz.plt_codec.repeats import Copy
 from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
@@ -54,10 +57,12 @@ class Plain:
     Attributes:
         tokens: its tokens, (T,).
         above: the last tokens of all segments above it, (m,), as many as the codec reaches.
+        copies: copies to take out, some of them perhaps of tokens above; of a codec of mode COPIES only.
     """
 
     tokens: Tokens
     above: Tokens
+    copies: Sequence[Copy] = ()
 
 
 @dataclass(slots=True)
@@ -96,7 +101,7 @@ class SegmentCodec(Protocol):
     def mode(self) -> int:
         """Return the modes it reads, as bits.
 
-        One of mode TOWER also reads segments coded alone, with nothing above.
+        One of mode TOWER also reads segments coded alone, with nothing above. One of mode COPIES takes copies out.
         """
 
     @property
@@ -173,6 +178,13 @@ def codec_of(codecs: list[SegmentCodec], context: Context) -> SegmentCodec | Non
     return other
 
 
+def coding(codec: SegmentCodec, context: Context, record: Record) -> int:
+    """Return the bits that tell how a record's tokens were coded. Raises CorruptError where its codec has no copies."""
+    if record.copied and not codec.mode & COPIES:
+        raise CorruptError("a record has copies, which its codec never makes: damaged")
+    return context.mode & CODING | COPIES * record.copied
+
+
 def ids_codec(codecs: list[SegmentCodec], tokenizer: bytes) -> int:
     """Return the number of the `IdsCodec` of a tokenizer, which is appended if absent."""
     for number, codec in enumerate(codecs):
@@ -193,11 +205,11 @@ def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
     return bundle if bundle.tokenizer.fingerprint == vocabulary else None
 
 
-def layout_mode(codec: SegmentCodec, tokens: Tokens) -> int:
-    """Return the mode bit of the layout for a segment of these tokens, (T,): `FAST`, `TURN` or 0."""
-    if not codec.fast or len(tokens) <= TURN_ABOVE:
+def layout_mode(codec: SegmentCodec, tokens: int) -> int:
+    """Return the mode bit of the layout for a frame of so many tokens: `FAST`, `TURN` or 0."""
+    if not codec.fast or tokens <= TURN_ABOVE:
         return 0
-    return FAST if len(tokens) > FAST_ABOVE else TURN
+    return FAST if tokens > FAST_ABOVE else TURN
 
 
 def frame_layout(tokens: int, mode: int) -> Layout:
@@ -235,13 +247,21 @@ def frame_item(data: bytes, count: int, above: Tokens, mode: int) -> FrameItem:
     return FrameItem(data, count, layout.lanes, layout.steps, context=above)
 
 
+def copies_of(coded: Coded) -> tuple[list[Copy], bytes]:
+    """Return the copies in a bitstring, and the frame behind them. Raises CorruptError."""
+    if not coded.mode & COPIES:
+        return [], coded.data
+    end = repeats.end_of(coded.data, 0)
+    return repeats.unpack(coded.data[:end], coded.count, len(coded.above)), coded.data[end:]
+
+
 class BundleCodec:
     """A decoder bundle's coder, after the last tokens of the tower (FORMAT.md, "Bitstrings").
 
     ``layout``: layout of the segments that it codes; it reads both. The coder is `Bundle.coder`.
     """
 
-    mode = TOWER | FAST | TURN
+    mode = TOWER | FAST | TURN | COPIES
     lane_mark: Tokens = np.array([LANE_MARK])  # of any bundle's vocabulary
 
     def __init__(
@@ -269,9 +289,10 @@ class BundleCodec:
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a frame for each segment. Raises ContentError for ids out of range."""
-        tokens = [np.asarray(p.tokens, np.int64) for p in batch]
-        modes = [layout_mode(self, t) for t in tokens]
-        return encode_frames(self._coder, tokens, [p.above for p in batch], modes)
+        tokens = [repeats.literals(np.asarray(p.tokens, np.int64), p.copies) for p in batch]
+        modes = [layout_mode(self, len(t)) for t in tokens]
+        frames = encode_frames(self._coder, tokens, [p.above for p in batch], modes)
+        return [repeats.pack(p.copies) + f if p.copies else f for p, f in zip(batch, frames, strict=True)]
 
     def expected(self, batch: Sequence[Plain]) -> float | None:
         """Return the seconds to encode these segments and decode them again; None where they are few."""
@@ -297,10 +318,17 @@ class BundleCodec:
         return self._decode(decode, batch)
 
     def _decode(self, by: Callable[[Sequence[FrameItem]], Sequence[Tokens]], batch: Sequence[Coded]) -> list[Tokens]:
+        taken = [copies_of(c) for c in batch]
+        lengths = [sum(copy.length for copy in copies) for copies, _ in taken]
+        rows = zip(batch, taken, lengths, strict=True)
         try:
-            return list(by([frame_item(c.data, c.count, c.above, c.mode) for c in batch]))
+            found = by([frame_item(data, c.count - length, c.above, c.mode) for c, (_, data), length in rows])
         except ContentError as exc:
             raise CorruptError(f"the segments above are not of this bundle's tokenizer: {exc}") from exc
+        return [
+            repeats.expand(tokens, copies, c.above) if copies else tokens
+            for tokens, (copies, _), c in zip(found, taken, batch, strict=True)
+        ]
 
 
 class BytesCodec:

@@ -17,7 +17,7 @@ from pltz.archive.encryption.domain_keys import DomainKeys, KeyReader, Unit
 from pltz.archive.encryption.key_files import SCRYPT, KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
-from pltz.archive.format.context import RUN, SEALED, WITHIN, Context
+from pltz.archive.format.context import COPIES, RUN, SEALED, WITHIN, Context
 from pltz.archive.format.ids import BASE, NONE, SIZE, Head, Tokens
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import MAX_TAGS, Record
@@ -366,7 +366,7 @@ def _in_clear(context: Context, record: Record) -> tuple[bytes, bytes]:
 
 def _about_segment(context: Context, record: Record, head: bytes) -> Sequence[bytes]:
     c = context
-    place = struct.pack("<HBQ", c.contract, c.mode, record.tokens)
+    place = struct.pack("<HBQ", c.contract, c.mode | COPIES * record.copied, record.tokens)
     about = [b"segment", c.domain + c.root + c.tokenizer + c.bundle + place, record.id or NONE, record.parent]
     about += [record.neighbour] if record.neighbour != NONE else []
     return [*about, head] if head else about

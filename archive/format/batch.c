@@ -32,7 +32,7 @@
 #endif
 
 enum { BLOCK = 128, MOST = 64 }; /* bytes */
-enum { ROWS = 128, COLUMNS = 12, MAX_WIDTH = 33 }; /* of a block: FORMAT.md, "Block" */
+enum { ROWS = 128, COLUMNS = 13, MAX_WIDTH = 33 }; /* of a block: FORMAT.md, "Block" */
 
 typedef struct {
     const uint8_t *head, *row;

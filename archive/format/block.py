@@ -70,8 +70,9 @@ ABSENT, TABLE, BACK, INLINE = 0, 1, 2, 3
     TAGS,
     HAS_NEIGHBOUR,
     VERB,
-) = range(12)
-COLUMNS = 12
+    COPIED,
+) = range(13)
+COLUMNS = 13
 NEIGHBOUR_KIND, NEIGHBOUR = COLUMNS, COLUMNS + 1  # columns that readers make of the references to neighbours
 REST = bytes(SIZE - SEGMENT_SIZE)
 
@@ -145,7 +146,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
 
     Raises ContentError where a field exceeds its limit, UsageError where fields contradict each other.
     """
-    contexts, parents, ids, tokens, bits, names, versions, times, tags, marks, veils, neighbours = zip(
+    contexts, parents, ids, tokens, bits, names, versions, times, tags, marks, veils, neighbours, copied = zip(
         *rows, strict=True
     )
     titles = [v if v else (n or "").encode() for n, v in zip(names, veils, strict=True)]
@@ -176,6 +177,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
     if any(marks):
         columns[TOKENS] = [m.counter if m else t for m, t in zip(marks, tokens, strict=True)]
         columns[VERB] = [m.verb if m else 0 for m in marks]
+    columns[COPIED] = list(map(int, copied))
     there, lows, values = 0, [], []
     for number, column in columns.items():
         low, high = min(column), max(column)
@@ -217,10 +219,10 @@ def _check(
             assert r.mark
             if r.mark.counter > MAX_VALUE:
                 raise ContentError(f"versions and marks are counted up to {MAX_VALUE}")
-            if any((size, title, r.tags, r.neighbour != NONE, r.parent != NONE, r.id, r.tokens)):
+            if any((size, title, r.tags, r.neighbour != NONE, r.parent != NONE, r.id, r.tokens, r.copied)):
                 raise UsageError("a mark holds nothing else")
             continue
-        if not kind & SEGMENT and (size or r.tokens or not kind or r.neighbour != NONE):
+        if not kind & SEGMENT and (size or r.tokens or not kind or r.neighbour != NONE or r.copied):
             raise UsageError("a record without a segment holds a session and no bitstring")
         if not tokens_fit(r.tokens, size):
             raise ContentError(f"{r.tokens} tokens in {size} bytes are over the format's limit")
@@ -426,6 +428,7 @@ class Block:
             [None] * n,
             [t if s else b"" for t, s in zip(titles, sealed, strict=True)],
             self.references(NEIGHBOUR),
+            map(bool, columns[COPIED].list(n)),
             strict=True,
         )
         found = [Record._make(row) for row in rows]
@@ -464,6 +467,7 @@ class Block:
             None,
             title if sealed else b"",
             self._reference(NEIGHBOUR, row),
+            bool(columns[COPIED][row]),
         )
 
     @property
@@ -730,6 +734,8 @@ def _check_rules(block: Block, columns: list[_Column]) -> None:
                     raise _wrong(offset, "has a field that its kind of record has not")
     if columns[HAS_NEIGHBOUR].high > 1:
         raise VersionError(f"the block at byte {offset} names neighbours as a newer version does: use a newer pltz")
+    if columns[COPIED].high > 1:
+        raise VersionError(f"the block at byte {offset} has copies as a newer version does: use a newer pltz")
     _check_references(block, columns[PARENT_KIND], columns[PARENT])
     sizes, tokens = columns[BITS], columns[TOKENS]
     if tokens.high > TOKENS_PER_BYTE * (sizes.low + 1) or tokens.high > SESSION_TOKENS:
@@ -750,7 +756,7 @@ _SEGMENTS, _SESSIONS = bytes([SEGMENT, BOTH]), bytes([SESSION, BOTH])
 _HAVING = (  # kinds of records, and the columns that only they have
     (bytes([SEGMENT, SESSION, BOTH]), (PARENT_KIND, PARENT)),
     (bytes([SEGMENT, BOTH, VERSION_MARK]), (TOKENS,)),
-    (_SEGMENTS, (BITS, HAS_NEIGHBOUR)),
+    (_SEGMENTS, (BITS, HAS_NEIGHBOUR, COPIED)),
     (_SESSIONS, (NAME, VERSION, TIME, TAGS)),
     (bytes([VERSION_MARK]), (VERB,)),
 )

@@ -16,6 +16,7 @@ from pltz.plt_codec.varint import read_varint, write_varint
 FORM = struct.Struct("<B16s16s16sH16sBBB8s5s")
 ALONE, TOWER, FAST, TURN, RUN, WITHIN = 0, 1, 2, 4, 8, 16  # bits of the mode
 CODING = TOWER | FAST | TURN  # the bits that tell how tokens are coded
+COPIES = 32  # stands beside them for a record whose bitstring begins with copies; no bit of a context
 CLEAR, SEALED = 0, 1  # ciphers
 NO_ROOT = bytes(8)
 

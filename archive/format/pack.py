@@ -31,7 +31,7 @@ from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, Versi
 from pltz.plt_codec.varint import read_varint, write_varint
 
 MAGIC, END = b"PLTp", b"pTLP"
-VERSION = 4
+VERSION = 5
 HEADER = struct.Struct(
     "<4sBBHQQ16s16sII"
 )  # magic, version, flags, reserved, epoch, time, salt, archive, table size, crc32

@@ -46,6 +46,7 @@ class Record(NamedTuple):
             a box too.
         neighbour: id of the segment that its segment was coded after, NONE without one. See FORMAT.md,
             "Neighbours".
+        copied: whether the bitstring begins with copies. See FORMAT.md, "Bitstrings".
     """
 
     context: int
@@ -60,6 +61,7 @@ class Record(NamedTuple):
     mark: Mark | None = None
     veil: bytes = b""
     neighbour: bytes = NONE
+    copied: bool = False
 
     @property
     def leaf(self) -> bytes:

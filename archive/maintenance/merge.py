@@ -377,7 +377,7 @@ def _encoded(codec: SegmentCodec, tokens: Tokens, above: Tokens) -> tuple[int, b
 
     Raises ArchiveError where it does not decode to ``tokens``, (T,).
     """
-    layout = layout_mode(codec, tokens)
+    layout = layout_mode(codec, len(tokens))
     ways = [(ALONE, NO_TOKENS), (TOWER, above)] if len(above) else [(ALONE, NO_TOKENS)]
     encoded = codec.encode([Plain(tokens, context) for _, context in ways])
     data, (mode, context) = min(zip(encoded, ways, strict=True), key=lambda way: len(way[0]))

@@ -152,7 +152,7 @@ def encoded_alone(codec: SegmentCodec, tokens: Sequence[Tokens], above: Sequence
     best = dict[int, tuple[bytes, int, Tokens]]()
     for (n, mode, context), data in zip(ways, codec.encode([Plain(tokens[n], c) for n, _, c in ways]), strict=True):
         if n not in best or len(data) < len(best[n][0]):
-            best[n] = data, mode | layout_mode(codec, tokens[n]), context
+            best[n] = data, mode | layout_mode(codec, len(tokens[n])), context
     coded = [Coded(data, len(tokens[n]), context, mode) for n, (data, mode, context) in sorted(best.items())]
     if not all(map(np.array_equal, codec.decode(coded), tokens)):
         raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")

@@ -45,16 +45,17 @@ class PendingSegment:
         digest: 32 bytes; the first 10 are in its ``id``.
         coded: whether ``data`` is its bitstring already.
         near: the tower of the neighbour that it is coded after, none where it has no neighbour.
+        copied: whether ``data`` begins with copies.
     """
 
-    __slots__ = "codec", "coded", "context", "data", "depth", "digest", "id", "near", "own", "tokens", "up"
+    __slots__ = "codec", "coded", "context", "copied", "data", "depth", "digest", "id", "near", "own", "tokens", "up"
 
     def __init__(self, own: Context, codec: SegmentCodec, up: PendingSegment | None, tokens: Tokens):
         self.own = self.context = own
         self.depth: int = up.depth + 1 if up else 0
         self.codec, self.up, self.tokens = codec, up, tokens
         self.id = self.digest = self.data = b""
-        self.coded = False
+        self.coded = self.copied = False
         self.near: Segments = []
 
     @property
@@ -94,7 +95,7 @@ class PendingSegment:
     def row(self) -> Row:
         """Return the row that puts the segment without a session."""
         record = Record(0, self.parent, self.id, len(self.tokens), self.data)
-        return self.context, record._replace(neighbour=self.neighbour) if self.near else record
+        return self.context, record._replace(neighbour=self.neighbour, copied=self.copied) if self.near else record
 
 
 class PendingVersion:
@@ -241,10 +242,10 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Pendin
             continue
         own = d.session.name, d.version, d.time, d.tags, None, b""
         if leaf:
-            fields = 0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *own, leaf.neighbour
+            fields = 0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *own, leaf.neighbour, leaf.copied
             rows.append((leaf.context, _record(fields)))
         else:
-            rows.append((d.context, _record((0, d.leaf, None, 0, b"", *own, NONE))))
+            rows.append((d.context, _record((0, d.leaf, None, 0, b"", *own, NONE, False))))
     return rows
 
 

@@ -17,12 +17,13 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import LAST, Chains, depth_of
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
 from pltz.archive.codecs.codec import Plain, SegmentCodec, layout_mode
-from pltz.archive.format.context import ALONE, TOWER
+from pltz.archive.format.context import ALONE, COPIES, TOWER
 from pltz.archive.format.ids import BASE, NONE
 from pltz.archive.format.index_file import Location
 from pltz.archive.writing.batch import PendingSegment, PendingVersion, batches
 from pltz.archive.writing.candidates import Candidate, Candidates, Place, tower_sketch
 from pltz.archive.writing.verified_segments import Proofs, VerifiedSegments
+from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import PltzError
 
 NEIGHBOUR_BYTES = 10  # that a neighbour takes in a record; about two where both are put together
@@ -272,15 +273,26 @@ class NeighbourEncoder:
         """
         segments = [s for s, _, _ in pairs]
         for codec, numbers in batches(segments):
-            plain = []
-            for segment, tower, _ in (pairs[n] for n in numbers):
+            ways: list[tuple[int, Plain]] = []
+            for n in numbers:
+                segment, tower, _ = pairs[n]
                 segment.near = tower
-                plain.append(Plain(segment.tokens, segment.before(TOWER if segment.up else ALONE)))
-            for n, data in zip(numbers, codec.encode(plain), strict=True):
+                plain = Plain(segment.tokens, segment.before(TOWER if segment.up else ALONE))
+                ways.append((n, plain))
+                if codec.mode & COPIES:
+                    taken = repeats.candidates(plain.tokens, plain.above, len(segment.data))
+                    ways += [(n, replace(plain, copies=copies)) for copies in taken]
+            best: dict[int, tuple[bytes, Plain]] = {}
+            for (n, plain), data in zip(ways, codec.encode([plain for _, plain in ways]), strict=True):
+                if n not in best or len(data) < len(best[n][0]):
+                    best[n] = data, plain
+            for n, (data, plain) in best.items():
                 segment = segments[n]
                 if len(data) + pairs[n][2] < len(segment.data):
-                    mode = (TOWER if segment.up else ALONE) | layout_mode(codec, segment.tokens)
+                    literals = len(plain.tokens) - sum(copy.length for copy in plain.copies)
+                    mode = (TOWER if segment.up else ALONE) | layout_mode(codec, literals)
                     segment.data, segment.context = data, replace(segment.own, mode=mode) if mode else segment.own
+                    segment.copied = bool(plain.copies)
                 else:
                     segment.near = []
 

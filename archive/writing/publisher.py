@@ -16,7 +16,7 @@ from itertools import groupby
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.codecs.codec import Coded
+from pltz.archive.codecs.codec import Coded, coding
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format import ids, object_names
@@ -100,7 +100,7 @@ class Publisher:
                         bits(c, r),
                         r.tokens,
                         s.before(c.mode),
-                        c.mode,
+                        coding(codec, c, r),
                     )
                     for (c, r), s in map(proving.__getitem__, numbers)
                 ]

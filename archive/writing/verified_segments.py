@@ -14,7 +14,7 @@ import numpy as np
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING, Chains, context_after, may_serve
 from pltz.archive.catalog.listing import Found
-from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
+from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of, coding
 from pltz.archive.format import ids
 from pltz.archive.format.context import RUN, TOWER, WITHIN
 from pltz.archive.format.ids import NONE, Tokens
@@ -75,7 +75,7 @@ class VerifiedSegments:
         if item.location.pack in self.catalog.listing.condemned or codec is None or self._going(item, segment.id):
             return False
         try:
-            bits, mode = keys.bits(item.context, item.record), item.context.mode
+            bits, mode = keys.bits(item.context, item.record), coding(codec, item.context, item.record)
             above = self._before(item, segment, codec)
             tokens = codec.decode([Coded(bits, item.record.tokens, above, mode)])[0]
         except (PltzError, FileNotFoundError) as exc:

@@ -232,7 +232,7 @@ class ArchiveWriter:
         modes: dict[tuple[int, int], Context] = {}
 
         def context(segment: PendingSegment, mode: int) -> Context:
-            own, mode = segment.own, mode | layout_mode(segment.codec, segment.tokens)
+            own, mode = segment.own, mode | layout_mode(segment.codec, len(segment.tokens))
             return modes.setdefault((id(own), mode), replace(own, mode=mode)) if mode else own
 
         for codec, numbers in batches(segments):
@@ -241,7 +241,7 @@ class ArchiveWriter:
             if self.expect and isinstance(codec, BundleCodec) and (seconds := codec.expected(alone)) is not None:
                 self.expect(seconds)
             for segment, data in zip(batch, codec.encode(alone), strict=True):
-                segment.data, segment.coded = data, True
+                segment.data, segment.coded, segment.copied = data, True, False
                 segment.context = context(segment, ALONE) if codec.fast else segment.own
             if not codec.reach:
                 continue
@@ -380,7 +380,7 @@ def _no_sweeps() -> Iterator[None]:
 def segment_only(record: Record) -> Record:
     """Return the segment of a record without its session."""
     bare = Record(0, record.parent, record.id, record.tokens, record.bitstring)
-    return bare._replace(neighbour=record.neighbour)
+    return bare._replace(neighbour=record.neighbour, copied=record.copied)
 
 
 def session_only(record: Record) -> Record:

@@ -63,7 +63,6 @@ BATCH_TOKENS = 1 << 20  # tokens coded side by side; bounds memory, large enough
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 22  # of content, or one session
 CONTEXT_FIELD = 2  # bytes that naming a context costs in the index
-LEASTS = 32, 64  # tokens of the copies from a context that are tried; the model takes a bit or two per token of them
 
 
 @dataclass(frozen=True)
@@ -403,7 +402,7 @@ class Codec(SessionDecoder):
         """Return, by number, the sequences that are shorter with their long repeats taken out."""
         found: dict[int, tuple[Ids, bytes]] = {}
         for i, (tokens, taken, one) in enumerate(zip(sequences, copied, whole, strict=True)):
-            if _may_save(taken, len(one.data), len(tokens)):
+            if copies.may_save(taken, len(one.data), len(tokens)):
                 found[i] = copies.literals(tokens, taken), copies.pack(taken)
         if not found:
             return {}
@@ -479,10 +478,9 @@ class Codec(SessionDecoder):
             copied = None if before is None else copies.reach_back(before[at].unpacked())
             if not copied:
                 ways.append((at, frames[at].copies, frames[at].unpacked()))
-            for least in () if copied is False else LEASTS:
-                taken = copies.find(_tokens(drafts[at]), context, least)
-                if copies.reach_back(taken) and _may_save(taken, len(frames[at].data), frames[at].coded):
-                    ways.append((at, copies.pack(taken), taken))
+            if copied is not False:
+                more = copies.candidates(_tokens(drafts[at]), context, len(frames[at].encode()))
+                ways += [(at, copies.pack(taken), taken) for taken in more]
         rows = [copies.literals(_tokens(drafts[at]), taken) for at, _, taken in ways]
         coded = self._code(rows, options, None, [contexts[at] for at, _, _ in ways]) if rows else []
         found: dict[int, Frame] = {}
@@ -558,14 +556,6 @@ def _groups(sessions: Iterable[Session | PltzError]) -> Iterator[list[Session | 
             group, size = [], 0
     if group:
         yield group
-
-
-def _may_save(taken: Sequence[copies.Copy], size: int, tokens: int) -> bool:
-    """Return whether copies take less than half of their tokens' share of ``size`` bytes of ``tokens`` tokens.
-
-    The model saves more than nothing on repeats, too.
-    """
-    return bool(taken) and 2 * len(copies.pack(taken)) * tokens < size * sum(copy.length for copy in taken)
 
 
 def _tokens(draft: _TokenisedSession) -> Ids:

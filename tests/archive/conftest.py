@@ -17,20 +17,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import NO_MARK, Coded, Plain
-from pltz.archive.format.context import ALONE
+from pltz.archive.codecs.codec import NO_MARK, Coded, Plain, copies_of
+from pltz.archive.format.context import ALONE, COPIES, TOWER
 from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.tower_archive import TowerArchive
+from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.sealed import RAW
 
+SHORT = 100  # tokens of the dictionary of a codec with copies
+
 
 class ZlibCodec:
-    """A codec of tokens as little-endian u32, deflated. With mode TOWER the ancestors are the dictionary."""
+    """A codec of tokens as little-endian u32, deflated. With mode TOWER the ancestors are the dictionary.
+
+    With mode COPIES the dictionary is short, so that copies save more.
+    """
 
     contract = 1
     tokenizer = b"zlib tokenizer.."
@@ -49,21 +55,23 @@ class ZlibCodec:
 
     def _encode(self, plain: Plain) -> bytes:
         coder = zlib.compressobj(9, zdict=self._dictionary(plain.above))
-        return coder.compress(np.asarray(plain.tokens, "<u4").tobytes()) + coder.flush()
+        literals = np.asarray(repeats.literals(plain.tokens, plain.copies), "<u4")
+        copies = repeats.pack(plain.copies) if plain.copies else b""
+        return copies + coder.compress(literals.tobytes()) + coder.flush()
 
     def _decode(self, coded: Coded) -> Tokens:
+        copies, frame = copies_of(coded)
+        count = coded.count - sum(copy.length for copy in copies)
         try:
-            data = zlib.decompressobj(zdict=self._dictionary(coded.above)).decompress(
-                coded.data, 4 * coded.count + 1
-            )
+            data = zlib.decompressobj(zdict=self._dictionary(coded.above)).decompress(frame, 4 * count + 1)
         except zlib.error as exc:
             raise CorruptError(f"not deflated: {exc}") from exc
-        if len(data) != 4 * coded.count:
-            raise CorruptError(f"expected {coded.count} tokens, found {len(data)} bytes")
-        return np.frombuffer(data, "<u4").astype(np.int64)
+        if len(data) != 4 * count:
+            raise CorruptError(f"expected {count} tokens, found {len(data)} bytes")
+        return repeats.expand(np.frombuffer(data, "<u4").astype(np.int64), copies, coded.above)
 
     def _dictionary(self, above: Tokens) -> bytes:
-        return np.asarray(above, "<u4").tobytes() if self.mode else b""
+        return np.asarray(above[: SHORT if self.mode & COPIES else None], "<u4").tobytes() if self.mode else b""
 
 
 @pytest.fixture
@@ -75,6 +83,12 @@ def codec() -> ZlibCodec:
 def tower_codec() -> ZlibCodec:
     """Return a codec that codes a segment with its ancestors as context."""
     return ZlibCodec(1, b"zlib with tower.")
+
+
+@pytest.fixture
+def copying_codec() -> ZlibCodec:
+    """Return a codec that codes a segment with few of the tokens above as context, and with copies of all."""
+    return ZlibCodec(TOWER | COPIES, b"zlib with copies")
 
 
 @pytest.fixture

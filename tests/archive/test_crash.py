@@ -243,14 +243,14 @@ NEAR = {
 
 @pytest.mark.parametrize("seed", range(6))
 def test_crashes_of_workloads_with_neighbours(
-    tower_codec: SegmentCodec, seed: int, monkeypatch: pytest.MonkeyPatch
+    copying_codec: SegmentCodec, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code segments after others as well, forget these, and collect."""
     monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
     monkeypatch.setitem(globals(), "OPERATIONS", NEAR)
     dice = random.Random(seed)
-    world = World(tower_codec, SimDisk(seed=seed))
-    TowerArchive.create(DirectoryStore(world.disk), [tower_codec])
+    world = World(copying_codec, SimDisk(seed=seed))
+    TowerArchive.create(DirectoryStore(world.disk), [copying_codec])
     for name in ("put n0", "put n1 and n2"):
         step(world, name, "tmp")
     leaves = [world.open().version(name).leaf for name in ("n0", "n1", "n2")]

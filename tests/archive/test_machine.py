@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 
 from pltz.archive.codecs.codec import BytesCodec, SegmentCodec
 from pltz.archive.errors import ArchiveError, NotFound, WriterFailed
+from pltz.archive.format.context import COPIES, TOWER
 from pltz.archive.storage.s3 import ObjectStore
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
@@ -196,7 +197,7 @@ class NeighbourMachine(ArchiveMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.codec = ZlibCodec(1, b"zlib with tower.")
+        self.codec = ZlibCodec(TOWER | COPIES, b"zlib with copies")
 
     def open(self) -> TowerArchive:
         archive = super().open()

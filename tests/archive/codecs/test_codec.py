@@ -8,15 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
-from pltz.archive.format.context import ALONE, FAST, TOWER, TURN, Context
+from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Coded, Plain, layout_mode
+from pltz.archive.format.context import ALONE, COPIES, FAST, TOWER, TURN, Context
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.record import Record
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle, write_bundle
+from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
+from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 from pltz.plt_codec.weights import random_weights
 
 NOTHING = np.zeros(0, np.int64)
@@ -58,6 +60,26 @@ def test_a_segment_is_coded_after_the_last_tokens_above(bundle: Bundle) -> None:
     assert codec.decode([Coded(after, 50, above)])[0].tolist() == tokens.tolist()
     with pytest.raises(CorruptError, match="tokenizer"):
         codec.decode([Coded(after, 50, np.array([5, 1024]))])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_copies_of_tokens_above_are_taken_out(bundle: Bundle, layout: LayoutName) -> None:
+    codec, dice = BundleCodec(bundle, layout=layout), np.random.default_rng(4)
+    above, own = dice.integers(0, 1024, 32), dice.integers(0, 1024, 60)
+    tokens = np.concatenate([own, above, own[:40]])
+    copies = repeats.find(tokens, above)
+    assert copies == [repeats.Copy(60, 72, 92)]
+    [plain, cut] = codec.encode([Plain(tokens, above), Plain(tokens, above, copies)])
+    mode = TOWER | layout_mode(codec, 60)
+    assert cut == repeats.pack(copies) + codec.encode([Plain(own, above)])[0] and len(cut) < len(plain)
+    assert codec.decode([Coded(cut, 132, above, mode | COPIES)])[0].tolist() == tokens.tolist()
+    with pytest.raises(CorruptError, match="goes beyond its sequence"):
+        codec.decode([Coded(cut, 132, above[1:], mode | COPIES)])
+    with pytest.raises(CorruptError):
+        codec.decode([Coded(cut, 71, above, mode | COPIES)])
+    for end in range(len(repeats.pack(copies))):
+        with pytest.raises(CorruptError):
+            codec.decode([Coded(cut[:end], 132, above, mode | COPIES)])
 
 
 def test_bytes_codec_refuses_what_is_no_byte_and_what_lies() -> None:

@@ -32,7 +32,7 @@ def seed(offset: int = BEGIN) -> int:
 
 def oracle(rows: Sequence[Record]) -> bytes:
     """Encode a block part by part, as the tables in FORMAT.md say."""
-    columns = [[0] * len(rows) for _ in range(12)]
+    columns = [[0] * len(rows) for _ in range(13)]
     ids, versions, parents, near, neighbours, titles, tags = b"", b"", b"", [], b"", b"", b""
     first = {r.id: n for n, r in reversed(list(enumerate(rows))) if r.id}
     for n, r in enumerate(rows):
@@ -54,6 +54,7 @@ def oracle(rows: Sequence[Record]) -> bytes:
             far = 128 + TABLE.index(r.neighbour) if r.neighbour in TABLE else 0
             near.append(far or max(0, n - first.get(r.neighbour, n)))
             neighbours += b"" if near[-1] else r.neighbour[:10]
+        columns[12][n] = int(r.copied)
         title = r.veil or (r.name or "").encode()
         columns[4][n], columns[5][n], columns[6][n], columns[9][n] = r.tokens, len(r.bitstring), len(title), len(r.tags)
         ids, titles, tags = ids + (r.id or b"")[:10], titles + title, tags + r.tags
@@ -102,6 +103,7 @@ def records(draw: st.DrawFn) -> Record:
         size = draw(sizes)
         tokens = draw(st.integers(0, 65536))
         r = r._replace(id=draw(ids), tokens=tokens, bitstring=b"b" * size, neighbour=draw(parents))
+        r = r._replace(copied=draw(st.booleans()))
     if segment and draw(st.booleans()):
         return r
     number = draw(st.sampled_from([1, 2, 128, 2**32 - 1]))
@@ -211,7 +213,7 @@ def test_newer_columns_kinds_and_verbs_are_refused_by_name() -> None:
     data = encoded([Record(0, mark=Mark(b"v" * 16, 1, 1))])
     # mark 2, sizes 2, records 1, columns 2, then kind, counter and verb
     assert data[:10] == SALT[:2] + bytes([len(data) - 8, 0, 1, 0x11, 0x08, 4, 1, 1])
-    for change in ({6: 0x18}, {7: 5}, {9: 2}):
+    for change in ({6: 0x28}, {7: 5}, {9: 2}):
         with pytest.raises(VersionError, match="newer pltz"):
             Block.of(resealed(data, change), 0, BEGIN, FIELDS)
     with pytest.raises(CorruptError, match="has 0 records"):
@@ -229,6 +231,19 @@ def test_references_to_neighbours_that_do_not_fit_are_refused() -> None:
     for change in ({19: 18}, {19: 17}, {19: 1, 20: 1}):
         with pytest.raises(CorruptError, match=r"do not (fit|fill) it"):
             Block.of(resealed(data, change), 0, BEGIN, FIELDS)
+
+
+def test_copies_of_a_newer_version_and_of_no_segment_are_refused() -> None:
+    data = encoded([Record(0, NONE, TABLE[0], copied=True)])
+    # mark 2, sizes 2, records 1, columns 2, then kind and copies
+    assert data[5:9] == bytes([0x01, 0x10, 1, 1])
+    with pytest.raises(VersionError, match="has copies as a newer version does"):
+        Block.of(resealed(data, {8: 2}), 0, BEGIN, FIELDS)
+    named = encoded([Record(0, name="n", time=TIME)])
+    assert named[5:10] == bytes([0x41, 0x00, 2, 1, 0x6E])
+    crafted = named[:2] + bytes([named[2] + 1]) + named[3:6] + b"\x10" + named[7:9] + b"\1" + named[9:-4]
+    with pytest.raises(CorruptError, match="has a field that its kind of record has not"):
+        Block.of(crafted + zlib.crc32(crafted, seed()).to_bytes(4, "little"), 0, BEGIN, FIELDS)
 
 
 def test_hostile_sizes_claim_no_memory() -> None:
@@ -276,6 +291,7 @@ class Wrong:
         Wrong(Record(0, NONE, None, 0, b"bits", "n", time=TIME), UsageError, "no bitstring"),
         Wrong(Record(0), UsageError, "no bitstring"),
         Wrong(Record(0, name="n", time=TIME, neighbour=TABLE[0]), UsageError, "no bitstring"),
+        Wrong(Record(0, name="n", time=TIME, copied=True), UsageError, "no bitstring"),
         Wrong(Record(0, NONE, b"i" * 16, 1, b"1"), UsageError, "zeros"),
         Wrong(Record(0, b"p" * 16, name="n", time=TIME), UsageError, "zeros"),
     ],

@@ -73,10 +73,10 @@ def one_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def near(tower_codec: SegmentCodec, one_in_a_row: None) -> tuple[SimDisk, TowerArchive]:
+def near(copying_codec: SegmentCodec, one_in_a_row: None) -> tuple[SimDisk, TowerArchive]:
     """Make a sealed archive in which "s1" and "s2" are coded after "s0"."""
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec], key=RAW)
+    archive = TowerArchive.create(DirectoryStore(disk), [copying_codec], key=RAW)
     archive.neighbours = True
     put(archive, 0, 1)
     put(archive, 2)
@@ -86,7 +86,7 @@ def near(tower_codec: SegmentCodec, one_in_a_row: None) -> tuple[SimDisk, TowerA
 
 
 def test_those_coded_after_an_erased_session_stay(
-    near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec
+    near: tuple[SimDisk, TowerArchive], copying_codec: SegmentCodec
 ) -> None:
     disk, archive = near
     leaf = archive.version("s0", "acme").leaf
@@ -94,7 +94,7 @@ def test_those_coded_after_an_erased_session_stay(
     assert len(neighbours(archive)) == 2
     done = archive.erase("acme", "s0")
     assert (done.segments, done.recoded) == (1, 2)
-    for reader in (archive, reopen(disk, tower_codec)):
+    for reader in (archive, reopen(disk, copying_codec)):
         assert {name for _, name in catalogue(reader)} == {"s1", "s2", "s3"}
         assert catalogue(reader)["acme", "s1"] == alike(1).tolist()
         assert not reader.catalog.lookup.find(SEGMENTS, leaf)
@@ -102,39 +102,39 @@ def test_those_coded_after_an_erased_session_stay(
         assert not neighbours(reader)  # what was coded after it cannot confirm a guess at it
     for _ in range(2):
         archive.collect(dead_share=0.01)
-    assert catalogue(reopen(disk, tower_codec)) == catalogue(archive)
+    assert catalogue(reopen(disk, copying_codec)) == catalogue(archive)
     put(archive, 4)
-    assert catalogue(reopen(disk, tower_codec))["acme", "s4"] == alike(4).tolist()
+    assert catalogue(reopen(disk, copying_codec))["acme", "s4"] == alike(4).tolist()
 
 
-def test_every_crash_of_such_an_erase(near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec) -> None:
+def test_every_crash_of_such_an_erase(near: tuple[SimDisk, TowerArchive], copying_codec: SegmentCodec) -> None:
     disk, _ = near
-    before, dry = catalogue(reopen(disk, tower_codec)), disk.clone()
-    reopen(dry, tower_codec).erase("acme", "s0")
-    after = catalogue(reopen(dry, tower_codec))
+    before, dry = catalogue(reopen(disk, copying_codec)), disk.clone()
+    reopen(dry, copying_codec).erase("acme", "s0")
+    after = catalogue(reopen(dry, copying_codec))
     assert len(after) == len(before) - 1
-    eraser, halfway = reopen(disk, tower_codec), 0
+    eraser, halfway = reopen(disk, copying_codec), 0
     for number, state in enumerate(crashes_during(disk, lambda: eraser.erase("acme", "s0"))):
         left = SimDisk(state, seed=number)
-        archive = reopen(left, tower_codec)
+        archive = reopen(left, copying_codec)
         assert catalogue(archive) in (before, after)
         assert archive.verify(decode=True).sound
         halfway += catalogue(archive) == before and bool(neighbours(archive))
         with suppress(NotFound):
             archive.erase("acme", "s0")
-        again = reopen(left, tower_codec)
+        again = reopen(left, copying_codec)
         assert catalogue(again) == after and not neighbours(again)
         assert again.verify(decode=True).sound
         assert all(len(g) == 1 for g in KeyFolder(DirectoryStore(left)).generations().values())
     assert halfway >= 3
-    assert catalogue(reopen(SimDisk(disk.durable), tower_codec)) == after
+    assert catalogue(reopen(SimDisk(disk.durable), copying_codec)) == after
 
 
 @pytest.mark.parametrize("gone", range(4))
-def test_every_crash_of_an_erase_in_a_row(gone: int, tower_codec: SegmentCodec) -> None:
+def test_every_crash_of_an_erase_in_a_row(gone: int, copying_codec: SegmentCodec) -> None:
     """Erase one of four sessions, each coded after the one before; only the next one is coded anew."""
     disk = SimDisk()
-    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec], key=RAW)
+    archive = TowerArchive.create(DirectoryStore(disk), [copying_codec], key=RAW)
     archive.neighbours = True
     for n in range(4):
         archive.put([NewSession(f"s{n}", [np.concatenate([TEMPLATE, np.arange(9 * n) + 9 * n])], "acme")])
@@ -142,27 +142,27 @@ def test_every_crash_of_an_erase_in_a_row(gone: int, tower_codec: SegmentCodec) 
     assert set(neighbours(archive)) == set(leaves[:3])
     before = catalogue(archive)
     after = {name: tokens for name, tokens in before.items() if name[1] != f"s{gone}"}
-    eraser, done = reopen(disk, tower_codec), list[Erasure]()
+    eraser, done = reopen(disk, copying_codec), list[Erasure]()
     states = crashes_during(disk, lambda: done.append(eraser.erase("acme", f"s{gone}")))
     assert [one.recoded for one in done] == [gone < 3]
     for number, state in enumerate(states):
         left = SimDisk(state, seed=number)
-        archive = reopen(left, tower_codec)
+        archive = reopen(left, copying_codec)
         assert catalogue(archive) in (before, after) and archive.verify(decode=True).sound
         with suppress(NotFound):
             archive.erase("acme", f"s{gone}")
         for _ in range(2):
             archive.collect(dead_share=0.01)
-        again = reopen(left, tower_codec)
+        again = reopen(left, copying_codec)
         assert catalogue(again) == after and again.verify(decode=True).sound
         assert leaves[gone] not in neighbours(again) and len(neighbours(again)) == 3 - (gone > 0) - (gone < 3)
 
 
 def test_a_writer_that_codes_after_what_is_erased_meanwhile_is_not_acknowledged(
-    near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    near: tuple[SimDisk, TowerArchive], copying_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, writer = near
-    publisher, eraser = writer._writer._publisher, reopen(disk, tower_codec)
+    publisher, eraser = writer._writer._publisher, reopen(disk, copying_codec)
     publish = publisher.put
 
     def late(rows: Any, new: Any = None) -> None:
@@ -177,15 +177,15 @@ def test_a_writer_that_codes_after_what_is_erased_meanwhile_is_not_acknowledged(
     put(writer, 5)
     put(writer, 6)
     for number in (5, 6):
-        assert catalogue(reopen(disk, tower_codec))["acme", f"s{number}"] == alike(number).tolist()
-    assert reopen(disk, tower_codec).verify(decode=True).sound
+        assert catalogue(reopen(disk, copying_codec))["acme", f"s{number}"] == alike(number).tolist()
+    assert reopen(disk, copying_codec).verify(decode=True).sound
 
 
 def test_a_session_put_while_another_is_erased_is_coded_anew_too(
-    near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    near: tuple[SimDisk, TowerArchive], copying_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, writer = near
-    eraser = reopen(disk, tower_codec)
+    eraser = reopen(disk, copying_codec)
     dead = Eraser._dead
     did: list[int] = []
 
@@ -198,24 +198,24 @@ def test_a_session_put_while_another_is_erased_is_coded_anew_too(
 
     monkeypatch.setattr(Eraser, "_dead", late)
     assert eraser.erase("acme", "s0").recoded == 3
-    assert catalogue(reopen(disk, tower_codec))["acme", "s7"] == alike(7).tolist()
-    assert reopen(disk, tower_codec).verify(decode=True).sound
+    assert catalogue(reopen(disk, copying_codec))["acme", "s7"] == alike(7).tolist()
+    assert reopen(disk, copying_codec).verify(decode=True).sound
 
 
 @pytest.mark.usefixtures("one_in_a_row")
 def test_an_erase_reads_each_pack_once_and_a_shared_tower_once(
-    disk: SimDisk, tower_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    disk: SimDisk, copying_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec], key=RAW)
+    archive = TowerArchive.create(DirectoryStore(disk), [copying_codec], key=RAW)
     archive.neighbours = True
     prompt, tails = np.arange(500), [np.concatenate([alike(n)[:30], [n] * 4, alike(n)[30:]]) for n in range(9)]
     for number, tail in enumerate(tails):
         archive.put([NewSession(f"s{number}", [prompt, tail], "acme")])
     gone = archive.version("s0", "acme").leaf
     assert neighbours(archive) == [gone] * 8
-    eraser = reopen(disk, tower_codec)
+    eraser = reopen(disk, copying_codec)
     scanned, decoded = list[bytes](), list[int]()
-    scan, decode = DomainRecords._read, type(tower_codec).decode
+    scan, decode = DomainRecords._read, type(copying_codec).decode
 
     def scanning(self: DomainRecords, pack: bytes) -> Any:
         scanned.append(pack)
@@ -226,19 +226,19 @@ def test_an_erase_reads_each_pack_once_and_a_shared_tower_once(
         return decode(self, batch)
 
     monkeypatch.setattr(DomainRecords, "_read", scanning)
-    monkeypatch.setattr(type(tower_codec), "decode", decoding)
+    monkeypatch.setattr(type(copying_codec), "decode", decoding)
     assert eraser.erase("acme", "s0").recoded == 8
     assert len(scanned) == len(set(scanned)) == 10  # nine, and that of the segments put again
     assert len(decoded) <= 3  # to code anew, to read that back; not once per segment
     monkeypatch.undo()
     assert all(np.array_equal(archive.get(f"s{n}", "acme").tokens[500:], tails[n]) for n in range(1, 9))
-    assert not neighbours(archive) and reopen(disk, tower_codec).verify(decode=True).sound
+    assert not neighbours(archive) and reopen(disk, copying_codec).verify(decode=True).sound
 
 
 def test_two_segments_of_a_tower_are_coded_anew_one_after_the_other(
-    disk: SimDisk, tower_codec: SegmentCodec
+    disk: SimDisk, copying_codec: SegmentCodec
 ) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec], key=RAW)
+    archive = TowerArchive.create(DirectoryStore(disk), [copying_codec], key=RAW)
     archive.neighbours = True
     other = np.random.default_rng(9).integers(0, 60_000, 60)
     archive.put([NewSession("s0", [alike(0)], "acme"), NewSession("o", [other], "acme")])
@@ -247,12 +247,12 @@ def test_two_segments_of_a_tower_are_coded_anew_one_after_the_other(
     assert neighbours(archive) == [archive.version(name, "acme").leaf for name in ("s0", "o")]
     for name in ("o", "s0"):  # the segment below first: that above it still has its neighbour
         assert archive.erase("acme", name).recoded == 1
-    assert catalogue(reopen(disk, tower_codec)) == {("acme", "s1"): [*alike(1).tolist(), *below.tolist()]}
-    assert not neighbours(archive) and reopen(disk, tower_codec).verify(decode=True).sound
+    assert catalogue(reopen(disk, copying_codec)) == {("acme", "s1"): [*alike(1).tolist(), *below.tolist()]}
+    assert not neighbours(archive) and reopen(disk, copying_codec).verify(decode=True).sound
 
 
 def test_an_erase_stops_where_a_pack_may_hide_who_was_coded_after(
-    near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec
+    near: tuple[SimDisk, TowerArchive], copying_codec: SegmentCodec
 ) -> None:
     disk, archive = near
     pack = archive.catalog.lookup.find(SEGMENTS, archive.version("s2", "acme").leaf)[0].location
@@ -263,7 +263,7 @@ def test_an_erase_stops_where_a_pack_may_hide_who_was_coded_after(
     broken.seen.names.pop(name)
     DirectoryStore(broken).put(name, bytes(data))
     with pytest.raises(ArchiveError, match="repair"):
-        reopen(broken, tower_codec).erase("acme", "s0")
+        reopen(broken, copying_codec).erase("acme", "s0")
 
 
 def test_an_erase_that_cannot_code_the_others_changes_nothing(near: tuple[SimDisk, TowerArchive]) -> None:
@@ -276,15 +276,15 @@ def test_an_erase_that_cannot_code_the_others_changes_nothing(near: tuple[SimDis
     assert catalogue(archive)["acme", "s0"] == alike(0).tolist()
 
 
-def test_a_tenant_goes_with_all_its_neighbours(near: tuple[SimDisk, TowerArchive], tower_codec: SegmentCodec) -> None:
+def test_a_tenant_goes_with_all_its_neighbours(near: tuple[SimDisk, TowerArchive], copying_codec: SegmentCodec) -> None:
     disk, archive = near
     archive.erase("acme")
-    assert set(catalogue(reopen(disk, tower_codec))) == {("other", "s3")}
+    assert set(catalogue(reopen(disk, copying_codec))) == {("other", "s3")}
     assert not neighbours(archive) and archive.verify(decode=True).sound
 
 
-def test_a_base_below_a_neighbour_is_stood_on(disk: SimDisk, tower_codec: SegmentCodec) -> None:
-    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec], key=RAW)
+def test_a_base_below_a_neighbour_is_stood_on(disk: SimDisk, copying_codec: SegmentCodec) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [copying_codec], key=RAW)
     archive.neighbours = True
     archive.put([NewSession("b", [np.arange(20), alike(0)], "acme", shared=1, base="prompts")])
     archive.put([NewSession("s1", [alike(1)], "acme")])
@@ -294,8 +294,8 @@ def test_a_base_below_a_neighbour_is_stood_on(disk: SimDisk, tower_codec: Segmen
     for _ in range(3):
         blind.collect(dead_share=0.01)
     with pytest.raises(ArchiveError, match="1 session"):
-        reopen(disk, tower_codec).erase_base("prompts")
-    archive = reopen(disk, tower_codec)
+        reopen(disk, copying_codec).erase_base("prompts")
+    archive = reopen(disk, copying_codec)
     for _ in range(4):
         archive.collect(dead_share=0.01)
     assert catalogue(archive) == {("acme", "s1"): alike(1).tolist()} and not neighbours(archive)

@@ -43,11 +43,14 @@ def unlike(number: int) -> Ids:
     return np.random.default_rng(200 + number).integers(0, 60_000, 300)
 
 
-@pytest.fixture(params=["plain", "sealed"])
-def archive(request: pytest.FixtureRequest, tower_codec: SegmentCodec) -> TowerArchive:
+@pytest.fixture(params=["plain", "sealed", "copies", "sealed copies"])
+def archive(
+    request: pytest.FixtureRequest, tower_codec: SegmentCodec, copying_codec: SegmentCodec
+) -> TowerArchive:
     """Make an empty archive whose puts look for neighbours."""
-    key = RAW if request.param == "sealed" else None
-    made = TowerArchive.create(DirectoryStore(SimDisk()), [tower_codec], key=key)
+    key = RAW if "sealed" in request.param else None
+    codec = copying_codec if "copies" in request.param else tower_codec
+    made = TowerArchive.create(DirectoryStore(SimDisk()), [codec], key=key)
     made.neighbours = True
     return made
 
@@ -108,6 +111,26 @@ def test_a_thaw_hears_of_its_own_session_only(archive: TowerArchive, monkeypatch
     with watching(lambda queued: None):
         reader.get("a1", "acme")
     assert heard == [(1, False), (1, True)], "the neighbour, then the session"
+
+
+@pytest.mark.parametrize("key", [None, RAW], ids=["plain", "sealed"])
+def test_passages_of_a_neighbour_are_copied(copying_codec: SegmentCodec, key: Any) -> None:
+    archive = TowerArchive.create(DirectoryStore(SimDisk()), [copying_codec], key=key)
+    archive.neighbours = True
+    alone, after = put(archive, "a0"), put(archive, "a1", "a2", "u0")
+    assert max(after[:2]) < alone[0] / 4
+    names = ["a0", "a1", "a2", "u0"]
+    places = [archive.catalog.lookup.find(SEGMENTS, leaf(archive, name)) for name in names]
+    assert [place.record.copied for (place,) in places] == [False, True, True, False]
+    assert put(archive, "a1") == [0]  # it is stored, and relied on
+    want(archive, *names)
+    other = TowerArchive.create(DirectoryStore(SimDisk()), [copying_codec], key=key)
+    other.neighbours = True
+    assert put(other, "a0", "a1", "a2", "u0")[1] == after[0]
+    archive.forget([archive.version("a0", "acme")])
+    archive.collect(grace=0, small=1 << 30)
+    archive.collect(grace=0, small=1 << 30)
+    want(archive, *names[1:])
 
 
 def test_sessions_of_one_put_are_neighbours_too(archive: TowerArchive) -> None:
