@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event, Thread
@@ -12,6 +14,7 @@ import torch
 
 from pltz.archive.format.ids import NONE
 from pltz.archive.kv_store import HotStore, Thawer
+from pltz.archive.kv_store.disk_tier import DiskTier
 from pltz.archive.kv_store.tier import DeviceTier, HostTier
 from pltz.archive.sessions import SessionArchive
 from pltz.archive.thaw import kv_difference
@@ -285,3 +288,38 @@ def test_a_thaw_finds_in_the_queue_what_another_evicted(
     again = thawer.thaw("a/1")
     assert again.kl == 0 and kv_difference(expected.cache, again.cache) < 1e-4
     assert drawer.blocks and store.stats().failed == 0
+
+
+CHILD = """
+import os, sys
+import numpy as np
+import torch
+from pltz.archive.format.ids import NONE
+from pltz.archive.kv_store import HotStore
+from pltz.archive.kv_store.kv_block import KVBlock
+
+store = HotStore.open(0, 0, 1 << 30, folder=sys.argv[1])
+ids = np.arange(256, dtype=np.int32)
+made = [KVBlock.raw(torch.full((2, 2, 4, 256, 64), float(number)), ids, ids, 0) for number in range(60)]
+for number, block in enumerate(made):
+    assert store.insert(b"space...........", number.to_bytes(16, "big"), NONE, block)
+while not store.shared[0].written:
+    pass
+if sys.argv[2] == "killed":
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["ended", "killed"])
+def test_a_process_that_ends_with_a_full_queue_leaves_whole_files(blocks: Blocks, how: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", CHILD, str(tmp_path), how]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    whole = list(tmp_path.glob("*/*.safetensors"))
+    assert 1 <= len(whole) < 60, "what waited is lost, and nobody waited for it"
+    disk = DiskTier(tmp_path, 1 << 30)
+    for number in range(60):
+        found = disk.read(SPACE, blocks.name(number))
+        assert found is None or bool((found.block.kv == number).all())
+        assert (found is not None) == disk.path(SPACE, blocks.name(number)).exists()
+    assert disk.damaged == 0
