@@ -25,6 +25,7 @@ from pltz.archive.format.ids import Tokens, digest
 from pltz.archive.format.record import Record
 from pltz.models.session.expected_time import expected_seconds
 from pltz.plt_codec import repeats
+from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
 from pltz.plt_codec.lanes import (
     FAST_ABOVE,
@@ -247,10 +248,17 @@ def frame_item(data: bytes, count: int, above: Tokens, mode: int) -> FrameItem:
     return FrameItem(data, count, layout.lanes, layout.steps, context=above)
 
 
+def copies_fit(tokens: int, data: bytes) -> bool:
+    """Return whether a bitstring with copies may hold so many tokens. Those of copies take memory and no bytes."""
+    return tokens <= MAX_TOKENS_PER_BYTE * (len(data) + 1)
+
+
 def copies_of(coded: Coded) -> tuple[list[Copy], bytes]:
     """Return the copies in a bitstring, and the frame behind them. Raises CorruptError."""
     if not coded.mode & COPIES:
         return [], coded.data
+    if not copies_fit(coded.count, coded.data):
+        raise CorruptError(f"copies in {len(coded.data)} bytes claim {coded.count} tokens: damaged")
     end = repeats.end_of(coded.data, 0)
     return repeats.unpack(coded.data[:end], coded.count, len(coded.above)), coded.data[end:]
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import LAST, Chains, depth_of
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
-from pltz.archive.codecs.codec import Plain, SegmentCodec, layout_mode
+from pltz.archive.codecs.codec import Plain, SegmentCodec, copies_fit, layout_mode
 from pltz.archive.format.context import ALONE, COPIES, TOWER
 from pltz.archive.format.ids import BASE, NONE
 from pltz.archive.format.index_file import Location
@@ -284,7 +284,8 @@ class NeighbourEncoder:
                     ways += [(n, replace(plain, copies=copies)) for copies in taken]
             best: dict[int, tuple[bytes, Plain]] = {}
             for (n, plain), data in zip(ways, codec.encode([plain for _, plain in ways]), strict=True):
-                if n not in best or len(data) < len(best[n][0]):
+                fits = not plain.copies or copies_fit(len(plain.tokens), data)
+                if fits and (n not in best or len(data) < len(best[n][0])):
                     best[n] = data, plain
             for n, (data, plain) in best.items():
                 segment = segments[n]

@@ -77,6 +77,9 @@ def test_copies_of_tokens_above_are_taken_out(bundle: Bundle, layout: LayoutName
         codec.decode([Coded(cut, 132, above[1:], mode | COPIES)])
     with pytest.raises(CorruptError):
         codec.decode([Coded(cut, 71, above, mode | COPIES)])
+    claimed = repeats.pack([repeats.Copy(60, 1 << 20, 1)]) + cut[len(repeats.pack(copies)) :]
+    with pytest.raises(CorruptError, match="claim 1048636 tokens"):
+        codec.decode([Coded(claimed, 60 + (1 << 20), above, mode | COPIES)])
     for end in range(len(repeats.pack(copies))):
         with pytest.raises(CorruptError):
             codec.decode([Coded(cut[:end], 132, above, mode | COPIES)])

@@ -133,6 +133,23 @@ def test_passages_of_a_neighbour_are_copied(copying_codec: SegmentCodec, key: An
     want(archive, *names[1:])
 
 
+def test_copies_that_claim_too_many_tokens_are_not_written(
+    copying_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = TowerArchive.create(DirectoryStore(SimDisk()), [copying_codec])
+    archive.neighbours = True
+    put(archive, "a0", "a1")
+    monkeypatch.setattr("pltz.archive.codecs.codec.MAX_TOKENS_PER_BYTE", 1)
+    put(archive, "a2")
+    places = [archive.catalog.lookup.find(SEGMENTS, leaf(archive, name)) for name in ("a1", "a2")]
+    assert [(place.record.neighbour != NONE, place.record.copied) for (place,) in places] == [
+        (True, True),
+        (True, False),
+    ]
+    monkeypatch.undo()
+    want(archive, "a0", "a1", "a2")
+
+
 def test_sessions_of_one_put_are_neighbours_too(archive: TowerArchive) -> None:
     put(archive, "a0", "u0", "a1", "a2", "u1")
     assert neighbour(archive, "a1") == neighbour(archive, "a2") == leaf(archive, "a0")
