@@ -242,7 +242,7 @@ class Clusterer:
             names = [name for name, _ in tower]
             own = self._places(last)
             if sketch.grams >= LEAST_GRAMS and own and own[0].context.domain_kind == kind:
-                tower, serves = tower[: names.index(last) + 1], self._serves(kind, last)
+                tower, serves = tower[: names.index(last) + 1], self._serves(kind, last, codec.fast)
                 found[last] = _Session(tower, sketch, codec, own[0].context, last in pinned, serves)
         return list(found.values())
 
@@ -268,10 +268,10 @@ class Clusterer:
                 return (end, codec) if read <= LONGEST else None
         return (leaf, codec) if read <= LONGEST else None
 
-    def _serves(self, kind: int, segment: bytes) -> bool:
-        """Return whether a put codes segments of a domain of this kind after a stored one."""
+    def _serves(self, kind: int, segment: bytes, fast: bool) -> bool:
+        """Return whether a put codes segments of a domain of this kind, in this layout, after a stored one."""
         deep = depth_of(self.catalog, segment)
-        return deep is not None and deep <= most_in_a_row(kind)
+        return deep is not None and deep <= most_in_a_row(kind, fast)
 
 
 def _medoids(sessions: Sequence[_Session], count: int) -> list[_Session]:

@@ -2,9 +2,10 @@
 
     new segments --sketches--> candidates --tower, proved--> encode after it --shorter?--> record that names it
 
-Spec: FORMAT.md, "Neighbours". At most `LAST` neighbours stand in a row, so what has as many serves no other. In a base
-domain what has one serves no other. Whether a prompt there has a neighbour depends on the prompts there alone: the
-sessions of one tenant would change what those of another take else.
+Spec: FORMAT.md, "Neighbours". At most `LAST` neighbours stand in a row, so what has as many serves no other. In two
+cases what has one serves no other. In the fast layout, since a neighbour takes about as long to decode as the session.
+In a base domain, where a neighbour depends on the prompts there alone: the sessions of one tenant would change what
+those of another take else.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ class NeighbourEncoder:
         stored = self._deep_stored([s.id for s in segments if s.id not in fresh])
         if stored is None:
             return
-        found = _Tower(Candidate(_place(upmost[0]), leaf, sketch), segments, stored, LAST - _hops(upmost[0]))
+        found = _Tower(Candidate(_place(upmost[0]), leaf, sketch), segments, stored, _most(upmost[0]))
         batch.looked.append(found)
         deep = max([stored, *(batch.deep.get(s.id, 0) for s in segments)])
         if deep <= found.most:
@@ -214,7 +215,7 @@ class NeighbourEncoder:
         """Find a candidate for a segment, and return the neighbours in a row that it is read with then; 0 for none."""
         found = self._proposed(segment, batch.new)
         deep = self._deep_of(found[1]) if found else None
-        if found is None or deep is None or deep > LAST - _hops(segment):
+        if found is None or deep is None or deep > _most(segment):
             return 0
         batch.proposed[segment.id] = segment, found[1], found[0]
         return deep + 1
@@ -298,17 +299,22 @@ class NeighbourEncoder:
                     segment.near = []
 
 
-def most_in_a_row(kind: int) -> int:
+def most_in_a_row(kind: int, fast: bool) -> int:
     """Return the most neighbours in a row that a segment is read with if others of a domain of this kind name it.
 
-    In a base domain it is none: what a tenant puts below has a row of its own.
+    None in a base domain: what a tenant puts below has a row of its own. None in the fast layout.
     """
-    return 0 if kind == BASE else LAST - 1
+    return 0 if kind == BASE or fast else LAST - 1
+
+
+def _most(segment: PendingSegment) -> int:
+    """Return the most neighbours in a row that the neighbour of a new segment is read with."""
+    return most_in_a_row(segment.own.domain_kind, segment.codec.fast)
 
 
 def _hops(segment: PendingSegment) -> int:
-    """Return the hops, as in `Chains`, up to the neighbour of a segment, the most that may lead to it."""
-    return LAST - most_in_a_row(segment.own.domain_kind)
+    """Return the hops, as in `Chains`, up to the neighbour of a stored segment, the most that may lead to it."""
+    return LAST - most_in_a_row(segment.own.domain_kind, fast=False)
 
 
 def _place(segment: PendingSegment) -> Place:

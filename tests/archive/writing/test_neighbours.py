@@ -15,7 +15,7 @@ from pltz.archive.catalog.chain import LAST
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates, unpack_candidates
-from pltz.archive.format.context import RUN
+from pltz.archive.format.context import FAST, RUN, TURN
 from pltz.archive.format.ids import BASE, NONE, TENANT, digest
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.simulated_disk import SimDisk
@@ -213,6 +213,25 @@ def test_at_most_three_neighbours_in_a_row(archive: TowerArchive, at_once: int, 
     for reader in (archive, again(archive)):
         assert all(np.array_equal(reader.get(f"s{n}", "acme").tokens, nearer(n)) for n in range(8))
         assert reader.verify(decode=True).sound and reader.verify().sound
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+@pytest.mark.parametrize("clustered", [False, True])
+def test_one_neighbour_in_a_row_in_the_fast_layout(
+    archive: TowerArchive, monkeypatch: pytest.MonkeyPatch, at_once: int, clustered: bool
+) -> None:
+    codec: Any = archive.codecs[0]
+    monkeypatch.setattr(codec, "fast", True)
+    monkeypatch.setattr(codec, "mode", codec.mode | FAST | TURN)
+    new = [NewSession(f"s{n}", [nearer(n)], "acme") for n in range(8)]
+    for begin in range(0, 8, at_once):
+        if clustered:
+            archive.cluster()
+            archive = again(archive)
+            archive.neighbours = True
+        archive.put(new[begin : begin + at_once])
+    assert [row(archive, f"s{n}") for n in range(8)] == [0, *[1] * 7]
+    assert archive.verify(decode=True).sound
 
 
 def test_a_trial_that_gains_nothing_leaves_a_candidate(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
