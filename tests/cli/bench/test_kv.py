@@ -99,7 +99,7 @@ def test_a_target_is_calibrated_and_measured(
     assert by_bits["bits"] == pytest.approx(by_bits["receipt"]["bits"], rel=0.3), "other rows, of 64 tokens"
     other = run("bench", "kv", "--target", "mini-llama", "--calibration", str(path), "--forms", "predictive", *SMALL)
     assert other.exit_code == 4 and "calibrate" in other.output
-    low, high = 0.01 * point["kl"], 1.01 * point["most"]
+    low, high = 0.001 * point["kl"], 1.01 * point["most"]
     bounds = CliRunner().invoke(
         measure_bounds.main,
         [str(llama), str(path), *map(str, sessions.iterdir()), "--rows", "3", "--bound", str(low),
