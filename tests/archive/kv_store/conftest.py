@@ -12,6 +12,7 @@ import torch
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target
@@ -111,7 +112,11 @@ def stranger(small: Path) -> Target:
 def by_model(archive: SessionArchive) -> None:
     """Code sessions by the bundle, which untrained as it is would lose to plain bytes under zstd."""
     cut = archive._cut
-    archive._cut = lambda request, keep_opaque: replace(cut(request, keep_opaque), otherwise=())  # type: ignore[method-assign]
+
+    def alone(request: PutRequest, keep_opaque: bool) -> NewSession:
+        return replace(cut(request, keep_opaque), otherwise=())
+
+    archive._cut = alone  # type: ignore[method-assign]
 
 
 PROMPT = "You answer questions about string, rope, thread and yarn, at length and with care. " * 6
