@@ -288,7 +288,9 @@ def test_warm_files_serve_the_next_process(
     cold: SessionArchive, kin: Target, counted: Counted, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"disk_bytes": ROOM, "folder": tmp_path / "warm"}
-    Thawer(cold, kin, HotStore.open(0, **options)).thaw("a/1")
+    hot = HotStore.open(0, **options)
+    Thawer(cold, kin, hot).thaw("a/1")
+    hot.close()
     counted.take()
     again = Thawer(cold, kin, HotStore.open(0, **options)).thaw("a/1")
     assert counted.take() == (0, 0, 0)
