@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     examples=[
         "pltz archive cluster /data/cold",
         "pltz archive cluster /data/cold --medoids 16 --dry-run --json",
+        "pltz archive cluster /data/cold --layout fast",
     ],
 )
 @shared.DIR
@@ -36,7 +37,8 @@ def cluster(
 
     A put with --neighbours looks for the nearest of them, and codes a new session after it where that is shorter. Their
     sketches are put into a small file, which replaces the last one. Tenants whose sessions have hardly changed keep
-    theirs. Run it now and then, as sessions change.
+    theirs. Run it now and then, as sessions change. Give the --layout of the puts: in the fast one a session that was
+    coded after another serves no other.
     """
     archive = recoding.open(place)
     with Progress("cluster", unit="sessions", shown=wanted(recoding.progress)) as bar:

@@ -80,6 +80,7 @@ class Recoding:
     dry_run: bool
     threads: int | None
     device: str
+    layout: "LayoutName"
     progress: bool | None
     as_json: bool
 
@@ -91,6 +92,7 @@ class Recoding:
             tokenizers=self.tokenizers,
             device=self.device,
             threads=self.threads,
+            layout=self.layout,
             perhaps_sealed=perhaps_sealed,
         )
 
@@ -110,6 +112,7 @@ def recoding_options(command: Callable[..., None]) -> Callable[..., Any]:
         options.PROGRESS,
         options.DEVICE,
         options.THREADS,
+        options.LAYOUT,
         DRY_RUN,
         TOKENIZERS,
         BUNDLES,

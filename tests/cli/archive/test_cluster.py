@@ -54,6 +54,19 @@ def test_sessions_of_another_process_serve_once_they_are_chosen(run: Run, tmp_pa
     assert run("archive", "verify", place, "--decode").exit_code == 0
 
 
+def test_in_the_fast_layout_sessions_with_a_neighbour_are_not_chosen(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "cold"
+    assert run("archive", "init", place).exit_code == 0
+    put = ("archive", "put", place, chats(tmp_path / "a.jsonl", 0, 3), "--neighbours", "--layout", "fast")
+    assert run(*put).exit_code == 0
+    archive = Archive.open(place)
+    near = [coded_after(archive, f"a/{n}") for n in range(3)]
+    assert near.count(NONE) == 1 and len(set(near)) == 2
+    for layout, chosen in (("default", 3), ("fast", 1)):
+        done = run("archive", "cluster", place, "--dry-run", "--json", "--layout", layout)
+        assert json.loads(done.stdout)["medoids"] == chosen, layout
+
+
 def test_an_erase_loads_the_bundle_that_codes_others_anew(tmp_path: Path) -> None:
     cold = Archive.open(tmp_path / "cold", create=True, passphrase="correct horse", neighbours=True)
     for name in ("first", "second"):
