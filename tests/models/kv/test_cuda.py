@@ -3,7 +3,7 @@
 On a GPU also under NVIDIA's sanitizers, each of memcheck, racecheck, initcheck and synccheck:
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \\
-        python -m pytest -q -p no:xdist tests/models/kv/test_cuda.py -k "cuda-"
+        python -m pytest -q -p no:xdist tests/models/kv/test_cuda.py -k gpu
 
 Without torch's cache each tensor is an allocation of its own, so that memcheck sees its end.
 """
@@ -51,7 +51,10 @@ class Where:
     device: torch.device
 
 
-@pytest.fixture(params=[pytest.param("cpu", marks=ON_CPU), pytest.param("cuda", marks=ON_GPU)], scope="module")
+PLACES = [pytest.param("cpu", marks=ON_CPU, id="emulated"), pytest.param("cuda", marks=ON_GPU, id="gpu")]
+
+
+@pytest.fixture(params=PLACES, scope="module")
 def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Where:
     if request.param == "cuda":
         found = cuda.kernels_on(torch.device("cuda"))
