@@ -23,8 +23,10 @@ import numpy as np
 from pltz.benchmarks.peers.compressors import rendered
 from pltz.models.session import transcript
 from pltz.models.session.sketch import SketchIndex, sketch_of
+from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, context_of
 from pltz.plt_codec.errors import ModelError
+from pltz.plt_codec.repeats import NOTHING, Copy
 from pltz.plt_codec.types import FrameItem
 
 if TYPE_CHECKING:
@@ -104,8 +106,8 @@ class Neighbourly:
 
     Attributes:
         alone: coded alone.
-        after: coded after each of a few neighbours, the nearest first.
-        eight: coded after the nearest eight together.
+        after: coded after each of a few neighbours, the nearest first; with copies from it where that is shorter.
+        eight: coded after the nearest eight together, likewise.
     """
 
     alone: list[int]
@@ -131,9 +133,26 @@ def measure(codec: Codec, tenant: TenantSessions, near: Sequence[Sequence[int]],
         rows = [tenant.tokens[n] for n in others]
         known.append([None, together(rows[:EIGHT]), *map(context_of, rows[:tries])])
     sequences = [tenant.tokens[n] for n, contexts in zip(tenant.measured, known, strict=True) for _ in contexts]
-    sizes = iter(coded(codec, sequences, [one for contexts in known for one in contexts]))
-    found = [[next(sizes) for _ in contexts] for contexts in known]
+    contexts = [one for row in known for one in row]
+    sizes = coded(codec, sequences, contexts)
+    alone = [row[0] for row in _rows(sizes, known) for _ in row]
+    ways = [
+        (n, copies)
+        for n, (tokens, context, size) in enumerate(zip(sequences, contexts, alone, strict=True))
+        if context is not None
+        for copies in repeats.candidates(tokens, context, size)
+    ]
+    taken = coded(codec, [sequences[n] for n, _ in ways], [contexts[n] for n, _ in ways], [c for _, c in ways])
+    for (n, _), size in zip(ways, taken, strict=True):
+        sizes[n] = min(sizes[n], size)
+    found = _rows(sizes, known)
     return Neighbourly([row[0] for row in found], [row[2:] for row in found], [row[1] for row in found])
+
+
+def _rows(flat: Sequence[int], like: Sequence[Sequence[Any]]) -> list[list[int]]:
+    """Return numbers as rows of the same lengths."""
+    left = iter(flat)
+    return [[next(left) for _ in row] for row in like]
 
 
 def drawn(records: Iterable[SampleSession]) -> dict[str, list[Session]]:
@@ -191,20 +210,31 @@ def by_zstd(tenant: TenantSessions, near: Sequence[Sequence[int]]) -> tuple[list
     return plain, [patched[n] for n in tenant.measured], list(map(min, shared, plain))
 
 
-def coded(codec: Codec, sequences: Sequence[Tokens], contexts: Sequence[Tokens | None]) -> list[int]:
-    """Return the bytes of each sequence after its context, decoded and compared. Raises ModelError."""
+def coded(
+    codec: Codec,
+    sequences: Sequence[Tokens],
+    contexts: Sequence[Tokens | None],
+    copies: Sequence[Sequence[Copy]] | None = None,
+) -> list[int]:
+    """Return the bytes of each sequence after its context, decoded and compared.
+
+    ``copies``: those that are taken out of each, from `repeats.candidates`. Raises ModelError.
+    """
     coder: Any = codec.coder  # that of a bundle takes contexts
-    order = sorted(range(len(sequences)), key=lambda n: -len(sequences[n]))
+    taken = copies or [()] * len(sequences)
+    rests = [repeats.literals(tokens, some) for tokens, some in zip(sequences, taken, strict=True)]
+    order = sorted(range(len(sequences)), key=lambda n: -len(rests[n]))
     found: dict[int, int] = {}
     for begin in range(0, len(order), BATCH):
         part = order[begin : begin + BATCH]
-        given, known = [sequences[n] for n in part], [contexts[n] for n in part]
+        given, known = [rests[n] for n in part], [contexts[n] for n in part]
         frames = coder.encode(given, contexts=known)
         items = [FrameItem(f.data, len(t), context=c) for f, t, c in zip(frames, given, known, strict=True)]
-        for tokens, back in zip(given, coder.decode(items), strict=True):
-            if not np.array_equal(tokens, back):
+        for n, frame, back in zip(part, frames, coder.decode(items), strict=True):
+            past = contexts[n]
+            if not np.array_equal(sequences[n], repeats.expand(back, taken[n], NOTHING if past is None else past)):
                 raise ModelError("a session came back changed: no figure of this run is valid")
-        found |= {n: len(f.data) for n, f in zip(part, frames, strict=True)}
+            found[n] = len(frame.data) + (len(repeats.pack(taken[n])) if taken[n] else 0)
     return [found[n] for n in range(len(sequences))]
 
 

@@ -12,9 +12,10 @@ from click.testing import Result
 
 from pltz.benchmarks import tenant_bytes
 from pltz.benchmarks.corpus import SampleSession
-from pltz.benchmarks.neighbours import AT_HAND, TenantSessions, drawn, together
+from pltz.benchmarks.neighbours import AT_HAND, TenantSessions, drawn, measure, together
 from pltz.models.session.codec import Codec
 from pltz.models.session.session import Session
+from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import ModelError
 
 Run = Callable[..., Result]
@@ -55,6 +56,24 @@ def test_twins_gain_and_others_lose_nothing(run: Run, tiny: Path, tmp_path: Path
     stored, apart = twins["together"], twins["apart"]
     assert stored["with"]["bytes"] <= stored["without"]["bytes"] < apart["without"]["bytes"]
     assert apart["with"]["collected"] < apart["with"]["bytes"]  # packs were joined
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_copies_from_the_neighbour_count_and_are_read_back(monkeypatch: pytest.MonkeyPatch, damaged: bool) -> None:
+    dice = np.random.default_rng(2)
+    first, own = dice.integers(1, 4096, 300), dice.integers(1, 4096, 20)
+    tokens = [first, np.concatenate([first[:150], own, first[150:]])]
+    tenant = TenantSessions("s", [Session("ids", t) for t in tokens], tokens, [b"", b""], [1])
+    codec = Codec.load(None)
+    if damaged:
+        monkeypatch.setattr(repeats, "expand", lambda rest, copies, past: np.concatenate([past, rest]))
+        with pytest.raises(ModelError, match="no figure"):
+            measure(codec, tenant, [[0]], 1)
+        return
+    found = measure(codec, tenant, [[0]], 1)
+    monkeypatch.setattr(repeats, "candidates", lambda *given: [])
+    seen = measure(codec, tenant, [[0]], 1)
+    assert found.alone == seen.alone and found.after[0][0] < 0.7 * seen.after[0][0] < 0.4 * seen.alone[0]
 
 
 def test_neighbours_make_a_file_and_an_archive_smaller() -> None:
