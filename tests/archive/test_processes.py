@@ -32,7 +32,8 @@ for n in range(count):
     prompt, own = np.arange(50), np.frombuffer(b"writer %d" % (n // 3), np.uint8)
     turn = np.frombuffer(who.encode() + b" %d" % n, np.uint8)
     archive.put([NewSession(f"{who}-{n // 2}", [prompt, own, turn], shared=1)])
-    print(f"{who}-{n // 2} {n}", flush=True)
+    sys.stdout.write(f"{who}-{n // 2} {n}\\n")  # in one piece, also where Python does not buffer
+    sys.stdout.flush()
     if who == "w0" and n % 5 == 4:
         try:
             archive.collect()
