@@ -1,7 +1,7 @@
 # The command line of pltz in an image, from the wheel. tests/test_packaging.py runs these steps without a container.
 #
 #   docker build --tag pltz .
-#   docker build --tag pltz:cuda --build-arg EXTRAS=cuda,s3,serve .
+#   docker build --tag pltz:cuda --build-arg EXTRAS=thaw,cuda,s3,serve .
 #   docker run --rm --volume /data:/data pltz archive ls /data/cold
 #   docker run --rm --gpus all pltz:cuda bench speed --device cuda
 ARG PYTHON=3.13
@@ -12,7 +12,7 @@ COPY . .
 RUN python -m pip wheel --no-deps --wheel-dir /wheels .
 
 FROM python:${PYTHON}-slim
-ARG EXTRAS=s3,serve,postgres
+ARG EXTRAS=thaw,s3,serve,postgres
 COPY --from=build /wheels /wheels
 RUN python -m pip install --no-cache-dir "$(ls /wheels/pltz-*.whl)[$EXTRAS]"
 RUN pltz --version && pltz bundle verify

@@ -59,7 +59,7 @@ clean:
 INSTALLED_FROM := pyproject.toml constraints.txt $(wildcard setup.py plt_codec/engines/native/*.[ch] archive/format/*.[ch] archive/eviction/*.c models/kv/*.c)
 
 $(VENV)/.runtime: $(INSTALLED_FROM) | $(BIN)/python
-	$(PIP) -e .
+	$(PIP) -e '.[all]'
 	touch $@
 
 $(VENV)/.tests: $(INSTALLED_FROM) | $(BIN)/python

@@ -1,5 +1,6 @@
 """``pltz doctor``: what pltz finds on this machine, and a self-test that decoding gives back what was coded."""
 
+import importlib.util
 import json
 import os
 import platform
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from pltz.models.session.parts import Coder
     from pltz.plt_codec.weights import Weights
 
-PARTS = ("torch", "transformers", "numpy", "tokenizers", "zstandard", "safetensors", "click")
-EXTRAS = ("pyarrow", "obstore", "ray", "psycopg", "vllm", "llama-cpp-python", "cuda-bindings")
+PARTS = ("numpy", "tokenizers", "zstandard", "safetensors", "click")
+EXTRAS = ("torch", "transformers", "pyarrow", "obstore", "ray", "psycopg", "vllm", "llama-cpp-python", "cuda-bindings")
 TESTED = 3  # texts of the self-test
 LENGTH = 300  # characters of each
 FAILED = 6  # the exit code where the self-test fails
@@ -135,13 +136,15 @@ def engines(weights: "Weights") -> "dict[str, Callable[[], Coder]]":
     """Return the engines that run here, by name: a function that makes the coder of these weights."""
     from pltz.plt_codec.engines.cuda import device
     from pltz.plt_codec.engines.native import coder as native
-    from pltz.plt_codec.engines.token_coder import TokenCoder
-    from pltz.plt_codec.engines.torch import TorchEngine
 
     made: dict[str, Callable[[], Coder]] = {}
     if native.available():
         made["compiled"] = lambda: native.NativeCoder(weights)
-    made["torch"] = lambda: TokenCoder(TorchEngine(weights))
+    if importlib.util.find_spec("torch"):
+        from pltz.plt_codec.engines.token_coder import TokenCoder
+        from pltz.plt_codec.engines.torch import TorchEngine
+
+        made["torch"] = lambda: TokenCoder(TorchEngine(weights))
     if device.count():
         from pltz.plt_codec.engines.cuda.coder import CudaCoder
 

@@ -26,7 +26,7 @@ PARTS = (  # name, kind, folder, licence (docs/licences.md)
 
 
 def needed_by(name: str) -> set[str]:
-    """Return the normalised names of a distribution and of all that it needs, without its extras."""
+    """Return the normalised names of a distribution and of all that it needs, with the extras named, as pltz[thaw]."""
     found: set[str] = set()
     waiting = [Requirement(name)]
     while waiting:
@@ -71,7 +71,7 @@ def main(output: Path) -> None:
     words = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-format", "JSON", sys.executable]
     made = subprocess.run(words, check=True, stdout=subprocess.PIPE)
     output.parent.mkdir(exist_ok=True)
-    output.write_text(json.dumps(of_pltz(json.loads(made.stdout), needed_by("pltz")), indent=1) + "\n", "utf8")
+    output.write_text(json.dumps(of_pltz(json.loads(made.stdout), needed_by("pltz[all]")), indent=1) + "\n", "utf8")
 
 
 if __name__ == "__main__":

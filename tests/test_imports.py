@@ -28,7 +28,7 @@ MAY_IMPORT = {
 # above it in this list, and those in its own line.
 WINGS = {
     "plt_codec": (
-        "errors limits varint types weights lanes prefix zstd repeats range_coder",
+        "errors extras limits varint types weights lanes prefix zstd repeats range_coder",
         "engines",
         "container",
     ),

@@ -24,7 +24,7 @@ from tests.documents import ROOT
 
 pytestmark = pytest.mark.slow
 MAX_WHEEL = 40_000_000  # bytes; package indexes take 100 MB
-EXTRAS = "s3,serve,postgres"
+EXTRAS = "thaw,s3,serve,postgres"
 
 
 class Image:
@@ -145,9 +145,11 @@ def test_workflows_are_workflows() -> None:
 
 def test_the_bill_of_materials_has_what_pltz_needs_and_no_more() -> None:
     script = runpy.run_path(str(ROOT / "distributions/sbom.py"))
-    needed = script["needed_by"]("pltz")
+    plain = script["needed_by"]("pltz")
+    assert {"pltz", "numpy"} <= plain and not {"torch", "transformers", "pytest"} & plain, "those of the extras"
+    needed = script["needed_by"]("pltz[thaw]")
     assert {"pltz", "torch", "numpy", "typing-extensions"} <= needed
-    assert not {"pytest", "ruff", "ray", "psycopg"} & needed, "those of the extras"
+    assert not {"pytest", "ruff", "ray", "psycopg"} & needed, "those of other extras"
     names = ("pltz", "numpy", "pytest")
     bill = {
         "bomFormat": "CycloneDX",

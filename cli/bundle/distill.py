@@ -13,6 +13,7 @@ from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.progress import wanted
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.extras import need
 
 if TYPE_CHECKING:
     from pltz.models.training.settings import TrainSettings
@@ -154,6 +155,7 @@ def settings_of(
         UsageError: options that do not go together.
         ModelError: the target does not exist.
     """
+    need("train", "training", "torch", "transformers")
     from pltz.models.bundle.bundle import DEFAULT
     from pltz.models.training import pipeline, settings
     from pltz.models.training.origin import Origin

@@ -15,6 +15,7 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import wanted
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.extras import need
 
 if TYPE_CHECKING:
     from pltz.models.session.session import Session
@@ -99,7 +100,8 @@ def run(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Run the pipeline and report its result. Raises what `pipeline.train` raises."""
+    """Run the pipeline and report its result. Raises what `pipeline.train` raises, UsageError without torch."""
+    need("train", "training", "torch", "transformers")
     import torch
 
     from pltz.models.training import pipeline

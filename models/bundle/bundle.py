@@ -32,6 +32,7 @@ from pltz.models.bundle.folder import (
 )
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.plt_codec.errors import BundleMismatch, ModelError, PltzError, UsageError
+from pltz.plt_codec.extras import need
 from pltz.plt_codec.weights import Weights
 
 if TYPE_CHECKING:
@@ -140,6 +141,9 @@ def coder_of(
     """Return the fastest coder: compiled for the CPU or CUDA where that works, else torch. The bits are the same.
 
     The environment variable PLTZ_ENGINE set to `torch` forces the reference engine.
+
+    Raises:
+        UsageError: torch is needed and not installed, or the device makes no sense here.
     """
     from pltz.plt_codec.engines.native import coder as native
 
@@ -159,6 +163,7 @@ def coder_of(
                 _warn_once(f"the CUDA engine does not run here ({exc})")
         else:
             _warn_once("the CUDA engine needs the extra pltz[cuda] and an NVIDIA driver")
+    need("thaw", "coding without a compiled engine", "torch")
     from pltz.plt_codec.engines.token_coder import TokenCoder
     from pltz.plt_codec.engines.torch import TorchEngine
 

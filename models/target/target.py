@@ -49,6 +49,7 @@ from pltz.models.target.checkpoint import (
 )
 from pltz.models.target.kv_size import kv_bytes_of
 from pltz.plt_codec.errors import ContentError, ModelError, OpaqueContentError, PltzError, UsageError
+from pltz.plt_codec.extras import need
 
 if TYPE_CHECKING:
     import torch
@@ -173,8 +174,9 @@ class Target:
         Raises:
             ModelError: the target cannot be loaded, has no safetensors, or wants to run code of its own and
                 ``trust_remote_code`` is not given.
-            UsageError: device or dtype make no sense here.
+            UsageError: device or dtype make no sense here, or torch or transformers are not installed.
         """
+        need("thaw", "a target model", "torch", "transformers")
         torch_device, torch_dtype = _torch_device(device), _torch_dtype(dtype)
         folder = resolve(name, revision=revision, trust_remote_code=trust_remote_code)
         _check_folder(folder)
