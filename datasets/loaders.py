@@ -53,7 +53,7 @@ TEXT_SUFFIXES = frozenset(
 )
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".npy": "npy"}
 _PACKED = {".zst": ByteInput.unpack, ".gz": ByteInput.gunzip, ".tgz": ByteInput.gunzip}
-_TEXT_HEADS = frozenset(("aider",))  # recognised by their heads in files that are text by their suffix
+_TEXT_HEADS = frozenset(("aider", "specstory", "cursor"))  # recognised in files that are text by their suffix
 
 
 class InputWarning(UserWarning):

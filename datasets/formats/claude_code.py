@@ -2,6 +2,9 @@
 
     {"type": "summary", "summary": "...", "leafUuid": "..."}
     {"parentUuid": null, "sessionId": "...", "type": "user", "message": {"role": "user", "content": "..."}, "uuid": ...}
+
+A subagent's file agent-ID.jsonl has the same events. So has the output of ``claude -p --output-format stream-json``,
+with keys spelt session_id and parent_tool_use_id.
 """
 
 from __future__ import annotations
@@ -11,11 +14,14 @@ from typing import Any
 
 from pltz.datasets.input_format import InputFormat
 
+MARKS = ("sessionId", "leafUuid", "parent_tool_use_id")  # one of them names the session, or a place in it
+TYPES = frozenset(("file-history-snapshot", "queue-operation", "attribution-snapshot"))  # lines of Claude Code alone
+
 
 def _is_event(event: dict[str, Any]) -> bool:
     if not isinstance(event.get("type"), str):
         return False
-    if "sessionId" in event or "leafUuid" in event:
+    if any(mark in event for mark in MARKS) or event["type"] in TYPES:
         return True
     return "uuid" in event and "parentUuid" in event
 
