@@ -16,12 +16,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
+from pltz.archive import arguments
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.object_names import SETTINGS
+from pltz.archive.humanize import counted
 from pltz.archive.retention import Policy, expired
 from pltz.archive.sessions import EngineOptions, PutReceipt, PutRequest, SessionArchive, codecs_of
 from pltz.archive.storage.store import is_there, open_store
@@ -30,7 +32,7 @@ from pltz.archive.writing.new_session import KINDS
 from pltz.datasets.given import as_session
 from pltz.models.partners import as_target, tokenizer_json
 from pltz.models.session.session import Session
-from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.plt_codec.errors import ContentError, PltzError, UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
     from pltz.models.session.expected_time import Expect
     from pltz.models.target.target import Target
     from pltz.plt_codec.lanes import LayoutName
+
+
+COUNTED = 10_000  # versions up to which `repr` counts sessions and tenants
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ class Archive:
     """An open archive of sessions. Make one with `open`.
 
     Several processes may use one archive at once, each with an object of its own. One thread uses it at a time.
+    ``with`` closes it; so does `close`.
     """
 
     def __init__(
@@ -129,6 +135,7 @@ class Archive:
         The other arguments are those of `open`.
         """
         self.tower = tower
+        self._place = ""  # folder or URL, for people
         self.tower.neighbours = neighbours
         self.tower.load_codecs = lambda: self.sessions
         self._named = bundle
@@ -189,7 +196,7 @@ class Archive:
             key_file=key_file, key_command=key_command, passphrase=passphrase, passphrase_env=passphrase_env
         )
         tower = _make(place, key) if create and not is_there(open_store(place), SETTINGS) else None
-        return cls(
+        opened = cls(
             tower or TowerArchive.open(place, [], key=key),
             bundle=bundle,
             tokenizers=tokenizers,
@@ -199,6 +206,41 @@ class Archive:
             zstd_above=zstd_above,
             neighbours=neighbours,
         )
+        opened._place = os.fspath(place)
+        return opened
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End background work of thaws, and drop bundle, caches and keys. A later call raises UsageError.
+
+        Nothing is waiting to be written: what was acknowledged is durable already.
+        """
+        if self._thawer is not None:
+            self._thawer[1].close()
+            self._thawer = None
+        self.__dict__.pop("sessions", None)  # a cached property
+        self.tower = cast("TowerArchive", _Closed(self._place))
+
+    def __repr__(self) -> str:
+        if isinstance(self.tower, _Closed):
+            return f"<pltz.Archive {self._place}, closed>"
+        return f"<pltz.Archive {self._place}{self._counted()}>"
+
+    def _counted(self) -> str:
+        """Return the numbers of sessions and tenants in words, as of the last look; nothing where they are many."""
+        if self.tower.stat().sessions > COUNTED:
+            return f", more than {COUNTED:,} versions"
+        try:
+            found = [(v.tenant, v.name) for v in self.tower.ls()]
+        except PltzError as exc:  # a repr raises nothing
+            return f", {type(exc).__name__}"
+        tenants = len({tenant for tenant, _ in found})
+        return f", {counted(len(found), 'session')} of {counted(tenants, 'tenant')}"
 
     # ---- in
 
@@ -281,6 +323,10 @@ class Archive:
 
     def _resolved(self, request: PutRequest) -> PutRequest:
         """Return a request with a session, fingerprints and a salted tenant, as `SessionArchive` takes it."""
+        arguments.text(name=request.name, tenant=request.tenant)
+        arguments.text_or_none(base=request.base, parent=request.parent)
+        arguments.number_or_none(time=request.time)
+        arguments.tags(request.tags)
         session = as_session(request.session)
         target, tokenizer = request.target, request.tokenizer
         if target is not None and not isinstance(target, bytes):
@@ -334,6 +380,8 @@ class Archive:
         ...     found.ids.tolist(), found.version, found.tags
         ([33, 99, 101], 1, {'model': 'm'})
         """
+        arguments.text(name=name, tenant=tenant)
+        arguments.number_or_none(version=version)
         sessions = self.sessions
         self.tower.catalog.refresh()
         found = self.tower.get(name, tenant_of(tenant, salt), version)
@@ -359,9 +407,14 @@ class Archive:
         ...     [found.session.value for found in cold.get_many(["bob", "ada"])]
         [b'hello bob', b'hello ada']
         """
+        arguments.text(tenant=tenant)
+        arguments.number_or_none(version=version)
+        chosen = list(names)
+        for name in chosen:
+            arguments.text(names=name)
         sessions = self.sessions
         self.tower.catalog.refresh()
-        versions = [self.tower.version(name, tenant_of(tenant, salt), version) for name in names]
+        versions = [self.tower.version(name, tenant_of(tenant, salt), version) for name in chosen]
         for found, session in zip(versions, sessions.read_many(versions), strict=True):
             yield ArchivedSession(**vars(SessionVersion.of(found)), session=session)
 
@@ -396,6 +449,8 @@ class Archive:
             ModelError: the target cannot be used.
             Also the errors of `get`.
         """
+        arguments.text(name=name, tenant=tenant)
+        arguments.number_or_none(version=version)
         self.tower.catalog.refresh()
         thawer = self.thawer(target, hot, any_target=any_target, chunk=chunk)
         return thawer.thaw(name, tenant_of(tenant, salt), version)
@@ -461,6 +516,8 @@ class Archive:
         ...     [found.name for found in cold.list()], [found.name for found in cold.list(tags={"channel": "web"})]
         (['a', 'b'], ['b'])
         """
+        arguments.text_or_none(tenant=tenant)
+        arguments.tags(tags)
         wanted = (tags or {}).items()
         for version in self.tower.ls(tenant, forgotten=forgotten, history=history):
             if wanted <= version.tags.items():
@@ -487,6 +544,10 @@ class Archive:
 
         Raises the errors of `list`.
         """
+        arguments.text(text=text)
+        arguments.text_or_none(tenant=tenant)
+        arguments.number_or_none(since=since, until=until)
+        arguments.tags(tags)
         found = self.tower.find(dict(tags or {}), tenant=tenant, name=text, since=since, until=until)
         yield from map(SessionVersion.of, found)
         if not partial:
@@ -650,7 +711,8 @@ class Archive:
 
         Raises: as `forget`.
         """
-        named = _names(names)
+        named = arguments.names(names)
+        arguments.text_or_none(tenant=tenant)
         versions: Iterable[Version] = self.tower.ls(tenant, history=True)
         if named:
             versions = self._choose(named, tenant or "default", None, None, forgotten=False)
@@ -754,6 +816,7 @@ class Archive:
 
         Raises NotFound where there is none, ArchiveError where damage may hide it.
         """
+        arguments.text(name=name, tenant=tenant)
         self.tower.catalog.refresh()
         found = self.tower.history(name, tenant)
         if not found:
@@ -771,8 +834,10 @@ class Archive:
         forgotten: bool,
     ) -> Sequence[Version]:
         """Return the versions that `forget` or `undelete` marks. Raises NotFound, ArchiveError."""
+        arguments.number_or_none(version=number)
+        arguments.tags(tags)
         chosen: list[Version] = []
-        for name in _names(names):
+        for name in arguments.names(names):
             versions = self._versions(name, tenant)
             if forgotten and not any(v.forgotten for v in versions):
                 self.tower.want_whole(f"found no forgotten versions of session {name!r} of tenant {tenant!r}")
@@ -797,9 +862,14 @@ def _make(place: Path_, key: Secret | None) -> TowerArchive | None:
         return None
 
 
-def _names(names: str | Iterable[str]) -> list[str]:
-    """Return names, each once, in their order."""
-    return [names] if isinstance(names, str) else list(dict.fromkeys(names))
+class _Closed:
+    """Stands for the archive of towers of an archive that was closed."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise UsageError(f"the archive {self._place} was closed: open it again")
 
 
 def _marked(versions: Sequence[Version], *, forgotten: bool) -> tuple[SessionVersion, ...]:

@@ -70,6 +70,16 @@ def as_session(item: object) -> Session:
         return Session("text", item)
     if isinstance(item, dict) or (isinstance(item, list) and any(isinstance(part, dict) for part in item)):
         return Session("chat", item)
+    if isinstance(item, os.PathLike):
+        raise UsageError(
+            f"expected a session, found the path {os.fspath(item)!r}: pltz.compress takes paths, and "
+            "pltz.datasets.load yields the sessions of one"
+        )
+    if not isinstance(item, Sequence) and not hasattr(item, "dtype"):
+        raise UsageError(
+            f"expected a session (a chat as dict or list of messages, a text as str or bytes, token ids), "
+            f"found {type(item).__name__}"
+        )
     return Session("ids", item)
 
 

@@ -34,7 +34,7 @@ WINGS = {
     ),
     "models": ("bundle", "session", "target", "kv", "partners session_file", "training"),
     "archive": (
-        "errors concurrency humanize child_python html_page",
+        "errors concurrency humanize child_python html_page arguments",
         "format",
         "storage",
         "encryption",

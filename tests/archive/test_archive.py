@@ -21,6 +21,7 @@ from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.datasets.given import as_session
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
+from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import random_weights
 from tests.archive.conftest import S3Server
 
@@ -275,7 +276,7 @@ def test_what_was_yielded_stays_whatever_follows(
     ]
     put = cold.put_many(requests)
     assert next(put).name == "a"
-    with pytest.raises(pltz.UsageError, match="flat sequence"):
+    with pytest.raises(pltz.UsageError, match=r"expected a session .*found float"):
         list(put)
     assert pltz.Archive.open(tmp_path / "cold", bundle=bundle).get("a").value.tolist() == [40, 41]
 
@@ -505,3 +506,47 @@ def test_thaw_and_a_thawer_that_is_kept(cold: pltz.Archive, monkeypatch: pytest.
     with pytest.raises(pltz.TargetMismatch):
         cold.thaw("theirs", target)
     assert cold.thaw("theirs", target, any_target=True).token_ids.tolist() == [40, 41]
+
+
+def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> None:
+    with pltz.Archive.open(tmp_path / "cold", create=True, bundle=bundle, threads=1) as cold:
+        cold.put("a", "one", tenant="acme")
+        cold.put("b", "two", tenant="acme")
+        cold.put("c", "three")
+        assert repr(cold) == f"<pltz.Archive {tmp_path / 'cold'}, 3 sessions of 2 tenants>"
+    assert repr(cold) == f"<pltz.Archive {tmp_path / 'cold'}, closed>"
+    with pytest.raises(UsageError, match="was closed: open it again"):
+        cold.get("a", tenant="acme")
+    cold.close()
+    with pltz.Archive.open(tmp_path / "cold", bundle=bundle, threads=1) as again:
+        assert again.get("a", tenant="acme").value == b"one"
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda cold: cold.put(BAD, "x"), "a string as name, found float"),
+        (lambda cold: cold.put("a", "x", tenant=None), "a string as tenant, found NoneType"),
+        (lambda cold: cold.put("a", "x", tags=["red"]), "a mapping of strings to strings as tags, found list"),
+        (lambda cold: cold.put("a", "x", tags={"a": 1}), "strings as keys and values of tags, found int"),
+        (lambda cold: cold.put("a", "x", base=7), "a string as base, found int"),
+        (lambda cold: cold.put("a", "x", time="noon"), "a whole number as time, found str"),
+        (lambda cold: cold.put("a", Path("x.jsonl")), "found the path 'x.jsonl'"),
+        (lambda cold: cold.put("a", BAD), "found float"),
+        (lambda cold: list(cold.put_many([PutRequest(BAD, "x")])), "a string as name"),
+        (lambda cold: cold.get(BAD), "a string as name"),
+        (lambda cold: cold.get("a", version="1"), "a whole number as version, found str"),
+        (lambda cold: list(cold.get_many([BAD])), "a string as names"),
+        (lambda cold: cold.history(BAD), "a string as name"),
+        (lambda cold: list(cold.list(BAD)), "a string as tenant"),
+        (lambda cold: list(cold.find(BAD)), "a string as text"),
+        (lambda cold: cold.forget(BAD), "a name or several as names"),
+        (lambda cold: cold.undelete(["a", BAD]), "a string as names"),
+        (lambda cold: cold.thaw(BAD), "a string as name"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named(
+    call: Callable[[pltz.Archive], object], argument: str, cold: pltz.Archive
+) -> None:
+    with pytest.raises(UsageError, match=f"expected .*{argument}|{argument}"):
+        call(cold)

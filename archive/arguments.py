@@ -1,0 +1,62 @@
+"""Checks of the arguments that a caller gives: one of a wrong type is a `UsageError` that names it.
+
+    text(name=7)    UsageError: expected a string as name, found int (7)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pltz.plt_codec.errors import UsageError
+
+SHOWN = 40  # characters of a wrong value
+
+
+def text(**given: object) -> None:
+    """Check that each argument is a string. Raises UsageError."""
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise _wrong("a string", name, value)
+
+
+def text_or_none(**given: object) -> None:
+    """Check that each argument is a string or None. Raises UsageError."""
+    text(**{name: value for name, value in given.items() if value is not None})
+
+
+def number_or_none(**given: object) -> None:
+    """Check that each argument is a whole number or None. Raises UsageError."""
+    for name, value in given.items():
+        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+            raise _wrong("a whole number", name, value)
+
+
+def tags(value: object) -> None:
+    """Check that tags are None, or a mapping of strings to strings. Raises UsageError."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise _wrong("a mapping of strings to strings", "tags", value)
+    for key, word in value.items():
+        if not isinstance(key, str) or not isinstance(word, str):
+            raise _wrong("strings", "keys and values of tags", key if not isinstance(key, str) else word)
+
+
+def names(value: Any) -> list[str]:
+    """Return one name or an iterable of names as a list, each once, in their order. Raises UsageError."""
+    if isinstance(value, str):
+        return [value]
+    try:
+        found = list(dict.fromkeys(value))
+    except TypeError:
+        raise _wrong("a name or several", "names", value) from None
+    for name in found:
+        text(names=name)
+    return found
+
+
+def _wrong(expected: str, name: str, value: object) -> UsageError:
+    shown = repr(value)
+    shown = shown if len(shown) <= SHOWN else shown[:SHOWN] + "..."
+    return UsageError(f"expected {expected} as {name}, found {type(value).__name__} ({shown})")
