@@ -29,8 +29,8 @@ from pltz.archive.sessions import EngineOptions, PutReceipt, PutRequest, Session
 from pltz.archive.storage.store import is_there, open_store
 from pltz.archive.tower_archive import Stat, TowerArchive
 from pltz.archive.writing.new_session import KINDS
+from pltz.coding.partners import as_target, tokenizer_json
 from pltz.datasets.given import as_session
-from pltz.models.partners import as_target, tokenizer_json
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.merge import Merged
     from pltz.archive.maintenance.verify import Report
     from pltz.archive.thaw import Thawed
+    from pltz.coding.expected_time import Expect
+    from pltz.coding.partners import Path_
     from pltz.datasets.given import SessionLike
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.partners import Path_
-    from pltz.models.session.expected_time import Expect
     from pltz.models.target.target import Target
     from pltz.plt_codec.lanes import LayoutName
 

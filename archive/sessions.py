@@ -73,11 +73,11 @@ from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
+    from pltz.coding.expected_time import Expect
+    from pltz.coding.partners import Path_
     from pltz.datasets.given import SessionLike
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import BundleTokenizer
-    from pltz.models.partners import Path_
-    from pltz.models.session.expected_time import Expect
     from pltz.models.target.target import Target
 
 BASE_TOKENS = 64  # a shorter base is not worth a record of its own

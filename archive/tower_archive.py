@@ -55,7 +55,7 @@ from pltz.plt_codec.errors import PltzError, UsageError
 if TYPE_CHECKING:
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.verify import Report
-    from pltz.models.session.expected_time import Expect
+    from pltz.coding.expected_time import Expect
 
 # packs, entries and bytes without an index before one is written; opening scans them, for some tens of milliseconds
 INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20

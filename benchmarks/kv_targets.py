@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pltz.models.partners import DEFAULT_TARGET
+from pltz.coding.partners import DEFAULT_TARGET
 from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import UsageError
 

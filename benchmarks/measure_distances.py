@@ -18,8 +18,8 @@ import numpy as np
 from pltz.benchmarks import machine
 from pltz.benchmarks.communities import GROUPS, Community, named, sampled
 from pltz.benchmarks.neighbours import coded
+from pltz.coding.codec import Codec
 from pltz.models.session import transcript
-from pltz.models.session.codec import Codec
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.frame import context_of
 

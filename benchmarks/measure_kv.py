@@ -34,6 +34,7 @@ from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.benchmarks import machine
 from pltz.benchmarks.random_calibration import drawn, random_calibration, spread_levels
 from pltz.benchmarks.random_target import RandomTarget
+from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
 from pltz.models.kv import streams
 from pltz.models.kv.calibration import Calibration, KVShape
@@ -44,7 +45,6 @@ from pltz.models.kv.q4 import Q4Codec
 from pltz.models.kv.q8 import Q8Codec
 from pltz.models.kv.rotary import Rotary
 from pltz.models.kv.streams import Tables
-from pltz.models.session.codec import Codec
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens_many
 from pltz.plt_codec.errors import ModelError

@@ -68,9 +68,9 @@ def main(sizes: tuple[float, ...], only: str | None) -> None:
 def _coded(size: int, way: str, model: float | None) -> Row:
     """Code a chat of about ``size`` bytes and decode it again."""
     from pltz.archive.archive import Archive
+    from pltz.coding.codec import Codec
     from pltz.datasets.loaders import load
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.session.codec import Codec
 
     folder = Path(tempfile.mkdtemp())
     (folder / "big.jsonl").write_bytes(_chat(size))
@@ -95,7 +95,7 @@ def _coded(size: int, way: str, model: float | None) -> Row:
 
 def _shaped(text: str) -> Row:
     """Code a JSON line of some shape. A line that is kept as text is reported so."""
-    from pltz.models.session.codec import Codec
+    from pltz.coding.codec import Codec
     from pltz.models.session.session import Session
 
     line, codec = text.encode(), Codec.load()

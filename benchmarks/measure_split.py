@@ -26,8 +26,8 @@ from pltz.archive.archive import Archive
 from pltz.archive.sessions import PutRequest
 from pltz.benchmarks import corpus, machine
 from pltz.benchmarks.peers import compressors
+from pltz.coding.codec import Codec
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.session.codec import Codec
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.lanes import LAYOUTS

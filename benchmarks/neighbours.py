@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.benchmarks.peers.compressors import rendered
+from pltz.coding.sketch import SketchIndex, sketch_of
 from pltz.models.session import transcript
-from pltz.models.session.sketch import SketchIndex, sketch_of
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, context_of
 from pltz.plt_codec.errors import ModelError
@@ -31,7 +31,7 @@ from pltz.plt_codec.types import FrameItem
 
 if TYPE_CHECKING:
     from pltz.benchmarks.corpus import SampleSession
-    from pltz.models.session.codec import Codec
+    from pltz.coding.codec import Codec
     from pltz.models.session.session import Session
     from pltz.plt_codec.types import Tokens
 

@@ -31,7 +31,7 @@ from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:
     from pltz.benchmarks.neighbours import TenantSessions
-    from pltz.models.session.codec import Codec
+    from pltz.coding.codec import Codec
 
 FILE, TOGETHER, APART, GROWN, SEALED = WAYS = "file", "together", "apart", "grown", "sealed"
 BEGIN = 1_800_000_000  # time of the first session, in seconds since 1970

@@ -18,14 +18,14 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import Output, write_text
 from pltz.cli.ui.progress import wanted
 from pltz.cli.ui.table import pairs
-from pltz.models.partners import DEFAULT_TARGET
+from pltz.coding.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.thaw import Thawed
     from pltz.benchmarks.corpus import SampleSession
     from pltz.cli.bench.measure import CodecRun
-    from pltz.models.session.codec import Codec
+    from pltz.coding.codec import Codec
     from pltz.models.target.target import Target
 
 QUESTION = "Thank you. Which part of this matters most?"

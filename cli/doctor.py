@@ -20,8 +20,8 @@ from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import PltzError
 
 if TYPE_CHECKING:
+    from pltz.coding.parts import Coder
     from pltz.models.bundle.locations import BundleLocation
-    from pltz.models.session.parts import Coder
     from pltz.plt_codec.weights import Weights
 
 PARTS = ("numpy", "tokenizers", "zstandard", "safetensors", "click")
@@ -99,8 +99,8 @@ def _bundle(location: "BundleLocation") -> dict[str, Any]:
 
 def self_test() -> list[dict[str, Any]]:
     """Return for each engine that runs here whether it gave the sessions back, in the bytes of the first one."""
+    from pltz.coding.codec import Codec
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.session.codec import Codec
     from pltz.models.session.session import Session
 
     texts = [text[:LENGTH].encode() for text in _texts()]

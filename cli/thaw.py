@@ -16,7 +16,7 @@ from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs
-from pltz.models.partners import DEFAULT_TARGET
+from pltz.coding.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

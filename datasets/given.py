@@ -77,8 +77,7 @@ def as_session(item: object) -> Session:
         )
     if not isinstance(item, Sequence) and not hasattr(item, "dtype"):
         raise UsageError(
-            f"expected a session (a chat as dict or list of messages, a text as str or bytes, token ids), "
-            f"found {type(item).__name__}"
+            f"expected a chat (dict or list), a text (str or bytes) or token ids, found {type(item).__name__}"
         )
     return Session("ids", item)
 

@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from pltz.archive.kv_store.thawer import Thawer, Wanted
     from pltz.archive.sessions import PutReceipt, PutRequest
     from pltz.archive.thaw import Thawed
+    from pltz.coding.codec import Codec
+    from pltz.coding.session_file import SessionFile
     from pltz.datasets.loaders import sample_sessions
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.kv.forms import kv_forms
-    from pltz.models.session.codec import Codec
     from pltz.models.session.session import Session
-    from pltz.models.session_file import SessionFile
     from pltz.models.target.checkpoint import fingerprint_of
     from pltz.models.target.target import Target
     from pltz.plt_codec.errors import (
@@ -113,9 +113,9 @@ _HOMES = {
     "pltz.datasets.loaders": ("sample_sessions",),
     "pltz.models.bundle.bundle": ("Bundle",),
     "pltz.models.kv.forms": ("kv_forms",),
-    "pltz.models.session.codec": ("Codec",),
+    "pltz.coding.codec": ("Codec",),
     "pltz.models.session.session": ("Session",),
-    "pltz.models.session_file": ("SessionFile",),
+    "pltz.coding.session_file": ("SessionFile",),
     "pltz.models.target.checkpoint": ("fingerprint_of",),
     "pltz.models.target.target": ("Target",),
     "pltz.plt_codec.errors": (

@@ -1,6 +1,6 @@
 """The functions behind the names of `pltz`: compress, decompress, open, thaw, and compress and decompress for many.
 
-Each takes what a user has at hand (values, paths, bytes) and leaves the work to `pltz.models.session.codec` and
+Each takes what a user has at hand (values, paths, bytes) and leaves the work to `pltz.coding.codec` and
 `pltz.archive.thaw`. Loading a bundle, a target or a tokenizer takes longer than coding a session with it.
 A caller with many calls makes a `Codec` once:
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pltz.archive.thaw import Thawed
+    from pltz.coding.codec import Codec
+    from pltz.coding.decoder import OnError
+    from pltz.coding.partners import Partners, Path_
+    from pltz.coding.session_file import SessionFile
     from pltz.datasets.given import SessionsLike
     from pltz.models.bundle.bridge import Bridge
-    from pltz.models.partners import Partners, Path_
-    from pltz.models.session.codec import Codec
-    from pltz.models.session.decoder import OnError
     from pltz.models.session.session import Session
-    from pltz.models.session_file import SessionFile
     from pltz.models.target.target import Target
     from pltz.options import BundleKeywords, CompressKeywords, DecompressKeywords
     from pltz.plt_codec.container.file import Reader
@@ -112,7 +112,7 @@ def compress_many(
     >>> import pltz
     >>> one, bad, two = pltz.compress_many(["one", 2.0, "two"], errors="return")
     >>> bad
-    UsageError('session 1: expected a flat sequence of integer ids, found 0-d float64')
+    UsageError('session 1: expected a chat (dict or list), a text (str or bytes) or token ids, found float')
     >>> [file[0].value for file in pltz.decompress_many([one, two])]
     [b'one', b'two']
     """
@@ -158,7 +158,7 @@ def decompress_many(
 
     Raises: as `decompress`.
     """
-    from pltz.models.partners import Partners
+    from pltz.coding.partners import Partners
 
     partners = Partners(**options)
     codec = partners.codec()
@@ -205,8 +205,8 @@ def open(path: Path_ | bytes | Reader, **options: Unpack[DecompressKeywords]) ->
     ...     len(file), file[1].value, file.info(1).kind.session
     (2, b'two', 'text')
     """
-    from pltz.models.partners import Partners
-    from pltz.models.session_file import SessionFile
+    from pltz.coding.partners import Partners
+    from pltz.coding.session_file import SessionFile
     from pltz.plt_codec.container.file import Reader
 
     partners = Partners(**options)
@@ -248,7 +248,7 @@ def thaw(
     """
     from pltz.archive.thaw import check_target
     from pltz.archive.thaw import thaw as prefill
-    from pltz.models.partners import as_target
+    from pltz.coding.partners import as_target
 
     model = as_target(target, tokenizer)
     start = time.perf_counter()
@@ -272,7 +272,7 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
     """
     import numpy as np
 
-    from pltz.models.partners import bridge_between
+    from pltz.coding.partners import bridge_between
     from pltz.models.target.target import as_seen_by
 
     kind = file.info(index).kind.session
@@ -309,7 +309,7 @@ class _Partner(TypedDict, total=False):
 
 def _freezing_for(partners: Partners, codec: Codec) -> tuple[Target | None, _Partner]:
     """Return the target, and the arguments of a codec that name it or the tokenizer."""
-    from pltz.models.partners import as_target, bridge_between
+    from pltz.coding.partners import as_target, bridge_between
 
     if partners.target is None:
         return None, {"bridge": partners.bridge(codec)}

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
-from pltz.models.partners import Partners
-from pltz.models.session.options import CodingKeywords, CodingOptions
+from pltz.coding.options import CodingKeywords, CodingOptions
+from pltz.coding.partners import Partners
 
 if TYPE_CHECKING:
+    from pltz.coding.codec import Codec
+    from pltz.coding.partners import Path_
     from pltz.datasets.loaders import Format
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.partners import Path_
-    from pltz.models.session.codec import Codec
     from pltz.models.target.target import Target
 
 

@@ -15,11 +15,11 @@ import pytest
 
 import pltz
 from pltz.archive import errors as archive_errors
+from pltz.coding.codec import Codec
+from pltz.coding.options import CodingKeywords, CodingOptions
+from pltz.coding.partners import Partners
 from pltz.datasets.given import as_session
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.partners import Partners
-from pltz.models.session.codec import Codec
-from pltz.models.session.options import CodingKeywords, CodingOptions
 from pltz.models.session.session import Session
 from pltz.options import CompressKeywords, CompressOptions, DecompressKeywords
 from pltz.plt_codec import errors
@@ -94,7 +94,7 @@ def test_importing_pltz_imports_nothing_heavy() -> None:
 
 def test_the_command_line_sees_no_torch_through_the_codec() -> None:
     script = "import sys, pltz; pltz.Session, pltz.open, pltz.api; import pltz.plt_codec.container.file, "
-    script += "pltz.models.session.codec; print('torch' in sys.modules)"
+    script += "pltz.coding.codec; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

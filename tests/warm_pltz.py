@@ -64,7 +64,7 @@ def _serve(address: str) -> None:
     import pltz.cli.archive.group  # noqa: F401
     from pltz.archive.archive import Archive  # noqa: F401
     from pltz.archive.kv_store.thawer import Thawer  # noqa: F401
-    from pltz.models.session.codec import Codec
+    from pltz.coding.codec import Codec
     from pltz.models.target.target import Target
     from pltz.plt_codec.zstd import Fallback
 

@@ -23,7 +23,7 @@ import numpy as np
 from pltz.archive.format.context import ALONE, CODING, COPIES, FAST, TOWER, TURN, Context
 from pltz.archive.format.ids import Tokens, digest
 from pltz.archive.format.record import Record
-from pltz.models.session.expected_time import expected_seconds
+from pltz.coding.expected_time import expected_seconds
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError

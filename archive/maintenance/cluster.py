@@ -45,8 +45,8 @@ from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.writing.candidates import LEAST_GRAMS, LEAST_SHARE, read_groups, seal_sketch, tower_sketch
 from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES, most_in_a_row
-from pltz.models.session.neighbours import LONGEST
-from pltz.models.session.sketch import Sketch
+from pltz.coding.neighbours import LONGEST
+from pltz.coding.sketch import Sketch
 from pltz.plt_codec.errors import FormatError, PltzError
 
 MEDOIDS = 64  # per tenant

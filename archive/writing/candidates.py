@@ -25,8 +25,8 @@ from pltz.archive.format.candidate_file import MAX_FILE, CandidateBoxes, Candida
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NONE, Tokens
 from pltz.archive.format.record import Record
-from pltz.models.session.neighbours import LONGEST
-from pltz.models.session.sketch import Sketch, SketchIndex, sketch_of
+from pltz.coding.neighbours import LONGEST
+from pltz.coding.sketch import Sketch, SketchIndex, sketch_of
 from pltz.plt_codec.errors import FormatError
 
 MOST = 4096  # candidates per domain and tokenizer

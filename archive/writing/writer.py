@@ -47,7 +47,7 @@ from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
 
 if TYPE_CHECKING:
-    from pltz.models.session.expected_time import Expect
+    from pltz.coding.expected_time import Expect
 
 BEYOND = 64  # ratio that bytes under zstd are not expected to reach where a turn of the model is that short
 NO_RECORD = 1 << 62  # stands for the size of segments that no record holds

@@ -351,7 +351,7 @@ class PutInputs:
 
         Raises TokenizerMismatch for ids of another tokenizer.
         """
-        from pltz.models.partners import bridge_between
+        from pltz.coding.partners import bridge_between
 
         with options.open_reader(path) as reader:
             codec = options.load_codec_for(reader, None, self.device, self.threads)

@@ -26,7 +26,7 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.cli.bench.measure import Cost
-    from pltz.models.session.codec import Codec
+    from pltz.coding.codec import Codec
 
 
 @click.command(

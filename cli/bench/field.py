@@ -36,8 +36,8 @@ from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from pltz.cli.bench.measure import Cost
+    from pltz.coding.codec import Codec
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.session.codec import Codec
     from pltz.models.session.session import Session
     from pltz.plt_codec.weights import Weights
 

@@ -13,7 +13,7 @@ from pltz.cli.ui.progress import Progress
 from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:
-    from pltz.models.session.codec import Codec, ModelResult
+    from pltz.coding.codec import Codec, ModelResult
     from pltz.models.session.session import Session
     from pltz.plt_codec.container.file import Reader
 
@@ -67,7 +67,7 @@ def run(
     Raises:
         ModelError: a session came back changed.
     """
-    from pltz.models.session.codec import Codec
+    from pltz.coding.codec import Codec
     from pltz.plt_codec.container.file import Reader
 
     coded: list[ModelResult] = []

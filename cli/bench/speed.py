@@ -37,9 +37,9 @@ from pltz.plt_codec.errors import ModelError, UsageError
 if TYPE_CHECKING:
     import numpy as np
 
+    from pltz.coding.codec import Codec
+    from pltz.coding.parts import Coder
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.session.codec import Codec
-    from pltz.models.session.parts import Coder
     from pltz.plt_codec.weights import Shape, Weights
 
 WAYS = ("encode", "decode")

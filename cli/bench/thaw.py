@@ -40,7 +40,7 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import render
-from pltz.models.partners import DEFAULT_TARGET
+from pltz.coding.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 

@@ -21,7 +21,7 @@ from pltz.cli.ui.progress import wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.models.session.codec import Codec
+    from pltz.coding.codec import Codec
     from pltz.models.training.records import LabelledSession
 
 NO_LIMIT = 1 << 62  # bytes

@@ -11,7 +11,7 @@ import click
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.models.session.codec import Codec
+    from pltz.coding.codec import Codec
     from pltz.plt_codec.container.file import Reader
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -178,7 +178,7 @@ def one_tokenizer(target: str | None, tokenizer: str | None) -> None:
 
 def load_codec(bundle: str | None, device: str, threads: int | None) -> "Codec":
     """Load the codec of a bundle by name or folder. Raises UsageError or ModelError where it cannot be loaded."""
-    from pltz.models.session.codec import Codec
+    from pltz.coding.codec import Codec
 
     return Codec.load(bundle, device=device, threads=threads)
 
@@ -189,8 +189,8 @@ def load_codec_for(reader: "Reader", bundle: str | None, device: str, threads: i
     Raises:
         BundleMismatch: no such bundle is installed.
     """
+    from pltz.coding.codec import Codec
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.session.codec import Codec
 
     chosen = bundle or Bundle.find(reader.header.bundle_id).path
     return Codec.load(chosen, device=device, threads=threads)

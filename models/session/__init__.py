@@ -1,1 +1,1 @@
-"""Sessions: values of users to coded frames and back."""
+"""Sessions: values of users, as plain bytes and as bundle tokens."""

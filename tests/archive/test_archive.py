@@ -276,7 +276,7 @@ def test_what_was_yielded_stays_whatever_follows(
     ]
     put = cold.put_many(requests)
     assert next(put).name == "a"
-    with pytest.raises(pltz.UsageError, match=r"expected a session .*found float"):
+    with pytest.raises(pltz.UsageError, match=r"expected a chat .*found float"):
         list(put)
     assert pltz.Archive.open(tmp_path / "cold", bundle=bundle).get("a").value.tolist() == [40, 41]
 

@@ -12,7 +12,7 @@ from pltz.benchmarks import measure_distances
 from pltz.benchmarks.communities import Community
 from pltz.benchmarks.measure_distances import matrix, parts
 from pltz.benchmarks.plots import distances
-from pltz.models.session.codec import Codec
+from pltz.coding.codec import Codec
 from pltz.plt_codec.errors import ModelError
 
 

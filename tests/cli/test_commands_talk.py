@@ -92,7 +92,7 @@ def test_the_doctor_finds_this_machine_exact(run: Run, tiny: Path) -> None:
 
 
 def test_the_doctor_tells_an_engine_that_is_not_exact(run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pltz.models.session.codec import Codec
+    from pltz.coding.codec import Codec
 
     monkeypatch.setattr(Codec, "decompress", lambda *given, **options: [])
     done = run("doctor")

@@ -1,7 +1,6 @@
-"""Fixtures of the tests of models: a small llama with random weights, and a codec with a fake coder.
+"""Fixtures of the tests of models: a small llama with random weights, saved as a user's model is.
 
-``llama`` is its folder, saved as a user's model is, and ``copy`` one to damage. ``save_model(folder, config)`` makes
-another. ``codec`` is of ``bundle``.
+``llama`` is its folder, and ``copy`` one to damage. ``save_model(folder, config)`` makes another.
 """
 
 import shutil
@@ -13,10 +12,7 @@ import pytest
 import torch
 import transformers
 
-from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.session.codec import Codec
 from pltz.models.target import tokenizer_files
-from tests.models.fake_coder import FakeBundle, FakeCoder
 
 VOCAB = 384
 POSITIONS = 256
@@ -69,13 +65,3 @@ def llama(
 @pytest.fixture
 def copy(llama: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(llama, tmp_path / "copy"))
-
-
-@pytest.fixture(scope="module")
-def bundle(tiny_tokenizer: BundleTokenizer) -> FakeBundle:
-    return FakeBundle(tiny_tokenizer)
-
-
-@pytest.fixture
-def codec(bundle: FakeBundle) -> Codec:
-    return Codec(bundle, FakeCoder())

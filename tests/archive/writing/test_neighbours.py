@@ -24,7 +24,7 @@ from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.candidates import Place, read_candidates, read_groups
 from pltz.archive.writing.neighbours import GRANTED, PROOF, SAVED_UP, TRIAL, NeighbourEncoder
 from pltz.archive.writing.new_session import NewSession
-from pltz.models.session.neighbours import LONGEST
+from pltz.coding.neighbours import LONGEST
 from pltz.plt_codec.engines.queued import watcher, watching
 from pltz.plt_codec.errors import CorruptError, VersionError
 from tests.archive.sealed import RAW

@@ -13,8 +13,8 @@ from click.testing import Result
 
 from pltz.benchmarks.peers import context_mixing, llama_model
 from pltz.cli.bench import field
+from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
-from pltz.models.session.codec import Codec
 from pltz.models.session.session import Session, content_bytes
 from pltz.models.session.transcript import to_tokens
 from pltz.plt_codec.errors import UsageError

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from pltz.benchmarks import measure_split
 from pltz.benchmarks.corpus import SampleSession
+from pltz.coding.codec import Codec
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.session.codec import Codec
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ModelError
 

@@ -13,7 +13,7 @@ from click.testing import Result
 from pltz.benchmarks import tenant_bytes
 from pltz.benchmarks.corpus import SampleSession
 from pltz.benchmarks.neighbours import AT_HAND, TenantSessions, drawn, measure, together
-from pltz.models.session.codec import Codec
+from pltz.coding.codec import Codec
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import ModelError

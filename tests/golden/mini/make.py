@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
+from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
-from pltz.models.session.codec import Codec
 from pltz.models.session.session import Session
 
 HERE = Path(__file__).parent

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.session.codec import Codec
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.container.frame import Kind
 from pltz.plt_codec.errors import CorruptError, TokenizerMismatch
-from tests.models.fake_coder import TALK, FakeBundle
+from tests.coding.fake_coder import TALK, FakeBundle
 
 
 @pytest.fixture(scope="module")

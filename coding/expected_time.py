@@ -17,7 +17,7 @@ from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import FrameItem
 
 if TYPE_CHECKING:
-    from pltz.models.session.parts import Coder, Tokens
+    from pltz.coding.parts import Coder, Tokens
 
 Expect = Callable[[float], None]
 """Called with the expected seconds before a batch of many tokens is coded."""

@@ -14,7 +14,7 @@ from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
-    from pltz.models.session.parts import Progress
+    from pltz.coding.parts import Progress
 
 
 class CodingKeywords(TypedDict, total=False):

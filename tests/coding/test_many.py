@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.coding import codec as module
+from pltz.coding import decoder as session_decoder
+from pltz.coding.codec import Codec
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.session import codec as module
-from pltz.models.session import decoder as session_decoder
-from pltz.models.session.codec import Codec
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import (

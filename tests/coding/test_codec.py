@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
 from pltz.models.session import transcript
-from pltz.models.session.codec import Codec
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec.container.file import Reader, pack
 from pltz.plt_codec.container.frame import Frame, Kind, content_check
@@ -32,7 +32,7 @@ from pltz.plt_codec.errors import (
     UsageError,
     VersionError,
 )
-from tests.models.fake_coder import IMAGE, PROSE, TALK, BrokenCoder, FakeBundle, FakeCoder, chat, ten_bits
+from tests.coding.fake_coder import IMAGE, PROSE, TALK, BrokenCoder, FakeBundle, FakeCoder, chat, ten_bits
 
 json_values = st.recursive(
     st.none()

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle, write_bundle
-from pltz.models.session.codec import Codec
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import BundleMismatch, PltzError

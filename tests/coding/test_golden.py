@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from pltz.coding.codec import Codec
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.session.codec import Codec
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.engines.native import coder as native
 from pltz.plt_codec.engines.token_coder import TokenCoder

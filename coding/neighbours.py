@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.models.session.sketch import GRAM, Sketch, SketchIndex, hashes_of
+from pltz.coding.sketch import GRAM, Sketch, SketchIndex, hashes_of
 from pltz.plt_codec.container.columns import MOST_CONTEXTS
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, context_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pltz.models.session.sketch import SIZE, Sketch, SketchIndex, hashes_of, sketch_of
+from pltz.coding.sketch import SIZE, Sketch, SketchIndex, hashes_of, sketch_of
 from pltz.plt_codec.errors import CorruptError
 
 

@@ -24,8 +24,8 @@ from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, Token
 from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
+    from pltz.coding.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.models.bundle.tokenizer import Ids
-    from pltz.models.session.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.plt_codec.container.header import Header
 
 BATCH_TOKENS = 1 << 20  # tokens decoded side by side

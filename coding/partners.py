@@ -16,9 +16,9 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from pltz.coding.codec import Codec
     from pltz.models.bundle.bridge import Bridge
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.session.codec import Codec
     from pltz.models.target.target import Target
 
 Path_ = str | os.PathLike[str]
@@ -53,8 +53,8 @@ class Partners:
             ModelError: the bundle cannot be used.
             BundleMismatch: no bundle here has the id.
         """
+        from pltz.coding.codec import Codec
         from pltz.models.bundle.bundle import Bundle
-        from pltz.models.session.codec import Codec
 
         bundle = self.bundle
         if isinstance(bundle, Codec):

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from pltz.coding.codec import Codec
+    from pltz.coding.partners import Partners
     from pltz.models.bundle.bridge import Bridge
-    from pltz.models.partners import Partners
-    from pltz.models.session.codec import Codec
     from pltz.plt_codec.container.file import Info, Reader
 
 READ_AHEAD = 256  # sessions decoded side by side by iteration

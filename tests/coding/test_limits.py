@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.coding.codec import Codec
 from pltz.datasets.loaders import load
 from pltz.models.session import json_value
-from pltz.models.session.codec import Codec
 from pltz.models.session.json_value import MAX_DEPTH
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader, Writer
@@ -229,7 +229,7 @@ def test_zstd_above_keeps_the_refusals(codec: Codec) -> None:
 def test_the_expected_time_is_told_before_and_is_about_right(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pltz.models.session.expected_time.LEAST_TOKENS", 1000)
+    monkeypatch.setattr("pltz.coding.expected_time.LEAST_TOKENS", 1000)
     told: list[float] = []
 
     class Slow:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pltz.models.session import neighbours
-from pltz.models.session.codec import Codec
-from pltz.models.session.neighbours import Earlier, Neighbours
+from pltz.coding import neighbours
+from pltz.coding.codec import Codec
+from pltz.coding.neighbours import Earlier, Neighbours
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.columns import MOST_CONTEXTS
@@ -16,7 +16,7 @@ from pltz.plt_codec.container.file import Reader, pack
 from pltz.plt_codec.container.frame import Kind, content_check
 from pltz.plt_codec.errors import CorruptError, ModelError
 from pltz.plt_codec.repeats import Copy
-from tests.models.fake_coder import FakeBundle, NeighbourCoder
+from tests.coding.fake_coder import FakeBundle, NeighbourCoder
 
 RANDOM = np.random.default_rng(11)
 TEMPLATES = [RANDOM.integers(300, 1000, 120) for _ in range(3)]
@@ -81,9 +81,9 @@ def test_many_files_of_followers_are_decoded_together(codec: Codec, sessions: li
 def test_a_context_in_an_earlier_batch(
     codec: Codec, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pltz.models.session.codec.GROUP", 4)
-    monkeypatch.setattr("pltz.models.session.codec.BATCH_TOKENS", 500)
-    monkeypatch.setattr("pltz.models.session.decoder.BATCH_TOKENS", 300)
+    monkeypatch.setattr("pltz.coding.codec.GROUP", 4)
+    monkeypatch.setattr("pltz.coding.codec.BATCH_TOKENS", 500)
+    monkeypatch.setattr("pltz.coding.decoder.BATCH_TOKENS", 300)
     data = codec.compress(sessions)
     assert sum(context is not None for context in contexts(Reader(data))) == 17
     assert codec.decompress(data) == sessions
@@ -205,7 +205,7 @@ def test_no_context_is_decoded_twice(codec: Codec, sessions: list[Session]) -> N
 def test_contexts_stay_at_hand_from_batch_to_batch(
     codec: Codec, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pltz.models.session.decoder.BATCH_TOKENS", 300)
+    monkeypatch.setattr("pltz.coding.decoder.BATCH_TOKENS", 300)
     data = codec.compress(sessions)
     reading = Codec(codec.bundle, coder := Seeing())
     assert reading.decompress(data) == sessions

@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack, cast, overload
 
 import numpy as np
 
+from pltz.coding.decoder import OnError, SessionDecoder, named
+from pltz.coding.expected_time import Expect, expected_seconds
+from pltz.coding.neighbours import Earlier, Neighbours
+from pltz.coding.options import CodingKeywords, CodingOptions
+from pltz.coding.parts import PhasedProgress, begin
 from pltz.models.session import transcript
-from pltz.models.session.decoder import OnError, SessionDecoder, named
-from pltz.models.session.expected_time import Expect, expected_seconds
-from pltz.models.session.neighbours import Earlier, Neighbours
-from pltz.models.session.options import CodingKeywords, CodingOptions
-from pltz.models.session.parts import PhasedProgress, begin
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.container.file import Writer, pack
@@ -53,9 +53,9 @@ from pltz.plt_codec.errors import (
 from pltz.plt_codec.lanes import FAST, FAST_ABOVE, MAX_BLOCK, MAX_STEPS, Layout, by_layout, default_lanes
 
 if TYPE_CHECKING:
+    from pltz.coding.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import Ids
-    from pltz.models.session.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.plt_codec.lanes import LayoutName
     from pltz.plt_codec.types import Encoded
 

@@ -1,0 +1,17 @@
+"""Fixtures of the tests of coding: ``codec``, of ``bundle``, with a fake coder."""
+
+import pytest
+
+from pltz.coding.codec import Codec
+from pltz.models.bundle.tokenizer import BundleTokenizer
+from tests.coding.fake_coder import FakeBundle, FakeCoder
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_tokenizer: BundleTokenizer) -> FakeBundle:
+    return FakeBundle(tiny_tokenizer)
+
+
+@pytest.fixture
+def codec(bundle: FakeBundle) -> Codec:
+    return Codec(bundle, FakeCoder())
