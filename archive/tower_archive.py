@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import MAX_SEGMENTS, Chains, Heard, KnownSegment
+from pltz.archive.catalog.chain import MAX_SEGMENTS, Chains, Heard, KnownSegment, decodable_groups
 from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.ledger import Loss, PackState
 from pltz.archive.catalog.listing import Found
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
 
 # folders of which any content shows that an archive is here
-READ_TOKENS, READ_VERSIONS = 1 << 20, 256  # tokens and versions that `TowerArchive.each` decodes at once
 EVIDENCE = (object_names.PACKS, object_names.KEYS, object_names.PLANS, object_names.PARITY, object_names.LEDGER)
 
 T = TypeVar("T")
@@ -365,14 +364,15 @@ class TowerArchive:
         """
         recent = self._writer.recent
         fresh = [v for v in versions if v.lacks or recent.get(v.leaf) is None]
-        if len(fresh) < 2:
-            return
-        chains = Chains(self.catalog, self.codecs, heard=self._writer.proved.heard)
-        with suppress(FileNotFoundError):  # `before` looks again
-            chains.load([v.leaf for v in fresh])
-            for version in fresh:
-                with suppress(PltzError):
-                    recent.add(chains.version(version))
+        for group in decodable_groups(fresh, self._length):
+            if len(group) < 2:
+                continue  # `before` decodes it when its turn comes
+            chains = Chains(self.catalog, self.codecs, heard=self._writer.proved.heard)
+            with suppress(FileNotFoundError):  # `before` looks again
+                chains.load([v.leaf for v in group])
+                for version in group:
+                    with suppress(PltzError):
+                        recent.add(chains.version(version))
 
     @property
     def remembered(self) -> tuple[RecentTowers, VerifiedSegments]:
@@ -415,23 +415,18 @@ class TowerArchive:
         return self._twice(lambda: self._towers(versions, known))
 
     def each(self, versions: Iterable[Version]) -> Iterator[Tower]:
-        """Yield the tokens of versions in their order, decoded together as far as they are READ_TOKENS or fewer.
+        """Yield the tokens of versions in their order, decoded in groups (`decodable_groups`).
 
         Raises the errors of `tower` for the first that is lost, before others of its group are yielded.
         """
-        group: list[Version] = []
-        tokens = 0
-        for version in versions:
-            size = 0
-            with suppress(FileNotFoundError):  # `towers` looks again
-                size = Chains(self.catalog, self.codecs).length(version.leaf)
-            if group and (tokens + size > READ_TOKENS or len(group) == READ_VERSIONS):
-                yield from self.towers(group)
-                group, tokens = [], 0
-            group.append(version)
-            tokens += size
-        if group:
+        for group in decodable_groups(versions, self._length):
             yield from self.towers(group)
+
+    def _length(self, version: Version) -> int:
+        """Return the tokens of a version's tower, from its records alone."""
+        with suppress(FileNotFoundError):  # whoever reads it looks again
+            return Chains(self.catalog, self.codecs).length(version.leaf)
+        return 0
 
     def places(self, segment: bytes) -> list[Found]:
         """Return the records of a segment. Raises ArchiveError, StoreError."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -37,13 +37,32 @@ from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS
 
 MAX_SEGMENTS = 4096  # segments per tower
-BATCH = 256  # records per call of a codec
+BATCH, BATCH_TOKENS = 256, 1 << 20  # records, and tokens that they claim, decoded at once: they bound the memory
 LAST = 3  # hops from a record over neighbours; those at the last have none
 NOTHING: Tokens = np.zeros(0, np.int64)
 
+T = TypeVar("T")
 Answer = Tokens | PltzError
 # called with each proved record and all 32 bytes of its segment's digest
 Heard = Callable[["Found", bytes], None]
+
+
+def decodable_groups(rows: Iterable[T], tokens: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield rows in groups that may be decoded at once: at most `BATCH` of them, and of `BATCH_TOKENS` or one alone.
+
+    So memory is bounded by one session and not by what a tenant puts side by side. ``tokens``: those that a row claims.
+    """
+    group: list[T] = []
+    total = 0
+    for row in rows:
+        size = tokens(row)
+        if group and (total + size > BATCH_TOKENS or len(group) == BATCH):
+            yield group
+            group, total = [], 0
+        group.append(row)
+        total += size
+    if group:
+        yield group
 
 
 @dataclass(frozen=True)
@@ -74,8 +93,7 @@ def decode_records(
         else:
             groups.setdefault(id(codec), (codec, []))[1].append(number)
     for codec, numbers in groups.values():
-        for begin in range(0, len(numbers), BATCH):
-            part = numbers[begin : begin + BATCH]
+        for part in decodable_groups(numbers, lambda number: wanted[number].item.record.tokens):
             answers = _decode(codec, keys, [wanted[n] for n in part], heard)
             for number, answer in zip(part, answers, strict=True):
                 out[number] = answer

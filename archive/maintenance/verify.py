@@ -19,6 +19,7 @@ from pltz.archive.catalog.chain import (
     Answer,
     Chains,
     RecordToDecode,
+    decodable_groups,
     decode_records,
     lost_versions,
 )
@@ -325,7 +326,12 @@ class Verifier:
                 )
 
     def _decode(self, items: Sequence[Found]) -> None:
-        """Decode these records as one batch and compare their ids.
+        """Decode these records in groups and compare their ids."""
+        for group in decodable_groups(items, lambda item: item.record.tokens):
+            self._decode_group(group)
+
+    def _decode_group(self, items: Sequence[Found]) -> None:
+        """Decode these records at once and compare their ids.
 
         Where a pack vanished meanwhile, a collector moved its records: look again for those that failed. A record
         whose parent was collected is no damage in itself. If a version needs it, that version is found lost.

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive import sessions, tower_archive
+from pltz.archive import sessions
 from pltz.archive.archive import Archive
+from pltz.archive.catalog import chain
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import BundleCodec, Coded
 from pltz.archive.errors import NotFound
@@ -73,7 +74,7 @@ def test_many_sessions_are_decoded_side_by_side(grown: Archive, batches: list[in
 def test_a_group_has_no_more_tokens_than_the_budget(
     grown: Archive, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tower_archive, "READ_TOKENS", 300)
+    monkeypatch.setattr(chain, "BATCH_TOKENS", 300)
     seen: list[int] = []
     towers = TowerArchive.towers
 
@@ -84,7 +85,7 @@ def test_a_group_has_no_more_tokens_than_the_budget(
     monkeypatch.setattr(TowerArchive, "towers", counting)
     assert len(list(grown.get_many([str(n) for n in range(8)]))) == 8
     assert seen == [2] * 4 and sum(batches) == 24
-    monkeypatch.setattr(tower_archive, "READ_TOKENS", 1)  # a session larger than the budget is read alone
+    monkeypatch.setattr(chain, "BATCH_TOKENS", 1)  # a session larger than the budget is read alone
     assert len(list(grown.get_many(["1", "2"]))) == 2 and seen[4:] == [1, 1]
 
 

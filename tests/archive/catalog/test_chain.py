@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.archive.catalog import chain
 from pltz.archive.catalog.chain import BATCH, Answer, Chains, KnownSegment, RecordToDecode, decode_records
 from pltz.archive.catalog.listing import Found
 from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec
@@ -169,6 +170,24 @@ def test_batches_are_bounded(disk: SimDisk) -> None:
     codec.batches.clear()
     archive.towers(list(archive.ls()))
     assert codec.batches == [1, BATCH, 5]
+
+
+def test_batches_are_bounded_by_what_they_claim(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = Counting()
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    archive.put([NewSession(f"{n}", [np.full(100, n)]) for n in range(9)])
+    codec.batches.clear()
+    monkeypatch.setattr(chain, "BATCH_TOKENS", 250)
+    report = archive.verify(decode=True)
+    assert report.sound and report.decoded == 9 and codec.batches == [2, 2, 2, 2, 1]
+    codec.batches.clear()
+    monkeypatch.setattr(chain, "BATCH_TOKENS", 99)  # a record larger than the bound is decoded alone
+    assert archive.verify(decode=True).decoded == 9 and codec.batches == [1] * 9
+    codec.batches.clear()
+    monkeypatch.setattr(chain, "BATCH_TOKENS", 250)
+    fresh = TowerArchive.open(DirectoryStore(disk), [codec])
+    fresh.prepare(list(fresh.ls()))
+    assert codec.batches == [2, 2, 2, 2]
 
 
 def test_a_single_path_goes_by_one_call(filled: TowerArchive, disk: SimDisk) -> None:
