@@ -103,6 +103,8 @@ def compress(
 
     A session that is like an earlier one of the same file is coded after it where that takes fewer bytes. It is read
     together with that one, and lost with it. --independent codes each alone, which is also faster.
+
+    With --exact the sessions of several inputs come back one after the other, and of a .gz or .zst what is inside.
     """
     options.one_tokenizer(target, tokenizer)
     if only:
@@ -152,6 +154,7 @@ def compress(
             independent=independent,
             verify=not no_verify,
             keep_opaque=keep_opaque,
+            exact=source.exact,
             progress=bar,
         )
         seconds = time.perf_counter() - start

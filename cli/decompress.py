@@ -53,6 +53,8 @@ def decompress(
     several texts, pick one with --session, or join them with --format text. Nothing is written unless every chosen
     session passes its check.
 
+    A file of compress --exact comes back as the bytes that went in. --format writes it as any other file.
+
     Ids of a foreign tokenizer need it again: --tokenizer FILE, or --target MODEL.
     """
     options.one_tokenizer(target, tokenizer)
@@ -62,7 +64,8 @@ def decompress(
         opened = api.open(reader, bundle=codec, target=target, tokenizer=tokenizer)
         numbers = indices or range(len(reader))
         if form == "auto":
-            form = form_of([reader.info(number).kind.session for number in numbers[:2]])
+            kinds = [reader.info(number).kind.session for number in numbers[:2]]
+            form = "exact" if reader.header.exact else form_of(kinds)
         total = sum(reader.info(n).count for n in numbers if reader.info(n).kind.by_model)
         with Progress("decode", unit="tokens", total=total, shown=wanted(progress)) as bar:
             sessions = codec.decompress_each(reader, numbers, bridge=opened.bridge, progress=bar.add)

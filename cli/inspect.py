@@ -95,6 +95,7 @@ def overview(reader: "Reader", sessions: list[dict[str, Any]], bundle: str | Non
         "bundle_name": bundle,
         "tokenizer": tokenizer.hex() if tokenizer else None,
         "target": target.hex() if target else None,
+        "exact": header.exact,
         "sessions": len(reader),
         "kinds": dict(Counter(found["kind"] for found in sessions)),
         "tokens": sum(found["tokens"] or 0 for found in sessions),

@@ -140,11 +140,14 @@ class Codec(SessionDecoder):
         *,
         bridge: TokenBridge | None = None,
         target_fingerprint: bytes | None = None,
+        exact: bool = False,
         **options: Unpack[CodingKeywords],
     ) -> bytes:
         """Return a .pltz file of these sessions. The arguments and errors are those of `compress_into`."""
         sink = io.BytesIO()
-        self.compress_into(sink, sessions, bridge=bridge, target_fingerprint=target_fingerprint, **options)
+        self.compress_into(
+            sink, sessions, bridge=bridge, target_fingerprint=target_fingerprint, exact=exact, **options
+        )
         return sink.getvalue()
 
     def compress_into(
@@ -154,6 +157,7 @@ class Codec(SessionDecoder):
         *,
         bridge: TokenBridge | None = None,
         target_fingerprint: bytes | None = None,
+        exact: bool = False,
         **options: Unpack[CodingKeywords],
     ) -> int:
         """Write a .pltz file of these sessions, in batches, and return how many there were.
@@ -164,6 +168,7 @@ class Codec(SessionDecoder):
             sink: binary file; written front to back.
             bridge: to the tokenizer that sessions of ids belong to; None: they are bundle tokens.
             target_fingerprint: 16 bytes of the target the sessions are frozen for; None: any.
+            exact: the sessions in a row are the bytes of an input (`Session.to_input_bytes`); the file says so.
             options: see `CodingOptions`.
 
         Raises:
@@ -173,7 +178,7 @@ class Codec(SessionDecoder):
             ModelError: a frame did not decode to its session.
         """
         chosen = CodingOptions(**options)
-        writer = Writer(sink, self._header(bridge, target_fingerprint))
+        writer = Writer(sink, replace(self._header(bridge, target_fingerprint), exact=exact))
         for frame in self._each(sessions, bridge, chosen, None if chosen.independent else Neighbours()):
             writer.add(_sound(frame))
         writer.finish()

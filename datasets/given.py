@@ -22,16 +22,16 @@ SessionsLike = str | os.PathLike[str] | Readable | SessionLike | Iterable[object
 SHOWN = 60  # characters of a path that is not there
 
 
-def as_sessions(source: SessionsLike, format: Format = "auto") -> Iterable[Session]:
+def as_sessions(source: SessionsLike, format: Format = "auto", exact: bool = False) -> Iterable[Session]:
     """Yield a caller's source as sessions; see `pltz.compress`.
 
     >>> list(as_sessions([[1, 2], "text", {"messages": []}]))
     [Session('ids', 2 ids), Session('text', 4 bytes), Session('chat', dict of 1)]
     """
-    return map(as_session, as_items(source, format))
+    return map(as_session, as_items(source, format, exact))
 
 
-def as_items(source: SessionsLike, format: Format = "auto") -> Iterable[object]:
+def as_items(source: SessionsLike, format: Format = "auto", exact: bool = False) -> Iterable[object]:
     """Return the items that `as_sessions` converts, one by one.
 
     A caller may continue after an item that is no session.
@@ -43,7 +43,7 @@ def as_items(source: SessionsLike, format: Format = "auto") -> Iterable[object]:
         shown = source if len(source) <= SHOWN else source[:SHOWN] + "..."
         raise UsageError(f"found no file or folder {shown!r}: a text to freeze goes into a list, [text]")
     if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview) or hasattr(source, "read"):
-        return load(source, format)  # type: ignore[arg-type]  # load checks the name of the format itself
+        return load(source, format, exact=exact)  # type: ignore[arg-type]  # load checks the name of the format itself
     if isinstance(source, Session | dict) or _is_messages(source) or _is_ids(source):
         return [source]
     if not isinstance(source, Iterable):

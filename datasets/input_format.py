@@ -58,7 +58,8 @@ class ReadOptions:
         max_bytes: of a line, and of a file that is one session.
         columns: of a table; empty: all that JSON can hold.
         query: of a database, which answers with a session per row.
-        exact: keep the bytes of a JSON text that its value would not give back.
+        exact: keep the bytes of JSON: those that `Session.to_input_bytes` would not give back become a text, line
+            end included. The sessions of a source in a row are its bytes.
         warn: called with each remark, a sentence without a full stop.
     """
 

@@ -6,7 +6,8 @@ are events of an agent (`registry.of_events`).
 
 JSON that Python would change is kept as it is: that line or document becomes a text session of its exact bytes.
 Examples are repeated keys, NaN, and numbers that no double holds (see models/session/json_value.py). With ``exact``
-so does every JSON text whose bytes differ from the shortest text of its value.
+so does every line or document that `Session.to_input_bytes` would not give back. Its text then has its line end, its
+byte order mark and the empty lines beside it, so the sessions in a row are the bytes of the file.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pltz.datasets.byte_input import ByteInput
 from pltz.datasets.input_format import EVENTS, Noun, Part, ReadOptions
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.plt_codec.limits import check_bytes
 
 BOM = b"\xef\xbb\xbf"
 AHEAD = (1 << 14, 1 << 18, 1 << 22)  # bytes that are looked at, one after the other, for the first events
@@ -29,14 +31,32 @@ _KEYS = {"openai": "messages", "sharegpt": "conversations"}
 def read_lines(source: ByteInput, options: ReadOptions, ahead: bytes = b"") -> Iterator[Part]:
     """Yield one session per line. ``ahead``: the line already taken off the source to look at it."""
     number = 0
+    begun = b""  # empty lines before the next line, where bytes are kept
+    held: tuple[Part, bytes] | None = None  # the last part with its bytes, to which empty lines behind it are added
     line: bytes | None = ahead or source.line()
     while line is not None:
         number += 1
         place = f"{source.name}: line {number}"
         text = _content(line, number == 1, place)
         if text.strip(b" \t\r\n"):
-            yield _of_line(text, options, place, whole=line.endswith(b"\n"))
+            if held is not None:
+                yield _exact(*held)
+            part = _of_line(text, options, place, whole=line.endswith(b"\n"))
+            held, begun = (part, begun + line), b""
+            if not options.exact:
+                yield part
+                held = None
+        elif options.exact and held is not None:
+            held = held[0], held[1] + line
+            check_bytes(len(held[1]))
+        elif options.exact:
+            begun += line
+            check_bytes(len(begun))
         line = source.line()
+    if held is not None:
+        yield _exact(*held)
+    elif begun:
+        yield Part(Session("text", begun), source.name, "text")
 
 
 def read_document(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
@@ -62,9 +82,8 @@ def read_events(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
             kept = kept or part.content.kind == "text"
             values.append(part.content.value)
     session = Session("chat", values)
-    if kept or (options.exact and log_lines(session) != data):
-        session = Session("text", data)
-    yield Part(session, source.name, "agent log")
+    part = Part(Session("text", data) if kept else session, source.name, "agent log")
+    yield _exact(part, data) if options.exact else part
 
 
 def log_lines(session: Session) -> bytes:
@@ -115,14 +134,18 @@ def _of_line(text: bytes, options: ReadOptions, place: str, *, whole: bool) -> P
     if options.format == "ids":
         return Part(_of_ids(session.value, place), place)
     _check_shape(session, options.format, place)
-    return Part(_exact(session, text, options), place, "json" if session.kind == "text" else None)
+    return Part(session, place, "json" if session.kind == "text" else None)
 
 
-def _exact(session: Session, text: bytes, options: ReadOptions) -> Session:
-    """Return a session, or with ``exact`` its bytes as a text where its value would not give them back."""
-    if options.exact and session.kind == "chat" and session.to_json_line() != text + b"\n":
-        return Session("text", text)
-    return session
+def _exact(part: Part, data: bytes) -> Part:
+    """Return a part, or its bytes as a text where its value would not give them back. Raises UsageError for ids."""
+    session = part.content
+    assert isinstance(session, Session)
+    if session.to_input_bytes() == data:
+        return part
+    if session.kind == "ids":
+        raise UsageError(f"{part.place}: these ids are written in another way than pltz writes them: leave --exact out")
+    return Part(Session("text", data), part.place, part.noun or _noun_of(session.value))
 
 
 def _check_shape(session: Session, format: str, place: str) -> None:
@@ -159,10 +182,12 @@ def of_document(data: bytes, options: ReadOptions, name: str) -> Iterator[Part]:
         raise UsageError(f"{name}: {exc}; --format text takes files of any content") from exc
     if document.kind == "chat":
         parts = list(_of_value(document.value, options.format, name))
-        lost = options.exact and (len(parts) > 1 or document.to_json_line() != data)
-        if lost and not any(isinstance(p.content, Session) and p.content.kind == "ids" for p in parts):
-            parts = [Part(Session("text", data), name, _noun_of(document.value))]
-        yield from parts
+        if options.exact and len(parts) != 1:
+            yield Part(Session("text", data), name, _noun_of(document.value))
+        elif options.exact:
+            yield _exact(parts[0], data)
+        else:
+            yield from parts
     elif options.format == "ids":
         raise UsageError(f"{name}: expected a list of token ids, found other JSON")
     else:

@@ -77,7 +77,8 @@ def load(
     Args:
         columns: of a table; empty: all that JSON can hold.
         query: of a SQLite database, which answers with a session per row.
-        exact: keep JSON whose bytes its value would not give back as a text of these bytes.
+        exact: keep JSON whose bytes its value would not give back as a text of these bytes. The sessions in a row are
+            then the bytes of the source (`Session.to_input_bytes`). Not for tables, databases and .npy files.
 
     Raises:
         UsageError: the source is missing, or does not have the format; the message names the line.
@@ -260,6 +261,8 @@ def _parts(
         if known is None and kind == "npy":
             known = next(one for one in registry.FORMATS if one.name == "npy")
         if known and known.read and (not is_text or known.name in _TEXT_HEADS):
+            if options.exact and known.noun in ("json", "ids"):
+                raise UsageError(f"{source.name}: --exact keeps JSON and texts, this is {known.about}: leave it out")
             return known, known.read(source, options)
     if format == "auto" and suffix in TEXT_SUFFIXES:
         return None, iter([Part(Session("text", source.rest()), source.name, "text")])

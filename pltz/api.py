@@ -50,6 +50,7 @@ def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> byt
         tokenizer: tokenizer.json (path or bytes) that sessions of ids belong to, where it is not the bundle's.
         device, threads: where the engine runs ("cpu", "cuda"), and on how many cores.
         format: of a path or of bytes: "auto", "openai", "sharegpt", "agent-log", "jsonl", "text" or "ids".
+        exact: keep the bytes of a path or of bytes, not only values of JSON. `pltz decompress` writes the very file.
         lanes, steps: layout of the blocks; None is the default rule, which costs no bytes.
         layout: "fast": a GPU decodes sessions over 2048 tokens sooner, and they take a few per cent more bytes.
         verify: False leaves the decoding and comparing out.
@@ -75,10 +76,10 @@ def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> byt
     chosen = CompressOptions(**options)
     codec = chosen.codec()
     model, partner = _freezing_for(chosen, codec)
-    found = as_sessions(sessions, chosen.format)
+    found = as_sessions(sessions, chosen.format, chosen.exact)
     if model is not None:
         found = (as_seen_by(model, session) for session in found)
-    return codec.compress(found, **partner, **chosen.coding)
+    return codec.compress(found, **partner, exact=chosen.exact, **chosen.coding)
 
 
 @overload
@@ -122,7 +123,7 @@ def compress_many(
     chosen = CompressOptions(**options)
     codec = chosen.codec()
     model, partner = _freezing_for(chosen, codec)
-    found = (_attempt(item, model) for item in as_items(sessions, chosen.format))
+    found = (_attempt(item, model) for item in as_items(sessions, chosen.format, chosen.exact))
     return codec.compress_many(found, **partner, errors=errors, **chosen.coding)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.partners import Partners
+from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.coding.codec import Codec
@@ -43,17 +44,21 @@ class CompressKeywords(DecompressKeywords, CodingKeywords, total=False):
     """The keywords of `compress`, which explains each of them."""
 
     format: Format
+    exact: bool
 
 
 @dataclass(frozen=True)
 class CompressOptions(Partners, CodingOptions):
     """The options of `compress`, with their defaults. Raises the errors of both parents.
 
-    ``format``: of a path or of bytes, as `pltz.datasets.load` takes it.
+    ``format``, ``exact``: of a path or of bytes, as `pltz.datasets.load` takes them.
     """
 
     format: Format = "auto"
+    exact: bool = False
 
     def __post_init__(self) -> None:
         Partners.__post_init__(self)
+        if self.exact and self.target is not None:
+            raise UsageError("a target keeps token ids and not the bytes of inputs: leave exact or target out")
         CodingOptions.__post_init__(self)

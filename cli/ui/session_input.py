@@ -38,7 +38,7 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
             is_flag=True,
             expose_value=False,
             callback=_keep,
-            help="Keep the bytes of JSON inputs too, not only their values.",
+            help="Keep the bytes of JSON inputs too, not only their values: decompress writes the very bytes.",
         ),
         click.option(
             "--query",
@@ -108,6 +108,11 @@ class InputFiles:
             for found in recognise(path, options):
                 self.files.setdefault(found.file, FileCounts()).add(found)
                 yield found
+
+    @property
+    def exact(self) -> bool:
+        """Return whether the sessions in a row are the bytes of the inputs."""
+        return self._options().exact
 
     @property
     def nouns(self) -> dict[str, int]:

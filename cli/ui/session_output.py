@@ -31,13 +31,15 @@ def form_of(kinds: Sequence[str]) -> str:
 
 
 def render(sessions: Iterable[Session], form: str) -> Iterator[bytes]:
-    """Yield the sessions in an output format.
+    """Yield the sessions in an output format; ``exact``: as the bytes of the input they were read from.
 
     Raises:
         ContentError: a session cannot be written in the format.
     """
     for number, session in enumerate(sessions):
-        if form == "jsonl":
+        if form == "exact":
+            yield session.to_input_bytes()
+        elif form == "jsonl":
             yield json_line(session, number)
         elif form == "agent-log":
             yield event_lines(session, number)
@@ -60,8 +62,8 @@ def event_lines(session: Session, number: int) -> bytes:
 
 def json_line(session: Session, number: int) -> bytes:
     """Return one JSONL line. Raises ContentError, with a way out, for a text that is no JSON line."""
-    if session.kind == "text" and _is_json_line(session.value):
-        return cast(bytes, session.value) + b"\n"  # kept by --exact as the line that it is
+    if session.kind == "text" and _is_json_line(line := session.value.removesuffix(b"\n")):
+        return cast(bytes, line) + b"\n"  # kept by --exact as the line that it is
     try:
         return session.to_json_line()
     except ContentError as error:
@@ -75,4 +77,4 @@ def _is_json_line(text: bytes) -> bool:
     """Return whether a text is one line that holds a JSON object or list."""
     from pltz.datasets.json_files import is_json
 
-    return text[:1] in (b"{", b"[") and b"\n" not in text and is_json(text)
+    return text.lstrip()[:1] in (b"{", b"[") and b"\n" not in text and is_json(text)

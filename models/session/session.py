@@ -214,6 +214,20 @@ class Session:
             raise ContentError(f"a pair of separate surrogates has no JSON form, {changed}")
         return text.encode() + b"\n"
 
+    def to_input_bytes(self) -> bytes:
+        """Return the session as a part of an exact file: the bytes that it has in the input it was read from.
+
+        They are a text itself, a line of JSON per object of a list of objects, and one line of any other session.
+
+        Raises:
+            ContentError: the session has no form in JSON.
+        """
+        if self.kind == "text":
+            return cast(bytes, self.value)
+        if isinstance(self.value, list) and self.value and all(isinstance(item, dict) for item in self.value):
+            return b"".join(Session("chat", item).to_json_line() for item in self.value)
+        return self.to_json_line()
+
 
 def _ids(value: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Return ids as a flat read-only int32 array."""

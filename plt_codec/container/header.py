@@ -16,6 +16,7 @@ MAGIC = b"PLTZ"
 FORMAT_VERSION = 6
 FLAG_TOKENIZER = 1
 FLAG_TARGET = 2
+FLAG_EXACT = 128
 FINGERPRINT = 16  # bytes of a bundle id, a fingerprint
 
 FIXED = struct.Struct("<4sBBH16s")
@@ -31,6 +32,7 @@ class Header:
         bundle_id: 16 bytes.
         tokenizer_fingerprint: 16 bytes; None where ids belong to the bundle's own tokenizer.
         target_fingerprint: 16 bytes; None for any target.
+        exact: the sessions in a row give the bytes of the inputs back (`Session.to_input_bytes`).
 
     Raises:
         UsageError: a field is out of range or of the wrong length.
@@ -40,6 +42,7 @@ class Header:
     bundle_id: bytes
     tokenizer_fingerprint: bytes | None = None
     target_fingerprint: bytes | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
         for name in ("bundle_id", "tokenizer_fingerprint", "target_fingerprint"):
@@ -53,6 +56,7 @@ class Header:
         """Return the header's bytes, 24 to 56."""
         flags = FLAG_TOKENIZER * (self.tokenizer_fingerprint is not None)
         flags |= FLAG_TARGET * (self.target_fingerprint is not None)
+        flags |= FLAG_EXACT * self.exact
         body = FIXED.pack(MAGIC, FORMAT_VERSION, flags, self.contract, self.bundle_id)
         return body + (self.tokenizer_fingerprint or b"") + (self.target_fingerprint or b"")
 
@@ -79,7 +83,7 @@ class Header:
             )
         if version > FORMAT_VERSION:
             raise VersionError(f"expected .pltz format {FORMAT_VERSION}, found {version}: use a newer pltz")
-        if flags & ~(FLAG_TOKENIZER | FLAG_TARGET):
+        if flags & ~(FLAG_TOKENIZER | FLAG_TARGET | FLAG_EXACT):
             raise VersionError(f"unknown header flags {flags:#04x}: use a newer pltz")
         position = FIXED.size
         fingerprints: list[bytes | None] = [None, None]
@@ -89,4 +93,4 @@ class Header:
                 position += FINGERPRINT
                 if len(data) < position:
                     raise CorruptError(f"expected {position} header bytes, found {len(data)}: the file was cut off")
-        return cls(contract, bundle_id, fingerprints[0], fingerprints[1]), position
+        return cls(contract, bundle_id, fingerprints[0], fingerprints[1], bool(flags & FLAG_EXACT)), position

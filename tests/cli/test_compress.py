@@ -285,3 +285,17 @@ def test_exact_bytes_come_back(run: Run, tiny: Path, tmp_path: Path) -> None:
         done = run("compress", tmp_path / "a.jsonl", "-o", tmp_path / "a.pltz", "--force", *words)
         assert done.exit_code == 0, done.output
         assert (run("decompress", tmp_path / "a.pltz").stdout_bytes == data) is same
+
+
+def test_an_exact_file_is_one_file_again(run: Run, tiny: Path, tmp_path: Path) -> None:
+    lines, log = b'{"a":1}\n { "a":1}\n\n{"a":1.50}\n{"messages": []}', EVENTS + b"\n"
+    for name, data in {"lines.jsonl": lines, "log.jsonl": log, "note.txt": b"no line end"}.items():
+        (tmp_path / name).write_bytes(data)
+    paths = [tmp_path / name for name in ("log.jsonl", "note.txt", "lines.jsonl")]
+    done = run("compress", *paths, "--exact", "-o", tmp_path / "a.pltz")
+    assert done.exit_code == 0, done.output
+    assert run("decompress", tmp_path / "a.pltz", "-o", tmp_path / "back").exit_code == 0
+    assert (tmp_path / "back").read_bytes() == log + b"no line end" + lines
+    assert json.loads(run("inspect", tmp_path / "a.pltz", "--json").stdout)["exact"] is True
+    done = run("compress", *paths, "--exact", "--target", "mini-llama", "-o", tmp_path / "b.pltz")
+    assert done.exit_code == 2 and "leave exact or target out" in done.stderr

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pltz.datasets import registry
@@ -336,7 +337,40 @@ def test_exact_keeps_bytes_that_a_value_does_not(data: bytes) -> None:
 
 def test_exact_leaves_bytes_that_come_back_alone() -> None:
     [one, two], _ = read(lines([CHATS["openai"][1]]) + b'{"messages": []}\n', exact=True)
-    assert (one.session.kind, two.session.kind, two.session.value) == ("chat", "text", b'{"messages": []}')
+    assert (one.session.kind, two.session.kind, two.session.value) == ("chat", "text", b'{"messages": []}\n')
+
+
+LINE = b'{"messages":[{"role":"user","content":"Hi"}]}'
+PIECES = [
+    LINE + b"\n",
+    LINE,
+    b'{"a":1}\n { "a":1}\n{"a":1.50}\n' + LINE + b"\n",
+    b"\xef\xbb\xbf" + LINE + b"\r\n\r\n" + LINE + b"\n\n \n" + LINE,
+    b"\n\n" + LINE + b"\n",
+    b"\n \n",
+    b'{"a":NaN}\n{"a":1,"a":2}\n' + LINE,
+    b'[{"role":"user","content":"Hi"}]\n' + LINE + b"\n",
+    b'[]\n[1]\n"text"\n5\nnull\n',
+    b'{"b":"\\ud800"}\n{"b":"\xc3\xa9"}\n',
+]
+
+
+@pytest.mark.parametrize("data", PIECES)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a", "a.txt"])
+def test_exact_sessions_in_a_row_are_the_bytes_of_their_file(name: str, data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    found, _ = read(path, exact=True) if data.strip() or name != "a.json" else ([], [])
+    assert b"".join(one.session.to_input_bytes() for one in found) == (data if found else b"")
+    assert found or (name == "a.json" and not data.strip())
+
+
+def test_exact_refuses_ids_and_tables_whose_bytes_it_cannot_give_back(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="leave --exact out"):
+        read(b"[1, 2]\n", exact=True)
+    np.save(tmp_path / "a.npy", np.arange(3))
+    with pytest.raises(UsageError, match="leave it out"):
+        read(tmp_path / "a.npy", exact=True)
 
 
 # ---- tables

@@ -257,6 +257,7 @@ GOOD = {
     "good-nine-copies": build([NINE]),
     "good-copies-alone": after(ALL_TOLD, [0, 1]),
     "good-fingerprints": build([IDS], head=header(flags=3)),
+    "good-exact": build([IDS], head=header(flags=128)),
     "good-target-alone": build([IDS], head=header(flags=2)),
     "good-packed-text": build([TEXT_PACKED, TEXT]),
     "good-hundred": build(HUNDRED),

@@ -359,6 +359,7 @@ def test_golden_good_files_are_read_as_meant() -> None:
         ],
         "fingerprints": [own],
         "target-alone": [own],
+        "exact": [own],
         "packed-text": [
             Frame(Kind.TEXT_FALLBACK, 300, content_check(Kind.TEXT_FALLBACK, 300, b"ab" * 150), packed),
             prose,
@@ -397,6 +398,8 @@ def test_golden_fingerprints() -> None:
     assert both.tokenizer_fingerprint == bytes(range(16, 32))
     assert both.target_fingerprint == bytes(range(32, 48))
     alone = Reader((GOLDEN / "good-target-alone.pltz").read_bytes()).header
+    exact = Reader((GOLDEN / "good-exact.pltz").read_bytes()).header
+    assert exact.exact and Header.decode(exact.encode())[0] == exact and not (alone.exact or both.exact)
     assert alone.tokenizer_fingerprint is None
     assert alone.target_fingerprint == bytes(range(32, 48))
 
