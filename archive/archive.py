@@ -163,6 +163,7 @@ class Archive:
         layout: LayoutName = "default",
         zstd_above: int | None = ZSTD_ABOVE,
         neighbours: bool = False,
+        max_age: float = 0.0,
     ) -> Archive:
         """Open an archive, or make one.
 
@@ -178,6 +179,8 @@ class Archive:
             layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
             zstd_above: put sessions of more bytes by zstd and not by the model; None: none.
             neighbours: code new sessions after the nearest earlier one of their tenant, where that takes fewer bytes.
+            max_age: seconds for which a read may rely on what this object saw. 0: every read sees all that any process
+                had acknowledged before. More saves a look at the store per call. What was erased is refused at once.
 
         Raises:
             UsageError: there is no archive, a key is given for one that is not sealed, or more than one key is given.
@@ -207,6 +210,7 @@ class Archive:
             neighbours=neighbours,
         )
         opened._place = os.fspath(place)
+        opened.tower.max_age = arguments.seconds(max_age=max_age)
         return opened
 
     def __enter__(self) -> Self:
@@ -383,7 +387,6 @@ class Archive:
         arguments.text(name=name, tenant=tenant)
         arguments.number_or_none(version=version)
         sessions = self.sessions
-        self.tower.catalog.refresh()
         found = self.tower.get(name, tenant_of(tenant, salt), version)
         return ArchivedSession(**vars(SessionVersion.of(found.version)), session=sessions.session(found))
 
@@ -413,8 +416,8 @@ class Archive:
         for name in chosen:
             arguments.text(names=name)
         sessions = self.sessions
-        self.tower.catalog.refresh()
-        versions = [self.tower.version(name, tenant_of(tenant, salt), version) for name in chosen]
+        with self.tower.catalog.one_look():
+            versions = [self.tower.version(name, tenant_of(tenant, salt), version) for name in chosen]
         for found, session in zip(versions, sessions.read_many(versions), strict=True):
             yield ArchivedSession(**vars(SessionVersion.of(found)), session=session)
 
@@ -451,7 +454,6 @@ class Archive:
         """
         arguments.text(name=name, tenant=tenant)
         arguments.number_or_none(version=version)
-        self.tower.catalog.refresh()
         thawer = self.thawer(target, hot, any_target=any_target, chunk=chunk)
         return thawer.thaw(name, tenant_of(tenant, salt), version)
 
@@ -464,23 +466,34 @@ class Archive:
         chunk: int | None = None,
         max_kl: float = 0.0,
         refine: bool = False,
+        max_age: float | None = None,
     ) -> Thawer:
         """Return an object that thaws many sessions at once, from any thread. Arguments are those of `thaw`.
 
         ``max_kl``: bits per token that KV from the hot store may lose; 0 takes exact KV only. ``refine``: compute the
         exact KV of what was served with a loss in the background (`Thawed.exact`).
 
+        ``max_age``: as in `open`; None: that of this archive. Every thaw serves the newest version that was acknowledged
+        so many seconds before, whoever put it.
+
         While it is in use, use this archive from no other thread. Raises UsageError, ModelError.
         """
         from pltz.archive.kv_store.thawer import Thawer
 
-        model, options = as_target(target), (any_target, chunk, max_kl, refine)
+        model, options = as_target(target), (any_target, chunk, max_kl, refine, max_age)
         if self._thawer is not None and self._thawer[0] == options:
             last = self._thawer[1]
             if last.target is model and last.hot is hot:
                 return last
         made = Thawer(
-            self.sessions, model, hot, any_target=any_target, chunk=chunk, max_kl=max_kl, refine=refine
+            self.sessions,
+            model,
+            hot,
+            any_target=any_target,
+            chunk=chunk,
+            max_kl=max_kl,
+            refine=refine,
+            max_age=None if max_age is None else arguments.seconds(max_age=max_age),
         )
         self._thawer = options, made
         return made
@@ -817,7 +830,6 @@ class Archive:
         Raises NotFound where there is none, ArchiveError where damage may hide it.
         """
         arguments.text(name=name, tenant=tenant)
-        self.tower.catalog.refresh()
         found = self.tower.history(name, tenant)
         if not found:
             self.tower.want_whole(f"found no session {name!r} of tenant {tenant!r}")

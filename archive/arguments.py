@@ -32,6 +32,14 @@ def number_or_none(**given: object) -> None:
             raise _wrong("a whole number", name, value)
 
 
+def seconds(**given: Any) -> float:
+    """Return the one argument as seconds, checked to be a number from 0 up. Raises UsageError."""
+    [(name, value)] = given.items()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise _wrong("seconds, 0 or more,", name, value)
+    return float(value)
+
+
 def tags(value: object) -> None:
     """Check that tags are None, or a mapping of strings to strings. Raises UsageError."""
     if value is None:

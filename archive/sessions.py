@@ -587,7 +587,6 @@ class SessionArchive:
         Versions that other processes have put by now are included. Raises ContentError where it is not one of
         token ids, and the errors of `get`.
         """
-        self.archive.catalog.refresh()
         tower = self.archive.get(name, tenant_of(tenant, salt), version)
         if KINDS[tower.version.kind] != "ids":
             raise ContentError(

@@ -119,6 +119,7 @@ class TowerArchive:
         self.store, self.settings, self.codecs = store, settings, list(codecs)
         self.keys = keys or Plaintext()
         self._neighbours = False
+        self._max_age = 0.0
         self.load_codecs: Callable[[], object] = lambda: None  # called before a segment is coded anew
         self._look()
 
@@ -183,6 +184,15 @@ class TowerArchive:
             raise UsageError(f"no archive {at} ({SETTINGS} is missing): make one with pltz archive init") from exc
         settings = Settings.decode(data)
         return cls(store, settings, codecs, open_keys(store, settings, key))
+
+    @property
+    def max_age(self) -> float:
+        """Return how old, in seconds, the sight of the archive may be that a read answers from (`Catalog.look`)."""
+        return self._max_age
+
+    @max_age.setter
+    def max_age(self, seconds: float) -> None:
+        self._max_age = self.catalog.max_age = seconds
 
     @property
     def neighbours(self) -> bool:
@@ -330,10 +340,10 @@ class TowerArchive:
 
         Raises CorruptError where none of them is sound, ArchiveError, StoreError.
         """
-        self.keys.refresh()  # do not read content erased meanwhile
+        looked = self.catalog.look()
         domain = self.keys.domain(TENANT, tenant)
         found = self.catalog.lookup.versions(domain, name)
-        if not found:
+        if not found and not looked:  # no session is absent by an old sight
             self.catalog.refresh()
             found = self.catalog.lookup.versions(domain, name)
         return found
@@ -459,7 +469,7 @@ class TowerArchive:
 
         Forgotten versions come only on request. Raises ArchiveError, StoreError.
         """
-        self.catalog.refresh()
+        self.catalog.look()
         chosen = [
             v
             for v in self.catalog.lookup.all_versions()
@@ -495,7 +505,7 @@ class TowerArchive:
 
         Segments stored twice (by two writers at once) count twice. Raises StoreError.
         """
-        self.catalog.refresh()
+        self.catalog.look()
         catalog = self.catalog
         lookups: list[Lookup] = [*catalog.listing.indexes.values(), catalog.listing.tail]
         starts = {pack: number << 30 for number, pack in enumerate(catalog.listing.packs)}
@@ -739,6 +749,7 @@ class TowerArchive:
     def _look(self, unused: Iterable[str] = ()) -> None:
         """Read the files afresh. ``unused``: names of index files to skip."""
         self.catalog = Catalog(self.store, self.keys, unused)
+        self.catalog.max_age = self._max_age
         self.catalog.refresh()
         self._writer = ArchiveWriter(self.catalog, self.codecs, self.settings.parity)
         self.neighbours = self._neighbours

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ from pltz.cli.archive import shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import printable, write_text
+from pltz.cli.ui.process import stdout_for_reports
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import UsageError
@@ -91,7 +93,8 @@ def nightly(
         def begin(step: str) -> None:
             bar.begin(step, unit="sessions" if step == "freeze" else "steps")
 
-        report = job.run(loaded, how=engine, address=address, dry_run=dry_run, seen=seen, begin=begin)
+        with stdout_for_reports() if engine == "ray" else nullcontext():  # Ray prints there when an actor dies
+            report = job.run(loaded, how=engine, address=address, dry_run=dry_run, seen=seen, begin=begin)
     write_text(json.dumps(report) if as_json else as_text(report))
     click.get_current_context().exit(report["exit_code"])
 

@@ -3,11 +3,17 @@
     listing     which packs, indexes and plans there are
     lookup      where the record of a segment, session or version lies
     damage      the state of each pack, and what damage may hide
+
+The rule of freshness is `Catalog.look`. Every call that reads begins with it, so it sees all that any process had
+acknowledged ``max_age`` seconds before, and with 0 all that was acknowledged before the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from pltz.archive.catalog.damage import DamageReport
 from pltz.archive.catalog.ledger import PackLedger
@@ -34,6 +40,34 @@ class Catalog:
         self.listing = Listing(store, self.ledger, problems, unused)
         self.lookup = RecordLookup(self.listing, self.keys, problems)
         self.damage = DamageReport(self.listing, self.lookup, problems)
+        self.max_age = 0.0
+        self._read_at = -math.inf  # seconds of the monotonic clock when the last `refresh` began
+        self._held = 0  # calls that look as one
+
+    def look(self, max_age: float | None = None) -> bool:
+        """Read the changes that others made, unless they were read within ``max_age`` seconds; None: the catalogue's.
+
+        Returns whether they were read. Keys are read in any case, so what was erased is refused at once.
+
+        Raises:
+            StoreError, ArchiveError: as `refresh`.
+        """
+        bound = self.max_age if max_age is None else max_age
+        if self._held or time.monotonic() - self._read_at < bound:
+            self.keys.refresh()
+            return False
+        self.refresh()
+        return True
+
+    @contextmanager
+    def one_look(self, max_age: float | None = None) -> Iterator[None]:
+        """Look once for all reads inside: they are parts of one call. Raises the errors of `look`."""
+        self.look(max_age)
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
 
     def refresh(self) -> None:
         """Read the changes that others made.
@@ -42,6 +76,8 @@ class Catalog:
             StoreError: the store failed.
             ArchiveError: a plan is damaged.
         """
+        begun = time.monotonic()
         self.listing.read_plans()
         self.keys.refresh()
         self.listing.read()
+        self._read_at = begun

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
 
 PROGRAM = "from pltz.archive.eviction.background import main; main()"
+NAME = b"pltz-hook"  # of the process, at most 15 bytes
 log = logging.getLogger("pltz.hook")
 
 RESTART = 1.0, 60.0  # seconds before a worker that died is restarted: first, longest
@@ -55,7 +56,7 @@ class Background(Protocol):
 
     @property
     def done(self) -> Mapping[str, Any]:
-        """Return its results so far: `Drained.as_fields`, and ``alive``."""
+        """Return its results so far: `Drained.as_fields`, ``alive``, and the ``pid`` of the process that it runs in."""
 
     def close(self, timeout: float) -> None:
         """End it after its commit. It is killed after ``timeout`` seconds, which the journal tolerates."""
@@ -138,7 +139,7 @@ class Thread:
     @property
     def done(self) -> Mapping[str, Any]:
         """Return its results so far, as `Background.done`."""
-        return _fields(self._worker.done) | {"alive": self._thread.is_alive()}
+        return _fields(self._worker.done) | {"alive": self._thread.is_alive(), "pid": os.getpid()}
 
     def close(self, timeout: float) -> None:
         """End it after its commit, or stop waiting for it after ``timeout`` seconds."""
@@ -167,7 +168,8 @@ class Process:
     @property
     def done(self) -> Mapping[str, Any]:
         """Return its results so far, as `Background.done`, and the number of ``restarts``."""
-        return self._last | {"alive": self._child.poll() is None, "restarts": self._restarts}
+        alive = self._child.poll() is None
+        return self._last | {"alive": alive, "pid": self._child.pid, "restarts": self._restarts}
 
     @property
     def pid(self) -> int:
@@ -228,6 +230,8 @@ class Process:
 
 def main() -> None:
     """Run the worker of a process: read its configuration from stdin and work until stdin closes."""
+    with suppress(OSError):  # Linux only: the name that ps -o comm, top and pgrep show
+        Path("/proc/self/comm").write_bytes(NAME)
     config = json.loads(sys.stdin.buffer.readline())
     # Linux only: nice has no effect on a process that inherits real-time scheduling
     with suppress(OSError, AttributeError):

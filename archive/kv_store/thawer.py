@@ -178,6 +178,8 @@ class Thawer:
             What is computed over lossy KV is not kept in the store.
         refine: compute the exact KV of what was served with a loss, in the background. It takes the place of the small
             form in the store, and `Thawed.exact` tells when it is there.
+        max_age: seconds for which a thaw may rely on what the archive object saw before; None: as the archive says. A
+            thaw serves the newest version that any process had acknowledged so long before.
 
     Raises UsageError for a sealed archive with a store that has a warm folder, and for ``refine`` without ``max_kl`` or
     without a tier of memory that keeps exact KV.
@@ -194,6 +196,7 @@ class Thawer:
         together: int = TOGETHER,
         max_kl: float = 0.0,
         refine: bool = False,
+        max_age: float | None = None,
     ) -> None:
         self._sealed = cold.archive.settings.sealed
         if self._sealed and hot is not None and hot.shared:
@@ -204,7 +207,7 @@ class Thawer:
         self._any_target, self._chunk, self._together = any_target, chunk, together
         if refine and (hot is None or not max_kl or not any(tier.codec.exact for tier in hot.memory)):
             raise UsageError("to refine needs a bound on the loss (max_kl), and a tier of memory that keeps exact KV")
-        self._max_kl = max_kl
+        self._max_kl, self._max_age = max_kl, max_age
         self._refiner = BackgroundWorker[Thawed]("pltz-refine", REFINED) if refine else None
         self._eyes = TargetTokenReader(cold, target)
         self._space = b"" if hot is None else space_of(target.fingerprint, str(target.model.dtype))
@@ -234,7 +237,7 @@ class Thawer:
 
         Raises the errors of `thaw`.
         """
-        with self._reading:
+        with self._reading, self.cold.archive.catalog.one_look(self._max_age):
             chosen = self.cold.archive.version(name, tenant, version)
             self._eyes.prepare(chosen)
             return self._eyes.see(self.cold.archive.tower(chosen)).ids
@@ -245,7 +248,7 @@ class Thawer:
         All their KV is on the device at once when this returns. The stages' times are those of the session's
         batch.
         """
-        boarded = [self._board(one) for one in wanted]
+        boarded = self._board_all(wanted)
         answers = [one if isinstance(one, PltzError) else self._answer(one) for one in boarded]
         return [self._refined(*each) for each in zip(wanted, boarded, answers, strict=True)]
 
@@ -263,7 +266,8 @@ class Thawer:
         same = wanted._replace(version=flight.version.version)
 
         def work() -> Thawed:
-            flight = self._board(same, 0.0)
+            with self._reading:
+                flight = self._board(same, 0.0)
             exact = flight if isinstance(flight, PltzError) else self._answer(flight)
             if isinstance(exact, PltzError):
                 raise exact
@@ -273,14 +277,24 @@ class Thawer:
 
     # ---- flights
 
+    def _board_all(self, wanted: Sequence[Wanted]) -> list[_Flight | PltzError]:
+        """Return the flight of each, or its error, all by one look at the archive."""
+        try:
+            with self._reading, self.cold.archive.catalog.one_look(self._max_age):
+                return [self._board(one) for one in wanted]
+        except PltzError as exc:  # the look failed
+            return [exc for _ in wanted]
+
     def _board(self, wanted: Wanted, max_kl: float | None = None) -> _Flight | PltzError:
-        """Return the flight of a version: one under way, or a new one that waits. ``max_kl``: if not the thawer's."""
+        """Return the flight of a version: one under way, or a new one that waits.
+
+        ``max_kl``: if not the thawer's. The caller holds ``_reading``.
+        """
         max_kl = self._max_kl if max_kl is None else max_kl
         asked = time.perf_counter()
         try:
-            with self._reading:
-                version = self.cold.archive.version(wanted.name, wanted.tenant, wanted.version)
-                born = min(v.time for v in self.cold.archive.history(wanted.name, wanted.tenant))
+            version = self.cold.archive.version(wanted.name, wanted.tenant, wanted.version)
+            born = min(v.time for v in self.cold.archive.history(wanted.name, wanted.tenant))
         except PltzError as exc:
             return exc
         with self._lock:

@@ -211,13 +211,14 @@ class _Shard:
         """
         doubted = self.doubted.last([row.key for row, _ in pairs])
         missing = []
-        for (row, item), value in zip(pairs, doubted, strict=True):
-            if value == row.value and self._is_there(item):
-                rows[row.key] = row.value
-                self.tally.frozen += 1
-                self.tally.unchanged += 1
-            else:
-                missing.append((row, item))
+        with self.cold.archive.catalog.one_look():
+            for (row, item), value in zip(pairs, doubted, strict=True):
+                if value == row.value and self._is_there(item):
+                    rows[row.key] = row.value
+                    self.tally.frozen += 1
+                    self.tally.unchanged += 1
+                else:
+                    missing.append((row, item))
         return missing
 
     def _is_there(self, item: PutRequest) -> bool:

@@ -13,6 +13,8 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 
@@ -26,6 +28,20 @@ def prepare() -> None:
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     warnings.formatwarning = _in_one_line  # type: ignore[assignment]  # ignores all other arguments
+
+
+@contextmanager
+def stdout_for_reports() -> Iterator[None]:
+    """Send to stderr what libraries and their threads print on stdout in this context, also from C."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+        sys.stdout.flush()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _closed(descriptor: int, mode: str, access: int) -> TextIO:

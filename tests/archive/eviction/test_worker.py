@@ -87,7 +87,10 @@ def test_a_worker_process_that_dies_is_started_again(
         os.kill(background.pid, signal.SIGKILL)
         hook.on_evict(EvictionRequest("a", ids(1)))
         assert hook.settle(60)
-        assert hook.status()["worker"]["restarts"] == 1
+        worker = hook.status()["worker"]
+        assert worker["restarts"] == 1 and worker["pid"] == background.pid
+        if Path("/proc/self/comm").exists():
+            assert Path(f"/proc/{worker['pid']}/comm").read_text() == "pltz-hook\n"
         assert eventually(lambda: "exit code -9" in caplog.text)
     assert np.array_equal(SessionArchive.open(cold, [bundle]).get_ids("a").ids, ids(1))
 
