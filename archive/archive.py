@@ -473,8 +473,8 @@ class Archive:
         ``max_kl``: bits per token that KV from the hot store may lose; 0 takes exact KV only. ``refine``: compute the
         exact KV of what was served with a loss in the background (`Thawed.exact`).
 
-        ``max_age``: as in `open`; None: that of this archive. Every thaw serves the newest version that was acknowledged
-        so many seconds before, whoever put it.
+        ``max_age``: as in `open`; None: that of this archive. Every thaw serves the newest version that was
+        acknowledged so many seconds before, whoever put it.
 
         While it is in use, use this archive from no other thread. Raises UsageError, ModelError.
         """
@@ -569,7 +569,8 @@ class Archive:
     def history(self, name: str, *, tenant: str = "default") -> tuple[SessionVersion, ...]:
         """Return all versions of a session, oldest first, forgotten ones included.
 
-        Raises NotFound where there is none, ArchiveError where damage may hide it.
+        Raises NotFound where there is none, LostError where some are damaged or gone, ArchiveError where damage may
+        hide it.
         """
         return tuple(map(SessionVersion.of, self._versions(name, tenant)))
 
@@ -690,6 +691,7 @@ class Archive:
 
         Raises:
             NotFound: there is no such session or version; none was forgotten.
+            LostError: some of its versions are damaged or gone; none was forgotten. One of those left can be named.
             ArchiveError: damage may hide it.
             StoreError, WriterFailed, Fenced: as `put`.
 
@@ -716,6 +718,8 @@ class Archive:
     ) -> tuple[SessionVersion, ...]:
         """Forget the versions that a policy does not keep, and return them, oldest first within a session.
 
+        A session of which damage may hide versions is refused where it is named, and else left as it is.
+
         Args:
             policy: rules that keep versions.
             names: only these sessions; empty: all.
@@ -726,9 +730,12 @@ class Archive:
         """
         named = arguments.names(names)
         arguments.text_or_none(tenant=tenant)
-        versions: Iterable[Version] = self.tower.ls(tenant, history=True)
         if named:
+            for name in named:
+                self.tower.sight(name, tenant or "default").want_whole()
             versions = self._choose(named, tenant or "default", None, None, forgotten=False)
+        else:
+            versions = self.tower.whole_histories(tenant)
         chosen = expired(versions, policy, self.tower.store.now())
         if not dry_run:
             self.tower.forget(chosen)
@@ -824,17 +831,20 @@ class Archive:
             self._fingerprints[tokenizer] = self.sessions.add(tokenizer)
         return self._fingerprints[tokenizer]
 
-    def _versions(self, name: str, tenant: str) -> Sequence[Version]:
-        """Return all versions of a session.
+    def _versions(self, name: str, tenant: str, number: int | None = None) -> Sequence[Version]:
+        """Return all versions of a session that can be read, of which one has the number, where it is given.
 
-        Raises NotFound where there is none, ArchiveError where damage may hide it.
+        Raises NotFound where there is none, LostError, ArchiveError where damage may hide some.
         """
         arguments.text(name=name, tenant=tenant)
-        found = self.tower.history(name, tenant)
-        if not found:
-            self.tower.want_whole(f"found no session {name!r} of tenant {tenant!r}")
+        found = self.tower.sight(name, tenant)
+        if number is None:
+            found.want_named()
+        elif all(v.version != number for v in found.versions):
+            found.want_whole()
+        if not found.versions:
             raise NotFound(f"no session {name!r} of tenant {tenant!r} in this archive")
-        return found
+        return found.versions
 
     def _choose(
         self,
@@ -850,9 +860,9 @@ class Archive:
         arguments.tags(tags)
         chosen: list[Version] = []
         for name in arguments.names(names):
-            versions = self._versions(name, tenant)
+            versions = self._versions(name, tenant, number)
             if forgotten and not any(v.forgotten for v in versions):
-                self.tower.want_whole(f"found no forgotten versions of session {name!r} of tenant {tenant!r}")
+                self.tower.sight(name, tenant).want_whole()
                 raise NotFound(f"session {name!r} of tenant {tenant!r} has no forgotten versions in this archive")
             fitting = [v for v in versions if v.forgotten or not forgotten]
             wanted = (tags or {}).items()

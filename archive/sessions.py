@@ -525,11 +525,12 @@ class SessionArchive:
         return self.zstd_above is not None and ID_BYTES * count > self.zstd_above
 
     def _alike(self, request: PutRequest, codec: int, last: Tower | None) -> Iterator[Tower]:
-        """Yield versions that a request may repeat: the last one, and those of the same second."""
-        if last:
+        """Yield versions that a request may repeat: the last one, if it surely is, and those of the same second."""
+        history = self.archive.catalog.histories.of(request.tenant, request.name)
+        if last and history.has_newest:
             yield last
-        for version in self._versions(request.tenant, request.name):
-            known = last is not None and version.id == last.version.id
+        for version in history.versions:
+            known = last is not None and version.id == last.version.id and history.has_newest
             if version.time == request.time and not known and (tower := self._tower(version, codec)):
                 yield tower
 

@@ -11,6 +11,7 @@ processes may do all of it at once. One `TowerArchive` belongs to one thread.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -22,6 +23,7 @@ import numpy as np
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import MAX_SEGMENTS, Chains, Heard, KnownSegment, decodable_groups
 from pltz.archive.catalog.freshness import Token, token_of
+from pltz.archive.catalog.history import History
 from pltz.archive.catalog.ledger import Loss, PackState
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
@@ -35,7 +37,7 @@ from pltz.archive.format import ids as identity
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import NONE, TENANT, Tokens
-from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Lookup
+from pltz.archive.format.index_file import SEGMENTS, Lookup
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.record import FORGET, UNDELETE
@@ -281,18 +283,16 @@ class TowerArchive:
             MissingPack: it is in a missing pack that repair may restore.
             ArchiveError: it may be in a damaged pack.
         """
-        known = self.history(name, tenant)
-        wanted = [v for v in known if (not v.forgotten if version is None else v.version == version)]
-        if not wanted or (version is None and self.catalog.damage.hiding()):
-            key = self.keys.session_key(self.keys.domain(TENANT, tenant), name)
-            since = wanted[-1].time if wanted else 0
-            self._want_sight(
-                SESSIONS, key, f"session {name!r} of tenant {tenant!r}", [v.version for v in wanted], since
-            )
-            if not known and (told := self._told_of_loss(key)):
-                raise NotFound(f"session {name!r} of tenant {tenant!r} {told}")
+        known = self.sight(name, tenant)
+        wanted = [v for v in known.versions if (not v.forgotten if version is None else v.version == version)]
+        if version is None:
+            known.want_newest()
         if not wanted:
-            raise NotFound(_not_found(name, tenant, version, known))
+            known.want_whole()
+            key = self.keys.session_key(self.keys.domain(TENANT, tenant), name)
+            if not known.versions and (told := self._told_of_loss(key)):
+                raise NotFound(f"session {name!r} of tenant {tenant!r} {told}")
+            raise NotFound(_not_found(name, tenant, version, known.versions))
         return wanted[-1]
 
     def losses(self) -> list[Loss]:
@@ -318,35 +318,31 @@ class TowerArchive:
                 return f"was lost: repair gave up pack {loss.pack.hex()} at {lost}; acknowledged at {told}"
         return None
 
-    def _want_sight(
-        self, section: int, identity: bytes, what: str, found: Sequence[int] = (), since: int = 0
-    ) -> None:
-        """Check that no damage can hide more versions than those ``found``.
+    def sight(self, name: str, tenant: str = "default") -> History:
+        """Return the versions of a session that can be read, and what may hide others.
 
-        ``since``: time of the last of them, in seconds since 1970. Raises LostError, ArchiveError.
-        """
-        if (state := self.catalog.damage.hides(section, identity, since)) is not None:
-            left = f"; name a version of those left: {', '.join(map(str, found))}" if found else ""
-            error = MissingPack if state is PackState.MISSING else LostError
-            raise error(f"a record of {what} is damaged or gone: see pltz archive repair{left}")
-        if not found and (blind := self.catalog.damage.uncatalogued()):
-            raise ArchiveError(
-                f"found no {what}, and {counted(len(blind), 'pack')} damaged or gone may have had it: "
-                "see pltz archive repair, then ask again"
-            )
-
-    def history(self, name: str, tenant: str = "default") -> list[Version]:
-        """Return all versions of a session, oldest first, forgotten ones included.
-
-        Raises CorruptError where none of them is sound, ArchiveError, StoreError.
+        Raises CorruptError where there are some and none of them is sound, ArchiveError, StoreError.
         """
         looked = self.catalog.look()
-        domain = self.keys.domain(TENANT, tenant)
-        found = self.catalog.lookup.versions(domain, name)
-        if not found and not looked:  # no session is absent by an old sight
+        found = self.catalog.histories.of(tenant, name)
+        if not found.versions and not looked:  # no session is absent by an old sight
             self.catalog.refresh()
-            found = self.catalog.lookup.versions(domain, name)
+            found = self.catalog.histories.of(tenant, name)
         return found
+
+    def history(self, name: str, tenant: str = "default") -> list[Version]:
+        """Return all versions of a session that can be read, oldest first, forgotten ones included.
+
+        For what others may be hidden: `sight`, whose errors it raises.
+        """
+        return self.sight(name, tenant).versions
+
+    def whole_histories(self, tenant: str | None = None) -> list[Version]:
+        """Return all versions of the sessions of which damage hides none, by tenant and name. Raises ArchiveError."""
+        self.catalog.refresh()
+        known = (v for v in self.catalog.lookup.all_versions() if tenant is None or v.tenant == tenant)
+        groups = [list(rows) for _, rows in itertools.groupby(known, key=lambda v: (v.tenant, v.name))]
+        return [v for versions in groups if self.catalog.histories.are_whole(versions) for v in versions]
 
     def tower(self, version: Version) -> Tower:
         """Return the tokens of a version.
@@ -458,8 +454,16 @@ class TowerArchive:
         Raises NotFound, and the errors of `version` and `tower`.
         """
         if not self._twice(lambda: self.catalog.lookup.find(SEGMENTS, segment)):
-            self._want_sight(SEGMENTS, segment, f"segment {segment.hex()}")
-            raise NotFound(f"no segment {segment.hex()} in this archive")
+            damage, what = self.catalog.damage, f"segment {segment.hex()}"
+            if (state := damage.hides(SEGMENTS, segment)) is not None:
+                error = MissingPack if state is PackState.MISSING else LostError
+                raise error(f"a record of {what} is damaged or gone: see pltz archive repair")
+            if blind := damage.uncatalogued():
+                raise ArchiveError(
+                    f"found no {what}, and {counted(len(blind), 'pack')} damaged or gone may have had it: "
+                    "see pltz archive repair, then ask again"
+                )
+            raise NotFound(f"no {what} in this archive")
         return self._twice(lambda: Chains(self.catalog, self.codecs).tower(segment))
 
     def ls(

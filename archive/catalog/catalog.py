@@ -1,8 +1,9 @@
-"""The catalogue: one process's sight of an archive, in three parts.
+"""The catalogue: one process's sight of an archive, in four parts.
 
     listing     which packs, indexes and plans there are
     lookup      where the record of a segment, session or version lies
     damage      the state of each pack, and what damage may hide
+    histories   the versions of a session, and whether there may be others
 
 The rule of freshness is `Catalog.look`. Every call that reads begins with it, so it sees all that any process had
 acknowledged ``max_age`` seconds before, and with 0 all that was acknowledged before the call.
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from pltz.archive.catalog.damage import DamageReport
+from pltz.archive.catalog.history import Histories
 from pltz.archive.catalog.ledger import PackLedger
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup
@@ -40,6 +42,7 @@ class Catalog:
         self.listing = Listing(store, self.ledger, problems, unused)
         self.lookup = RecordLookup(self.listing, self.keys, problems)
         self.damage = DamageReport(self.listing, self.lookup, problems)
+        self.histories = Histories(self.listing, self.lookup, self.damage, self.ledger, self.keys)
         self.max_age = 0.0
         self._read_at = -math.inf  # seconds of the monotonic clock when the last `refresh` began
         self._held = 0  # calls that look as one

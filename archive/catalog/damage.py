@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from pltz.archive.catalog.ledger import Loss, PackState
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.catalog.problems import Problem, Problems
-from pltz.archive.format.index_file import SEGMENTS, SESSIONS, key_of
+from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location, key_of
 from pltz.plt_codec.errors import FormatError
 
 
@@ -45,7 +46,7 @@ class DamageReport:
 
     def missing(self) -> set[bytes]:
         """Return the absent packs that neither a collector nor repair accounts for."""
-        return {pack for pack, state in self._listing.absent().items() if state is PackState.MISSING}
+        return set(self._listing.missing())
 
     def losses(self) -> list[Loss]:
         """Return the unacknowledged losses of packs that did not come back."""
@@ -61,19 +62,65 @@ class DamageReport:
         missing = self.missing()  # adds packs that an incomplete listing omitted
         return self.damaged() | missing | {loss.pack for loss in self._open_losses()}
 
-    def uncatalogued(self) -> set[bytes]:
-        """Return the packs of `hiding` whose contents neither an index nor a complete loss entry lists."""
-        covered = set[bytes]().union(*(index.packs for index in self._listing.indexes.values()))
-        listed = {loss.pack for loss in self.losses() if loss.entry.complete}
-        unlisted = {loss.pack for loss in self.losses() if not loss.entry.complete}
-        return (self.hiding() - covered - listed) | unlisted
+    def uncatalogued(self, domain: bytes | None = None, since: int = 0) -> set[bytes]:
+        """Return the packs of `hiding` that may have any session: nothing lists what they hide.
+
+        An index lists it, a complete loss entry, or the heads of blocks where only bitstrings are damaged. ``domain``:
+        leave out the packs that are there and whose table names no such domain. ``since``: as in `hides`.
+        """
+        listing = self._listing
+        blind = self.damaged() & self._problems.blind | self.missing()
+        if blind:
+            blind = blind.difference(*(index.packs for index in listing.indexes.values()))
+            blind -= listing.tail.packs.keys() - self._problems.blind
+        for loss in self.losses():
+            unlisted = not loss.entry.complete and loss.entry.time >= since
+            (blind.add if unlisted else blind.discard)(loss.pack)
+        return {pack for pack in blind if domain is None or self._may_have(pack, domain)}
+
+    def _may_have(self, pack: bytes, domain: bytes) -> bool:
+        """Return whether records of a domain may be in a pack, as far as its table tells."""
+        try:
+            there = pack in self._listing.packs
+            return not there or any(c.domain == domain for c in self._listing.opened(pack).head.contexts)
+        except (FormatError, FileNotFoundError):
+            return True
+
+    def hidden_sessions(self, packs: AbstractSet[bytes]) -> dict[int, bytes]:
+        """Return the sessions of which an index names a record that cannot be read: key, 36 bits, and a pack.
+
+        Heads of blocks decide, in missing packs and in ``packs``. Raises StoreError.
+        """
+        found: dict[int, bytes] = {}
+        doubted = self.missing() | packs
+        blocks: dict[Location, bool] = {}
+        for index in list(self._listing.indexes.values()) if doubted else []:
+            try:
+                named = [(key, at) for key, at in index.entries(SESSIONS) if at.pack in doubted]
+            except FormatError:  # verify reports it
+                continue
+            for key, at in named:
+                if at not in blocks:
+                    blocks[at] = self._reads(at)
+                if not blocks[at]:
+                    found.setdefault(key, at.pack)
+        return found
+
+    def _reads(self, block: Location) -> bool:
+        """Return whether the head of a block can be read."""
+        try:
+            self._lookup.block(block)
+        except (FormatError, FileNotFoundError):
+            return False
+        return True
 
     def hides(self, section: int, identity: bytes, since: int = 0) -> PackState | None:
         """Return the state of the pack that keeps a record of this identity from being read.
 
         - MISSING: an index names the record in a missing pack.
-        - LOST: an unacknowledged loss, recorded at ``since`` (seconds since 1970) or later, names it.
-        - DAMAGED: an index names it at a damaged place.
+        - LOST: an unacknowledged loss, recorded at ``since`` (seconds since 1970) or later, names it. A version that
+          was put after a loss has a number above its time (`history`), so ``since`` is the highest number.
+        - DAMAGED: an index names it at a damaged place. Of a session the bitstrings of its records do not count.
         - None: no such pack is known.
 
         Raises ArchiveError, StoreError.

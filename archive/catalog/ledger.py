@@ -206,6 +206,8 @@ class PackLedger:
 
         A lost pack that came back and was collected later is no loss any more.
         """
+        if not self._lost:
+            return []
         when: dict[str, int] = {}
         for entry in self._entries.values():
             if entry.kind == EntryKind.ACKNOWLEDGED:

@@ -78,6 +78,7 @@ class Listing:
         self.unlisted: set[bytes] = set()
         self._seen: set[bytes] = set()  # packs ever listed, less those that the ledger says are deleted
         self._absent: dict[bytes, PackState] | None = None  # valid until packs are listed again
+        self._missing: frozenset[bytes] | None = None  # those of them that are missing
         self._skipped = set(unused)  # index files that are damaged or unused
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
         self.staleness = 0
@@ -90,7 +91,7 @@ class Listing:
             del self._opened[pack]
         self.packs = packs
         self._seen |= set(packs)
-        self._absent = None
+        self._absent = self._missing = None
         self.unlisted = set()
         self._read_indexes(names)
         covered = set(self.tail.packs.items()).union(*(i.packs.items() for i in self.indexes.values()))
@@ -168,6 +169,13 @@ class Listing:
                 self._problems.note("ledger", name, why)
         return self._absent
 
+    def missing(self) -> frozenset[bytes]:
+        """Return the packs of `absent` that no entry of the ledger explains. Raises StoreError."""
+        absent = self.absent()
+        if self._missing is None:
+            self._missing = frozenset(pack for pack, state in absent.items() if state is PackState.MISSING)
+        return self._missing
+
     def stable(self, work: Callable[[], T]) -> T:
         """Return the result of ``work`` from an attempt during which no listed pack was deleted.
 
@@ -226,13 +234,13 @@ class Listing:
         """Yield all records and damaged ranges of a pack.
 
         The pack is read from end to end in pieces. Without ``bodies`` the records come without their bitstrings, but
-        for runs of sessions, whose bitstrings have their older versions. Raises FormatError, FileNotFoundError,
-        StoreError.
+        for runs of sessions, whose bitstrings have their older versions. A run whose bitstring is damaged comes without
+        it then, behind the damage. Raises FormatError, FileNotFoundError, StoreError.
         """
         file = self.store.open(object_names.pack(pack))
         opened = Pack(file.read, file.size, archive=self.ledger.archive)
         for copy in opened.damaged_copies:
-            yield Damage(0, opened.head.size, f"the {copy} is damaged, the other is used")
+            yield Damage(0, opened.head.size, f"the {copy} is damaged, the other is used", ())
         for item in opened.blocks(bodies=bodies):
             if isinstance(item, Damage):
                 yield item
@@ -244,8 +252,7 @@ class Listing:
                     try:
                         record = opened.of_block(block, row)
                     except FormatError as exc:
-                        yield Damage(block.offset, block.size, str(exc))
-                        continue
+                        yield Damage(block.offset, block.size, str(exc), [(row, record)], block.offset)
                 yield Found(Location(pack, block.offset, row), record, context)
 
     def _take_in(self, there: set[bytes]) -> set[bytes]:
@@ -297,7 +304,11 @@ class Listing:
             for item in self.scan(pack):
                 if isinstance(item, Damage):
                     what = f"{item.size} bytes at {item.offset}: {item.why}"
-                    self._problems.note("pack", pack.hex(), what, pack=pack)
+                    self._problems.note("pack", pack.hex(), what, pack=pack, blind=item.rows is None)
+                    contexts = self.opened(pack).head.contexts if item.rows else []
+                    for _, record in item.rows or ():  # look-ups must find what is damaged
+                        found = keys_of(record, contexts[record.context])
+                        rows += [(section, name, item.block) for section, name in found]
                     continue
                 at, record, context = item
                 rows += [(section, name, at.offset) for section, name in keys_of(record, context)]
@@ -305,7 +316,7 @@ class Listing:
                     parts.append(by_section(rows))
                     rows = []
         except FormatError as exc:
-            self._problems.note("pack", pack.hex(), str(exc), pack=pack)
+            self._problems.note("pack", pack.hex(), str(exc), pack=pack, blind=True)
         except FileNotFoundError:
             self.note_stale()
             self.packs.pop(pack, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TypeVar
 
@@ -56,6 +56,7 @@ class Version:
         kind: 0 chat, 1 text, 2 ids.
         lacks: number of the last segments of that tower that it does not have: it ends within a run.
         leaf_prefix: first 4 bytes of the id of its own last segment.
+        hides_older: whether its record is a run whose older versions cannot be read.
     """
 
     id: bytes
@@ -72,6 +73,7 @@ class Version:
     location: Location
     leaf_prefix: bytes
     lacks: int = 0
+    hides_older: bool = False
 
     @property
     def order(self) -> tuple[int, int, bytes]:
@@ -99,12 +101,9 @@ def older_versions(item: Found, key: bytes | None = None) -> dict[bytes, OlderVe
     return {version_id(key, v.number, v.leaf, v.time): v for v in unpack_run(item.record).versions}
 
 
-def _head(pack: Pack, block: Block, location: Location) -> Found:
-    record = block.record(location.row)
-    context = pack.head.contexts[record.context]
-    if context.mode & RUN and record.name is not None:
-        record = pack.of_block(block, location.row)
-    return Found(location, record, context)
+def _cut_short(item: Found) -> bool:
+    """Return whether a record is a run of a session that lacks its bitstring, and so its older versions."""
+    return bool(item.context.mode & RUN) and item.record.name is not None and not item.record.bitstring
 
 
 def _rank(item: Found) -> int:
@@ -159,7 +158,8 @@ class RecordLookup:
     def head(self, location: Location) -> Found:
         """Return the record at a location without its bitstring, which may be damaged.
 
-        A run of a session has its bitstring, which has its older versions. Raises the errors of `at`.
+        A run of a session has its bitstring, which has its older versions. Where that is damaged, it is noted as a
+        problem and left out. Raises the errors of `at`.
         """
         return self._head(self.block, location)
 
@@ -260,17 +260,28 @@ class RecordLookup:
             for item in self._listing.scan(pack, bodies=False):
                 if isinstance(item, Damage):
                     what = f"{item.size} bytes at {item.offset}: {item.why}"
-                    self._problems.note("pack", pack.hex(), what, pack=pack)
+                    self._problems.note("pack", pack.hex(), what, pack=pack, blind=item.rows is None)
                 elif item.record.name is not None:
                     yield item
         except FormatError as exc:
-            self._problems.note("pack", pack.hex(), str(exc), pack=pack)
+            self._problems.note("pack", pack.hex(), str(exc), pack=pack, blind=True)
         except FileNotFoundError:
             self._listing.note_stale()
 
     def _head(self, opened: Callable[[Location], tuple[Pack, Block]], location: Location) -> Found:
         pack, block = opened(location.block)
-        return _head(pack, block, location)
+        return self._of_block(pack, block, location)
+
+    def _of_block(self, pack: Pack, block: Block, location: Location) -> Found:
+        """Return a record as `head` does."""
+        record = block.record(location.row)
+        context = pack.head.contexts[record.context]
+        if context.mode & RUN and record.name is not None:
+            try:
+                record = pack.of_block(block, location.row)
+            except FormatError as exc:
+                self._problems.note("record", location.pack.hex(), str(exc), pack=location.pack)
+        return Found(location, record, context)
 
     def marked(self) -> bool:
         """Return whether any version was ever forgotten or undeleted."""
@@ -311,14 +322,15 @@ class RecordLookup:
                     continue
                 if len(self._read) >= READ:
                     self._read.clear()
-                self._read[place, key] = items
+                if not any(map(_cut_short, items)):
+                    self._read[place, key] = items
             found += items
         return found
 
     def _named(self, place: Location, key: bytes, stored: bytes) -> list[Found]:
         """Return the records of a session in a block, without bitstrings. ``stored``: its name as stored."""
         pack, block = self.block(place)
-        found = [_head(pack, block, place._replace(row=row)) for row in block.rows_named(stored)]
+        found = [self._of_block(pack, block, place._replace(row=row)) for row in block.rows_named(stored)]
         return [item for item in found if key_of_session(item.record, item.context) == key]
 
     def _all_versions(self) -> list[Version]:
@@ -326,16 +338,17 @@ class RecordLookup:
         return self._distinct((item for pack in sorted(self._listing.packs) for item in self._session_heads(pack)), [])
 
     def _in_record(self, item: Found, key: bytes) -> Iterator[Version]:
-        """Yield the versions that the record of a session with this key has.
+        """Yield the versions that the record of a session with this key has: of a run cut short, its own only.
 
-        Raises CorruptError where its tags or its older versions are damaged, Erased.
+        Raises CorruptError where its tags are damaged, or its older versions although their bytes are sound, Erased.
         """
         r, c = item.record, item.context
         tenant, name, packed = self._keys.session(c, r)
         tags = unpack_tags(packed)
         leaf = r.leaf
         own = OlderVersion(0, r.version, r.time, leaf[:LEAF])
-        for identity, v in ({version_of(item, key): own} | older_versions(item, key)).items():
+        older = {} if _cut_short(item) else older_versions(item, key)
+        for identity, v in ({version_of(item, key): own} | older).items():
             yield Version(
                 identity,
                 tenant,
@@ -358,11 +371,14 @@ class RecordLookup:
     ) -> list[Version]:
         """Return each version once, however many records it has.
 
-        A record in a pack that is not condemned is preferred, and the longest run. Erased sessions are left out.
+        A record in a pack that is not condemned is preferred, and the longest run. Erased sessions are left out. A
+        version hides older ones where its run is cut short and no copy of that run is whole.
         ``session``: key of the session that all records are of, where they are of one.
         """
         found: dict[bytes, Version] = {}
-        ranks: dict[bytes, tuple[bool, int]] = {}
+        ranks: dict[bytes, tuple[bool, bool, int]] = {}
+        runs: set[tuple[bytes, bytes, int]] = set()  # whole ones: version, segment, tokens
+        short: dict[tuple[bytes, bytes, int], bytes] = {}  # of those cut short the version
         for item in items:
             if item.record.name is None:
                 continue
@@ -375,10 +391,19 @@ class RecordLookup:
                 self._problems.note("session", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
                 failures.append(exc)
                 continue
-            rank = item.location.pack in self._listing.condemned, -(item.record.tokens if len(versions) > 1 else 0)
+            cut, tokens = _cut_short(item), item.record.tokens if len(versions) > 1 else 0
+            if item.context.mode & RUN:
+                run = versions[0].id, versions[0].leaf, item.record.tokens
+                if cut:
+                    short[run] = versions[0].id
+                else:
+                    runs.add(run)
+            rank = cut, item.location.pack in self._listing.condemned, -tokens
             for version in versions:
                 if version.id not in found or rank < ranks[version.id]:
                     found[version.id], ranks[version.id] = version, rank
+        for run in short.keys() - runs:
+            found[short[run]] = replace(found[short[run]], hides_older=True)
         return sorted(found.values(), key=lambda v: (v.tenant, v.name, v.order))
 
     def _in_block(self, place: Location, section: int, identity: bytes) -> list[Found]:

@@ -29,24 +29,32 @@ class Problem:
 class Problems:
     """A list of problems without repetitions. ``problems``: a list to extend; None: a new one.
 
-    ``packs``: the packs with bytes that could not be read; only `note` adds to them.
+    ``packs``: the packs with bytes that could not be read. ``blind``: those of them in which heads of records could not
+    be read. Only `note` adds to them.
     """
 
     def __init__(self, problems: list[Problem] | None = None) -> None:
         self._problems = [] if problems is None else problems
         self._known = set(self._problems)
         self.packs: set[bytes] = set()
+        self.blind: set[bytes] = set()
 
     def __iter__(self) -> Iterator[Problem]:
         return iter(self._problems)
 
-    def note(self, kind: str, name: str, what: str, *, pack: bytes | None = None) -> None:
-        """Add a problem unless it is known. ``pack``: the pack with bytes that could not be read, if any.
+    def note(self, kind: str, name: str, what: str, *, pack: bytes | None = None, blind: bool = False) -> None:
+        """Add a problem unless it is known.
 
         After MOST_PROBLEMS problems one last problem says that there are more.
+
+        Args:
+            pack: the pack with bytes that could not be read, if any.
+            blind: whether heads of records are among these bytes, so that it is not known whose they are.
         """
         if pack is not None:
             self.packs.add(pack)
+            if blind:
+                self.blind.add(pack)
         self.add(Problem(kind, name, what))
 
     def add(self, problem: Problem) -> None:

@@ -82,11 +82,17 @@ class RecordPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes of a pack that are no sound record, or the bitstrings of some."""
+    """Bytes of a pack that are no sound record, or the bitstrings of some.
+
+    ``rows``: the records whose bitstrings these are, with their rows in the block at ``block`` and without their
+    bitstrings. None where heads of blocks are damaged, so that any record may have been there.
+    """
 
     offset: int
     size: int
     why: str
+    rows: Sequence[tuple[int, Record]] | None = None
+    block: int = 0  # byte offset
 
 
 class Builder:
@@ -306,12 +312,15 @@ class Pack:
                 yield Damage(self.begin + at, after - at, str(exc))
                 at = after
                 continue
+            hurt = [(row, r, piece) for row, r in rows if (piece := block.piece(row)) in bad] if bad else []
             if bad:
                 rows = [(row, record) for row, record in rows if block.piece(row) not in bad]
             yield block, rows
             for piece in bad:
                 why = f"the bitstrings of {piece.last - piece.first} records do not match their checksum"
-                yield Damage(block.offset + block.size + piece.begin, piece.end - piece.begin, why)
+                heads = [(row, r._replace(bitstring=b"")) for row, r, its in hurt if its == piece]
+                begin = block.offset + block.size + piece.begin
+                yield Damage(begin, piece.end - piece.begin, why, heads, block.offset)
             at, count = block.end - self.begin, count + block.count
 
     def _resynchronise(self, data: BufferedReader, sums: PrefixCrcs, at: int) -> int:

@@ -117,11 +117,7 @@ class Merger:
             StoreError, WriterFailed: the store failed. Runs put before stay.
         """
         self.catalog.refresh()
-        if self.catalog.damage.hiding():
-            raise ArchiveError(
-                "packs are damaged, gone or lost, so what sessions share is not known: repair first; "
-                "where repair gives up, pltz archive repair --acknowledge"
-            )
+        self._want_sight()
         done, batch = Merged(), list[_Run]()
         for sessions, run in self._runs(cold, tenant):
             done = replace(done, sessions=sessions)
@@ -131,6 +127,14 @@ class Merger:
             if progress:
                 progress(done)
         return self._commit(done, batch, dry_run)
+
+    def _want_sight(self) -> None:
+        """Check that no damage is known that may hide versions. Raises ArchiveError."""
+        if self.catalog.damage.hiding():
+            raise ArchiveError(
+                "packs are damaged, gone or lost, so what sessions share is not known: repair first; "
+                "where repair gives up, pltz archive repair --acknowledge"
+            )
 
     def _commit(self, done: Merged, batch: Sequence[_Run], dry_run: bool) -> Merged:
         """Put runs, read every version back through them and compare. Raises the errors of `run`."""
@@ -183,6 +187,7 @@ class Merger:
         sessions, latest = 0, self.catalog.store.now() - cold
         for history in self.catalog.lookup.histories():
             self._own(history)
+        self._want_sight()  # all heads are read by now
         for history in self.catalog.lookup.histories():
             staying = [v for v in history if not v.forgotten]
             if not staying or staying[-1].time > latest or tenant not in (None, history[0].tenant):

@@ -36,7 +36,7 @@ from pltz.archive.errors import ArchiveError, KeyMismatch, LostError
 from pltz.archive.format import object_names
 from pltz.archive.format.context import TOWER, WITHIN
 from pltz.archive.format.ids import NONE
-from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, keys_of
+from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, key_of_session, keys_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
@@ -119,6 +119,7 @@ class Verifier:
         self._problems = Problems(self.report.problems)
         self._end: float | None = None
         self._stop: int | None = None  # bytes
+        self._hidden: dict[int, bytes] = {}  # keys of sessions with records that cannot be read, and packs of these
         self._progress: Callable[[Report], None] | None = None
 
     def run(
@@ -172,7 +173,8 @@ class Verifier:
         self._check_copies()
         self._check_redundancy()
         self._check_indexes(digests(), doubted)
-        if doubted or not self.report.complete or not whole(swept):
+        self._hidden = self.catalog.damage.hidden_sessions(doubted)
+        if doubted or self._hidden or not self.report.complete or not whole(swept):
             self.report.lost += self.catalog.listing.stable(self._lost)
         for problem in self.catalog.damage.problems:
             self._problems.add(problem)
@@ -206,9 +208,26 @@ class Verifier:
                 self._progress(self.report)
 
     def _lost(self) -> list[Version]:
-        """Return the versions of which something is missing."""
-        versions = chain.from_iterable(self.catalog.lookup.histories())
-        return list(lost_versions(self.catalog, versions, self.report.bad))
+        """Return the versions of which something is missing, and name the sessions of which damage hides versions."""
+        versions = chain.from_iterable(map(self._named, self.catalog.lookup.histories()))
+        lost = list(lost_versions(self.catalog, versions, self.report.bad))
+        for key, pack in sorted(self._hidden.items()):
+            self._wrong("session", f"{key:09x}", f"has a record in pack {pack.hex()} that cannot be read")
+        return lost
+
+    def _named(self, history: list[Version]) -> list[Version]:
+        """Return a session's versions. Where others are hidden, name it."""
+        name = f"{history[0].tenant}  {history[0].name}"
+        for version in history:
+            if version.hides_older:
+                self._wrong("session", name, f"what was put before version {version.version} cannot be read")
+        if self._hidden:
+            with suppress(FormatError, FileNotFoundError):
+                item = self.catalog.lookup.head(history[-1].location)
+                if pack := self._hidden.pop(key_of(key_of_session(item.record, item.context)), None):
+                    what = f"has a record in pack {pack.hex()} that cannot be read: it may be a newer version"
+                    self._wrong("session", name, what)
+        return history
 
     def _late(self) -> bool:
         return self._end is not None and self.catalog.store.now() >= self._end

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pltz.archive.catalog.lookup import Version
+from pltz.archive.humanize import counted
 from pltz.archive.nightly import process_pool
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.freeze import Freezer
@@ -180,18 +181,26 @@ class _NightlyRun:
         return self._step("retention", self._forget) if self.config.retention else None
 
     def _forget(self) -> dict[str, Any]:
-        archive, looked, forgotten = self._open(), 0, 0
+        archive, looked, forgotten, left = self._open(), 0, 0, 0
         for rule in self.config.retention:
             batch: list[Version] = []
             for history in archive.catalog.lookup.histories():
                 if rule.tenant is not None and history[0].tenant != rule.tenant:
                     continue
                 looked += len(history)
+                if not archive.catalog.histories.are_whole(history):
+                    left += 1
+                    continue
                 batch += expired(history, rule.policy, archive.store.now())
                 if len(batch) >= FORGET:
                     forgotten += self._forgotten(archive, batch)
                     batch = []
             forgotten += self._forgotten(archive, batch)
+        if left:
+            self.failures.append(
+                f"retention: left {counted(left, 'session')} as they are, of which damage may hide versions: "
+                "see pltz archive repair"
+            )
         return {"versions": looked, "forgotten": forgotten}
 
     def _forgotten(self, archive: TowerArchive, batch: list[Version]) -> int:

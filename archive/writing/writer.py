@@ -252,17 +252,22 @@ class ArchiveWriter:
                     segment.data, segment.context = data, context(segment, TOWER)
 
     def _number(self, drafts: list[PendingVersion]) -> None:
-        """Give each session its version number, or find that its last version is the same."""
+        """Give each session its version number, or find that its last version is the same.
+
+        What damage may hide counts (`history`).
+        """
         latest: dict[bytes, PendingVersion] = {}
-        stored = self.catalog.lookup.known(SESSIONS, [d.key for d in drafts])
+        histories = self.catalog.histories
+        keys = [d.key for d in drafts]
+        stored = keys if histories.may_hide else self.catalog.lookup.known(SESSIONS, keys)
         marked = self.catalog.lookup.marked()
         for d in drafts:
             if d.key in latest:
                 d.version = latest[d.key].version + 1
             elif d.key in stored:
-                known = self.catalog.lookup.versions(d.context.domain, d.session.name)
-                d.version = max((v.version for v in known), default=0) + 1
-                staying = [v for v in known if not v.forgotten]
+                history = histories.of(d.session.tenant, d.session.name, d.context.domain)
+                d.version = history.next_number
+                staying = [v for v in history.versions if not v.forgotten] if history.has_newest else []
                 if staying and self._same(staying[-1], d) and self.catalog.lookup.is_sound(staying[-1].location):
                     d.kept, d.version = staying[-1], staying[-1].version
             latest[d.key] = d

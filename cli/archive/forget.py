@@ -72,6 +72,8 @@ def forget(
         with hinting(cold, names, owner):
             versions = cold.forget(names, tenant=owner, version=number, tags=tags_of(tags), dry_run=dry_run)
     _show_all(versions, "forgotten", "forget", dry_run, as_json)
+    if policy is not None:
+        cold.tower.want_whole(f"{'would forget' if dry_run else 'forgot'} {counted(len(versions), 'version')}")
 
 
 def policy_of(

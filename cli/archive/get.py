@@ -71,7 +71,9 @@ def get(
     if form == "auto":
         form = form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)
-    if number is None and (blind := cold.tower.catalog.damage.uncatalogued()):
+    histories = cold.tower.catalog.histories
+    blind = set[bytes]().union(*(histories.of(tenant, name).blind for name in names if number is None))
+    if blind:
         click.echo(
             f"warning: a newer version may be hidden: {counted(len(blind), 'pack')} damaged or gone; "
             "run pltz archive repair, then get again",

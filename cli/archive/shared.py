@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -206,30 +207,39 @@ def choose(
     """Yield versions of the sessions named (of all without names) that have all the tags.
 
     With ``tenant`` only that tenant's. Yields the last version of each session, or all with ``history``. Raises
-    NotFound for a name that no session has, ArchiveError where damage may hide it.
+    NotFound for a name that no session has, LostError where a version of it is damaged or gone, ArchiveError where
+    damage may hide it.
     """
     from pltz.archive.errors import NotFound
 
-    wanted, met = set(names), set[str]()
+    wanted, met = set(names), set[tuple[str, str]]()
     for version in archive.tower.ls(tenant, history=history):
         if wanted and version.name not in wanted:
             continue
-        met.add(version.name)
+        if wanted and (version.tenant, version.name) not in met:
+            met.add((version.tenant, version.name))
+            known = archive.tower.catalog.histories.of(version.tenant, version.name)
+            (known.want_named if history else known.want_newest)()
         if tags.items() <= version.tags.items():
             yield version
-    if missing := sorted(wanted - met):
+    if missing := sorted(wanted - {name for _, name in met}):
         archive.tower.want_whole(f"found no session {missing[0]!r}")
         raise NotFound(f"no session {missing[0]!r} in this archive")
 
 
 @contextmanager
 def hinting(cold: "Archive", names: Iterable[str], tenant: str) -> Iterator[None]:
-    """Say in a NotFound which other tenant has a session of one of the names."""
+    """Say in a NotFound which other tenant has a session of one of the names, where a person reads it at a terminal.
+
+    A service that gives stderr to its tenants must not tell one of another.
+    """
     from pltz.archive.errors import NotFound
 
     try:
         yield
     except NotFound as error:
+        if not at_terminal():
+            raise
         wanted = set(names)
         listed = cold.list(forgotten=True, partial=True)
         found = next((v for v in listed if v.name in wanted and v.tenant != tenant), None)
@@ -238,6 +248,11 @@ def hinting(cold: "Archive", names: Iterable[str], tenant: str) -> Iterator[None
         raise type(error)(
             f"{error}; tenant {found.tenant!r} has a session {found.name!r}: name it with --tenant"
         ) from error
+
+
+def at_terminal() -> bool:
+    """Return whether messages go to a person at a terminal."""
+    return sys.stderr.isatty()
 
 
 def facts(version: "SessionVersion") -> dict[str, Any]:

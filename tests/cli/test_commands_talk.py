@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pltz.cli.archive import shared
 from pltz.cli.ui.groups import EXIT_CODES
 from tests.cli.commands import Put, Run, chat
 
@@ -63,8 +64,15 @@ def test_sessions_by_ranges(run: Run, frozen: Path) -> None:
     assert run("decompress", frozen, "--session", "0-9").exit_code == 2
 
 
-def test_another_tenant_is_named(run: Run, cold: Path, put: Put, tiny: Path) -> None:
+def test_another_tenant_is_named_to_a_person_alone(
+    run: Run, cold: Path, put: Put, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service may give stderr to its tenants: what is not a terminal is told of no other tenant."""
     put(chat(1), "--name", "s", "--tenant", "acme")
+    for words in (["get"], ["forget"], ["undelete"]):
+        done = run("archive", *words, cold, "s")
+        assert done.exit_code == 8 and "acme" not in done.stderr
+    monkeypatch.setattr(shared, "at_terminal", lambda: True)
     for words in (["get"], ["forget"], ["undelete"]):
         done = run("archive", *words, cold, "s")
         assert done.exit_code == 8 and "tenant 'acme' has a session 's'" in done.stderr

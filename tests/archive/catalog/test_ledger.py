@@ -83,7 +83,7 @@ def test_a_pack_that_disappears_is_damage_and_no_deletion(
             reopen(disk, codec).collect()
     assert parity_files(disk) == parity
     report = reopen(disk, codec).verify()
-    assert not report.sound and [p.kind for p in report.problems] == ["pack"]
+    assert not report.sound and [p.kind for p in report.problems] == ["pack", *["session"] * indexed]
     assert repaired(disk).whole and disk.seen.files().items() >= before.items()
     assert all(reopen(disk, codec).get(name).tokens.tolist() == tokens(name) for name in NAMES)
     done = reopen(disk, codec)

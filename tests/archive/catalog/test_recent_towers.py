@@ -95,7 +95,7 @@ def test_a_base_that_was_damaged_since_is_no_error(tmp_path: Path) -> None:
     at = cold.archive.catalog.lookup.find(SEGMENTS, root)[0].location
     damage(tmp_path / "a", at)
     [stored] = cold.put([PutRequest("chat", Session("chat", chat(8)))])
-    assert stored.version == 4
+    assert stored.version > 3, "above what the damaged record may hide"
 
 
 def damage(folder: Path, at: Location) -> None:

@@ -1,0 +1,326 @@
+"""Histories with a hole: whoever reads the newest version, numbers one or forgets some looks for hidden ones first."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.catalog.history import MAX_FLOOR
+from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound
+from pltz.archive.format.ids import TENANT
+from pltz.archive.format.index_file import key_of
+from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.retention import Policy
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.writing.new_session import NewSession
+from tests.archive.sealed import RAW
+
+BOTH = pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
+NAME = "session-" + 80 * "s"  # a run has it once, which makes even four versions worth one
+TURNS = [np.arange(40) % (5 + n) for n in range(8)]
+
+
+def made(codec: SegmentCodec, sealed: bool) -> tuple[SimDisk, TowerArchive]:
+    disk = SimDisk()
+    return disk, TowerArchive.create(DirectoryStore(disk), [codec], key=RAW if sealed else None)
+
+
+def reopen(disk: SimDisk, codec: SegmentCodec, sealed: bool) -> TowerArchive:
+    return TowerArchive.open(DirectoryStore(disk), [codec], key=RAW if sealed else None)
+
+
+def put(archive: TowerArchive, turns: int, name: str = NAME) -> int:
+    [receipt] = archive.put([NewSession(name, TURNS[:turns])])
+    return receipt.version
+
+
+def grown(codec: SegmentCodec, sealed: bool, *, merged: bool, indexed: bool = True) -> SimDisk:
+    """Put a session of four versions and another; with ``merged`` the four are one run, and all is in one pack."""
+    disk, archive = made(codec, sealed)
+    for turns in range(1, 5):
+        put(archive, turns)
+    archive.put([NewSession("other", [np.array([7, 7, 7])])])
+    if merged:
+        assert archive.merge(cold=0).merged == 1
+        for _ in range(3):
+            archive.collect()
+        assert len(archive.catalog.listing.packs) == 1
+    if indexed:
+        archive.write_index()
+    else:
+        for name in archive.store.list("index"):
+            archive.store.delete(f"index/{name}")
+    return SimDisk(disk.seen, seed=7)
+
+
+def newest(archive: TowerArchive, name: str = NAME) -> int:
+    """Return how many turns the newest version has."""
+    return len(archive.get(name).segments)
+
+
+def all_away(disk: SimDisk, archive: TowerArchive) -> dict[str, bytes]:
+    """Take the packs of all versions of a session away."""
+    names = {f"packs/{v.location.pack.hex()}" for v in archive.history(NAME)}
+    files = {name: disk.seen.files()[name] for name in names}
+    for name in names:
+        disk.unlink(name)
+    return files
+
+
+@BOTH
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_put_beside_a_pack_that_is_away_is_numbered_above_it(
+    codec: SegmentCodec, sealed: bool, indexed: bool
+) -> None:
+    disk = grown(codec, sealed, merged=False, indexed=indexed)
+    files = all_away(disk, reopen(disk, codec, sealed))
+    archive = reopen(disk, codec, sealed)
+    with pytest.raises(MissingPack if indexed else ArchiveError) as told:
+        archive.get(NAME)
+    assert told.value.exit_code == 7
+    number = put(archive, 5)
+    assert number > 4 and archive.store.now() < number <= MAX_FLOOR
+    assert put(reopen(disk, codec, sealed), 6) > number
+    for name, data in files.items():
+        disk.write_new(name, data)
+    back = reopen(disk, codec, sealed)
+    assert [v.version for v in back.history(NAME)][:4] == [1, 2, 3, 4] and newest(back) == 6
+    assert back.verify(decode=True).sound
+
+
+def test_a_clock_of_another_century_leaves_room_for_versions(codec: SegmentCodec) -> None:
+    disk = grown(codec, False, merged=False)
+    files = all_away(disk, reopen(disk, codec, False))
+    disk.clock = 1 << 40
+    assert put(reopen(disk, codec, False), 5) == MAX_FLOOR
+    assert put(reopen(disk, codec, False), 6) == MAX_FLOOR + 1 < 1 << 32
+    for name, data in files.items():
+        disk.write_new(name, data)
+    assert newest(reopen(disk, codec, False)) == 6
+
+
+@BOTH
+def test_what_is_put_again_is_not_taken_for_the_last(codec: SegmentCodec, sealed: bool) -> None:
+    """The newest version that can be read is the same as what is put, and a newer one is hidden."""
+    disk = grown(codec, sealed, merged=False)
+    archive = reopen(disk, codec, sealed)
+    path = f"packs/{archive.version(NAME).location.pack.hex()}"
+    data = disk.seen.files()[path]
+    disk.unlink(path)
+    [receipt] = reopen(disk, codec, sealed).put([NewSession(NAME, TURNS[:3])])
+    assert not receipt.unchanged
+    disk.write_new(path, data)
+    assert newest(reopen(disk, codec, sealed)) == 3
+
+
+@pytest.mark.parametrize("acknowledged", [False, True])
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_put_after_a_loss_is_newer_than_what_comes_back(
+    codec: SegmentCodec, indexed: bool, acknowledged: bool
+) -> None:
+    disk = grown(codec, False, merged=False, indexed=indexed)
+    archive = reopen(disk, codec, False)
+    packs = {v.location.pack.hex() for v in archive.history(NAME)}
+    before = {pack: disk.seen.files()[f"packs/{pack}"] for pack in packs}
+    for pack in packs:
+        disk.unlink(f"parity/{pack}")
+        disk.overwrite(f"packs/{pack}", b"rot")
+    assert not Repairer(DirectoryStore(disk)).run().whole
+    archive = reopen(disk, codec, False)
+    if indexed:
+        with pytest.raises(LostError):
+            archive.get(NAME)
+    if acknowledged:
+        archive.acknowledge()
+    put(archive, 6)
+    assert newest(reopen(disk, codec, False)) == 6, "it is known to be newer than the loss"
+    for pack, data in before.items():
+        disk.write_new(f"packs/{pack}", data)
+    back = reopen(disk, codec, False)
+    assert newest(back) == 6 and len(back.history(NAME)) == 5
+
+
+@BOTH
+@pytest.mark.parametrize(("merged", "step"), [(True, 7), (False, 37)], ids=["run", "records"])
+def test_every_flip_is_named_damage_or_the_right_answer(
+    codec: SegmentCodec, sealed: bool, merged: bool, step: int
+) -> None:
+    """Nothing of a session is absent, no version is given for another, and none is put before another.
+
+    ``step``: bytes between two flips.
+    """
+    whole = grown(codec, sealed, merged=merged)
+    keys = reopen(whole, codec, sealed).keys
+    names = {NAME, f"{key_of(keys.session_key(keys.domain(TENANT, 'default'), NAME)):09x}"}
+    packs = [(path, data) for path, data in whole.seen.files().items() if path.startswith("packs/")]
+    unread = 0
+    for path, at in [(path, at) for path, data in packs for at in range(0, len(data), step)]:
+        disk = SimDisk(whole.seen, seed=9)
+        data = bytearray(disk.seen.files()[path])
+        data[at] ^= 1 << at % 8
+        disk.overwrite(path, bytes(data))
+        archive = reopen(disk, codec, sealed)
+        hidden = 0
+        for number in (None, 1, 2, 3, 4):
+            try:
+                assert len(archive.get(NAME, version=number).segments) == (number or 4), (path, at)
+            except LostError:
+                hidden += 1
+        with pytest.raises(NotFound):
+            archive.get("nobody")
+        report = reopen(disk, codec, sealed).verify()
+        assert not report.sound
+        named = {v.name for v in report.lost} | {p.name.rpartition(" ")[2] for p in report.problems}
+        assert not hidden or names & named, report
+        unread += hidden
+        assert put(archive, 5) > 4
+        assert Repairer(DirectoryStore(disk)).run().whole
+        after = reopen(disk, codec, sealed)
+        assert newest(after) == 5 and [v.version for v in after.history(NAME)][:4] == [1, 2, 3, 4]
+    assert unread > 20
+
+
+@BOTH
+def test_without_an_index_damage_to_a_bitstring_hides_no_name(codec: SegmentCodec, sealed: bool) -> None:
+    disk = grown(codec, sealed, merged=True, indexed=False)
+    spoil_run(disk, codec, sealed)
+    archive = reopen(disk, codec, sealed)
+    for number in (None, 2):
+        with pytest.raises(LostError):
+            archive.get(NAME, version=number)
+    with pytest.raises(NotFound):
+        archive.get("nobody")
+    [version] = archive.history(NAME)
+    assert version.version == 4 and version.hides_older and put(archive, 5) == 5
+    assert newest(reopen(disk, codec, sealed)) == 5, "what is damaged is older"
+
+
+def spoil_run(disk: SimDisk, codec: SegmentCodec, sealed: bool) -> None:
+    """Flip a bit in the bitstring of the run."""
+    archive = reopen(disk, codec, sealed)
+    item = archive.catalog.lookup.at(archive.version(NAME).location)
+    path = f"packs/{item.location.pack.hex()}"
+    data = bytearray(disk.seen.files()[path])
+    data[data.find(item.record.bitstring) + len(item.record.bitstring) // 2] ^= 1
+    disk.overwrite(path, bytes(data))
+
+
+@pytest.mark.parametrize("key", [True, False])
+@BOTH
+def test_verify_names_a_run_that_is_damaged(codec: SegmentCodec, sealed: bool, key: bool) -> None:
+    disk = grown(codec, sealed, merged=True)
+    keys = reopen(disk, codec, sealed).keys
+    session = keys.session_key(keys.domain(TENANT, "default"), NAME)
+    spoil_run(disk, codec, sealed)
+    archive = TowerArchive.open(DirectoryStore(disk), [codec], key=RAW if sealed and key else None)
+    report = archive.verify()
+    name = NAME if key or not sealed else f"sealed {session[:8].hex()}"
+    assert name in {v.name for v in report.lost}
+    assert any(p.kind == "session" and name in p.name and "before version 4" in p.what for p in report.problems)
+
+
+@BOTH
+def test_verify_names_the_sessions_of_a_pack_that_is_gone(codec: SegmentCodec, sealed: bool) -> None:
+    disk = grown(codec, sealed, merged=False)
+    archive = reopen(disk, codec, sealed)
+    disk.unlink(f"packs/{archive.version(NAME).location.pack.hex()}")
+    disk.unlink(f"packs/{archive.version('other').location.pack.hex()}")
+    found = {p.name for p in reopen(disk, codec, sealed).verify().problems if p.kind == "session"}
+    assert f"default  {NAME}" in found and len(found) == 2, "the other by its key"
+
+
+def opened(disk: SimDisk, codec: SegmentCodec) -> Archive:
+    return Archive(reopen(disk, codec, False))
+
+
+def test_forget_and_history_of_a_session_with_a_hole(codec: SegmentCodec) -> None:
+    disk = grown(codec, False, merged=True)
+    spoil_run(disk, codec, False)
+    cold = opened(disk, codec)
+    for work in (cold.history, cold.forget, cold.undelete):
+        with pytest.raises(LostError):
+            work(NAME)
+    with pytest.raises(LostError):
+        cold.forget(NAME, version=2)
+    assert [v.version for v in cold.forget(NAME, version=4, dry_run=True)] == [4]
+
+
+@pytest.mark.parametrize("how", ["run", "gone"])
+def test_retention_leaves_a_session_with_a_hole_as_it_is(codec: SegmentCodec, how: str) -> None:
+    disk = grown(codec, False, merged=how == "run")
+    for name in ("whole", "whole"):
+        reopen(disk, codec, False).put([NewSession(name, [np.arange(3 + len(disk.seen.names))])])
+    if how == "run":
+        spoil_run(disk, codec, False)
+        put(reopen(disk, codec, False), 5)
+    else:
+        archive = reopen(disk, codec, False)
+        archive.write_index()
+        disk.unlink(f"packs/{archive.version(NAME).location.pack.hex()}")
+    cold = opened(disk, codec)
+    assert [(v.name, v.version) for v in cold.expire(Policy(keep_last=1), dry_run=True)] == [("whole", 1)]
+    with pytest.raises(LostError):
+        cold.expire(Policy(keep_last=1), [NAME])
+
+
+def test_merge_and_collect_stop_at_a_hole(codec: SegmentCodec) -> None:
+    disk = grown(codec, False, merged=True)
+    spoil_run(disk, codec, False)
+    before = disk.seen.files()
+    with pytest.raises(ArchiveError):
+        reopen(disk, codec, False).merge(cold=0)
+    with pytest.raises(ArchiveError):
+        reopen(disk, codec, False).collect()
+    assert disk.seen.files() == before
+
+
+def test_a_copy_is_numbered_above_what_its_archive_may_hide(codec: SegmentCodec) -> None:
+    from pltz.archive.copy import copy
+
+    source, there = grown(codec, False, merged=False), grown(codec, False, merged=False)
+    files = all_away(there, reopen(there, codec, False))
+    put(reopen(source, codec, False), 5)
+    archive = reopen(source, codec, False)
+    with suppress(ArchiveError):
+        list(copy(archive, archive.ls(history=True), reopen(there, codec, False)))
+    for name, data in files.items():
+        there.write_new(name, data)
+    assert newest(reopen(there, codec, False)) == 5
+
+
+def test_another_tenants_damage_hides_nothing(codec: SegmentCodec) -> None:
+    """A pack whose table names one tenant hides no session of others, without any index."""
+    disk, archive = made(codec, False)
+    archive.put([NewSession("a", [np.arange(5)], tenant="acme")])
+    location = archive.version("a", "acme").location
+    path = f"packs/{location.pack.hex()}"
+    data = bytearray(disk.seen.files()[path])
+    data[location.offset + 8] ^= 1
+    disk.overwrite(path, bytes(data))
+    fresh = reopen(disk, codec, False)
+    with pytest.raises(ArchiveError):
+        fresh.get("a", "acme")
+    with pytest.raises(NotFound):
+        fresh.get("a", "beta")
+    receipts = fresh.put([NewSession("b", [np.arange(3)], tenant=tenant) for tenant in ("acme", "beta")])
+    assert [receipt.version > 1 for receipt in receipts] == [True, False]
+
+
+def test_a_healthy_archive_is_looked_at_in_memory(codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts of new sessions read no records for the look."""
+    _, archive = made(codec, False)
+    archive.put([NewSession("a", [np.arange(5)])])
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a look-up that a healthy archive does not need")
+
+    monkeypatch.setattr(archive.catalog.damage, "hides", refuse)
+    monkeypatch.setattr(archive.catalog.damage, "uncatalogued", refuse)
+    receipts = archive.put([NewSession("b", [np.arange(3)]), NewSession("a", [np.arange(6)])])
+    assert [receipt.version for receipt in receipts] == [1, 2]
