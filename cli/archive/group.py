@@ -22,6 +22,7 @@ COMMANDS = {
     "erase": "pltz.cli.archive.erase:erase",
     "copy": "pltz.cli.archive.copy:copy",
     "export": "pltz.cli.archive.get:export",
+    "restore": "pltz.cli.archive.restore:restore",
 }
 
 

@@ -25,7 +25,9 @@ def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 
 COMMANDS = dict(walk(cli, ()))
-ARCHIVE = "init put get ls find stat report verify repair forget undelete collect merge cluster erase copy export"
+ARCHIVE = (
+    "init put get ls find stat report verify repair forget undelete collect merge cluster erase copy export restore"
+)
 LEAVES = {path: command for path, command in COMMANDS.items() if not isinstance(command, click.Group)}
 
 

@@ -1,0 +1,195 @@
+"""``pltz archive restore``: write the sessions of an archive as the files that they were put from."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from pltz.archive.humanize import counted
+from pltz.cli.archive import shared
+from pltz.cli.archive.shared import choose, open_archive, tags_of
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import NamingCommand
+from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.output import Output, printable, say_if_interrupted, write_text
+from pltz.cli.ui.progress import Progress, wanted
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
+    from pltz.archive.catalog.lookup import Version
+    from pltz.models.session.session import Session
+
+NUMBERED = re.compile(r"(.+)/(0|[1-9][0-9]{0,8})", re.DOTALL)  # STEM/NUMBER, as `put` names the sessions of one file
+FORBIDDEN = '%\\:*?"<>|'  # in names of files, on one system or another
+LONGEST = 200  # bytes of a part of a path; file systems take 255
+
+
+class StoredFile(NamedTuple):
+    """A file to write: its path without a suffix, and the versions in it, in their order."""
+
+    stem: PurePath
+    versions: "list[Version]"
+
+
+@click.command(
+    cls=NamingCommand,
+    short_help="Write sessions as the files that they were put from.",
+    examples=[
+        "pltz archive restore /data/cold -o back",
+        "pltz archive restore /data/cold --tenant acme -o back",
+        "pltz archive restore /data/cold chats/0 chats/1 -o back --json",
+    ],
+)
+@shared.DIR
+@shared.NAMES
+@click.option("-o", "--output", required=True, metavar="FOLDER", help="The folder to write to.")
+@shared.ONLY_TENANT
+@shared.ONLY_TAGS
+@shared.READ_BUNDLES
+@shared.TOKENIZERS
+@options.FORCE
+@options.THREADS
+@options.DEVICE
+@options.PROGRESS
+@options.JSON
+@key_options
+def restore(
+    place: str,
+    names: tuple[str, ...],
+    output: str,
+    tenant: str | None,
+    tags: tuple[str, ...],
+    bundles: tuple[str, ...],
+    tokenizers: tuple[str, ...],
+    force: bool,
+    threads: int | None,
+    device: str,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Write the last versions of sessions, or of those named, as files in FOLDER.
+
+    The sessions STEM/0, STEM/1 and so on become the lines of one file, STEM.jsonl. Any other session is a file of its
+    own: the events of an agent as .jsonl, other JSON as .json, a text as .txt. Chats come back with equal values, and
+    with equal bytes where put --exact kept them. Sessions of several tenants go into a folder per tenant.
+
+    Each file appears whole or not at all, and none is replaced without --force. Where parts of the archive are
+    damaged, the sessions that are still listed are written, and the exit code is 7.
+    """
+    folder = Path(output)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{output} is a file: name a folder")
+    cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
+    chosen = list(choose(cold, names, tenant, tags_of(tags)))
+    say_if_interrupted("interrupted: the files written so far are whole")
+    sessions = size = 0
+    paths = Paths()
+    with Progress("restore", unit="sessions", total=len(chosen), shown=wanted(progress)) as bar:
+        files = files_of(chosen)
+        read = _sessions(cold, files, bar)
+        for file in files:
+            first = next(read)
+            suffix = ".jsonl" if len(file.versions) > 1 else suffix_of(first)
+            path = folder / paths.free(file.stem, suffix)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written = Output(str(path), force=force)
+            written.write(content_of(itertools.chain([first], itertools.islice(read, len(file.versions) - 1))))
+            sessions, size = sessions + len(file.versions), size + written.written
+    found = {"sessions": sessions, "files": len(files), "bytes": size, "output": output}
+    text = f"{printable(output)}: {counted(sessions, 'session')} in {counted(len(files), 'file')}"
+    write_text(json.dumps(found) if as_json else text)
+    if not names:
+        cold.tower.want_whole(f"wrote {counted(sessions, 'session')}")
+
+
+def _sessions(cold: "Archive", files: "list[StoredFile]", bar: Progress) -> "Iterator[Session]":
+    for session in cold.sessions.read_many(version for file in files for version in file.versions):
+        yield session
+        bar.add(1)
+
+
+def files_of(versions: "Iterable[Version]") -> list[StoredFile]:
+    """Return the files that versions were put from: those of STEM/NUMBER together, in the order of their numbers."""
+    rows = list(versions)
+    tenants = {version.tenant for version in rows}
+    found: dict[tuple[str, str, bool], list[tuple[int, Version]]] = {}
+    for version in rows:
+        numbered = NUMBERED.fullmatch(version.name)
+        stem, number = (numbered[1], int(numbered[2])) if numbered else (version.name, 0)
+        found.setdefault((version.tenant, stem, numbered is not None), []).append((number, version))
+    files = []
+    for (tenant, stem, _), members in found.items():
+        members.sort(key=lambda member: member[0])
+        parts = ([tenant] if len(tenants) > 1 else []) + stem.split("/")
+        files.append(StoredFile(PurePath(*map(safe, parts)), [version for _, version in members]))
+    return files
+
+
+def safe(part: str) -> str:
+    """Return a part of a name as a part of a path that stays in its folder, on every file system.
+
+    >>> safe("notes"), safe(".."), safe(""), safe("a:b")
+    ('notes', '%2E%2E', '%', 'a%3Ab')
+    """
+    text = "".join(c if c.isprintable() and c not in FORBIDDEN else _quoted(c) for c in part)
+    text = text or "%"
+    if not text.strip("."):
+        text = text.replace(".", "%2E")
+    while len(text.encode(errors="replace")) > LONGEST:
+        text = text[:-1]
+    return text
+
+
+def _quoted(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode(errors="replace"))
+
+
+class Paths:
+    """The paths of files that one run writes, so that no two of its sessions meet in one file."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+
+    def free(self, stem: PurePath, suffix: str) -> PurePath:
+        """Return the path of a file, with ~2, ~3 and so on where another of this run has it, in any case of letters."""
+        folder = PurePath()
+        for part in stem.parts[:-1]:
+            folder = self._take(folder / part, "", self._files)
+            self._folders.add(str(folder).casefold())
+        path = self._take(folder / stem.name, suffix, self._files | self._folders)
+        self._files.add(str(path).casefold())
+        return path
+
+    def _take(self, path: PurePath, suffix: str, taken: set[str]) -> PurePath:
+        tails = itertools.chain([""], map("~{}".format, itertools.count(2)))
+        tries = (path.with_name(f"{path.name}{tail}{suffix}") for tail in tails)
+        return next(one for one in tries if str(one).casefold() not in taken)
+
+
+def suffix_of(session: "Session") -> str:
+    """Return the suffix of the file that a session is alone in."""
+    from pltz.datasets.json_files import is_json
+
+    if session.kind == "text":
+        value: bytes = session.value
+        lines = value.splitlines()
+        if value.lstrip()[:1] not in (b"{", b"["):
+            return ".txt"
+        return ".json" if is_json(value) else ".jsonl" if lines and is_json(lines[0]) else ".txt"
+    events = session.kind == "chat" and isinstance(session.value, list)
+    return ".jsonl" if events and all(isinstance(event, dict) for event in session.value) else ".json"
+
+
+def content_of(sessions: "Iterable[Session]") -> Iterator[bytes]:
+    """Yield the bytes of a file of these sessions: a line each, or the bytes that were kept of them."""
+    before = b"\n"
+    for session in sessions:
+        data = session.to_input_bytes()
+        yield data if before.endswith(b"\n") else b"\n" + data
+        before = data or b"\n"

@@ -1,0 +1,97 @@
+"""``pltz archive restore``: the files that were put, under names that stay in the folder."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
+import pytest
+
+from pltz.cli.archive.restore import Paths, safe
+from tests.cli.commands import Run, chat
+
+pytestmark = pytest.mark.usefixtures("bundle_at_hand")
+
+EVENTS = [
+    {"type": "user", "sessionId": "s", "uuid": "1", "message": {"role": "user", "content": "Hi"}},
+    {"type": "assistant", "sessionId": "s", "uuid": "2", "message": {"role": "assistant", "content": "Hello"}},
+]
+
+
+def jsonl(rows: Sequence[object]) -> bytes:
+    return b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows)
+
+
+@pytest.fixture
+def put(run: Run, cold: Path, tmp_path: Path) -> dict[str, bytes]:
+    """Put a folder of files of several kinds, and return its files."""
+    files = {
+        "chats.jsonl": jsonl([chat(n) for n in range(12)]),
+        "shop/0f3a.jsonl": jsonl(EVENTS),
+        "notes.txt": b"one\ntwo \xff",
+        "odd.jsonl": b'{"a": 1}\n\n{"b":NaN}\n{"c":[1.0]}',
+    }
+    for name, data in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(data)
+    for name in ("chats.jsonl", "shop", "notes.txt", "odd.jsonl"):
+        done = run("archive", "put", cold, tmp_path / "in" / name, "--exact")
+        assert done.exit_code == 0, done.output
+    return files
+
+
+def found_in(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_files_that_were_put_come_back(run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path) -> None:
+    done = run("archive", "restore", cold, "-o", tmp_path / "out", "--json")
+    assert done.exit_code == 0, done.output
+    found = found_in(tmp_path / "out")
+    log = next(name for name in found if name.endswith("0f3a.jsonl"))
+    assert found.pop(log) == put.pop("shop/0f3a.jsonl")
+    assert found == put
+    told = json.loads(done.stdout)
+    assert (told["files"], told["sessions"]) == (4, 12 + 1 + 1 + 3)
+
+
+def test_no_file_is_replaced_unasked(run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("archive", "restore", cold, "notes/0", "-o", out).exit_code == 0
+    assert list(found_in(out)) == ["notes.txt"]
+    (out / "notes.txt").write_bytes(b"mine")
+    again = run("archive", "restore", cold, "notes/0", "-o", out)
+    assert again.exit_code == 2 and "--force" in again.stderr
+    assert (out / "notes.txt").read_bytes() == b"mine"
+    assert run("archive", "restore", cold, "notes/0", "-o", out, "--force").exit_code == 0
+    assert (out / "notes.txt").read_bytes() == put["notes.txt"]
+    assert run("archive", "restore", cold, "-o", out / "notes.txt").exit_code == 2
+    assert run("archive", "restore", cold, "nobody", "-o", out).exit_code == 8
+
+
+def test_tenants_have_folders_and_names_stay_inside(run: Run, cold: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    for number, (tenant, name) in enumerate(
+        [("..", "../../escaped"), ("acme", "/etc/passwd"), ("acme", "a"), ("acme", "A"), ("acme", "a.txt/b")]
+    ):
+        text.write_bytes(b"text %d" % number)
+        done = run("archive", "put", cold, text, "--tenant", tenant, "--name", name)
+        assert done.exit_code == 0, done.output
+    done = run("archive", "restore", cold, "-o", tmp_path / "in" / "out")
+    assert done.exit_code == 0, done.output
+    found = found_in(tmp_path / "in" / "out")
+    assert sorted(found.values()) == [b"text %d" % n for n in range(5)]
+    assert found["%2E%2E/%2E%2E/%2E%2E/escaped.txt"] == b"text 0"
+    assert len({name.casefold() for name in found}) == 5
+    assert not list(tmp_path.glob("*escaped*"))
+
+
+def test_parts_of_names_are_parts_of_paths() -> None:
+    for name in ("..", ".", "", "a/b"[:1], "x" * 300, "\ud800", "nul\0", "ü" * 150, "a:b", "\n"):
+        part = safe(name)
+        assert len(PurePath(part).parts) == 1 and part not in (".", "..") and len(part.encode()) <= 255
+
+
+def test_no_two_files_meet() -> None:
+    paths = Paths()
+    found = [paths.free(PurePath(stem), ".txt") for stem in ("a", "A", "a", "a.txt/b", "c/d", "c")]
+    assert [str(path) for path in found] == ["a.txt", "A~2.txt", "a~3.txt", "a.txt~2/b.txt", "c/d.txt", "c.txt"]
