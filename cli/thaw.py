@@ -9,7 +9,7 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.cli.archive.shared import VERSION, hinting, open_archive
+from pltz.cli.archive.shared import VERSION, full_names, hinting, open_archive
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
@@ -89,7 +89,8 @@ def thaw(
 ) -> None:
     """Rebuild the KV cache of one session of FILE, or of the session NAME of an archive.
 
-    The session is read, decoded, and prefilled into the target in one pass. FILE may be - for stdin. Without --target
+    The session is read, decoded, and prefilled into the target in one pass. FILE may be - for stdin, and NAME the
+    beginning of a name where one session alone begins so. Without --target
     the session is thawed into mini-llama, the small target that ships with pltz. A file frozen for one target does not
     thaw into another unless --any-target is given.
 
@@ -108,7 +109,8 @@ def thaw(
         thawer = cold.thawer(model, hot, any_target=any_target)
         load_ms = 1e3 * (time.perf_counter() - start)
         with hinting(cold, [file], tenant or "default"):
-            thawed = thawer.thaw(file, tenant or "default", number)
+            [name] = full_names(cold, [file], tenant or "default")
+            thawed = thawer.thaw(name, tenant or "default", number)
         result = Result.of(thawed, model, more, load_ms, None if hot is None else hot.stats().hit_tokens)
         write_text(json.dumps(result.as_json()) if as_json else result.text())
         if hot is not None:

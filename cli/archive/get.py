@@ -8,7 +8,7 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import choose, hinting, open_archive, tags_of
+from pltz.cli.archive.shared import choose, full_names, hinting, open_archive, tags_of
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
@@ -61,13 +61,15 @@ def get(
 ) -> None:
     """Write the sessions NAME... of the archive in DIR: their last versions, or version N.
 
-    Chats come back as JSONL with equal values, a text byte for byte, and token ids as JSON lists. Nothing is written
-    unless every chosen session passes its check.
+    The beginning of a name is enough where one session alone begins so, or the beginning of its part behind the last
+    slash. Chats come back as JSONL with equal values, a text byte for byte, and token ids as JSON lists. Nothing is
+    written unless every chosen session passes its check.
     """
     destination = Output(output, force=force, binary=False)
     cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
     with hinting(cold, names, tenant):
-        sessions = [found.session for found in cold.get_many(names, tenant=tenant, version=number)]
+        whole = full_names(cold, names, tenant)
+        sessions = [found.session for found in cold.get_many(whole, tenant=tenant, version=number)]
     if form == "auto":
         form = form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)

@@ -4,14 +4,14 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.humanize import moment
+from pltz.archive.humanize import counted, moment
 from pltz.cli.ui import options
 from pltz.cli.ui.key_options import KeyWords, key_is_named, key_options, key_words
 from pltz.cli.ui.options import Decorator, nonempty
@@ -225,6 +225,37 @@ def choose(
     if missing := sorted(wanted - {name for _, name in met}):
         archive.tower.want_whole(f"found no session {missing[0]!r}")
         raise NotFound(f"no session {missing[0]!r} in this archive")
+
+
+def full_names(cold: "Archive", names: Iterable[str], tenant: str) -> list[str]:
+    """Return the names of sessions of a tenant, each given whole, or as a beginning that only one of them has.
+
+    The beginning may be that of the part behind the last slash. A name that no session begins with stays as it is.
+
+    Raises:
+        NotFound: several sessions begin so.
+        ArchiveError: damage may hide the session.
+    """
+    from pltz.archive.errors import ArchiveError, Erased, NotFound
+
+    found = []
+    cold.tower.catalog.refresh()
+    for name in names:
+        try:
+            cold.tower.version(name, tenant)
+        except NotFound as error:
+            known = set[str]()
+            with suppress(ArchiveError):  # damage may hide sessions: none is guessed, and `error` stays the answer
+                known = {version.name for version in cold.list(tenant, forgotten=True)}
+            meant = sorted(one for one in known if one.startswith(name) or one.rpartition("/")[2].startswith(name))
+            if name not in known and not isinstance(error, Erased) and meant:
+                if len(meant) > 1:
+                    some = ", ".join(meant[:3]) + (", ..." if len(meant) > 3 else "")
+                    raise NotFound(f"{counted(len(meant), 'session')} begin with {name!r}: {some}") from error
+                click.echo(f"{printable(name)}: {printable(meant[0])}", err=True)
+                name = meant[0]
+        found.append(name)
+    return found
 
 
 @contextmanager

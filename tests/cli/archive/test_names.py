@@ -46,3 +46,25 @@ def test_options_stay_options(run: Run, cold: Path) -> None:
     for word, meant in (("--tenent", "--tenant"), ("-x", "-x"), ("-tenant", "--tenant")):
         done = run("archive", "get", cold, "a", word, "acme")
         assert done.exit_code == 2 and meant in done.stderr, done.output
+
+
+def test_the_beginning_of_a_name_is_enough_where_one_session_has_it(run: Run, agents: Path) -> None:
+    for word in ("-home-me", "0f3a"):
+        done = run("archive", "get", agents, word)
+        assert json.loads(done.stdout) == chat(1, id=NAMES[0]) and NAMES[0] in done.stderr
+        assert run("thaw", "--archive", agents, word, "--json").exit_code == 0
+    several = run("archive", "get", agents, "-")
+    assert several.exit_code == 8 and NAMES[1] in several.stderr and "4 sessions" in several.stderr
+    assert run("archive", "get", agents, "nobody").exit_code == 8
+
+
+def test_a_forgotten_session_is_no_beginning_of_another(run: Run, cold: Path, tmp_path: Path) -> None:
+    for name in ("a", "a2"):
+        text = tmp_path / f"{name}.txt"
+        text.write_bytes(name.encode())
+        assert run("archive", "put", cold, text, "--name", name).exit_code == 0
+    assert run("archive", "get", cold, "a").stdout == "a"
+    assert run("archive", "forget", cold, "a").exit_code == 0
+    done = run("archive", "get", cold, "a")
+    assert done.exit_code == 8 and not done.stdout
+    assert run("archive", "get", cold, "a2").stdout == "a2"
