@@ -33,7 +33,7 @@ from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.storage.store import Store, is_there
-from pltz.plt_codec.errors import FormatError, VersionError
+from pltz.plt_codec.errors import FormatError, PltzError, VersionError
 
 T = TypeVar("T")
 
@@ -180,12 +180,21 @@ class Listing:
         """Return the result of ``work`` from an attempt during which no listed pack was deleted.
 
         Records that a collector moved are in packs that were not listed yet, so packs are listed again before
-        each new attempt. Raises ArchiveError after ATTEMPTS attempts.
+        each new attempt. An error of an attempt with a stale listing proves nothing: the attempt is repeated, and so
+        is one that ends with FileNotFoundError. Raises ArchiveError after ATTEMPTS attempts.
         """
         for _ in range(ATTEMPTS):
-            before, result = self.staleness, work()
-            if self.staleness == before:
-                return result
+            before = self.staleness
+            try:
+                result = work()
+            except FileNotFoundError:
+                self.note_stale()
+            except PltzError:
+                if self.staleness == before:
+                    raise
+            else:
+                if self.staleness == before:
+                    return result
             self.read()
         raise ArchiveError("a collector keeps moving what is looked at: try again")
 

@@ -141,7 +141,7 @@ class Clusterer:
         for versions, begun in tenants:
             domain = self.catalog.keys.domain(TENANT, versions[0].tenant)
             leaves = [v.leaf for v in versions[:SAMPLE] if not v.lacks]
-            found = self._chosen(TENANT, domain, leaves, begun, known.get(domain, {}), most)
+            found = self._chosen_now(TENANT, domain, leaves, begun, known.get(domain, {}), most)
             groups |= found or known[domain]
             done = replace(
                 done,
@@ -152,10 +152,10 @@ class Clusterer:
             )
             if progress:
                 progress(done)
-        for domain, prompts in sorted(self._prompts().items()):
+        for domain, prompts in sorted(self.catalog.listing.stable(self._prompts).items()):
             old = known.get(domain, {})
             begun = [0] * len(prompts)
-            groups |= self._chosen(BASE, domain, prompts[:SAMPLE], begun, old, medoids) or old
+            groups |= self._chosen_now(BASE, domain, prompts[:SAMPLE], begun, old, medoids) or old
             done = replace(done, prompts=done.prompts + len(prompts))
         data = pack_candidates(self.archive, groups)
         if not dry_run:
@@ -181,16 +181,25 @@ class Clusterer:
             yield newest, [min(v.time for v in one) for one in histories]
 
     def _prompts(self) -> dict[bytes, list[bytes]]:
-        """Return the segments of each base domain that have none of it below, sorted."""
+        """Return the segments of each base domain that have none of it below, sorted.
+
+        Raises FileNotFoundError where a collector deleted a pack meanwhile.
+        """
         found: dict[bytes, list[bytes]] = {}
         packs = [self.catalog.listing.opened(pack) for pack in sorted(self.catalog.listing.packs)]
         for domain in {c.domain for pack in packs for c in pack.head.contexts if c.domain_kind == BASE}:
             records = DomainRecords(self.catalog, domain)
-            self.catalog.listing.stable(records.read)
+            records.read()
             places = {name: self.catalog.lookup.find(SEGMENTS, name) for name in records.segments}
             above = {found[0].record.parent for found in places.values() if found}
             found[domain] = sorted(name for name, there in places.items() if there and name not in above)
         return found
+
+    def _chosen_now(
+        self, kind: int, domain: bytes, leaves: list[bytes], begun: list[int], old: Groups, most: int
+    ) -> Groups | None:
+        """Return what `_chosen` does, from packs that no collector deleted meanwhile."""
+        return self.catalog.listing.stable(lambda: self._chosen(kind, domain, leaves, begun, old, most))
 
     def _chosen(
         self, kind: int, domain: bytes, leaves: list[bytes], begun: list[int], old: Groups, most: int

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -144,7 +145,7 @@ class Merger:
             self.writer.copy((context, self.catalog.keys.seal(context, record)) for context, record in rows)
             self.catalog.keys.check({context.domain for context, _ in rows})
             for run in batch:
-                self._read_back(run)
+                self.catalog.listing.stable(partial(self._read_back, run))
         return replace(
             done,
             merged=done.merged + len(batch),
@@ -183,18 +184,40 @@ class Merger:
                 )
 
     def _runs(self, cold: int, tenant: str | None) -> Iterator[tuple[int, _Run | None]]:
-        """Yield the number of cold sessions seen so far, and the run of each that is worth one."""
-        sessions, latest = 0, self.catalog.store.now() - cold
-        for history in self.catalog.lookup.histories():
-            self._own(history)
+        """Yield the number of cold sessions seen so far, and the run of each that is worth one.
+
+        A collector may delete packs meanwhile. Who owns what is then looked at again, and a session before its run.
+        """
+        sessions, latest, listing = 0, self.catalog.store.now() - cold, self.catalog.listing
+        seen = listing.stable(self._own_all)
         self._want_sight()  # all heads are read by now
         for history in self.catalog.lookup.histories():
             staying = [v for v in history if not v.forgotten]
             if not staying or staying[-1].time > latest or tenant not in (None, history[0].tenant):
                 continue
             sessions += 1
-            chain = self._chain(staying[-1].leaf, history)
-            yield sessions, self._run(chain) if chain else None
+            yield sessions, listing.stable(partial(self._planned, history, seen))
+
+    def _planned(self, history: list[Version], seen: int) -> _Run | None:
+        """Return the run of a session, None where it is not worth one.
+
+        ``seen``: the listing's staleness when the history was read. Raises FileNotFoundError where a collector deleted
+        a pack meanwhile.
+        """
+        if self.catalog.listing.staleness != seen:  # some of its versions may lie elsewhere now
+            tenant, name = history[0].tenant, history[0].name
+            history = self.catalog.lookup.versions(self.catalog.keys.domain(TENANT, tenant), name)
+        staying = [v for v in history if not v.forgotten]
+        chain = self._chain(staying[-1].leaf, history) if staying else None
+        return self._run(chain) if chain else None
+
+    def _own_all(self) -> int:
+        """Note whose segments those of all sessions are, and return the listing's staleness before."""
+        seen = self.catalog.listing.staleness
+        self._owners.clear()
+        for history in self.catalog.lookup.histories():
+            self._own(history)
+        return seen
 
     def _own(self, history: Sequence[Version]) -> None:
         """Note whose segments those of a session are, forgotten versions included."""

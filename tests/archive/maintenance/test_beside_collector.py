@@ -1,0 +1,89 @@
+"""Cluster and merge beside a collector: packs vanish at the beginning of any of their steps, and nothing is lost."""
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pltz import Archive
+from pltz.archive.maintenance.cluster import Clusterer
+from pltz.archive.maintenance.merge import Merger
+from pltz.plt_codec.errors import PltzError
+
+TICKET = "Ticket %d. The customer of Bonn reports that the lamp does not start after the update of last week, and asks."
+
+
+def steps(of: type) -> list[str]:
+    return [name for name, what in vars(of).items() if isinstance(what, types.FunctionType) and name != "__init__"]
+
+
+def build(place: Path) -> dict[str, Any]:
+    """Make an archive whose packs are condemned: the next collector deletes them."""
+    archive, sessions = Archive.open(place, create=True, neighbours=True), {}
+    for number in range(4):
+        messages = [{"role": "user", "content": TICKET % number}]
+        for turn in range(3):
+            said = [("assistant", f"ok {number} {turn} and so on"), ("user", f"what about {turn} then? please tell")]
+            messages = messages + [{"role": role, "content": text} for role, text in said]
+            sessions[f"s{number}"] = {"messages": messages}
+            archive.put(f"s{number}", sessions[f"s{number}"], tenant=f"t{number % 2}", base="bot")
+    archive.tower.collect(grace=0)
+    return sessions
+
+
+CALLS: list[tuple[type, Callable[[Archive], Any]]] = [
+    (Clusterer, lambda archive: archive.cluster(medoids=2)),
+    (Merger, lambda archive: archive.merge(cold=0)),
+]
+
+
+@pytest.mark.parametrize(("of", "call", "step"), [(of, call, step) for of, call in CALLS for step in steps(of)])
+def test_packs_vanish_when_a_step_begins(
+    of: type, call: Callable[[Archive], Any], step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = build(tmp_path)
+    archive = Archive.open(tmp_path, neighbours=True)
+    archive.sessions  # noqa: B018  (loaded before the collector runs)
+    inner, fired = vars(of)[step], list[int]()
+
+    def wrapped(self: Any, *words: Any, **named: Any) -> Any:
+        if not fired:
+            fired.append(1)
+            Archive.open(tmp_path).tower.collect(grace=0)
+        return inner(self, *words, **named)
+
+    monkeypatch.setattr(of, step, wrapped)
+    try:
+        call(archive)
+    except PltzError as exc:
+        assert "again" in str(exc), exc
+    after = Archive.open(tmp_path)
+    assert after.verify(decode=True).sound
+    for name, value in sessions.items():
+        tenant = f"t{int(name[1:]) % 2}"
+        assert after.get(name, tenant=tenant).value == value and len(after.history(name, tenant=tenant)) == 3
+
+
+def test_a_merge_beside_a_collector_merges_what_it_would_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector deletes packs while the merge finds out who owns what."""
+    archive, fired = Archive.open(tmp_path, create=True), list[int]()
+    for number in range(4):
+        messages: list[dict[str, str]] = []
+        for turn in range(8):
+            messages = [*messages, {"role": "user", "content": f"question {number} {turn}"}]
+            archive.put(f"s{number}", {"messages": messages})
+    archive.tower.collect(grace=0)
+    inner = Merger._own
+
+    def wrapped(self: Merger, history: Any) -> None:
+        if not fired:
+            fired.append(Archive.open(tmp_path).tower.collect(grace=0).deleted)
+        inner(self, history)
+
+    monkeypatch.setattr(Merger, "_own", wrapped)
+    assert archive.merge(cold=0).merged == 4 and fired[0] > 0
+    assert Archive.open(tmp_path).verify(decode=True).sound
