@@ -109,7 +109,7 @@ def thaw(
         thawer = cold.thawer(model, hot, any_target=any_target)
         load_ms = 1e3 * (time.perf_counter() - start)
         with hinting(cold, [file], tenant or "default"):
-            [name] = full_names(cold, [file], tenant or "default")
+            [name] = full_names(cold, [file], tenant or "default", number)
             thawed = thawer.thaw(name, tenant or "default", number)
         result = Result.of(thawed, model, more, load_ms, None if hot is None else hot.stats().hit_tokens)
         write_text(json.dumps(result.as_json()) if as_json else result.text())

@@ -68,7 +68,7 @@ def get(
     destination = Output(output, force=force, binary=False)
     cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
     with hinting(cold, names, tenant):
-        whole = full_names(cold, names, tenant)
+        whole = full_names(cold, names, tenant, number)
         sessions = [found.session for found in cold.get_many(whole, tenant=tenant, version=number)]
     if form == "auto":
         form = form_of([session.kind for session in sessions])

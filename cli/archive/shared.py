@@ -227,10 +227,10 @@ def choose(
         raise NotFound(f"no session {missing[0]!r} in this archive")
 
 
-def full_names(cold: "Archive", names: Iterable[str], tenant: str) -> list[str]:
+def full_names(cold: "Archive", names: Iterable[str], tenant: str, number: int | None) -> list[str]:
     """Return the names of sessions of a tenant, each given whole, or as a beginning that only one of them has.
 
-    The beginning may be that of the part behind the last slash. A name that no session begins with stays as it is.
+    The beginning may be that of the part behind the last slash. A name that no session begins with stays as it is. ``number``: the version that is wanted, None for the last.
 
     Raises:
         NotFound: several sessions begin so.
@@ -242,7 +242,7 @@ def full_names(cold: "Archive", names: Iterable[str], tenant: str) -> list[str]:
     cold.tower.catalog.refresh()
     for name in names:
         try:
-            cold.tower.version(name, tenant)
+            cold.tower.version(name, tenant, number)
         except NotFound as error:
             known = set[str]()
             with suppress(ArchiveError):  # damage may hide sessions: none is guessed, and `error` stays the answer
