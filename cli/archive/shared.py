@@ -230,7 +230,8 @@ def choose(
 def full_names(cold: "Archive", names: Iterable[str], tenant: str, number: int | None) -> list[str]:
     """Return the names of sessions of a tenant, each given whole, or as a beginning that only one of them has.
 
-    The beginning may be that of the part behind the last slash. A name that no session begins with stays as it is. ``number``: the version that is wanted, None for the last.
+    The beginning may be that of the part behind the last slash. A name that no session begins with stays as it is.
+    ``number``: the version that is wanted, None for the last.
 
     Raises:
         NotFound: several sessions begin so.
