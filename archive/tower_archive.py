@@ -537,7 +537,7 @@ class TowerArchive:
     def forget(self, versions: Sequence[Version]) -> int:
         """Forget versions and return how many were not forgotten yet.
 
-        `ls` and `get` no longer return them. `undelete` brings them back until `collect` ran twice. Raises
+        `ls` and `get` no longer return them. `undelete` brings them back for the grace of `collect` at least. Raises
         NotFound where one was collected, else the errors of `put`.
         """
         return self._twice(lambda: self._mark(versions, FORGET))
@@ -630,7 +630,8 @@ class TowerArchive:
         Args:
             dead_share: share of dead bytes from which the rest of a pack is copied.
             small: packs of fewer bytes are merged.
-            grace: seconds between condemning and deleting, in which `undelete` works.
+            grace: seconds between condemning a pack and deleting it. For so long after a forget `undelete` works, at
+                least.
             dry_run: only report the work to do.
 
         Raises ArchiveError where anything in the archive is damaged or missing: then nothing is deleted.

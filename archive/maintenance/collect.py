@@ -2,11 +2,14 @@
 
 Spec: FORMAT.md, "Collect" and "The fence".
 
+A forgotten version is live, with its tower and its neighbours, until its mark is older than the grace period. It does
+not matter when its pack was condemned.
+
 A run first finishes the plans of earlier runs. It copies live records that lie only in condemned packs, then
 finds every live record by reading it in a pack that stays. The ledger then lists the packs to delete, and
 only after that they are deleted. If anything names an absent pack that the ledger does not explain, the run
 stops before it deletes anything. Then it condemns packs with enough dead bytes, and small ones, by putting a
-plan. Between two runs `undelete` brings back forgotten versions.
+plan. As long as a forgotten version is there, `undelete` brings it back.
 
     run 1: condemn A, B            A, B readable, nothing relies on them any more
     run 2: copy live of A, B to C, put a ledger entry of A and B, delete A, B; condemn ...
@@ -52,6 +55,7 @@ from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.storage.store import is_there
 from pltz.archive.writing.writer import ArchiveWriter, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
+from pltz.plt_codec.varint import MAX_VALUE
 
 DEAD_SHARE = 0.2  # share of dead bytes that makes it worth copying the rest of a pack
 SMALL = 16 << 20  # bytes; packs smaller than this are merged where there are two
@@ -81,6 +85,7 @@ class Collector:
     def __init__(self, catalog: Catalog, writer: ArchiveWriter, recoder: Recoder | None = None):
         self.catalog, self.writer, self.recoder = catalog, writer, recoder
         self._block: tuple[Location, Pack, Block] | None = None  # the last one copied from
+        self._before = MAX_VALUE  # seconds since 1970; what was forgotten later is live
 
     def run(
         self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False
@@ -90,7 +95,8 @@ class Collector:
         Args:
             dead_share: share of dead bytes from which a pack is condemned.
             small: bytes below which packs are merged.
-            grace: least time that a condemned pack stays, in seconds.
+            grace: least time that a condemned pack stays, and that a forgotten version can be undeleted, in seconds.
+                With 0 what is forgotten is not live, whatever clock its mark is of.
             dry_run: only report the work to do.
 
         Raises:
@@ -100,7 +106,9 @@ class Collector:
         """
         self.catalog.refresh()
         self._want_evidence()
-        condemned = self.catalog.listing.condemned_by(self.catalog.store.now() - grace)
+        before = self.catalog.store.now() - grace
+        self._before = before if grace else MAX_VALUE
+        condemned = self.catalog.listing.condemned_by(before)
         copied = deleted = freed = 0
         if condemned & set(self.catalog.listing.packs):
             copied, deleted, freed = self._finish(condemned, dry_run)
@@ -272,7 +280,7 @@ class Collector:
         """
         census = self.catalog.listing.stable(self._read_all)
         try:
-            census.settle(self.catalog.listing.condemned if condemned is None else condemned)
+            census.settle(self.catalog.listing.condemned if condemned is None else condemned, self._before)
         except BaseException:
             census.close()
             raise

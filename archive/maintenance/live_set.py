@@ -22,6 +22,7 @@ from pltz.archive.format.context import ALONE, RUN, WITHIN
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, Record
+from pltz.plt_codec.varint import MAX_VALUE
 
 BATCH = 512  # rows per transaction
 CACHE = 2048  # KiB; SQLite takes about twice that with its temporary tables
@@ -32,6 +33,7 @@ IN_RUN, A_RUN, PLAIN, NEAR = 0, 1, 2, 3  # kinds of segments; the last have a ne
 OLDER = -1  # kind of a version that its record has beside that in its fields
 
 TABLES = """
+CREATE TABLE grace (time INTEGER);
 CREATE TABLE packs (number INTEGER PRIMARY KEY, name BLOB, stays INTEGER);
 CREATE TABLE segments (at INTEGER PRIMARY KEY, id BLOB, parent BLOB, neighbour BLOB, size INTEGER, kind INTEGER);
 CREATE TABLE versions (at INTEGER, id BLOB, leaf BLOB, size INTEGER, kind INTEGER, tokens INTEGER);
@@ -40,7 +42,7 @@ CREATE TABLE passed_over (at INTEGER PRIMARY KEY, size INTEGER);
 """
 # Each id once: its first record, and whether any record of it lies in a pack that stays. In a query with one min,
 # SQLite takes the other columns from that row.
-# Only the mark in force of a version counts.
+# Only the mark in force of a version counts. A version that was forgotten later than `grace` is live.
 ONCE = (
     "SELECT *, min(at) AS first, sum(stays) > 0 AS stay "
     f"FROM {{}} JOIN packs ON number = at >> {PLACE_BITS} {{}} GROUP BY id"
@@ -79,25 +81,38 @@ CREATE TABLE version (id BLOB PRIMARY KEY, leaf BLOB, first INTEGER, size INTEGE
 INSERT INTO version SELECT id, leaf, at, size, stay FROM (
     SELECT *, min(kind << 60 | at), sum(stays) > 0 AS stay
     FROM versions JOIN packs ON number = at >> {PLACE_BITS} GROUP BY id);
-CREATE TABLE mark (id BLOB PRIMARY KEY, verb INTEGER, first INTEGER, stays INTEGER) WITHOUT ROWID;
-INSERT INTO mark SELECT id, verb, first, stay FROM ({
+CREATE TABLE mark (id BLOB PRIMARY KEY, verb INTEGER, time INTEGER, first INTEGER, stays INTEGER) WITHOUT ROWID;
+INSERT INTO mark SELECT id, verb, counter, first, stay FROM ({
     ONCE.format(
         "(SELECT *, rank() OVER (PARTITION BY id ORDER BY counter DESC, verb) AS rank FROM marks)",
         "WHERE rank = 1",
     )
 }) WHERE id IN (SELECT id FROM version);
-CREATE TABLE live_version AS
-    SELECT * FROM version WHERE id NOT IN (SELECT id FROM mark WHERE verb = {FORGET});
+CREATE TABLE live_version AS SELECT * FROM version WHERE id NOT IN (
+    SELECT id FROM mark JOIN grace WHERE verb = {FORGET} AND mark.time <= grace.time);
 CREATE TABLE live (id BLOB PRIMARY KEY) WITHOUT ROWID;
+"""
+LIVE = f"""
+DELETE FROM live;
 INSERT INTO live
     WITH RECURSIVE tower (id) AS (
         SELECT leaf FROM (SELECT leaf FROM live_version WHERE leaf <> x'{NONE.hex()}' ORDER BY leaf)
         UNION SELECT parent FROM tower JOIN segment USING (id) WHERE parent <> x'{NONE.hex()}'
         UNION SELECT neighbour FROM tower JOIN segment USING (id) WHERE neighbour <> x'{NONE.hex()}')
     SELECT id FROM tower ORDER BY id;
-CREATE TABLE live_segment AS SELECT segment.* FROM live JOIN segment USING (id);
 """
 LACKING = "SELECT id FROM live WHERE id NOT IN (SELECT id FROM segment) LIMIT 1"
+# A collector without grace may have freed a part of a version that was forgotten, and it cannot be brought back.
+BY_ABOVE = "CREATE INDEX above ON segment (parent); CREATE INDEX near ON segment (neighbour);"
+BROKEN = f"""
+DELETE FROM live_version WHERE id IN (SELECT id FROM mark WHERE verb = {FORGET}) AND leaf IN (
+    WITH RECURSIVE broken (id) AS (
+        SELECT id FROM live WHERE id NOT IN (SELECT id FROM segment)
+        UNION SELECT segment.id FROM broken JOIN segment ON segment.parent = broken.id
+        UNION SELECT segment.id FROM broken JOIN segment ON segment.neighbour = broken.id)
+    SELECT id FROM broken)
+"""
+LIVE_SEGMENTS = "CREATE TABLE live_segment AS SELECT segment.* FROM live JOIN segment USING (id)"
 # A neighbour that no version has is left of a session that was collected. Forgotten versions count as long as they are
 # there, since they can be undeleted. What is coded after it and is left of such a session too goes with it.
 ORPHANED = f"""
@@ -217,8 +232,10 @@ class LiveSet:
         for one in older:
             self._row("versions", at, one, record.leaf, 0, OLDER, record.tokens)
 
-    def settle(self, condemned: Collection[bytes]) -> None:
+    def settle(self, condemned: Collection[bytes], before: int = MAX_VALUE) -> None:
         """Find the live records, after the last one was added.
+
+        ``before``: seconds since 1970; a version that was forgotten later is live, unless a part of it is gone.
 
         Raises ArchiveError where a segment of a live session is missing: nothing may be deleted then.
         """
@@ -227,11 +244,18 @@ class LiveSet:
             for table in self._rows:
                 self._write(table)
             self._db.executemany("INSERT INTO packs VALUES (?, ?, ?)", packs)
+            self._db.execute("INSERT INTO grace VALUES (?)", (before,))
             if self._db.execute(ANY_CHOICE).fetchone():
                 self._drop_deeper()
                 self._db.executescript(CHOSEN)
-            self._db.executescript(SETTLED)
+            self._db.executescript(SETTLED + LIVE)
             lacking = self._db.execute(LACKING).fetchone()
+            if lacking:
+                self._db.executescript(BY_ABOVE)
+                self._db.execute(BROKEN)
+                self._db.executescript(LIVE)
+                lacking = self._db.execute(LACKING).fetchone()
+            self._db.execute(LIVE_SEGMENTS)
             self.live_versions, self.live_segments = (
                 self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
                 for table in ("live_version", "live")

@@ -89,7 +89,7 @@ keep_within = "90d"
 # drop_last = true                # a session's last version may go too
 
 [collect]                         # frees what was forgotten, in two runs
-grace = "7d"
+grace = "7d"                      # what was forgotten can be undeleted for so long at least
 
 [merge]                           # sessions that grew are rewritten, so that they are read sooner
 cold = "7d"                       # after their newest version

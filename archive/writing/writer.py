@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING
+from pltz.archive.catalog.history import MAX_FLOOR
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers
@@ -145,17 +146,21 @@ class ArchiveWriter:
     def mark(self, versions: Sequence[Version], verb: int) -> None:
         """Forget or undelete versions.
 
-        Restoring copies the records that lie only in condemned packs, which may be deleted at any moment.
-        Raises ArchiveError where a segment is gone, Fenced, StoreError.
+        A mark's counter is the time in seconds since 1970, or one above that of the mark in force. So a collector knows
+        how old a mark is, and the later of two marks wins whatever the clocks say.
+
+        Restoring copies the records that lie only in condemned packs, which may be deleted at any moment. Raises
+        ArchiveError where a segment is gone, Fenced, StoreError.
         """
         tenant = {v.location: self.catalog.lookup.head(v.location) for v in versions}
         rows: list[tuple[Context, Record]] = []
         copied: set[bytes] = set()
+        now = min(self.catalog.store.now(), MAX_FLOOR)
         for v in versions:
             item = tenant[v.location]
             if verb != FORGET:
                 rows += self._rescued(item, copied)
-            counter = self.catalog.lookup.mark(v.id)[1] + 1
+            counter = max(self.catalog.lookup.mark(v.id)[1] + 1, now)
             rows.append((item.context, Record(0, mark=Mark(v.id, counter, verb))))
         before = self.catalog.listing.epoch
         self._publisher.put(list(rows))

@@ -129,7 +129,7 @@ def undelete(
     metavar="DURATION",
     default="1d",
     show_default=True,
-    help="Least time that a condemned pack stays: 12h, 7d. 0s deletes it in the next run.",
+    help="Least time that forgotten sessions and condemned packs stay: 12h, 7d. With 0s the next run deletes them.",
 )
 @shared.DRY_RUN
 @shared.JSON_LINES
@@ -138,8 +138,9 @@ def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
     """Free the space of forgotten sessions and merge small packs, in two steps of two runs.
 
     A run first moves the records that are still needed out of packs that were condemned longer than the grace period
-    ago, and deletes these packs. Then it condemns packs that are mostly dead. Until a pack is deleted, undelete brings
-    back its sessions. Readers, writers and other collectors may work at the same time.
+    ago, and deletes these packs. Then it condemns packs that are mostly dead. What was forgotten less than the grace
+    period ago is still needed, so undelete brings it back. Readers, writers and other collectors may work at the same
+    time.
     """
     from pltz.archive.retention import seconds
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NONE, SEGMENT_SIZE, digest
 from pltz.archive.format.index_file import Location
-from pltz.archive.format.record import FORGET, Mark, Record
+from pltz.archive.format.record import FORGET, UNDELETE, Mark, Record
 from pltz.archive.maintenance.live_set import MARK, SEGMENT, SESSION, LiveSet
 from pltz.archive.tower_archive import TowerArchive
 
@@ -63,7 +64,7 @@ def taken(rows: Rows) -> LiveSet:
 class Plain:
     """The same, in memory."""
 
-    def __init__(self, rows: Rows, condemned: set[bytes]) -> None:
+    def __init__(self, rows: Rows, condemned: set[bytes], before: int) -> None:
         self.condemned = condemned
         self.segments: dict[bytes, Rows] = {}
         self.versions: dict[bytes, Rows] = {}
@@ -76,12 +77,20 @@ class Plain:
             if (version := version_of(row[1])) is not None:
                 self.versions.setdefault(version, []).append(row)
         self.live_versions = {v for v in self.versions if not ((m := self.mark(v)) and m.verb == FORGET)}
-        self.live: set[bytes] = set()
-        for version in self.live_versions:
-            at = self.versions[version][0][1].leaf
-            while at != NONE and at not in self.live:
-                self.live.add(at)
-                at = self.segments[at][0][1].parent  # KeyError: it is missing
+        self.live = {segment for version in self.live_versions for segment in self.tower(version)}
+        for version in self.versions.keys() - self.live_versions:
+            if (m := self.mark(version)) and m.counter > before:
+                with suppress(KeyError):  # a part was freed, so it cannot be brought back
+                    self.live |= self.tower(version)
+                    self.live_versions.add(version)
+
+    def tower(self, version: bytes) -> set[bytes]:
+        """Return the segments of a version. Raises KeyError where one is missing."""
+        found, at = set[bytes](), self.versions[version][0][1].leaf
+        while at != NONE:
+            found.add(at)
+            at = self.segments[at][0][1].parent
+        return found
 
     def mark(self, version: bytes) -> Mark | None:
         found = [record.mark for _, record in self.marks.get(version, ()) if record.mark]
@@ -118,20 +127,20 @@ class Plain:
         return found
 
 
-@given(packs, st.sets(st.integers(0, 5)), st.booleans())
+@given(packs, st.sets(st.integers(0, 5)), st.booleans(), st.integers(0, 3))
 def test_it_finds_what_one_in_memory_finds(
-    packs: list[list[Record]], condemned: set[int], whole: bool
+    packs: list[list[Record]], condemned: set[int], whole: bool, before: int
 ) -> None:
     rows = laid_out([*packs, tree] if whole else packs)
     away = {bytes([n]) * 16 for n in condemned}
     with taken(rows) as census:
         try:
-            wanted = Plain(rows, away)
+            wanted = Plain(rows, away, before)
         except KeyError:
             with pytest.raises(ArchiveError, match="missing"):
-                census.settle(away)
+                census.settle(away, before)
             return
-        census.settle(away)
+        census.settle(away, before)
         assert (census.live_versions, census.live_segments) == (len(wanted.live_versions), len(wanted.live))
         assert census.weights() == wanted.weights()
         found = list(census.stranded())
@@ -144,6 +153,20 @@ def test_it_finds_what_one_in_memory_finds(
     assert [parts for _, parts in found if parts in (SESSION, MARK)] == sorted(
         parts for _, parts in found if parts in (SESSION, MARK)
     )
+
+
+@pytest.mark.parametrize(("before", "verb", "live"), [(3, FORGET, 0), (5, FORGET, 0), (3, UNDELETE, None)])
+def test_what_was_forgotten_and_lacks_a_neighbour_is_not_live(before: int, verb: int, live: int | None) -> None:
+    last = Record(0, IDS[0], IDS[2], name="a")
+    mark = Mark(version_of(last) or NONE, 5, verb)
+    rows = laid_out([[Record(0, id=IDS[0], neighbour=IDS[9]), last, Record(0, mark=mark)]])
+    with taken(rows) as census:
+        if live is None:
+            with pytest.raises(ArchiveError, match="missing"):
+                census.settle((), before)
+        else:
+            census.settle((), before)
+            assert census.live_versions == census.live_segments == live
 
 
 def test_a_disk_that_is_full_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
