@@ -1,5 +1,7 @@
 """``pltz decompress``: write the sessions of a .pltz file as they were frozen."""
 
+from typing import Literal
+
 import click
 
 from pltz import api
@@ -28,6 +30,7 @@ from pltz.cli.ui.session_output import SESSION_FORMAT, form_of, render, written
 @options.READ_BUNDLE
 @options.TARGET
 @options.TOKENIZER
+@options.decode_limits
 @options.FORCE
 @options.THREADS
 @options.DEVICE
@@ -41,6 +44,9 @@ def decompress(
     bundle: str | None,
     target: str | None,
     tokenizer: str | None,
+    max_tokens: int | Literal["auto"] | None,
+    max_bytes: int | None,
+    max_seconds: float | None,
     force: bool,
     threads: int | None,
     device: str,
@@ -53,12 +59,18 @@ def decompress(
     several texts, pick one with --session, or join them with --format text. Nothing is written unless every chosen
     session passes its check.
 
+    A file that you do not trust may ask for much work. --max-tokens refuses it before it is decoded, --max-bytes as
+    soon as its content is larger, and --max-seconds when the time is over.
+
     A file of compress --exact comes back as the bytes that went in. --format writes it as any other file.
 
     Ids of a foreign tokenizer need it again: --tokenizer FILE, or --target MODEL.
     """
     options.one_tokenizer(target, tokenizer)
+    from pltz.coding.decode_limits import DecodeLimits
+
     destination = Output(output, force=force, inputs=[file], binary=False)
+    limits = DecodeLimits(max_tokens, max_bytes, max_seconds)
     with options.open_reader(file) as reader:
         codec = options.load_codec_for(reader, bundle, device, threads)
         opened = api.open(reader, bundle=codec, target=target, tokenizer=tokenizer)
@@ -68,7 +80,7 @@ def decompress(
             form = "exact" if reader.header.exact else form_of(kinds)
         total = sum(reader.info(n).count for n in numbers if reader.info(n).kind.by_model)
         with Progress("decode", unit="tokens", total=total, shown=wanted(progress)) as bar:
-            sessions = codec.decompress_each(reader, numbers, bridge=opened.bridge, progress=bar.add)
+            sessions = codec.decompress_each(reader, numbers, bridge=opened.bridge, progress=bar.add, limits=limits)
             destination.write(render(sessions, form), whole=True)
     if as_json:
         destination.report(written(destination, len(numbers)))

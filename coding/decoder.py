@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, cast, overload
 
+from pltz.coding.decode_limits import DecodeLimits
 from pltz.models.session import transcript
 from pltz.models.session.session import Kind as SessionKind
 from pltz.models.session.session import Session
@@ -33,6 +34,7 @@ BATCH_BYTES = 1 << 22  # bytes of files opened together
 BATCH_FILES = 4096  # files opened together
 KEPT = 1 << 22  # tokens of contexts that are kept from batch to batch, 32 MB
 
+DEFAULT = DecodeLimits()  # where a caller names none
 OnError = Literal["raise", "return"]
 
 
@@ -56,6 +58,7 @@ class SessionDecoder:
         *,
         bridge: TokenBridge | None = None,
         progress: Progress | None = None,
+        limits: DecodeLimits = DEFAULT,
     ) -> list[Session]:
         """Return sessions of a .pltz file, decoded side by side in large groups.
 
@@ -64,14 +67,16 @@ class SessionDecoder:
             indices: session numbers, in any order; None is all of them.
             bridge: to the tokenizer that the file's ids belong to, if it names one.
             progress: called with the number of tokens decoded since the last call.
+            limits: most tokens, bytes and seconds.
 
         Raises:
+            LimitError: the sessions ask for more than the limits.
             FormatError: not a .pltz file; CorruptError, VersionError: a damaged or a newer one.
             BundleMismatch: it was written with another bundle.
             TokenizerMismatch: its ids belong to another tokenizer than the bridge's.
             UsageError: there is no session of that number.
         """
-        return list(self.decompress_each(data, indices, bridge=bridge, progress=progress))
+        return list(self.decompress_each(data, indices, bridge=bridge, progress=progress, limits=limits))
 
     def decompress_each(
         self,
@@ -80,6 +85,7 @@ class SessionDecoder:
         *,
         bridge: TokenBridge | None = None,
         progress: Progress | None = None,
+        limits: DecodeLimits = DEFAULT,
     ) -> Iterator[Session]:
         """Yield the sessions as `decompress` does, one after the other.
 
@@ -94,6 +100,8 @@ class SessionDecoder:
         frames = reader.frames(numbers)
         for frame in frames:
             _check_tokenizer(reader.header, frame.kind, bridge)
+        limits.check([*frames, *_contexts(reader, frames, numbers)])
+        progress, size = limits.timed(progress), 0
         bridge = None if bridge is None or bridge.identity else bridge
         checks: dict[int, int] = {}
         known: dict[int, Tokens] = {}
@@ -101,6 +109,7 @@ class SessionDecoder:
             tokens = self._tokens(reader, frames[part], numbers[part], known, progress)
             for frame, ids, number in zip(frames[part], tokens, numbers[part], strict=True):
                 session, checks[number] = self._restore(frame, ids, number, bridge)
+                size = limits.count(session, size)
                 yield session
         _check_contents(reader, checks)
 
@@ -112,6 +121,7 @@ class SessionDecoder:
         bridge: TokenBridge | None = None,
         errors: Literal["raise"] = "raise",
         progress: Progress | None = None,
+        limits: DecodeLimits = DEFAULT,
     ) -> Iterator[list[Session]]: ...
 
     @overload
@@ -122,6 +132,7 @@ class SessionDecoder:
         bridge: TokenBridge | None = None,
         errors: OnError,
         progress: Progress | None = None,
+        limits: DecodeLimits = DEFAULT,
     ) -> Iterator[list[Session] | PltzError]: ...
 
     def decompress_many(
@@ -131,6 +142,7 @@ class SessionDecoder:
         bridge: TokenBridge | None = None,
         errors: OnError = "raise",
         progress: Progress | None = None,
+        limits: DecodeLimits = DEFAULT,
     ) -> Iterator[list[Session] | PltzError]:
         """Yield the sessions of each .pltz file, in the order of the files, decoded side by side.
 
@@ -141,11 +153,12 @@ class SessionDecoder:
             errors: "raise" the first error, which names its file, or "return" it, a PltzError, in place of the
                 sessions.
             bridge, progress: as in `decompress`.
+            limits: of each file.
 
         Raises:
             PltzError: as `decompress`.
         """
-        for number, result in enumerate(self._decompressed(files, bridge, progress)):
+        for number, result in enumerate(self._decompressed(files, bridge, progress, limits)):
             if not isinstance(result, PltzError):
                 yield result
             elif errors == "return":
@@ -154,23 +167,27 @@ class SessionDecoder:
                 raise named("file", number, result)
 
     def _decompressed(
-        self, files: Iterable[bytes | PltzError], bridge: TokenBridge | None, progress: Progress | None
+        self,
+        files: Iterable[bytes | PltzError],
+        bridge: TokenBridge | None,
+        progress: Progress | None,
+        limits: DecodeLimits,
     ) -> Iterator[list[Session] | PltzError]:
         batch: list[tuple[Reader | PltzError, list[Frame]]] = []
         tokens = size = 0
         for file in files:
-            opened = self._opened(file, bridge)
+            opened = self._opened(file, bridge, limits)
             more = sum(frame.count for frame in opened[1] if frame.kind.by_model)
             if tokens + more > BATCH_TOKENS or size >= BATCH_BYTES or len(batch) >= BATCH_FILES:
-                yield from self._together(batch, bridge, progress)
+                yield from self._together(batch, bridge, progress, limits)
                 batch, tokens, size = [], 0, 0
             batch.append(opened)
             tokens += more
             size += 0 if isinstance(file, PltzError) else len(file)
-        yield from self._together(batch, bridge, progress)
+        yield from self._together(batch, bridge, progress, limits)
 
     def _opened(
-        self, file: bytes | PltzError, bridge: TokenBridge | None
+        self, file: bytes | PltzError, bridge: TokenBridge | None, limits: DecodeLimits
     ) -> tuple[Reader | PltzError, list[Frame]]:
         """Return a file and all its frames, or the error in it."""
         try:
@@ -181,6 +198,7 @@ class SessionDecoder:
             frames = list(reader)
             for frame in frames:
                 _check_tokenizer(reader.header, frame.kind, bridge)
+            limits.check(frames)
         except PltzError as exc:
             return exc, []
         return reader, frames
@@ -190,6 +208,7 @@ class SessionDecoder:
         batch: list[tuple[Reader | PltzError, list[Frame]]],
         bridge: TokenBridge | None,
         progress: Progress | None,
+        limits: DecodeLimits,
     ) -> Iterator[list[Session] | PltzError]:
         """Decode the files of a batch by one call.
 
@@ -198,6 +217,7 @@ class SessionDecoder:
         """
         foreign = None if bridge is None or bridge.identity else bridge
         tokens: Iterator[Tokens | None] | None = None
+        progress = limits.timed(progress)
         if len(batch) > 1:
             with contextlib.suppress(CorruptError):
                 starts = itertools.accumulate((len(frames) for _, frames in batch), initial=0)
@@ -209,16 +229,19 @@ class SessionDecoder:
                 if isinstance(reader, PltzError):
                     raise reader
                 if tokens is None:
-                    yield self.decompress(reader, bridge=bridge, progress=progress)
+                    yield self.decompress(reader, bridge=bridge, progress=progress, limits=limits)
                 else:
                     ids = [next(tokens) for _ in frames]
                     found = [self._restore(*one, foreign) for one in zip(frames, ids, itertools.count())]
                     _check_contents(reader, dict(enumerate(check for _, check in found)))
+                    limits.count_all(session for session, _ in found)
                     yield [session for session, _ in found]
             except PltzError as exc:
                 yield exc
 
-    def token_ids(self, reader: Reader, index: int, *, bridge: TokenBridge | None = None) -> Ids:
+    def token_ids(
+        self, reader: Reader, index: int, *, bridge: TokenBridge | None = None, limits: DecodeLimits = DEFAULT
+    ) -> Ids:
         """Return the ids (T,) int32 for prefilling a target to make session ``index`` hot again.
 
         A chat gives its messages and a text its text, in bundle tokens. Ids stay ids of their own tokenizer.
@@ -228,11 +251,12 @@ class SessionDecoder:
             PltzError: as `decompress`.
         """
         if reader.info(index).kind is not Kind.CHAT:
-            session = self.decompress(reader, [index], bridge=bridge)[0]
+            session = self.decompress(reader, [index], bridge=bridge, limits=limits)[0]
             return cast("Ids", session.value) if session.kind == "ids" else self._conversation(session)
         self.check(reader.header)
         frame = reader.frame(index)
-        ids = cast("Tokens", self._tokens(reader, [frame], [index], {}, None)[0])
+        limits.check([frame, *_contexts(reader, [frame], [index])])
+        ids = cast("Tokens", self._tokens(reader, [frame], [index], {}, limits.timed(None))[0])
         _check_contents(reader, {index: _check_content(frame, ids, index)})
         return transcript.conversation_ids(ids)
 
@@ -357,6 +381,16 @@ def named(what: str, number: int, error: PltzError) -> PltzError:
     named = type(error)(f"{what} {number}: {error}")
     named.__cause__ = error
     return named
+
+
+def _contexts(reader: Reader, frames: Sequence[Frame], numbers: Sequence[int]) -> list[Frame]:
+    """Return the frames that these are coded after and that are not among them, by number. Raises CorruptError."""
+    known, found, new = set(numbers), list[Frame](), frames
+    while wanted := sorted({f.context for f in new if f.context is not None} - known):
+        known.update(wanted)
+        new = reader.frames(wanted)
+        found += new
+    return found
 
 
 def _line(at: int, contexts: Sequence[int | None], tokens: Sequence[Tokens | None]) -> list[Tokens]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pltz.coding.decoder import DEFAULT
 from pltz.models.session.session import Session
 
 if TYPE_CHECKING:
@@ -12,11 +13,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from pltz.coding.codec import Codec
+    from pltz.coding.decode_limits import DecodeLimits
     from pltz.coding.partners import Partners
     from pltz.models.bundle.bridge import Bridge
     from pltz.plt_codec.container.file import Info, Reader
-
-READ_AHEAD = 256  # sessions decoded side by side by iteration
 
 
 class SessionFile(Sequence[Session]):
@@ -27,10 +27,11 @@ class SessionFile(Sequence[Session]):
     ``reader``: the container beneath.
     """
 
-    def __init__(self, reader: Reader, partners: Partners, *, owned: bool) -> None:
+    def __init__(self, reader: Reader, partners: Partners, *, owned: bool, limits: DecodeLimits = DEFAULT) -> None:
         self.reader = reader
         self._partners = partners
         self._owned = owned
+        self.limits = limits
         self._codec: Codec | None = None
         self._bridge: Bridge | None = None
 
@@ -61,8 +62,7 @@ class SessionFile(Sequence[Session]):
         return self.read(numbers) if isinstance(numbers, range) else self.read([numbers])[0]
 
     def __iter__(self) -> Iterator[Session]:
-        for start in range(0, len(self), READ_AHEAD):
-            yield from self.read(range(start, min(len(self), start + READ_AHEAD)))
+        return self.codec.decompress_each(self.reader, bridge=self.bridge, limits=self.limits)
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +78,7 @@ class SessionFile(Sequence[Session]):
         Raises:
             PltzError: as `SessionDecoder.decompress`.
         """
-        return self.codec.decompress(self.reader, indices, bridge=self.bridge)
+        return self.codec.decompress(self.reader, indices, bridge=self.bridge, limits=self.limits)
 
     def info(self, index: int) -> Info:
         """Return kind, count and size of session ``index``, without decoding it."""

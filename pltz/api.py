@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from pltz.archive.thaw import Thawed
     from pltz.coding.codec import Codec
+    from pltz.coding.decode_limits import LimitKeywords
     from pltz.coding.decoder import OnError
     from pltz.coding.partners import Partners, Path_
     from pltz.coding.session_file import SessionFile
@@ -132,18 +133,27 @@ def decompress_many(
     files: Iterable[Path_ | bytes],
     *,
     errors: Literal["raise"] = "raise",
+    max_tokens: int | Literal["auto"] | None = "auto",
     **options: Unpack[DecompressKeywords],
 ) -> Iterator[list[Session]]: ...
 
 
 @overload
 def decompress_many(
-    files: Iterable[Path_ | bytes], *, errors: OnError, **options: Unpack[DecompressKeywords]
+    files: Iterable[Path_ | bytes],
+    *,
+    errors: OnError,
+    max_tokens: int | Literal["auto"] | None = "auto",
+    **options: Unpack[DecompressKeywords],
 ) -> Iterator[list[Session] | PltzError]: ...
 
 
 def decompress_many(
-    files: Iterable[Path_ | bytes], *, errors: OnError = "raise", **options: Unpack[DecompressKeywords]
+    files: Iterable[Path_ | bytes],
+    *,
+    errors: OnError = "raise",
+    max_tokens: int | Literal["auto"] | None = "auto",
+    **options: Unpack[DecompressKeywords],
 ) -> Iterator[list[Session] | PltzError]:
     """Yield the sessions of many .pltz files: a list for each file, in their order, decoded side by side.
 
@@ -155,21 +165,29 @@ def decompress_many(
         bundle: of all the files; None: the one that ships with pltz.
         errors: "raise" the first error, which names its file by number, or "return" it, a PltzError, in the place
             of the sessions.
+        max_tokens: of each file, as in `decompress`.
         target, tokenizer, device, threads: as in `decompress`.
 
     Raises: as `decompress`.
     """
+    from pltz.coding.decode_limits import DecodeLimits
     from pltz.coding.partners import Partners
 
     partners = Partners(**options)
     codec = partners.codec()
-    return codec.decompress_many(map(_file_bytes, files), bridge=partners.bridge(codec), errors=errors)
+    limits = DecodeLimits(max_tokens)
+    return codec.decompress_many(
+        map(_file_bytes, files), bridge=partners.bridge(codec), errors=errors, limits=limits
+    )
 
 
 def decompress(
     data: Path_ | bytes | Reader,
     *,
     indices: Iterable[int] | None = None,
+    max_tokens: int | Literal["auto"] | None = "auto",
+    max_bytes: int | None = None,
+    max_seconds: float | None = None,
     **options: Unpack[DecompressKeywords],
 ) -> list[Session]:
     """Return the sessions of a .pltz file, as they were frozen.
@@ -179,8 +197,11 @@ def decompress(
         indices: session numbers; None is all.
         bundle, device, threads: as in `compress`; bundle None is the one the file names.
         target, tokenizer: whose ids the file holds, where it is not the bundle's tokenizer (one of them).
+        max_tokens, max_bytes, max_seconds: limits for a file that you do not trust (`coding.decode_limits`). None lifts
+            one. By default a file may ask for 16,384 tokens of the model and 32 more per byte.
 
     Raises:
+        LimitError: the sessions ask for more than the limits.
         FormatError: not a sound .pltz file.
         MismatchError: not for this bundle or tokenizer.
         UsageError: no such file or session.
@@ -189,11 +210,19 @@ def decompress(
     >>> pltz.decompress(pltz.compress(["one", "two"]), indices=[1])[0].value
     b'two'
     """
-    with open(data, **options) as file:
+    limits: LimitKeywords = {"max_tokens": max_tokens, "max_bytes": max_bytes, "max_seconds": max_seconds}
+    with open(data, **limits, **options) as file:
         return file.read(indices)
 
 
-def open(path: Path_ | bytes | Reader, **options: Unpack[DecompressKeywords]) -> SessionFile:
+def open(
+    path: Path_ | bytes | Reader,
+    *,
+    max_tokens: int | Literal["auto"] | None = "auto",
+    max_bytes: int | None = None,
+    max_seconds: float | None = None,
+    **options: Unpack[DecompressKeywords],
+) -> SessionFile:
     """Open a .pltz file to read single sessions; the arguments are those of `decompress`.
 
     The bundle is loaded when the first session is decoded: ``len`` and ``info`` do without.
@@ -206,15 +235,16 @@ def open(path: Path_ | bytes | Reader, **options: Unpack[DecompressKeywords]) ->
     ...     len(file), file[1].value, file.info(1).kind.session
     (2, b'two', 'text')
     """
+    from pltz.coding.decode_limits import DecodeLimits
     from pltz.coding.partners import Partners
     from pltz.coding.session_file import SessionFile
     from pltz.plt_codec.container.file import Reader
 
-    partners = Partners(**options)
+    partners, limits = Partners(**options), DecodeLimits(max_tokens, max_bytes, max_seconds)
     if isinstance(path, Reader):
-        return SessionFile(path, partners, owned=False)
+        return SessionFile(path, partners, owned=False, limits=limits)
     reader = Reader(path) if isinstance(path, bytes) else Reader.open(path)
-    return SessionFile(reader, partners, owned=True)
+    return SessionFile(reader, partners, owned=True, limits=limits)
 
 
 def thaw(
@@ -225,6 +255,7 @@ def thaw(
     tokenizer: PreTrainedTokenizerBase | None = None,
     any_target: bool = False,
     chunk: int | None = None,
+    max_tokens: int | Literal["auto"] | None = "auto",
     **options: Unpack[BundleKeywords],
 ) -> Thawed:
     """Make a session of a .pltz file hot again: decode its tokens and prefill the target with them, once.
@@ -238,6 +269,7 @@ def thaw(
         tokenizer: of a model that transformers loaded, where it is not the one in its folder (see `Target.of`).
         any_target: take a target that the file was not frozen for.
         chunk: prefill at most so many tokens at a time.
+        max_tokens: as in `decompress`.
         bundle, device, threads: as in `compress`; the device is the decoder's, not the target's.
 
     Returns:
@@ -253,7 +285,7 @@ def thaw(
 
     model = as_target(target, tokenizer)
     start = time.perf_counter()
-    with open(data, target=model, **options) as file:
+    with open(data, target=model, max_tokens=max_tokens, **options) as file:
         frozen_for = file.reader.header.target_fingerprint
         if frozen_for is not None:  # before any decoding: a fingerprint of other weights makes all of it vain
             check_target(frozen_for, model.fingerprint, any_target=any_target)
@@ -278,7 +310,8 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
 
     kind = file.info(index).kind.session
     if kind == "ids" or bridge_between(model.tokenizer_json, file.codec).identity:
-        return file.codec.token_ids(file.reader, index, bridge=file.bridge if kind == "ids" else None)
+        bridge = file.bridge if kind == "ids" else None
+        return file.codec.token_ids(file.reader, index, bridge=bridge, limits=file.limits)
     return np.asarray(as_seen_by(model, file[index]).value)
 
 

@@ -34,7 +34,14 @@ WINGS = {
         "container",
     ),
     "models": ("bundle", "session", "target", "kv", "training"),
-    "coding": ("expected_time options parts sketch", "neighbours", "decoder", "codec", "partners", "session_file"),
+    "coding": (
+        "decode_limits expected_time options parts sketch",
+        "neighbours",
+        "decoder",
+        "codec",
+        "partners",
+        "session_file",
+    ),
     "archive": (
         "errors concurrency humanize child_python html_page arguments",
         "format",

@@ -52,6 +52,15 @@ def numbers(value: str) -> Sequence[int]:
     return [number for part in found for number in part]
 
 
+def token_count(value: str) -> int | str | None:
+    """Return a number of tokens, None for ``none``, or ``auto``: a type of option. Raises BadParameter."""
+    if value in ("auto", "none"):
+        return value if value == "auto" else None
+    if not re.fullmatch(r"[0-9]{1,18}", value):
+        raise click.BadParameter(f"expected a number, none or auto, found {value!r}")
+    return int(value)
+
+
 def nonempty(value: str) -> str:
     """Return the value of an option that must not be empty, as an unset shell variable would be.
 
@@ -129,6 +138,28 @@ PROGRESS: Decorator = click.option(
     default=None,
     help="Progress on stderr: phase, share, rate and time left.  [default: on a terminal only]",
 )
+
+
+def decode_limits(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the limits for files that are not trusted: ``max_tokens``, ``max_bytes``, ``max_seconds``."""
+    for option in (
+        click.option(
+            "--max-seconds", type=click.FloatRange(min=0), metavar="S", help="Stop where decoding takes longer."
+        ),
+        click.option(
+            "--max-bytes", type=size, metavar="SIZE", help="Refuse more content than this: 500 kB, 1 GiB, or none."
+        ),
+        click.option(
+            "--max-tokens",
+            type=token_count,
+            metavar="N",
+            default="auto",
+            show_default="16384 and 32 per byte",
+            help="Refuse, before decoding, a file that asks the model for more tokens; none for a file you trust.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def coder_options(command: Callable[..., Any]) -> Callable[..., Any]:
