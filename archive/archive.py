@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pltz.archive.catalog.lookup import Version
-    from pltz.archive.kv_store.store import HotStore
-    from pltz.archive.kv_store.thawer import Thawer
     from pltz.archive.maintenance.cluster import Clustered
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.merge import Merged
     from pltz.archive.maintenance.verify import Report
-    from pltz.archive.thaw import Thawed
+    from pltz.archive.thaw.thawed import Thawed
+    from pltz.archive.thaw.thawer import Thawer
     from pltz.coding.expected_time import Expect
     from pltz.coding.partners import Path_
     from pltz.datasets.given import SessionLike
+    from pltz.kv.store.store import HotStore
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.target.target import Target
     from pltz.plt_codec.lanes import LayoutName
@@ -478,7 +478,7 @@ class Archive:
 
         While it is in use, use this archive from no other thread. Raises UsageError, ModelError.
         """
-        from pltz.archive.kv_store.thawer import Thawer
+        from pltz.archive.thaw.thawer import Thawer
 
         model, options = as_target(target), (any_target, chunk, max_kl, refine, max_age)
         if self._thawer is not None and self._thawer[0] == options:

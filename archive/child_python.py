@@ -1,6 +1,6 @@
 """Child Python: a process of the same Python and pltz, with nothing imported from the current directory.
 
-    subprocess.Popen(command("from pltz.archive.eviction.background import main; main()"), env=environment())
+    subprocess.Popen(command("from pltz.serving.eviction.background import main; main()"), env=environment())
     with safe_path():
         multiprocessing.get_context("spawn").Process(...).start()
 

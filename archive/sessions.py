@@ -49,7 +49,7 @@ from pltz.archive.codecs.codec import (
 from pltz.archive.encryption.keys import LockedArchive
 from pltz.archive.errors import KeyMismatch, LostError, NotFound
 from pltz.archive.format import ids as identity
-from pltz.archive.format.ids import BASE, NONE, TENANT, Tokens, digest, tenant_of
+from pltz.archive.format.ids import BASE, TENANT, Tokens, tenant_of
 from pltz.archive.format.index_file import SESSIONS
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.tower_archive import Tower, TowerArchive
@@ -67,6 +67,7 @@ from pltz.plt_codec.errors import (
     TokenizerMismatch,
     UsageError,
 )
+from pltz.plt_codec.identity import NONE, digest
 from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.limits import ZSTD_ABOVE, check_ids
 from pltz.plt_codec.zstd import Fallback

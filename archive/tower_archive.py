@@ -33,10 +33,9 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, Secret
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
-from pltz.archive.format import ids as identity
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.context import RUN, WITHIN
-from pltz.archive.format.ids import NONE, TENANT, Tokens
+from pltz.archive.format.ids import TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS, Lookup
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.parity import SHARE, SHARED
@@ -53,6 +52,7 @@ from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import PltzError, UsageError
+from pltz.plt_codec.identity import NONE, SIZE
 
 if TYPE_CHECKING:
     from pltz.archive.maintenance.erase import Erasure
@@ -149,7 +149,7 @@ class TowerArchive:
         """
         store = open_store(place) if isinstance(place, str | os.PathLike) else place
         store.make()
-        settings = Settings(store.random(identity.SIZE), key is not None, parity)
+        settings = Settings(store.random(SIZE), key is not None, parity)
         if not is_there(store, SETTINGS):
             _want_nothing(store)
         if not store.put(SETTINGS, settings.encode()):
@@ -737,7 +737,7 @@ class TowerArchive:
         made = set()
         for part in index_file.parts(sizes):
             data = index_file.build(sources, part)
-            name = data[-identity.SIZE :].hex()
+            name = data[-SIZE :].hex()
             if not self.store.put(object_names.index(name), data):
                 self.store.delete(object_names.index(name))  # its digest is not its name: it is damaged
                 if not self.store.put(object_names.index(name), data):

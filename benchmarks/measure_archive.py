@@ -26,7 +26,7 @@ from pltz.archive.child_python import command, environment, safe_path
 from pltz.archive.codecs.codec import NO_MARK, Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format import index_file
-from pltz.archive.format.ids import SIZE, Tokens
+from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex
 from pltz.archive.format.pack import MAX_SIZE
 from pltz.archive.sessions import PutRequest
@@ -35,6 +35,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.transcript import to_tokens_many
 from pltz.plt_codec.errors import CorruptError, ModelError
+from pltz.plt_codec.identity import SIZE
 
 SHORT, LONG = (530, 200), (4000, 1500)  # tokens and bytes: a mean chat, a session of 4000 tokens
 PROMPT = 1000, 375  # a shared prompt

@@ -20,10 +20,10 @@ import click
 
 from pltz.benchmarks import machine
 from pltz.datasets.loaders import load
-from pltz.models.kv.calibration import PREDICTIVE, Calibration
-from pltz.models.kv.measure import compare, sessions_to_rows
-from pltz.models.kv.predictive import PredictiveCodec, layers_of
-from pltz.models.kv.rotary import Rotary
+from pltz.kv.calibrate.measure import compare, sessions_to_rows
+from pltz.kv.port.rotary import Rotary
+from pltz.kv.predictive.calibration import PREDICTIVE, Calibration
+from pltz.kv.predictive.predictive import PredictiveCodec, layers_of
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 

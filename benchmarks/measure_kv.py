@@ -26,32 +26,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.archive.format.ids import NONE
-from pltz.archive.kv_store.kv_block import KVBlock, cut
-from pltz.archive.kv_store.store import HotStore, space_of
-from pltz.archive.kv_store.thawer import Thawer
 from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.archive.thaw.thawer import Thawer
 from pltz.benchmarks import machine
 from pltz.benchmarks.random_calibration import drawn, random_calibration, spread_levels
 from pltz.benchmarks.random_target import RandomTarget
 from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
-from pltz.models.kv import streams
-from pltz.models.kv.calibration import Calibration, KVShape
-from pltz.models.kv.codec import Span
-from pltz.models.kv.cuda import DecodedStreams, DeviceStreams, DeviceTables, kernels_on
-from pltz.models.kv.predictive import PredictiveCodec
-from pltz.models.kv.q4 import Q4Codec
-from pltz.models.kv.q8 import Q8Codec
-from pltz.models.kv.rotary import Rotary
-from pltz.models.kv.streams import Tables
+from pltz.kv.engines import streams
+from pltz.kv.engines.cuda import DecodedStreams, DeviceStreams, DeviceTables, kernels_on
+from pltz.kv.engines.streams import Tables
+from pltz.kv.forms.q4 import Q4Codec
+from pltz.kv.forms.q8 import Q8Codec
+from pltz.kv.port.codec import Span
+from pltz.kv.port.rotary import Rotary
+from pltz.kv.predictive.calibration import Calibration, KVShape
+from pltz.kv.predictive.predictive import PredictiveCodec
+from pltz.kv.store.kv_block import KVBlock, cut
+from pltz.kv.store.store import HotStore, space_of
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens_many
 from pltz.plt_codec.errors import ModelError
+from pltz.plt_codec.identity import NONE
 
 if TYPE_CHECKING:
 
-    from pltz.archive.thaw import Thawed
+    from pltz.archive.thaw.thawed import Thawed
 
 # Shares of the classes 0 to 8, measured on three chats of 1536 tokens with SmolLM2-135M
 CLASSES = np.array([0.506, 0.259, 0.099, 0.039, 0.012, 0.015, 0.028, 0.038, 0.004])

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pltz.models.kv.calibration import Calibration, KVShape
-from pltz.models.kv.streams import (
+from pltz.kv.engines.streams import (
     BASE,
     CLASS_LEVELS,
     COARSEST,
@@ -24,6 +23,7 @@ from pltz.models.kv.streams import (
     TOP,
     Tables,
 )
+from pltz.kv.predictive.calibration import Calibration, KVShape
 
 if TYPE_CHECKING:
     import torch

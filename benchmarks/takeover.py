@@ -4,7 +4,7 @@
     beside it     prefill of the exact KV ............. | run the tokens written so far | token token ...
 
 `pltz bench kv --refine N` shows it for each chat. The prefill runs in a thread beside the generation, on the same
-device, as it does in a thaw with ``refine`` (`archive/kv_store/thawer.py`). The text is compared with the one that the
+device, as it does in a thaw with ``refine`` (`archive/thaw/thawer.py`). The text is compared with the one that the
 exact KV alone gives.
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pltz.models.kv.codec import KVCodec, Span
-from pltz.models.kv.measure import watched
+from pltz.kv.calibrate.measure import watched
+from pltz.kv.port.codec import KVCodec, Span
 from pltz.models.target.cache import cache_of
 
 if TYPE_CHECKING:

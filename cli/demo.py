@@ -22,7 +22,7 @@ from pltz.coding.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.thaw import Thawed
+    from pltz.archive.thaw.thawed import Thawed
     from pltz.benchmarks.corpus import SampleSession
     from pltz.cli.bench.measure import CodecRun
     from pltz.coding.codec import Codec

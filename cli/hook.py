@@ -1,4 +1,4 @@
-"""``pltz hook``: inspect and drain the journal of the eviction hook. See archive/eviction/hook.py."""
+"""``pltz hook``: inspect and drain the journal of the eviction hook. See serving/eviction/hook.py."""
 
 import json
 from dataclasses import asdict
@@ -17,10 +17,10 @@ from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.eviction.journal.reader import Status
-    from pltz.archive.eviction.refusals import Refusal
-    from pltz.archive.eviction.worker import Drained
     from pltz.plt_codec.lanes import LayoutName
+    from pltz.serving.eviction.journal.reader import Status
+    from pltz.serving.eviction.refusals import Refusal
+    from pltz.serving.eviction.worker import Drained
 
 SHOWN = 20  # refusals printed
 
@@ -48,10 +48,10 @@ def status(journal: str, as_json: bool) -> None:
     and tenant. A name is cut after 80 characters. Refused evictions are in no archive and in no journal. All processes
     that wrote to DIR are counted, until their .refusals files are removed.
     """
-    from pltz.archive.eviction.journal.lock import FileLocks
-    from pltz.archive.eviction.journal.reader import JournalReader
-    from pltz.archive.eviction.refusals import read_refusals
     from pltz.archive.storage.disk import OsDisk
+    from pltz.serving.eviction.journal.lock import FileLocks
+    from pltz.serving.eviction.journal.reader import JournalReader
+    from pltz.serving.eviction.refusals import read_refusals
 
     if not Path(journal).is_dir():
         raise UsageError(f"no journal at {journal}: expected the directory that the hook was opened with")
@@ -117,8 +117,8 @@ def drain(
     had to be left. It exits with 5 where the archive cannot take an entry, which is quarantined in DIR.
     """
     from pltz.archive.archive import Archive
-    from pltz.archive.eviction.worker import Drained
-    from pltz.archive.eviction.worker import drain as run
+    from pltz.serving.eviction.worker import Drained
+    from pltz.serving.eviction.worker import drain as run
 
     if Path(journal).is_dir():
         Archive.open(place)  # report a missing archive even where the journal is empty

@@ -1,6 +1,6 @@
 """``pltz llama``: move sessions of llama.cpp's llama-server to an archive and back, as token ids.
 
-See archive/engines/llama_server.py.
+See serving/engines/llama_server.py.
 """
 
 import json
@@ -21,8 +21,8 @@ from pltz.plt_codec.errors import ContentError, FormatError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
-    from pltz.archive.engines.llama_server import LlamaServer
     from pltz.archive.sessions import PutReceipt
+    from pltz.serving.engines.llama_server import LlamaServer
 
 URL: Decorator = click.argument("url", metavar="URL")
 NAME: Decorator = click.argument("name", type=nonempty, metavar="NAME")
@@ -210,9 +210,9 @@ def import_(
     weights are unknown, and a thaw needs --any-target. A file that cannot be read is reported and the others are put.
     The exit code is then 3 or 5.
     """
-    from pltz.archive.engines.llama_server import fingerprint_gguf
-    from pltz.archive.engines.llama_slots import read_slot_ids
     from pltz.archive.format.ids import target_of
+    from pltz.serving.engines.llama_server import fingerprint_gguf
+    from pltz.serving.engines.llama_slots import read_slot_ids
 
     if adapter is not None and (model is None or not adapter):
         raise UsageError("expected --adapter FILE:SCALE beside --model: a session belongs to weights first")
@@ -232,7 +232,7 @@ def import_(
 
 
 def _server(url: str, model: str | None, api_key: str | None) -> "LlamaServer":
-    from pltz.archive.engines.llama_server import LlamaServer
+    from pltz.serving.engines.llama_server import LlamaServer
 
     return LlamaServer(url, model=model, api_key=api_key)
 

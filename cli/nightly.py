@@ -1,4 +1,4 @@
-"""``pltz nightly``: take new sessions from their sources into the archive. `pltz.archive.nightly` does the work."""
+"""``pltz nightly``: take new sessions from their sources into the archive. `pltz.serving.nightly` does the work."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.nightly.run_stats import RunStats
+    from pltz.serving.nightly.run_stats import RunStats
 
 SHOWN = 20  # refused sessions printed
 
@@ -73,7 +73,7 @@ def nightly(
     The job exits with 5 where sessions were refused; all others are stored. It exits with 3 where the sample was
     damaged, and with 7 where a step could not be done now.
     """
-    from pltz.archive.nightly import config, job
+    from pltz.serving.nightly import config, job
 
     if example:
         write_text(config.EXAMPLE)

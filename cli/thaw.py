@@ -20,8 +20,8 @@ from pltz.coding.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.kv_store import HotStore
-    from pltz.archive.thaw import Thawed
+    from pltz.archive.thaw.thawed import Thawed
+    from pltz.kv.store.store import HotStore
     from pltz.models.target.target import Target
 
 
@@ -134,7 +134,7 @@ def hot_store(folder: str | None, budget: float, model: "Target") -> "HotStore |
     """Return a store that keeps KV in files only, as memory does not outlive the command. ``budget`` is in GB."""
     if folder is None:
         return None
-    from pltz.archive.kv_store import HotStore
+    from pltz.kv.store.store import HotStore
 
     room = int(budget * 1e9)
     return HotStore.open(0, 0, room, folder=folder, device=model.device, queue_bytes=room)

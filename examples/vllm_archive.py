@@ -33,7 +33,7 @@ def main(model: str, folder: Path) -> None:
         kv_transfer_config={
             "kv_connector": "PltzConnector",
             "kv_role": "kv_both",
-            "kv_connector_module_path": "pltz.archive.engines.vllm_connector",
+            "kv_connector_module_path": "pltz.serving.engines.vllm_connector",
             "kv_connector_extra_config": {"journal": str(folder / "journal")},
         },
     )

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     )
     from pltz.archive.archive import Archive, ArchivedSession, SessionVersion
     from pltz.archive.encryption.keys import Secret
-    from pltz.archive.engines.llama_server import LlamaServer
-    from pltz.archive.engines.transformers_engine import TransformersEngine
-    from pltz.archive.engines.vllm_request import VllmEngine
     from pltz.archive.errors import (
         ArchiveError,
         Erased,
@@ -48,18 +45,15 @@ if TYPE_CHECKING:
         UnreadableError,
         WriterFailed,
     )
-    from pltz.archive.eviction.eviction import EvictionRequest
-    from pltz.archive.eviction.hook import EvictionHook
-    from pltz.archive.eviction.worker import drain
-    from pltz.archive.kv_store.store import HotStore
-    from pltz.archive.kv_store.thawer import Thawer, Wanted
     from pltz.archive.sessions import PutReceipt, PutRequest
-    from pltz.archive.thaw import Thawed
+    from pltz.archive.thaw.thawed import Thawed
+    from pltz.archive.thaw.thawer import Thawer, Wanted
     from pltz.coding.codec import Codec
     from pltz.coding.session_file import SessionFile
     from pltz.datasets.loaders import sample_sessions
+    from pltz.kv.kv_forms import kv_forms
+    from pltz.kv.store.store import HotStore
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.kv.forms import kv_forms
     from pltz.models.session.session import Session
     from pltz.models.target.checkpoint import fingerprint_of
     from pltz.models.target.target import Target
@@ -78,6 +72,12 @@ if TYPE_CHECKING:
         UsageError,
         VersionError,
     )
+    from pltz.serving.engines.llama_server import LlamaServer
+    from pltz.serving.engines.transformers_engine import TransformersEngine
+    from pltz.serving.engines.vllm_request import VllmEngine
+    from pltz.serving.eviction.eviction import EvictionRequest
+    from pltz.serving.eviction.hook import EvictionHook
+    from pltz.serving.eviction.worker import drain
 
     __version__: str
 
@@ -86,9 +86,9 @@ _HOMES = {
     "pltz.api": ("compress", "compress_many", "decompress", "decompress_many", "open", "thaw"),
     "pltz.archive.archive": ("Archive", "ArchivedSession", "SessionVersion"),
     "pltz.archive.encryption.keys": ("Secret",),
-    "pltz.archive.engines.llama_server": ("LlamaServer",),
-    "pltz.archive.engines.transformers_engine": ("TransformersEngine",),
-    "pltz.archive.engines.vllm_request": ("VllmEngine",),
+    "pltz.serving.engines.llama_server": ("LlamaServer",),
+    "pltz.serving.engines.transformers_engine": ("TransformersEngine",),
+    "pltz.serving.engines.vllm_request": ("VllmEngine",),
     "pltz.archive.errors": (
         "ArchiveError",
         "Erased",
@@ -103,16 +103,16 @@ _HOMES = {
         "UnreadableError",
         "WriterFailed",
     ),
-    "pltz.archive.eviction.eviction": ("EvictionRequest",),
-    "pltz.archive.eviction.hook": ("EvictionHook",),
-    "pltz.archive.eviction.worker": ("drain",),
-    "pltz.archive.kv_store.store": ("HotStore",),
-    "pltz.archive.kv_store.thawer": ("Thawer", "Wanted"),
+    "pltz.serving.eviction.eviction": ("EvictionRequest",),
+    "pltz.serving.eviction.hook": ("EvictionHook",),
+    "pltz.serving.eviction.worker": ("drain",),
+    "pltz.kv.store.store": ("HotStore",),
+    "pltz.archive.thaw.thawer": ("Thawer", "Wanted"),
     "pltz.archive.sessions": ("PutReceipt", "PutRequest"),
-    "pltz.archive.thaw": ("Thawed",),
+    "pltz.archive.thaw.thawed": ("Thawed",),
     "pltz.datasets.loaders": ("sample_sessions",),
     "pltz.models.bundle.bundle": ("Bundle",),
-    "pltz.models.kv.forms": ("kv_forms",),
+    "pltz.kv.kv_forms": ("kv_forms",),
     "pltz.coding.codec": ("Codec",),
     "pltz.models.session.session": ("Session",),
     "pltz.coding.session_file": ("SessionFile",),

@@ -1,7 +1,7 @@
 """The functions behind the names of `pltz`: compress, decompress, open, thaw, and compress and decompress for many.
 
 Each takes what a user has at hand (values, paths, bytes) and leaves the work to `pltz.coding.codec` and
-`pltz.archive.thaw`. Loading a bundle, a target or a tokenizer takes longer than coding a session with it.
+`pltz.archive.thaw.thawed`. Loading a bundle, a target or a tokenizer takes longer than coding a session with it.
 A caller with many calls makes a `Codec` once:
 
     codec = pltz.Codec.load()
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from pltz.archive.thaw import Thawed
+    from pltz.archive.thaw.thawed import Thawed
     from pltz.coding.codec import Codec
     from pltz.coding.decode_limits import LimitKeywords
     from pltz.coding.decoder import OnError
@@ -279,8 +279,8 @@ def thaw(
         TargetMismatch: frozen for other weights; ContentError: the target cannot take these tokens; and what
             `decompress` raises.
     """
-    from pltz.archive.thaw import check_target
-    from pltz.archive.thaw import thaw as prefill
+    from pltz.archive.thaw.thawed import check_target
+    from pltz.archive.thaw.thawed import thaw as prefill
     from pltz.coding.partners import as_target
 
     model = as_target(target, tokenizer)

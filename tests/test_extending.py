@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from pltz.archive.engines.protocol import Engine
-from pltz.archive.kv_store.tier import SharedTier
-from pltz.archive.nightly.sources.registry import SOURCES
-from pltz.archive.nightly.sources.source import EntrySource
 from pltz.datasets.registry import FORMATS
-from pltz.models.kv.codec import KVCodec
+from pltz.kv.port.codec import KVCodec
+from pltz.kv.store.tier import SharedTier
+from pltz.serving.engines.protocol import Engine
+from pltz.serving.nightly.sources.registry import SOURCES
+from pltz.serving.nightly.sources.source import EntrySource
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -21,19 +21,23 @@ MAY_IMPORT = {
     "models": {"plt_codec"},
     "datasets": {"models", "plt_codec"},
     "coding": {"models", "plt_codec"},
-    "archive": {"coding", "datasets", "models", "plt_codec"},
-    "benchmarks": {"archive", "coding", "datasets", "models", "plt_codec"},
-    "cli": {"benchmarks", "archive", "coding", "datasets", "models", "plt_codec", "api"},
+    "kv": {"models", "plt_codec"},
+    "archive": {"kv", "coding", "datasets", "models", "plt_codec"},
+    "serving": {"archive", "kv", "coding", "datasets", "models", "plt_codec"},
+    "benchmarks": {"serving", "archive", "kv", "coding", "datasets", "models", "plt_codec"},
+    "cli": {"benchmarks", "serving", "archive", "kv", "coding", "datasets", "models", "plt_codec", "api"},
 }
 # Wings of each room from the bottom to the top. A wing is a folder, or a module at the room's root. It imports wings
 # above it in this list, and those in its own line.
 WINGS = {
     "plt_codec": (
-        "errors extras limits varint types weights lanes prefix zstd repeats range_coder",
+        "errors extras identity limits varint types weights lanes prefix zstd repeats range_coder",
         "engines",
         "container",
     ),
-    "models": ("bundle", "session", "target", "kv", "training"),
+    "models": ("bundle", "session", "target", "training"),
+    "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store"),
+    "serving": ("eviction", "engines", "nightly"),
     "coding": (
         "decode_limits expected_time options parts sketch",
         "neighbours",
@@ -54,12 +58,8 @@ WINGS = {
         "tower_archive retention",
         "sessions",
         "thaw copy",
-        "kv_store",
         "archive version_sizes",
         "archive_report",
-        "eviction",
-        "engines",
-        "nightly",
     ),
     "benchmarks": (
         "machine timing corpus products random_target random_calibration kv_targets takeover",

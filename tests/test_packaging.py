@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))["tool"]["setuptools"]
-FOLDERS = ("plt_codec", "models", "archive", "coding", "datasets", "benchmarks", "cli")
+FOLDERS = ("plt_codec", "models", "archive", "coding", "kv", "serving", "datasets", "benchmarks", "cli")
 DATA = {".json", ".toml", ".zst", ".safetensors", ".jsonl", ".html", ".cu", ".cuh"}  # read when pltz runs
 APART = ROOT / "models/bundles/base"  # not in the wheel of pltz: distributions/base
 

@@ -29,11 +29,12 @@ from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
 from pltz.archive.format import ids as identity
 from pltz.archive.format.context import RUN, TOWER, WITHIN
-from pltz.archive.format.ids import BASE, LEAF, NONE, Tokens
+from pltz.archive.format.ids import BASE, LEAF, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import unpack_run
 from pltz.plt_codec.engines.queued import watching
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
+from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_TOKENS
 
 MAX_SEGMENTS = 4096  # segments per tower

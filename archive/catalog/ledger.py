@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from pltz.archive.errors import StoreError
-from pltz.archive.format.ids import SIZE, digest
 from pltz.archive.format.object_names import (
     LEDGER,
     PARITY,
@@ -32,6 +31,7 @@ from pltz.archive.format.settings import Settings
 from pltz.archive.humanize import counted
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
+from pltz.plt_codec.identity import SIZE, digest
 
 MAGIC = b"PLTl"
 VERSION = 2

@@ -21,7 +21,7 @@ from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format.block import Block
 from pltz.archive.format.context import RUN, WITHIN
-from pltz.archive.format.ids import LEAF, NONE, version_id
+from pltz.archive.format.ids import LEAF, version_id
 from pltz.archive.format.index_file import (
     MARKS,
     SEGMENTS,
@@ -38,6 +38,7 @@ from pltz.archive.format.pack import AHEAD, FIRST_READ, Damage, Pack
 from pltz.archive.format.record import FORGET, UNDELETE, unpack_tags
 from pltz.archive.format.run import OlderVersion, unpack_run
 from pltz.plt_codec.errors import CorruptError, FormatError
+from pltz.plt_codec.identity import NONE
 
 T = TypeVar("T")
 

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 import numpy as np
 
 from pltz.archive.format.context import ALONE, CODING, COPIES, FAST, TOWER, TURN, Context
-from pltz.archive.format.ids import Tokens, digest
+from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import Record
 from pltz.coding.expected_time import expected_seconds
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
+from pltz.plt_codec.identity import digest
 from pltz.plt_codec.lanes import (
     FAST_ABOVE,
     LANE_MARK,

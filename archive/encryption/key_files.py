@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.ids import NONE, SIZE, digest
 from pltz.archive.format.object_names import KEYS, TEMPORARY, key_copies, key_files_among, temporaries_among
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
+from pltz.plt_codec.identity import NONE, SIZE, digest
 
 MAGIC = b"PLTk"
 VERSION = 1

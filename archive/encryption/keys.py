@@ -25,9 +25,10 @@ from pltz.archive.encryption.key_files import RAW, SCRYPT
 from pltz.archive.errors import KeyMismatch
 from pltz.archive.format import ids as identity
 from pltz.archive.format.context import CLEAR, SEALED, Context
-from pltz.archive.format.ids import NONE, Tokens
+from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.identity import NONE
 
 LEAST_SECRET = 16  # least bytes of a key file or a command's output
 

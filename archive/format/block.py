@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.format.ids import NONE, SEGMENT_SIZE, SIZE, many
+from pltz.archive.format.ids import SEGMENT_SIZE, many
 from pltz.archive.format.prefix_crc import ByteSource, PrefixCrcs
 from pltz.archive.format.record import (
     FORGET,
@@ -35,6 +35,7 @@ from pltz.archive.format.record import (
     tokens_fit,
 )
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError, VersionError
+from pltz.plt_codec.identity import NONE, SIZE
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import MAX_VALUE, read_varint, write_varint
 

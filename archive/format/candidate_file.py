@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pltz.archive.format import ids
 from pltz.plt_codec.errors import CorruptError, VersionError
+from pltz.plt_codec.identity import digest
 
 MAGIC, VERSION = b"PLTn", 3
 MAX_FILE = 1 << 30  # bytes
@@ -75,7 +75,7 @@ def pack_candidates(archive: bytes, groups: Mapping[CandidateGroup, Boxes]) -> b
         entries = b"".join(ENTRY.pack(len(name), len(box)) + name + box for name, box in boxes)
         parts += [GROUP.pack(*group, len(boxes), len(entries)), entries]
     data = b"".join(parts)
-    return data + ids.digest(b"pltz candidates", data)
+    return data + digest(b"pltz candidates", data)
 
 
 def unpack_candidates(data: bytes, archive: bytes) -> Iterator[tuple[CandidateGroup, CandidateBoxes]]:
@@ -90,7 +90,7 @@ def unpack_candidates(data: bytes, archive: bytes) -> Iterator[tuple[CandidateGr
     if version not in (2, VERSION) or any(zeros):
         raise VersionError(f"a candidate file of version {version}: pltz archive cluster makes a new one, {VERSION}")
     head = GROUP if version == VERSION else GROUP_2
-    if ids.digest(b"pltz candidates", body) != data[-DIGEST:] or owner != archive:
+    if digest(b"pltz candidates", body) != data[-DIGEST:] or owner != archive:
         raise CorruptError("a candidate file is damaged or of another archive: pltz archive cluster makes a new one")
     at = HEAD.size
     for _ in range(groups):

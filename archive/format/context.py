@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from pltz.archive.format.ids import NONE
 from pltz.archive.format.record import MAX_NAME
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
+from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.varint import read_varint, write_varint
 
 FORM = struct.Struct("<B16s16s16sH16sBBB8s5s")

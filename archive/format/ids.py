@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from pltz.archive.concurrency import run_alongside
 from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.plt_codec.identity import MAX_POSITION, NONE, SIZE, digest
 
 try:
     from pltz.archive.format import _batch
@@ -30,12 +31,10 @@ many = _batch  # may be None: check before each use
 
 Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
 
-SIZE = 16  # bytes of every identity
 LEAF = 4  # bytes of a leaf's id that tell two versions apart that have one number and one time
 SEGMENT_SIZE = 10  # leading bytes of a segment id; the others are zeros, and packs leave them out
-NONE = bytes(SIZE)  # no parent, empty tower, any target
 TENANT, BASE = 0, 1  # kinds of a domain
-MAX_TOKENS = (1 << 31) - 1  # tokens per segment; also the largest token id
+MAX_TOKENS = MAX_POSITION
 U32 = np.dtype("<u4")
 MOST_THREADS = 4  # hashing at once
 # mean tokens per row, and rows, from which several threads hash: below 2 KiB hashlib holds the GIL
@@ -190,19 +189,6 @@ def version_id(key: bytes, number: int, leaf: bytes, time: int) -> bytes:
     """
     state = _begun(b"pltz version", SIZE, b"").copy()
     state.update(key + number.to_bytes(4, "little") + leaf[:LEAF] + time.to_bytes(8, "little"))
-    return state.digest()
-
-
-def digest(person: bytes, *parts: bytes | memoryview) -> bytes:
-    """Return 16 bytes over whole files. ``person`` keeps kinds of files apart."""
-    return digest_of(person, parts)
-
-
-def digest_of(person: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
-    """Return the `digest` of data too large for memory, given in parts."""
-    state = hashlib.blake2b(digest_size=SIZE, person=person)
-    for part in parts:
-        state.update(part)
     return state.digest()
 
 

@@ -24,10 +24,11 @@ import numpy.typing as npt
 
 from pltz.archive.format.byte_source import File, Held, exactly, pieces
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import SIZE, digest, digest_of, session_key
+from pltz.archive.format.ids import session_key
 from pltz.archive.format.pack import MAX_SIZE
 from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
+from pltz.plt_codec.identity import SIZE, digest, digest_of
 
 MAGIC = b"PLTi"
 VERSION = 2

@@ -28,9 +28,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.format.ids import SIZE, digest
 from pltz.archive.format.prefix_crc import ByteSource
 from pltz.plt_codec.errors import CorruptError, VersionError
+from pltz.plt_codec.identity import SIZE, digest
 
 MAGIC, END = b"PLTr", b"rTLP"
 VERSION = 1

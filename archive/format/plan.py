@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pltz.archive.format import object_names
-from pltz.archive.format.ids import SIZE, digest
 from pltz.plt_codec.errors import CorruptError, VersionError
+from pltz.plt_codec.identity import SIZE, digest
 
 MAGIC = b"PLTc"
 VERSION = 1

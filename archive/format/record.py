@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pltz.archive.format.ids import NONE
 from pltz.plt_codec.errors import ContentError, CorruptError
+from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 
 UNDELETE, FORGET = 0, 1

@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from pltz.archive.format.ids import SIZE, digest
 from pltz.archive.format.object_names import SETTINGS
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
+from pltz.plt_codec.identity import SIZE, digest
 
 FORMAT = 5
 PERSON = b"pltz archive"

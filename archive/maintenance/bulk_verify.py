@@ -26,7 +26,6 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.format import object_names
 from pltz.archive.format.block import Block
 from pltz.archive.format.byte_source import File
-from pltz.archive.format.ids import SIZE
 from pltz.archive.format.index_file import (
     KEY_BITS,
     MARKS,
@@ -40,6 +39,7 @@ from pltz.archive.format.index_file import (
 )
 from pltz.archive.format.pack import Pack
 from pltz.plt_codec.errors import CorruptError, FormatError
+from pltz.plt_codec.identity import SIZE
 
 AHEAD = 3  # packs hashed while another is checked
 # limits of a pack held in memory; a larger one is read record by record

@@ -40,7 +40,7 @@ from pltz.archive.codecs.codec import Plain, SegmentCodec, codec_of
 from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates
 from pltz.archive.format.context import NO_ROOT, RUN, WITHIN, Context
-from pltz.archive.format.ids import BASE, NONE, TENANT
+from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.writing.candidates import LEAST_GRAMS, LEAST_SHARE, read_groups, seal_sketch, tower_sketch
@@ -48,6 +48,7 @@ from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES, most_in_a_row
 from pltz.coding.neighbours import LONGEST
 from pltz.coding.sketch import Sketch
 from pltz.plt_codec.errors import FormatError, PltzError
+from pltz.plt_codec.identity import NONE
 
 MEDOIDS = 64  # per tenant
 TOTAL = 1 << 20  # of all tenants; where these are so many that each would have fewer than `FEWEST`, it has that

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import RUN, Context
-from pltz.archive.format.ids import NONE
 from pltz.archive.format.pack import Damage
 from pltz.plt_codec.errors import FormatError
+from pltz.plt_codec.identity import NONE
 
 
 @dataclass

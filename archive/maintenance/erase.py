@@ -45,13 +45,14 @@ from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.encryption.keyring import MASTER, Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound
 from pltz.archive.format import object_names
-from pltz.archive.format.ids import BASE, NONE, TENANT
+from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.index_file import SEGMENTS, key_of_session
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.humanize import counted
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.recode import Recoder
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
+from pltz.plt_codec.identity import NONE
 
 T = TypeVar("T")
 

@@ -19,9 +19,9 @@ from typing import NamedTuple, Self
 from pltz.archive.catalog.chain import LAST
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import ALONE, RUN, WITHIN
-from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, Record
+from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.varint import MAX_VALUE
 
 BATCH = 512  # rows per transaction

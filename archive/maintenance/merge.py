@@ -30,12 +30,13 @@ from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, codec_of, layout_mode
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import ALONE, RUN, TOWER, WITHIN, Context
-from pltz.archive.format.ids import NONE, TENANT, Tokens
+from pltz.archive.format.ids import TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import FormatError, PltzError
+from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_TOKENS
 
 COMMIT_TOKENS = 1 << 20  # tokens of runs put at once

@@ -20,12 +20,13 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, codec_of, layout_mode
 from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.format.context import ALONE, TOWER
-from pltz.archive.format.ids import NONE, Tokens
+from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import Record
 from pltz.archive.writing.batch import Row
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import BundleMismatch, PltzError
+from pltz.plt_codec.identity import NONE
 
 COMMIT_TOKENS = 1 << 20  # tokens of segments put at once
 

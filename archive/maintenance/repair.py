@@ -37,7 +37,6 @@ from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format import object_names
-from pltz.archive.format.ids import digest
 from pltz.archive.format.index_file import (
     SEGMENTS,
     SESSIONS,
@@ -60,6 +59,7 @@ from pltz.archive.storage.store import Store, is_there
 from pltz.archive.writing.publisher import shared_places, shared_ranges
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
+from pltz.plt_codec.identity import digest
 
 T = TypeVar("T")
 

@@ -35,7 +35,6 @@ from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.errors import ArchiveError, KeyMismatch, LostError
 from pltz.archive.format import object_names
 from pltz.archive.format.context import TOWER, WITHIN
-from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, key_of_session, keys_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
@@ -47,6 +46,7 @@ from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, who
 from pltz.archive.maintenance.erase import unfinished
 from pltz.archive.storage.store import is_there
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, FormatError, PltzError
+from pltz.plt_codec.identity import NONE
 
 DECODE_RECORDS = 256  # records decoded between two looks at the clock
 

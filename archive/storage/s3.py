@@ -32,12 +32,12 @@ from urllib.parse import urlsplit
 from pltz.archive.errors import StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File, Held
-from pltz.archive.format.ids import digest
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.object_names import INDEXES, folder_of, last_part
 from pltz.archive.storage.disk import OsFile
 from pltz.archive.storage.store import MOST_WHOLE, Opened
 from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec.identity import digest
 
 if TYPE_CHECKING:
     from obstore.store import S3Store

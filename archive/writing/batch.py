@@ -23,9 +23,10 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format import ids
 from pltz.archive.format.context import TOWER, Context
-from pltz.archive.format.ids import BASE, NONE, TENANT, U32, Tokens
+from pltz.archive.format.ids import BASE, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.writing.new_session import KINDS, CommitReceipt, NewSession, check
+from pltz.plt_codec.identity import NONE
 
 BATCH_TOKENS = 1 << 22  # tokens per call of a codec
 

@@ -23,11 +23,12 @@ from pltz.archive.errors import Erased
 from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import MAX_FILE, CandidateBoxes, CandidateGroup, unpack_candidates
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import NONE, Tokens
+from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import Record
 from pltz.coding.neighbours import LONGEST
 from pltz.coding.sketch import Sketch, SketchIndex, sketch_of
 from pltz.plt_codec.errors import FormatError
+from pltz.plt_codec.identity import NONE
 
 MOST = 4096  # candidates per domain and tokenizer
 LEAST_GRAMS = 32  # distinct 4-grams of a candidate

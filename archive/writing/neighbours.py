@@ -19,13 +19,14 @@ from pltz.archive.catalog.chain import LAST, Chains, depth_of
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
 from pltz.archive.codecs.codec import Plain, SegmentCodec, copies_fit, layout_mode
 from pltz.archive.format.context import ALONE, COPIES, TOWER
-from pltz.archive.format.ids import BASE, NONE
+from pltz.archive.format.ids import BASE
 from pltz.archive.format.index_file import Location
 from pltz.archive.writing.batch import PendingSegment, PendingVersion, batches
 from pltz.archive.writing.candidates import Candidate, Candidates, Place, tower_sketch
 from pltz.archive.writing.verified_segments import Proofs, VerifiedSegments
 from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import PltzError
+from pltz.plt_codec.identity import NONE
 
 NEIGHBOUR_BYTES = 10  # that a neighbour takes in a record; about two where both are put together
 TOGETHER_BYTES = 2

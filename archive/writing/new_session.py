@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from pltz.archive.catalog.chain import MAX_SEGMENTS
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.format.ids import SIZE, Tokens
+from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import MAX_NAME
 from pltz.plt_codec.errors import ContentError, LimitError, UsageError
+from pltz.plt_codec.identity import SIZE
 from pltz.plt_codec.limits import MAX_TOKENS
 
 KINDS = ("chat", "text", "ids")

@@ -17,10 +17,11 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of, coding
 from pltz.archive.format import ids
 from pltz.archive.format.context import RUN, TOWER, WITHIN
-from pltz.archive.format.ids import NONE, Tokens
+from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.writing.batch import PendingSegment
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
+from pltz.plt_codec.identity import NONE
 
 PROVED = 1 << 18  # segments remembered as decoded and compared
 

@@ -29,7 +29,6 @@ from pltz.archive.codecs.codec import BundleCodec, Plain, SegmentCodec, layout_m
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import ids
 from pltz.archive.format.context import ALONE, RUN, TOWER, WITHIN, Context
-from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.format.record import FORGET, Mark, Record, pack_tags, tokens_fit
@@ -46,6 +45,7 @@ from pltz.archive.writing.neighbours import NeighbourEncoder
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
+from pltz.plt_codec.identity import NONE
 
 if TYPE_CHECKING:
     from pltz.coding.expected_time import Expect

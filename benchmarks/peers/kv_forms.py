@@ -22,15 +22,15 @@ from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pltz.models.kv.codec import Span
-from pltz.models.kv.measure import CHANGED, SIMULATED
-from pltz.models.kv.q4 import hadamard
+from pltz.kv.calibrate.measure import CHANGED, SIMULATED
+from pltz.kv.forms.q4 import hadamard
+from pltz.kv.port.codec import Span
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
-    from pltz.models.kv.codec import Parts
+    from pltz.kv.port.codec import Parts
 
 Change = Callable[["torch.Tensor"], tuple["torch.Tensor", float]]  # float32 KV to what is left of it, and its bits
 

@@ -26,15 +26,11 @@ from pltz.archive.copy import copy
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
-from pltz.archive.eviction import worker
-from pltz.archive.eviction.eviction import EvictionRequest
-from pltz.archive.eviction.hook import EvictionHook, HookSettings
 from pltz.archive.format.context import ALONE
 from pltz.archive.format.object_names import PACKS, packs_among
 from pltz.archive.format.object_names import pack as pack_name
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.nightly import config, freeze, job
 from pltz.archive.sessions import PutRequest, SessionArchive, codecs_of
 from pltz.archive.storage.store import open_store
 from pltz.archive.tower_archive import TowerArchive
@@ -44,6 +40,10 @@ from pltz.benchmarks.torture.record import AcknowledgedRecord, Key, KnownSession
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session as Content
 from pltz.plt_codec.errors import FormatError, PltzError
+from pltz.serving.eviction import worker
+from pltz.serving.eviction.eviction import EvictionRequest
+from pltz.serving.eviction.hook import EvictionHook, HookSettings
+from pltz.serving.nightly import config, freeze, job
 
 TENANTS = ("acme", "blue", "cyan")
 # Tenants of sessions from the journal, and from the nightly job's files

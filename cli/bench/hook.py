@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.eviction.eviction import EvictionRequest
 from pltz.benchmarks import machine
 from pltz.cli.bench import shared
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import render
+from pltz.serving.eviction.eviction import EvictionRequest
 
 if TYPE_CHECKING:
-    from pltz.archive.eviction.hook import EvictionHook, WorkerKind
     from pltz.models.bundle.tokenizer import Ids
+    from pltz.serving.eviction.hook import EvictionHook, WorkerKind
 
 # tokens per eviction, and the form in which they are given
 ROWS = (
@@ -80,7 +80,7 @@ def hook(calls: int, where: str | None, as_json: bool) -> None:
 def measured(kind: "WorkerKind", calls: int, where: str | None) -> list[dict[str, Any]]:
     """Return the rows of one kind of worker."""
     from pltz.archive.archive import Archive
-    from pltz.archive.eviction.hook import EvictionHook, HookSettings
+    from pltz.serving.eviction.hook import EvictionHook, HookSettings
 
     with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
         cold = None if kind == "none" else Path(name) / "cold"

@@ -1,7 +1,7 @@
 """``pltz bench kv``: what each form of KV takes and loses, next to the forms of others.
 
 A context is prefilled exactly, its KV is coded and decoded, and the session's own next tokens are scored on it
-(`models/kv/measure.py`). Bits count everything that a form stores beside the calibration. The first row is the
+(`kv/calibrate/measure.py`). Bits count everything that a form stores beside the calibration. The first row is the
 control: the exact KV in another batch. The run ends with one line of JSON.
 
 `--resume FILE` keeps what each form loses on each row, one line of JSON for each. A run that was killed, or is to have
@@ -28,7 +28,7 @@ from pltz.coding.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.models.kv.codec import KVCodec
+    from pltz.kv.port.codec import KVCodec
 
 OWN = ("q8", "q4", "predictive")
 
@@ -105,8 +105,8 @@ def kv(
     Give sessions that the calibration has not seen. With --max-kl or --bits, compare the row with its receipt.
     """
     from pltz.datasets.loaders import sample_path
-    from pltz.models.kv import measure
-    from pltz.models.kv.outcome_file import OutcomeFile
+    from pltz.kv.calibrate import measure
+    from pltz.kv.calibrate.outcome_file import OutcomeFile
     from pltz.models.target.target import Target
 
     with Progress("load", unit="rows", shown=wanted(progress)) as bar:
@@ -166,11 +166,11 @@ def chosen(
 ) -> list[tuple[str, Any]]:
     """Return name and codec of each form to measure. Raises UsageError for an unknown one."""
     from pltz.benchmarks.peers.kv_forms import peers
-    from pltz.models.kv.calibration import PREDICTIVE, Calibration
-    from pltz.models.kv.predictive import PredictiveCodec, layers_of
-    from pltz.models.kv.q4 import Q4Codec
-    from pltz.models.kv.q8 import Q8Codec
-    from pltz.models.kv.rotary import Rotary
+    from pltz.kv.forms.q4 import Q4Codec
+    from pltz.kv.forms.q8 import Q8Codec
+    from pltz.kv.port.rotary import Rotary
+    from pltz.kv.predictive.calibration import PREDICTIVE, Calibration
+    from pltz.kv.predictive.predictive import PredictiveCodec, layers_of
 
     others = {peer.name: peer for peer in peers()}
     names = forms.split(",") if forms else [n for n in (*OWN, *others) if n != "predictive" or calibration]

@@ -30,7 +30,7 @@ SHIPPED = 100, 1_000  # sessions with the bundle that ships
 CUT = 300  # characters per message: small sessions, as most are
 DAY = 10_000  # sessions per file
 NIGHT = (
-    "import json, sys; from pltz.archive.nightly import config, job; "
+    "import json, sys; from pltz.serving.nightly import config, job; "
     "print(json.dumps(job.run(config.load(sys.argv[1]))))"
 )
 ALONE = """

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache
 
-    from pltz.archive.kv_store import HotStore, Thawer
-    from pltz.archive.thaw import Thawed
+    from pltz.archive.thaw.thawed import Thawed
+    from pltz.archive.thaw.thawer import Thawer
+    from pltz.kv.store.store import HotStore
     from pltz.models.target.target import Target
 
 Expected = tuple["DynamicCache", "torch.Tensor"]  # from a prefill: KV, logits of the last id
@@ -226,7 +227,7 @@ class ThawBench:
         import numpy as np
 
         from pltz.archive.sessions import PutRequest, SessionArchive
-        from pltz.archive.thaw import KV_NOISE
+        from pltz.archive.thaw.thawed import KV_NOISE
         from pltz.models.session.session import Session
 
         codec = options.load_codec(bundle, device, threads)
@@ -289,9 +290,9 @@ class ThawBench:
         import numpy as np
 
         from pltz.archive.catalog.chain import LAST
-        from pltz.archive.format.ids import NONE
         from pltz.archive.sessions import PutRequest
         from pltz.models.session.session import Session
+        from pltz.plt_codec.identity import NONE
 
         chain, other = [np.asarray(self.ids[0])], np.asarray(self.ids[1])
         for number in range(LAST):
@@ -320,7 +321,8 @@ class ThawBench:
 
     def thawer(self, **budgets: Any) -> "tuple[HotStore, Thawer]":
         """Return a store and a thawer over it."""
-        from pltz.archive.kv_store import HotStore, Thawer
+        from pltz.archive.thaw.thawer import Thawer
+        from pltz.kv.store.store import HotStore
 
         store = HotStore.open(device=self.device, **budgets)
         return store, Thawer(self.cold, self.target, store)
@@ -340,7 +342,7 @@ class ThawBench:
         """
         import numpy as np
 
-        from pltz.archive.thaw import kv_difference
+        from pltz.archive.thaw.thawed import kv_difference
 
         if not np.array_equal(thawed.token_ids, ids):
             raise ModelError("a thaw gave other ids than the prefill: no time of this run is valid")
@@ -459,7 +461,7 @@ def measure(
     bench: ThawBench, rounds: int, bar: Progress
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
     """Return a row for each way, and the stages of the best thaw in either layout, in milliseconds."""
-    from pltz.archive.thaw import Thawed
+    from pltz.archive.thaw.thawed import Thawed
 
     found: dict[str, dict[str, Any]] = {}
     stages: dict[str, dict[str, float]] = {}
@@ -495,8 +497,8 @@ def measure_many(bench: ThawBench, count: int, rounds: int) -> dict[str, Any]:
     Raises:
         PltzError: a thaw failed.
     """
-    from pltz.archive.kv_store import Thawer, Wanted
-    from pltz.archive.thaw import Thawed
+    from pltz.archive.thaw.thawed import Thawed
+    from pltz.archive.thaw.thawer import Thawer, Wanted
 
     wanted = [Wanted(f"many/{n}") for n in range(count)]
     rows = bench.ids[1 : count + 1]
@@ -534,7 +536,7 @@ def measure_turns(bench: ThawBench, count: int, layout: LayoutName, rounds: int)
 
     The figures are milliseconds: total, decoding and prefill.
     """
-    from pltz.archive.kv_store import Thawer
+    from pltz.archive.thaw.thawer import Thawer
 
     thawer, name = Thawer(bench.cold, bench.target), in_turns(count, layout)
     segments = len(bench.cold.archive.tower(bench.cold.archive.version(name, name)).segments)
@@ -571,7 +573,7 @@ def measure_neighbour(bench: ThawBench, layout: LayoutName, rounds: int) -> list
 
     The figures are milliseconds. Raises the errors of `ThawBench.put_near`.
     """
-    from pltz.archive.kv_store import Thawer
+    from pltz.archive.thaw.thawer import Thawer
 
     thawer, rows = Thawer(bench.cold, bench.target), list[dict[str, Any]]()
     for name, ids, in_a_row in bench.put_near(layout):

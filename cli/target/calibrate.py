@@ -19,7 +19,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pltz.models.kv.calibration import Calibration
+    from pltz.kv.predictive.calibration import Calibration
     from pltz.models.session.session import Session
 
 FEW = 16  # rows held out: with fewer the upper limits of losses lie far above the means
@@ -104,9 +104,9 @@ def calibrate(
     A run that was killed resumes where it was: its work is kept beside the output until the calibration is written.
     A target whose keys cannot be turned is refused, with the reason.
     """
-    from pltz.models.kv import fitting, measure
-    from pltz.models.kv.receipt import LEAST_ROWS
-    from pltz.models.kv.rotary import Rotary
+    from pltz.kv.calibrate import fitting, measure
+    from pltz.kv.port.receipt import LEAST_ROWS
+    from pltz.kv.port.rotary import Rotary
     from pltz.models.target.target import Target
 
     place = Path(output)
@@ -176,7 +176,7 @@ def counted(found: "Iterator[Session]", bar: Progress) -> "Iterator[Session]":
 
 def chosen(found: "Calibration", bound: float) -> dict[str, Any]:
     """Return what a bound on the loss chooses; no point where none keeps to it."""
-    from pltz.models.kv.calibration import PREDICTIVE
+    from pltz.kv.predictive.calibration import PREDICTIVE
 
     try:
         receipt = found.receipt(PREDICTIVE, found.point(max_kl=bound))

@@ -15,9 +15,9 @@ from pltz.archive import sessions
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.codecs.codec import BundleCodec
 from pltz.archive.format.ids import tenant_of
-from pltz.archive.kv_store.target_tokens import TargetTokenReader
 from pltz.archive.retention import Policy
 from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.archive.thaw.target_tokens import TargetTokenReader
 from pltz.datasets.given import as_session
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session

@@ -34,8 +34,8 @@ import sys
 sys.path[:] = [p for p in sys.path if p != ""]  # this process itself, to have pltz at all
 import pltz, json, pickle, socket, select, base64, signal, zstandard, numpy, tokenizers
 sys.path.insert(0, {here})
-from pltz.archive.eviction.eviction import EvictionRequest
-from pltz.archive.eviction.hook import EvictionHook, HookSettings
+from pltz.serving.eviction.eviction import EvictionRequest
+from pltz.serving.eviction.hook import EvictionHook, HookSettings
 if __name__ == "__main__":
     hook = EvictionHook.open("journal", "cold", settings=HookSettings(flush_seconds=0.005))
     hook.on_evict(EvictionRequest("chat", [1, 2, 3]))
@@ -92,7 +92,7 @@ def test_the_worker_imports_nothing_from_the_current_directory(
 
 NIGHT = """
 import json, sys
-from pltz.archive.nightly import config, job
+from pltz.serving.nightly import config, job
 if __name__ == "__main__":
     report = job.run(config.load(sys.argv[1]))
     print(json.dumps([report["totals"]["frozen"], report["exit_code"]]))

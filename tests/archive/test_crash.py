@@ -18,13 +18,13 @@ import pytest
 
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format.context import RUN
-from pltz.archive.format.ids import NONE
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.candidates import Place, tower_sketch
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError
+from pltz.plt_codec.identity import NONE
 
 PROMPT = np.arange(20)
 Facts = frozenset[tuple[str, int, tuple[int, ...], bool]]  # name, number, tokens, forgotten

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import NONE, digest, segment_of
+from pltz.archive.format.ids import segment_of
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.plan import CollectionPlan
@@ -27,6 +27,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import FormatError, PltzError, VersionError
+from pltz.plt_codec.identity import NONE, digest
 from tests.archive.sealed import without_reserve
 
 PROMPT = np.arange(30)

@@ -10,7 +10,7 @@ import pytest
 
 from pltz.archive.codecs.codec import BundleCodec, BytesCodec
 from pltz.archive.format.context import RUN, TOWER, TURN
-from pltz.archive.format.ids import NONE, TENANT
+from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.maintenance.repair import Repaired, Repairer
@@ -20,6 +20,7 @@ from pltz.archive.tower_archive import TowerArchive, open_keys
 from pltz.archive.writing.candidates import Place, read_candidates
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
+from pltz.plt_codec.identity import NONE
 from tests.golden.archives.make import (
     FORGOTTEN,
     GREW,

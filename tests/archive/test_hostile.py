@@ -13,7 +13,7 @@ import pytest
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import NONE, digest, segment_of
+from pltz.archive.format.ids import segment_of
 from pltz.archive.format.index_file import Entries, MemoryIndex, build
 from pltz.archive.format.pack import END, FOOTER, HEADER, PERSON, Builder, Damage, Pack
 from pltz.archive.format.parity import END as PARITY_END
@@ -27,6 +27,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.identity import NONE, digest
 from pltz.plt_codec.varint import write_varint
 
 

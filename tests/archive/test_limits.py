@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.chain import Chains
-from pltz.archive.eviction.eviction import EvictionRequest
-from pltz.archive.eviction.hook import EvictionHook
-from pltz.archive.eviction.worker import drain
 from pltz.archive.format import record
-from pltz.archive.format.ids import NONE
 from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
@@ -23,8 +19,12 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, LimitError
+from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS
 from pltz.plt_codec.weights import random_weights
+from pltz.serving.eviction.eviction import EvictionRequest
+from pltz.serving.eviction.hook import EvictionHook
+from pltz.serving.eviction.worker import drain
 from tests.archive.conftest import ZlibCodec
 
 

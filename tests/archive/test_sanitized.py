@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MODULES = {  # the module, its source, its tests
     "pltz.archive.format._batch": ("archive/format/batch.c", "tests/archive/format/test_batch.py"),
-    "pltz.archive.eviction._ids": ("archive/eviction/ids.c", "tests/archive/eviction/test_token_buffer.py"),
-    "pltz.models.kv._ans": ("models/kv/ans.c", "tests/models/kv/test_streams.py"),
-    "pltz.models.kv._layers": ("models/kv/layers.c", "tests/models/kv/test_cpu_layers.py"),
+    "pltz.serving.eviction._ids": ("serving/eviction/ids.c", "tests/serving/eviction/test_token_buffer.py"),
+    "pltz.kv.engines._ans": ("kv/engines/ans.c", "tests/kv/engines/test_streams.py"),
+    "pltz.kv.predictive._layers": ("kv/predictive/layers.c", "tests/kv/predictive/test_cpu_layers.py"),
 }
 PLUGIN = """
 import sys

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pltz.archive.codecs.codec import BundleCodec
 from pltz.archive.errors import NotFound
-from pltz.archive.format.ids import NONE, tenant_of
+from pltz.archive.format.ids import tenant_of
 from pltz.archive.sessions import (
     MAX_SEGMENT,
     PutReceipt,
@@ -27,6 +27,7 @@ from pltz.archive.tower_archive import TowerArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
+from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.weights import random_weights
 from tests.archive.test_durable import killed_before_sync
 from tests.models.target_tokenizers import PAGE, target

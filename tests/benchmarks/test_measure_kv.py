@@ -10,9 +10,11 @@ import pytest
 
 from pltz.benchmarks import measure_kv
 from pltz.benchmarks.random_calibration import random_calibration
-from pltz.models.kv import cuda, predictive, q8
-from pltz.models.kv.calibration import KVShape
-from tests.models.kv.test_streams import drawn
+from pltz.kv.engines import cuda
+from pltz.kv.forms import q8
+from pltz.kv.predictive import predictive
+from pltz.kv.predictive.calibration import KVShape
+from tests.kv.engines.test_streams import drawn
 from tests.plt_codec.engines.cuda import emulate
 
 

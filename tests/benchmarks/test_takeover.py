@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pltz.benchmarks.takeover import takeovers
-from pltz.models.kv.codec import RAW, Span
+from pltz.kv.port.codec import RAW, Span
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pltz.archive.eviction.eviction import EvictionRequest
-from pltz.archive.eviction.hook import EvictionHook, HookSettings
-from pltz.archive.eviction.journal.lock import FileLocks
 from pltz.benchmarks import machine
 from pltz.cli.bench import hook as bench_hook
 from pltz.plt_codec.engines.native import coder as native
+from pltz.serving.eviction.eviction import EvictionRequest
+from pltz.serving.eviction.hook import EvictionHook, HookSettings
+from pltz.serving.eviction.journal.lock import FileLocks
 
 Run = Callable[..., Result]
 

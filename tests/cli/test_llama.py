@@ -1,6 +1,6 @@
 """``pltz llama import``: slot files go into an archive, a bad one is reported, a missing server is a named error.
 
-With a server: tests/archive/engines/test_llama_server.py.
+With a server: tests/serving/engines/test_llama_server.py.
 """
 
 import json
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from pltz.archive.engines.llama_server import fingerprint_gguf
 from pltz.archive.format.ids import target_of
 from pltz.archive.sessions import SessionArchive
 from pltz.models.target.checkpoint import resolve
-from tests.archive.engines.test_llama_server import Replay, serving
+from pltz.serving.engines.llama_server import fingerprint_gguf
+from tests.serving.engines.test_llama_server import Replay, serving
 
 Run = Callable[..., Result]
 SLOT = Path(__file__).parents[1] / "archive" / "engines" / "recorded" / "slot.bin"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pltz.archive.nightly.config import EXAMPLE
+from pltz.serving.nightly.config import EXAMPLE
 
 Run = Callable[..., Result]
 
@@ -73,7 +73,7 @@ def test_calls_that_are_wrong(run: Run, config: Path, words: list[str], message:
 
 
 def test_a_second_run_at_the_same_time_ends_with_7(run: Run, config: Path, tmp_path: Path) -> None:
-    from pltz.archive.nightly.state import StateFolder
+    from pltz.serving.nightly.state import StateFolder
 
     state = StateFolder(tmp_path / "state")
     state.make()
@@ -93,7 +93,7 @@ def test_what_ray_prints_is_not_in_the_report(config: Path) -> None:
     """Ray prints on stdout, from C, when an actor dies: the JSON of the report stands alone there."""
     code = """
 import os, sys
-from pltz.archive.nightly import job
+from pltz.serving.nightly import job
 from pltz.cli.main import main
 run = job.run
 def loud(config, **options):

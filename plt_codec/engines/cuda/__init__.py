@@ -1,6 +1,6 @@
 """The CUDA engine: the numeric contract, the layout and the range coder in kernels that are compiled at first use.
 
-    base.cuh      types and declarations, which the kernels of `models/kv` include too
+    base.cuh      types and declarations, which the kernels of `kv/` include too
     common.cuh    the contract's pieces, the range coder, the layout: shared by all kernels
     batch.cu      many sessions: a kernel per stage, the rows of all sessions side by side
     wide.cu       the same by wgmma, where that was proven: products, heads, attention when encoding

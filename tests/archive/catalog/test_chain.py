@@ -14,13 +14,14 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec
 from pltz.archive.errors import LostError
 from pltz.archive.format.context import COPIES, TOWER
-from pltz.archive.format.ids import NONE, Tokens
+from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import BundleMismatch, CorruptError
+from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.repeats import end_of
 from tests.archive.conftest import ZlibCodec
 

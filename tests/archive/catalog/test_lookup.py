@@ -10,13 +10,14 @@ from pltz.archive.catalog.lookup import RecordLookup, version_of
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format import object_names
 from pltz.archive.format.block import Block
-from pltz.archive.format.ids import NONE, TENANT
+from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.pack import FIRST_READ, Pack
 from pltz.archive.format.record import FORGET, UNDELETE
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from pltz.plt_codec.identity import NONE
 
 
 @pytest.fixture

@@ -273,7 +273,7 @@ def test_two_who_make_an_archive_at_once_do_not_share_it(disk: SimDisk, codec: S
 @given(st.binary(max_size=200))
 def test_the_parsers_take_anything(data: bytes) -> None:
     from pltz.archive.encryption.key_files import PERSON
-    from pltz.archive.format.ids import digest
+    from pltz.plt_codec.identity import digest
 
     with pytest.raises(FormatError):
         KeyFile.decode(data)
@@ -306,7 +306,7 @@ def test_a_key_file_that_asks_for_a_hostile_scrypt_or_is_newer_is_refused() -> N
     data = bytearray(KeyFile(bytes(16), 0, b"box").encode()[:-16])
     data[4] = 9
     from pltz.archive.encryption.key_files import PERSON
-    from pltz.archive.format.ids import digest
+    from pltz.plt_codec.identity import digest
 
     with pytest.raises(VersionError, match="newer pltz"):
         KeyFile.decode(bytes(data) + digest(PERSON, bytes(data)))

@@ -9,11 +9,12 @@ from pltz.archive.encryption.domain_keys import Unit
 from pltz.archive.encryption.keyring import MASTER, Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
-from pltz.archive.format.ids import BASE, NONE, TENANT
+from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.record import Record
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec.identity import NONE
 
 ARCHIVE = b"archive id 16 by"
 SECRET, OTHER = Secret(b"sixteen bytes or more", 0), Secret(b"another key of 16 bytes", 0)

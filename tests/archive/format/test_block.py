@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from pltz.archive.format import block
 from pltz.archive.format.block import Block, PackFields, encode, pieces_of, split
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import NONE, segment_of
+from pltz.archive.format.ids import segment_of
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Mark, Record
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
+from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.varint import write_varint
 
 SALT, BEGIN, TIME = b"s" * 16, 500, 1000

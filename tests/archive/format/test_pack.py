@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from pltz.archive.format.block import Block
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import NONE, digest, segment_of
+from pltz.archive.format.ids import segment_of
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Mark, Record
 from pltz.plt_codec.errors import CorruptError, FormatError
+from pltz.plt_codec.identity import NONE, digest
 
 
 def pack_of(sessions: int, salt: bytes = b"s" * 16, *, marked: bool = False) -> bytes:

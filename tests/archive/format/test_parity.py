@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.archive.format import parity as module
-from pltz.archive.format.ids import digest
 from pltz.archive.format.parity import END, FLOOR, GROUP, HEAD, TAIL, GroupLayout, Parity, Range, product
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
+from pltz.plt_codec.identity import digest
 
 NAME = b"n" * 16
 

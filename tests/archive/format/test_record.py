@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from pltz.archive.format import record
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import NONE, segment_of
+from pltz.archive.format.ids import segment_of
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Mark, Record
 from pltz.plt_codec.errors import ContentError, CorruptError
+from pltz.plt_codec.identity import NONE
 
 names = st.text(st.characters(codec="utf-8"), max_size=20)
 identities = st.binary(min_size=10, max_size=10).filter(any).map(segment_of)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import index_file
-from pltz.archive.format.ids import SIZE
 from pltz.archive.format.index_file import SEGMENTS, FileIndex, MemoryIndex, by_section
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, _order, whole
@@ -20,6 +19,7 @@ from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from pltz.plt_codec.identity import SIZE
 
 
 @pytest.fixture

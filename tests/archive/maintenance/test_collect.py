@@ -8,12 +8,12 @@ import pytest
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format import object_names
-from pltz.archive.format.ids import NONE
 from pltz.archive.format.pack import Damage
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from pltz.plt_codec.identity import NONE
 
 PROMPT = np.arange(20)
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import NONE, SEGMENT_SIZE, digest
+from pltz.archive.format.ids import SEGMENT_SIZE
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, UNDELETE, Mark, Record
 from pltz.archive.maintenance.live_set import MARK, SEGMENT, SESSION, LiveSet
 from pltz.archive.tower_archive import TowerArchive
+from pltz.plt_codec.identity import NONE, digest
 
 PARENTS = [NONE] + [bytes([n // 2 + 1]) * 16 for n in range(9)]  # a tree: of segment n + 1
 IDS = [bytes([n + 1]) * 16 for n in range(10)]

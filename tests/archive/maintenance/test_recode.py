@@ -13,7 +13,6 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound
-from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.domain_records import DomainRecords
@@ -22,6 +21,7 @@ from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from pltz.plt_codec.identity import NONE
 from tests.archive.sealed import RAW, reopen
 
 Ids = np.ndarray[Any, Any]

@@ -19,7 +19,7 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import StoreError
-from pltz.archive.format.ids import TENANT, digest
+from pltz.archive.format.ids import TENANT
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
@@ -30,6 +30,7 @@ from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.tower_archive import TowerArchive, open_keys
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
+from pltz.plt_codec.identity import digest
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import without_reserve
 

@@ -12,7 +12,7 @@ import pytest
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format.byte_source import Held
-from pltz.archive.format.ids import NONE, TENANT, digest, segment_of
+from pltz.archive.format.ids import TENANT, segment_of
 from pltz.archive.format.record import Record
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.maintenance.salvage_reader import SECTOR, SalvageReader
@@ -20,6 +20,7 @@ from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.writer import ArchiveWriter
+from pltz.plt_codec.identity import NONE, digest
 
 SIZE = 24 << 20  # bytes of records
 

@@ -14,13 +14,14 @@ import pytest
 from pltz.archive.catalog.chain import LAST, Chains, depth_of
 from pltz.archive.codecs.codec import Plain, SegmentCodec
 from pltz.archive.errors import LostError
-from pltz.archive.format.ids import BASE, NONE, TENANT, segment_of
+from pltz.archive.format.ids import BASE, TENANT, segment_of
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import Record
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from pltz.plt_codec.identity import NONE
 from tests.archive.sealed import RAW
 from tests.archive.writing.test_neighbours import again, alike, unlike
 

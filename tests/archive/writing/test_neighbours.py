@@ -16,7 +16,7 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates, unpack_candidates
 from pltz.archive.format.context import FAST, RUN, TURN
-from pltz.archive.format.ids import BASE, NONE, TENANT, digest
+from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
@@ -27,6 +27,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.coding.neighbours import LONGEST
 from pltz.plt_codec.engines.queued import watcher, watching
 from pltz.plt_codec.errors import CorruptError, VersionError
+from pltz.plt_codec.identity import NONE, digest
 from tests.archive.sealed import RAW
 
 Ids = np.ndarray[Any, Any]

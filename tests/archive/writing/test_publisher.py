@@ -11,7 +11,7 @@ from pltz.archive.codecs.codec import BytesCodec, Coded
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format import ids
 from pltz.archive.format.context import Context
-from pltz.archive.format.ids import MAX_TOKENS, NONE, TENANT, U32, Tokens
+from pltz.archive.format.ids import MAX_TOKENS, TENANT, U32, Tokens
 from pltz.archive.format.pack import MANY_CHILDREN, RecordPlace
 from pltz.archive.format.record import Record
 from pltz.archive.storage.simulated_disk import SimDisk
@@ -21,6 +21,7 @@ from pltz.archive.writing import publisher
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.publisher import ABREAST, _compare, shared_places
 from pltz.plt_codec.errors import ContentError
+from pltz.plt_codec.identity import NONE
 
 DICE = np.random.default_rng(6)
 

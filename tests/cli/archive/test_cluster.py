@@ -10,8 +10,8 @@ import pytest
 from click.testing import Result
 
 from pltz.archive.archive import Archive
-from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS
+from pltz.plt_codec.identity import NONE
 
 Run = Callable[..., Result]
 TEXT = "The bell of copper rings at nine when Zacharias opens his shop in Quellenweg, and seven grey geese run by. " * 2

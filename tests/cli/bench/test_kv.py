@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from pltz.benchmarks import measure_bounds
 from pltz.benchmarks.kv_targets import toys
 from pltz.benchmarks.peers.kv_forms import installed, peers
-from pltz.models.kv import measure
-from pltz.models.kv.codec import Span
-from pltz.models.kv.rotary import Rotary
+from pltz.kv.calibrate import measure
+from pltz.kv.port.codec import Span
+from pltz.kv.port.rotary import Rotary
 from pltz.models.target.cache import pairs_of
 from pltz.models.target.target import Target
 

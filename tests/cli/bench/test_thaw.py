@@ -12,7 +12,7 @@ import torch
 from click.testing import Result
 
 from pltz.archive.catalog.chain import LAST
-from pltz.archive.thaw import Thawed
+from pltz.archive.thaw.thawed import Thawed
 from pltz.benchmarks.random_target import RandomTarget
 from pltz.cli.bench import thaw
 from pltz.plt_codec.errors import ModelError, UsageError

@@ -21,7 +21,6 @@ import numpy as np
 
 from pltz.archive.codecs.codec import BundleCodec, BytesCodec
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.format.ids import digest
 from pltz.archive.format.object_names import FOLDERS, SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.settings import FORMAT
@@ -31,6 +30,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle
+from pltz.plt_codec.identity import digest
 
 HERE = Path(__file__).parent
 KEY = Secret(b"a key of golden archives", 0)

@@ -1,0 +1,1 @@
+"""The way from archived sessions to caches of a target."""

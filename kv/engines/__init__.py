@@ -1,0 +1,1 @@
+"""The work that several forms share: entropy-coded streams, and the kernels of a GPU."""

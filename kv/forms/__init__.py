@@ -1,0 +1,1 @@
+"""Forms of fixed width and the exact one: q8, q4, lossless."""

@@ -1,0 +1,54 @@
+"""The small forms of a target's KV, ready for the tiers of a hot store."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pltz.kv.forms.lossless import LosslessCodec
+from pltz.kv.forms.q4 import Q4Codec
+from pltz.kv.forms.q8 import Q8Codec
+from pltz.kv.port.codec import KVCodec
+from pltz.kv.port.rotary import Rotary
+from pltz.kv.predictive.calibration import Calibration
+from pltz.kv.predictive.predictive import PredictiveCodec
+from pltz.models.target.target import Target
+
+
+def kv_forms(
+    target: Target,
+    calibration: str | os.PathLike[str] | None = None,
+    *,
+    max_kl: float | None = None,
+    bits: float | None = None,
+) -> dict[str, KVCodec]:
+    """Return the forms `q8` and `q4` of a target's KV, `lossless` where it is in bfloat16, and calibrated `predictive`.
+
+    Args:
+        target: the served model.
+        calibration: a file of `pltz target calibrate`. Without one the forms have no receipt, so a store hands
+            them out to those only who allow any loss.
+        max_kl: bits per token that `predictive` may lose: the upper limit of its receipt, not the mean.
+        bits: bits per element that it may take, in place of ``max_kl``.
+
+    Raises:
+        ModelError: the target's keys cannot be turned; the message says why.
+        UsageError: the file cannot be read, or no measured point is within the bound.
+        CorruptError, VersionError, TargetMismatch: the file is damaged, later, or of other weights.
+    """
+    import torch
+
+    rotary = Rotary.of(target)
+    model: Any = target.model
+    embedding = model.get_input_embeddings().weight.detach()
+    exact: dict[str, KVCodec] = {"lossless": LosslessCodec()} if model.dtype == torch.bfloat16 else {}
+    if calibration is None:
+        return {**exact, "q8": Q8Codec(rotary), "q4": Q4Codec(rotary)}
+    fitted = Calibration.load(calibration, target.fingerprint)
+    point = fitted.point(max_kl=max_kl, bits=bits)
+    return {
+        **exact,
+        "q8": Q8Codec(rotary, fitted.receipt("q8-1")),
+        "q4": Q4Codec(rotary, fitted.receipt("q4-1")),
+        "predictive": PredictiveCodec(fitted, rotary, embedding, point),
+    }

@@ -1,0 +1,124 @@
+"""KVCodec: the port of a form of KV, and the form `raw`: KV as the target computed it.
+
+    kv (layers, 2, heads, T, D)  --encode-->  parts: named tensors  --decode-->  kv
+
+A block carries the codec that made it, so every copy of it says its form. A form has a name of its own, and so
+has each set of tables of one codec. The store finds exact forms only, unless its caller allows a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from pltz.kv.port.arriving import shells
+from pltz.kv.port.receipt import Receipt
+from pltz.plt_codec.errors import CorruptError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    Parts = Mapping[str, torch.Tensor]
+
+MAX_PARTS = 64  # tensors of one block
+PREFIX = "kv"  # with which the name of every part begins
+TYPE = "kv.type"  # an empty part of entropy-coded forms: decoding returns KV of its type, on its device
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The tokens that a KV is of.
+
+    ``ids``: (T,) int32, of the target. ``start``: number of ids before them. ``mass``: (T,) float32, the attention
+    that each received from the last queries of its session, where that was observed.
+    """
+
+    ids: NDArray[np.int32]
+    start: int
+    mass: NDArray[np.float32] | None = None
+
+
+@runtime_checkable
+class KVCodec(Protocol):
+    """A form of KV. Instances are immutable, and any thread may call them."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the form: lower-case letters, digits and hyphens, at most 64.
+
+        A codec whose tables change what is decoded has another name for each of them.
+        """
+
+    @property
+    def exact(self) -> bool:
+        """Return whether `decode` gives back every bit that `encode` was given."""
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """Return what was measured of this form on held-out sessions, or None where nothing was."""
+
+    def size(self, kv: torch.Tensor) -> int:
+        """Return the most bytes that the parts of ``kv`` can take; (layers, 2, heads, T, D), any float type."""
+
+    def encode(self, kv: torch.Tensor, span: Span) -> Parts:
+        """Return the parts of ``kv``, (layers, 2, heads, T, D), on its device. Their names begin with "kv".
+
+        Raises UsageError for KV that this form cannot hold. The block stays out of the tier then.
+        """
+
+    def decode(self, parts: Parts, span: Span) -> torch.Tensor:
+        """Return the KV of parts that `check` accepted, (layers, 2, heads, T, D), on their device.
+
+        Where there is a part `TYPE`, the device is that part's. Parts of a file may still arrive (`arriving.py`).
+        Raises CorruptError where they turn out to be damaged, or are in a way that `check` does not see.
+        """
+
+    def check(self, parts: Parts, tokens: int) -> None:
+        """Check names, types and shapes of parts that are read from a file. Waits for those only whose values it needs.
+
+        Raises CorruptError unless they are the KV of ``tokens`` ids.
+        """
+
+
+class RawCodec:
+    """KV as the target computed it: one tensor, exact."""
+
+    name = "raw"
+    exact = True
+    receipt = None
+
+    def size(self, kv: torch.Tensor) -> int:
+        """Return the bytes of ``kv``. See `KVCodec.size`."""
+        return kv.numel() * kv.element_size()
+
+    def encode(self, kv: torch.Tensor, span: Span) -> Parts:
+        """Return ``kv`` itself, without a copy. See `KVCodec.encode`."""
+        return {PREFIX: kv}
+
+    def decode(self, parts: Parts, span: Span) -> torch.Tensor:
+        """Return the tensor itself, without a copy. See `KVCodec.decode`."""
+        return parts[PREFIX]
+
+    def check(self, parts: Parts, tokens: int) -> None:
+        """Check the tensor. See `KVCodec.check`."""
+        kv = shells(parts).get(PREFIX)
+        if len(parts) != 1 or kv is None or not kv.is_floating_point() or kv.dim() != 5:
+            raise CorruptError("expected one tensor of keys and values")
+        if kv.shape[1] != 2 or kv.shape[3] != tokens:
+            raise CorruptError(f"expected keys and values of {tokens} ids, found {tuple(kv.shape)}")
+
+
+RAW = RawCodec()
+
+
+def loss(codec: KVCodec) -> float:
+    """Return the most that a form loses, in bits per token, by its receipt.
+
+    0 for an exact form, infinity where nothing was measured.
+    """
+    if codec.exact:
+        return 0.0
+    return float("inf") if codec.receipt is None else codec.receipt.most

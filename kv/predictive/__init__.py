@@ -1,0 +1,1 @@
+"""The entropy-coded form: its calibration, and its engines in torch, C and CUDA."""

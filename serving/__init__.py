@@ -1,0 +1,1 @@
+"""Connections to running services: eviction hooks, serving engines, the nightly job."""

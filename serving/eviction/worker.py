@@ -1,0 +1,335 @@
+"""Worker: moves entries from the journal to the archive in batches, each stored, decoded back and compared.
+
+    done = drain("/run/journal", "/data/cold")              # everything there now, once
+    Worker(backlog, tokenizers, open_archive).run(stop)     # until stopped: the hook's own
+
+One worker per journal at a time: the holder of `worker.lock`. If the archive refuses a batch, it is put entry
+by entry. The refused entry is laid aside (`.refused`) and reported, so that it blocks no other. If the
+archive itself fails (full, unreachable), everything stays in the journal and is tried again later.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pltz.archive.archive import Archive
+from pltz.archive.errors import ArchiveError, StoreError, reason
+from pltz.archive.format.object_names import SETTINGS
+from pltz.archive.format.settings import MAX_SIZE, Settings
+from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
+from pltz.archive.storage.disk import Disk, OsDisk
+from pltz.models.session.session import Session
+from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, UsageError
+from pltz.plt_codec.identity import NONE
+from pltz.plt_codec.limits import ZSTD_ABOVE
+from pltz.serving.eviction.journal.entry import JournalEntry
+from pltz.serving.eviction.journal.lock import FileLocks, Lock
+from pltz.serving.eviction.journal.reader import JournalReader, JournalSegment
+from pltz.serving.eviction.journal.segment import EntryFrame
+from pltz.serving.eviction.tokenizers import Tokenizers
+
+if TYPE_CHECKING:
+    from pltz.archive.encryption.keys import Secret
+    from pltz.archive.tower_archive import TowerArchive
+    from pltz.models.bundle.bundle import Bundle
+    from pltz.plt_codec.lanes import LayoutName
+
+BATCH_TOKENS = 1 << 18  # per commit
+BATCH_ENTRIES = 1024
+POLL = 0.05  # seconds between attempts to take a lock that another worker holds
+BACKOFF = 0.5, 60.0  # seconds before a failed pass is repeated: first, longest
+KEPT = 1000  # refusals listed in full
+WORKER_LOCK = "worker.lock"
+# Errors of an entry. All others are the archive's.
+REFUSED = (ContentError, TokenizerMismatch, UsageError)
+
+Pending = tuple[EntryFrame, JournalEntry]
+
+
+@dataclass
+class Drained:
+    """The result of moving a journal to an archive.
+
+    ``stored``: entries that became a version, ``by_zstd`` of them without the model. ``unchanged``: entries
+    the archive had already. ``frozen``: bytes of new segments, for ``raw`` bytes of ids. ``rejected``:
+    entries laid aside; ``refused``: (tenant, name, reason) of the last of them. ``damaged``: bytes laid aside
+    that were no entries. ``left``: bytes of segments of a newer version, left alone. ``until``: time of the
+    last archived entry. ``busy``: another worker had the journal. ``failure``: why it stopped.
+    """
+
+    stored: int = 0
+    by_zstd: int = 0
+    unchanged: int = 0
+    tokens: int = 0
+    raw: int = 0
+    frozen: int = 0
+    commits: int = 0
+    rejected: int = 0
+    refused: list[tuple[str, str, str]] = field(default_factory=list)
+    damaged: int = 0
+    left: int = 0
+    until: int = 0
+    busy: bool = False
+    failure: str = ""
+
+    @property
+    def entries(self) -> int:
+        """Return the number of entries that left the journal."""
+        return self.stored + self.unchanged + self.rejected
+
+    def as_fields(self) -> dict[str, Any]:
+        """Return the fields as values for JSON."""
+        return {"entries": self.entries, **asdict(self)}
+
+
+class Worker:
+    """A worker of one journal (see the top of this file).
+
+    Args:
+        open_archive: returns the archive; called when it is first needed, and again after a failure.
+        tokenizers: the tokenizers that entries name.
+        batch_tokens: most tokens per commit, unless a single session has more.
+        progress: called with all results so far after each commit, and when a failure begins or ends.
+        identity: the id that the archive must have, 16 bytes; None for that of the first one opened.
+    """
+
+    def __init__(
+        self,
+        backlog: JournalReader,
+        tokenizers: Tokenizers,
+        open_archive: Callable[[], SessionArchive],
+        *,
+        batch_tokens: int = BATCH_TOKENS,
+        progress: Callable[[Drained], None] | None = None,
+        identity: bytes | None = None,
+    ) -> None:
+        self._identity = identity
+        self.backlog, self.tokenizers, self.batch_tokens = backlog, tokenizers, batch_tokens
+        self.done = Drained()
+        self._open = open_archive
+        self._archive: SessionArchive | None = None
+        self._progress = progress or (lambda done: None)
+
+    def once(
+        self, *, wait: float = 0.0, until: float | None = None, stop: Callable[[], bool] = lambda: False
+    ) -> Drained:
+        """Archive the entries that are there now.
+
+        ``wait``: seconds to wait for another worker. ``until``: monotonic time at which to stop, between
+        commits.
+
+        Raises StoreError, WriterFailed and Fenced: marked entries are archived, the rest stays. Raises
+        KeyMismatch, FormatError and ModelError where the archive cannot be opened.
+        """
+        try:
+            return self._once(wait, until, stop)
+        except OSError as exc:
+            raise StoreError(
+                f"the journal cannot be worked through: {reason(exc)} ({exc}). What is in it stays; check its disk and "
+                f"free space there, then drain it again"
+            ) from exc
+
+    def _once(self, wait: float, until: float | None, stop: Callable[[], bool]) -> Drained:
+        lock = self._take(wait)
+        self.done.busy = lock is None
+        if lock is None:
+            return self.done
+        try:
+            self._pass(lambda: stop() or (until is not None and time.monotonic() >= until))
+        except BaseException:
+            self._archive = None  # a writer that failed writes no more
+            raise
+        finally:
+            lock.free()
+        return self.done
+
+    def run(self, stop: Callable[[float], bool], *, idle: float = 0.2) -> None:
+        """Archive until ``stop(seconds)``, which waits that long, returns true.
+
+        Failures are kept in `done` and tried again.
+        """
+        pause, longest = BACKOFF
+        while True:
+            before, failed = self.done.entries, self.done.failure
+            try:
+                self.once(stop=lambda: stop(0))
+                delay, pause = idle, BACKOFF[0]
+                self.done.failure = self.done.failure if self.done.left else ""
+                if failed != self.done.failure:
+                    self._progress(self.done)
+            except Exception as exc:  # noqa: BLE001  # on any error the tokens are safe in the journal
+                self.done.failure, delay = f"{type(exc).__name__}: {exc}", pause
+                pause = min(2 * pause, longest)
+                self._progress(self.done)
+            if stop(0 if self.done.entries != before and not self.done.failure else delay):
+                return
+
+    def _take(self, wait: float) -> Lock | None:
+        end = time.monotonic() + wait
+        while (lock := self.backlog.locks.take(WORKER_LOCK)) is None and time.monotonic() < end:
+            time.sleep(POLL)
+        return lock
+
+    def _pass(self, stop: Callable[[], bool]) -> None:
+        self.done.left = 0
+        stuck = []
+        for segment in self.backlog.segments():
+            for batch in self._batches(segment):
+                if stop():
+                    return
+                self._commit(segment, batch)
+            if segment.newer:
+                self.done.left += segment.size
+                self.done.failure = segment.newer
+            self.backlog.finish(segment)
+            self.done.damaged += segment.aside
+            stuck += [segment.stuck] if segment.stuck else []
+        self.backlog.tidy()
+        if stuck:
+            raise StoreError(stuck[0])
+
+    def _batches(self, segment: JournalSegment) -> Iterator[list[Pending]]:
+        batch: list[Pending] = []
+        tokens = 0
+        for frame, entry in self.backlog.read(segment):
+            if batch and (tokens + len(entry.ids) > self.batch_tokens or len(batch) >= BATCH_ENTRIES):
+                yield batch
+                batch, tokens = [], 0
+            batch.append((frame, entry))
+            tokens += len(entry.ids)
+        if batch:
+            yield batch
+
+    def _commit(self, segment: JournalSegment, batch: Sequence[Pending]) -> None:
+        """Archive a batch and mark it. Entries that cannot be archived are laid aside."""
+        archive = self._opened()
+        self._check_same(archive.archive)
+        rest = list(batch)
+        try:
+            for put in self._put(archive, [entry for _, entry in batch]):
+                rest.pop(0)
+                self._count(put)
+        except REFUSED as exc:
+            if len(rest) > 1:
+                for pending in rest:
+                    self._commit(segment, [pending])
+                return
+            [(frame, entry)] = rest
+            if self.backlog.refuse(segment, frame):
+                self.done.rejected += 1
+                self.done.refused.append((entry.tenant, entry.name, f"{type(exc).__name__}: {exc}"))
+                del self.done.refused[:-KEPT]
+        self.backlog.mark(segment, batch[-1][0].end)
+        self.done.commits += 1
+        self.done.until = max(self.done.until, batch[-1][1].time)
+        self._progress(self.done)
+
+    def _opened(self) -> SessionArchive:
+        if self._archive is None:
+            self._archive = self._open()
+        return self._archive
+
+    def _check_same(self, archive: TowerArchive) -> None:
+        """Refuse an archive that was replaced during the run, so that no session goes to the wrong one.
+
+        Raises ArchiveError and FormatError.
+        """
+        wanted = self._identity = self._identity or archive.settings.archive
+        try:
+            found = Settings.decode(archive.store.read(SETTINGS, 0, MAX_SIZE)).archive
+        except FileNotFoundError as exc:
+            raise ArchiveError(
+                f"the archive is gone ({SETTINGS} is missing): bring it back, nothing is lost"
+            ) from exc
+        if found != wanted:
+            raise ArchiveError(
+                f"expected the archive {wanted.hex()}, found another in its place, {found.hex()}: "
+                "bring it back, or close the hook and open it for the new one"
+            )
+
+    def _put(self, archive: SessionArchive, entries: Sequence[JournalEntry]) -> Iterator[PutReceipt]:
+        for tokenizer in {entry.tokenizer for entry in entries} - {NONE}:
+            if not archive.knows(tokenizer) and (found := self.tokenizers.get(tokenizer)) is not None:
+                with suppress(ModelError):  # its entries are refused then
+                    archive.add(found)
+        return archive.put([as_item(entry) for entry in entries])
+
+    def _count(self, put: PutReceipt) -> None:
+        self.done.unchanged += put.unchanged
+        self.done.stored += not put.unchanged
+        self.done.by_zstd += not put.by_model and not put.unchanged
+        self.done.tokens += put.tokens
+        self.done.raw += 4 * put.tokens
+        self.done.frozen += put.size
+
+
+def as_item(entry: JournalEntry) -> PutRequest:
+    """Return a journal's entry in the form that the archive takes."""
+    target = entry.target if any(entry.target) else None
+    fields = entry.tags, entry.base or None, target, entry.tokenizer, entry.time, entry.prefixes, entry.parent
+    return PutRequest(entry.name, Session("ids", entry.ids), entry.tenant, *fields)
+
+
+def drain(
+    journal: str | os.PathLike[str] | Disk,
+    archive: str | os.PathLike[str] | Archive | SessionArchive,
+    *,
+    bundle: Bundle | str | os.PathLike[str] | None = None,
+    key: Secret | None = None,
+    threads: int | None = None,
+    layout: LayoutName = "default",
+    zstd_above: int | None = ZSTD_ABOVE,
+    batch_tokens: int = BATCH_TOKENS,
+    max_seconds: float | None = None,
+    wait: float = 60.0,
+    progress: Callable[[Drained], None] | None = None,
+) -> Drained:
+    """Freeze the current contents of a journal.
+
+    They are all entries of dead processes, and those that living ones have written so far.
+
+    It may be killed anywhere and run again. Two at once do no harm.
+
+    Args:
+        archive: the destination: an open `pltz.Archive`, or a path or URL, opened when there is something to put.
+        layout, zstd_above: as for `SessionArchive.open`.
+        max_seconds: stop after the commit during which this time passes.
+        wait: seconds to wait for the worker of a serving process to end its pass; then ``busy``.
+
+    Raises UsageError where there is no journal or archive, StoreError, WriterFailed and Fenced. Work done
+    before the error stays.
+    """
+    if not isinstance(journal, str | os.PathLike):
+        raise UsageError("expected the directory of a journal")
+    if not Path(journal).is_dir():
+        raise UsageError(
+            f"no journal at {os.fspath(journal)}: expected the directory that the hook was opened with"
+        )
+
+    def open_archive() -> SessionArchive:
+        if isinstance(archive, SessionArchive):
+            return archive
+        if isinstance(archive, Archive):
+            return archive.sessions
+        cold = SessionArchive.open(
+            archive, [bundle], key=key, threads=threads, layout=layout, zstd_above=zstd_above
+        )
+        cold.want_key()
+        return cold
+
+    disk = OsDisk(journal)
+    worker = Worker(
+        JournalReader(disk, FileLocks(journal)),
+        Tokenizers(disk),
+        open_archive,
+        batch_tokens=batch_tokens,
+        progress=progress,
+    )
+    until = None if max_seconds is None else time.monotonic() + max_seconds
+    return worker.once(wait=wait, until=until)

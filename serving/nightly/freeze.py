@@ -1,0 +1,290 @@
+"""Freezing a shard: new and changed sessions go into the archive, refused ones to quarantine.
+
+    entries, BATCH at a time --keys, values--> new ones --parse--> items --put--> durable --receipt--> known
+
+Files are written in this order. A kill after each step leaves:
+
+    pending    only where names repeat: sessions that may or may not be in. The next run compares each
+               with all versions of its name before it puts it
+    archive    the commit. Without a receipt the next run puts the session again, and the archive finds
+               it unchanged
+    receipt    known
+    pending gone
+
+If the archive refuses a commit because of one session, the commit is halved until that session is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+from pltz.archive.catalog.recent_towers import RecentTowers
+from pltz.archive.errors import Fenced, NotFound
+from pltz.archive.sessions import EngineOptions, PutReceipt, PutRequest, SessionArchive, codecs_of
+from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.writing.verified_segments import VerifiedSegments
+from pltz.models.bundle.bundle import Bundle
+from pltz.plt_codec.errors import (
+    BundleMismatch,
+    ContentError,
+    CorruptError,
+    FormatError,
+    PltzError,
+    TokenizerMismatch,
+    UsageError,
+)
+from pltz.serving.nightly.config import Config
+from pltz.serving.nightly.receipt import ReceiptLedger
+from pltz.serving.nightly.run_stats import RefusedSession, RunStats
+from pltz.serving.nightly.sources.source import (
+    DrainedSource,
+    EntrySource,
+    ReceiptKeys,
+    Shard,
+    Sink,
+    SourceEntry,
+    Unreadable,
+)
+from pltz.serving.nightly.state import StateFolder
+
+BATCH_SESSIONS = 256  # per commit: they are decoded side by side before it, which takes the memory
+BATCH_BYTES = 1 << 20
+TRIES = 5  # attempts of a commit that collection overtook
+PERSON = b"pltz refused"
+OF_THE_SESSION = (ContentError, TokenizerMismatch, UsageError, CorruptError)  # errors blamed on one session
+
+
+@dataclass(frozen=True)
+class KeyedEntry:
+    """An entry with its key and value in a receipt."""
+
+    entry: SourceEntry
+    key: bytes
+    value: bytes
+
+
+class Freezer:
+    """A freezer of shards, one after the other; one per process.
+
+    It loads the bundle once and opens the archive anew for each shard, so that memory does not grow with the
+    number of shards. Sessions put last are remembered from shard to shard, within the budget of `RecentTowers`.
+
+    Args:
+        run: its number, for receipts.
+        dry_run: look, parse and count, but write nothing.
+    """
+
+    def __init__(self, config: Config, run: int = 0, *, dry_run: bool = False) -> None:
+        self.config, self.run, self.dry_run = config, run, dry_run
+        self.state = StateFolder(config.state)
+        self.bundles = [Bundle.load(name) for name in config.bundles or (None,)]
+        self._codecs = codecs_of(
+            self.bundles, device=config.device, threads=config.threads, layout=config.layout
+        )
+        self.secret = config.secret()
+        self._ledger = ReceiptLedger()
+        self._remembered: tuple[RecentTowers, VerifiedSegments] | None = None
+
+    def open(self) -> SessionArchive:
+        """Open the archive as it is now. Raises UsageError, KeyMismatch and StoreError."""
+        archive = TowerArchive.open(self.config.archive, self._codecs, key=self.secret)
+        engine: EngineOptions = {
+            "device": self.config.device,
+            "threads": self.config.threads,
+            "layout": self.config.layout,
+        }
+        return SessionArchive(archive, self.bundles, zstd_above=self.config.zstd_above, **engine)
+
+    def open_to_put(self) -> SessionArchive:
+        """Open the archive as it is now, to put sessions into it. Raises the errors of `open`."""
+        cold = self.open()
+        cold.archive.neighbours = self.config.medoids is not None
+        if self._remembered:
+            cold.archive.take_over(*self._remembered)
+        self._remembered = cold.archive.remembered
+        return cold
+
+    def freeze(self, shard: Shard) -> RunStats:
+        """Freeze everything in a shard that is new or changed.
+
+        A failure is recorded in the tally, not raised.
+        """
+        start = time.monotonic()
+        source, tally = self.config.sources[shard.source], RunStats(shard.source)
+        try:
+            if not isinstance(source, DrainedSource):
+                _Shard(self, typing.cast(EntrySource, source), tally).freeze(shard)
+            elif not self.dry_run:
+                cold = self.open_to_put()
+                cold.want_key()
+                tally.add(source.drain(cold))
+        except (PltzError, OSError) as exc:
+            tally.failures.append(f"source {source.name!r}, {shard.place}: {type(exc).__name__}: {exc}")
+        tally.seconds = time.monotonic() - start
+        return tally
+
+    def ledger(self) -> ReceiptLedger:
+        """Return the ledger of all receipts so far."""
+        return self.state.refresh(self._ledger)
+
+
+class _Shard:
+    """The work on one shard."""
+
+    def __init__(self, freezer: Freezer, source: EntrySource, tally: RunStats) -> None:
+        self.freezer, self.source, self.tally = freezer, source, tally
+        self.cold = freezer.open_to_put()
+        self.putter: Sink = source.sink(self.cold, freezer.bundles[0])
+        self.namer = ReceiptKeys(self.cold.archive.settings.archive, source)
+        self.ledger = freezer.ledger()
+        self.doubted = ReceiptLedger()
+        if source.repeats:
+            freezer.state.refresh(self.doubted, "pending")
+
+    def freeze(self, shard: Shard) -> None:
+        for batch in _batches(self._rows(shard)):
+            known = self.ledger.last([row.key for row in batch])
+            fresh = [row for row, value in zip(batch, known, strict=True) if value != row.value]
+            self.tally.known += len(batch) - len(fresh)
+            pairs = [(row, item) for row in fresh if (item := self._item(row)) is not None]
+            if self.source.repeats:
+                pairs = self._once(pairs)
+            if self.freezer.dry_run:
+                self._count(pairs)
+            elif pairs:
+                self._put(pairs)
+
+    def _rows(self, shard: Shard) -> Iterator[KeyedEntry]:
+        for entry in self.source.entries(shard):
+            self.tally.seen += 1
+            if isinstance(entry, Unreadable):
+                self._refuse(entry.where, entry.name, None, "ContentError", entry.reason, entry.size)
+                continue
+            self.tally.bytes_seen += len(entry.raw)
+            yield KeyedEntry(entry, *self.namer.row(entry))
+
+    def _item(self, row: KeyedEntry) -> PutRequest | None:
+        entry = row.entry
+        try:
+            return self.source.item(entry)
+        except (*OF_THE_SESSION, FormatError) as exc:
+            self._blame(row, entry.name, entry.tenant, exc)
+            return None
+
+    def _once(self, pairs: list[tuple[KeyedEntry, PutRequest]]) -> list[tuple[KeyedEntry, PutRequest]]:
+        """Keep the first of equal lines."""
+        first: dict[bytes, tuple[KeyedEntry, PutRequest]] = {}
+        for row, item in pairs:
+            first.setdefault(row.value, (row, item))
+        self.tally.known += len(pairs) - len(first)
+        return list(first.values())
+
+    def _count(self, pairs: list[tuple[KeyedEntry, PutRequest]]) -> None:
+        for row, _ in pairs:
+            self.tally.frozen += 1
+            self.tally.bytes += len(row.entry.raw)
+
+    def _put(self, pairs: list[tuple[KeyedEntry, PutRequest]]) -> None:
+        state, run = self.freezer.state, self.freezer.run
+        pending = state.intend(run, {row.key: row.value for row, _ in pairs}) if self.source.repeats else None
+        rows: dict[bytes, bytes] = {}
+        try:
+            for row, stored in self._stored(self._missing(pairs, rows)):
+                rows[row.key] = row.value
+                self._took(row, stored)
+        finally:
+            state.done(run, rows, None)
+        if pending:
+            state.done(run, {}, pending)
+
+    def _missing(
+        self, pairs: list[tuple[KeyedEntry, PutRequest]], rows: dict[bytes, bytes]
+    ) -> list[tuple[KeyedEntry, PutRequest]]:
+        """Return the sessions not in the archive.
+
+        Those pending in a killed run are looked up among all versions.
+        """
+        doubted = self.doubted.last([row.key for row, _ in pairs])
+        missing = []
+        with self.cold.archive.catalog.one_look():
+            for (row, item), value in zip(pairs, doubted, strict=True):
+                if value == row.value and self._is_there(item):
+                    rows[row.key] = row.value
+                    self.tally.frozen += 1
+                    self.tally.unchanged += 1
+                else:
+                    missing.append((row, item))
+        return missing
+
+    def _is_there(self, item: PutRequest) -> bool:
+        for version in self.cold.archive.history(item.name, item.tenant):
+            try:
+                if version.tags == item.tags and self.cold.read(version) == item.session:
+                    return True
+            except (NotFound, FormatError, BundleMismatch):
+                continue
+        return False
+
+    def _stored(self, pairs: list[tuple[KeyedEntry, PutRequest]]) -> Iterator[tuple[KeyedEntry, PutReceipt]]:
+        """Put sessions. One that cannot be put is refused, and the others are put."""
+        done = 0
+        for tries in range(TRIES):
+            try:
+                opaque = self.freezer.config.keep_opaque
+                for stored in self.putter.put([item for _, item in pairs[done:]], keep_opaque=opaque):
+                    yield pairs[done][0], stored
+                    done += 1
+                return
+            except Fenced:
+                if tries == TRIES - 1:
+                    raise
+            except OF_THE_SESSION as exc:
+                rest = pairs[done:]
+                if len(rest) == 1:
+                    row, item = rest[0]
+                    self._blame(row, item.name, item.tenant, exc)
+                    return
+                for half in (rest[: len(rest) // 2], rest[len(rest) // 2 :]):
+                    yield from self._stored(half)
+                return
+
+    def _took(self, row: KeyedEntry, stored: PutReceipt) -> None:
+        tally = self.tally
+        tally.frozen += 1
+        tally.by_model += stored.by_model
+        tally.bytes += len(row.entry.raw)
+        tally.tokens += stored.tokens
+        tally.frozen_bytes += stored.size
+        tally.unchanged += stored.unchanged
+        tally.wait(row.entry.since, time.time())
+
+    def _blame(self, row: KeyedEntry, name: str | None, tenant: str | None, exc: PltzError) -> None:
+        self._refuse(row.entry.where, name, tenant, type(exc).__name__, str(exc), len(row.entry.raw))
+
+    def _refuse(
+        self, where: str, name: str | None, tenant: str | None, error: str, reason: str, size: int | None
+    ) -> None:
+        facts = self.source.name, where, name, tenant, error, reason[:1000], size
+        identity = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16, person=PERSON).hexdigest()
+        refused = RefusedSession(identity, *facts)
+        self.tally.refuse(refused)
+        if not self.freezer.dry_run:
+            self.freezer.state.quarantine(identity, json.dumps(asdict(refused), indent=1).encode() + b"\n")
+
+
+def _batches(rows: Iterable[KeyedEntry]) -> Iterator[list[KeyedEntry]]:
+    batch: list[KeyedEntry] = []
+    size = 0
+    for row in rows:
+        if batch and (len(batch) >= BATCH_SESSIONS or size + len(row.entry.raw) > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += len(row.entry.raw)
+    if batch:
+        yield batch

@@ -1,0 +1,289 @@
+"""The nightly job: sources, freeze, retention, merge, cluster, collect, verify, report. One call is one run.
+
+    config = config.load("nightly.toml")
+    report = run(config)            # {"exit_code": 0, "totals": {"frozen": 12, ...}, ...}
+
+A run may be killed anywhere; the next one continues. Sessions it put are known by their receipts, and those
+without a receipt are found in the archive again (`freeze.py`). The later steps (forget, merge, cluster, collect,
+verify) may each be interrupted anywhere.
+
+Exit codes, of which the last one that applies is returned:
+
+    0    success
+    5    sessions were refused, all others are in
+    3    the verified sample is damaged
+    7    something could not be done now: run it again
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pltz.archive.catalog.lookup import Version
+from pltz.archive.humanize import counted
+from pltz.archive.retention import expired
+from pltz.archive.tower_archive import TowerArchive
+from pltz.plt_codec.errors import PltzError
+from pltz.serving.nightly import process_pool
+from pltz.serving.nightly.config import Config
+from pltz.serving.nightly.freeze import Freezer
+from pltz.serving.nightly.receipt import ReceiptLedger
+from pltz.serving.nightly.report import FORMAT, VERSION, Reports
+from pltz.serving.nightly.run_stats import LISTED, RunStats
+from pltz.serving.nightly.sources.source import Shard
+
+REFUSED, DAMAGED, FAILED = 5, 3, 7  # exit codes
+LEAST_PACKS = 8  # packs in a sample, at least
+FORGET = 4096  # versions per commit
+
+Seen = Callable[[RunStats], None]
+Freeze = Callable[[int, Iterable[Shard]], Iterator[RunStats]]  # (run, shards) -> one tally each
+
+
+def run(
+    config: Config,
+    *,
+    how: str = "local",
+    address: str | None = None,
+    dry_run: bool = False,
+    seen: Seen | None = None,
+    begin: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Do one run and return its report, which is also in the state folder.
+
+    Args:
+        how: "local" or "ray"; ``address``: of the Ray cluster.
+        dry_run: report the work, and change nothing.
+        seen: called with each tally as it comes.
+        begin: called with the name of each step before it begins.
+
+    Raises:
+        UsageError, FormatError, KeyMismatch, StoreError: the archive or the state folder cannot be opened.
+            Nothing was done.
+        Busy: another run has the state folder.
+    """
+    work = _pool(config, how, address)
+    job = _NightlyRun(config, dry_run, seen, begin)
+    if dry_run:
+        return job.run(0, lambda _, shards: map(job.freezer.freeze, shards))
+    job.state.make()
+    with job.state.lock():
+        job.state.tidy()
+        reports = Reports(job.state, config.keep_reports)
+        number = 1 + max(job.state.refresh(ReceiptLedger()).run, reports.run)
+        report = job.run(number, work or (lambda _, shards: map(job.freezer.freeze, shards)))
+        reports.write(report)
+    return report
+
+
+def _pool(config: Config, how: str, address: str | None) -> Freeze | None:
+    """Return the pool that freezes, None for this process. Raises UsageError where Ray is not installed."""
+    if how == "ray":
+        from pltz.serving.nightly import ray_pool
+
+        ray_pool.load()
+        return lambda run, shards: ray_pool.frozen(config, run, shards, address)
+    return None if config.workers == 1 else lambda run, shards: process_pool.processes(config, run, shards)
+
+
+class _NightlyRun:
+    """A run, step by step. ``failures``: the parts that could not be done now."""
+
+    def __init__(
+        self, config: Config, dry_run: bool, seen: Seen | None, begin: Callable[[str], None] | None
+    ) -> None:
+        self.config, self.dry_run, self.seen, self.begin = config, dry_run, seen, begin
+        self.failures: list[str] = []
+        self.steps: dict[str, dict[str, float]] = {}
+        self.freezer = Freezer(config, dry_run=dry_run)
+        self.state = self.freezer.state
+        self._open()  # an archive that cannot be opened is reported before anything is done
+
+    def run(self, number: int, freeze: Freeze) -> dict[str, Any]:
+        start, clock = time.time(), time.monotonic()
+        self.freezer.run = number
+        tallies = self._timed("freeze", lambda: self._freeze(freeze))
+        total = RunStats()
+        for tally in tallies:
+            total.add(tally)
+        if not self.dry_run:
+            self._timed("receipts", lambda: self._settle(total))
+        forgotten = self._timed("retention", self._retention)
+        merged = self._timed("merge", self._merge)
+        clustered = self._timed("cluster", self._cluster)
+        collected = self._timed("collect", self._collect)
+        verified = self._timed("verify", self._verify)
+        self.failures = total.failures + self.failures
+        stat = self._step("stat", self._stat) or {}
+        sources = self.config.sources
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "run": number,
+            "dry_run": self.dry_run,
+            "started": round(start, 3),
+            "seconds": round(time.monotonic() - clock, 3),
+            "archive": {"place": self.config.archive, **stat},
+            "totals": total.facts(),
+            "sources": [
+                {"name": s.name, "kind": s.kind, **t.facts()} for s, t in zip(sources, tallies, strict=True)
+            ],
+            "retention": forgotten,
+            "merge": merged,
+            "cluster": clustered,
+            "collect": collected,
+            "verify": verified,
+            "steps": self.steps,
+            "refused": [vars(refused) for refused in total.refusals],
+            "failures": self.failures[:LISTED],
+            "damaged_receipts": sorted(self.state.damaged),
+            "peak_memory_mb": peak_memory(),
+            "exit_code": self._exit_code(total, verified),
+        }
+
+    def _exit_code(self, total: RunStats, verified: dict[str, Any] | None) -> int:
+        if self.failures:
+            return FAILED
+        if verified and not verified["sound"]:
+            return DAMAGED
+        return REFUSED if total.refused else 0
+
+    def _freeze(self, freeze: Freeze) -> list[RunStats]:
+        """Return a tally for each source. Their seconds are those of all workers together."""
+        tallies = [RunStats(number) for number in range(len(self.config.sources))]
+        for part in freeze(self.freezer.run, self._shards(tallies)):
+            tallies[part.source].add(part)
+            if self.seen:
+                self.seen(part)
+        return tallies
+
+    def _shards(self, tallies: list[RunStats]) -> Iterator[Shard]:
+        """Yield the shards of all sources. One that cannot be read does not stop the others."""
+        for number, source in enumerate(self.config.sources):
+            try:
+                yield from source.shards(number)
+            except (PltzError, OSError) as exc:
+                tallies[number].failures.append(f"source {source.name!r}: {exc}")
+
+    def _settle(self, total: RunStats) -> None:
+        """Merge the receipts. After a complete run, drop what is pending and refresh the quarantine."""
+        self._step("receipts", self.state.merge)
+        if not total.failures:
+            self._step("receipts", self.state.settle)
+            self._step("quarantine", lambda: self.state.release(total.quarantine))
+
+    def _retention(self) -> Any:
+        return self._step("retention", self._forget) if self.config.retention else None
+
+    def _forget(self) -> dict[str, Any]:
+        archive, looked, forgotten, left = self._open(), 0, 0, 0
+        for rule in self.config.retention:
+            batch: list[Version] = []
+            for history in archive.catalog.lookup.histories():
+                if rule.tenant is not None and history[0].tenant != rule.tenant:
+                    continue
+                looked += len(history)
+                if not archive.catalog.histories.are_whole(history):
+                    left += 1
+                    continue
+                batch += expired(history, rule.policy, archive.store.now())
+                if len(batch) >= FORGET:
+                    forgotten += self._forgotten(archive, batch)
+                    batch = []
+            forgotten += self._forgotten(archive, batch)
+        if left:
+            self.failures.append(
+                f"retention: left {counted(left, 'session')} as they are, of which damage may hide versions: "
+                "see pltz archive repair"
+            )
+        return {"versions": looked, "forgotten": forgotten}
+
+    def _forgotten(self, archive: TowerArchive, batch: list[Version]) -> int:
+        return len(batch) if self.dry_run or not batch else archive.forget(batch)
+
+    def _collect(self) -> Any:
+        grace = self.config.grace
+        if grace is None:
+            return None
+        return self._step("collect", lambda: vars(self._open().collect(grace=grace, dry_run=self.dry_run)))
+
+    def _merge(self) -> Any:
+        cold = self.config.cold
+        if cold is None:
+            return None
+        return self._step("merge", lambda: vars(self.freezer.open().archive.merge(cold=cold, dry_run=self.dry_run)))
+
+    def _cluster(self) -> Any:
+        medoids = self.config.medoids
+        if medoids is None:
+            return None
+
+        def work() -> dict[str, Any]:
+            return vars(self.freezer.open().archive.cluster(medoids=medoids, dry_run=self.dry_run))
+
+        return self._step("cluster", work)
+
+    def _verify(self) -> Any:
+        return self._step("verify", self._verified) if self.config.verify and not self.dry_run else None
+
+    def _verified(self) -> dict[str, Any]:
+        wanted = self.config.verify
+        assert wanted is not None
+        archive = self.freezer.open().archive
+        share = max(wanted.share, min(1.0, LEAST_PACKS / max(1, len(archive.catalog.listing.packs))))
+        found = archive.verify(decode=True, fraction=share, max_seconds=wanted.max_seconds, anywhere=True)
+        return {
+            "sound": found.sound,
+            "packs": found.packs,
+            "records": found.records,
+            "decoded": found.decoded,
+            "complete": found.complete,
+            "missing_copies": len(found.missing_copies),
+            "problems": [vars(problem) for problem in found.problems[:LISTED]],
+            "lost": [f"{v.tenant} {v.name} version {v.version}" for v in found.lost[:LISTED]],
+        }
+
+    def _stat(self) -> dict[str, Any]:
+        stat = self._open().stat()
+        names = ("packs", "pack_bytes", "index_bytes", "segments", "sessions", "problems")
+        return {"id": stat.archive.hex(), **{name: getattr(stat, name) for name in names}}
+
+    def _open(self) -> TowerArchive:
+        """Open the archive without a bundle."""
+        return TowerArchive.open(self.config.archive, [], key=self.freezer.secret)
+
+    def _timed(self, name: str, work: Callable[[], Any]) -> Any:
+        if self.begin:
+            self.begin(name)
+        start, spent = time.monotonic(), _cpu_seconds()
+        result = work()
+        self.steps[name] = {
+            "seconds": round(time.monotonic() - start, 3),
+            "cpu_seconds": round(_cpu_seconds() - spent, 3),
+            "peak_memory_mb": peak_memory(),  # so far
+        }
+        return result
+
+    def _step(self, name: str, work: Callable[[], Any]) -> Any:
+        """Return the result of a step, or None if it failed, which is reported and stops no other step."""
+        try:
+            return work()
+        except (PltzError, OSError) as exc:
+            self.failures.append(f"{name}: {exc}")
+            return None
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of its finished children."""
+    return sum(os.times()[:4])
+
+
+def peak_memory() -> float:
+    """Return the peak memory of this process or of its largest child, in MB."""
+    most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return round(most * (1 if sys.platform == "darwin" else 1024) / 1e6, 1)

@@ -1,0 +1,258 @@
+"""Sessions in JSONL files: a file, or all such files below a folder; plain, .gz or .zst.
+
+One session per line.
+
+A session is named by its file and line (``logs/monday/17``), or by a key of its object (``name_key``). If
+files differ only in their suffix, the first one has that name and the others include it
+(``logs/monday.jsonl.gz/17``). With ``name_key`` a name may come again with more turns, as in a log that is
+written after every turn. Each such line is a version, in the order of the files.
+
+Large plain files are split at line ends, so that several processes share one. A compressed file is one piece.
+The last piece has no end, so that lines appended during the run are included.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.datasets.byte_input import ByteInput, TooLong
+from pltz.models.bundle.bundle import Bundle
+from pltz.models.session.session import Session
+from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec.limits import MAX_BYTES
+from pltz.serving.nightly.naming import NAMING_KEYS, Naming
+from pltz.serving.nightly.sources.source import (
+    SHARD_BYTES,
+    SHARD_SESSIONS,
+    Shard,
+    Sink,
+    SourceEntry,
+    Unreadable,
+    number_setting,
+    path_setting,
+)
+
+ENDS = tuple(suffix + packed for suffix in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst"))
+PACKED = (".gz", ".zst")
+BLOCK = 1 << 20  # bytes
+BOM = b"\xef\xbb\xbf"
+
+
+class FilePiece(NamedTuple):
+    """Lines of a file: from byte ``start`` to byte ``end``, or to the end of the file.
+
+    ``first``: the number of its first line, counted from 1.
+    """
+
+    path: str  # below the source's folder
+    stem: str  # of the names of its sessions
+    start: int
+    end: int | None
+    first: int
+
+
+@dataclass(frozen=True)
+class JsonlSource:
+    """A JSONL file or a folder of them (see the top of this file).
+
+    ``max_bytes``: of a line. ``ordered``: one process reads everything. Versions of a name that are spread
+    over files then keep their order with any number of workers.
+    """
+
+    name: str
+    path: str = path_setting()
+    naming: Naming = field(default_factory=Naming)
+    max_bytes: int = number_setting(MAX_BYTES, 1, MAX_BYTES)
+    ordered: bool = False
+    kind = "jsonl"
+    naming_keys = NAMING_KEYS
+
+    @property
+    def repeats(self) -> bool:
+        """Return whether sessions are named by a key, so that a name may come again."""
+        return self.naming.name_key is not None
+
+    def settings(self) -> list[Any]:
+        """Return the settings that decide how lines are stored. See `EntrySource.settings`."""
+        return [self.kind, *self.naming.settings()]
+
+    def shards(self, number: int) -> Iterator[Shard]:
+        """Yield groups of files and of pieces of large files. Raises UsageError where the path does not
+        exist."""
+        root = Path(self.path)
+        if not root.exists():
+            raise UsageError(f"expected a JSONL file or a folder of them, found nothing at {self.path}")
+        called = set[str]()
+        pieces: list[tuple[FilePiece, int]] = []
+        for path, size in _files(root):
+            stem = path if _stem(path) in called else _stem(path)
+            called.add(stem)
+            pieces += _pieces(root, path, stem, size)
+        if self.ordered:
+            if pieces:
+                yield Shard(number, self.path, tuple(p for p, _ in pieces))
+            return
+        row: list[FilePiece] = []
+        total = 0
+        for piece, size in pieces:
+            if row and (total + size > SHARD_BYTES or len(row) >= SHARD_SESSIONS):
+                yield Shard(number, self._place(row), tuple(row))
+                row, total = [], 0
+            row.append(piece)
+            total += size
+        if row:
+            yield Shard(number, self._place(row), tuple(row))
+
+    def _place(self, row: list[FilePiece]) -> str:
+        more = f" and {len(row) - 1} more" if len(row) > 1 else ""
+        return f"{row[0].path}:{row[0].first}{more}"
+
+    def entries(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
+        """Yield the lines of a shard that are not blank. Lines that cannot be read are `Unreadable`."""
+        for part in shard.parts:
+            yield from self._read(FilePiece(*part))
+
+    def _read(self, piece: FilePiece) -> Iterator[SourceEntry | Unreadable]:
+        root = Path(self.path)
+        path = root / piece.path if root.is_dir() else root
+        try:
+            stream = path.open("rb")
+        except FileNotFoundError:
+            return  # moved since it was listed: the next run finds it in its new place
+        except OSError as exc:
+            yield Unreadable(piece.path, f"cannot be read: {exc.strerror or exc}")
+            return
+        with stream:
+            since = os.fstat(stream.fileno()).st_mtime
+            stream.seek(piece.start)
+            source = ByteInput(_Span(stream, piece), piece.path, self.max_bytes)
+            if piece.path.endswith(".zst"):
+                source.unpack()
+            elif piece.path.endswith(".gz"):
+                source.gunzip()
+            yield from self._lines(source, piece, since)
+
+    def _lines(self, source: ByteInput, piece: FilePiece, since: float) -> Iterator[SourceEntry | Unreadable]:
+        number = piece.first - 1
+        while True:
+            number += 1
+            where = f"{piece.path}:{number}"
+            try:
+                line = source.line()
+            except TooLong as too_long:
+                try:
+                    source.skip()
+                except (CorruptError, UsageError) as exc:
+                    yield Unreadable(where, f"{exc}; what stands before it was taken")
+                    return
+                yield Unreadable(where, str(too_long))
+                continue
+            except (CorruptError, UsageError) as exc:
+                yield Unreadable(where, f"{exc}; what stands before it was taken")
+                return
+            if line is None:
+                return
+            raw = (line.removeprefix(BOM) if number == 1 else line).rstrip(b"\r\n")
+            if raw.strip(b" \t"):
+                yield SourceEntry(where, None if self.repeats else f"{piece.stem}/{number}", raw, since=since)
+
+    def item(self, entry: SourceEntry) -> PutRequest:
+        """Return a line as a session to put. Raises UsageError, ContentError and FormatError."""
+        return self.naming.item(entry, Session.from_json_line(entry.raw))
+
+    def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
+        """Return the archive itself. See `EntrySource.sink`."""
+        return cold
+
+
+class _Span:
+    """A stream that ends where a piece does."""
+
+    def __init__(self, stream: BufferedReader, piece: FilePiece) -> None:
+        self._stream = stream
+        self._left = None if piece.end is None else piece.end - piece.start
+
+    def read(self, size: int, /) -> bytes:
+        if self._left is None:
+            return self._stream.read(size)
+        data = self._stream.read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+def _files(root: Path) -> Iterator[tuple[str, int]]:
+    """Yield the one file, or the JSONL files below a folder, each with its size in bytes.
+
+    Files of a folder come in the order of their paths.
+    """
+    if root.is_file():
+        yield root.name, root.stat().st_size
+        return
+    found: list[tuple[str, int]] = []
+
+    def unreadable(exc: OSError) -> None:
+        """Record a folder that cannot be read. Opening it fails again later and names it."""
+        if Path(exc.filename) == root:
+            raise UsageError(f"{root} cannot be read: {exc.strerror}") from exc
+        found.append((Path(exc.filename).relative_to(root).as_posix(), 0))
+
+    for base, _, names in os.walk(root, onerror=unreadable):
+        for name in names:
+            path = Path(base, name)
+            if name.lower().endswith(ENDS) and (size := _size(path)) is not None:
+                found.append((path.relative_to(root).as_posix(), size))
+    yield from sorted(found)
+
+
+def _size(path: Path) -> int | None:
+    """Return the bytes of a file, 0 where they are unknown, or None for a missing file.
+
+    None also stands for a special file such as a pipe, which would block for ever.
+    """
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return 0
+
+
+def _pieces(root: Path, path: str, stem: str, size: int) -> Iterator[tuple[FilePiece, int]]:
+    """Yield the pieces of a file and their bytes. Large plain files are cut at line ends.
+
+    A file that cannot be read is one piece, and reading it reports the error.
+    """
+    if size <= 2 * SHARD_BYTES or path.lower().endswith(PACKED):
+        yield FilePiece(path, stem, 0, None, 1), size
+        return
+    start, first, at, lines = 0, 1, 0, 1  # ``lines``: the number of the line at ``at``
+    with suppress(OSError), (root / path if root.is_dir() else root).open("rb") as file:
+        while block := file.read(BLOCK):
+            cut = (
+                block.find(b"\n", max(0, start + SHARD_BYTES - at)) + 1
+                if at + len(block) > start + SHARD_BYTES
+                else 0
+            )
+            if cut:
+                yield FilePiece(path, stem, start, at + cut, first), at + cut - start
+                start, first = at + cut, lines + block.count(b"\n", 0, cut)
+            lines += block.count(b"\n")
+            at += len(block)
+    yield FilePiece(path, stem, start, None, first), at - start
+
+
+def _stem(path: str) -> str:
+    """Return a file's path without the suffixes of its format.
+
+    >>> _stem("logs/monday.v2.jsonl.zst")
+    'logs/monday.v2'
+    """
+    end = next((end for end in sorted(ENDS, key=len, reverse=True) if path.lower().endswith(end)), "")
+    return path[: len(path) - len(end)] or path

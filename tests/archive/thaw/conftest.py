@@ -1,0 +1,5 @@
+"""Fixtures of the hot store's tests, which those of the thaw use too."""
+
+from tests.kv.store.conftest import blocks, bundle, clock, cold, kin, small, stranger
+
+__all__ = ["blocks", "bundle", "clock", "cold", "kin", "small", "stranger"]

@@ -1,0 +1,192 @@
+"""The promise of a thaw: the target's own KV of the session's ids, or a refusal, but never another model's KV."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from pltz.archive.thaw.thawed import KV_NOISE, Thawed, check_target, kv_difference, thaw
+from pltz.models.target import tokenizer_files
+from pltz.models.target.checkpoint import TARGETS
+from pltz.models.target.target import Target
+from pltz.plt_codec.errors import ContentError, TargetMismatch, UsageError
+
+EMBEDDED = TARGETS / "mini-llama"
+POSITIONS = 256
+Make = Callable[[int], Path]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Return a function that makes a folder with a small Llama of random weights, by seed."""
+
+    def make_target(seed: int) -> Path:
+        folder = tmp_path_factory.mktemp(f"seed{seed}")
+        torch.manual_seed(seed)
+        config = transformers.LlamaConfig(
+            vocab_size=320,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=POSITIONS,
+            initializer_range=0.3,
+        )
+        transformers.LlamaForCausalLM(config).save_pretrained(folder)
+        vocab = {f"<|{i}|>" if i < 32 else chr(0x100 + i): i for i in range(320)}
+        model = {"type": "BPE", "vocab": vocab, "merges": []}
+        source = folder / "source.json"
+        source.write_text(json.dumps({"version": "1.0", "model": model, "added_tokens": []}))
+        tokenizer_files.write_tokenizer(source, folder, POSITIONS)
+        return folder
+
+    return make_target
+
+
+@pytest.fixture(scope="module")
+def one(make: Make) -> Target:
+    return Target.load(make(1))
+
+
+@pytest.fixture(scope="module")
+def other(make: Make) -> Target:
+    return Target.load(make(2))
+
+
+@pytest.fixture(scope="module", params=["random weights", "embedded"])
+def target(request: pytest.FixtureRequest, one: Target) -> Target:
+    if request.param == "random weights":
+        return one
+    if not EMBEDDED.is_dir():
+        pytest.skip("this checkout has no embedded target")
+    return Target.load(EMBEDDED, dtype="float32")
+
+
+def some_ids(target: Target, count: int) -> list[int]:
+    return [int(i) for i in np.random.default_rng(count).integers(32, target.vocab_size, count)]
+
+
+def full_generate(target: Target, ids: list[int], n: int) -> list[int]:
+    out = target.model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids)),
+        do_sample=False,
+        max_new_tokens=n,
+        pad_token_id=0,
+        eos_token_id=sorted(target.eos_ids),
+    )
+    return [int(i) for i in out[0, len(ids) :]]
+
+
+def continued(target: Target, thawed: Thawed, n: int) -> list[int]:
+    return target.generate(thawed.cache, thawed.token_ids, n, logits=thawed.logits)
+
+
+@pytest.mark.parametrize("count", [1, 17, 200])
+def test_a_thawed_cache_continues_as_the_model_does_from_the_full_ids(target: Target, count: int) -> None:
+    ids = some_ids(target, count)
+    thawed = thaw(ids, target, frozen_for=target.fingerprint)
+    assert thawed.token_ids.tolist() == ids
+    assert thawed.cache.get_seq_length() == count
+    assert continued(target, thawed, 50) == full_generate(target, ids, 50)
+
+
+def test_a_chat_thaws_and_continues(target: Target) -> None:
+    if target.folder != EMBEDDED:
+        pytest.skip("needs a tokenizer that knows text")
+    ids = target.render([{"role": "user", "content": "What is a cache?"}], add_generation_prompt=True)
+    answer = continued(target, thaw(ids, target), 40)
+    assert answer == full_generate(target, ids, 40)
+
+
+def test_a_thaw_is_a_one_shot_prefill_to_the_bit(target: Target) -> None:
+    ids = some_ids(target, 150)
+    cache, logits = target.prefill(ids)
+    thawed = thaw(ids, target)
+    assert kv_difference(cache, thawed.cache) == 0.0
+    assert torch.equal(logits, thawed.logits)
+
+
+def test_the_kv_is_within_float_noise_of_the_one_the_session_had_when_it_was_hot(target: Target) -> None:
+    """Grow a session's hot KV turn by turn and token by token."""
+    ids = some_ids(target, 150)
+    hot, logits = target.prefill(ids[:60])
+    for end in [*range(61, 90), 150]:
+        hot, logits = target.prefill(ids[:end], cache=hot)
+    thawed = thaw(ids, target)
+    assert kv_difference(hot, thawed.cache) <= KV_NOISE["float32"]
+    assert kv_difference(hot, thaw(ids, target, chunk=13).cache) <= KV_NOISE["float32"]
+    assert target.generate(hot, ids, 30, logits=logits) == continued(target, thawed, 30)
+
+
+def test_in_bfloat16_the_noise_is_that_of_bfloat16(target: Target) -> None:
+    half = Target.load(target.folder, dtype="bfloat16")
+    ids = some_ids(half, 150)
+    thawed = thaw(ids, half)
+    assert 0.0 < kv_difference(half.prefill(ids, chunk=1)[0], thawed.cache) <= KV_NOISE["bfloat16"]
+    assert continued(half, thawed, 30) == full_generate(half, ids, 30)
+
+
+def test_a_session_of_another_target_is_refused_unless_any_target(one: Target, other: Target) -> None:
+    ids = some_ids(one, 20)
+    assert one.fingerprint != other.fingerprint
+    with pytest.raises(TargetMismatch) as caught:
+        thaw(ids, other, frozen_for=one.fingerprint)
+    for part in (one.fingerprint.hex(), other.fingerprint.hex(), "--any-target"):
+        assert part in str(caught.value)
+    assert caught.value.exit_code == 4
+    forced = thaw(ids, other, frozen_for=one.fingerprint, any_target=True)
+    assert kv_difference(forced.cache, other.prefill(ids)[0]) == 0.0  # the new weights' own work
+
+
+def test_a_session_of_no_target_in_particular_thaws_into_any(one: Target, other: Target) -> None:
+    for target in (one, other):
+        assert thaw([40, 41], target).cache.get_seq_length() == 2
+
+
+def test_a_target_can_be_checked_by_its_fingerprint_alone() -> None:
+    check_target(None, b"a" * 16)
+    check_target(b"a" * 16, b"a" * 16)
+    check_target(b"a" * 16, b"b" * 16, any_target=True)
+    for wrong in (b"b" * 16, b"", b"a" * 15):
+        with pytest.raises(TargetMismatch):
+            check_target(wrong, b"a" * 16)
+
+
+@pytest.mark.parametrize("ids", [[], [-1], [320], [40] * (POSITIONS + 1), [0.5], np.zeros((2, 2), int)])
+def test_ids_the_target_cannot_take_are_refused(one: Target, ids: Any) -> None:
+    with pytest.raises(ContentError):
+        thaw(ids, one)
+
+
+def test_timings_name_every_stage_and_add_up(one: Target) -> None:
+    given = {"read": 1.5, "decode": 20.0}
+    timings = thaw(some_ids(one, 20), one, timings=given).timings
+    assert list(timings) == ["read", "decode", "check", "prefill", "total"]
+    assert timings["prefill"] > 0.0
+    assert timings["total"] == pytest.approx(sum(v for k, v in timings.items() if k != "total"))
+    assert given == {"read": 1.5, "decode": 20.0}
+    with pytest.raises(UsageError, match=r"\['total'\]"):
+        thaw([40], one, timings={"total": 1.0})
+
+
+def test_kvs_of_other_shapes_are_infinitely_far_apart(one: Target) -> None:
+    short, _ = one.prefill([40])
+    long, _ = one.prefill([40, 41])
+    assert kv_difference(short, long) == float("inf")
+    assert kv_difference(short, transformers.DynamicCache()) == float("inf")
+    assert kv_difference(long, long) == 0.0
+
+
+def test_a_nan_in_a_kv_is_no_small_difference(one: Target) -> None:
+    sound, _ = one.prefill([40])
+    broken, _ = one.prefill([40])
+    layer: Any = broken.layers[1]
+    layer.values = layer.values * float("nan")
+    assert kv_difference(sound, broken) == kv_difference(broken, sound) == float("inf")

@@ -1,0 +1,408 @@
+"""A thaw over the hot store gives what one prefill of all ids gives, and does no work twice."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.archive.codecs.bridged import BridgedCodec
+from pltz.archive.encryption.keys import Secret
+from pltz.archive.errors import ArchiveError, LostError, NotFound
+from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.archive.thaw.thawed import KV_NOISE, Thawed, kv_difference
+from pltz.archive.thaw.thawer import Thawer, Wanted
+from pltz.archive.writing.new_session import NewSession
+from pltz.kv.store.store import HotStore, space_of
+from pltz.models.bundle.bridge import Bridge
+from pltz.models.bundle.bundle import Bundle
+from pltz.models.session.session import Session
+from pltz.models.session.transcript import conversation_ids, to_tokens
+from pltz.models.target.target import Target
+from pltz.plt_codec.errors import (
+    ContentError,
+    ModelError,
+    PltzError,
+    TargetMismatch,
+    TokenizerMismatch,
+    UsageError,
+)
+from tests.kv.store.conftest import by_model
+
+NAMES = ["a/0", "a/1", "a/2", "a/3", "a/4", "text", "ids", "meta", "plain"]
+ROOM = 1 << 26
+
+
+class Counted:
+    """Counts what a thaw does: tokens decoded, ids run through the target, passes."""
+
+    def __init__(self, cold: SessionArchive, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.decoded = self.ran = self.passes = 0
+        for codec in cold.archive.codecs:
+            monkeypatch.setattr(codec, "decode", self._decode(codec.decode))
+        monkeypatch.setattr(target, "_run", self._run(target._run))
+
+    def _decode(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def decode(batch: Sequence[Any]) -> Any:
+            self.decoded += sum(coded.count for coded in batch)
+            return inner(batch)
+
+        return decode
+
+    def _run(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def run(cache: Any, **inputs: Any) -> Any:
+            self.passes += 1
+            ids = inputs["input_ids"]
+            mask = inputs.get("attention_mask")
+            self.ran += ids.numel() if mask is None else int(mask[:, -ids.shape[1] :].sum())
+            return inner(cache, **inputs)
+
+        return run
+
+    def take(self) -> tuple[int, int, int]:
+        """(decoded, ran, passes) since the last call."""
+        found = self.decoded, self.ran, self.passes
+        self.decoded = self.ran = self.passes = 0
+        return found
+
+
+@pytest.fixture
+def counted(cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(cold, kin, monkeypatch)
+
+
+def as_if_new(thawed: Thawed | PltzError, target: Target, ids: Sequence[int] | None = None) -> Thawed:
+    """Check a thaw against one prefill of all its ids, and that the target goes on the same."""
+    assert isinstance(thawed, Thawed), thawed
+    if ids is not None:
+        assert thawed.token_ids.tolist() == list(ids)
+    cache, logits = target.prefill(thawed.token_ids)
+    assert kv_difference(cache, thawed.cache) <= KV_NOISE["float32"]
+    assert int(logits.argmax()) == int(thawed.logits.argmax())
+    expected = target.generate(cache, thawed.token_ids, 12, logits=logits)
+    assert target.generate(thawed.cache, thawed.token_ids, 12, logits=thawed.logits) == expected
+    return thawed
+
+
+def ids_of(cold: SessionArchive, name: str) -> list[int]:
+    """What a target with the bundle's tokenizer is given."""
+    session = cold.get(name)
+    tokens = to_tokens(session, cold.tokenizer)
+    return [int(i) for i in (conversation_ids(tokens) if session.kind == "chat" else tokens)]
+
+
+@pytest.mark.parametrize("budgets", [None, (0,), (ROOM,), (6000, 9000), (0, ROOM)])
+def test_every_session_thaws_as_if_new_however_often(
+    cold: SessionArchive, kin: Target, budgets: tuple[int, ...] | None
+) -> None:
+    thawer = Thawer(cold, kin, None if budgets is None else HotStore.open(*budgets))
+    for name in [*NAMES, *reversed(NAMES)]:
+        as_if_new(thawer.thaw(name), kin, ids_of(cold, name))
+    earlier = as_if_new(thawer.thaw("a/0", version=1), kin)
+    assert len(earlier.token_ids) < len(thawer.thaw("a/0").token_ids)
+
+
+def test_many_at_once_are_what_each_is_alone(cold: SessionArchive, kin: Target) -> None:
+    for hot in (None, HotStore.open(ROOM)):
+        for _ in range(2):
+            found = Thawer(cold, kin, hot).thaw_many([Wanted(name) for name in NAMES])
+            for name, thawed in zip(NAMES, found, strict=True):
+                as_if_new(thawed, kin, ids_of(cold, name))
+
+
+def test_only_what_is_missing_is_decoded_and_prefilled(
+    cold: SessionArchive, kin: Target, counted: Counted
+) -> None:
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    first = thawer.thaw("a/1")
+    decoded, ran, passes = counted.take()
+    assert ran == len(first.token_ids) == decoded and passes == 1
+    second = thawer.thaw("a/2")
+    decoded, ran, passes = counted.take()
+    assert 0 < ran == decoded < len(second.token_ids) // 2, "the base is hot"
+    again = thawer.thaw("a/2")
+    assert counted.take() == (0, 0, 0), "all of it is hot, logits too"
+    assert kv_difference(second.cache, again.cache) == 0.0
+
+
+def test_an_older_version_inside_a_hot_tower_runs_its_last_id_alone(
+    cold: SessionArchive, kin: Target, counted: Counted
+) -> None:
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    thawer.thaw("a/0")
+    counted.take()
+    first = thawer.thaw("a/0", version=1)
+    assert counted.take() == (0, 1, 1)
+    as_if_new(first, kin)
+
+
+def test_what_many_share_is_decoded_and_prefilled_once(
+    cold: SessionArchive, kin: Target, counted: Counted
+) -> None:
+    wanted = [Wanted(f"a/{n}") for n in (1, 2, 3, 4)]
+    thawer = Thawer(cold, kin, together=1)  # no two in a pass, so nothing is padding
+    found = [one for one in thawer.thaw_many(wanted) if isinstance(one, Thawed)]
+    decoded, ran, passes = counted.take()
+    lengths = [len(one.token_ids) for one in found]
+    base = int(np.argmax(found[0].token_ids[: min(lengths)] != found[1].token_ids[: min(lengths)]))
+    assert decoded == ran < sum(lengths) - 2 * base and passes == 5
+    few = Thawer(cold, kin)
+    few.thaw_many(wanted)
+    assert counted.take()[2] < 5, "suffixes of like length share a pass"
+
+
+@pytest.mark.parametrize("room", [None, ROOM])
+def test_calls_for_one_session_at_once_do_the_work_once(
+    cold: SessionArchive, kin: Target, counted: Counted, room: int | None
+) -> None:
+    thawer = Thawer(cold, kin, None if room is None else HotStore.open(room))
+    asked = _count_boarded(thawer)
+    with ThreadPoolExecutor(6) as pool:
+        with thawer._working:  # until all have asked
+            calls = [pool.submit(thawer.thaw, "a/3") for _ in range(6)]
+            while len(asked) < 6:
+                time.sleep(0.001)
+        found = [call.result() for call in calls]
+    assert counted.take()[2] == 1
+    for one in found:
+        as_if_new(one, kin)
+    assert len({id(one.cache) for one in found}) == 6, "each has a cache of its own"
+
+
+def test_who_is_served_does_not_stay_to_serve_others(cold: SessionArchive, kin: Target) -> None:
+    """A call whose session another one thawed returns at once, though a batch waits."""
+    thawer = Thawer(cold, kin)
+    asked = _count_boarded(thawer)
+    with ThreadPoolExecutor(1) as pool:
+        with thawer._working:
+            call = pool.submit(thawer.thaw, "a/1")
+            while not asked:
+                time.sleep(0.001)
+            time.sleep(0.05)  # until it waits for its turn to work
+            thawer._work()
+            late = thawer._board(Wanted("a/2"))
+        as_if_new(call.result(), kin)
+    assert not isinstance(late, PltzError) and not late.done.is_set()
+    thawer._work()
+    assert late.done.is_set()
+
+
+def _count_boarded(thawer: Thawer) -> list[Any]:
+    """Grows by one whenever a call has found its flight."""
+    boarded: list[Any] = []
+    inner = thawer._board
+
+    def board(wanted: Wanted) -> Any:
+        boarded.append(inner(wanted))
+        return boarded[-1]
+
+    thawer._board = board  # type: ignore[method-assign,assignment]
+    return boarded
+
+
+def test_calls_from_many_threads_are_all_right(cold: SessionArchive, kin: Target) -> None:
+    thawer = Thawer(cold, kin, HotStore.open(9000, 9000))
+
+    def call(seed: int) -> list[tuple[str, Thawed]]:
+        names = np.random.default_rng(seed).permutation(NAMES).tolist()
+        return [(name, thawer.thaw(name)) for name in names]
+
+    with ThreadPoolExecutor(4) as pool:
+        for rows in pool.map(call, range(4)):
+            for name, thawed in rows:
+                as_if_new(thawed, kin, ids_of(cold, name))
+    assert thawer._flights == {} and thawer._waiting == []
+
+
+def test_another_tokenizer_is_rendered_and_kept_hot_as_a_whole(
+    cold: SessionArchive, stranger: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted(cold, stranger, monkeypatch)
+    thawer = Thawer(cold, stranger, HotStore.open(ROOM))
+    for _ in range(2):
+        for name in ("a/1", "text", "meta"):
+            session = cold.get(name)
+            ids = (
+                stranger.render(session.value)
+                if session.kind == "chat"
+                else stranger.tokenize(session.value.decode())
+            )
+            counted.take()
+            thawed = thawer.thaw(name)
+            work = counted.take()
+            as_if_new(thawed, stranger, ids)
+    assert work == (0, 0, 0)
+    with pytest.raises(TokenizerMismatch):
+        thawer.thaw("ids")
+
+
+def test_ids_of_another_tokenizer_that_were_served_thaw_by_segments(
+    cold: SessionArchive, stranger: Target, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge = Bridge(stranger.tokenizer_json, bundle.tokenizer)
+    ids = np.asarray(stranger.tokenize("What was served, and as it was served: " * 9))
+    cold.archive.codecs.append(BridgedCodec(bundle, bridge))
+    rows = [
+        NewSession(f"served/{n}", [ids[:60], ids[60:] + n], kind="ids", codec=len(cold.archive.codecs) - 1)
+        for n in (0, 1)
+    ]
+    cold.archive.put(rows)
+    again = SessionArchive.open(tmp_path / "cold", [bundle])
+    thawer = Thawer(again, stranger, HotStore.open(ROOM))
+    assert thawer.token_ids("served/0").tolist() == ids.tolist()
+    counted = Counted(again, stranger, monkeypatch)
+    as_if_new(thawer.thaw("served/0"), stranger, ids.tolist())
+    counted.take()
+    second = thawer.thaw("served/1")
+    assert counted.take() == (len(ids) - 60, len(ids) - 60, 1)
+    as_if_new(second, stranger, [*ids[:60].tolist(), *(ids[60:] + 1).tolist()])
+
+
+def test_ids_that_spell_a_chat_are_not_taken_for_it(cold: SessionArchive, kin: Target) -> None:
+    """One segment id, two readings: a chat's style is not shown to a target, ids are shown as they are."""
+    value = [{"role": "user", "content": "A list has a style token in front."}]
+    tokens = to_tokens(Session("chat", value), cold.tokenizer)
+    list(cold.put([PutRequest("chat", Session("chat", value)), PutRequest("same", Session("ids", tokens))]))
+    leaves = [cold.archive.version(name).leaf for name in ("chat", "same")]
+    assert leaves[0] == leaves[1]
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    for _ in range(2):
+        for name in ("chat", "same"):
+            as_if_new(thawer.thaw(name), kin, ids_of(cold, name))
+    for one, name in zip(thawer.thaw_many([Wanted("chat"), Wanted("same")]), ("chat", "same"), strict=True):
+        as_if_new(one, kin, ids_of(cold, name))
+
+
+def test_a_base_is_pinned(cold: SessionArchive, kin: Target) -> None:
+    hot = HotStore.open(ROOM)
+    Thawer(cold, kin, hot).thaw("a/1")
+    space = space_of(kin.fingerprint, "torch.float32")
+    base = cold.archive.tower(cold.archive.version("a/1")).segments[0][0]
+    assert set(hot._pins) == {space + base}
+
+
+def test_warm_files_serve_the_next_process(
+    cold: SessionArchive, kin: Target, counted: Counted, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"disk_bytes": ROOM, "folder": tmp_path / "warm"}
+    hot = HotStore.open(0, **options)
+    Thawer(cold, kin, hot).thaw("a/1")
+    hot.close()
+    counted.take()
+    again = Thawer(cold, kin, HotStore.open(0, **options)).thaw("a/1")
+    assert counted.take() == (0, 0, 0)
+    as_if_new(again, kin, ids_of(cold, "a/1"))
+    counted.take()
+    for path in (tmp_path / "warm").glob("*/*.safetensors"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    hot = HotStore.open(0, **options)
+    as_if_new(Thawer(cold, kin, hot).thaw("a/1"), kin, ids_of(cold, "a/1"))
+    assert hot.stats().tiers["disk"].damaged == 1, "the base; what stands on it was not looked at"
+
+
+def test_an_error_is_of_its_session_alone(cold: SessionArchive, kin: Target) -> None:
+    list(cold.put([PutRequest("other", Session("ids", np.arange(9)), target=b"another target..")]))
+    list(cold.put([PutRequest("long", Session("ids", np.full(3000, 40)))]))
+    list(cold.put([PutRequest("empty", Session("chat", {"messages": []}))]))
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    names = ["a/1", "nobody", "other", "long", "empty", "a/2"]
+    found = thawer.thaw_many([Wanted(name) for name in names])
+    kinds = [type(one) for one in found]
+    assert kinds == [Thawed, NotFound, TargetMismatch, ContentError, ContentError, Thawed]
+    as_if_new(Thawer(cold, kin, any_target=True).thaw("other"), kin, range(9))
+    with pytest.raises(NotFound):
+        thawer.thaw("nobody")
+
+
+def test_a_damaged_session_does_not_take_others_with_it(
+    cold: SessionArchive, kin: Target, bundle: Bundle, tmp_path: Path
+) -> None:
+    list(cold.put([PutRequest("victim", Session("text", b"words that are not in the others, not one."))]))
+    pack = max((tmp_path / "cold/packs").iterdir(), key=lambda p: p.stat().st_mtime_ns)
+    record = cold.archive.version("victim")
+    place = cold.archive.catalog.lookup.places(0, record.leaf)[0]
+    data = bytearray(pack.read_bytes())
+    data[place.offset + 30] ^= 255
+    pack.chmod(0o644)
+    pack.write_bytes(data)
+    again = SessionArchive.open(tmp_path / "cold", [bundle])
+    found = Thawer(again, kin).thaw_many([Wanted("a/1"), Wanted("victim"), Wanted("text")])
+    assert isinstance(found[1], LostError | ArchiveError)
+    as_if_new(found[0], kin)
+    as_if_new(found[2], kin)
+
+
+def test_a_new_version_is_seen_at_once(cold: SessionArchive, kin: Target) -> None:
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    before = thawer.thaw("text")
+    list(cold.put([PutRequest("text", Session("text", b"Other words altogether."))]))
+    after = thawer.thaw("text")
+    assert after.token_ids.tolist() == ids_of(cold, "text") != before.token_ids.tolist()
+
+
+def test_a_sealed_archive_is_decoded_every_time_and_never_over_files(
+    kin: Target, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed = SessionArchive.create(tmp_path / "sealed", [bundle], key=Secret(b"k" * 32, 0))
+    by_model(sealed)
+    list(sealed.put([PutRequest("one", Session("ids", np.arange(50)))]))
+    with pytest.raises(UsageError, match="in the clear"):
+        Thawer(sealed, kin, HotStore.open(0, 0, 9, folder=tmp_path / "warm"))
+    counted = Counted(sealed, kin, monkeypatch)
+    thawer = Thawer(sealed, kin, HotStore.open(ROOM))
+    thawer.thaw("one")
+    counted.take()
+    thawer.thaw("one")
+    assert counted.take() == (50, 0, 0)
+
+
+def test_a_forgotten_session_is_not_served_from_the_store(cold: SessionArchive, kin: Target) -> None:
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    thawer.thaw("text")
+    cold.archive.forget([cold.archive.version("text")])
+    with pytest.raises(NotFound):
+        thawer.thaw("text")
+
+
+def test_stages_are_named_and_add_up(cold: SessionArchive, kin: Target) -> None:
+    for timings in [one.timings for one in (Thawer(cold, kin).thaw("a/1"),)]:
+        assert list(timings) == ["read", "wait", "lookup", "decode", "prefill", "insert", "total"]
+        assert timings["total"] == pytest.approx(sum(v for k, v in timings.items() if k != "total"))
+        assert timings["decode"] > 0 and timings["prefill"] > 0 and min(timings.values()) >= 0
+
+
+def test_token_ids_are_those_of_a_thaw(cold: SessionArchive, kin: Target) -> None:
+    thawer = Thawer(cold, kin)
+    for name in NAMES:
+        assert thawer.token_ids(name).tolist() == ids_of(cold, name)
+
+
+def test_a_failure_of_the_target_reaches_all_who_wait_and_the_next_call_works(
+    cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    with monkeypatch.context() as patch:
+        patch.setattr(kin, "prefill", _breaks)
+        with pytest.raises(RuntimeError, match="broken"):
+            thawer.thaw("text")
+    as_if_new(thawer.thaw("text"), kin)
+
+
+def test_a_pass_of_many_that_fails_is_run_one_by_one(
+    cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(rows: Any) -> Any:
+        raise ModelError("out of memory")
+
+    monkeypatch.setattr(kin, "prefill_many", full)
+    for one in Thawer(cold, kin).thaw_many([Wanted(f"a/{n}") for n in (1, 2, 3)]):
+        as_if_new(one, kin)
+
+
+def _breaks(*_: Any, **__: Any) -> None:
+    raise RuntimeError("broken")

@@ -1,0 +1,126 @@
+"""The attention that a prefill is seen to give: what eager attention says, and nothing else changed by looking."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from pltz.kv.calibrate.measure import prefilled, watched
+from pltz.kv.calibrate.watch import EVERY, QUERIES, STRIDE, Watch
+from pltz.models.target.cache import pairs_of
+from pltz.models.target.target import Target
+
+SaveModel = Callable[[Path, transformers.PretrainedConfig], Path]
+SHAPE: dict[str, Any] = {
+    "vocab_size": 384, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": 2,
+}  # fmt: skip
+IDS = (3 + np.random.default_rng(0).integers(0, 380, 150)).astype(np.int32)
+llama: Any = transformers.LlamaConfig
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, save_model: SaveModel) -> Target:
+    return Target.load(save_model(tmp_path_factory.mktemp("target"), llama(**SHAPE)))
+
+
+def expected(target: Target, ids: Any) -> Any:
+    """Return what eager attention gives each token from the queries and in the layers that are looked at."""
+    model: Any = target.model
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        seen = model(torch.from_numpy(ids.astype(np.int64))[None], output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    rows = range(len(ids) - 1, max(len(ids) - 1 - QUERIES * STRIDE, -1), -STRIDE)
+    return torch.stack([a[0, :, list(rows)].mean((0, 1)) for a in seen[EVERY - 1 :: EVERY]]).mean(0).numpy()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 40, 63, 64, 65, 150])
+def test_the_mass_is_that_of_eager_attention(tokens: int, target: Target) -> None:
+    ids = IDS[:tokens]
+    kv, mass = watched(target, ids)
+    assert mass is not None and np.allclose(mass, expected(target, ids), atol=1e-6)
+    assert torch.equal(kv, prefilled(target, ids)), "looking changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("qwen3", {"head_dim": 16}), ("qwen2", {}), ("gemma", {"num_key_value_heads": 1, "head_dim": 32}),
+        ("phi", {"partial_rotary_factor": 0.5}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_every_family_and_kind_of_attention_is_seen(
+    kind: str, more: Any, attention: str, tmp_path: Path, save_model: SaveModel
+) -> None:
+    config = transformers.AutoConfig.for_model(kind, **SHAPE | more)
+    target = Target.load(save_model(tmp_path, config))
+    target.model.set_attn_implementation(attention)
+    mass = watched(target, IDS)[1]
+    assert mass is not None and np.allclose(mass, expected(target, IDS), atol=1e-6)
+
+
+def test_chunks_and_pasts_end_like_one_pass(target: Target) -> None:
+    whole = watched(target, IDS)[1]
+    with Watch([150]) as watch:
+        target.prefill(IDS, chunk=70)
+    last = watch.mass(0, 150)  # ten queries in the last chunk
+    assert last is not None and abs(float(last.sum()) - 1) < 1e-5 and (last[:140] > 0).all()
+    cache, _ = target.prefill(IDS[:60])
+    with Watch([90]) as watch:
+        target.prefill(IDS, cache=cache)
+    mass = watch.mass(0, 150)
+    assert mass is not None and whole is not None and np.allclose(mass, whole, atol=1e-6)
+    assert watch.mass(0, 149) is None, "of another length"
+
+
+def test_rows_of_a_batch_are_seen_apart(target: Target) -> None:
+    rows = [IDS, IDS[20:110], IDS[5:145]]
+    pasts = [None, target.prefill(rows[1][:17])[0], target.prefill(rows[2][:70])[0]]
+    with Watch([150, 73, 70]) as watch:
+        target.prefill_many(list(zip(rows, pasts, strict=True)))
+    for number, row in enumerate(rows):
+        mass, alone = watch.mass(number, len(row)), watched(target, row)[1]
+        assert mass is not None and alone is not None and np.allclose(mass, alone, atol=1e-5), number
+
+
+def test_rows_that_ran_one_by_one_show_nothing(target: Target) -> None:
+    full = target.prefill(IDS)[0]
+    with Watch([0, 40]) as watch:
+        target.prefill_many([(IDS, full), (IDS[:40], None)])
+    assert watch.mass(0, 150) is None and watch.mass(1, 40) is None
+    assert Watch([3]).mass(0, 3) is None, "no pass at all"
+
+
+def test_other_threads_notice_nothing(target: Target) -> None:
+    """One thread watches while another prefills: bit for bit the same KV, the same attention, and no mass of it."""
+    before = prefilled(target, IDS[:90])
+    settings = target.model.config._attn_implementation
+    found: list[Any] = []
+    done = threading.Event()
+
+    def other() -> None:
+        while not done.is_set():
+            found.append((pairs_of(target.prefill(IDS[:90])[0]), target.model.config._attn_implementation))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        while not found:
+            pass
+        masses: list[Any] = [watched(target, IDS)[1] for _ in range(10)]
+    finally:
+        done.set()
+        thread.join()
+    assert all(kind == settings for _, kind in found)
+    for pairs, _ in found:
+        assert torch.equal(torch.stack([torch.stack([k[0], v[0]]) for k, v in pairs]), before)
+    assert all((mass == masses[0]).all() for mass in masses)

@@ -1,0 +1,57 @@
+"""The kernels of the forms under AddressSanitizer and UndefinedBehaviorSanitizer, by emulation on a CPU.
+
+It stands in for compute-sanitizer's memcheck where there is no GPU: tensors and shared memory lie on the heap, with
+guards around them. It knows nothing of races: the emulation runs one thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kv.engines.test_cuda import FLAGS
+from tests.plt_codec.engines.cuda import emulate
+
+ROOT = Path(__file__).parents[3]
+# Threads are fibers, so the sanitizer's guards on stacks are left out.
+OPTIONS = "-g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all --param=asan-stack=0"
+TESTS = "warp or spread or rare or damaged or fixed or cannot_be or no_ids or pieces or 5-1-8"
+BEYOND = """
+import sys
+from pathlib import Path
+
+import torch
+
+from pltz.kv.engines import cuda
+from tests.plt_codec.engines.cuda import emulate
+
+emulation = emulate.Emulation({}, Path(sys.argv[1]), sys.argv[2].split(), text=cuda.source())
+kernels = cuda.Kernels(emulate.EmulatedDevice(emulation))
+q, row = torch.ones(3, 40, dtype=torch.int16), torch.ones(40)
+kernels.add_residual(row.repeat(3, 1), row, q, row[:3].clone(), torch.empty(2, 40), torch.zeros(1, dtype=torch.int32))
+"""
+
+
+def run(asan_library: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the sanitizers."""
+    asan = {"LD_PRELOAD": asan_library, "ASAN_OPTIONS": "detect_leaks=0", FLAGS: OPTIONS}
+    environment = {**os.environ, **asan, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
+def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str]) -> None:
+    (tmp_path / "emulated-kv").mkdir()  # where the fixture compiles: both runs share what the first compiled
+    beyond = run(sanitizers[1], "-c", BEYOND, str(tmp_path / "emulated-kv"), OPTIONS)
+    assert "heap-buffer-overflow" in beyond.stderr, beyond.stderr[-4000:]  # a row too few is found out
+    options = ["-q", "-s", "-p", "no:xdist", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'run'}", "-k", TESTS]
+    done = run(sanitizers[1], "-m", "pytest", "tests/kv/engines/test_cuda.py", *options)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert " passed" in done.stdout

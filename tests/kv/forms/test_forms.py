@@ -1,0 +1,526 @@
+"""Each form on toy targets: what comes back, what is refused, and what a calibration is worth."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import pltz
+from pltz.kv.calibrate import fitting, measure
+from pltz.kv.calibrate.fitting import Plan, calibrate
+from pltz.kv.calibrate.measure import Outcome, compare, prefilled, scored
+from pltz.kv.forms.q4 import Q4Codec, hadamard
+from pltz.kv.forms.q8 import Q8Codec, at_zero
+from pltz.kv.port.codec import RAW, KVCodec, Span, loss
+from pltz.kv.port.receipt import Receipt, upper_limit
+from pltz.kv.port.rotary import Rotary
+from pltz.kv.predictive.calibration import FORMAT, PREDICTIVE, Calibration
+from pltz.kv.predictive.cpu_layers import CpuLayers
+from pltz.kv.predictive.predictive import PredictiveCodec, classes_of
+from pltz.models.target.target import Target
+from pltz.plt_codec.errors import CorruptError, ModelError, TargetMismatch, UsageError, VersionError
+
+SaveModel = Callable[[Path, transformers.PretrainedConfig], Path]
+CONTEXT, NEW = 96, 24
+SHAPE: dict[str, Any] = {
+    "vocab_size": 384, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": 2,
+}  # fmt: skip
+llama: Any = transformers.LlamaConfig  # its hints know no scaling
+phi: Any = transformers.PhiConfig
+neox: Any = transformers.GPTNeoXConfig
+deepseek: Any = transformers.DeepseekV3Config
+TURNED: dict[str, transformers.PretrainedConfig] = {
+    "llama, GQA": llama(**SHAPE),
+    "llama, MHA": llama(**SHAPE | {"num_key_value_heads": 4}),
+    "llama3 scaling": llama(
+        **SHAPE, head_dim=128,
+        rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                      "original_max_position_embeddings": 64, "rope_theta": 500000.0},
+    ),
+    "linear scaling": llama(
+        **SHAPE, rope_scaling={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    ),
+    "yarn": llama(
+        **SHAPE, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+                               "rope_theta": 10000.0},
+    ),
+    "qwen2": transformers.Qwen2Config(**SHAPE),
+    "qwen3": transformers.Qwen3Config(**SHAPE, head_dim=16),
+    "mistral": transformers.MistralConfig(**SHAPE, sliding_window=None, head_dim=16),
+    "gemma": transformers.GemmaConfig(**SHAPE | {"num_key_value_heads": 1}, head_dim=32),
+    "phi, partial": phi(**SHAPE, partial_rotary_factor=0.5),
+    "gpt-neox, partial, one matrix": neox(
+        **{k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}, rotary_pct=0.25
+    ),
+}  # fmt: skip
+REFUSED: dict[str, tuple[transformers.PretrainedConfig, str]] = {
+    "dynamic": (
+        llama(**SHAPE, rope_scaling={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+        "dynamic",
+    ),
+    "longrope": (
+        llama(
+            **SHAPE, rope_scaling={"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4,
+                                   "long_factor": [2.0] * 4, "original_max_position_embeddings": 64, "rope_theta": 1e4},
+        ),
+        "longrope",
+    ),
+    "windows": (transformers.MistralConfig(**SHAPE, sliding_window=64, head_dim=16), "window"),
+    "windows in some layers": (transformers.Gemma2Config(**SHAPE, head_dim=16, sliding_window=64), "sliding_attention"),
+    "latent attention": (
+        deepseek(
+            **SHAPE | {"num_key_value_heads": 4}, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8,
+            qk_nope_head_dim=8, v_head_dim=16, first_k_dense_replace=3, moe_intermediate_size=32,
+        ),
+        "latent",
+    ),
+    "neighbours turned": (transformers.CohereConfig(**SHAPE), "differ at other positions"),
+    "no rotary": (
+        transformers.GPT2Config(vocab_size=384, n_positions=512, n_embd=32, n_layer=2, n_head=2, eos_token_id=2),
+        "rotary frequencies",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, save_model: SaveModel) -> Target:
+    return Target.load(save_model(tmp_path_factory.mktemp("target"), TURNED["llama, GQA"]))
+
+
+@pytest.fixture(scope="module")
+def ids() -> Any:
+    """Rows of ids with habits: each is drawn near the one before it."""
+    rng = np.random.default_rng(0)
+    walk = np.cumsum(rng.integers(-3, 4, (17, CONTEXT + NEW)), 1)
+    return (3 + (walk + rng.integers(0, 380, (17, 1))) % 380).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def rotary(target: Target) -> Rotary:
+    return Rotary.of(target)
+
+
+@pytest.fixture(scope="module")
+def calibration(target: Target, ids: Any, tmp_path_factory: pytest.TempPathFactory) -> Calibration:
+    return calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path_factory.mktemp("work")))
+
+
+def embedding(target: Target) -> Any:
+    return target.model.get_input_embeddings().weight.detach()
+
+
+def forms(target: Target, rotary: Rotary, calibration: Calibration) -> list[KVCodec]:
+    fine = PredictiveCodec(calibration, rotary, embedding(target), -24)
+    return [RAW, Q8Codec(rotary), Q4Codec(rotary), fine]
+
+
+def back(codec: KVCodec, kv: torch.Tensor, span: Span) -> torch.Tensor:
+    parts = codec.encode(kv, span)
+    assert sum(p.numel() * p.element_size() for p in parts.values()) <= codec.size(kv)
+    codec.check(parts, len(span.ids))
+    again = codec.decode(parts, span)
+    assert (again.shape, again.dtype) == (kv.shape, kv.dtype)
+    return again
+
+
+def error(kv: torch.Tensor, again: torch.Tensor) -> float:
+    return float((kv - again).float().norm() / kv.float().norm())
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_keys_of_every_family_are_turned(name: str, tmp_path: Path, save_model: SaveModel, ids: Any) -> None:
+    target = Target.load(save_model(tmp_path, TURNED[name]))
+    rotary = Rotary.of(target)
+    kv = prefilled(target, ids[0])
+    assert error(kv, back(Q8Codec(rotary), kv, Span(ids[0], 0))) < 0.01
+    assert error(kv, back(Q4Codec(rotary), kv, Span(ids[0], 0))) < 0.12
+    moved = rotary.turn(rotary.turn(kv[:, 0], 0, back=True), 0)
+    assert torch.allclose(moved, kv[:, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_keys_that_cannot_be_turned_are_refused_with_the_reason(
+    name: str, tmp_path: Path, save_model: SaveModel
+) -> None:
+    config, reason = REFUSED[name]
+    with pytest.raises(ModelError, match=reason):
+        Rotary.of(Target.load(save_model(tmp_path, config)))
+
+
+def test_a_rotation_that_is_not_the_targets_is_found_out(
+    tmp_path: Path, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target.load(save_model(tmp_path, TURNED["llama, GQA"]))
+    real = Rotary.turn
+    monkeypatch.setattr(Rotary, "turn", lambda self, keys, start, back=False: real(self, keys, start))
+    with pytest.raises(ModelError, match="differ at other positions"):
+        Rotary.of(target)
+
+
+def test_every_form_gives_back_what_it_promises(
+    target: Target, rotary: Rotary, calibration: Calibration, ids: Any
+) -> None:
+    kv = prefilled(target, ids[9])
+    whole, cut = Span(ids[9], 0), Span(ids[9, 40:], 40)
+    most = [0.0, 0.01, 0.12, 0.12]
+    for codec, bound in zip(forms(target, rotary, calibration), most, strict=True):
+        assert error(kv, back(codec, kv, whole)) <= bound, codec.name
+        part = kv[:, :, :, 40:]
+        assert error(part, back(codec, part, cut)) <= bound, codec.name
+        for tokens in (0, 1, 3, 5):
+            some = kv[:, :, :, :tokens]
+            back(codec, some, Span(ids[9, :tokens], 0))
+        bf16 = kv.bfloat16()
+        assert back(codec, bf16, whole).dtype == torch.bfloat16
+
+
+def test_torch_does_the_work_without_a_c_compiler(
+    target: Target, rotary: Rotary, calibration: Calibration, ids: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = prefilled(target, ids[9])
+    span = Span(ids[9], 0)
+    fast = PredictiveCodec(calibration, rotary, embedding(target), -16)
+    monkeypatch.setattr(CpuLayers, "there", staticmethod(lambda: False))
+    monkeypatch.setattr(CpuLayers, "restore", None)
+    slow = PredictiveCodec(calibration, rotary, embedding(target), -16)
+    parts = slow.encode(kv, span)
+    again = slow.decode(parts, span)
+    assert error(kv, again) < 0.2
+    monkeypatch.undo()
+    assert error(again, fast.decode(parts, span)) < 1e-5
+    assert error(kv, fast.decode(fast.encode(kv, span), span)) == pytest.approx(error(kv, again), rel=1e-2)
+
+
+def test_sinks_are_exact_and_tokens_that_are_looked_at_fine_in_q4(target: Target, rotary: Rotary, ids: Any) -> None:
+    kv = prefilled(target, ids[9])
+    again = back(Q4Codec(rotary), kv, Span(ids[9], 0))
+    assert torch.equal(again[:, :, :, :4], kv[:, :, :, :4])
+    assert error(kv[:, :, :, -96:], again[:, :, :, -96:]) < 0.01 < error(kv[:, :, :, 4:-96], again[:, :, :, 4:-96])
+    mass = np.linspace(2, 1, len(ids[9]), dtype=np.float32)
+    again = back(Q4Codec(rotary), kv, Span(ids[9], 0, mass))
+    assert error(kv[:, :, :, 4:100], again[:, :, :, 4:100]) < 0.01 < error(kv[:, :, :, 100:], again[:, :, :, 100:])
+
+
+def test_the_hadamard_transform_is_its_own_inverse() -> None:
+    x = torch.randn(3, 64)
+    assert torch.allclose(hadamard(hadamard(x)), x, atol=1e-5)
+    assert torch.allclose(hadamard(x).norm(dim=1), x.norm(dim=1), atol=1e-4)
+
+
+def test_a_key_bias_costs_q4_nothing(rotary: Rotary) -> None:
+    torch.manual_seed(0)
+    keys = torch.randn(2, 1, 2, 200, 8)
+    bias = 40 * torch.randn(2, 1, 2, 1, 8)
+    span = Span(np.zeros(200, np.int32), 7)
+
+    def loss_of(still: torch.Tensor) -> float:
+        kv = torch.cat([rotary.turn(still, 7), torch.zeros_like(still)], 1)
+        again = at_zero(back(Q4Codec(rotary), kv, span), span, rotary)
+        return float((again[:, :1, :, :104] - still[:, :, :, :104]).norm())
+
+    assert loss_of(keys + bias) < 1.15 * loss_of(keys)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38])
+def test_numbers_that_no_form_can_hold_are_refused(
+    bad: float, target: Target, rotary: Rotary, calibration: Calibration, ids: Any
+) -> None:
+    kv = prefilled(target, ids[9]).clone()
+    kv[1, 1, 0, 50, 3] = bad
+    for codec in forms(target, rotary, calibration)[1:]:
+        with pytest.raises(UsageError):
+            codec.encode(kv, Span(ids[9], 0))
+
+
+def test_parts_of_another_shape_are_refused(
+    target: Target, rotary: Rotary, calibration: Calibration, ids: Any
+) -> None:
+    kv = prefilled(target, ids[9])
+    for codec in forms(target, rotary, calibration)[1:]:
+        parts = dict(codec.encode(kv, Span(ids[9], 0)))
+        with pytest.raises(CorruptError):
+            codec.check(parts, len(ids[9]) + 10_000)
+        for name, part in parts.items():
+            if name == "kv.words":
+                continue  # any number of words; decoding finds it out
+            other = part.bool()
+            longer = torch.cat([part.flatten(), part.new_ones(3)])
+            for wrong in (other, part[None], longer):
+                with pytest.raises(CorruptError):
+                    codec.check(parts | {name: wrong}, len(ids[9]))
+            with pytest.raises(CorruptError):
+                codec.check({k: v for k, v in parts.items() if k != name}, len(ids[9]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_streams_never_decode(
+    seed: int, target: Target, rotary: Rotary, calibration: Calibration, ids: Any
+) -> None:
+    codec = PredictiveCodec(calibration, rotary, embedding(target), -8)
+    span = Span(ids[9], 0)
+    parts = {k: v.clone() for k, v in codec.encode(prefilled(target, ids[9]), span).items()}
+    rng = np.random.default_rng(seed)
+    part = parts[["kv.words", "kv.states", "kv.ends", "kv.sum"][seed % 4]].flatten()
+    part[rng.integers(len(part))] ^= 1 << int(rng.integers(8 * part.element_size() - 1))
+    with pytest.raises(CorruptError):
+        codec.decode(parts, span)
+
+
+def test_a_calibration_is_worth_it(target: Target, rotary: Rotary, calibration: Calibration, ids: Any) -> None:
+    receipts = {(r.form, r.point): r for r in calibration.receipts}
+    points = [receipts[PREDICTIVE, p] for p in fitting.SCORED_POINTS]
+    assert all(r.rows == 8 and r.kl < r.most for r in calibration.receipts)
+    assert [r.bits for r in points] == sorted((r.bits for r in points), reverse=True)
+    assert receipts["q8-1", 0].kl < points[-1].kl and receipts["q4-1", 0].kl < points[-1].kl
+    assert calibration.point(bits=points[2].bits) == fitting.SCORED_POINTS[2]
+    for low, high in pairwise(points):  # a bound is met within 5 %, not only kept
+        most, bits = (low.most + high.most) / 2, (low.bits + high.bits) / 2
+        by_kl = calibration.receipt(PREDICTIVE, calibration.point(max_kl=most))
+        by_bits = calibration.receipt(PREDICTIVE, calibration.point(bits=bits))
+        assert by_kl is not None and 0.95 * most < by_kl.most <= most
+        assert by_bits is not None and 0.95 * bits < by_bits.bits <= bits
+    for bound in ({"max_kl": 0.0}, {"bits": 0.0}, {}, {"max_kl": 1.0, "bits": 1.0}):
+        with pytest.raises(UsageError):
+            calibration.point(**bound)
+
+
+def test_points_between_measured_ones_lose_what_their_receipts_say(
+    target: Target, rotary: Rotary, calibration: Calibration, ids: Any
+) -> None:
+    points = [-29.5, -21.9375, -14.0, -10.0, -6.0, -2.5, 2.0]
+    codecs = [PredictiveCodec(calibration, rotary, embedding(target), p) for p in points]
+    outcomes = compare(target, ids[9:], CONTEXT, [("", codec) for codec in codecs], control=False)
+    ratios = []
+    for outcome, codec in zip(outcomes, codecs, strict=True):
+        found, said = outcome.row(), codec.receipt
+        assert said is not None and said.most == loss(codec)
+        assert found["bits"] == pytest.approx(said.bits, rel=0.02)
+        ratios.append(np.log(found["kl"] / said.kl))
+    assert abs(np.mean(ratios)) < 0.2, "184 tokens of random weights are noisy: SmolLM2 is in docs/kv.md"
+
+
+def test_the_forms_of_a_target_come_with_their_receipts(
+    target: Target, calibration: Calibration, tmp_path: Path
+) -> None:
+    path = calibration.save(tmp_path)
+    found = pltz.kv_forms(target, path, max_kl=float("inf"))
+    assert list(found) == ["q8", "q4", "predictive"], "the target is in float32"
+    assert list(pltz.kv_forms(Target.load("mini-llama", dtype="bfloat16"))) == ["lossless", "q8", "q4"]
+    assert all(codec.exact or codec.receipt for codec in found.values())
+    assert found["predictive"].receipt.bits == min(r.bits for r in calibration.receipts)  # type: ignore[union-attr]
+    assert [codec.receipt for codec in pltz.kv_forms(target).values()] == [None, None]
+    with pytest.raises(UsageError):
+        pltz.kv_forms(target, path)
+
+
+def test_the_loss_of_a_form_is_its_receipts(target: Target, rotary: Rotary, calibration: Calibration) -> None:
+    codec = PredictiveCodec(calibration, rotary, embedding(target), -8)
+    assert loss(codec) == calibration.receipt(PREDICTIVE, -8).most  # type: ignore[union-attr]
+    beyond = PredictiveCodec(calibration, rotary, embedding(target), 4.0625)
+    assert loss(beyond) == float("inf"), "coarser than what was measured"
+    assert loss(Q8Codec(rotary)) == float("inf") and loss(RAW) == 0
+    other = replace(calibration, receipts=calibration.receipts[1:])
+    assert PredictiveCodec(other, rotary, embedding(target), -8).name != codec.name
+
+
+def test_a_killed_calibration_resumes_and_ends_alike(
+    target: Target, ids: Any, calibration: Calibration, tmp_path: Path
+) -> None:
+    class Killed(Exception):
+        pass
+
+    left = [13]
+
+    def advance(count: int) -> None:
+        left[0] -= count
+        if left[0] < 0:
+            raise Killed
+
+    with pytest.raises(Killed):
+        calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path, advance=advance))
+    began: list[str] = []
+    plan = Plan(CONTEXT, NEW, 4, tmp_path, begin=lambda stage, count: began.append(stage))
+    assert calibrate(target, ids[:9], ids[9:], plan).digest == calibration.digest
+    again = [began.index(stage) for stage in ("prefill", "fit layers", "measure receipts")]
+    assert again == sorted(again)
+    began.clear()
+    assert calibrate(target, ids[:9], ids[9:], plan).digest == calibration.digest
+    assert began == ["measure receipts"], "tables and rows that are there are not made again"
+    for train, held in ((ids[1:9], ids[9:]), (ids[:8], ids[8:16])):
+        with pytest.raises(UsageError, match="another calibration"):
+            calibrate(target, train, held, plan)
+
+
+def test_rows_are_measured_once(
+    target: Target, ids: Any, calibration: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def killed(target: Target, rows: Any, *rest: Any, **options: Any) -> Any:
+        asked.append(len(rows))
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return compare(target, rows, *rest, **options)
+
+    plan = Plan(CONTEXT, NEW, 4, tmp_path)
+    monkeypatch.setattr(measure, "compare", killed)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(target, ids[:9], ids[9:], plan)
+    assert calibrate(target, ids[:9], ids[9:], plan).digest == calibration.digest
+    assert asked == [1] * 9, "three rows, the one that was killed, and it and the four after it"
+
+
+def test_the_point_of_a_bound_is_measured(
+    target: Target, rotary: Rotary, ids: Any, calibration: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "CHOICES", 12)  # KL of 184 tokens is four times as noisy as that of 24 real rows
+    bounds = [0.7 * r.most for r in calibration.receipts if r.form == PREDICTIVE][3:5]
+    assert all(calibration.point(max_kl=bound) not in fitting.SCORED_POINTS for bound in bounds)
+    began: list[str] = []
+    plan = Plan(
+        CONTEXT, NEW, 4, tmp_path, bounds=(*bounds, 1e-30), begin=lambda stage, count: began.append(stage)
+    )
+    found = calibrate(target, ids[:9], ids[9:], plan)
+    assert len(set(began)) == len(began) > 5, "progress counts each round anew"
+    for bound in bounds:
+        codec = PredictiveCodec(found, rotary, embedding(target), found.point(max_kl=bound))
+        [outcome] = compare(target, ids[9:], CONTEXT, [("", codec)], control=False)
+        assert codec.receipt is not None and codec.receipt in found.receipts and loss(codec) <= bound
+        assert outcome.row()["kl"] == pytest.approx(codec.receipt.kl, rel=0.05)
+
+
+def test_too_few_rows_give_no_receipt(target: Target, ids: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected 8 rows held out for receipts, found 7"):
+        calibrate(target, ids[:9], ids[9:16], Plan(CONTEXT, NEW, 4, tmp_path))
+    [outcome] = compare(target, ids[9:16], CONTEXT, [("raw", RAW)], control=False)
+    with pytest.raises(UsageError, match="found 7"):
+        outcome.receipt("raw", 0, CONTEXT)
+
+
+def test_a_disk_that_is_too_small_is_told_at_once(
+    target: Target, ids: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = SimpleNamespace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with pytest.raises(UsageError, match=r"needs 0\.0 GB for the KV of 9 rows, and 0\.0 GB are free"):
+        calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path))
+    assert not list(tmp_path.glob("row-*"))
+
+
+def test_a_calibration_of_low_rank_is_smaller(
+    target: Target, ids: Any, calibration: Calibration, tmp_path: Path
+) -> None:
+    low = calibration  # a small target gets a low rank by itself
+    calibration = calibrate(target, ids[:9], ids[9:], Plan(CONTEXT, NEW, 4, tmp_path, rank=1000))
+    low.save(tmp_path / "low")
+    assert sum(t.nbytes for t in low.tensors.values()) < sum(t.nbytes for t in calibration.tensors.values())
+    assert Calibration.load(tmp_path / "low").digest == low.digest
+
+
+def test_a_calibration_file_is_read_back_or_refused(
+    calibration: Calibration, target: Target, tmp_path: Path
+) -> None:
+    path = calibration.save(tmp_path)
+    assert path.name == f"{target.fingerprint.hex()}.predictive-3.{calibration.digest.hex()}.safetensors"
+    assert Calibration.load(path, target.fingerprint).digest == calibration.digest
+    with pytest.raises(TargetMismatch):
+        Calibration.load(path, bytes(16))
+    with pytest.raises(UsageError):
+        Calibration.load(tmp_path / "none")
+    data = path.read_bytes()
+    later = data.replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
+    with pytest.raises(VersionError):
+        Calibration.parse(later)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for n in range(150):
+        hurt = bytearray(data)
+        match n % 3:
+            case 0:
+                hurt[rng.integers(len(hurt))] ^= 1 << int(rng.integers(8))
+            case 1:
+                hurt[rng.integers(min(len(hurt), 3000))] = int(rng.integers(256))
+            case _:
+                del hurt[int(rng.integers(len(hurt))) :]
+        if hurt != data:
+            try:  # another last digit of a receipt may say the same number
+                assert Calibration.parse(bytes(hurt)).digest == calibration.digest
+            except (CorruptError, VersionError):
+                refused += 1
+    assert refused > 140
+
+
+def test_classes_follow_the_mass(ids: Any) -> None:
+    flat, sharp = np.full(64, 1 / 64, np.float32), np.full(64, 1e-4, np.float32)
+    sharp[10] = 1
+    assert (classes_of(Span(ids[9, :64], 9, flat), 64) == classes_of(Span(ids[9, :64], 9), 64)).all()
+    classes = classes_of(Span(ids[9, :200], 9), 200)
+    assert (classes[:72] == 3).all() and (classes[72:] == 5).all()
+    assert classes_of(Span(ids[9, :64], 9, sharp), 64)[10] > classes_of(Span(ids[9, :64], 9, sharp), 64)[11]
+
+
+def test_the_gate_is_the_kl_and_the_control_is_silent(target: Target, rotary: Rotary, ids: Any) -> None:
+    class Broken(Q8Codec):
+        def decode(self, parts: Any, span: Span) -> torch.Tensor:
+            kv = super().decode(parts, span)
+            return torch.stack([kv[:, 0], kv[:, 1].flip(2)], 1)
+
+    control, sound, broken = compare(
+        target, ids[9:], CONTEXT, [("q8", Q8Codec(rotary)), ("broken", Broken(rotary))], greedy=4
+    )
+    assert control.row()["kl"] < 1e-4 and sound.row()["kl"] < 0.1 * broken.row()["kl"]
+    assert sound.row()["agreement"]["median"] == 4 and control.row()["top1"] == 1
+    exact = scored(target, prefilled(target, ids[9, :CONTEXT]), ids[9, CONTEXT:])
+    assert exact.shape == (NEW - 1, 384)
+
+
+def test_the_upper_limit_holds_for_rows_that_differ() -> None:
+    """Draw rows from a log-normal distribution as wide as that of chats, and count how often the mean is below."""
+    rng = np.random.default_rng(0)
+    sigma = 0.6
+    held = {8: 0, 24: 0}
+    for rows in held:
+        for _ in range(2000):
+            kl = np.exp(sigma * rng.standard_normal(rows) - sigma**2 / 2)  # its mean is 1
+            error = float(kl.std(ddof=1) / np.sqrt(rows))
+            held[rows] += upper_limit(float(kl.mean()), error, rows) >= 1
+    assert all(0.93 < count / 2000 < 0.98 for count in held.values()), held
+
+
+def test_a_receipt_holds_for_the_first_tokens_too() -> None:
+    """Eight rows that lose much in their first tokens, and rows that lose the same everywhere."""
+    rng = np.random.default_rng(0)
+    rows = [np.exp(0.3 * rng.standard_normal(511)).astype(np.float32) for _ in range(8)]
+    for tokens, factor in ((32, 10.0), (64, 10.0), (128, 10.0), (511, 1.0)):
+        lost = [np.concatenate([factor * row[:tokens], row[tokens:]]) for row in rows]
+        receipt = Outcome("f", lost, scored=8 * 511).receipt("f", 0, 1536)
+        means = np.array([row[:tokens].mean() for row in lost])
+        limit = upper_limit(float(means.mean()), float(means.std(ddof=1) / np.sqrt(8)), 8)
+        assert limit <= receipt.most * 1.000001 and receipt.most < 1.3 * limit
+        assert receipt.most > (2 if factor > 1 else 1) * receipt.kl
+        assert Receipt.of(receipt.to_dict()) == receipt
+    short = Outcome("f", [row[:20] for row in rows], scored=160).receipt("f", 0, 1536)
+    assert short.most == pytest.approx(upper_limit(short.kl, short.kl_error, 8))
+
+
+def test_receipts_that_are_none_are_refused() -> None:
+    good = Receipt("q8-1", 0, 1, 8, 1, 8.25, 0.1, 0.01, upper_limit(0.1, 0.01, 8), 0.2, 0.9, 0.0).to_dict()
+    assert Receipt.of(good).bits == 8.25
+    wrong: list[dict[str, Any]] = [{"kl": -1.0}, {"kl": float("nan")}, {"point": "0"}, {"point": float("inf")}]
+    wrong += [{"most": 0.13}, {"most": -1.0}]  # below the limit of its own mean
+    for change in (*wrong, {"form": 3}, {"context": True}, {"more": 1}, {"rows": 7}, {"kl_error": -1.0}):
+        with pytest.raises(CorruptError):
+            Receipt.of(good | change)
+    with pytest.raises(CorruptError):
+        Receipt.of([])

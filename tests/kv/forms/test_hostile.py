@@ -1,0 +1,151 @@
+"""Hostile parts and calibrations, whose author knew the format: a named error, or finite KV of the right shape."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import save
+
+from pltz.kv.calibrate.fitting import Plan, calibrate
+from pltz.kv.calibrate.measure import prefilled
+from pltz.kv.forms.q4 import Q4Codec
+from pltz.kv.forms.q8 import Q8Codec
+from pltz.kv.port.codec import KVCodec, Span
+from pltz.kv.port.rotary import Rotary
+from pltz.kv.predictive.calibration import FORMAT, Calibration
+from pltz.kv.predictive.predictive import PredictiveCodec
+from pltz.models.target.target import Target
+from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
+
+SaveModel = Callable[[Path, transformers.PretrainedConfig], Path]
+CONTEXT, NEW = 64, 8
+IDS = (3 + np.random.default_rng(0).integers(0, 380, (13, CONTEXT + NEW))).astype(np.int32)
+SPAN = Span(IDS[0, :CONTEXT], 0)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, save_model: SaveModel) -> Target:
+    config: Any = transformers.LlamaConfig
+    small = config(
+        vocab_size=384, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=2,
+    )  # fmt: skip
+    return Target.load(save_model(tmp_path_factory.mktemp("target"), small))
+
+
+@pytest.fixture(scope="module")
+def calibration(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Calibration:
+    return calibrate(target, IDS[:5], IDS[5:], Plan(CONTEXT, NEW, 2, tmp_path_factory.mktemp("work")))
+
+
+def embedding(target: Target) -> torch.Tensor:
+    weight: torch.Tensor = target.model.get_input_embeddings().weight.detach()
+    return weight
+
+
+def outcome(codec: KVCodec, parts: Any, shape: torch.Size) -> str:
+    """Return "kv" or "error", after checking that KV is finite and of the right shape."""
+    try:
+        codec.check(parts, CONTEXT)
+        kv = codec.decode(parts, SPAN)
+    except CorruptError:
+        return "error"
+    assert kv.shape == shape and bool(torch.isfinite(kv).all())
+    return "kv"
+
+
+@pytest.mark.parametrize("form", ["q8", "q4", "predictive"])
+def test_parts_of_any_content_are_an_error_or_finite(form: str, target: Target, calibration: Calibration) -> None:
+    rotary = Rotary.of(target)
+    forms: dict[str, KVCodec] = {
+        "q8": Q8Codec(rotary), "q4": Q4Codec(rotary),
+        "predictive": PredictiveCodec(calibration, rotary, embedding(target), -8),
+    }  # fmt: skip
+    codec, kv = forms[form], prefilled(target, IDS[0, :CONTEXT])
+    parts = codec.encode(kv, SPAN)
+    rng = np.random.default_rng(1)
+    found = set()
+    for _ in range(120):
+        name = str(rng.choice([n for n, part in parts.items() if part.numel()]))
+        hurt = parts[name].clone()
+        data = hurt.view(torch.uint8) if hurt.element_size() > 1 else hurt
+        flat = data.reshape(-1)
+        some = rng.integers(0, len(flat), int(rng.integers(1, len(flat) + 1)))
+        flat[torch.from_numpy(some)] = torch.from_numpy(rng.integers(0, 256, len(some)).astype(np.uint8)).to(flat.dtype)
+        found.add(outcome(codec, {**parts, name: hurt}, kv.shape))
+    assert "error" in found
+
+
+def test_calibrations_of_any_content_are_an_error_or_finite(target: Target, calibration: Calibration) -> None:
+    rotary, kv = Rotary.of(target), prefilled(target, IDS[0, :CONTEXT])
+    sound = PredictiveCodec(calibration, rotary, embedding(target), -8).encode(kv, SPAN)
+    rng = np.random.default_rng(2)
+    refused = 0
+    for n in range(150):
+        name = sorted(calibration.tensors)[n % len(calibration.tensors)]
+        hurt = np.array(calibration.tensors[name])
+        flat = hurt.reshape(-1)
+        some = rng.integers(0, len(flat), 1 + n % 7)
+        if hurt.dtype == np.float32:
+            flat[some] = rng.choice([0, -1, 1e-38, 1e38, 3e38, np.inf, np.nan, rng.normal()], len(some))
+        else:
+            limits = np.iinfo(hurt.dtype)
+            flat[some] = rng.integers(limits.min, limits.max, len(some), endpoint=True)
+        if n % 10 == 9:
+            flat[:] = 0
+        try:
+            other = replace(calibration, tensors={**calibration.tensors, name: hurt})
+            other = Calibration.parse(_file(other))
+            codec = PredictiveCodec(other, rotary, embedding(target), -8)
+            outcome(codec, sound, kv.shape)
+            outcome(codec, codec.encode(kv, SPAN), kv.shape)
+        except PltzError:
+            refused += 1
+    assert 30 < refused < 150
+
+
+def test_a_header_that_promises_much_takes_no_memory(calibration: Calibration) -> None:
+    """Shapes, ranks and sizes as large as the format allows, over a body of nothing."""
+    data = _file(calibration)
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    meta = json.loads(header["__metadata__"]["meta"])
+    for change in ({"layers": 1024}, {"heads": 4096, "dim": 4096}, {"hidden": 1 << 17}, {"layers": -1}, {"dim": 1e9}):
+        facts = json.dumps(meta | change)
+        forged = header | {"__metadata__": header["__metadata__"] | {"meta": facts}}
+        for shape in ([1 << 40, 1 << 20], [-1, 5], ["x"], None):
+            for name in ("basis", "predict.0", "spread.0"):
+                entry = dict(forged.get(name, {"dtype": "I8", "data_offsets": [0, 1 << 60]})) | {"shape": shape}
+                text = json.dumps(forged | {name: entry}).encode()
+                tracemalloc.start()
+                with pytest.raises((CorruptError, VersionError)):
+                    Calibration.parse(len(text).to_bytes(8, "little") + text + data[8 + size :])
+                most = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+                assert most < 8 << 20
+
+
+def test_points_that_cannot_be_are_refused(calibration: Calibration) -> None:
+    """With a point of 1e300 the choice of a bound would count sixteenths for ever."""
+    first, *others = calibration.receipts
+    for point in (1e300, -65.0, 0.03):
+        with pytest.raises(CorruptError, match="points that cannot be"):
+            Calibration.parse(_file(replace(calibration, receipts=(replace(first, point=point), *others))))
+    with pytest.raises(CorruptError, match="two of one point"):
+        Calibration.parse(_file(replace(calibration, receipts=(first, first, *others))))
+
+
+def _file(calibration: Calibration) -> bytes:
+    """Return the file of a calibration, its digest right."""
+    facts = json.dumps(calibration._meta(), sort_keys=True)
+    meta = {"format": FORMAT, "meta": facts, "digest": calibration.digest.hex()}
+    return save({k: np.ascontiguousarray(v) for k, v in calibration.tensors.items()}, meta)

@@ -1,0 +1,375 @@
+"""Warm files: reads return what was written, bit for bit, or a miss. Several processes share one budget."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from safetensors.torch import load_file
+
+from pltz.kv.store.disk_tier import DiskTier
+from pltz.kv.store.kv_block import KVBlock
+from pltz.kv.store.store import HotStore
+from pltz.kv.store.tier import StoredBlock
+from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.identity import NONE
+from tests.kv.store.conftest import Blocks
+
+SPACE, SEGMENT, PARENT = b"space...........", b"segment.........", b"parent.........."
+BUDGET = 1 << 20
+
+
+def block(dtype: torch.dtype = torch.float32, tokens: int = 3, logits: int = 5) -> KVBlock:
+    torch.manual_seed(1)
+    kv = torch.randn(2, 2, 1, tokens, 3).to(dtype)
+    known = torch.randn(logits).to(dtype) if logits else None
+    return KVBlock.raw(kv, np.arange(7, 7 + tokens, dtype=np.int32), np.arange(9, dtype=np.int32), 11, known)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DiskTier:
+    return DiskTier(tmp_path / "warm", BUDGET)
+
+
+def written(folder: DiskTier, one: KVBlock) -> Path:
+    assert folder.write(SPACE, SEGMENT, StoredBlock(one, PARENT, 1234.5))
+    return folder.path(SPACE, SEGMENT)
+
+
+def same(a: KVBlock, b: KVBlock) -> bool:
+    logits = (a.logits is None) == (b.logits is None)
+    if a.logits is not None and b.logits is not None:
+        logits = torch.equal(a.logits, b.logits)
+    arrays = np.array_equal(a.ids, b.ids) and np.array_equal(a.tokens, b.tokens)
+    return logits and arrays and a.start == b.start and a.kv.dtype == b.kv.dtype and torch.equal(a.kv, b.kv)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(("tokens", "logits"), [(3, 5), (3, 0), (0, 5), (1, 0)])
+def test_what_is_read_is_what_was_written(
+    folder: DiskTier, dtype: torch.dtype, tokens: int, logits: int
+) -> None:
+    one = block(dtype, tokens, logits)
+    written(folder, one)
+    found = folder.read(SPACE, SEGMENT)
+    assert found is not None and same(found.block, one)
+    assert (found.parent, found.born) == (PARENT, 1234.0)
+
+
+def test_a_file_is_a_safetensors_file(folder: DiskTier) -> None:
+    one = block(torch.bfloat16)
+    found = load_file(written(folder, one))
+    assert list(found["ids"]) == [7, 8, 9] and torch.equal(found["kv"], one.kv)
+
+
+def test_every_flipped_bit_is_a_miss_and_the_file_goes(folder: DiskTier) -> None:
+    path = written(folder, block(torch.bfloat16, 1, 0))
+    data = path.read_bytes()
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        assert folder.read(SPACE, SEGMENT) is None, f"byte {at}"
+        assert not path.exists()
+    assert folder.damaged == len(data)
+    path.write_bytes(data)
+    assert folder.read(SPACE, SEGMENT) is not None
+
+
+def test_every_truncated_or_longer_file_is_a_miss(folder: DiskTier) -> None:
+    path = written(folder, block(torch.bfloat16, 1, 0))
+    data = path.read_bytes()
+    for size in [*range(40), *range(40, len(data), 7), len(data) - 1]:
+        path.write_bytes(data[:size])
+        assert folder.read(SPACE, SEGMENT) is None and not path.exists()
+    path.write_bytes(data + b"\0")
+    assert folder.read(SPACE, SEGMENT) is None
+
+
+def test_a_sound_file_in_the_wrong_place_is_a_miss(folder: DiskTier) -> None:
+    data = written(folder, block()).read_bytes()
+    for space, segment in ((SPACE, PARENT), (PARENT, SEGMENT)):
+        path = folder.path(space, segment)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        assert folder.read(space, segment) is None and not path.exists()
+
+
+def forged(data: bytes, change: Any) -> bytes:
+    """A file with another header and a checksum that fits it."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    text = change(header)
+    text = json.dumps(header).encode() if text is None else text
+    beginning = len(text).to_bytes(8, "little") + text
+    return beginning + xxhash.xxh3_128_digest(beginning) + data[8 + size + 16 :]
+
+
+def put(*place: Any) -> Any:
+    """Sets header[a][b]... = value."""
+    *keys, value = place
+
+    def change(header: Any) -> None:
+        for key in keys[:-1]:
+            header = header[key]
+        header[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("kv", "shape", [2, 2, 1, 3, 1 << 39]),
+        put("kv", "shape", [2, 2, 1, -3, 3]),
+        put("kv", "shape", [2, 2, 3, 1, 3]),
+        put("kv", "shape", [4, 1, 1, 3, 3]),
+        put("kv", "shape", [36]),
+        put("kv", "shape", "many"),
+        put("kv", "shape", [2.0, 2, 1, 3, 3]),
+        put("kv", "dtype", "F8"),
+        put("kv", "dtype", 7),
+        put("kv", "data_offsets", [0, 1 << 60]),
+        put("kv", "data_offsets", [-8, 136]),
+        put("kv", "data_offsets", [4, 148]),
+        put("kv", "data_offsets", [0]),
+        put("ids", "shape", [1, 3]),
+        put("ids", "dtype", "F32"),
+        lambda header: [header[name].update(dtype="F32") for name in ("ids", "tokens")] and None,
+        lambda header: [header[name].update(dtype="I32") for name in ("kv", "logits")] and None,
+        lambda header: (
+            header["checksums"].update(shape=[0], data_offsets=[0, 0])
+            or header["ids"].update(shape=[11], data_offsets=[0, 44])
+        ),
+        put("checksums", "shape", [32]),
+        put("checksums", "dtype", "I8"),
+        lambda header: header.update(kv0=header.pop("kv") | {"shape": [0], "data_offsets": [100, 100]}) and None,
+        put("__metadata__", "start", "1" + "0" * 4000),
+        put("__metadata__", "start", float("inf")),
+        put("__metadata__", "start", str(1 << 31)),
+        put("__metadata__", "born", "nan"),
+        put("__metadata__", "born", "1e999"),
+        put("__metadata__", "born", "-1"),
+        put("more", {}),
+        put("__metadata__", "format", "pltz hot 1"),
+        put("__metadata__", "form", "q8"),
+        put("__metadata__", "start", "-1"),
+        put("__metadata__", "start", "many"),
+        put("__metadata__", "parent", "00"),
+        put("__metadata__", "born", None),
+        put("__metadata__", []),
+        lambda header: header.pop("tokens") and None,
+        lambda header: b"[" * 60000,
+        lambda header: b"{}",
+        lambda header: b"null",
+        lambda header: b"\xff\xfe",
+    ],
+)
+def test_a_crafted_header_is_a_miss(folder: DiskTier, change: Any) -> None:
+    path = written(folder, block())
+    path.write_bytes(forged(path.read_bytes(), change))
+    assert folder.read(SPACE, SEGMENT) is None
+
+
+def test_a_header_that_is_only_spelt_otherwise_is_taken(folder: DiskTier) -> None:
+    """So the crafted ones above are refused for what they say."""
+    path = written(folder, block())
+    path.write_bytes(forged(path.read_bytes(), lambda header: None))
+    assert folder.read(SPACE, SEGMENT) is not None
+
+
+def test_a_file_that_was_read_stays_when_it_is_evicted(folder: DiskTier) -> None:
+    one = block()
+    path = written(folder, one)
+    found = folder.read(SPACE, SEGMENT)
+    path.unlink()
+    assert found is not None and same(found.block, one)
+    assert folder.read(SPACE, SEGMENT) is None and folder.damaged == 0
+
+
+def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
+    size = written(DiskTier(tmp_path / "probe", BUDGET), block()).stat().st_size
+    folder = DiskTier(tmp_path / "warm", 3 * size)
+    names = [bytes([n]) * 16 for n in range(5)]
+    for n in range(3):
+        assert folder.write(SPACE, names[n], StoredBlock(block(), PARENT, 0))
+        os.utime(folder.path(SPACE, names[n]), (n, n))
+    assert folder.read(SPACE, names[0]) is not None  # now the last used
+    assert folder.write(SPACE, names[3], StoredBlock(block(), PARENT, 0))
+    left = [n for n in range(4) if folder.path(SPACE, names[n]).exists()]
+    assert left == [0, 2, 3] and folder.evicted == 1 and folder.usage() == (3 * size, 3)
+    assert not folder.write(SPACE, names[4], StoredBlock(block(), PARENT, 0), frozenset(SPACE + names[n] for n in left))
+    assert folder.usage() == (3 * size, 3)
+
+
+def test_what_is_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
+    folder = DiskTier(tmp_path / "warm", 100)
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0)) and folder.usage() == (0, 0)
+
+
+def test_what_a_kill_left_counts_and_goes_after_an_hour(folder: DiskTier) -> None:
+    path = written(folder, block())
+    part = path.with_name("x.part")
+    part.write_bytes(bytes(BUDGET - path.stat().st_size))
+    other = b"other..........."
+    assert folder.write(SPACE, other, StoredBlock(block(), PARENT, 0)) and not path.exists(), "the file made room"
+    long_ago = time.time() - 4000
+    os.utime(part, (long_ago, long_ago))
+    written(folder, block())
+    assert not part.exists() and folder.path(SPACE, other).exists()
+
+
+def test_what_a_kill_left_goes_first_when_the_clock_was_set_back(folder: DiskTier) -> None:
+    path = written(folder, block())
+    part = path.with_name("x.part")
+    part.write_bytes(bytes(BUDGET - path.stat().st_size))
+    ahead = time.time() + 1e6
+    os.utime(part, (ahead, ahead))
+    assert folder.write(SPACE, b"other...........", StoredBlock(block(), PARENT, 0))
+    assert not part.exists() and path.exists()
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("CUDA error: out of memory"), MemoryError()])
+def test_a_block_that_cannot_be_brought_to_the_host_is_not_kept(
+    folder: DiskTier, monkeypatch: pytest.MonkeyPatch, failure: Exception, blocks: Blocks
+) -> None:
+    """And nobody hears of it: the session that pushed it out is served."""
+
+    def full(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr("pltz.kv.store.warm_file._bytes", full)
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0)) and folder.failed == 1
+    one, two = blocks(1), blocks(2)
+    store = HotStore.open(one.size, 0, BUDGET, folder=folder.folder)
+    assert store.insert(SPACE, blocks.name(1), NONE, one) and store.insert(SPACE, blocks.name(2), NONE, two)
+    store.drain()
+    found = store.stats()
+    assert (found.tiers["device"].blocks, found.dropped) == (1, 1)
+
+
+def test_a_disk_that_fails_is_no_error(folder: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pltz.kv.store.warm_file.WarmFile.fill", full)
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
+    assert folder.failed == 1 and folder.usage() == (0, 0)
+
+
+def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
+    folder: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(folder, block())
+
+    def too_many(*_: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as context:
+        context.setattr("os.open", too_many)
+        assert folder.read(SPACE, SEGMENT) is None
+    with monkeypatch.context() as context:
+        context.setattr("os.utime", too_many)
+        assert folder.read(SPACE, SEGMENT) is not None
+    assert path.exists() and (folder.failed, folder.damaged) == (1, 0)
+
+
+def test_a_folder_that_goes_away_is_an_empty_one(folder: DiskTier) -> None:
+    written(folder, block())
+    shutil.rmtree(folder.folder)
+    assert folder.read(SPACE, SEGMENT) is None and folder.usage() == (0, 0)
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
+    folder.discard(SPACE, SEGMENT)
+    folder.clear()
+
+
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="warm files"):
+        DiskTier(tmp_path / "file", 1)
+
+
+# Fresh interpreters, not forks: a fork of a process that has used torch's threads waits for them for ever.
+WRITES = """
+import sys
+import numpy as np
+import torch
+from pltz.kv.store.kv_block import KVBlock
+from pltz.kv.store.store import HotStore
+from pltz.kv.store.disk_tier import DiskTier
+from pltz.kv.store.tier import StoredBlock
+
+place, seed, budget = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+folder = DiskTier(place, budget)
+for n in np.random.default_rng(seed).integers(0, 12, 60).tolist():
+    ids = np.full(40, n, np.int32)
+    one = KVBlock.raw(torch.full((1, 2, 1, 40, 4), float(n)), ids, ids, 0)
+    found = folder.read(b"space...........", bytes([n]) * 16)
+    assert found is None or torch.equal(found.block.kv, one.kv) and np.array_equal(found.block.ids, ids)
+    folder.write(b"space...........", bytes([n]) * 16, StoredBlock(one, b"parent..........", 0))
+    assert folder.usage()[0] <= budget
+assert not folder.damaged
+"""
+
+WRITES_UNTIL_KILLED = """
+import itertools
+import sys
+import numpy as np
+import torch
+from pltz.kv.store.kv_block import KVBlock
+from pltz.kv.store.store import HotStore
+from pltz.kv.store.disk_tier import DiskTier
+from pltz.kv.store.tier import StoredBlock
+
+folder = DiskTier(sys.argv[1], 3 << 20)
+for n in itertools.count():
+    ids = np.full(4000, n % 250, np.int32)
+    block = KVBlock.raw(torch.full((2, 2, 1, 4000, 8), float(n % 250)), ids, ids, 0)
+    folder.write(b"space...........", bytes([n % 250]) * 16, StoredBlock(block, b"parent..........", 0))
+"""
+
+
+def started(script: str, *args: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", script, *map(str, args)])
+
+
+def test_processes_share_a_folder_and_its_budget(tmp_path: Path) -> None:
+    workers = [started(WRITES, tmp_path, seed, 12_000) for seed in range(2)]  # each imports torch
+    assert [worker.wait(120) for worker in workers] == [0, 0]
+    assert 0 < DiskTier(tmp_path, 12_000).usage()[0] <= 12_000
+
+
+def _filled(number: int) -> KVBlock:
+    ids = np.full(4000, number, np.int32)
+    return KVBlock.raw(torch.full((2, 2, 1, 4000, 8), float(number)), ids, ids, 0)
+
+
+def test_a_kill_leaves_whole_files_and_what_is_cleared_away(tmp_path: Path) -> None:
+    left = 0
+    for pause in (0.05, 0.12):
+        before = set(tmp_path.glob("*/*.safetensors"))
+        worker = started(WRITES_UNTIL_KILLED, tmp_path)
+        end = time.monotonic() + 60
+        while set(tmp_path.glob("*/*.safetensors")) == before and time.monotonic() < end:
+            assert worker.poll() is None
+            time.sleep(0.005)  # until it writes: a busy machine takes its time over the start
+        time.sleep(pause)
+        worker.kill()
+        worker.wait(30)
+        folder = DiskTier(tmp_path, 3 << 20)
+        assert folder.usage()[0] <= 3 << 20
+        for path in tmp_path.glob("*/*.safetensors"):
+            name = bytes.fromhex(path.name.partition(".")[0])
+            found = folder.read(SPACE, name)
+            assert found is not None and same(found.block, _filled(name[0]))
+            left += 1
+        assert folder.damaged == 0
+    assert left

@@ -1,0 +1,455 @@
+"""Lossy forms in the tiers of a store, and thaws that allow a loss or do not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pltz.archive.sessions import SessionArchive
+from pltz.archive.thaw.thawed import kv_difference
+from pltz.archive.thaw.thawer import Thawer, Wanted
+from pltz.kv.calibrate.fitting import Plan, calibrate
+from pltz.kv.calibrate.measure import prefilled
+from pltz.kv.errors import WarmFileError
+from pltz.kv.forms.lossless import LosslessCodec
+from pltz.kv.forms.q4 import Q4Codec
+from pltz.kv.forms.q8 import Q8Codec
+from pltz.kv.port.codec import RAW, KVCodec
+from pltz.kv.port.rotary import Rotary
+from pltz.kv.predictive.calibration import Calibration
+from pltz.kv.predictive.predictive import PredictiveCodec
+from pltz.kv.store.background_worker import BackgroundWorker
+from pltz.kv.store.disk_tier import DiskTier
+from pltz.kv.store.kv_block import KVBlock
+from pltz.kv.store.store import HotStore
+from pltz.kv.store.tier import HostTier, StoredBlock
+from pltz.models.target.target import Target
+from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
+from pltz.plt_codec.identity import NONE
+
+ROOM = 1 << 26
+SPACE, SEGMENT, PARENT = b"a target........", b"segment.........", b"parent.........."
+
+
+@pytest.fixture(scope="module")
+def codecs(kin: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, KVCodec]:
+    """Return the forms of a target, with the receipts of a calibration on random ids."""
+    rows = np.random.default_rng(0).integers(3, kin.vocab_size, (12, 88)).astype(np.int32)
+    found: Calibration = calibrate(kin, rows[:4], rows[4:], Plan(80, 8, 2, tmp_path_factory.mktemp("work")))
+    rotary, embedding = Rotary.of(kin), kin.model.get_input_embeddings().weight.detach()
+    return {
+        "q8": Q8Codec(rotary, found.receipt("q8-1")),
+        "q4": Q4Codec(rotary, found.receipt("q4-1")),
+        "predictive": PredictiveCodec(found, rotary, embedding, -24),
+    }
+
+
+@pytest.mark.parametrize("form", ["q8", "q4", "predictive"])
+@pytest.mark.parametrize("tier", ["device", "host", "disk"])
+def test_a_tier_keeps_a_form_that_only_those_get_who_allow_its_loss(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], form: str, tier: str, tmp_path: Path
+) -> None:
+    codec = codecs[form]
+    assert codec.receipt is not None
+    budgets = {"device": (ROOM,), "host": (0, ROOM), "disk": (0, 0, ROOM)}[tier]
+    folder = {"folder": tmp_path / "warm"} if tier == "disk" else {}
+    store = HotStore.open(*budgets, forms={tier: codec}, **folder)  # type: ignore[arg-type]
+    exact = Thawer(cold, kin, store).thaw("a/1")
+    store.drain()
+    assert exact.kl == 0
+    stats = store.stats().tiers[tier]
+    assert stats.form == codec.name and stats.blocks > 0
+    raw = HotStore.open(ROOM)
+    Thawer(cold, kin, raw).thaw("a/1")
+    if form == "q8":
+        assert stats.used < raw.stats().tiers["device"].used
+    again = Thawer(cold, kin, store).thaw("a/1")
+    store.drain()
+    assert again.kl == 0 and kv_difference(exact.cache, again.cache) < 1e-4, "from its tokens"
+    lossy = Thawer(cold, kin, store, max_kl=codec.receipt.most).thaw("a/1")
+    assert lossy.kl == codec.receipt.most and 0 < kv_difference(exact.cache, lossy.cache) < 0.6
+    assert (lossy.token_ids == exact.token_ids).all()
+    less = Thawer(cold, kin, store, max_kl=0.99 * codec.receipt.most).thaw("a/1")
+    assert less.kl == 0 and kv_difference(exact.cache, less.cache) < 1e-4
+
+
+def test_what_is_computed_over_lossy_kv_is_not_kept(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]
+) -> None:
+    store = HotStore.open(0, ROOM, forms={"host": codecs["q8"]})
+    Thawer(cold, kin, store).thaw("a/1")
+    store.drain()
+    blocks = store.stats().tiers["host"].blocks
+    found = Thawer(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
+    assert found.kl > 0 and store.stats().tiers["host"].blocks == blocks
+
+
+@pytest.fixture
+def small_first(cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]) -> Any:
+    """Return a store whose only copy of a/1 is small, with room for the exact one, and a thawer that refines."""
+    store = HotStore.open(ROOM, ROOM, forms={"host": codecs["q8"]})
+    other = HotStore.open(0, ROOM, forms={"host": codecs["q8"]})
+    Thawer(cold, kin, other).thaw("a/1")
+    other.close()
+    for node in other._nodes.values():
+        assert store.insert(node.space, node.segment, node.parent, node.block, node.born)
+    thawer = Thawer(cold, kin, store, max_kl=1.0, refine=True)
+    yield store, thawer
+    thawer.close()
+
+
+def test_a_small_form_answers_at_once_and_exact_kv_takes_its_place(
+    cold: SessionArchive, kin: Target, small_first: Any
+) -> None:
+    store, thawer = small_first
+    expected = Thawer(cold, kin).thaw("a/1")
+    first = thawer.thaw("a/1")
+    assert first.kl > 0 and kv_difference(expected.cache, first.cache) > 1e-4
+    exact = first.exact.result(60)
+    assert exact.kl == 0 and exact.exact is None and kv_difference(expected.cache, exact.cache) < 1e-4
+    assert (exact.token_ids == first.token_ids).all()
+    again = thawer.thaw("a/1")
+    assert again.kl == 0 and again.exact is None and kv_difference(expected.cache, again.cache) < 1e-4
+    assert {node.block.codec.name for node in store._nodes.values()} == {"raw"}
+    assert store.stats().tiers["device"].blocks == len(store._nodes) and store.stats().tiers["host"].used == 0
+
+
+def test_those_who_ask_meanwhile_share_one_prefill(small_first: Any) -> None:
+    _, thawer = small_first
+    go = Event()
+
+    class Patient(BackgroundWorker[Any]):
+        def submit(self, key: Any, work: Any) -> Any:
+            return super().submit(key, lambda: work() if go.wait(60) else None)
+
+    thawer._refiner = Patient("patient", 8)
+    first, second = thawer.thaw("a/1"), thawer.thaw("a/1")
+    assert first.kl > 0 and second.kl > 0 and first.exact is second.exact and not first.exact.done()
+    go.set()
+    assert first.exact.result(60).kl == 0
+
+
+def test_a_failure_in_the_background_leaves_the_small_form(
+    small_first: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, thawer = small_first
+
+    def out_of_memory(*_: Any, **__: Any) -> Any:
+        raise ModelError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "prefill", out_of_memory)
+        patch.setattr(Target, "prefill_many", out_of_memory)
+        first = thawer.thaw("a/1")
+        with pytest.raises(ModelError, match="no room"):
+            first.exact.result(60)
+    assert first.kl > 0 and {node.block.codec.name for node in store._nodes.values()} == {"q8-1"}
+    assert thawer.thaw("a/1").exact.result(60).kl == 0, "and is refined the next time"
+
+
+def test_exact_and_lossy_thaws_of_one_batch_do_not_mix(kin: Target, cold: SessionArchive, small_first: Any) -> None:
+    _, thawer = small_first
+    lossy, exact = thawer._board(Wanted("a/1")), thawer._board(Wanted("a/1"), 0.0)
+    other = thawer._board(Wanted("a/2"), 0.0)  # on the same base
+    answers = [thawer._answer(flight) for flight in (lossy, exact, other)]
+    assert answers[0].kl > 0 and answers[1].kl == answers[2].kl == 0
+    for name, answer in (("a/1", answers[1]), ("a/2", answers[2])):
+        assert kv_difference(Thawer(cold, kin).thaw(name).cache, answer.cache) < 1e-4
+
+
+def test_only_those_who_allow_a_loss_may_refine(cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]) -> None:
+    lossy = HotStore.open(ROOM, forms={"device": codecs["q8"]})
+    for hot, max_kl in ((None, 1.0), (HotStore.open(ROOM), 0.0), (HotStore([lossy.memory[0]]), 1.0)):
+        with pytest.raises(UsageError, match="refine"):
+            Thawer(cold, kin, hot, max_kl=max_kl, refine=True)
+
+
+class Slow:
+    """A tier of memory whose copies wait, and then fail or not."""
+
+    name, budget, codec = "slow", ROOM, RAW
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.failure: BaseException | None = None
+        self.keeps = True
+
+    def size(self, block: KVBlock) -> int:
+        return block.size
+
+    def keep(self, block: KVBlock) -> KVBlock | None:
+        self.meanwhile()
+        if self.failure is not None:
+            raise self.failure
+        return block if self.keeps else None
+
+
+def raw(tokens: int = 8) -> KVBlock:
+    ids = np.arange(tokens, dtype=np.int32)
+    return KVBlock.raw(torch.randn(2, 2, 1, tokens, 4), ids, ids, 0)
+
+
+def test_a_segment_discarded_during_a_promotion_that_fails_is_not_counted_for_ever() -> None:
+    slow = Slow()
+    slow.keeps = False
+    store = HotStore([slow, HostTier(ROOM)])
+    assert store.insert(SPACE, SEGMENT, PARENT, raw()) and store.stats().tiers["host"].used > 0
+    slow.meanwhile = lambda: store.discard(SPACE, SEGMENT)
+    store.promote()
+    assert store.stats().tiers["host"].used == 0 and store.stats().tiers["slow"].used == 0
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), ValueError("a bug")])
+def test_a_move_that_is_broken_off_leaves_the_books_right(failure: BaseException) -> None:
+    slow = Slow()
+    store = HotStore([slow, HostTier(ROOM)])
+    slow.failure = failure
+    with pytest.raises(type(failure)):
+        store.insert(SPACE, SEGMENT, NONE, raw())
+    assert store.stats().tiers["slow"].used == 0 and not store._nodes
+    slow.failure, slow.keeps = None, False
+    assert store.insert(SPACE, SEGMENT, NONE, raw())
+    slow.failure = failure
+    with pytest.raises(type(failure)):
+        store.hold(SPACE, [SEGMENT])
+    assert [(node.leases, node.moving) for node in store._nodes.values()] == [(0, False)]
+    assert store.stats().tiers["slow"].used == 0
+    slow.failure, slow.keeps = None, True
+    with store.hold(SPACE, [SEGMENT]) as lease:
+        assert lease.tiers == ["slow"]
+
+
+def test_exact_kv_on_disk_is_found_below_a_lossy_block_in_memory(codecs: dict[str, KVCodec], tmp_path: Path) -> None:
+    store = HotStore.open(0, ROOM, ROOM, folder=tmp_path, forms={"host": codecs["q8"]})
+    exact = KVBlock.raw(torch.randn(2, 2, 2, 8, 8), np.arange(8, dtype=np.int32), np.arange(8, dtype=np.int32), 0)
+    assert DiskTier(tmp_path, ROOM).write(SPACE, SEGMENT, StoredBlock(exact, NONE, 0))
+    assert store.insert(SPACE, SEGMENT, NONE, replace(exact).recode(codecs["q8"]))
+    with store.hold(SPACE, [SEGMENT], max_kl=float("inf")) as lossy:
+        assert lossy.blocks[0].codec.name == "q8-1"
+        with store.hold(SPACE, [SEGMENT]) as beside:  # the lossy one is in use
+            assert torch.equal(beside.blocks[0].kv, exact.kv)
+        assert lossy.blocks[0].codec.name == "q8-1" and store.stats().tiers["host"].blocks == 1
+    with store.hold(SPACE, [SEGMENT]) as lease:
+        assert torch.equal(lease.blocks[0].kv, exact.kv), "its use did not move it where it would lose something"
+    assert not any(node.leases for node in store._nodes.values())
+
+
+def test_the_size_of_a_lossless_block_is_known_without_decoding_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = np.arange(8, dtype=np.int32)
+    block = KVBlock.raw(torch.randn(2, 2, 1, 8, 4).bfloat16(), ids, ids, 0)
+    coded = block.recode(LosslessCodec())
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(LosslessCodec, "decode", never)
+    assert coded.size_in(RAW) == block.size
+
+
+def test_a_lossless_file_that_does_not_decode_is_a_miss(cold: SessionArchive, kin: Target, tmp_path: Path) -> None:
+    """Its checksums are right, its frames are not. The device keeps raw KV, so the block would be decoded there."""
+    store = HotStore.open(ROOM, 0, ROOM, folder=tmp_path, forms={"disk": LosslessCodec()})
+    thawer = Thawer(cold, kin, store)
+    expected = thawer.thaw("a/1")
+    leaf = cold.archive.version("a/1").leaf
+    [node] = [node for node in store._nodes.values() if node.segment == leaf]
+    half = replace(node.block, parts={"kv": node.block.kv.bfloat16()}).recode(LosslessCodec())
+    half.parts["kv.high"][10:] = 7
+    store.clear()
+    assert DiskTier(tmp_path, ROOM, LosslessCodec()).write(node.space, leaf, StoredBlock(half, node.parent, 0))
+    found = thawer.thaw("a/1")
+    assert found.kl == 0 and kv_difference(found.cache, expected.cache) < 1e-4
+
+
+def test_a_coded_file_that_is_damaged_far_behind_is_made_from_its_tokens(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block is handed out before the damage is read; the folder cannot be written, and nobody minds."""
+    monkeypatch.setattr("pltz.kv.store.warm_file.CHUNK", 512)
+    options: Any = {"folder": tmp_path, "forms": {"disk": codecs["predictive"]}}
+    first = HotStore.open(0, 0, ROOM, **options)
+    exact = Thawer(cold, kin, first).thaw("a/3")
+    first.close()
+    store = HotStore.open(0, ROOM, ROOM, **options)
+    loose = Thawer(cold, kin, store, max_kl=float("inf"))
+    small = loose.thaw("a/3")
+    assert small.kl > 0 and kv_difference(exact.cache, small.cache) < 0.6
+    assert store.stats().tiers["host"].blocks > 0, "promoted once they were there"
+    paths = sorted(tmp_path.glob("*/*.safetensors"), key=lambda path: path.stat().st_size)
+    hurt = bytearray(paths[-1].read_bytes())
+    hurt[-5] ^= 1
+    paths[-1].write_bytes(hurt)
+
+    def refused(*_: Any) -> None:
+        raise WarmFileError("cannot remove")
+
+    monkeypatch.setattr(DiskTier, "discard", refused)
+    again = Thawer(cold, kin, HotStore.open(0, ROOM, ROOM, **options), max_kl=float("inf")).thaw("a/3")
+    assert (again.token_ids == exact.token_ids).all() and kv_difference(exact.cache, again.cache) < 0.6
+    assert not paths[-1].exists()
+
+
+def test_forms_say_what_is_wrong_with_them(codecs: dict[str, KVCodec]) -> None:
+    with pytest.raises(UsageError, match="no budget: give disk_bytes"):
+        HotStore.open(ROOM, forms={"disk": codecs["q8"]})
+    with pytest.raises(UsageError, match="for the tier device, got 'q8'"):
+        HotStore.open(ROOM, forms={"device": "q8"})  # type: ignore[dict-item]
+
+
+def test_statistics_count_tokens_and_bytes_of_each_form_and_tier(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], tmp_path: Path
+) -> None:
+    forms = {"host": codecs["q8"], "disk": codecs["predictive"]}
+    small, room = codecs["q8"], 60_000  # bytes: a/1 fits the device, and so does little else
+    store = HotStore.open(room, room // 10, ROOM, folder=tmp_path / "warm", forms=forms)
+    ids = sum(len(Thawer(cold, kin, store).thaw(f"a/{n}").token_ids) for n in (1, 2, 3, 4))
+    store.drain()
+    assert ids > 0 and store.stats().demoted > 0
+    stats = store.stats()
+    for name, tier in stats.tiers.items():
+        assert tier.blocks == sum(form.blocks for form in tier.forms.values()), name
+        assert tier.used == sum(form.used for form in tier.forms.values()), name
+        assert tier.tokens == sum(form.tokens for form in tier.forms.values()), name
+    assert stats.tiers["device"].tokens > 0 and stats.tiers["disk"].tokens > 0
+    assert stats.tiers["queue"].blocks == 0
+    assert set(stats.tiers["device"].forms) == {"raw"} and set(stats.tiers["host"].forms) <= {small.name}
+    below = stats.tiers["disk"].forms
+    assert set(below) <= {small.name, codecs["predictive"].name}, "a lossy block keeps its form"
+    before = sum(form.hit_tokens for tier in stats.tiers.values() for form in tier.forms.values())
+    Thawer(cold, kin, store, max_kl=float("inf")).thaw("a/1")
+    store.drain()
+    after = store.stats()
+    assert sum(f.hit_tokens for tier in after.tiers.values() for f in tier.forms.values()) > before == stats.hit_tokens
+    assert DiskTier(tmp_path / "warm", ROOM).stats().forms == {
+        name: replace(form, hit_tokens=0) for name, form in after.tiers["disk"].forms.items() if form.blocks
+    }
+
+
+def test_a_file_that_does_not_say_its_ids_counts_none(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path, ROOM)
+    path = disk.path(SPACE, SEGMENT)
+    path.parent.mkdir()
+    for data in (b"", b"\xff" * 40, (2).to_bytes(8, "little") + b"[]", (1 << 60).to_bytes(8, "little") + b"[" * 70_000):
+        path.write_bytes(data)
+        stats = disk.stats()
+        assert (stats.used, stats.blocks, stats.tokens) == (len(data), 1, 0)
+
+
+def test_a_model_that_shows_no_attention_is_kept_without_it(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.kv.calibrate.watch.Watch._products", lambda *_, **__: None)
+    store = HotStore.open(0, ROOM, forms={"host": codecs["q4"]})
+    Thawer(cold, kin, store).thaw("a/1")
+    store.drain()
+    assert store.stats().tiers["host"].blocks > 0
+    assert all(node.block.mass is None for node in store._nodes.values())
+
+
+def test_a_block_that_does_not_decode_is_made_from_its_tokens(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]
+) -> None:
+    store = HotStore.open(0, ROOM, forms={"host": codecs["predictive"]})
+    exact = Thawer(cold, kin, store).thaw("a/1")
+    store.drain()
+    for node in store._nodes.values():
+        node.block.parts["kv.sum"][0] ^= 1
+    again = Thawer(cold, kin, store, max_kl=float("inf")).thaw("a/1")
+    assert again.kl == 0 and kv_difference(exact.cache, again.cache) < 1e-4
+
+
+def test_forms_of_tiers_that_are_none_are_refused(codecs: dict[str, KVCodec]) -> None:
+    with pytest.raises(UsageError, match="device, host and disk"):
+        HotStore.open(ROOM, forms={"tape": codecs["q8"]})
+
+
+@pytest.mark.parametrize("chunk", [1 << 20, 512])
+@pytest.mark.parametrize("form", ["q8", "q4", "predictive"])
+def test_a_damaged_file_of_any_form_is_a_miss(
+    kin: Target, codecs: dict[str, KVCodec], form: str, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With small chunks threads read it, and a codec may look at its parts before they are there."""
+    monkeypatch.setattr("pltz.kv.store.warm_file.CHUNK", chunk)
+    codec = codecs[form]
+    ids = np.arange(3, 43, dtype=np.int32)
+    block = KVBlock.raw(prefilled(kin, ids), ids, ids, 0)
+    disk = DiskTier(tmp_path, ROOM, codec)
+    path = disk.path(SPACE, SEGMENT, codec.name)
+    rng = np.random.default_rng(0)
+
+    def fresh() -> bytes:
+        assert disk.write(SPACE, SEGMENT, StoredBlock(block, PARENT, 0))
+        return path.read_bytes()
+
+    whole = fresh()
+    found = disk.read(SPACE, SEGMENT, [codec])
+    assert found is not None and found.block.kv.shape == block.kv.shape
+    assert codec.receipt is not None and f'\\"kl\\": {codec.receipt.kl}'.encode() in whole
+    for n in range(40):
+        hurt = bytearray(whole)
+        if n % 4 == 3:
+            del hurt[int(rng.integers(len(hurt))) :]
+        else:
+            hurt[int(rng.integers(len(hurt)))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(hurt)
+        again = disk.read(SPACE, SEGMENT, [codec])
+        if again is not None:
+            assert chunk == 512
+            with pytest.raises(CorruptError):
+                _ = again.block.kv
+        assert not path.exists() and disk.damaged == n + 1
+    fresh()
+    os.rename(path, disk.path(SPACE, PARENT, codec.name))
+    assert disk.read(SPACE, PARENT, [codec]) is None, "of another segment"
+
+
+def test_a_forged_file_never_breaks_the_reader(
+    kin: Target, codecs: dict[str, KVCodec], tmp_path: Path, forged: Callable[[bytes, Any], bytes]
+) -> None:
+    """A file whose checksum is right, with any other bytes: a miss, or KV of the right shape, or CorruptError."""
+    codec = codecs["predictive"]
+    ids = np.arange(3, 43, dtype=np.int32)
+    block = KVBlock.raw(prefilled(kin, ids), ids, ids, 0)
+    disk = DiskTier(tmp_path, ROOM, codec)
+    path = disk.path(SPACE, SEGMENT, codec.name)
+    assert disk.write(SPACE, SEGMENT, StoredBlock(block, PARENT, 0))
+    whole = path.read_bytes()
+    rng = np.random.default_rng(1)
+    outcomes = {"miss": 0, "corrupt": 0, "kv": 0}
+    for _ in range(150):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(forged(whole, rng))
+        found = disk.read(SPACE, SEGMENT, [codec])
+        if found is None:
+            outcomes["miss"] += 1
+            continue
+        try:
+            assert found.block.kv.shape[3] == len(found.block.ids)
+            outcomes["kv"] += 1
+        except CorruptError:
+            outcomes["corrupt"] += 1
+    assert outcomes["miss"] > 0 and outcomes["corrupt"] > 0, outcomes
+
+
+@pytest.fixture
+def forged() -> Callable[[bytes, Any], bytes]:
+    """Return a function that changes a byte of a small file, mostly behind its header, and puts the checksums right."""
+    import xxhash
+
+    def forge(data: bytes, rng: Any) -> bytes:
+        hurt = bytearray(data)
+        end = 8 + int.from_bytes(data[:8], "little")
+        low, high = (0, end) if rng.random() < 0.3 else (end + 32, len(hurt))
+        hurt[int(rng.integers(low, high))] = int(rng.integers(256))
+        hurt[end : end + 32] = xxhash.xxh3_128_digest(hurt[:end]) + xxhash.xxh3_128_digest(hurt[end + 32 :])
+        return bytes(hurt)
+
+    return forge

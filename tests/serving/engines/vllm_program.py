@@ -1,0 +1,146 @@
+"""Serve, freeze, go cold and thaw in a real vLLM with the connector. test_vllm.py runs it in vLLM's environment.
+
+python -m tests.serving.engines.vllm_program MODEL_FOLDER LORA_FOLDER JOURNAL ARCHIVE RESULT.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.inputs import EmbedsPrompt, TokensPrompt
+from vllm.lora.request import LoRARequest
+from vllm.v1.request import Request, RequestStatus
+
+from pltz.archive.sessions import SessionArchive
+from pltz.datasets import sample_sessions
+from pltz.models.target.checkpoint import fingerprint_of
+from pltz.plt_codec.errors import PltzError
+from pltz.serving.engines.vllm_request import VllmEngine
+from pltz.serving.eviction.worker import drain
+
+BEFORE, AFTER = 48, 48  # tokens of the answer before the freeze, and after the thaw
+
+
+def page() -> str:
+    """Return a prompt of a few hundred tokens, from the sessions that ship with pltz."""
+    texts = [message["content"] for session in sample_sessions()[:8] for message in session.value["messages"]]
+    return f"<|user|>{' '.join(texts)[:2500]}<|assistant|>"
+
+
+def sampling(tokens: int, **session: str) -> Any:
+    extra = {"kv_transfer_params": {"pltz": session}} if session else None
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, extra_args=extra)
+
+
+def serve(
+    llm: LLM, ids: list[int], tokens: int, *, salt: str | None = None, lora: Any = None, **session: str
+) -> tuple[list[int], int]:
+    """Return the answer to a prompt, and how many tokens of the prompt were hot."""
+    request = TokensPrompt(prompt_token_ids=ids)
+    if salt is not None:
+        request["cache_salt"] = salt
+    [reply] = llm.generate([request], sampling(tokens, **session), lora_request=lora, use_tqdm=False)
+    return list(reply.outputs[0].token_ids), int(reply.num_cached_tokens or 0)
+
+
+def refusal(call: Any) -> str:
+    try:
+        call()
+    except PltzError as exc:
+        return type(exc).__name__
+    return ""
+
+
+def finished(images: list[Any], **session: str) -> Any:
+    """A request as the scheduler hands it over."""
+    made = Request("cmpl-1", [5, 6, 7], sampling(4, **session), None, mm_features=images)
+    made.status = RequestStatus.FINISHED_STOPPED
+    made.append_output_token_ids([8])
+    return made
+
+
+def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
+    settings = {"journal": journal}
+    llm = LLM(
+        model=model,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=2048,
+        max_num_seqs=4,
+        block_size=32,
+        kv_cache_memory_bytes=64 << 20,
+        enable_prefix_caching=True,
+        enable_lora=True,
+        max_lora_rank=8,
+        enable_prompt_embeds=True,
+        kv_transfer_config={
+            "kv_connector": "PltzConnector",
+            "kv_role": "kv_both",
+            "kv_connector_module_path": "pltz.serving.engines.vllm_connector",
+            "kv_connector_extra_config": settings,
+        },
+    )
+    ids = llm.get_tokenizer().encode(page(), add_special_tokens=False)
+    style = LoRARequest("style", 1, lora)
+    target = fingerprint_of(model)
+    out: dict[str, Any] = {}
+
+    whole, _ = serve(llm, ids, BEFORE + AFTER, salt="uninterrupted")
+    half, _ = serve(llm, ids, BEFORE, salt="of acme", session="chat", tenant="acme")
+    serve(llm, ids, BEFORE, salt="of beta", session="chat", tenant="beta")
+    styled, _ = serve(llm, ids, 8, lora=style, session="styled", tenant="acme")
+    serve(llm, ids, 4)  # names no session: nobody asks for it
+    import torch
+
+    embeds = EmbedsPrompt(prompt_embeds=torch.zeros(40, 256))
+    llm.generate([embeds], sampling(4, session="embeds", tenant="acme"), use_tqdm=False)
+
+    _, hot = serve(llm, [*ids, *half], 1, salt="of acme")
+    assert llm.llm_engine.reset_prefix_cache()  # all goes cold
+    time.sleep(0.5)  # the journal's flush
+    cold = SessionArchive.open(place, create=True)
+    drained = drain(journal, cold)
+    found = cold.get_ids("chat", "acme", salt="of acme")
+    out["frozen"] = {
+        "tokens": len(found.ids),
+        "bytes": drained.frozen,
+        "entries": drained.entries,
+        "raw": drained.raw,
+    }
+    out["ids"] = found.ids.tolist() == [*ids, *half]
+    out["target"] = found.target == target
+    out["styled"] = cold.get_ids("styled", "acme").ids.tolist() == [*ids, *styled]
+    out["names"] = sorted((v.tenant, v.name) for v in cold.archive.ls())
+    out["other salt"] = refusal(lambda: cold.get_ids("chat", "acme", salt="of beta"))
+    out["no salt"] = refusal(lambda: cold.get_ids("chat", "acme"))
+    out["adapter left out"] = refusal(
+        lambda: VllmEngine(target).thaw(found.ids, frozen_for=cold.get_ids("styled", "acme").target)
+    )
+    asked = VllmEngine(target).thaw(found.ids, salt="of acme", frozen_for=found.target)
+    start = time.perf_counter()
+    [reply] = llm.generate([TokensPrompt(**asked)], sampling(1), use_tqdm=False)  # the thaw
+    out["thaw_ms"] = 1e3 * (time.perf_counter() - start)
+    out["cold"] = int(reply.num_cached_tokens or 0)
+    again, out["thawed"] = serve(llm, found.ids.tolist(), AFTER, salt="of acme")
+    _, out["beta's"] = serve(llm, found.ids.tolist(), 1, salt="of beta")
+    out |= {
+        "hot": hot,
+        "same": again == whole[BEFORE:],
+        "same before": half == whole[:BEFORE],
+        "prompt": len(ids),
+    }
+    image = VllmEngine().evicted(finished([object()], session="seen"))
+    unnamed = VllmEngine(unnamed=True).evicted(finished([]))
+    out["multimodal"] = image is not None and image.multimodal and image.session == "seen"
+    named = VllmEngine().evicted(finished([]))
+    out["unnamed"] = named is None and unnamed is not None and list(unnamed.token_ids) == [5, 6, 7, 8]
+    Path(result).write_text(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

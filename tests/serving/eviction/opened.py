@@ -1,0 +1,49 @@
+"""Helpers of the tests of an open hook: a disk that can fail, the journal's entries, and waiting."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from pltz.archive.storage.disk import OsDisk
+from pltz.serving.eviction.hook import EvictionHook
+from pltz.serving.eviction.journal.entry import JournalEntry
+
+TARGET = bytes(range(16))
+Opened = Callable[..., EvictionHook]
+
+
+class BadDisk(OsDisk):
+    """A disk whose calls can be made to fail."""
+
+    failing: dict[str, int]  # call -> errno
+
+    def append(self, path: str, data: bytes) -> None:
+        self._perhaps("append")
+        super().append(path, data)
+
+    def write_new(self, path: str, data: bytes) -> None:
+        self._perhaps("write_new")
+        super().write_new(path, data)
+
+    def sync_file(self, path: str) -> None:
+        self._perhaps("sync_file")
+        super().sync_file(path)
+
+    def _perhaps(self, call: str) -> None:
+        if call in self.failing:
+            raise OSError(self.failing[call], os.strerror(self.failing[call]))
+
+
+def entries(hook: EvictionHook) -> list[JournalEntry]:
+    """Return the entries of the journal."""
+    backlog = hook.backlog
+    return [entry for segment in backlog.segments() for _, entry in backlog.read(segment)]
+
+
+def eventually(what: Callable[[], object], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not what() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(what())

@@ -1,0 +1,421 @@
+"""A night and the nights after it: new sessions are frozen, known ones cost nothing, bad ones are named and skipped."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zstandard
+
+from pltz.archive.codecs.codec import BundleCodec, BytesCodec
+from pltz.archive.errors import Fenced, StoreError
+from pltz.archive.format import object_names
+from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.sessions import SessionArchive
+from pltz.archive.tower_archive import TowerArchive
+from pltz.models.bundle.bundle import Bundle
+from pltz.plt_codec.errors import PltzError, UsageError, VersionError
+from pltz.plt_codec.identity import NONE
+from pltz.plt_codec.limits import MAX_BYTES
+from pltz.serving.nightly import freeze
+from pltz.serving.nightly.state import Busy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.serving.nightly.conftest import Nightly
+
+
+def test_what_is_known_costs_no_coding(
+    nightly: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    make_lines: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(10))))
+    nightly.write("chats/deep/b.jsonl.gz", gzip.compress(make_lines(map(make_chat, range(10, 15)))))
+    nightly.write("chats/c.ndjson.zst", zstandard.compress(make_lines(map(make_chat, range(15, 20)))))
+    nightly.write("chats/notes.txt", b"no sessions here")
+    assert nightly.counts() == (20, 0, 0, 0)
+    assert nightly.content() == {("default", f"chat-{n}"): [json.dumps(make_chat(n))] for n in range(20)}
+
+    def refuse(*_: object) -> Any:
+        raise AssertionError("encoded or decoded")
+
+    for codec in (BundleCodec, BytesCodec):
+        monkeypatch.setattr(codec, "encode", refuse)
+        monkeypatch.setattr(codec, "decode", refuse)
+    assert nightly.counts() == (0, 20, 0, 0)
+
+
+def test_what_changed_is_a_new_version_and_what_moved_is_known(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    path = nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
+    nightly.counts()
+    path.write_bytes(make_lines([make_chat(9), make_chat(0), make_chat(1, 2), make_chat(3), make_chat(2)]))
+    path.rename(path.with_name("z.jsonl"))
+    assert nightly.counts() == (2, 3, 0, 0)
+    assert nightly.content()["default", "chat-1"] == [json.dumps(make_chat(1)), json.dumps(make_chat(1, 2))]
+    assert nightly.content()["default", "chat-9"] == [json.dumps(make_chat(9))]
+
+
+def test_a_log_that_repeats_a_name_gives_its_versions_in_order(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/1.jsonl", make_lines(make_chat(7, n) for n in (1, 2, 2, 1)))
+    nightly.write("chats/2.jsonl", make_lines([make_chat(7, 3)]))
+    assert nightly.counts() == (3, 2, 0, 0)
+    assert nightly.content() == {("default", "chat-7"): [json.dumps(make_chat(7, n)) for n in (1, 2, 3)]}
+    assert nightly.counts() == (0, 5, 0, 0)
+
+
+def test_lines_without_a_name_are_called_after_their_place(nightly: Nightly) -> None:
+    nightly.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\ntenant = "acme"\n'
+    path = nightly.write("chats/deep/a.jsonl", b"\xef\xbb\xbf[1]\r\n\n[2]")
+    assert nightly.counts() == (2, 0, 0, 0)
+    assert nightly.content() == {("acme", "deep/a/1"): ["[1]"], ("acme", "deep/a/3"): ["[2]"]}
+    path.write_bytes(b"[3]\n\n[2]")
+    assert nightly.counts() == (1, 1, 0, 0)
+    path.write_bytes(b"[1]\n\n[2]")  # back to what it was: the archive follows
+    assert nightly.counts() == (1, 1, 0, 0)
+    assert nightly.content()["acme", "deep/a/1"] == ["[1]", "[3]", "[1]"]
+
+
+def test_one_bad_session_is_named_and_the_others_go_on(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    image = {
+        "id": "i",
+        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+    }
+    bad: list[Any] = [image, {"messages": []}, {"id": "n" * 100_000}, {"id": "\ud800", "messages": []}]
+    good = list(map(make_chat, range(6)))
+    ascii_lines = b"".join(json.dumps(b).encode() + b"\n" for b in bad)
+    nightly.write(
+        "chats/a.jsonl", make_lines(good[:3]) + b"{half\n\xff\xfe\n" + ascii_lines + make_lines(good[3:])
+    )
+    nightly.write("chats/b.jsonl.gz", gzip.compress(make_lines(map(make_chat, range(6, 2000))))[:-100])
+    report = nightly.run()
+    assert report["exit_code"] == 5 and not report["failures"]
+    wheres = [r["where"] for r in report["refused"]]
+    assert sorted(wheres)[:6] == [f"a.jsonl:{n}" for n in range(4, 10)]
+    assert len(wheres) == 7 and any("b.jsonl.gz" in where for where in wheres)
+    reasons = {r["where"]: r["reason"] for r in report["refused"]}
+    assert (
+        "JSON" in reasons["a.jsonl:4"] and "UTF-8" in reasons["a.jsonl:5"] and "image" in reasons["a.jsonl:6"]
+    )
+    assert "'id'" in reasons["a.jsonl:7"]
+    content = nightly.content()
+    assert {("default", f"chat-{n}") for n in range(6)} <= set(content)
+    assert report["totals"]["frozen"] == len(content) > 6
+    files = sorted(p.name for p in (nightly.root / "state/quarantine").iterdir())
+    assert files == sorted(r["id"] for r in report["refused"])
+    assert nightly.counts() == (0, len(content), 7, 5)
+    nightly.write("chats/a.jsonl", make_lines(good))
+    (nightly.root / "chats/b.jsonl.gz").unlink()
+    assert nightly.counts() == (0, 6, 0, 0)
+    assert not list((nightly.root / "state/quarantine").iterdir())
+
+
+def test_a_line_that_is_too_long_costs_itself_alone(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.sources += "max_bytes = 4096\n"
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2, 5000), make_chat(3)]))
+    report = nightly.run()
+    assert [r["where"] for r in report["refused"]] == ["a.jsonl:2"] and "4096" in report["refused"][0][
+        "reason"
+    ]
+    assert set(nightly.content()) == {("default", "chat-1"), ("default", "chat-3")}
+
+
+def test_a_session_over_the_limit_is_counted_with_its_reason(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    long = json.dumps({"id": "long", "text": "x" * MAX_BYTES}).encode() + b"\n"
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]) + long + make_lines([make_chat(3)]))
+    report = nightly.run()
+    [refused] = report["refused"]
+    assert refused["where"] == "a.jsonl:2"
+    assert f"at most {MAX_BYTES} bytes, found {len(long) - 1}: split it" in refused["reason"]
+    assert set(nightly.content()) == {("default", "chat-1"), ("default", "chat-3")}
+
+
+def test_zstd_above_sends_large_sessions_to_zstd(
+    nightly: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    make_lines: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nightly.head += "zstd_above = 2000\n"
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2, 5000), make_chat(3)]))
+    seen: list[tuple[str, int]] = []
+    way = SessionArchive._way
+
+    def noted(cold: SessionArchive, codec: int, item: Any, *given: Any) -> Any:
+        seen.append((item.name, codec))
+        return way(cold, codec, item, *given)
+
+    monkeypatch.setattr(SessionArchive, "_way", noted)
+    assert nightly.run()["totals"]["frozen"] == 3 and len(nightly.content()) == 3
+    assert [codec for name, codec in seen if name == "chat-2"] == [1]
+    assert [codec for name, codec in seen if name == "chat-1"] == [1, 0]
+
+
+def test_a_source_that_is_not_there_does_not_stop_the_others(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.sources = '[[source]]\nkind = "sqlite"\npath = "no.db"\nquery = "SELECT 1"\n' + nightly.sources
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]))
+    report = nightly.run()
+    assert report["exit_code"] == 7 and "no.db" in report["failures"][0]
+    assert report["totals"]["frozen"] == 1
+
+
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(3))) + b"no\n")
+    nightly.rest = "[collect]\n[[retention]]\nkeep_last = 1\n[verify]\n"
+    before = files(nightly.root / "cold")
+    assert nightly.counts(dry_run=True) == (3, 0, 1, 5)
+    assert files(nightly.root / "cold") == before and not (nightly.root / "state").exists()
+    nightly.run()
+    assert nightly.counts(dry_run=True) == (0, 3, 1, 5)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_sessions_that_grew_are_merged(
+    nightly: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    make_lines: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
+    nightly.rest = '[merge]\ncold = "0s"\n[verify]\nshare = 1.0\n'
+    for turns in (1, 2, 3):
+        nightly.write("chats/a.jsonl", make_lines(make_chat(n, turns) for n in range(2)))
+        report = nightly.run()
+    assert report["merge"]["sessions"] == 2 and report["verify"]["sound"] and report["exit_code"] == 0
+    assert sum(nightly.run()["merge"][key] for key in ("merged", "segments")) == 0
+    wanted = [json.dumps(make_chat(0, turns)) for turns in (1, 2, 3)]
+    assert nightly.content()["default", "chat-0"] == wanted
+
+
+def test_retention_collects_and_verifies(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.rest = (
+        '[[retention]]\nkeep_last = 1\ntenant = "default"\n[collect]\ngrace = "0s"\n[verify]\nshare = 1.0\n'
+    )
+    for turns in (1, 2, 3):
+        nightly.write("chats/a.jsonl", make_lines(make_chat(n, turns) for n in range(5)))
+        report = nightly.run()
+    assert (
+        report["retention"] == {"versions": 15 - 5, "forgotten": 5} or report["retention"]["forgotten"] == 5
+    )
+    assert report["collect"]["condemned"] and report["verify"]["sound"] and report["verify"]["decoded"]
+    report = nightly.run()
+    assert report["collect"]["deleted"] and report["exit_code"] == 0
+    assert nightly.content() == {("default", f"chat-{n}"): [json.dumps(make_chat(n, 3))] for n in range(5)}
+
+
+TEXT = (
+    "The bell of copper rings at nine when Zacharias opens his shop in Quellenweg, and seven grey geese run by. "
+    "Nobody in Oberstolz knows how many violins the widow Pfefferkorn has hidden below her yellow greenhouse. "
+)
+
+
+def like(number: int) -> dict[str, Any]:
+    """Return a chat that has most of its text in common with all others made here."""
+    return {"id": f"like-{number}", "messages": [{"role": "user", "content": f"{TEXT}It was day {number}."}]}
+
+
+def neighbours(nightly: Nightly, *numbers: int) -> list[bytes]:
+    """Return the neighbour after which the last segment of each chat made by `like` was put."""
+    archive = SessionArchive.open(nightly.root / "cold", nightly.bundles).archive
+    leaves = [archive.version(f"like-{number}").leaf for number in numbers]
+    return [max(item.record.neighbour for item in archive.catalog.lookup.find(SEGMENTS, leaf)) for leaf in leaves]
+
+
+def test_a_night_codes_sessions_after_those_that_the_last_one_chose(
+    trained_nightly: Nightly, make_lines: Callable[..., bytes]
+) -> None:
+    nightly = trained_nightly
+    nightly.write("chats/a.jsonl", make_lines(map(like, range(3))))
+    report = nightly.run()
+    assert report["cluster"] is None and neighbours(nightly, 0, 1, 2) == [NONE] * 3
+    nightly.rest = "[cluster]\nmedoids = 2\n"
+    assert nightly.run(dry_run=True)["cluster"]["medoids"] == 2
+    assert not object_names.candidates_among({p.name for p in (nightly.root / "cold/index").iterdir()})
+    report = nightly.run()
+    assert (report["cluster"]["tenants"], report["cluster"]["sessions"], report["cluster"]["medoids"]) == (1, 3, 2)
+    assert "2 sessions chosen, 3 looked at" in Path(report["page"]).read_text()
+    nightly.write("chats/b.jsonl", make_lines(map(like, range(3, 5))))
+    assert nightly.counts() == (2, 3, 0, 0)
+    archive = SessionArchive.open(nightly.root / "cold", nightly.bundles).archive
+    assert {*neighbours(nightly, 3, 4)} <= {archive.version(f"like-{n}").leaf for n in range(3)}
+    assert nightly.content() == {("default", f"like-{n}"): [json.dumps(like(n))] for n in range(5)}
+
+
+def test_a_night_that_cannot_cluster_says_so_and_keeps_the_last_choice(
+    trained_nightly: Nightly, make_lines: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nightly = trained_nightly
+    nightly.rest = "[cluster]\n"
+    nightly.write("chats/a.jsonl", make_lines(map(like, range(3))))
+    assert nightly.run()["exit_code"] == 0
+    before = sorted((nightly.root / "cold/index").iterdir())
+
+    def full(*_: object, **__: object) -> Any:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr("pltz.archive.maintenance.cluster.pack_candidates", full)
+    nightly.write("chats/b.jsonl", make_lines(map(like, range(3, 9))))
+    report = nightly.run()
+    assert report["exit_code"] == 7 and report["failures"] == ["cluster: the disk is full"]
+    assert report["cluster"] is None and set(before) <= set((nightly.root / "cold/index").iterdir())
+    assert neighbours(nightly, 8) != [NONE]
+
+
+def test_damage_in_the_sample_is_said(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(5))))
+    nightly.run()
+    [pack] = (nightly.root / "cold/packs").iterdir()
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+    nightly.rest = "[verify]\n"
+    report = nightly.run()
+    assert report["exit_code"] == 3 and report["verify"]["problems"]
+
+
+def test_two_at_once_the_second_does_nothing(nightly: Nightly) -> None:
+    from pltz.serving.nightly.state import StateFolder
+
+    state = StateFolder(nightly.root / "state")
+    state.make()
+    with state.lock(), pytest.raises(Busy, match="another run is going on"):
+        nightly.run()
+    assert nightly.counts() == (0, 0, 0, 0)
+
+
+def test_a_sealed_archive(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    from pltz.archive.encryption.keys import Secret
+
+    key = nightly.write("key", bytes(range(32)))
+    nightly.head = nightly.head.replace('"cold"', '"sealed"') + 'key_file = "key"\n'
+    SessionArchive.create(nightly.root / "sealed", nightly.bundles, key=Secret.file(key))
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]))
+    nightly.rest = "[verify]\n"
+    assert nightly.counts() == (1, 0, 0, 0)
+    sealed = SessionArchive.open(nightly.root / "sealed", nightly.bundles, key=Secret.file(key))
+    assert sealed.get("chat-1").value == make_chat(1)
+
+
+def test_another_archive_with_the_same_state_gets_everything(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]))
+    nightly.run()
+    SessionArchive.create(nightly.root / "new", nightly.bundles)
+    nightly.head = nightly.head.replace('"cold"', '"new"')
+    assert nightly.counts() == (1, 0, 0, 0)
+
+
+def test_a_lost_state_folder_changes_nothing_in_the_archive(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2)]))
+    nightly.run()
+    before = nightly.content()
+    (nightly.root / "state").rename(nightly.root / "elsewhere")
+    report = nightly.run()
+    assert report["totals"]["frozen"] == report["totals"]["unchanged"] == 2
+    assert nightly.content() == before
+
+
+@pytest.mark.parametrize(
+    "error", [StoreError("the disk is full"), VersionError("a newer pack: the disk is full")]
+)
+def test_what_is_no_fault_of_a_session_ends_a_shard_and_the_next_run_goes_on(
+    error: PltzError,
+    nightly: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    make_lines: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(9))))
+    monkeypatch.setattr(freeze, "BATCH_SESSIONS", 3)
+    real, calls = TowerArchive.put, []
+
+    def full(self: TowerArchive, sessions: Any, **options: Any) -> Any:
+        calls.append(len(sessions))
+        if len(calls) == 2:
+            raise error
+        return real(self, sessions, **options)
+
+    monkeypatch.setattr(TowerArchive, "put", full)
+    report = nightly.run()
+    assert report["exit_code"] == 7 and "the disk is full" in report["failures"][0]
+    assert (report["totals"]["frozen"], report["refused"]) == (3, [])
+    assert nightly.counts() == (6, 3, 0, 0)
+
+
+def test_a_commit_that_a_collector_overtook_is_put_again(
+    nightly: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    make_lines: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
+    real, calls = TowerArchive.put, []
+
+    def overtaken(self: TowerArchive, sessions: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) <= patience:
+            raise Fenced("a collector went on without this writer")
+        return real(self, sessions, **options)
+
+    monkeypatch.setattr(TowerArchive, "put", overtaken)
+    patience = 100
+    report = nightly.run()
+    assert report["exit_code"] == 7 and "Fenced" in report["failures"][0] and len(calls) == freeze.TRIES
+    calls.clear()
+    patience = 2
+    assert nightly.counts() == (4, 0, 0, 0) and len(calls) == 3
+
+
+def test_what_is_no_archive_is_said_before_anything_is_done(nightly: Nightly) -> None:
+    nightly.head = nightly.head.replace('"cold"', '"nowhere"')
+    with pytest.raises(UsageError, match="no archive at"):
+        nightly.run()
+    assert not (nightly.root / "state").exists()
+
+
+def test_the_bundle_that_ships_freezes_a_sample(tmp_path: Path, make_lines: Callable[..., bytes]) -> None:
+    """With the real model, once: the ratio is what it is for, and the sessions come back."""
+    from pltz.datasets import sample_sessions
+    from pltz.serving.nightly import config, job
+
+    chats = [session.value for session in sample_sessions()[:2]]
+    (tmp_path / "a.jsonl").write_bytes(make_lines(chats))
+    cold = SessionArchive.create(tmp_path / "cold", [Bundle.load()])
+    (tmp_path / "n.toml").write_text(
+        'archive = "cold"\nstate = "s"\n[[source]]\nkind = "jsonl"\npath = "a.jsonl"\n'
+    )
+    total = job.run(config.load(tmp_path / "n.toml"))["totals"]
+    assert (total["frozen"], total["by_model"]) == (2, 2) and total["ratio"] > 4
+    cold = SessionArchive.open(tmp_path / "cold", [Bundle.load()])
+    assert [cold.get(f"a/{n}").value for n in (1, 2)] == chats

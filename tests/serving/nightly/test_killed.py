@@ -1,0 +1,242 @@
+"""A run that is killed at any point and run again gives the same sessions, versions and order as one that was not.
+
+Two runs at once are tested too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pltz.serving.nightly import freeze
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.serving.nightly.conftest import Nightly
+
+CALLS = ("write_new", "sync_file", "link", "unlink", "sync_directory")
+
+RUN = """
+import sys
+from pltz.serving.nightly import config, freeze, job
+freeze.BATCH_SESSIONS = 8
+print(job.run(config.load(sys.argv[1]))["exit_code"])
+"""
+
+KILLED_AT = """
+import os
+import signal
+import sys
+from pltz.archive.storage.disk import OsDisk
+
+left = int(sys.argv[2])
+
+def counted(real):
+    def call(*args):
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args)
+    return call
+
+for name in sys.argv[3:]:
+    setattr(OsDisk, name, counted(getattr(OsDisk, name)))
+"""
+
+
+@pytest.fixture
+def logs(
+    nightly: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    make_lines: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Nightly:
+    """Names that come again with more turns, a bad line, lines called by their place, and a retention rule."""
+    monkeypatch.setattr(freeze, "BATCH_SESSIONS", 8)
+    nightly.sources += '[[source]]\nkind = "jsonl"\nname = "places"\npath = "places"\ntags = { p = "y" }\n'
+    nightly.rest = '[[retention]]\nkeep_last = 1\ntags = { p = "y" }\n[collect]\ngrace = "7d"\n'
+    for turns in (1, 2, 3):
+        data = make_lines(make_chat(n, turns) for n in range(6))
+        nightly.write(f"chats/{turns}.jsonl", data + (b"not JSON\n" if turns == 2 else b""))
+    nightly.write("places/a.jsonl", make_lines(map(make_chat, range(9))))
+    return nightly
+
+
+def copy(nightly: Nightly, name: str) -> Nightly:
+    """Copy the job into a folder of its own."""
+    root = nightly.root.with_name(f"{nightly.root.name}-{name}")
+    shutil.copytree(nightly.root, root)
+    other = object.__new__(type(nightly))
+    other.__dict__.update(vars(nightly), root=root)
+    return other
+
+
+def killed_at(call: int, file: Path) -> bool:
+    """Run a job in a process that is killed before system call number ``call``. Return False where it made fewer."""
+    command = [sys.executable, "-c", KILLED_AT + RUN, str(file), str(call), *CALLS]
+    process = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=120, check=False)
+    assert process.returncode in (0, -signal.SIGKILL)
+    return process.returncode != 0
+
+
+def check_kills(logs: Nightly, start: int, stride: int) -> int:
+    """Kill at every ``stride``th call, and return the number of kills."""
+    whole = copy(logs, "whole")
+    whole.run()
+    wanted = whole.content()
+    assert sorted(map(len, wanted.values())) == [1] * 9 + [3] * 6
+    call = start
+    while True:
+        hurt = copy(logs, str(call))
+        if not killed_at(call, hurt.file):
+            return (call - start) // stride
+        report = hurt.run()
+        assert report["exit_code"] == 5 and hurt.content() == wanted, f"killed before call {call}"
+        again = hurt.run()["totals"]
+        assert (again["frozen"], again["known"], again["refused"]) == (0, 27, 1)
+        assert not list((hurt.root / "state/pending").iterdir())
+        assert not list((hurt.root / "state/tmp").iterdir())
+        shutil.rmtree(hurt.root)
+        call += stride
+
+
+def test_killed_and_run_again_it_ends_the_same(logs: Nightly) -> None:
+    assert check_kills(logs, 23, 67) >= 2
+
+
+@pytest.mark.slow
+def test_killed_at_many_calls_of_the_system(logs: Nightly) -> None:
+    assert check_kills(logs, 1, 61) >= 3
+
+
+@pytest.mark.slow
+def test_killed_at_any_time_with_two_workers(logs: Nightly) -> None:
+    """Kill real processes with SIGKILL at random times. A killed parent takes its workers along."""
+    whole = copy(logs, "whole")
+    whole.run()
+    dice = random.Random(6)
+    logs.head += "workers = 2\n"
+    logs.sources = logs.sources.replace('name_key = "id"', 'name_key = "id"\nordered = true')
+    file, kills, limit = str(logs.file), 0, 0.1
+    for _ in range(40):
+        process = subprocess.Popen([sys.executable, "-c", RUN, file], stdout=subprocess.PIPE, text=True)
+        try:
+            out, _ = process.communicate(timeout=limit * (1 + dice.random()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            kills, limit = kills + 1, limit * 1.35
+            continue
+        if process.returncode == 0 and out.strip() == "5":
+            break
+    else:
+        raise AssertionError("it never came to its end")
+    assert kills and logs.content() == whole.content()
+
+
+def test_two_runs_at_once_do_no_harm(logs: Nightly) -> None:
+    """Run two jobs: one works and the other leaves, or finds nothing to do if the first is already finished."""
+    whole = copy(logs, "whole")
+    whole.run()
+    command = [sys.executable, "-c", RUN, str(logs.file)]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    results = [process.communicate(timeout=120) for process in both]
+    codes = sorted(process.returncode for process in both)
+    assert codes in ([0, 0], [0, 1]), results
+    if codes == [0, 1]:
+        assert any("another run is going on" in err for _, err in results)
+    assert logs.content() == whole.content()
+
+
+def test_two_jobs_with_one_archive_at_once(logs: Nightly, make_chat: Any, make_lines: Any) -> None:
+    """Each with a state of its own: all sessions of both are there, and the archive is sound."""
+    from pltz.archive.sessions import SessionArchive
+
+    other = logs.write(
+        "other.toml",
+        (logs.head.replace('"state"', '"state2"') + '[[source]]\nkind = "jsonl"\npath = "more"\n').encode(),
+    )
+    logs.write("more/b.jsonl", make_lines(map(make_chat, range(40))))
+    command = [sys.executable, "-c", RUN]
+    both = [
+        subprocess.Popen([*command, str(f)], stdout=subprocess.PIPE, text=True) for f in (logs.file, other)
+    ]
+    assert sorted(process.communicate(timeout=120)[0].strip() for process in both) == ["0", "5"]
+    content = logs.content()
+    assert {("default", f"b/{n}") for n in range(1, 41)} <= set(content) and len(content) == 40 + 15
+    assert SessionArchive.open(logs.root / "cold", logs.bundles).archive.verify(decode=True).sound
+
+
+def test_a_worker_that_dies_costs_its_shard_one_more_try(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    """Kill a worker while it works: its shard is done again."""
+    nightly.head += "workers = 2\n"
+    nightly.sources = "".join(f'[[source]]\nkind = "jsonl"\nname = "{n}"\npath = "s{n}"\n' for n in range(2))
+    for n in range(2):
+        nightly.write(f"s{n}/s{n}.jsonl", make_lines(map(make_chat, range(10 * n, 10 * n + 10))))
+    file = str(nightly.file)
+    process = subprocess.Popen([sys.executable, "-c", RUN, file], stdout=subprocess.PIPE, text=True)
+    killed = False
+    end = time.monotonic() + 60
+    while process.poll() is None and not killed and time.monotonic() < end:
+        for child in children(process.pid):
+            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text(errors="replace"):
+                os.kill(child, signal.SIGKILL)
+                killed = True
+                break
+        time.sleep(0.005)
+    out, _ = process.communicate(timeout=120)
+    assert killed and out.strip() == "0"
+    assert len(nightly.content()) == 20
+
+
+def children(parent: int) -> list[int]:
+    try:
+        return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def test_a_receipt_that_is_damaged_costs_a_look_and_no_version(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
+    nightly.run()
+    [receipt] = (nightly.root / "state/receipts").iterdir()
+    data = bytearray(receipt.read_bytes())
+    data[40] ^= 1
+    receipt.write_bytes(data)
+    report = nightly.run()
+    assert report["totals"]["unchanged"] == 4 and report["damaged_receipts"] == [receipt.name]
+    assert all(len(versions) == 1 for versions in nightly.content().values())
+    assert json.loads(Path(report["report"]).read_bytes())["damaged_receipts"] == [receipt.name]
+    assert nightly.counts() == (0, 4, 0, 0)
+    assert not receipt.exists()
+
+
+def test_a_receipt_of_a_newer_version_is_left(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
+    nightly.run()
+    [receipt] = (nightly.root / "state/receipts").iterdir()
+    newer = receipt.with_name("a" * 32)
+    newer.write_bytes(b"PLTn\x03" + receipt.read_bytes()[5:])
+    report = nightly.run()
+    assert report["totals"]["known"] == 4 and report["damaged_receipts"] == []
+    assert newer.exists() and receipt.exists()
