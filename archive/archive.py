@@ -85,8 +85,17 @@ class SessionVersion:
     def of(cls, version: Version) -> SessionVersion:
         """Return a version of the catalogue as it is listed."""
         target = version.target if any(version.target) else None
-        facts = version.time, KINDS[version.kind], version.tags, target, version.forgotten, version.id
-        return SessionVersion(version.tenant, version.name, version.version, *facts)
+        return SessionVersion(
+            tenant=version.tenant,
+            name=version.name,
+            version=version.version,
+            time=version.time,
+            kind=KINDS[version.kind],
+            tags=version.tags,
+            target=target,
+            forgotten=version.forgotten,
+            id=version.id,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -820,7 +829,7 @@ class Archive:
         named = self._named
         given = [named] if named is None or isinstance(named, str | os.PathLike | Bundle) else [*named]
         bundles = [one if isinstance(one, Bundle) else Bundle.load(one) for one in given or [None]]
-        self.tower.codecs[:] = codecs_of(bundles, **self._engine)
+        self.tower.codecs.replace(codecs_of(bundles, **self._engine))
         made = SessionArchive(self.tower, bundles, zstd_above=self._zstd_above, **self._engine)
         self._fingerprints |= {data: made.add(data) for data in self._tokenizers}
         return made

@@ -28,6 +28,7 @@ import numpy as np
 from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.format.ids import BASE, LEAF, TENANT, segment_of
 from pltz.archive.format.index_file import key_of_session
@@ -100,7 +101,7 @@ def copy(
 
 
 def _sessions(
-    source: TowerArchive, versions: Sequence[Version], codecs: Sequence[SegmentCodec]
+    source: TowerArchive, versions: Sequence[Version], codecs: CodecRegistry
 ) -> Iterator[tuple[Tower, NewSession] | None]:
     """Yield each version's tower and the session to put, in order; None where it was erased.
 
@@ -119,7 +120,7 @@ def _all_towers(source: TowerArchive, versions: Sequence[Version]) -> Sequence[T
 
 
 def _session(
-    source: TowerArchive, version: Version, tower: Tower | None, codecs: Sequence[SegmentCodec]
+    source: TowerArchive, version: Version, tower: Tower | None, codecs: CodecRegistry
 ) -> tuple[Tower, NewSession]:
     read = source.tower(version) if tower is None else tower
     return read, _new_session(source, read, codecs)
@@ -239,28 +240,28 @@ def _put(version: Version, receipt: CommitReceipt, to: TowerArchive) -> Version:
     return found
 
 
-def _new_session(source: TowerArchive, tower: Tower, codecs: Sequence[SegmentCodec]) -> NewSession:
+def _new_session(source: TowerArchive, tower: Tower, codecs: CodecRegistry) -> NewSession:
     version = tower.version
     shared, base = base_of(source, tower)
     return NewSession(
         version.name,
         [tokens for _, tokens in tower.segments],
-        version.tenant,
-        shared,
-        base or "base",
-        version.tags,
-        KINDS[version.kind],
-        None if version.target == NONE else version.target,
-        version.time,
-        _codec(version, codecs),
+        tenant=version.tenant,
+        shared=shared,
+        base=base or "base",
+        tags=version.tags,
+        kind=KINDS[version.kind],
+        target=None if version.target == NONE else version.target,
+        time=version.time,
+        codec=_codec(version, codecs),
     )
 
 
-def _codec(version: Version, codecs: Sequence[SegmentCodec]) -> int:
-    """Return the number of the first codec that takes a version's tokens. Raises BundleMismatch."""
-    for number, codec in enumerate(codecs):
+def _codec(version: Version, codecs: CodecRegistry) -> SegmentCodec:
+    """Return the first codec that takes a version's tokens. Raises BundleMismatch."""
+    for codec in codecs:
         if codec.tokenizer == version.tokenizer:
-            return number
+            return codec
     raise BundleMismatch(
         f"no bundle at hand has tokenizer {version.tokenizer.hex()}, which {version.name!r} needs: name it (--bundle)"
     )

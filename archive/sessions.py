@@ -44,7 +44,6 @@ from pltz.archive.codecs.codec import (
     BytesCodec,
     IdsCodec,
     SegmentCodec,
-    ids_codec,
 )
 from pltz.archive.encryption.keys import LockedArchive
 from pltz.archive.errors import KeyMismatch, LostError, NotFound
@@ -205,7 +204,7 @@ class SessionArchive:
     """An open archive of sessions. Make one with `create` or `open`.
 
     Args:
-        archive: opened with `codecs_of` the bundles.
+        archive: opened with `codecs_of` the bundles: the first codec is the model's, the second that of plain bytes.
         bundles: the first one codes new sessions; all are read.
         zstd_above: sessions of more bytes (`Session.to_bytes`) are put by zstd and not by the model; None: none.
         engine: device, threads and layout of codecs that `add` makes.
@@ -224,10 +223,10 @@ class SessionArchive:
         self.tokenizer = self.bundle.tokenizer
         self._engine = engine
         self._tokenizers = {b.tokenizer.fingerprint: b.tokenizer for b in bundles}
-        self._numbers: dict[bytes, int] = {}  # tokenizer -> the first codec that takes its ids
-        for number, codec in enumerate(archive.codecs):
+        self._codecs: dict[bytes, SegmentCodec] = {}  # tokenizer -> the first codec that takes its ids
+        for codec in archive.codecs:
             if not isinstance(codec, BytesCodec | IdsCodec):
-                self._numbers.setdefault(codec.tokenizer, number)
+                self._codecs.setdefault(codec.tokenizer, codec)
 
     @classmethod
     def create(
@@ -285,17 +284,16 @@ class SessionArchive:
         from pltz.models.bundle.bridge import Bridge
 
         bridge = Bridge(tokenizer, self.tokenizer)
-        if bridge.fingerprint not in self._numbers:
-            if bridge.identity:
-                self._numbers[bridge.fingerprint] = 0
-            else:
-                self.archive.codecs.append(BridgedCodec(self.bundle, bridge, **self._engine))
-                self._numbers[bridge.fingerprint] = len(self.archive.codecs) - 1
+        if bridge.fingerprint not in self._codecs:
+            codec = self.archive.codecs[0] if bridge.identity else BridgedCodec(self.bundle, bridge, **self._engine)
+            if not bridge.identity:
+                self.archive.codecs.register(codec)
+            self._codecs[bridge.fingerprint] = codec
         return bridge.fingerprint
 
     def knows(self, tokenizer: bytes) -> bool:
         """Return whether ids of a tokenizer can be put."""
-        return tokenizer in self._numbers
+        return tokenizer in self._codecs
 
     def want_key(self) -> None:
         """Raise KeyMismatch where the archive is sealed and was opened without its key."""
@@ -342,28 +340,40 @@ class SessionArchive:
                     yield self._repeated(request, cut)
                     continue
                 receipt = next(receipts)
-                by_model = not isinstance(self.archive.codecs[receipt.codec], BytesCodec | IdsCodec)
+                by_model = not isinstance(receipt.codec, BytesCodec | IdsCodec)
                 yield PutReceipt(
-                    request.tenant,
-                    request.name,
-                    receipt.version,
-                    b"" if dry_run else receipt.id,
-                    receipt.new,
-                    receipt.size,
-                    by_model,
-                    receipt.unchanged,
-                    cut.kind,
-                    receipt.tokens,
-                    receipt.segments,
-                    request.fingerprint,
+                    tenant=request.tenant,
+                    name=request.name,
+                    version=receipt.version,
+                    id=b"" if dry_run else receipt.id,
+                    segments=receipt.new,
+                    size=receipt.size,
+                    by_model=by_model,
+                    unchanged=receipt.unchanged,
+                    kind=cut.kind,
+                    tokens=receipt.tokens,
+                    tower=receipt.segments,
+                    target=request.fingerprint,
                 )
 
     def _repeated(self, request: PutRequest, tower: Tower) -> PutReceipt:
         """Return the receipt of a session that the archive has already."""
         version, tokens = tower.version, len(tower.tokens)
         by_model = not self._ids_by_zstd(tokens)
-        facts = 0, 0, by_model, True, "ids", tokens, len(tower.segments), request.fingerprint
-        return PutReceipt(request.tenant, request.name, version.version, version.id, *facts)
+        return PutReceipt(
+            tenant=request.tenant,
+            name=request.name,
+            version=version.version,
+            id=version.id,
+            segments=0,
+            size=0,
+            by_model=by_model,
+            unchanged=True,
+            kind="ids",
+            tokens=tokens,
+            tower=len(tower.segments),
+            target=request.fingerprint,
+        )
 
     def _batches(
         self, requests: Iterable[PutRequest], keep_opaque: bool
@@ -447,10 +457,10 @@ class SessionArchive:
                 raise
         except (ContentError, TokenizerMismatch) as exc:
             raise type(exc)(f"session {request.name!r}: {exc}") from exc
-        plain = self._way(1, request, session.kind, np.frombuffer(content, np.uint8), before)
+        plain = self._way(self.archive.codecs[1], request, session.kind, np.frombuffer(content, np.uint8), before)
         if tokens is None:
             return plain
-        return replace(self._way(0, request, session.kind, tokens, before), otherwise=[plain])
+        return replace(self._way(self.archive.codecs[0], request, session.kind, tokens, before), otherwise=[plain])
 
     def _tokens(self, session: Session) -> Tokens | None:
         """Return the bundle tokens of a session, (T,); None where they would not give the same text back."""
@@ -460,15 +470,15 @@ class SessionArchive:
         return tokens.astype(np.int64)
 
     def _way(
-        self, codec: int, request: PutRequest, kind: str, tokens: Tokens, before: _Before | None
+        self, codec: SegmentCodec, request: PutRequest, kind: str, tokens: Tokens, before: _Before | None
     ) -> NewSession:
         """Cut tokens, (T,), where the last version, the base and the rest of the object begin or end."""
-        chat = codec == 0 and kind == "chat"
+        chat = codec is self.archive.codecs[0] and kind == "chat"
         start, end = _ends(tokens) if chat else (0, len(tokens))
         base = request.base if request.base is not None or before is None else before.base
         shared = int(chat and start > 0 and base is not None)
         known: list[int] = []
-        if before and before.tower.version.tokenizer == self.archive.codecs[codec].tokenizer:
+        if before and before.tower.version.tokenizer == codec.tokenizer:
             same = base == before.base or not (shared or before.shared)
             known = common(before.tower, tokens) if same else []  # else the base's domain and all ids change
             if len(known) < before.shared:
@@ -478,8 +488,18 @@ class SessionArchive:
         cuts = [*known, *(cut for cut in (start, end) if not known or cut > known[-1])]
         ends = sorted({*cuts, len(tokens)} - {0})
         segments = [tokens[a:b] for a, b in itertools.pairwise([0, *ends])]
-        facts = request.tags, kind, request.fingerprint, request.time, codec
-        return NewSession(request.name, segments, request.tenant, shared, base or "base", *facts)
+        return NewSession(
+            request.name,
+            segments,
+            tenant=request.tenant,
+            shared=shared,
+            base=base or "base",
+            tags=request.tags,
+            kind=kind,
+            target=request.fingerprint,
+            time=request.time,
+            codec=codec,
+        )
 
     def _last(self, request: PutRequest, session: Session) -> _Before | None:
         """Return the last version of a session if a new one can build on it.
@@ -505,27 +525,27 @@ class SessionArchive:
             raise UsageError(f"expected token ids and a fingerprint of their tokenizer for session {request.name!r}")
         if tokenizer is None or tokenizer == NONE:
             tokenizer = self.tokenizer.fingerprint
-        if tokenizer not in self._numbers:
+        if tokenizer not in self._codecs:
             raise TokenizerMismatch(
                 f"session {request.name!r} has ids of tokenizer {tokenizer.hex()}: "
                 "open the archive with it (--tokenizer)"
             )
         check_ids(len(session.value))
-        codec = self._numbers[tokenizer]
+        codec = self._codecs[tokenizer]
         ids = identity.checked(session.value)
         last = self._last_ids(request.tenant, request.name, codec)
         for tower in self._alike(request, codec, last):
             if self._has(tower, request, ids):
                 return tower
         if self._ids_by_zstd(len(ids)):
-            codec = ids_codec(self.archive.codecs, self.archive.codecs[codec].tokenizer)
+            codec = self.archive.codecs.for_ids(codec.tokenizer)
         return self._ids_way(request, codec, ids, last or self._last_ids(request.tenant, request.parent or "", codec))
 
     def _ids_by_zstd(self, count: int) -> bool:
         """Return whether so many ids are too large for the model (``zstd_above``)."""
         return self.zstd_above is not None and ID_BYTES * count > self.zstd_above
 
-    def _alike(self, request: PutRequest, codec: int, last: Tower | None) -> Iterator[Tower]:
+    def _alike(self, request: PutRequest, codec: SegmentCodec, last: Tower | None) -> Iterator[Tower]:
         """Yield versions that a request may repeat: the last one, if it surely is, and those of the same second."""
         history = self.archive.catalog.histories.of(request.tenant, request.name)
         if last and history.has_newest:
@@ -540,7 +560,7 @@ class SessionArchive:
         same = version.target == (request.fingerprint or NONE) and version.tags == dict(request.tags)
         return same and np.array_equal(tower.tokens, ids) and self.archive.is_sound(tower)
 
-    def _ids_way(self, request: PutRequest, codec: int, ids: Tokens, before: Tower | None) -> NewSession:
+    def _ids_way(self, request: PutRequest, codec: SegmentCodec, ids: Tokens, before: Tower | None) -> NewSession:
         """Cut ids, (T,), into the segments of ``before`` that they begin with, then at each prefix."""
         shared, base = (0, request.base or None)
         known: list[int] = []
@@ -560,10 +580,20 @@ class SessionArchive:
         step = ZSTD_SEGMENT if self._ids_by_zstd(len(ids)) else MAX_SEGMENT
         rows = _short(ids, cuts, exact=len(known), step=step)
         shared = _count(rows, cuts[shared - 1]) if shared else 0
-        options = shared, base or "base", request.tags, "ids", request.fingerprint, request.time, codec
-        return NewSession(request.name, rows, request.tenant, *options)
+        return NewSession(
+            request.name,
+            rows,
+            tenant=request.tenant,
+            shared=shared,
+            base=base or "base",
+            tags=request.tags,
+            kind="ids",
+            target=request.fingerprint,
+            time=request.time,
+            codec=codec,
+        )
 
-    def _last_ids(self, tenant: str, name: str, codec: int) -> Tower | None:
+    def _last_ids(self, tenant: str, name: str, codec: SegmentCodec) -> Tower | None:
         """Return the last version of a session if a new one can build on it."""
         versions = [v for v in self._versions(tenant, name) if not v.forgotten] if name else []
         return self._tower(versions[-1], codec) if versions else None
@@ -571,8 +601,8 @@ class SessionArchive:
     def _versions(self, tenant: str, name: str) -> list[Version]:
         return self.archive.catalog.lookup.versions(self.archive.keys.domain(TENANT, tenant), name)
 
-    def _tower(self, version: Version, codec: int) -> Tower | None:
-        if (version.tokenizer, KINDS[version.kind]) != (self.archive.codecs[codec].tokenizer, "ids"):
+    def _tower(self, version: Version, codec: SegmentCodec) -> Tower | None:
+        if (version.tokenizer, KINDS[version.kind]) != (codec.tokenizer, "ids"):
             return None
         try:
             return self.archive.before(version)

@@ -30,6 +30,7 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem
 from pltz.archive.catalog.recent_towers import RecentTowers
 from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, Secret
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
@@ -118,7 +119,7 @@ class TowerArchive:
     def __init__(
         self, store: Store, settings: Settings, codecs: Sequence[SegmentCodec], keys: Encryption | None = None
     ):
-        self.store, self.settings, self.codecs = store, settings, list(codecs)
+        self.store, self.settings, self.codecs = store, settings, CodecRegistry(codecs)
         self.keys = keys or Plaintext()
         self._neighbours = False
         self._max_age = 0.0

@@ -24,7 +24,8 @@ from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
-from pltz.archive.codecs.codec import Chained, Coded, SegmentCodec, codec_of, coding
+from pltz.archive.codecs.codec import Chained, Coded, SegmentCodec, coding
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
 from pltz.archive.format import ids as identity
@@ -78,7 +79,7 @@ class RecordToDecode:
 
 
 def decode_records(
-    codecs: list[SegmentCodec], keys: Encryption, wanted: Sequence[RecordToDecode], heard: Heard | None = None
+    codecs: CodecRegistry, keys: Encryption, wanted: Sequence[RecordToDecode], heard: Heard | None = None
 ) -> list[Answer]:
     """Return the tokens of each record, (T,), or the error that keeps them from being read.
 
@@ -88,7 +89,7 @@ def decode_records(
     out: list[Answer] = [NOTHING] * len(wanted)
     groups: dict[int, tuple[SegmentCodec, list[int]]] = {}
     for number, w in enumerate(wanted):
-        codec = codec_of(codecs, w.item.context)
+        codec = codecs.for_context(w.item.context)
         if codec is None:
             out[number] = _no_codec(w.item)
         else:
@@ -260,7 +261,7 @@ class Chains:
     def __init__(
         self,
         catalog: Catalog,
-        codecs: list[SegmentCodec],
+        codecs: CodecRegistry,
         known: Mapping[bytes, KnownSegment] | None = None,
         heard: Heard | None = None,
         *,
@@ -362,7 +363,7 @@ class Chains:
         They are the last tokens of the tower of its parent, which must be loaded, behind the first ones of the tower
         of its neighbour (`load_neighbours`).
         """
-        codec = codec_of(self.codecs, item.context)
+        codec = self.codecs.for_context(item.context)
         reach = codec.reach if codec else 0
         own = self._own_above(item, reach if item.context.mode & TOWER else 0)
         if item.record.neighbour == NONE or isinstance(own, PltzError):
@@ -514,11 +515,11 @@ class Chains:
         if path and self._places[path[-1]][0].context.mode == WITHIN:  # it comes with its run
             path = path[:-1]
         items = [self._places[segment][0] for segment in path]
-        codec = codec_of(self.codecs, items[0].context) if len(items) > 1 else None
+        codec = self.codecs.for_context(items[0].context) if len(items) > 1 else None
         if not isinstance(codec, Chained) or not codec.chains:
             return
         for number, item in enumerate(items[1:], 1):
-            if item.record.parent != path[number - 1] or codec_of(self.codecs, item.context) is not codec:
+            if item.record.parent != path[number - 1] or self.codecs.for_context(item.context) is not codec:
                 return
             if item.context.mode == WITHIN:  # what is below it was not coded after all of the run
                 return

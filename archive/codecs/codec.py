@@ -155,45 +155,11 @@ class Kin(Protocol):
         """
 
 
-def codec_of(codecs: list[SegmentCodec], context: Context) -> SegmentCodec | None:
-    """Return the codec that decodes the segments of a context; None if there is none.
-
-    If none of those given does, a codec of an embedded bundle is appended to them. So pltz reads forever what
-    an earlier version froze with its bundle.
-    """
-
-    def fits(codec: SegmentCodec) -> bool:
-        has = codec.bundle_id, codec.contract, codec.tokenizer
-        return has == (context.bundle, context.contract, context.tokenizer) and not context.mode & CODING & ~codec.mode
-
-    found = next(filter(fits, codecs), None)
-    if found:
-        return found
-    if IdsCodec.fits(context):
-        codecs.append(IdsCodec(context.tokenizer))
-        return codecs[-1]
-    alike = next((c for c in codecs if isinstance(c, Kin) and c.tokenizer == context.tokenizer), None)
-    other = alike.kin(context.bundle) if isinstance(alike, Kin) else None
-    if other is None or not fits(other):
-        return None
-    codecs.append(other)
-    return other
-
-
 def coding(codec: SegmentCodec, context: Context, record: Record) -> int:
     """Return the bits that tell how a record's tokens were coded. Raises CorruptError where its codec has no copies."""
     if record.copied and not codec.mode & COPIES:
         raise CorruptError("a record has copies, which its codec never makes: damaged")
     return context.mode & CODING | COPIES * record.copied
-
-
-def ids_codec(codecs: list[SegmentCodec], tokenizer: bytes) -> int:
-    """Return the number of the `IdsCodec` of a tokenizer, which is appended if absent."""
-    for number, codec in enumerate(codecs):
-        if isinstance(codec, IdsCodec) and codec.tokenizer == tokenizer:
-            return number
-    codecs.append(IdsCodec(tokenizer))
-    return len(codecs) - 1
 
 
 def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:

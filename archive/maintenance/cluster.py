@@ -36,7 +36,8 @@ from pltz.archive.catalog.chain import BATCH, NOTHING, Chains, context_after, de
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import Segments
-from pltz.archive.codecs.codec import Plain, SegmentCodec, codec_of
+from pltz.archive.codecs.codec import Plain, SegmentCodec
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates
 from pltz.archive.format.context import NO_ROOT, RUN, WITHIN, Context
@@ -117,7 +118,7 @@ class _Session:
 class Clusterer:
     """One clustering. Writers that opened the archive before go on with the candidates that they read."""
 
-    def __init__(self, catalog: Catalog, codecs: list[SegmentCodec], archive: bytes) -> None:
+    def __init__(self, catalog: Catalog, codecs: CodecRegistry, archive: bytes) -> None:
         self.catalog, self.codecs, self.archive = catalog, codecs, archive
 
     def run(
@@ -233,7 +234,7 @@ class Clusterer:
         return groups or {CandidateGroup(kind, domain, NONE, NO_ROOT, count, last): []}
 
     def _codec(self, places: Sequence[Found]) -> SegmentCodec | None:
-        return codec_of(self.codecs, places[0].context) if places else None
+        return self.codecs.for_context(places[0].context) if places else None
 
     def _places(self, segment: bytes) -> list[Found]:
         return self.catalog.lookup.find(SEGMENTS, segment)

@@ -27,7 +27,8 @@ from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version, older_versions, version_of
 from pltz.archive.catalog.recent_towers import Segments
-from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, codec_of, layout_mode
+from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, layout_mode
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import ALONE, RUN, TOWER, WITHIN, Context
 from pltz.archive.format.ids import TENANT, Tokens
@@ -93,7 +94,7 @@ class _Run:
 class Merger:
     """One merge. Several may run at once beside writers and collectors: equal runs are equal records."""
 
-    def __init__(self, catalog: Catalog, writer: ArchiveWriter, codecs: list[SegmentCodec]) -> None:
+    def __init__(self, catalog: Catalog, writer: ArchiveWriter, codecs: CodecRegistry) -> None:
         self.catalog, self.writer, self.codecs = catalog, writer, codecs
         self._owners: dict[bytes, bytes] = {}  # segment -> its session's key, NONE where several have it
 
@@ -256,7 +257,7 @@ class Merger:
 
     def _run(self, chain: _Chain) -> _Run | None:
         """Return the run of a chain, proved to decode; None where it would be larger or cannot be read."""
-        codec = codec_of(self.codecs, chain.items[0].context)
+        codec = self.codecs.for_context(chain.items[0].context)
         chains = Chains(self.catalog, self.codecs)
         try:
             towers = {v.id: chains.version(v) for v in chain.staying}

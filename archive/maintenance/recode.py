@@ -17,7 +17,8 @@ import numpy as np
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING, Chains
 from pltz.archive.catalog.listing import Found
-from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, codec_of, layout_mode
+from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, layout_mode
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.format.context import ALONE, TOWER
 from pltz.archive.format.ids import Tokens
@@ -41,7 +42,7 @@ class Recoder:
         self,
         catalog: Catalog,
         writer: ArchiveWriter,
-        codecs: list[SegmentCodec],
+        codecs: CodecRegistry,
         load: Callable[[], object] = lambda: None,
     ) -> None:
         self.catalog, self.writer, self.codecs, self._load = catalog, writer, codecs, load
@@ -57,7 +58,7 @@ class Recoder:
     def can_decode(self, segment: bytes) -> bool:
         """Return whether the archive was opened with the codecs of all records of a segment."""
         self._load()
-        return all(codec_of(self.codecs, item.context) for item in self._places(segment))
+        return all(self.codecs.for_context(item.context) for item in self._places(segment))
 
     def stands_alone(self, segment: bytes, roots: Collection[bytes] = ()) -> bool:
         """Return whether a segment has a record without a neighbour, under none of these roots of keys."""
@@ -112,7 +113,7 @@ class Recoder:
             read.append((segment, tower[-1][1]))
             above.append(np.concatenate([NOTHING, *(part for _, part in tower[:-1])]))
         places = [self._places(segment)[0] for segment, _ in read]
-        codecs = [codec_of(self.codecs, place.context) for place in places]
+        codecs = [self.codecs.for_context(place.context) for place in places]
         rows = list[Row]()
         for codec in {id(codec): codec for codec in codecs}.values():
             assert codec is not None  # it has just decoded the segment

@@ -33,6 +33,7 @@ from pltz.archive.catalog.chain import lost_versions
 from pltz.archive.catalog.ledger import MAX_FILE as MAX_ENTRY
 from pltz.archive.catalog.ledger import PackState, decode_as
 from pltz.archive.catalog.lookup import Version
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import ArchiveError, StoreError
@@ -393,7 +394,7 @@ class Repairer:
             return
         if rows:
             contexts = _opened(best).head.contexts
-            ArchiveWriter(catalog, [], shares).copy([(contexts[r.context], r) for _, r in rows])
+            ArchiveWriter(catalog, CodecRegistry(), shares).copy([(contexts[r.context], r) for _, r in rows])
         if missing == 0 and not sessions:
             catalog.ledger.put_deleted([pack])
         else:

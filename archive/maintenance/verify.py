@@ -28,7 +28,7 @@ from pltz.archive.catalog.ledger import MISSING, as_text
 from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem, Problems
-from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.encryption.key_files import MAX_SIZE as MAX_KEYS
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
@@ -112,7 +112,7 @@ class Verifier:
     """
 
     def __init__(
-        self, catalog: Catalog, codecs: list[SegmentCodec], settings: Settings, resume: Report | None = None
+        self, catalog: Catalog, codecs: CodecRegistry, settings: Settings, resume: Report | None = None
     ):
         self.catalog, self.codecs, self.settings = catalog, codecs, settings
         self.report = resume or Report()

@@ -68,7 +68,7 @@ class TargetTokenReader:
         codecs, wanted = self._cold.archive.codecs, self._bridge.fingerprint
         if self._same or version.tokenizer != wanted or wanted in [codec.tokenizer for codec in codecs]:
             return
-        codecs.append(BridgedCodec(self._cold.bundle, self._bridge, device=self._target.device.type))
+        codecs.register(BridgedCodec(self._cold.bundle, self._bridge, device=self._target.device.type))
 
     def as_they_are(self, version: Version) -> bool:
         """Return whether `see` gives the archive's tokens themselves, all of them."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -20,6 +19,7 @@ from pltz.archive.catalog.chain import NOTHING, context_after
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format import ids
 from pltz.archive.format.context import TOWER, Context
@@ -30,9 +30,6 @@ from pltz.plt_codec.identity import NONE
 
 BATCH_TOKENS = 1 << 22  # tokens per call of a codec
 
-# takes half the time of passing the eleven fields by name
-_record = partial(tuple.__new__, Record)
-_receipt = partial(tuple.__new__, CommitReceipt)
 
 
 class PendingSegment:
@@ -95,7 +92,7 @@ class PendingSegment:
 
     def row(self) -> Row:
         """Return the row that puts the segment without a session."""
-        record = Record(0, self.parent, self.id, len(self.tokens), self.data)
+        record = Record(0, parent=self.parent, id=self.id, tokens=len(self.tokens), bitstring=self.data)
         return self.context, record._replace(neighbour=self.neighbour, copied=self.copied) if self.near else record
 
 
@@ -103,6 +100,7 @@ class PendingVersion:
     """A session of the batch: its tower and the version to write.
 
     Attributes:
+        codec: the codec of its segments.
         leaf: id of the last segment, once it is named.
         kept: the last version, if it is the same.
         new: number of segments that this session is the first to have.
@@ -110,6 +108,7 @@ class PendingVersion:
     """
 
     __slots__ = (
+        "codec",
         "context",
         "id",
         "kept",
@@ -124,8 +123,17 @@ class PendingVersion:
         "version",
     )
 
-    def __init__(self, session: NewSession, tower: list[PendingSegment], context: Context, key: bytes, time: int):
-        self.session, self.tower, self.context, self.key, self.time = session, tower, context, key, time
+    def __init__(
+        self,
+        session: NewSession,
+        codec: SegmentCodec,
+        tower: list[PendingSegment],
+        context: Context,
+        key: bytes,
+        time: int,
+    ):
+        self.session, self.codec, self.tower, self.context = session, codec, tower, context
+        self.key, self.time = key, time
         self.tags = pack_tags(session.tags) if session.tags else b""
         self.version, self.id, self.leaf = 1, b"", NONE
         self.kept: Version | None = None
@@ -135,9 +143,18 @@ class PendingVersion:
         """Return the receipt of the session."""
         s, unchanged = self.session, self.kept is not None
         tokens = sum(len(segment.tokens) for segment in self.tower)
-        return _receipt(
-            (s.tenant, s.name, self.id, self.version, self.leaf, self.new, self.size, unchanged,
-             s.codec, len(self.tower), tokens)
+        return CommitReceipt(
+            tenant=s.tenant,
+            name=s.name,
+            id=self.id,
+            version=self.version,
+            leaf=self.leaf,
+            new=self.new,
+            size=self.size,
+            unchanged=unchanged,
+            codec=self.codec,
+            segments=len(self.tower),
+            tokens=tokens,
         )
 
 
@@ -159,12 +176,13 @@ def draft(
     drafts = []
     for session in sessions:
         own, base = contexts.of(session)
-        tower = _tower(session, contexts.codecs[session.codec], own, base, known)
+        codec = contexts.codec_of(session)
+        tower = _tower(session, codec, own, base, known)
         time = now if session.time is None else session.time
         place = own.domain, session.name
         if (key := keys.get(place)) is None:  # ways of one session have one key
             key = keys[place] = session_key(*place)
-        drafts.append(PendingVersion(session, tower, own, key, time))
+        drafts.append(PendingVersion(session, codec, tower, own, key, time))
     segments = list(known.values())
     _name(segments, contexts.keys)
     for d in drafts:
@@ -241,23 +259,19 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Pendin
             leaf = None
         if d.kept:
             continue
-        own = d.session.name, d.version, d.time, d.tags, None, b""
-        if leaf:
-            fields = 0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *own, leaf.neighbour, leaf.copied
-            rows.append((leaf.context, _record(fields)))
-        else:
-            rows.append((d.context, _record((0, d.leaf, None, 0, b"", *own, NONE, False))))
+        context, record = leaf.row() if leaf else (d.context, Record(0, parent=d.leaf))
+        rows.append((context, record._replace(name=d.session.name, version=d.version, time=d.time, tags=d.tags)))
     return rows
 
 
 class Contexts:
     """The contexts of a batch: one `Context` object for all sessions that share it."""
 
-    def __init__(self, codecs: Sequence[SegmentCodec], keys: Encryption):
+    def __init__(self, codecs: CodecRegistry, keys: Encryption):
         self.codecs, self.keys = codecs, keys
         self._domains: dict[tuple[int, str], Context] = {}
-        self._known: dict[tuple[int, str, int, bytes | None, str], Context] = {}
-        self._pairs: dict[tuple[str, str | None, int, bytes | None, str], tuple[Context, Context]] = {}
+        self._known: dict[tuple[int, str, SegmentCodec, bytes | None, str], Context] = {}
+        self._pairs: dict[tuple[str, str | None, SegmentCodec, bytes | None, str], tuple[Context, Context]] = {}
 
     @property
     def domains(self) -> set[bytes]:
@@ -269,26 +283,29 @@ class Contexts:
 
         Raises the errors of `Encryption.context`.
         """
-        s = session
-        key = s.tenant, s.base if s.shared else None, s.codec, s.target, s.kind
+        s, codec = session, self.codec_of(session)
+        key = s.tenant, s.base if s.shared else None, codec, s.target, s.kind
         found = self._pairs.get(key)
         if found is None:
-            own = self._context(TENANT, s.tenant, s.codec, s.target, s.kind)
-            base = self._context(BASE, s.base, s.codec, None, "ids") if s.shared else own
+            own = self._context(TENANT, s.tenant, codec, s.target, s.kind)
+            base = self._context(BASE, s.base, codec, None, "ids") if s.shared else own
             found = self._pairs[key] = own, base
         return found
 
-    def _context(self, kind: int, name: str, codec: int, target: bytes | None, session: str) -> Context:
+    def codec_of(self, session: NewSession) -> SegmentCodec:
+        """Return the codec of a session: the one it names, or the archive's first."""
+        return self.codecs[0] if session.codec is None else session.codec
+
+    def _context(self, kind: int, name: str, codec: SegmentCodec, target: bytes | None, session: str) -> Context:
         key = kind, name, codec, target, session
         if (known := self._known.get(key)) is None:
             if (domain := self._domains.get((kind, name))) is None:
                 domain = self._domains[kind, name] = self.keys.context(kind, name)
-            c = self.codecs[codec]
             known = replace(
                 domain,
-                tokenizer=c.tokenizer,
-                bundle=c.bundle_id,
-                contract=c.contract,
+                tokenizer=codec.tokenizer,
+                bundle=codec.bundle_id,
+                contract=codec.contract,
                 target=target or NONE,
                 kind=KINDS.index(session),
             )

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import LAST, Chains, depth_of
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
-from pltz.archive.codecs.codec import Plain, SegmentCodec, copies_fit, layout_mode
+from pltz.archive.codecs.codec import Plain, copies_fit, layout_mode
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.format.context import ALONE, COPIES, TOWER
 from pltz.archive.format.ids import BASE
 from pltz.archive.format.index_file import Location
@@ -79,7 +80,7 @@ class NeighbourEncoder:
         towers: recent towers of candidates and of neighbours.
     """
 
-    def __init__(self, catalog: Catalog, codecs: list[SegmentCodec], proved: VerifiedSegments) -> None:
+    def __init__(self, catalog: Catalog, codecs: CodecRegistry, proved: VerifiedSegments) -> None:
         self.catalog, self.codecs, self.proved = catalog, codecs, proved
         self.candidates: Candidates | None = None
         self.towers = RecentTowers()

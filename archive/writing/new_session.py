@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pltz.archive.catalog.chain import MAX_SEGMENTS
 from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import MAX_NAME
 from pltz.plt_codec.errors import ContentError, LimitError, UsageError
@@ -30,7 +31,7 @@ class NewSession:
             Prompts that many tenants have go there.
         time: seconds since 1970; None is now.
         target: fingerprint of the weights it was made with, 16 bytes, or None.
-        codec: number of the archive's codec.
+        codec: the codec that codes it, one of the archive's; None: the first of them.
         otherwise: other ways to store the same session, each a whole NewSession with another codec or other segments.
             The writer takes the way with the fewest new bytes; of equal ones the first.
     """
@@ -44,7 +45,7 @@ class NewSession:
     kind: str = "ids"
     target: bytes | None = None
     time: int | None = None
-    codec: int = 0
+    codec: SegmentCodec | None = None
     otherwise: Sequence[NewSession] = ()
 
 
@@ -55,7 +56,7 @@ class CommitReceipt(NamedTuple):
         new: number of segments that were not stored before.
         size: bytes of their bitstrings.
         unchanged: no version was added because the session's last version is the same.
-        codec: number of the codec that the writer chose.
+        codec: the codec of the way that the writer chose.
         segments, tokens: numbers in the session's tower, new and stored ones.
 
     ``new`` and ``size`` reveal to a tenant whether a prompt is in a shared base domain already. Keep prompts
@@ -70,20 +71,22 @@ class CommitReceipt(NamedTuple):
     new: int
     size: int
     unchanged: bool
-    codec: int
+    codec: SegmentCodec
     segments: int
     tokens: int
 
 
-def check(sessions: Sequence[NewSession], codecs: Sequence[SegmentCodec]) -> None:
+def check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:
     """Check that sessions can be put by these codecs. Raises ContentError, LimitError, UsageError."""
     for tenant, base, codec, kind, target in {
         (s.tenant, s.base, s.codec, s.kind, s.target) for s in sessions
     }:
         _check_name(tenant)
         _check_name(base)
-        if not 0 <= codec < len(codecs):
-            raise UsageError(f"expected one of the archive's {len(codecs)} codecs, got number {codec}")
+        if codec is None and not codecs:
+            raise UsageError("expected an archive with a codec to code sessions, found one without")
+        if codec is not None and not codecs.knows(codec):
+            raise UsageError(f"expected one of the archive's {len(codecs)} codecs, got another {type(codec).__name__}")
         if kind not in KINDS:
             raise UsageError(f"expected a kind among {', '.join(KINDS)}, got {kind!r}")
         if target is not None and len(target) != SIZE:

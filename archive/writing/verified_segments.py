@@ -14,7 +14,8 @@ import numpy as np
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING, Chains, context_after, may_serve
 from pltz.archive.catalog.listing import Found
-from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of, coding
+from pltz.archive.codecs.codec import Coded, SegmentCodec, coding
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.format import ids
 from pltz.archive.format.context import RUN, TOWER, WITHIN
 from pltz.archive.format.ids import Tokens
@@ -31,7 +32,7 @@ Proofs = dict[bytes, tuple[Location, bytes]]  # where each segment was proved, a
 class VerifiedSegments:
     """The segments that one process has proved to decode, and their places."""
 
-    def __init__(self, catalog: Catalog, codecs: list[SegmentCodec]):
+    def __init__(self, catalog: Catalog, codecs: CodecRegistry):
         self.catalog, self.codecs = catalog, codecs
         self._known: dict[bytes, tuple[Location, bytes]] = {}  # place, and the segment's digest
         self._near: dict[bytes, bytes] = {}  # neighbours of those whose record there has one
@@ -72,7 +73,7 @@ class VerifiedSegments:
         """
         if item.context.mode & (RUN | WITHIN):
             return self._in_run(item, segment)
-        codec, keys = codec_of(self.codecs, item.context), self.catalog.keys
+        codec, keys = self.codecs.for_context(item.context), self.catalog.keys
         if item.location.pack in self.catalog.listing.condemned or codec is None or self._going(item, segment.id):
             return False
         try:

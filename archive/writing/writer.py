@@ -25,7 +25,8 @@ from pltz.archive.catalog.history import MAX_FLOOR
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers
-from pltz.archive.codecs.codec import BundleCodec, Plain, SegmentCodec, layout_mode
+from pltz.archive.codecs.codec import BundleCodec, Plain, layout_mode
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import ids
 from pltz.archive.format.context import ALONE, RUN, TOWER, WITHIN, Context
@@ -57,7 +58,7 @@ NO_RECORD = 1 << 62  # stands for the size of segments that no record holds
 class ArchiveWriter:
     """Puts sessions and marks. One per process is enough; several processes need not know of each other."""
 
-    def __init__(self, catalog: Catalog, codecs: list[SegmentCodec], parity: tuple[int, int] = (0, 0)):
+    def __init__(self, catalog: Catalog, codecs: CodecRegistry, parity: tuple[int, int] = (0, 0)):
         self.catalog, self.codecs = catalog, codecs
         self.proved = VerifiedSegments(catalog, codecs)
         self.expect: Expect | None = None

@@ -272,8 +272,18 @@ class Worker:
 def as_item(entry: JournalEntry) -> PutRequest:
     """Return a journal's entry in the form that the archive takes."""
     target = entry.target if any(entry.target) else None
-    fields = entry.tags, entry.base or None, target, entry.tokenizer, entry.time, entry.prefixes, entry.parent
-    return PutRequest(entry.name, Session("ids", entry.ids), entry.tenant, *fields)
+    return PutRequest(
+        entry.name,
+        Session("ids", entry.ids),
+        tenant=entry.tenant,
+        tags=entry.tags,
+        base=entry.base or None,
+        target=target,
+        tokenizer=entry.tokenizer,
+        time=entry.time,
+        prefixes=entry.prefixes,
+        parent=entry.parent,
+    )
 
 
 def drain(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.chain import Chains
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.format import record
 from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.storage.simulated_disk import SimDisk
@@ -52,10 +53,10 @@ def test_a_tower_that_claims_more_is_damaged_and_never_decoded(monkeypatch: pyte
             raise AssertionError("it was decoded")
 
     monkeypatch.setattr("pltz.archive.catalog.chain.MAX_TOKENS", 110)
-    assert len(Chains(archive.catalog, [ZlibCodec()]).tower(receipt.leaf)) == 2
+    assert len(Chains(archive.catalog, CodecRegistry([ZlibCodec()])).tower(receipt.leaf)) == 2
     monkeypatch.setattr("pltz.archive.catalog.chain.MAX_TOKENS", 109)
     with pytest.raises(CorruptError, match="a tower that claims 110 tokens, at most 109"):
-        Chains(archive.catalog, [Never()]).tower(receipt.leaf)
+        Chains(archive.catalog, CodecRegistry([Never()])).tower(receipt.leaf)
 
 
 def test_the_hook_counts_an_eviction_of_too_many_ids(tmp_path: Path) -> None:

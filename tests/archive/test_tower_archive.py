@@ -135,9 +135,9 @@ def test_other_bundles_are_refused_and_stored_beside(
 
 
 def test_bytes_are_tokens_too(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
-    both = reopen(disk, codec, BytesCodec())
+    both = reopen(disk, codec, plain := BytesCodec())
     log = np.frombuffer(b"the same line again\n" * 5000, np.uint8)
-    receipt = both.put([NewSession("log", [log], codec=1, kind="text")])[0]
+    receipt = both.put([NewSession("log", [log], codec=plain, kind="text")])[0]
     assert receipt.size < 100 and bytes(both.get("log").tokens.astype(np.uint8)) == log.tobytes()
 
 
@@ -155,7 +155,7 @@ def test_bytes_are_tokens_too(disk: SimDisk, archive: TowerArchive, codec: Segme
         chat("a", [1], tags={"k": 1}),
         NewSession("a", [], shared=1),
         chat("a", [1], kind="song"),
-        chat("a", [1], codec=3),
+        chat("a", [1], codec=BytesCodec()),
         chat("a", [1], target=b"short"),
         chat("a", [1], time=-5),
     ],

@@ -12,6 +12,7 @@ from pltz.archive.catalog import chain
 from pltz.archive.catalog.chain import BATCH, Answer, Chains, KnownSegment, RecordToDecode, decode_records
 from pltz.archive.catalog.listing import Found
 from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import LostError
 from pltz.archive.format.context import COPIES, TOWER
 from pltz.archive.format.ids import Tokens
@@ -135,7 +136,7 @@ def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: TowerAr
     versions = list(filled.ls())
     chain = [name for name, _ in filled.tower(versions[7]).segments]
     damaged = bytes(filled.catalog.lookup.find(0, chain[2])[0].record.bitstring)
-    chains = Chains(filled.catalog, [Deaf(1, b"zlib with tower.")])
+    chains = Chains(filled.catalog, CodecRegistry([Deaf(1, b"zlib with tower.")]))
     chains.load([v.leaf for v in versions])
     for n, version in enumerate(versions):
         if n == 7:
@@ -269,7 +270,8 @@ def test_copies_that_no_writer_made_are_refused() -> None:
 
     def read(place: Found, above: Tokens, codec: SegmentCodec | None = None, **changed: Any) -> Answer:
         place = place._replace(record=place.record._replace(**changed))
-        return decode_records([codec or archive.codecs[0]], archive.catalog.keys, [RecordToDecode(place, above)])[0]
+        codecs = CodecRegistry([codec or archive.codecs[0]])
+        return decode_records(codecs, archive.catalog.keys, [RecordToDecode(place, above)])[0]
 
     answer = read(item, above)
     assert not isinstance(answer, Exception) and answer.tolist() == second[1].tolist()

@@ -84,7 +84,7 @@ def test_an_archive_of_a_targets_ids(bundle: Bundle, codecs: Codecs, tmp_path: P
     ids = np.array(target("byte-level").encode(PAGE[:700]).ids)
     tail = np.random.default_rng(1).integers(0, target("byte-level").get_vocab_size(), 40)
     archive.put([NewSession(f"s{n}", [ids, tail[n:], ids[: 9 * n]], shared=1) for n in range(4)])
-    archive.put([NewSession("own", [bundle.tokenizer.encode(PAGE.encode())], codec=1)])
+    archive.put([NewSession("own", [bundle.tokenizer.encode(PAGE.encode())], codec=own)])
     for n in range(4):
         tower = TowerArchive.open(tmp_path / "cold", [own, codec]).get(f"s{n}")
         assert tower.tokens.tolist() == [*ids, *tail[n:], *ids[: 9 * n]]

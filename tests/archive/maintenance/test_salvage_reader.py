@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.codecs.codec import BytesCodec
+from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format.byte_source import Held
 from pltz.archive.format.ids import TENANT, segment_of
@@ -67,7 +68,8 @@ def pack(tmp_path: Path) -> Path:
     )
     ids = [segment_of(digest(b"test", bytes([n]))) for n in range(24)]
     records = [Record(0, NONE, i, 9, dice.bytes(SIZE // 24), f"s{n}", 1, 9) for n, i in enumerate(ids)]
-    ArchiveWriter(archive.catalog, [], archive.settings.parity).copy([(context, record) for record in records])
+    writer = ArchiveWriter(archive.catalog, CodecRegistry(), archive.settings.parity)
+    writer.copy([(context, record) for record in records])
     [path] = (tmp_path / "cold/packs").iterdir()
     path.chmod(0o600)
     return path

@@ -244,9 +244,9 @@ def test_ids_of_another_tokenizer_that_were_served_thaw_by_segments(
 ) -> None:
     bridge = Bridge(stranger.tokenizer_json, bundle.tokenizer)
     ids = np.asarray(stranger.tokenize("What was served, and as it was served: " * 9))
-    cold.archive.codecs.append(BridgedCodec(bundle, bridge))
+    cold.archive.codecs.register(codec := BridgedCodec(bundle, bridge))
     rows = [
-        NewSession(f"served/{n}", [ids[:60], ids[60:] + n], kind="ids", codec=len(cold.archive.codecs) - 1)
+        NewSession(f"served/{n}", [ids[:60], ids[60:] + n], kind="ids", codec=codec)
         for n in (0, 1)
     ]
     cold.archive.put(rows)

@@ -17,6 +17,7 @@ from tests.archive.conftest import ZlibCodec
 
 NOISE = np.random.default_rng(3).integers(0, 256, 300).astype(np.uint8)
 AGAIN = np.frombuffer(b"again and again " * 20, np.uint8)
+PLAIN = BytesCodec()
 
 
 class CountingCodec(ZlibCodec):
@@ -39,18 +40,18 @@ def words() -> CountingCodec:
 @pytest.fixture
 def two(disk: SimDisk, words: CountingCodec) -> TowerArchive:
     """Return an archive of two codecs."""
-    return TowerArchive.create(DirectoryStore(disk), [words, BytesCodec()])
+    return TowerArchive.create(DirectoryStore(disk), [words, PLAIN])
 
 
 def two_ways(name: str, words: np.ndarray, plain: np.ndarray) -> NewSession:
     """Return a session as tokens of the first codec or, otherwise, as bytes for the second."""
-    return NewSession(name, [words], otherwise=[NewSession(name, [plain], codec=1)])
+    return NewSession(name, [words], otherwise=[NewSession(name, [plain], codec=PLAIN)])
 
 
 def test_the_way_with_the_fewest_new_bytes_is_taken(two: TowerArchive) -> None:
     few, many = np.arange(4), NOISE.astype(np.int64)
     receipts = two.put([two_ways("few", few, NOISE), two_ways("many", many, AGAIN)])
-    assert [receipt.codec for receipt in receipts] == [0, 1]
+    assert [receipt.codec for receipt in receipts] == [*two.codecs]
     assert two.get("few").tokens.tolist() == few.tolist()
     assert two.get("many").tokens.tolist() == AGAIN.tolist()
     assert two.stat().segments == 2  # nothing of the other ways is stored
@@ -58,9 +59,9 @@ def test_the_way_with_the_fewest_new_bytes_is_taken(two: TowerArchive) -> None:
 
 def test_of_equal_ways_the_first_is_taken(two: TowerArchive) -> None:
     one = NewSession("a", [np.arange(9)])
-    assert two.put([replace(one, otherwise=[NewSession("a", [NOISE], codec=1)])])[0].codec == 0
-    same = NewSession("b", [AGAIN], codec=1)
-    assert two.put([replace(same, otherwise=[NewSession("b", [AGAIN[:]], codec=1, kind="text")])])[0].new == 1
+    assert two.put([replace(one, otherwise=[NewSession("a", [NOISE], codec=PLAIN)])])[0].codec is not PLAIN
+    same = NewSession("b", [AGAIN], codec=PLAIN)
+    assert two.put([replace(same, otherwise=[NewSession("b", [AGAIN[:]], codec=PLAIN, kind="text")])])[0].new == 1
     assert two.get("b").version.kind == same_kind(same)
 
 
@@ -75,9 +76,9 @@ def test_each_segment_is_encoded_once(two: TowerArchive, words: CountingCodec) -
 
 
 def test_a_way_that_adds_nothing_is_taken_before_any_is_coded(two: TowerArchive, words: CountingCodec) -> None:
-    two.put([NewSession("a", [NOISE], codec=1)])
+    two.put([NewSession("a", [NOISE], codec=PLAIN)])
     receipt = two.put([two_ways("b", np.arange(4), NOISE)])[0]
-    assert (receipt.codec, receipt.new, words.encoded) == (1, 0, 0)
+    assert (receipt.codec, receipt.new, words.encoded) == (PLAIN, 0, 0)
 
 
 def test_a_dry_run_says_what_a_put_stores_and_stores_nothing(two: TowerArchive) -> None:
@@ -89,7 +90,7 @@ def test_a_dry_run_says_what_a_put_stores_and_stores_nothing(two: TowerArchive) 
 
 def test_a_way_that_no_record_holds_is_not_taken(two: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pltz.archive.writing.writer.tokens_fit", lambda tokens, size: tokens > 4)
-    assert two.put([two_ways("a", np.arange(4), NOISE)])[0].codec == 1
+    assert two.put([two_ways("a", np.arange(4), NOISE)])[0].codec is PLAIN
 
 
 # ---- a short turn
@@ -113,22 +114,23 @@ def coded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def ways(plain: np.ndarray, *segments: np.ndarray) -> NewSession:
     """Return a session in two ways: segments of the first codec, or plain bytes."""
-    return NewSession("a", segments, codec=0, otherwise=[NewSession("a", [plain], codec=1)])
+    return NewSession("a", segments, otherwise=[NewSession("a", [plain], codec=PLAIN)])
 
 
 def test_plain_bytes_are_not_coded_again_for_a_short_turn(archive: TowerArchive, coded: list[int]) -> None:
-    archive.codecs.append(BytesCodec())
+    archive.codecs.register(PLAIN)
     first = np.random.default_rng(1).integers(0, 9000, 4)
-    assert archive.put([ways(TEXT, first)])[0].codec == 0 and coded.pop() == len(TEXT), "no segment is stored yet"
+    assert archive.put([ways(TEXT, first)])[0].codec is archive.codecs[0]
+    assert coded.pop() == len(TEXT), "no segment is stored yet"
     turn = np.full(3, 7)
     receipt = archive.put([ways(TEXT, first, turn)])[0]
-    assert (receipt.codec, receipt.new, coded) == (0, 1, [])
+    assert (receipt.codec, receipt.new, coded) == (archive.codecs[0], 1, [])
 
 
 def test_plain_bytes_are_coded_where_they_may_win(archive: TowerArchive, coded: list[int]) -> None:
-    archive.codecs.append(BytesCodec())
+    archive.codecs.register(PLAIN)
     first = np.arange(4)
     archive.put([NewSession("a", [first])])
     long = np.random.default_rng(1).integers(0, 1 << 20, 4000)
     receipt = archive.put([ways(TEXT, first, long)])[0]
-    assert coded and receipt.codec == 1, "the other way is shorter, and taken"
+    assert coded and receipt.codec is PLAIN, "the other way is shorter, and taken"

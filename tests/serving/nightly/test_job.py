@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zstandard
 
-from pltz.archive.codecs.codec import BundleCodec, BytesCodec
+from pltz.archive.codecs.codec import BundleCodec, BytesCodec, SegmentCodec
 from pltz.archive.errors import Fenced, StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.index_file import SEGMENTS
@@ -153,17 +153,17 @@ def test_zstd_above_sends_large_sessions_to_zstd(
 ) -> None:
     nightly.head += "zstd_above = 2000\n"
     nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2, 5000), make_chat(3)]))
-    seen: list[tuple[str, int]] = []
+    seen: list[tuple[str, bool]] = []
     way = SessionArchive._way
 
-    def noted(cold: SessionArchive, codec: int, item: Any, *given: Any) -> Any:
-        seen.append((item.name, codec))
+    def noted(cold: SessionArchive, codec: SegmentCodec, item: Any, *given: Any) -> Any:
+        seen.append((item.name, isinstance(codec, BytesCodec)))
         return way(cold, codec, item, *given)
 
     monkeypatch.setattr(SessionArchive, "_way", noted)
     assert nightly.run()["totals"]["frozen"] == 3 and len(nightly.content()) == 3
-    assert [codec for name, codec in seen if name == "chat-2"] == [1]
-    assert [codec for name, codec in seen if name == "chat-1"] == [1, 0]
+    assert [plain for name, plain in seen if name == "chat-2"] == [True]
+    assert [plain for name, plain in seen if name == "chat-1"] == [True, False]
 
 
 def test_a_source_that_is_not_there_does_not_stop_the_others(

@@ -1,0 +1,55 @@
+"""The registry of codecs: it looks up by context, derives codecs from those at hand, and registers none by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from pltz.archive.catalog.chain import NOTHING
+from pltz.archive.codecs.codec import BytesCodec, Coded, IdsCodec, Plain
+from pltz.archive.codecs.registry import CodecRegistry
+from pltz.archive.format.context import Context
+from pltz.archive.format.ids import TENANT
+from tests.archive.conftest import ZlibCodec
+
+
+def context_of(codec: ZlibCodec | BytesCodec | IdsCodec, mode: int = 0) -> Context:
+    return Context(
+        domain_kind=TENANT,
+        domain=bytes(16),
+        domain_name="acme",
+        tokenizer=codec.tokenizer,
+        bundle=codec.bundle_id,
+        contract=codec.contract,
+        mode=mode,
+    )
+
+
+def test_a_context_finds_the_codec_that_decodes_it() -> None:
+    alone, tower, plain = ZlibCodec(), ZlibCodec(1, b"zlib with tower."), BytesCodec()
+    codecs = CodecRegistry([alone, tower, plain])
+    assert codecs.for_context(context_of(alone)) is alone
+    assert codecs.for_context(context_of(tower, mode=1)) is tower
+    assert codecs.for_context(context_of(plain)) is plain
+    assert codecs.for_context(context_of(alone, mode=1)) is None, "it never codes after a tower"
+    assert codecs.for_context(replace(context_of(alone), contract=2)) is None
+
+
+def test_looking_up_registers_nothing() -> None:
+    codecs = CodecRegistry([ZlibCodec()])
+    context = context_of(IdsCodec(b"t" * 16))
+    found = codecs.for_context(context)
+    assert isinstance(found, IdsCodec) and codecs.for_context(context) is found is codecs.for_ids(b"t" * 16)
+    assert len(codecs) == 1 and codecs.knows(found) and not codecs.knows(IdsCodec(b"t" * 16))
+    data = found.encode([Plain(np.arange(9), NOTHING)])[0]
+    assert found.decode([Coded(data, 9, NOTHING)])[0].tolist() == [*range(9)]
+
+
+def test_what_was_not_there_is_looked_for_again_once_a_codec_is_registered() -> None:
+    codecs, late = CodecRegistry(), ZlibCodec()
+    assert codecs.for_context(context_of(late)) is None
+    codecs.register(late)
+    assert codecs.for_context(context_of(late)) is late
+    codecs.replace([])
+    assert not codecs and codecs.for_context(context_of(late)) is None
