@@ -40,6 +40,7 @@ WINGS = {
     "serving": ("eviction", "engines", "nightly"),
     "coding": (
         "decode_limits expected_time options parts sketch",
+        "log",
         "neighbours",
         "decoder",
         "codec",

@@ -1,0 +1,1 @@
+"""Logs of coding agents as columns, opaque bits and text."""

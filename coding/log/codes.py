@@ -1,0 +1,26 @@
+"""Codes: the numbers of a table's ways, units and contexts, as FORMAT.md lists them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Ways to code a value
+SAME, NULL, TRUE, FALSE, INTEGER, EPOCH, DECIMAL, JSON, OBJECT, LIST = range(10)
+RECENT, ELSEWHERE, OLD, UUID, HEX, ID, BASE64, TIME, SHORT, LONG = range(10, 20)
+
+# Units of a log
+LINE, TEXT, BYTES, DOCUMENT, BLANK = range(5)
+
+# Contexts of numbers in the model of the past; each number has 1024
+UNIT, STYLE, SIZE_OF_BYTES, SHAPE_AGE, KEYS, KEY_AGE, LINES_OF_KEY, STRING_AGE, SLOT, LINE_AGE = (
+    n << 10 for n in range(1, 11)
+)
+
+# Contexts of numbers in the model of a slot; each number has 1024
+DELTA, MOMENT, SHAPE, RANK, SOURCE, DISTANCE, COUNT, RUN, COPY, COPIED, SIZE, DIGITS, PREFIX, FLAVOUR = (
+    n << 10 for n in range(1, 15)
+)
+
+FIT: Final = 1 << 62  # whole numbers are smaller, whatever their sign
+MAX_DEPTH: Final = 64  # of values in each other; what is deeper is JSON text
+SHORTEST_LONG: Final = 64  # characters of a string that is coded line by line

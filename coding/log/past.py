@@ -1,0 +1,150 @@
+"""Past: all that a split remembers of a log, the same on both sides. Spec: FORMAT.md, "The past"."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from pltz.coding.log.bit_coder import Model
+
+RECENT: Final = 128  # strings that a slot keeps, the latest first
+SHAPES: Final = 64  # shapes that a slot keeps, the latest first
+SOURCES: Final = 32  # slots that a slot keeps as sources, the latest first
+OPS: Final = 32
+LEAST_LINE: Final = 12  # characters of a line of text that a copy may start with
+
+
+class Slot:
+    """A place in a log by the keys on the way to it, whatever else the objects around it hold."""
+
+    __slots__ = (
+        "children",
+        "last",
+        "model",
+        "number",
+        "number_of",
+        "ops",
+        "recent",
+        "rows",
+        "shapes",
+        "sources",
+    )
+
+    def __init__(self, number_of: int) -> None:
+        self.number_of = number_of  # in order of creation
+        self.children: dict[str, Slot] = {}
+        self.rows: dict[int, list[Field]] = {}  # fields of an object here, by its shape
+        self.shapes: list[int] = []  # shapes of objects here, latest first
+        self.recent: list[int] = []  # strings here, latest first
+        self.sources: list[Slot] = []  # slots whose strings came again here, latest first
+        self.model: Model = {}
+        self.ops = bytearray(range(OPS))  # latest first
+        self.number = 0  # the last whole number here
+        self.last: object = Slot  # the last value here that is no list or object
+
+
+class Field:
+    """A slot in objects of one shape."""
+
+    __slots__ = ("last", "model", "op", "ops", "shape", "slot")
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.ops = bytearray(slot.ops)
+        self.model: Model = {}
+        self.op = 0  # of the last value
+        self.last = slot.last
+        self.shape = slot.shapes[0] if slot.shapes else -1  # of the last object
+
+
+class Past:
+    """Slots, shapes, strings and lines of text met so far."""
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.root = Field(self.slot())
+        self.text = Field(self.slot())  # lines that are no JSON
+        self.model: Model = {}  # of all that belongs to no slot
+        self.shapes: list[tuple[str, ...]] = []
+        self.shape_of: dict[tuple[str, ...], int] = {}
+        self.keys: list[str] = []
+        self.key_of: dict[str, int] = {}
+        self.strings: list[str] = []
+        self.string_of: dict[str, int] = {}
+        self.where: list[Slot] = []  # the slot where each string was last
+        self.lines: list[str] = []  # of text, in order
+        self.line_of: dict[str, int] = {}  # the last place of each
+        self.expected = -1  # the line after the one copied last
+        self.time = (3, 0)  # the last time: digits of a second's fraction, units
+        self.style = 0  # spelling of the last line
+        self.met("", self.root.slot)
+
+    def slot(self) -> Slot:
+        """Return a new slot."""
+        slot = Slot(len(self.slots))
+        self.slots.append(slot)
+        return slot
+
+    def fields(self, slot: Slot, shape: int) -> list[Field]:
+        """Return the fields of an object in a slot."""
+        fields = slot.rows.get(shape)
+        if fields is None:
+            fields = slot.rows[shape] = [Field(self.child(slot, key)) for key in self.shapes[shape]]
+        return fields
+
+    def child(self, slot: Slot, key: str) -> Slot:
+        """Return the slot under a key of objects in a slot; keys that look like data share one."""
+        if len(key) > 40 or "/" in key or "." in key or " " in key or sum(map(key.count, "0123456789")) > 3:
+            key = "*"
+        found = slot.children.get(key)
+        if found is None:
+            found = slot.children[key] = self.slot()
+        return found
+
+    def element(self, slot: Slot) -> Field:
+        """Return the field of the elements of lists in a slot."""
+        fields = slot.rows.get(-1)
+        if fields is None:
+            fields = slot.rows[-1] = [Field(self.child(slot, ""))]
+        return fields[0]
+
+    def shape(self, keys: tuple[str, ...]) -> int:
+        """Return the number of a shape, a new one if need be."""
+        number = self.shape_of.setdefault(keys, len(self.shapes))
+        if number == len(self.shapes):
+            self.shapes.append(keys)
+        return number
+
+    def key(self, key: str) -> None:
+        """Remember a key."""
+        if key not in self.key_of:
+            self.key_of[key] = len(self.keys)
+            self.keys.append(key)
+
+    def met(self, text: str, slot: Slot) -> None:
+        """Remember that a string stands in a slot."""
+        number = self.string_of.setdefault(text, len(self.strings))
+        if number == len(self.strings):
+            self.strings.append(text)
+            self.where.append(slot)
+        else:
+            self.where[number] = slot
+        to_front(slot.recent, number, RECENT)
+
+    def line(self, line: str) -> None:
+        """Remember a line of text."""
+        self.line_of[line] = len(self.lines)
+        self.lines.append(line)
+
+
+T = TypeVar("T")
+
+
+def to_front(items: list[T], item: T, most: int) -> None:
+    """Move an item to the front of a list of at most ``most``, or put it there."""
+    if items and items[0] == item:
+        return
+    if item in items:
+        items.remove(item)
+    elif len(items) == most:
+        items.pop()
+    items.insert(0, item)

@@ -1,0 +1,100 @@
+"""Spellings of JSON: the ways in which programs write the same values as different bytes.
+
+A text is taken apart only if one of the spellings below gives it back from its values. Spec: FORMAT.md, "Spellings".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final, NamedTuple
+
+Json = Any  # str, int, float, bool, None, lists and dicts of them
+
+GO: Final = {
+    ord("<"): "\\u003c",
+    ord(">"): "\\u003e",
+    ord("&"): "\\u0026",
+    0x2028: "\\u2028",
+    0x2029: "\\u2029",
+}
+MAX_DEPTH: Final = 100
+DEEP: Final = re.compile(r"[\[{]")
+
+
+class Spelling(NamedTuple):
+    """One way to write JSON."""
+
+    spaced: bool = False  # ", " and ": "; else "," and ":"
+    indent: int | str | None = None  # as json.dumps takes it; then lines end in "," and keys in ": "
+    ascii: bool = False  # non-ASCII as \\uXXXX
+    go: bool = False  # <, >, &, U+2028 and U+2029 as \\uXXXX, as Go's encoding/json does
+    slash: bool = False  # "/" as "\\/", as PHP does
+
+    def encoder(self) -> json.JSONEncoder:
+        """Return the encoder that writes so."""
+        separators = (",", ": ") if self.indent is not None else (", ", ": ") if self.spaced else (",", ":")
+        return json.JSONEncoder(
+            ensure_ascii=self.ascii, separators=separators, indent=self.indent, check_circular=False
+        )
+
+
+SPELLINGS: Final = (
+    Spelling(),
+    Spelling(spaced=True),
+    Spelling(ascii=True),
+    Spelling(spaced=True, ascii=True),
+    Spelling(go=True),
+    Spelling(slash=True, ascii=True),
+    Spelling(slash=True),
+    Spelling(indent=2),
+    Spelling(indent=2, ascii=True),
+    Spelling(indent=4),
+    Spelling(indent=4, ascii=True),
+    Spelling(indent="\t"),
+    Spelling(indent="\t", ascii=True),
+    Spelling(indent=2, go=True),
+    Spelling(indent="\t", go=True),
+    Spelling(indent=2, slash=True, ascii=True),
+)
+LINES: Final = tuple(i for i, s in enumerate(SPELLINGS) if s.indent is None)
+DOCUMENTS: Final = tuple(i for i, s in enumerate(SPELLINGS) if s.indent is not None)
+ENCODERS: Final = tuple(s.encoder() for s in SPELLINGS)
+
+
+def spell(value: Json, number: int) -> str:
+    """Return a value written in spelling ``number``."""
+    text = ENCODERS[number].encode(value)
+    spelling = SPELLINGS[number]
+    if spelling.go:
+        text = text.translate(GO)
+    if spelling.slash:
+        text = text.replace("/", "\\/")
+    return text
+
+
+def parse(text: str) -> Json:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is not JSON, or nested too deeply to be taken apart.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as exc:
+        raise ValueError("nested too deeply") from exc
+
+
+def spelling_of(text: str, value: Json, numbers: tuple[int, ...], first: int) -> int | None:
+    """Return the number of the spelling that gives ``text`` back from its value, or None; ``first`` is tried first."""
+    try:
+        for number in (first, *(n for n in numbers if n != first)):
+            if spell(value, number) == text:
+                break
+        else:
+            return None
+        if SPELLINGS[number].ascii and "\\ud" in text:
+            spell(value, 0).encode()  # half a surrogate pair is no text
+    except (UnicodeEncodeError, RecursionError, ValueError):
+        return None
+    return number

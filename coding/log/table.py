@@ -1,0 +1,97 @@
+"""Table: the lossless split of an agent's log into packed columns, opaque bits and text, and its inverse.
+
+A log of a coding agent is a table with text in it: keys, ids, times and counters between what was said, much of it
+said twice. `split` takes the table out, so that a language model codes the text and nothing else.
+
+    content bytes --split--> columns | opaque bits | pieces of text in reading order
+    content bytes <--join--- columns | opaque bits | pieces of text
+
+The columns are decisions of an adaptive arithmetic coder (bit_coder.py), whose models learn from ``above`` on both
+sides. Any bytes can be split: lines that are no JSON are text. Spec: FORMAT.md.
+
+    >>> line = b'{"type":"user","text":"hello","uuid":"00112233-4455-6677-8899-aabbccddeeff"}'
+    >>> table = split(line)
+    >>> table.pieces[0].text.split()[-1], table.opaque_bits
+    ('hello', 128)
+    >>> join(table.columns, table.opaque, table.pieces, len(line)) == line
+    True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from pltz.coding.log.bit_coder import BitLearner, BitReader, BitWriter
+from pltz.coding.log.joiner import Joiner
+from pltz.coding.log.past import Past
+from pltz.coding.log.splitter import Splitter
+from pltz.plt_codec.errors import CorruptError, VersionError
+
+VERSION: Final = 1
+
+
+class Piece(NamedTuple):
+    """A piece of text, in reading order. It may be empty."""
+
+    voice: int  # 0 user, 1 assistant, 2 tool, 3 system, 4 tool call, 5 other; a hint, not needed to join
+    text: str
+
+
+class Table(NamedTuple):
+    """What a log was split into."""
+
+    columns: bytes  # packed
+    opaque: bytes  # stored as they are
+    pieces: list[Piece]
+    opaque_bits: int  # of the log that no coder shrinks
+
+
+def split(data: bytes, above: bytes = b"") -> Table:
+    """Split the bytes of a log.
+
+    Args:
+        data: any bytes; lines of JSON and JSON documents are taken apart.
+        above: the bytes before them in the same log, or of a log like it. `join` needs the same.
+    """
+    writer = BitWriter()
+    splitter = Splitter(_past(above), writer)
+    splitter.content(data)
+    pieces = [Piece(speaker, "\n".join(lines)) for speaker, lines in splitter.pieces]
+    return Table(bytes([VERSION]) + writer.finish(), bytes(splitter.opaque), pieces, 8 * len(splitter.opaque))
+
+
+def join(
+    columns: bytes, opaque: bytes, pieces: Sequence[Piece | str], count: int, above: bytes = b""
+) -> bytes:
+    """Undo `split`.
+
+    Args:
+        columns, opaque: as `split` returned them.
+        pieces: of text, with or without voices.
+        count: bytes of the log; no more than this is ever made.
+        above: the bytes that `split` was given as ``above``.
+
+    Raises:
+        CorruptError: the parts are not those of a log of ``count`` bytes.
+        VersionError: the columns are of another version.
+    """
+    if not columns:
+        raise CorruptError("expected the columns of a log, found no bytes: the file is damaged")
+    if columns[0] != VERSION:
+        raise VersionError(f"expected columns of version {VERSION}, found {columns[0]}: update pltz")
+    texts = [piece if isinstance(piece, str) else piece.text for piece in pieces]
+    return Joiner(_past(above), BitReader(columns[1:]), opaque, texts, count).content(count)
+
+
+def looks_like_log(data: bytes) -> bool:
+    """Return whether a split is worth trying: lines of JSON objects, or one JSON document of many lines."""
+    head = data[:4096].lstrip()
+    return head[:1] in (b"{", b"[") and b'":' in head
+
+
+def _past(above: bytes) -> Past:
+    """Return the past of a log after the bytes above."""
+    past = Past()
+    Splitter(past, BitLearner()).content(above)
+    return past

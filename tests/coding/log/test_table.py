@@ -1,0 +1,195 @@
+"""A log becomes columns, opaque bits and text, and the same bytes again; damage is refused or gives other bytes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pltz.coding.log import table
+from pltz.coding.log.spelling import DOCUMENTS, LINES, SPELLINGS, spell
+from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
+from tests.coding.log import logs
+
+WORDS = st.sampled_from(
+    ["", "user", "x" * 80, "first\nsecond\nthird line of text", "naïve 中", "</a>&", "\u2028"]
+)
+STRINGS = st.one_of(
+    WORDS,
+    st.text(max_size=20),
+    st.uuids().map(str),
+    st.datetimes().map(lambda t: t.isoformat(timespec="milliseconds") + "Z"),
+    st.binary(min_size=12, max_size=60).map(bytes.hex),
+    st.sampled_from(["toolu_01" + c * 22 for c in "aZ9"]),
+)
+SCALARS = st.one_of(
+    STRINGS,
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.integers(1_700_000_000_000, 1_700_000_100_000),
+    st.floats(allow_nan=False),
+)
+KEYS = st.one_of(st.sampled_from(["type", "uuid", "content", "/a/b.py", "n"]), st.text(max_size=6))
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=12,
+)
+OBJECTS = st.dictionaries(KEYS, VALUES, max_size=5)
+
+
+def back(data: bytes, above: bytes = b"") -> bytes:
+    """Return what `join` makes of the split of ``data``."""
+    found = table.split(data, above)
+    assert found.opaque_bits <= 8 * len(found.opaque)
+    return table.join(found.columns, found.opaque, found.pieces, len(data), above)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(OBJECTS, max_size=6), st.sampled_from(LINES), st.booleans())
+def test_lines_of_json_in_every_spelling_come_back(values: list[object], style: int, ended: bool) -> None:
+    data = "\n".join(spell(value, style) for value in values).encode("utf-8", "surrogatepass") + b"\n" * ended
+    assert back(data) == data
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    OBJECTS | st.lists(OBJECTS, max_size=3),
+    st.sampled_from(DOCUMENTS),
+    st.sampled_from(["", "\n", "\n\n", "\nx"]),
+)
+def test_documents_in_every_spelling_come_back(value: object, style: int, end: str) -> None:
+    data = (spell(value, style) + end).encode("utf-8", "surrogatepass")
+    assert back(data) == data
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,\\ \nau0e.', max_size=60).map(str.encode))
+def test_any_bytes_come_back(data: bytes) -> None:
+    assert back(data) == data
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(OBJECTS, min_size=1, max_size=6), st.data())
+def test_a_part_comes_back_after_the_log_above_it_wherever_it_is_cut(
+    values: list[object], draw: st.DataObject
+) -> None:
+    data = b"".join(spell(value, 0).encode("utf-8", "surrogatepass") + b"\n" for value in values)
+    start = draw.draw(st.integers(0, len(data)))
+    begin = draw.draw(st.integers(0, start))
+    assert back(data[start:], data[begin:start]) == data[start:]
+
+
+@pytest.mark.parametrize("name", logs.LOGS)
+def test_the_logs_of_each_agent_come_back_and_their_tables_are_taken_out(name: str) -> None:
+    data = logs.LOGS[name]
+    found = table.split(data)
+    assert table.join(found.columns, found.opaque, found.pieces, len(data)) == data
+    assert table.looks_like_log(data)
+    text = sum(len(piece.text.encode()) for piece in found.pieces)
+    assert text + len(found.columns) + len(found.opaque) < len(data) * 3 // 4
+
+
+@pytest.mark.parametrize("name", logs.LOGS)
+def test_an_appended_part_costs_only_what_is_new(name: str) -> None:
+    data = logs.LOGS[name]
+    again = table.split(data, data)
+    assert len(again.columns) + len(again.opaque) < len(data) // 20
+    assert sum(len(piece.text) for piece in again.pieces) < len(data) // 20
+    assert table.join(again.columns, again.opaque, again.pieces, len(data), data) == data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 100_000,
+        b"[" * 3000 + b"]" * 3000,
+        b"[" * 90 + b"]" * 90,
+        b'{"a":' * 70 + b"1" + b"}" * 70,
+        b'{"a":"\\ud800"}',
+        b'{"a":1,"a":2}',
+        b'{"a":1e5,"b":1E-7,"c":-0,"d":-0.0,"e":1.10}',
+        b'{"a":NaN,"b":Infinity}',
+        b"{" * 5,
+        b'{"t":"2024-02-30T00:00:00.000Z","u":"9999-12-31T23:59:59.999Z","v":"0001-01-01T00:00:00Z"}',
+        b'{"n":' + b"9" * 5000 + b"}",
+        b"\xff\xfe\n\x00\n\r\n",
+    ],
+    ids=lambda data: repr(data[:24]),
+)
+def test_what_is_odd_comes_back(data: bytes) -> None:
+    assert back(data) == data
+
+
+def small() -> tuple[bytes, table.Table]:
+    data = b"".join(logs.CLAUDE.splitlines(True)[:3]) + b'{"n":[1,2,{"a":"\\u0000"}]}\nno json\n\xff\n'
+    return data, table.split(data)
+
+
+def refused_or_bounded(columns: bytes, opaque: bytes, pieces: list[str], count: int) -> None:
+    """Check that damaged parts are refused, or give bytes that are no more than there should be."""
+    try:
+        made = table.join(columns, opaque, pieces, count)
+    except (CorruptError, VersionError):
+        return
+    assert len(made) == count
+
+
+def test_every_flipped_bit_and_every_truncation_is_refused_or_bounded() -> None:
+    data, found = small()
+    pieces = [piece.text for piece in found.pieces]
+    for at in range(len(found.columns)):
+        refused_or_bounded(found.columns[:at], found.opaque, pieces, len(data))
+        for bit in (0, 3, 7):
+            columns = bytearray(found.columns)
+            columns[at] ^= 1 << bit
+            refused_or_bounded(bytes(columns), found.opaque, pieces, len(data))
+    for at in range(len(found.opaque)):
+        refused_or_bounded(found.columns, found.opaque[:at], pieces, len(data))
+    for at in range(len(pieces)):
+        refused_or_bounded(found.columns, found.opaque, pieces[:at], len(data))
+        refused_or_bounded(
+            found.columns, found.opaque, [*pieces[:at], pieces[at] + "\n", *pieces[at + 1 :]], len(data)
+        )
+    for count in (0, 1, len(data) - 1, len(data) + 1, 1 << 20):
+        refused_or_bounded(found.columns, found.opaque, pieces, count)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.binary(max_size=200),
+    st.binary(max_size=40),
+    st.lists(st.text(max_size=9), max_size=5),
+    st.integers(0, 3000),
+)
+def test_random_columns_are_refused_or_bounded(
+    columns: bytes, opaque: bytes, pieces: list[str], count: int
+) -> None:
+    refused_or_bounded(bytes([table.VERSION]) + columns, opaque, pieces, count)
+
+
+def test_another_version_is_refused_by_name() -> None:
+    data, found = small()
+    with pytest.raises(VersionError, match="version"):
+        table.join(bytes([table.VERSION + 1]) + found.columns[1:], found.opaque, found.pieces, len(data))
+    with pytest.raises(CorruptError, match="no bytes"):
+        table.join(b"", found.opaque, found.pieces, len(data))
+    assert issubclass(VersionError, PltzError)
+
+
+def test_voices_follow_the_roles() -> None:
+    assert [piece.voice for piece in table.split(logs.CLAUDE).pieces][:3] == [0, 4, 2]
+
+
+def test_what_is_no_log_does_not_look_like_one() -> None:
+    assert not table.looks_like_log(b"plain text\n" * 20)
+    assert not table.looks_like_log(b"")
+
+
+def test_spellings_differ() -> None:
+    value = {"a": ["</é/>", {}, []], "b": {"c": 1}}
+    assert len({spell(value, n) for n in range(len(SPELLINGS))}) == len(SPELLINGS)
+    assert all(json.loads(spell(value, n)) == value for n in range(len(SPELLINGS)))
