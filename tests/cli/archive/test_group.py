@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from pltz.archive.format.context import ALONE, FAST
-from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.tower_archive import TowerArchive
 from pltz.datasets import sample_sessions
 from pltz.plt_codec.container.file import Reader
+from tests.archive.peek import peek
 from tests.cli.commands import Put, Run, chat, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -94,7 +94,7 @@ def test_the_fast_layout(trained: None, run: Run, cold: Path, tmp_path: Path) ->
     assert [f["method"] for f in found] == ["model", "model"] and found[0]["tokens"] > 2048
     assert found[0]["bytes"] < found[1]["bytes"]  # the price of more lanes
     archive = TowerArchive.open(cold, [])
-    modes = {v.name: archive.catalog.lookup.find(SEGMENTS, v.leaf)[0].context.mode for v in archive.ls()}
+    modes = {v.name: peek(archive, v.name, v.tenant)[-1].context.mode for v in archive.ls()}
     assert modes == {"plain": ALONE, "fast": FAST}
     for words in (("plain",), ("fast", "--tenant", "other")):
         done = run("archive", "get", cold, *words)
