@@ -28,9 +28,9 @@ import numpy as np
 
 from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.thaw.thawer import Thawer
-from pltz.benchmarks import machine
 from pltz.benchmarks.random_calibration import drawn, random_calibration, spread_levels
-from pltz.benchmarks.random_target import RandomTarget
+from pltz.cli.bench import machine
+from pltz.cli.bench.random_target import RandomTarget
 from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
 from pltz.kv.engines import streams

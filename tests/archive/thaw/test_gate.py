@@ -13,7 +13,7 @@ import pytest
 
 import pltz
 from pltz.benchmarks.kv_targets import toys
-from pltz.benchmarks.peers.kv_forms import peers
+from pltz.cli.bench.kv_peers import peers
 from pltz.datasets.loaders import load, sample_path
 from pltz.kv.calibrate import fitting
 from pltz.kv.calibrate.measure import compare, prefilled, sessions_to_rows
