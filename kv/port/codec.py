@@ -117,8 +117,16 @@ RAW = RawCodec()
 def loss(codec: KVCodec) -> float:
     """Return the most that a form loses, in bits per token, by its receipt.
 
-    0 for an exact form, infinity where nothing was measured.
+    0 for an exact form, infinity where nothing was measured. A 0 does not say that a form is exact: `serves` tells.
     """
     if codec.exact:
         return 0.0
     return float("inf") if codec.receipt is None else codec.receipt.most
+
+
+def serves(codec: KVCodec, max_kl: float) -> bool:
+    """Return whether KV in a form may be handed to a caller who allows a loss of ``max_kl`` bits per token.
+
+    Those who allow none get exact forms only, whatever a receipt says.
+    """
+    return codec.exact or (max_kl > 0 and loss(codec) <= max_kl)

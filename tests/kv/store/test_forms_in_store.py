@@ -23,6 +23,7 @@ from pltz.kv.forms.lossless import LosslessCodec
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
 from pltz.kv.port.codec import RAW, KVCodec
+from pltz.kv.port.receipt import Receipt
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import Calibration
 from pltz.kv.predictive.predictive import PredictiveCodec
@@ -90,6 +91,32 @@ def test_what_is_computed_over_lossy_kv_is_not_kept(
     blocks = store.stats().tiers["host"].blocks
     found = Thawer(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
     assert found.kl > 0 and store.stats().tiers["host"].blocks == blocks
+
+
+def test_a_receipt_of_no_loss_makes_no_form_exact(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]
+) -> None:
+    """Asked for exact KV a store has none, and what is computed over the lossy KV is not kept as if it were exact."""
+    measured = codecs["q8"].receipt
+    assert measured is not None
+    none = replace(measured, kl=0.0, kl_error=0.0, kl99=0.0, most=0.0)
+    store = HotStore.open(ROOM, ROOM, forms={"host": Q8Codec(Rotary.of(kin), Receipt.of(none.to_dict()))})
+    first = HotStore.open(0, ROOM, forms={"host": Q8Codec(Rotary.of(kin), none)})
+    Thawer(cold, kin, first).thaw("a/1")
+    first.close()
+    for node in first._nodes.values():
+        assert store.insert(node.space, node.segment, node.parent, node.block, node.born)
+        with store.hold(node.space, [node.segment]) as lease:
+            assert not lease.blocks
+    expected = Thawer(cold, kin).thaw("a/2").cache
+    over = Thawer(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
+    assert kv_difference(expected, over.cache) > 1e-4, "it was served from the small form"
+    assert not any(node.block.codec.exact for node in store._nodes.values())
+    thawer = Thawer(cold, kin, store, max_kl=1.0, refine=True)
+    refined = thawer.thaw("a/2").exact
+    assert refined is not None and kv_difference(expected, refined.result(60).cache) < 1e-4
+    thawer.close()
+    assert kv_difference(expected, Thawer(cold, kin, store).thaw("a/2").cache) < 1e-4
 
 
 @pytest.fixture
