@@ -11,6 +11,7 @@ page cache (models/LOG.md).
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -18,6 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
+from stat import S_ISREG
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -96,26 +98,27 @@ class WarmFile:
         self._chunks = chunks
         self.size = len(self._beginning) + at
 
-    def fill(self, part: Path) -> None:
-        """Write everything over the reserved file ``part``. Raises OSError."""
+    def fill(self, handle: int) -> None:
+        """Write everything to a file that has its size and is open for writing. Raises OSError."""
         import xxhash
 
         sums = [xxhash.xxh3_128_digest(self._beginning)]
-        with part.open("r+b", buffering=0) as file:
-            file.seek(len(self._beginning) + CHECKSUM * (1 + self._chunks))
-            for some in _chunks(self._pieces):
-                state = xxhash.xxh3_128()
-                for piece in some:
-                    state.update(piece)
-                    _write(file, piece)
-                sums.append(state.digest())
-            file.seek(0)
-            _write(file, memoryview(self._beginning + b"".join(sums)))
+        at = len(self._beginning) + CHECKSUM * (1 + self._chunks)
+        for some in _chunks(self._pieces):
+            state = xxhash.xxh3_128()
+            for piece in some:
+                state.update(piece)
+                at = _write(handle, piece, at)
+            sums.append(state.digest())
+        _write(handle, memoryview(self._beginning + b"".join(sums)), 0)
 
 
-def _write(file: Any, data: memoryview) -> None:
+def _write(handle: int, data: memoryview, at: int) -> int:
+    """Write at a place of a file. Returns the place after the data."""
     while data:
-        data = data[file.write(data) or 0 :]
+        count = os.pwrite(handle, data, at)
+        data, at = data[count:], at + count
+    return at
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
@@ -143,6 +146,23 @@ def _chunks(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 # ---- reading
 
 
+def opened(path: Path) -> int:
+    """Return a handle to read a file with. Raises OSError.
+
+    Neither the file nor its folder may be a symbolic link. Only a regular file is opened, so nobody waits for a pipe.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        handle = os.open(path.name, flags, dir_fd=folder)
+    finally:
+        os.close(folder)
+    if not S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return handle
+
+
 def read(
     path: Path,
     space: bytes,
@@ -164,13 +184,13 @@ def read(
         failed: called with what failed and the file's status if a thread cannot go on, before anyone who waits hears.
         ended: called once, when the file is closed.
 
-    Raises CorruptError where it is damaged, another file, or no such file, and OSError and MemoryError where the
+    Raises CorruptError where it is damaged or another file, and OSError and MemoryError where the
     machine cannot read it now.
     """
     handle, begun = -1, False
     reading: _Reading | None = None
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = opened(path)
         reading = _Reading(handle, space, segment, codec, pin)
         if threads is None or reading.chunks <= 1:
             reading.rest()
