@@ -1,6 +1,6 @@
 """WarmFile: a block as a file with a checksum per chunk, read while its first layers are decoded. Spec: FORMAT.md.
 
-    write:  header | checksums | ids, tokens, logits | small parts | the large part, layer after layer
+    write:  header | checksums | ids, tokens, mass, logits | small parts | the large part, layer after layer
     read:   header, checked -> memory for every tensor -> chunks, each checked, by two threads at once
 
 What is read lies in memory of its own. So it may move into a tier of memory without a copy, and a page that cannot be
@@ -36,7 +36,7 @@ from pltz.plt_codec.identity import MAX_POSITION, SIZE
 if TYPE_CHECKING:
     import torch
 
-FORMAT = "pltz hot 5"
+FORMAT = "pltz hot 6"
 ALIGN = 64  # bytes: data begins at a multiple of it
 CHECKSUM = 16  # bytes
 CHUNK = 1 << 20  # bytes under one checksum
@@ -46,7 +46,7 @@ DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
 }  # fmt: skip
-HEAD = ("checksums", "ids", "tokens", "logits")  # tensors before those of the codec
+HEAD = ("checksums", "ids", "tokens", "mass", "logits")  # tensors before those of the codec
 FIELDS = {"format", "form", "space", "segment", "parent", "start", "born", "receipt"}
 MAX_RECEIPT = 1024  # characters
 
@@ -71,8 +71,9 @@ class WarmFile:
         kinds = {f"torch.{name}": short for short, name in DTYPES.items()}
         if unknown := {str(t.dtype) for t in tensors.values()} - kinds.keys():
             raise UsageError(f"expected tensors of {', '.join(kinds)}, found {min(unknown)}")
-        arrays = {name: np.ascontiguousarray(a, "<i4") for name, a in (("ids", block.ids), ("tokens", block.tokens))}
-        rows = [(name, "I32", a.shape, a.view(np.uint8).data) for name, a in arrays.items()]
+        mass = () if block.mass is None else block.mass
+        arrays = (("ids", "I32", block.ids), ("tokens", "I32", block.tokens), ("mass", "F32", mass))
+        rows = [(name, kind, np.shape(a), _packed(a, kind)) for name, kind, a in arrays]
         rows += [(name, kinds[str(t.dtype)], tuple(t.shape), _bytes(t.detach().cpu())) for name, t in tensors.items()]
         chunks = -(-sum(row[3].nbytes for row in rows) // CHUNK)
         meta = {
@@ -119,6 +120,12 @@ def _write(handle: int, data: memoryview, at: int) -> int:
         count = os.pwrite(handle, data, at)
         data, at = data[count:], at + count
     return at
+
+
+def _packed(array: Any, kind: str) -> memoryview:
+    """Return the bytes of numbers, little-endian."""
+    packed: memoryview = np.ascontiguousarray(array, {"I32": "<i4", "F32": "<f4"}[kind]).view(np.uint8).data
+    return packed
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
@@ -269,13 +276,16 @@ class _Reading:
 
     def block(self, codec: KVCodec) -> StoredBlock:
         """Return the block. Raises CorruptError where the codec refuses its parts."""
-        logits, ids, tokens = (self._head[name] for name in ("logits", "ids", "tokens"))
-        flat = logits.dim() == ids.dim() == tokens.dim() == 1
+        logits, mass, ids, tokens = (self._head[name] for name in ("logits", "mass", "ids", "tokens"))
+        flat = logits.dim() == mass.dim() == ids.dim() == tokens.dim() == 1
         if not flat or not logits.is_floating_point() or {str(ids.dtype), str(tokens.dtype)} != {"torch.int32"}:
             raise CorruptError("the tensors do not fit each other")
+        if str(mass.dtype) != "torch.float32" or len(mass) not in ((0, len(ids)) if codec.exact else (0,)):
+            raise CorruptError(f"expected the attention that {len(ids)} ids received")
         codec.check(self.parts, len(ids))
         known = logits if len(logits) else None
-        block = KVBlock(self.parts, ids.numpy(), tokens.numpy(), self._start, known, codec)
+        seen = mass.numpy() if len(mass) else None
+        block = KVBlock(self.parts, ids.numpy(), tokens.numpy(), self._start, known, codec, seen)
         return StoredBlock(block, self._parent, self._born)
 
     def rest(self) -> None:

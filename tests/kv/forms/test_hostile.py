@@ -19,17 +19,18 @@ from pltz.kv.calibrate.fitting import Plan, calibrate
 from pltz.kv.calibrate.measure import prefilled
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
-from pltz.kv.port.codec import KVCodec, Span
+from pltz.kv.port.codec import KVCodec
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import FORMAT, Calibration
 from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
+from tests.kv.spans import flat
 
 SaveModel = Callable[[Path, transformers.PretrainedConfig], Path]
 CONTEXT, NEW = 64, 8
 IDS = (3 + np.random.default_rng(0).integers(0, 380, (13, CONTEXT + NEW))).astype(np.int32)
-SPAN = Span(IDS[0, :CONTEXT], 0)
+SPAN = flat(IDS[0, :CONTEXT])
 
 
 @pytest.fixture(scope="module")
