@@ -241,7 +241,7 @@ def test_forms_that_code_by_attention_refuse_kv_without_it(
     _, q8, *others = forms(target, rotary, calibration)
     q8.encode(kv, Span(ids[9], 0))
     count = len(ids[9])
-    masses = [None, np.ones(count - 1), np.full(count, np.nan), np.full(count, -1.0), np.ones((count, 1))]
+    masses: list[Any] = [None, np.ones(count - 1), np.full(count, np.nan), np.full(count, -1.0), np.ones((count, 1))]
     for codec in others:
         for mass in masses:
             with pytest.raises(UsageError, match="attention"):
@@ -536,6 +536,7 @@ def test_receipts_that_are_none_are_refused() -> None:
     assert Receipt.of(good).bits == 8.25
     wrong: list[dict[str, Any]] = [{"kl": -1.0}, {"kl": float("nan")}, {"point": "0"}, {"point": float("inf")}]
     wrong += [{"most": 0.13}, {"most": -1.0}]  # below the limit of its own mean
+    wrong += [{"kl": 10**400}, {"rows": 10**300}, {"point": -(10**400)}]  # JSON has numbers of any size
     for change in (*wrong, {"form": 3}, {"context": True}, {"more": 1}, {"rows": 7}, {"kl_error": -1.0}):
         with pytest.raises(CorruptError):
             Receipt.of(good | change)
