@@ -43,6 +43,8 @@ LEAST_JUDGED = 64  # bytes; shorter content is tried at once
 LDM_LOG = 17  # of the window above which FAST_LEVEL looks for long repeats too
 FRAME_BYTES = 32  # of the header that only the fast form has
 CACHED_WINDOW_LOG = 20  # compressors for larger windows need much memory and are not kept
+LEAST_PREFIX = 8  # bytes of a prefix; a shorter one holds no match
+DICTIONARY_MAGIC = b"\x37\xa4\x30\xec"
 DIGESTED = 8  # dictionaries that are kept ready for a window, 32 MB each of a dictionary of 1 MiB
 
 
@@ -90,10 +92,27 @@ class Fallback:
     def __init__(self, dictionary: bytes = b"") -> None:
         self._plain = Fallback() if dictionary else None
         self._content = dictionary
+        self._raw = False  # the dictionary is a prefix, for one text or two
         self._dictionary = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
         self._compressors: dict[int, zstandard.ZstdCompressor] = {}
         self._fast: dict[int, zstandard.ZstdCompressor] = {}
         self._decompressors: dict[int, zstandard.ZstdDecompressor] = {}
+
+    @classmethod
+    def after(cls, prefix: bytes) -> Fallback:
+        """Return a coder of data that stands after a prefix, bytes that both sides know, as raw content.
+
+        It has no second try without the prefix. A prefix that would read as a dictionary counts as none.
+
+        >>> len(Fallback.after(b"the words of before " * 9).compress(b"some of the words of before")) < 20
+        True
+        """
+        coder = cls()
+        if len(prefix) >= LEAST_PREFIX and not prefix.startswith(DICTIONARY_MAGIC):
+            coder._raw = True
+            coder._content = prefix
+            coder._dictionary = zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        return coder
 
     def compress(self, data: bytes) -> bytes:
         """Return the shorter of ``data`` itself and its packed form."""
@@ -113,15 +132,17 @@ class Fallback:
         >>> coder.may_reach(b"the same words, " * 100, 40), coder.may_reach(bytes(range(256)), 40)
         (True, False)
         """
-        if len(data) < LEAST_JUDGED:
-            return True
+        return len(data) < LEAST_JUDGED or self.fast_size(data) <= MARGIN * size + FRAME_BYTES
+
+    def fast_size(self, data: bytes) -> int:
+        """Return the bytes of data, header included, at a level that takes a small part of the time of `compress`."""
         log = window_log(len(data))
         if log not in self._fast:
             parameters = zstandard.ZstdCompressionParameters.from_level(
                 FAST_LEVEL, window_log=log, enable_ldm=log > LDM_LOG, write_content_size=False
             )
             self._fast[log] = zstandard.ZstdCompressor(dict_data=self._dictionary, compression_params=parameters)
-        return len(self._fast[log].compress(data)) <= MARGIN * size + FRAME_BYTES
+        return len(self._fast[log].compress(data))
 
     def _pack(self, data: bytes) -> bytes:
         log = window_log(len(data))
@@ -183,7 +204,7 @@ class Fallback:
         if log in self._compressors:
             return self._compressors[log]
         dictionary = self._dictionary
-        if dictionary is not None and log <= CACHED_WINDOW_LOG:
+        if dictionary is not None and not self._raw and log <= CACHED_WINDOW_LOG:
             dictionary = _digested(self._content, log)
         compressor = zstandard.ZstdCompressor(
             dict_data=dictionary, compression_params=_parameters(log, len(self._content))

@@ -1,0 +1,357 @@
+"""LogCoder: the content bytes of agent logs to frames and back, by a table, the model, or zstd. Spec: FORMAT.md.
+
+    content bytes --table--> columns, opaque bits, pieces of text --> bundle tokens --copies out--> model --> frame
+                                                                 --> zstd after the text above -----------> frame
+                  --zstd after the bytes above---------------------------------------------------------> frame
+
+A frame says which of the three methods its text took. A cheap look chooses beforehand: a fast zstd of the text against
+the model on a sample of it. The state of the table, the past of the copies and the context of the model are made again
+from the bytes above, so a log that grows stores its new lines alone. Encoder and decoder run the same functions over
+the same bytes.
+
+    coder = LogCoder(bundle, bundle.coder())
+    frames = coder.encode([(first_lines, b""), (new_lines, first_lines)])
+    coder.decode([(frames[1], len(new_lines), first_lines)])              # [new_lines]
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from pltz.coding.log import table
+from pltz.models.bundle.tokenizer import SPECIALS
+from pltz.plt_codec import repeats
+from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
+from pltz.plt_codec.errors import CorruptError, VersionError
+from pltz.plt_codec.limits import MAX_BYTES
+from pltz.plt_codec.types import FrameItem
+from pltz.plt_codec.varint import read_varint, write_varint
+from pltz.plt_codec.zstd import Fallback
+
+if TYPE_CHECKING:
+    from pltz.coding.log.table import Table
+    from pltz.coding.parts import Coder, Parts, Progress, Tokens
+
+Method = Literal["zstd", "log + zstd", "log + model"]
+METHODS: tuple[Method, ...] = ("zstd", "log + zstd", "log + model")  # by their number in the head
+WHOLE, PACKED, MODEL = range(3)
+METHOD_BITS, COPIES = 3, 4  # of the head
+CHECK = 8  # bytes of the content's digest
+BYTES_PER_BYTE = 1 << 16  # of content, per byte of a frame and one
+
+REACH = 1 << 22  # bytes above that count at most,
+LEAST_REACH, REACH_PER_BYTE = 1 << 16, 64  # and for a content of so many bytes
+
+END = b"\xff"  # of a piece of text; no UTF-8 has it
+VOICES = tuple(SPECIALS.index(name) for name in ("user", "assistant", "tool", "system", "function", "message"))
+
+LOOK_FROM = 1 << 13  # tokens of a text of which a sample is coded before the rest
+SAMPLE, SAMPLES = 1 << 11, 2  # tokens per sample, and samples: they tell the bytes of a text within 15 %
+LEVELS = 0.85  # of the size of a text at a fast level of zstd: its size under `Fallback`, about
+KEPT = 4  # texts above that are kept
+
+
+class _Text(NamedTuple):
+    """The text of a table, in tokens, (T,), and in bytes."""
+
+    tokens: Tokens
+    data: bytes
+
+
+@dataclass
+class _Draft:
+    """A content on its way into a frame.
+
+    Attributes:
+        above: the bytes above it that count.
+        past: their text.
+        table: its parts; None for method 0.
+        literals: the tokens left for the model, (L,), once `copies` are taken out.
+    """
+
+    content: bytes
+    above: bytes
+    past: _Text
+    table: Table | None
+    text: _Text
+    copies: list[repeats.Copy]
+    literals: Tokens
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """The parts of a log frame.
+
+    Attributes:
+        method: number of `METHODS`.
+        count: bytes or tokens of its text.
+        opaque: bytes that no coder shrinks.
+        copies: bytes of the copies; none without.
+        coded: bytes of the coded content or text.
+    """
+
+    method: int
+    check: bytes
+    count: int = 0
+    columns: bytes = b""
+    opaque: bytes = b""
+    copies: bytes = b""
+    coded: bytes = b""
+
+    @property
+    def name(self) -> Method:
+        """Return the name of the method."""
+        return METHODS[self.method]
+
+
+def parse(frame: bytes) -> Parsed:
+    """Return the parts of a frame of one byte or more of content, with every length checked.
+
+    Raises:
+        VersionError: a reserved bit is set.
+        CorruptError: the frame breaks a rule of the format.
+    """
+    if len(frame) < 1 + CHECK:
+        raise CorruptError(f"a log frame has at least {1 + CHECK} bytes, found {len(frame)}: the file is damaged")
+    head, check, at = frame[0], frame[1 : 1 + CHECK], 1 + CHECK
+    method = head & METHOD_BITS
+    if head & ~(METHOD_BITS | COPIES) or method >= len(METHODS):
+        raise VersionError(f"a log frame begins with {head:#04x}, which this pltz does not know: use a newer pltz")
+    if head & COPIES and method != MODEL:
+        raise CorruptError("a log frame has copies beside a text without tokens: the file is damaged")
+    if method == WHOLE:
+        return Parsed(method, check, coded=frame[at:])
+    sizes = []
+    for _ in range(3):
+        size, at = read_varint(frame, at)
+        sizes.append(size)
+    columns, opaque, count = sizes
+    if columns + opaque > len(frame) - at:
+        raise CorruptError(
+            f"columns of {columns} bytes and {opaque} opaque ones do not fit a log frame of {len(frame)}: "
+            "the file is damaged"
+        )
+    middle, end = at + columns, at + columns + opaque
+    copied = repeats.end_of(frame, end) if head & COPIES else end
+    room = MAX_TOKENS_PER_BYTE * (len(frame) - end + 1)
+    if method == MODEL and count > room:
+        raise CorruptError(f"{count} tokens cannot be in {len(frame) - end} bytes of a log frame: the file is damaged")
+    return Parsed(method, check, count, frame[at:middle], frame[middle:end], frame[end:copied], frame[copied:])
+
+
+def check_of(content: bytes) -> bytes:
+    """Return the digest of a content that its frame holds, 8 bytes."""
+    return hashlib.blake2b(content, digest_size=CHECK, person=b"pltz log").digest()
+
+
+def holds(frame: bytes, content: bytes) -> bool:
+    """Return whether a frame says that it holds this content. Nothing is decoded."""
+    return frame[1 : 1 + CHECK] == check_of(content) if content else not frame
+
+
+def usable(above: bytes, count: int) -> bytes:
+    """Return the last of the bytes above that count for a content of ``count`` bytes.
+
+    >>> len(usable(bytes(1 << 20), 10)), len(usable(bytes(1 << 20), 2000)), len(usable(bytes(9), 10))
+    (65536, 128000, 9)
+    """
+    return above[-min(REACH, max(LEAST_REACH, REACH_PER_BYTE * count)) :]
+
+
+class LogCoder:
+    """A coder of the content bytes of agent logs, over a bundle and the coder of its tokens.
+
+    Same input, same bytes, on every machine. One thread uses it at a time.
+    """
+
+    def __init__(self, bundle: Parts, coder: Coder) -> None:
+        self.tokenizer, self.coder = bundle.tokenizer, coder
+        self._pasts: OrderedDict[bytes, _Text] = OrderedDict()
+
+    # ---- content -> frame
+
+    def encode(
+        self, batch: Sequence[tuple[bytes, bytes]], *, by_model: bool = True, progress: Progress | None = None
+    ) -> list[bytes]:
+        """Return the frame of each content.
+
+        Args:
+            batch: content and the bytes above it, which its decoder knows too.
+            by_model: whether the model may code texts; else zstd does.
+            progress: called with the number of tokens coded since the last call.
+        """
+        drafts = [self._draft(content, above) if content else None for content, above in batch]
+        present = [draft for draft in drafts if draft]
+        chosen = self._worth_the_model(present) if by_model else []
+        encoded = self.coder.encode(
+            [draft.literals for draft in chosen], contexts=[draft.past.tokens for draft in chosen], progress=progress
+        )
+        coded = {id(draft): one.data for draft, one in zip(chosen, encoded, strict=True)}
+        return [_frame(draft, coded.get(id(draft))) if draft else b"" for draft in drafts]
+
+    def _draft(self, content: bytes, above: bytes) -> _Draft:
+        above = usable(above, len(content))
+        split = table.split(content, above)
+        past = self._past(above)
+        text = self._text(split)
+        if max(len(text.tokens), len(text.data)) > _most_text(len(content)):
+            return _Draft(content, above, past, None, text, [], text.tokens[:0])
+        copies = repeats.find(text.tokens, past.tokens)
+        return _Draft(content, above, past, split, text, copies, repeats.literals(text.tokens, copies))
+
+    def _past(self, above: bytes) -> _Text:
+        """Return the text of the bytes above. The last ones asked for are remembered: a proof asks once more."""
+        if above not in self._pasts:
+            self._pasts[above] = self._text(table.split(above)) if above else _Text(repeats.NOTHING, b"")
+            if len(self._pasts) > KEPT:
+                self._pasts.popitem(last=False)
+        self._pasts.move_to_end(above)
+        return self._pasts[above]
+
+    def _text(self, split: Table) -> _Text:
+        """Return the text of a table."""
+        texts = [piece.text.encode("utf-8", "surrogatepass") for piece in split.pieces]
+        parts: list[Tokens] = [repeats.NOTHING]
+        for piece, tokens in zip(split.pieces, self.tokenizer.encode_many(texts), strict=True):
+            parts += [np.array([VOICES[piece.voice]]), tokens]
+        return _Text(np.concatenate(parts), b"".join(text + END for text in texts))
+
+    def _worth_the_model(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+        """Return the drafts whose text the model codes: all short ones, and those where a sample tells so."""
+        able = [draft for draft in drafts if draft.table and len(draft.text.tokens)]
+        long = [draft for draft in able if len(draft.literals) >= LOOK_FROM]
+        samples = [sample for draft in long for sample in _samples(draft.literals)]
+        coded = self.coder.encode([tokens for _, tokens in samples], contexts=[before for before, _ in samples])
+        sizes = iter([len(one.data) for one in coded])
+        lost = set[int]()
+        for draft in long:
+            size = sum(next(sizes) for _ in range(SAMPLES)) * len(draft.literals) / (SAMPLES * SAMPLE)
+            size += len(repeats.pack(draft.copies)) if draft.copies else 0
+            if LEVELS * Fallback.after(draft.past.data).fast_size(draft.text.data) < size:
+                lost.add(id(draft))
+        return [draft for draft in able if id(draft) not in lost]
+
+    # ---- frame -> content
+
+    def decode(
+        self, batch: Sequence[tuple[bytes, int, bytes]], *, progress: Progress | None = None
+    ) -> list[bytes]:
+        """Return the content of each frame.
+
+        The work is bounded by the bytes that are present.
+
+        Args:
+            batch: frame, number of bytes of its content, and the bytes above it.
+            progress: called with the number of tokens decoded since the last call.
+
+        Raises:
+            CorruptError: a frame is damaged, or was coded after other bytes above.
+            VersionError: a frame of a newer pltz.
+        """
+        parsed = [_checked(frame, count) if count or frame else None for frame, count, _ in batch]
+        above = [usable(above, count) for _, count, above in batch]
+        numbers = [n for n, one in enumerate(parsed) if one and one.method == MODEL]
+        pasts = {n: self._past(above[n]).tokens for n in numbers}
+        taken = {n: _copies(one, pasts[n]) for n in numbers if (one := parsed[n])}
+        items = []
+        for n in numbers:
+            one = parsed[n]
+            assert one is not None
+            literals = one.count - sum(copy.length for copy in taken[n])
+            items.append(FrameItem(one.coded, literals, context=pasts[n]))
+        found = dict(zip(numbers, self.coder.decode(items, progress=progress), strict=True))
+        texts = {n: repeats.expand(tokens, taken[n], pasts[n]) for n, tokens in found.items()}
+        rows = zip(parsed, batch, strict=True)
+        return [self._content(one, count, above[n], texts.get(n)) for n, (one, (_, count, _)) in enumerate(rows)]
+
+    def _content(self, parsed: Parsed | None, count: int, above: bytes, tokens: Tokens | None) -> bytes:
+        """Return the content of a frame, compared with its check. ``tokens``: of its text, (T,), in method 2."""
+        if parsed is None:
+            return b""
+        if parsed.method == WHOLE:
+            content = Fallback.after(above).decompress(parsed.coded, count)
+        else:
+            pieces = self._pieces(parsed, above) if tokens is None else self._spoken(tokens)
+            content = table.join(parsed.columns, parsed.opaque, pieces, count, above)
+        if len(content) != count or check_of(content) != parsed.check:
+            raise CorruptError("a log does not match its check: it is damaged, or was coded after another text")
+        return content
+
+    def _pieces(self, parsed: Parsed, above: bytes) -> list[str]:
+        """Return the pieces of a text under zstd."""
+        data = Fallback.after(self._past(above).data).decompress(parsed.coded, parsed.count)
+        if data and not data.endswith(END):
+            raise CorruptError("the text of a log ends within a piece: the file is damaged")
+        return [_decoded(piece) for piece in data.split(END)[:-1]]
+
+    def _spoken(self, tokens: Tokens) -> list[str]:
+        """Return the pieces of a text in tokens, (T,)."""
+        starts = np.flatnonzero(tokens < len(SPECIALS)).tolist()
+        if len(tokens) and (not starts or starts[0] or not set(tokens[starts].tolist()) <= set(VOICES)):
+            raise CorruptError("expected a voice before each piece of a log's text, found none: the file is damaged")
+        decode = self.tokenizer.decode
+        return [_decoded(decode(tokens[a + 1 : b])) for a, b in pairwise([*starts, len(tokens)])]
+
+
+def _frame(draft: _Draft, coded: bytes | None) -> bytes:
+    """Return the shortest frame of a draft. ``coded``: its literals by the model, None where zstd codes the text."""
+    check, best = check_of(draft.content), b""
+    if draft.table:
+        split, packed = draft.table, repeats.pack(draft.copies) if draft.copies else b""
+        after = Fallback.after(draft.past.data)
+        head = MODEL | (COPIES if packed else 0)
+        fits = coded is not None and len(draft.text.tokens) <= MAX_TOKENS_PER_BYTE * (len(packed) + len(coded) + 1)
+        if coded is not None and fits:
+            best = _joined(head, check, split, len(draft.text.tokens), packed + coded)
+        if coded is None or not fits or LEVELS * after.fast_size(draft.text.data) < len(packed + coded):
+            other = _joined(PACKED, check, split, len(draft.text.data), after.compress(draft.text.data))
+            best = min(best or other, other, key=len)
+    whole = Fallback.after(draft.above)
+    if not best or LEVELS * whole.fast_size(draft.content) < len(best):
+        other = bytes([WHOLE]) + check + whole.compress(draft.content)
+        best = min(best or other, other, key=len)
+    return best
+
+
+def _joined(head: int, check: bytes, split: Table, count: int, coded: bytes) -> bytes:
+    sizes = len(split.columns), len(split.opaque), count
+    return bytes([head]) + check + b"".join(map(write_varint, sizes)) + split.columns + split.opaque + coded
+
+
+def _checked(frame: bytes, count: int) -> Parsed:
+    """Return the parts of a frame that may hold a content of ``count`` bytes. Raises CorruptError, VersionError."""
+    parsed = parse(frame)
+    if not 0 < count <= min(MAX_BYTES, BYTES_PER_BYTE * (len(frame) + 1)):
+        raise CorruptError(f"a log of {count} bytes cannot be in a frame of {len(frame)}: the file is damaged")
+    if parsed.count > _most_text(count):
+        raise CorruptError(f"a log of {count} bytes has no text of {parsed.count}: the file is damaged")
+    return parsed
+
+
+def _copies(parsed: Parsed, past: Tokens) -> list[repeats.Copy]:
+    return repeats.unpack(parsed.copies, parsed.count, len(past)) if parsed.copies else []
+
+
+def _most_text(count: int) -> int:
+    """Return the most bytes, or tokens, of the text of a content of ``count`` bytes."""
+    return 2 * count + 1024
+
+
+def _samples(tokens: Tokens) -> list[tuple[Tokens, Tokens]]:
+    """Return stretches of `SAMPLE` tokens each behind as many, spread over tokens (T,), T at least `LOOK_FROM`."""
+    starts = [(2 * n + 1) * len(tokens) // (2 * SAMPLES) for n in range(SAMPLES)]
+    return [(tokens[start - SAMPLE : start], tokens[start : start + SAMPLE]) for start in starts]
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as exc:
+        raise CorruptError(f"expected UTF-8 in the text of a log: {exc}") from exc
