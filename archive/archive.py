@@ -545,7 +545,7 @@ class Archive:
             if wanted <= version.tags.items():
                 yield SessionVersion.of(version)
         if not partial:
-            self.tower.want_whole("listed what is there")
+            self.tower.want_whole("listed what is there", tenant)
 
     def find(
         self,
@@ -573,7 +573,7 @@ class Archive:
         found = self.tower.find(dict(tags or {}), tenant=tenant, name=text, since=since, until=until)
         yield from map(SessionVersion.of, found)
         if not partial:
-            self.tower.want_whole("listed what is there")
+            self.tower.want_whole("listed what is there", tenant)
 
     def history(self, name: str, *, tenant: str = "default") -> tuple[SessionVersion, ...]:
         """Return all versions of a session, oldest first, forgotten ones included.

@@ -9,7 +9,8 @@ version or segment │   └── Erased             8   it was here: its key w
 (plt_codec) │   └── KeyMismatch        4   the archive is sealed, and this is not its key └── CorruptError
 (plt_codec)
     ├── LostError          3   it was here: its record is damaged or gone
-    │   └── MissingPack    7   the pack that holds it is missing: run repair, then ask again
+    │   ├── MissingPack    7   the pack that holds it is missing: run repair, then ask again
+    │   └── MissingKeys    7   the key file of its tenant or base is missing: bring it back, then ask again
     ├── ForeignPack        3   a pack of another archive is in this one: nothing of it is read
     └── UnreadableError    3   the disk cannot read these bytes of a file: as good as damaged
 """
@@ -63,6 +64,12 @@ class LostError(CorruptError):
 
 class MissingPack(LostError):
     """The pack that holds a record is missing, and no collector deleted it: repair may restore it."""
+
+    exit_code = 7
+
+
+class MissingKeys(LostError):
+    """Packs hold records of a tenant or base, and its key file is missing, damaged, or not the one for them."""
 
     exit_code = 7
 

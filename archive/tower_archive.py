@@ -219,11 +219,19 @@ class TowerArchive:
         """Return the problems met so far; `verify` reads everything."""
         return list(self.catalog.damage.problems)
 
-    def want_whole(self, what: str) -> None:
-        """Raise ArchiveError where a listing may lack sessions because packs are damaged or gone.
+    def want_whole(self, what: str, tenant: str | None = None) -> None:
+        """Raise ArchiveError where a listing may lack sessions because packs or keys are damaged or gone.
 
-        ``what``: the completed work, for the message.
+        Args:
+            what: the completed work, for the message.
+            tenant: the listing was of this tenant alone, so the keys of others do not count.
         """
+        all_tenants = tenant is None or isinstance(self.keys, LockedArchive)
+        if lacking := self.catalog.keyless(None if all_tenants else self.keys.domain(TENANT, tenant or "")):
+            raise ArchiveError(
+                f"{what}, but sessions are missing: {lacking[min(lacking)]}"
+                + (f"; and those of {counted(len(lacking) - 1, 'other domain')}" if len(lacking) > 1 else "")
+            )
         losses = {loss.pack for loss in self.losses()}
         if hiding := self.catalog.damage.hiding() - losses:
             raise ArchiveError(

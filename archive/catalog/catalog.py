@@ -22,6 +22,8 @@ from pltz.archive.catalog.ledger import PackLedger
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.catalog.problems import Problems
+from pltz.archive.encryption.key_check import KeyCheck
+from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, Plaintext
 from pltz.archive.storage.store import Store
 
@@ -39,6 +41,7 @@ class Catalog:
         self.store = store
         self.keys = keys or Plaintext()
         self.ledger = PackLedger(store)
+        self._key_check = self.keys.key_check if isinstance(self.keys, Keyring) else None
         self.listing = Listing(store, self.ledger, problems, unused)
         self.lookup = RecordLookup(self.listing, self.keys, problems)
         self.damage = DamageReport(self.listing, self.lookup, problems)
@@ -46,6 +49,24 @@ class Catalog:
         self.max_age = 0.0
         self._read_at = -math.inf  # seconds of the monotonic clock when the last `refresh` began
         self._held = 0  # calls that look as one
+
+    @property
+    def key_check(self) -> KeyCheck | None:
+        """Return the check of key files of a sealed archive, opened with its key or without; else None."""
+        if self._key_check is None and self.keys.cipher:
+            self._key_check = KeyCheck(self.store, self.ledger.archive)
+        return self._key_check
+
+    def keyless(self, domain: bytes | None = None) -> dict[bytes, str]:
+        """Return the domains that have records and lack keys, as far as names of files and reads so far tell.
+
+        ``domain``: this one alone. The archive's own key is the domain of zeros. Raises StoreError.
+        """
+        if self.key_check is None:
+            return {}
+        met = self.keys.unreadable if isinstance(self.keys, Keyring) else {}
+        found = self.key_check.missing() | met
+        return {one: what for one, what in found.items() if domain in (None, one)}
 
     def look(self, max_age: float | None = None) -> bool:
         """Read the changes that others made, unless they were read within ``max_age`` seconds; None: the catalogue's.
@@ -82,5 +103,7 @@ class Catalog:
         begun = time.monotonic()
         self.listing.read_plans()
         self.keys.refresh()
+        if self._key_check:
+            self._key_check.refresh()
         self.listing.read()
         self._read_at = begun

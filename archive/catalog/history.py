@@ -124,13 +124,16 @@ class Histories:
     def of(self, tenant: str, name: str, domain: bytes | None = None) -> History:
         """Return the history of a session. ``domain``: id of the tenant's domain, where the caller has it.
 
-        Raises CorruptError where there are versions and none of them is sound, ArchiveError, StoreError, KeyMismatch.
+        Raises CorruptError where there are versions and none of them is sound, MissingKeys where there are none and the
+        keys of the tenant are missing, ArchiveError, StoreError, KeyMismatch.
         """
         domain = domain or self._keys.domain(TENANT, tenant)
         return self._listing.stable(lambda: self._of(tenant, name, domain))
 
     def _of(self, tenant: str, name: str, domain: bytes) -> History:
         versions = self._lookup.versions(domain, name)  # meets the damage that hides others
+        if not versions:
+            self._keys.want(domain, f"tenant {tenant!r}")
         if self._clear:
             return History(tenant, name, versions)
         key = self._keys.session_key(domain, name)

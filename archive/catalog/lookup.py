@@ -19,6 +19,7 @@ import numpy as np
 from pltz.archive.catalog.listing import Found, Listing
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.keys import Encryption
+from pltz.archive.errors import MissingKeys
 from pltz.archive.format.block import Block
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import LEAF, version_id
@@ -388,6 +389,10 @@ class RecordLookup:
                 continue
             try:
                 versions = list(self._in_record(item, key))
+            except MissingKeys as exc:
+                self._problems.note("keys", item.context.domain.hex(), str(exc))
+                failures.append(exc)
+                continue
             except CorruptError as exc:
                 self._problems.note("session", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
                 failures.append(exc)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pltz.archive.encryption.box import KEY, UNIT, Tree, unit_of
+from pltz.archive.encryption.key_files import MAX_LINEAGES, governs, root_id
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.record import MAX_NAME
@@ -37,6 +38,7 @@ class DomainKeys:
     Attributes:
         roots: root id -> tree. New records use the last. An empty tree was erased.
         doomed: units whose erasure has begun.
+        lineages: those of its roots, 4 bytes each; new roots are of the last (`key_files`).
     """
 
     domain: bytes
@@ -46,6 +48,7 @@ class DomainKeys:
     id_key: bytes
     roots: dict[bytes, Tree]
     doomed: frozenset[Unit] = frozenset()
+    lineages: tuple[bytes, ...] = ()
 
     @property
     def erased(self) -> bool:
@@ -62,6 +65,15 @@ class DomainKeys:
         """Return the id of the root that new records use."""
         return list(self.roots)[-1]
 
+    def governs(self, root: bytes) -> bool:
+        """Return whether these keys have a root, or had it and destroyed it (`key_files.governs`)."""
+        return root in self.roots or governs(self.lineages, self.generation, root)
+
+    @property
+    def next_root(self) -> bytes:
+        """Return the id of a root that begins in the next generation."""
+        return root_id(self.lineages[-1], self.generation + 1)
+
     def following(self, **changes: object) -> DomainKeys:
         """Return the next generation, with these fields changed."""
         return dataclasses.replace(self, generation=self.generation + 1, **changes)  # type: ignore[arg-type]
@@ -69,7 +81,7 @@ class DomainKeys:
     def encode(self) -> bytes:
         """Return the bytes to wrap. Raises ArchiveError where they exceed the limits of `decode`."""
         most = max([len(self.doomed), *(len(tree.nodes) for tree in self.roots.values())])
-        if len(self.roots) > MAX_ROOTS or most > MAX_NODES:
+        if len(self.roots) > MAX_ROOTS or most > MAX_NODES or len(self.lineages) > MAX_LINEAGES:
             raise ArchiveError(
                 f"this domain's keys have {len(self.roots):,} roots and {most:,} nodes; "
                 f"at most {MAX_ROOTS:,} and {MAX_NODES:,} "
@@ -85,8 +97,8 @@ class DomainKeys:
         return b"".join(out)
 
     @classmethod
-    def decode(cls, domain: bytes, generation: int, data: bytes) -> DomainKeys:
-        """Undo `encode`. Raises CorruptError."""
+    def decode(cls, domain: bytes, generation: int, data: bytes, lineages: tuple[bytes, ...] = ()) -> DomainKeys:
+        """Undo `encode`. ``lineages``: those in the clear beside it. Raises CorruptError."""
         reader = KeyReader(data)
         kind = reader.take(1)[0]
         name = reader.name()
@@ -102,7 +114,7 @@ class DomainKeys:
         reader.end()
         if not roots or kind not in (TENANT, BASE):
             raise CorruptError("the keys of a domain have no root: damaged")
-        return cls(domain, generation, kind, name, id_key, roots, doomed)
+        return cls(domain, generation, kind, name, id_key, roots, doomed, lineages)
 
 
 class KeyReader:

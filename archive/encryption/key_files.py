@@ -7,35 +7,52 @@ Spec: FORMAT.md, "Encryption".
 A key file is never changed. A new generation is put beside it, in two copies, and then the older ones are
 overwritten and deleted. Generations are shredded oldest first. So a process that still finds the generation
 it knows, and not the next, is up to date.
+
+The keys of a domain that were made once and those that followed them are one *lineage*. A root is named by its lineage
+and by the generation that it began in. So a pack, which names the roots of its records, shows without any key whether
+a key file is the one for it (`KeyFile.governs`).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.object_names import KEYS, TEMPORARY, key_copies, key_files_among, temporaries_among
+from pltz.archive.format.object_names import (
+    KEYS,
+    TEMPORARY,
+    KeyFileName,
+    key_copies,
+    key_files_among,
+    temporaries_among,
+)
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import NONE, SIZE, digest
 
 MAGIC = b"PLTk"
-VERSION = 1
+VERSION = 2
 # magic, version, KDF, reserved, domain id (zeros: the archive's), generation
 HEAD = struct.Struct("<4sBB2s16sI")
 KDF = struct.Struct("<BBBB16s")  # log2 of n, r, p, reserved, salt
 PERSON = b"pltz key"
+LINEAGE = 4  # bytes
+MAX_LINEAGES = 255
 RAW, SCRYPT = 0, 1
 MAX_SCRYPT = 1 << 30  # bytes of memory that a file may ask for
 MAX_SIZE = 64 << 20  # bytes of a key file
+ATTEMPTS = 8  # at reading the newest key file of a domain while others replace it
 
 
 @dataclass(frozen=True)
 class KeyFile:
-    """One generation of wrapped keys. ``cost`` and ``salt`` are those of the KDF."""
+    """One generation of wrapped keys. ``cost`` and ``salt`` are those of the KDF.
+
+    ``lineages``: those of its keys, 4 bytes each, the present one last; none of the archive's own key.
+    """
 
     domain: bytes
     generation: int
@@ -43,12 +60,21 @@ class KeyFile:
     kdf: int = RAW
     cost: tuple[int, int, int] = (0, 0, 0)
     salt: bytes = NONE
+    lineages: tuple[bytes, ...] = ()
 
     @property
     def head(self) -> bytes:
         """Return the plain part, to which the box is bound."""
         head = HEAD.pack(MAGIC, VERSION, self.kdf, bytes(2), self.domain, self.generation)
-        return head + KDF.pack(*self.cost, 0, self.salt)
+        return head + KDF.pack(*self.cost, 0, self.salt) + bytes([len(self.lineages)]) + b"".join(self.lineages)
+
+    def governs(self, root: bytes) -> bool:
+        """Return whether the keys of a root are in this file or were destroyed on purpose, as `governs` does."""
+        return governs(self.lineages, self.generation, root)
+
+    def follows(self, older: KeyFile) -> bool:
+        """Return whether all keys of an older file are in this one or were destroyed on purpose."""
+        return set(older.lineages) <= set(self.lineages)
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""
@@ -58,17 +84,46 @@ class KeyFile:
     @classmethod
     def decode(cls, data: bytes) -> KeyFile:
         """Return the key file in these bytes, without a key. Raises CorruptError, VersionError."""
-        if len(data) < HEAD.size + KDF.size + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
+        begin = HEAD.size + KDF.size + 1
+        if len(data) < begin + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
             raise CorruptError("a key file does not match its checksum: damaged")
         magic, version, kdf, reserved, domain, generation = HEAD.unpack_from(data)
         n, r, p, zero, salt = KDF.unpack_from(data, HEAD.size)
         if magic != MAGIC:
             raise CorruptError("a key file does not start as one: damaged")
         if version != VERSION or any(reserved) or zero or kdf > SCRYPT:
-            raise VersionError(f"a key file of version {version}: use a newer pltz")
+            which = "a newer" if version >= VERSION else "the older"
+            raise VersionError(f"a key file of version {version}, expected {VERSION}: use {which} pltz")
         if kdf == SCRYPT and not (1 <= n <= 30 and 1 <= r and 1 <= p <= 16 and (128 << n) * r <= MAX_SCRYPT):
             raise CorruptError(f"a key file asks for scrypt with n 2^{n}, r {r}, p {p}: refused")
-        return cls(domain, generation, data[HEAD.size + KDF.size : -SIZE], kdf, (n, r, p), salt)
+        end = begin + LINEAGE * data[begin - 1]
+        if end > len(data) - SIZE:
+            raise CorruptError("a key file ends in its lineages: damaged")
+        lineages = tuple(data[at : at + LINEAGE] for at in range(begin, end, LINEAGE))
+        return cls(domain, generation, data[end:-SIZE], kdf, (n, r, p), salt, lineages)
+
+
+def root_id(lineage: bytes, generation: int) -> bytes:
+    """Return the id of the root that begins in a generation, 8 bytes.
+
+    >>> root_id(b"abcd", 7)
+    b'abcd\\x00\\x00\\x00\\x07'
+    """
+    return lineage + generation.to_bytes(LINEAGE, "big")
+
+
+def generation_of(root: bytes) -> int:
+    """Return the generation in which a root began."""
+    return int.from_bytes(root[LINEAGE:], "big")
+
+
+def governs(lineages: Collection[bytes], generation: int, root: bytes) -> bool:
+    """Return whether keys of a generation and of these lineages have a root, or had it and destroyed it.
+
+    >>> [governs([b"abcd"], 7, root_id(lineage, n)) for lineage, n in ((b"abcd", 7), (b"abcd", 8), (b"efgh", 0))]
+    [True, False, False]
+    """
+    return root[:LINEAGE] in lineages and generation_of(root) <= generation
 
 
 class KeyFolder:
@@ -120,37 +175,62 @@ class KeyFolder:
         self.store.put(second, data)
         return True
 
-    def shred(self, domain: bytes, before: int) -> int:
-        """Destroy the generations of a domain below ``before``, oldest first, and left-overs of crashes.
+    def shred(self, newest: KeyFile) -> int:
+        """Destroy the generations before one, oldest first, and left-overs of crashes. Return the number of files.
 
-        Returns the number of files. Raises StoreError, WriterFailed.
+        Files that it does not follow stay: they have keys that were not destroyed on purpose. Raises StoreError,
+        WriterFailed.
         """
-        return self._shred(self._older({domain: before}).get(domain, []))
+        return self._shred(self._older({newest.domain: newest}.get).get(newest.domain, []))
 
     def leftovers(self) -> dict[bytes, list[str]]:
         """Return, by domain, the key files that an unfinished erase left, oldest first.
 
-        These are the files older than the newest generation. Domains whose newest generation is damaged in
-        both copies are left out: an erase may be in it, and older keys would undo that.
+        These are the files older than the newest generation, which follows them. Domains whose newest generation is
+        damaged in both copies are left out: an erase may be in it, and older keys would undo that.
         """
-        newest = {domain: numbers[-1] for domain, numbers in self.generations().items()}
-        return {
-            domain: files
-            for domain, files in self._older(newest).items()
-            if self.sound(domain, newest[domain])
-        }
+        return self._older(self._heads())
 
     def finish(self) -> dict[bytes, int]:
         """Destroy the files of `leftovers` and return them by domain.
 
         Both copies of the newest generations are put before.
         """
-        for domain in self.leftovers():
-            with suppress(FormatError):
-                if file := self.read(domain, self.generations()[domain][-1]):
-                    self.put(file)
+        heads = self._heads()
+        for domain in self._older(heads):
+            if newest := heads(domain):
+                self.put(newest)
         left = self.leftovers()  # listed again: a file just put may have been erased meanwhile
         return {domain: self._shred(files) for domain, files in left.items()}
+
+    def newest(self, domain: bytes) -> KeyFile | None:
+        """Return the newest key file of a domain; None where it has none.
+
+        Raises FormatError where both copies are damaged, CorruptError where the keys keep changing, StoreError.
+        """
+        for _ in range(ATTEMPTS):  # a generation shredded while it is read has a successor
+            if not (numbers := self.generations().get(domain)):
+                return None
+            try:
+                if file := self.read(domain, numbers[-1]):
+                    return file
+            except FormatError:
+                if self.generations().get(domain, [])[-1:] == numbers[-1:]:
+                    raise
+        raise CorruptError(f"the keys of domain {domain.hex()} keep changing: try again")
+
+    def strangers(self) -> Iterator[tuple[str, KeyFile]]:
+        """Yield name and content of each sound key file that the newest of its domain does not follow.
+
+        It has keys that were not destroyed on purpose: the newest ones were made while it was away.
+        """
+        heads, numbers = self._heads(), self.generations()
+        for file in key_files_among(self.store.list(KEYS)):
+            if file.generation == numbers.get(file.domain, [file.generation])[-1]:
+                continue
+            head, known = heads(file.domain), self._sound(file)
+            if head and known and not head.follows(known):
+                yield file.name, known
 
     def sound(self, domain: bytes, generation: int) -> bool:
         """Return whether a sound copy of a generation exists."""
@@ -178,19 +258,46 @@ class KeyFolder:
             self.store.shred(name)
         return len(files)
 
-    def _older(self, newest: Mapping[bytes, int]) -> dict[bytes, list[str]]:
-        """Return, by domain, the files of older generations, oldest first, then those in ``tmp/``."""
+    def _heads(self) -> Callable[[bytes], KeyFile | None]:
+        """Return a function that reads the newest key file of a domain, once; None where it has none that is sound."""
+        numbers, known = self.generations(), dict[bytes, KeyFile | None]()
+
+        def head(domain: bytes) -> KeyFile | None:
+            if domain in numbers and domain not in known:
+                known[domain] = None
+                with suppress(FormatError):
+                    known[domain] = self.read(domain, numbers[domain][-1])
+            return known.get(domain)
+
+        return head
+
+    def _sound(self, file: KeyFileName) -> KeyFile | None:
+        """Return the content of a key file; None where it is damaged or gone."""
+        try:
+            return KeyFile.decode(self.store.read(file.name, 0, MAX_SIZE))
+        except (FormatError, FileNotFoundError):
+            return None
+
+    def _older(self, head: Callable[[bytes], KeyFile | None]) -> dict[bytes, list[str]]:
+        """Return, by domain, the files of older generations, oldest first, then those in ``tmp/``.
+
+        A sound file with keys of another lineage is left out. ``head``: the newest key file of a domain.
+        """
         found: dict[bytes, list[str]] = {}
         files = key_files_among(self.store.list(KEYS))
+        last = {file.domain: file.generation for file in sorted(files, key=lambda file: file.generation)}
         for file in sorted(files, key=lambda file: (file.generation, file.copy)):
-            if file.generation < newest.get(file.domain, 0):
-                found.setdefault(file.domain, []).append(file.name)
+            newest = head(file.domain) if file.generation < last[file.domain] else None
+            if newest and file.generation < newest.generation:
+                with suppress(FileNotFoundError):
+                    if _outlived(newest, self.store.read(file.name, 0, MAX_SIZE)):
+                        found.setdefault(file.domain, []).append(file.name)
         for name in temporaries_among(self.store.list(TEMPORARY)):
-            if (whose := self._left_over(name, newest)) is not None:
+            if (whose := self._left_over(name, head)) is not None:
                 found.setdefault(whose, []).append(name)
         return found
 
-    def _left_over(self, name: str, newest: Mapping[bytes, int]) -> bytes | None:
+    def _left_over(self, name: str, head: Callable[[bytes], KeyFile | None]) -> bytes | None:
         """Return the domain of a temporary key file that is outdated; else None.
 
         Outdated is a file older than the newest generation, or one of the same number that lost to it. Any
@@ -198,16 +305,26 @@ class KeyFolder:
         overwritten.
         """
         try:
-            head = self.store.read(name, 0, HEAD.size)
-            if len(head) < HEAD.size or head[:4] != MAGIC:
+            begin = self.store.read(name, 0, HEAD.size)
+            if len(begin) < HEAD.size or begin[:4] != MAGIC:
                 return None  # too short to hold keys, or no key file
-            *_, whose, generation = HEAD.unpack(head)
-            if whose not in newest or generation > newest[whose]:
+            *_, whose, generation = HEAD.unpack(begin)
+            newest = head(whose)
+            if newest is None or generation > newest.generation:
                 return None
-            if generation < newest[whose]:
-                return bytes(whose)
-            file = self.read(whose, generation)
-            lost = file is not None and self.store.read(name, 0, MAX_SIZE) != file.encode()
-            return bytes(whose) if lost else None
-        except (FileNotFoundError, FormatError):
+            data = self.store.read(name, 0, MAX_SIZE)
+            if generation == newest.generation:
+                return bytes(whose) if data != newest.encode() else None
+        except FileNotFoundError:
             return None
+        return bytes(whose) if _outlived(newest, data) else None
+
+
+def _outlived(newest: KeyFile, data: bytes) -> bool:
+    """Return whether an older key file has no key that is still needed: it is damaged, or the newest follows it."""
+    try:
+        return newest.follows(KeyFile.decode(data))
+    except VersionError:
+        return False
+    except FormatError:
+        return True

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 
 from pltz.archive.encryption.box import KEY, UNIT, Tree, keyed, seal, subkey, unit_of, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys, KeyReader, Unit
-from pltz.archive.encryption.key_files import SCRYPT, KeyFile, KeyFolder
+from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
+from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile, KeyFolder, root_id
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import Erased, Fenced, KeyMismatch
+from pltz.archive.errors import Erased, Fenced, KeyMismatch, MissingKeys
 from pltz.archive.format.context import COPIES, RUN, SEALED, WITHIN, Context
 from pltz.archive.format.ids import BASE, Head, Tokens
 from pltz.archive.format.object_names import key_copies
@@ -27,6 +28,7 @@ from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.identity import NONE, SIZE
 from pltz.plt_codec.varint import write_varint
 
+ERASED_MEANWHILE = "something of this tenant was erased meanwhile: nothing was acknowledged, put again"
 SCRYPT_COST = (15, 8, 1)  # 32 MiB, a tenth of a second
 MASTER = NONE
 
@@ -39,10 +41,15 @@ class Keyring:
     def __init__(self, store: Store, archive: bytes, secret: Secret):
         self.store, self.archive = store, archive
         self.folder = KeyFolder(store)
+        self.key_check = KeyCheck(store, archive)
         self._master = self._open_master(secret)
         self._wrap, self._names = subkey(self._master, b"pltz wrap"), subkey(self._master, b"pltz names")
         self._domains: dict[bytes, DomainKeys] = {}
         self._checked: set[bytes] = set()
+        self._writable: dict[bytes, DomainKeys] = {}  # keys that were compared with the packs
+        # Domains of which keys were missing or damaged since the last refresh, and those whose newest file is damaged
+        self.unreadable: dict[bytes, str] = {}
+        self._damaged: set[bytes] = set()
         self._made: set[bytes] = (
             set()
         )  # domains whose first keys this process made and has not yet compared with the listing
@@ -66,26 +73,36 @@ class Keyring:
         generation = max(self.folder.generations()[MASTER])
         if not _put_master(self.folder, self.archive, secret, self._master, generation + 1):
             raise Fenced("somebody else changed the key at the same time: try again")
-        self.folder.shred(MASTER, generation + 1)
+        if newest := self.folder.read(MASTER, generation + 1):
+            self.folder.shred(newest)
 
     def refresh(self) -> None:
         """Read the changes of others at the next use."""
         self._checked.clear()
         self._newer.clear()
         self._sought.clear()
+        self.unreadable.clear()
+        self._damaged.clear()
+        self.key_check.refresh()
         self._fresh = False
 
     def check(self, domains: Iterable[bytes]) -> None:
         """Raise Fenced where keys of these domains changed since the last refresh."""
+        self._settle()
+        if not all(self._current(self._domains[domain]) for domain in set(domains)):
+            raise Fenced(ERASED_MEANWHILE)
+
+    def _settle(self) -> None:
+        """Compare the keys that this process made with the listing, before the first record under them is put.
+
+        Else a record could be put under keys that nobody keeps. Raises Fenced.
+        """
         made, self._made = self._made, set()
         if made:
             self._list()
-        overtaken = {domain for domain in made if self._overtaken(self._domains[domain])}
-        for domain in set(domains):
-            if domain in overtaken or not self._current(self._domains[domain]):
-                raise Fenced(
-                    "something of this tenant was erased meanwhile: nothing was acknowledged, put again"
-                )
+            overtaken = [domain for domain in made if self._overtaken(self._domains[domain])]
+            if overtaken:
+                raise Fenced(ERASED_MEANWHILE)
 
     def domain(self, kind: int, name: str) -> bytes:
         """Return the id of a domain, 16 bytes."""
@@ -98,13 +115,21 @@ class Keyring:
     def context(self, kind: int, name: str) -> Context:
         """Return the context for records of a domain, and make its keys where it has none.
 
-        Raises CorruptError, StoreError, WriterFailed.
+        Raises MissingKeys where packs have records of it under keys that are not there, CorruptError, StoreError,
+        WriterFailed.
         """
         domain = self.domain(kind, name)
         keys = self.of(domain)
+        if keys is None or self._writable.get(domain) is not keys:
+            self.want(domain, f"{'base' if kind == BASE else 'tenant'} {name!r}")
         if keys is None or keys.erased:
             keys = self._make(kind, name, domain, keys)
+        self._writable[domain] = keys
         return Context(kind, domain, "", NONE, NONE, 0, cipher=SEALED, root=keys.newest)
+
+    def want(self, domain: bytes, who: str) -> None:
+        if what := self.key_check.fault(domain):
+            raise MissingKeys(f"{who}: {what}")
 
     def session_key(self, domain: bytes, name: str) -> bytes:
         """Return the key by which a session is looked up: 8 bytes and 8 zeros."""
@@ -128,11 +153,13 @@ class Keyring:
         if keys is None or keys.erased:  # a stored record may have been put under new keys since
             keys = self._newer.get(domain) or keys
         if keys is None:
-            raise CorruptError(f"the keys of domain {domain.hex()} are missing: see pltz archive verify")
+            raise self._lacking(domain)
         return Head(domain + tokenizer + parent, keys.id_key)
 
     def seal(self, context: Context, record: Record) -> Record:
-        """Return the record with its fields in boxes. Raises Erased, CorruptError."""
+        """Return the record with its fields in boxes. Raises Erased, CorruptError, Fenced."""
+        if self._made:
+            self._settle()
         bitstring, veil = record.bitstring, b""
         if record.id is not None and context.mode != WITHIN:  # whose bitstring is empty
             head, bitstring = _in_clear(context, record)
@@ -174,12 +201,20 @@ class Keyring:
         return self.domain_name(context), name, tags
 
     def gone(self, context: Context, identity: bytes) -> bool:
-        keys = self._holding(context)
-        tree = keys.roots.get(context.root) if keys else None
-        return tree is not None and (not tree.nodes or tree._above(unit_of(identity)) is None)
+        try:
+            keys = self._holding(context)
+        except FormatError:  # damaged keys are no erased ones
+            return False
+        if keys is None:
+            return False
+        tree = keys.roots.get(context.root)
+        return keys.governs(context.root) if tree is None else tree.key(unit_of(identity)) is None
 
     def doomed(self, context: Context, identity: bytes) -> bool:
-        keys = self.of(context.domain)
+        try:
+            keys = self.of(context.domain)
+        except FormatError:
+            return False
         if keys is None:
             return False
         doomed_whole = keys.kind == BASE and context.root != keys.newest
@@ -188,14 +223,22 @@ class Keyring:
     def of(self, domain: bytes) -> DomainKeys | None:
         """Return the keys of a domain as of the last refresh; None if it has none.
 
-        Raises CorruptError where they are damaged, StoreError.
+        Raises MissingKeys where they are damaged, StoreError.
         """
+        if domain in self._damaged:
+            raise self._lacking(domain)
         if domain not in self._checked:
             known = self._domains.get(domain)
             if known is None or not self._current(known):
                 self._load(domain)
             self._checked.add(domain)
         return self._domains.get(domain)
+
+    def _lacking(self, domain: bytes) -> MissingKeys:
+        """Return the error about keys that are not there; it is remembered until the next refresh."""
+        what = f"the keys of domain {domain.hex()} are missing or damaged ({path_of(domain)}): {BRING_BACK}"
+        self.unreadable[domain] = what
+        return MissingKeys(what)
 
     def _holding(self, context: Context) -> DomainKeys | None:
         """Return the keys to read a stored record by.
@@ -205,7 +248,7 @@ class Keyring:
         `check` must find that keys changed.
         """
         keys = self.of(context.domain)
-        if keys and context.root in keys.roots:
+        if keys and keys.governs(context.root):
             return keys
         if context.root not in self._sought:
             self._sought.add(context.root)
@@ -213,12 +256,23 @@ class Keyring:
             self._newer[context.domain] = self._newest(context.domain)
         return self._newer.get(context.domain) or keys
 
+    def shred(self, keys: DomainKeys) -> int:
+        """Destroy the generations before these keys and return the number of files (`KeyFolder.shred`)."""
+        return self.folder.shred(KeyFile(keys.domain, keys.generation, b"", lineages=keys.lineages))
+
     def publish(self, keys: DomainKeys) -> bool:
         """Put the generation after an existing one. Return False if another process was first.
 
         Raises ArchiveError, StoreError, WriterFailed.
         """
-        if not self._there(keys.domain, keys.generation - 1) or not self._put(keys):
+        return self._there(keys.domain, keys.generation - 1) and self.begin(keys)
+
+    def begin(self, keys: DomainKeys) -> bool:
+        """Put keys of a domain that lost its own. Return False if another process was first.
+
+        Raises StoreError, WriterFailed.
+        """
+        if not self._put(keys):
             return False
         self._list()
         return not self._overtaken(keys)
@@ -236,7 +290,7 @@ class Keyring:
 
     def _put(self, keys: DomainKeys) -> bool:
         data = keys.encode()
-        plain = KeyFile(keys.domain, keys.generation, b"")
+        plain = KeyFile(keys.domain, keys.generation, b"", lineages=keys.lineages)
         box = seal(self._wrap, data, [self.archive, plain.head])
         if not self.folder.put(dataclasses.replace(plain, box=box)):
             return False
@@ -245,19 +299,15 @@ class Keyring:
 
     def _make(self, kind: int, name: str, domain: bytes, old: DomainKeys | None) -> DomainKeys:
         """Make the first keys of a domain, or new keys of an erased one."""
-        fresh = {self.store.random(UNIT): Tree.root(self.store.random(KEY))}
-        keys = DomainKeys(
-            domain,
-            old.generation + 1 if old else 0,
-            kind,
-            name,
-            self.store.random(KEY),
-            (old.roots if old else {}) | fresh,
-        )
+        generation = old.generation + 1 if old else 0
+        lineages = old.lineages if old else (self.store.random(LINEAGE),)
+        fresh = {root_id(lineages[-1], generation): Tree.root(self.store.random(KEY))}
+        roots = (old.roots if old else {}) | fresh
+        keys = DomainKeys(domain, generation, kind, name, self.store.random(KEY), roots, lineages=lineages)
         if self._put(keys):
             self._made.add(domain)
             if old:  # older ones hold no secret, but would look like an unfinished erase
-                self.folder.shred(domain, keys.generation)
+                self.shred(keys)
         else:
             self._list()
             self._load(domain)
@@ -266,11 +316,10 @@ class Keyring:
     def _key(self, context: Context, identity: bytes) -> bytes:
         """Return the key of a segment or session, 32 bytes. Raises Erased, CorruptError."""
         keys = self._holding(context)
-        if keys is None or context.root not in keys.roots:
-            raise CorruptError(
-                f"the keys of domain {context.domain.hex()} are missing: see pltz archive verify"
-            )
-        key = keys.roots[context.root].key(unit_of(identity))
+        if keys is None or not keys.governs(context.root):
+            raise self._lacking(context.domain)
+        tree = keys.roots.get(context.root)
+        key = tree.key(unit_of(identity)) if tree else None
         if key is None:
             raise Erased("this was erased: its key was destroyed")
         return key
@@ -296,20 +345,25 @@ class Keyring:
 
     def _newest(self, domain: bytes) -> DomainKeys | None:
         """Return the newest generation that can be read; an older one only where the newer was never whole."""
-        for _ in range(8):  # a generation shredded while it is read has a successor
+        for _ in range(ATTEMPTS):  # a generation shredded while it is read has a successor
             if not self._there_listed(domain):
                 return None
             generation = self._listed[domain][-1]
             try:
                 file = self.folder.read(domain, generation)
-            except FormatError:
+            except FormatError as exc:
                 if self.folder.generations().get(domain, [])[-1:] == [generation]:
-                    raise
+                    self._damaged.add(domain)
+                    raise self._lacking(domain) from exc
                 file = None
             if file:
                 plain = dataclasses.replace(file, box=b"").head
-                data = unseal(self._wrap, file.box, [self.archive, plain], "a key file")
-                return DomainKeys.decode(domain, generation, data)
+                try:
+                    data = unseal(self._wrap, file.box, [self.archive, plain], "a key file")
+                    return DomainKeys.decode(domain, generation, data, file.lineages)
+                except CorruptError as exc:
+                    self._damaged.add(domain)
+                    raise self._lacking(domain) from exc
             self._fresh = False
         raise CorruptError(f"the keys of domain {domain.hex()} keep changing: try again")
 

@@ -142,7 +142,13 @@ class Encryption(Protocol):
     def context(self, kind: int, name: str) -> Context:
         """Return the context for records of a domain, with codec and target left open.
 
-        Makes the keys of a domain that has none. Raises KeyMismatch, StoreError.
+        Makes the keys of a domain that has neither keys nor records. Raises KeyMismatch, MissingKeys, StoreError.
+        """
+
+    def want(self, domain: bytes, who: str) -> None:
+        """Raise MissingKeys where packs have records of a domain under keys that are not there, StoreError.
+
+        ``who``: the tenant or base, for the message.
         """
 
     def session_key(self, domain: bytes, name: str) -> bytes:
@@ -190,6 +196,9 @@ class Plaintext:
 
     def context(self, kind: int, name: str) -> Context:
         return Context(kind, self.domain(kind, name), name, NONE, NONE, 0)
+
+    def want(self, domain: bytes, who: str) -> None:
+        return
 
     def session_key(self, domain: bytes, name: str) -> bytes:
         """Return the key by which a session is looked up, 16 bytes."""

@@ -343,8 +343,10 @@ class Collector:
                 store.delete(object_names.parity(pack))
 
     def _want_evidence(self) -> None:
-        """Raise ArchiveError where anything names an absent pack or plan that the ledger does not explain."""
+        """Raise ArchiveError where anything names an absent pack, plan or key file that the ledger does not explain."""
         catalog = self.catalog
+        if lacking := catalog.keyless():
+            raise ArchiveError(f"{lacking[min(lacking)]}; collecting stops and deletes nothing")
         if missing := catalog.damage.missing():
             raise ArchiveError(
                 f"pack {min(missing).hex()} is gone, and no collector deleted it: "

@@ -15,6 +15,9 @@ The proof reads the raw files. Spec: FORMAT.md, "Erase".
               3 publish a generation in which the older trees are empty
     all       overwrite and delete older generations; read every record from the packs and ask for its key
 
+A tenant or base whose key files are lost is given up by erasing it as a whole: new keys govern its records, so these
+count as erased.
+
 A look counts only if no pack vanished on the way (a collector moves live records) and everything was
 readable. A session that is not seen would lose the segments that it shares.
 
@@ -39,9 +42,9 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import LAST
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem
-from pltz.archive.encryption.box import KEY, UNIT, Tree, unit_of
+from pltz.archive.encryption.box import KEY, Tree, unit_of
 from pltz.archive.encryption.domain_keys import DomainKeys, Unit
-from pltz.archive.encryption.key_files import KeyFolder
+from pltz.archive.encryption.key_files import LINEAGE, KeyFolder, generation_of, root_id
 from pltz.archive.encryption.keyring import MASTER, Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound
 from pltz.archive.format import object_names
@@ -55,6 +58,9 @@ from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.identity import NONE
 
 T = TypeVar("T")
+
+AT_ONCE = "something of this tenant or base was erased at the same time: erase again"
+PAST = 1 << 20  # generations by which new keys are ahead of lost ones: what comes back is older
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,8 @@ class Eraser:
             StoreError: the store failed.
         """
         finished = self._finish(dry_run)
+        if self.keys.key_check.fault(self.keys.domain(TENANT, tenant)):
+            return self._give_up(TENANT, tenant, finished, dry_run)
         known = self._known(TENANT, tenant)
         if known.erased:
             over = self._over(Erasure(tenant, None), known, finished, bases, dry_run)
@@ -196,6 +204,8 @@ class Eraser:
             StoreError: the store failed.
         """
         finished = self._finish(dry_run)
+        if self.keys.key_check.fault(self.keys.domain(BASE, name)):
+            return self._give_up(BASE, name, finished, dry_run)
         known = self._known(BASE, name)
         if users := self.users(known.domain, known.roots):
             raise ArchiveError(f"{_standing(name, users)}: erase these first; nothing was erased")
@@ -210,6 +220,30 @@ class Eraser:
         if users := self.users(begun.domain, begun.older):
             raise ArchiveError(f"{_standing(name, users)} by now: erase these first; nothing was erased")
         return self._receipt(erasure, known, finished, done=[self._empty(begun, begun.older)])
+
+    def _give_up(self, kind: int, name: str, finished: _Finished, dry_run: bool) -> Erasure:
+        """Erase a domain whose keys are missing or damaged: put new keys that follow all those that packs name.
+
+        Raises ArchiveError where a session stands on the base, Fenced.
+        """
+        domain = self.keys.domain(kind, name)
+        roots = self.keys.key_check.roots[domain]
+        if kind == BASE and (users := self.users(domain, roots)):
+            raise ArchiveError(f"{_standing(name, users)}: erase these first; nothing was erased")
+        erasure = Erasure(*((name, None) if kind == TENANT else (None, None, name)))
+        there = self.keys.folder.generations().get(domain, [])
+        generation = max([*there, *map(generation_of, roots)]) + PAST
+        lineages = (*sorted({root[:LINEAGE] for root in roots}), self.catalog.store.random(LINEAGE))
+        tree = Tree({}) if kind == TENANT else Tree.root(self.catalog.store.random(KEY))
+        fresh = {root_id(lineages[-1], generation): tree}
+        about = (name, self.catalog.store.random(KEY)) if kind == BASE else ("", bytes(KEY))
+        keys = DomainKeys(domain, generation, kind, *about, fresh, lineages=lineages)
+        if dry_run:
+            return self._receipt(erasure, keys, finished)
+        if not self.keys.begin(keys):
+            raise Fenced(AT_ONCE)
+        done = _Done(self.keys.shred(keys), *self._prove(domain, roots, None))
+        return self._receipt(erasure, keys, finished, done=[done])
 
     def session(self, tenant: str, name: str, *, dry_run: bool = False) -> Erasure:
         """Erase all versions of a session, forgotten ones included.
@@ -255,7 +289,7 @@ class Eraser:
 
         The towers include versions put until then; their segments are added to ``doomed``.
         """
-        fresh = self._fresh()
+        fresh = self._fresh(known)
         begun = known
         while begun is known or any(tower - doomed for tower in towers):
             doomed |= set[bytes]().union(*towers)
@@ -292,15 +326,14 @@ class Eraser:
 
     def _begin(self, base: DomainKeys) -> DomainKeys:
         """Publish a new root for a base domain: writers no longer rely on records under the older ones."""
-        begun = base.following(roots=base.roots | self._fresh())
+        begun = base.following(roots=base.roots | self._fresh(base))
         self._publish(begun)
-        self.keys.folder.shred(
-            begun.domain, begun.generation
-        )  # nothing is erased yet: the new keys contain all older ones
+        self.keys.shred(begun)  # nothing is erased yet: the new keys contain all older ones
         return begun
 
-    def _fresh(self) -> dict[bytes, Tree]:
-        return {self.catalog.store.random(UNIT): Tree.root(self.catalog.store.random(KEY))}
+    def _fresh(self, known: DomainKeys) -> dict[bytes, Tree]:
+        """Return a root that begins in the generation after these keys."""
+        return {known.next_root: Tree.root(self.catalog.store.random(KEY))}
 
     def _empty(self, known: DomainKeys, roots: Collection[bytes], **changes: Any) -> _Done:
         """Destroy all keys under some roots of a domain, and prove it."""
@@ -310,7 +343,7 @@ class Eraser:
     def _destroy(self, keys: DomainKeys, roots: set[bytes], units: set[int] | None) -> _Done:
         """Publish keys without the erased ones, destroy the older generations, and prove it."""
         self._publish(keys)
-        files = self.keys.folder.shred(keys.domain, keys.generation)
+        files = self.keys.shred(keys)
         return _Done(files, *self._prove(keys.domain, roots, units))
 
     def _receipt(
@@ -389,14 +422,16 @@ class Eraser:
 
     def _known(self, kind: int, name: str) -> DomainKeys:
         self.catalog.refresh()
-        known = self.keys.of(self.keys.domain(kind, name))
+        domain = self.keys.domain(kind, name)
+        known = self.keys.of(domain)
+        self.keys.want(domain, f"{'base' if kind == BASE else 'tenant'} {name!r}")
         if known is None:
             raise NotFound(f"no {'base' if kind == BASE else 'tenant'} {name!r} in this archive")
         return known
 
     def _publish(self, keys: DomainKeys) -> None:
         if not self.keys.publish(keys):
-            raise Fenced("something of this tenant or base was erased at the same time: erase again")
+            raise Fenced(AT_ONCE)
 
     def _towers(self, domain: bytes, name: str) -> list[set[bytes]]:
         """Return, for each version, its segments in the tenant's domain. Shared prompts are left out."""
@@ -452,10 +487,13 @@ class Eraser:
         """Return the sessions that stand on records under these roots of a base domain.
 
         The value is True where all such versions of the session are forgotten. A segment that is stored under
-        another root too counts: a collector may keep either record. Raises ArchiveError where packs are
-        damaged or gone.
+        another root too counts: a collector may keep either record. Raises ArchiveError where packs or the keys of
+        any domain are damaged or gone.
         """
         wanted = {(domain, root) for root in roots}
+        others = self.catalog.keyless().keys() - {domain}
+        if others:  # sessions of these tenants are not listed
+            raise ArchiveError(f"{self.catalog.keyless()[min(others)]}; nothing was erased")
 
         def work() -> dict[tuple[str, str], bool]:
             grounds, found = Grounds(self.catalog), dict[tuple[str, str], bool]()
@@ -472,7 +510,8 @@ class Eraser:
         Reads files, not indexes: packs, and the keys as they are on the disk now. ``units``: None is all.
         Raises ArchiveError where a record opens.
         """
-        left = self.keys.folder.generations().get(domain, [])
+        strange = {file.generation for _, file in self.keys.folder.strangers() if file.domain == domain}
+        left = [n for n in self.keys.folder.generations().get(domain, []) if n not in strange]
         self.keys.refresh()
         known = self.keys.of(domain)
         if len(left) != 1 or known is None or known.generation != left[0]:
@@ -483,7 +522,8 @@ class Eraser:
                 unread += 1
             elif record.root in roots:
                 mine = [i for i in record.ids if units is None or unit_of(i) in units]
-                if any(known.roots[record.root].key(unit_of(i)) is not None for i in mine):
+                tree = known.roots.get(record.root, Tree({}))
+                if any(tree.key(unit_of(i)) is not None for i in mine):
                     raise ArchiveError(f"a record in {record.pack} still opens: erase again")
                 records += bool(mine)
         return records, unread

@@ -87,6 +87,7 @@ class Repaired:
 
     Attributes:
         finished: older key files that an unfinished erase left, destroyed now.
+        keyless: domains with records whose keys are missing, damaged or others, a sentence for each.
         lost: versions that cannot be thawed.
         unnamed: versions of which no record is left.
         missing: number of records in packs beyond repair that were not read.
@@ -100,6 +101,7 @@ class Repaired:
     aside: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
+    keyless: list[str] = field(default_factory=list)
     salvaged: int = 0
     missing: int = 0
     uncounted: int = 0
@@ -110,9 +112,8 @@ class Repaired:
     @property
     def whole(self) -> bool:
         """Return whether nothing is lost."""
-        return not (
-            self.broken or self.lost or self.unnamed or self.missing or self.uncounted or self.recorded
-        )
+        gone = self.lost or self.unnamed or self.missing or self.uncounted or self.recorded
+        return not (self.broken or self.keyless or gone)
 
 
 class Repairer:
@@ -154,6 +155,7 @@ class Repairer:
         self._want_own(catalog)
         for pack in sorted(self._pack_names(catalog)):
             self._pack(catalog, pack, settings.parity)
+        self._keys_of_packs(catalog)
         self._towers(keys)
         return self.report
 
@@ -223,6 +225,13 @@ class Repairer:
             self.report.finished += files
             for name in () if self.dry_run else files:
                 self.store.shred(name)
+
+    def _keys_of_packs(self, catalog: Catalog) -> None:
+        """Report the domains that have records and lack keys. Nothing can make these again."""
+        if check := catalog.key_check:
+            check.refresh()
+            self.report.keyless += check.faults().values()
+            self.report.keyless += (f"{name} {what}" for name, what in check.strangers())
 
     def _key_copies(self, domain: bytes, generation: int, good: bytes) -> None:
         """Make all copies of a key file equal to the sound one."""

@@ -476,7 +476,7 @@ class Verifier:
         self._check_keys()
 
     def _check_keys(self) -> None:
-        """Check key files, except older ones that an unfinished erase left."""
+        """Check key files, except older ones that an unfinished erase left, and that they are those for the packs."""
         folder = KeyFolder(self.catalog.store)
         for name in sorted(self.catalog.store.list(object_names.KEYS)):
             try:
@@ -486,6 +486,12 @@ class Verifier:
                     self._wrong("keys", name, str(exc))
             except FileNotFoundError:
                 continue
+        if check := self.catalog.key_check:
+            check.refresh()
+            for domain, what in check.faults().items():
+                self._wrong("keys", domain.hex(), what)
+            for path, what in check.strangers():
+                self._wrong("keys", path, what)
         self.report.unfinished = list(unfinished(self.catalog))
 
     def _check_redundancy(self) -> None:

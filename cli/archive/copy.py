@@ -77,7 +77,7 @@ def copy(
         verb = "would be copied" if recoding.dry_run else "copied, read back and compared"
         click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}{gone}", err=True)
     if not names:
-        source.tower.want_whole(f"went through {counted(copied + there, 'version')} of {place}")
+        source.tower.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
 
 
 def _show(done: "Copied", recoding: Recoding) -> None:

@@ -152,7 +152,7 @@ def export(
     elif output != "-":
         destination.report(f"{output}: {counted(len(chosen), 'session')}")
     if not names:
-        cold.tower.want_whole(f"wrote {counted(len(chosen), 'session')}")
+        cold.tower.want_whole(f"wrote {counted(len(chosen), 'session')}", tenant)
 
 
 def _sessions(cold: "Archive", chosen: "list[Version]", bar: Progress) -> "Iterator[Session]":

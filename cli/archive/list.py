@@ -80,7 +80,7 @@ def ls(
     cold = open_archive(place)
     found = cold.list(tenant, forgotten=forgotten, history=history, partial=True)
     _show_all(cold, sorted(found, key=_natural), long, turns, template, as_json)
-    ctx.exit(_warn(cold))
+    ctx.exit(_warn(cold, tenant))
 
 
 @click.command(
@@ -124,7 +124,7 @@ def find(
     chosen, start, end = tags_of(tags), seconds_of(since), seconds_of(until)
     found = cold.find(text, tenant=tenant, tags=chosen, since=start, until=end, partial=True)
     _show_all(cold, found, long, turns, template, as_json)
-    ctx.exit(_warn(cold))
+    ctx.exit(_warn(cold, tenant))
 
 
 def _natural(version: "SessionVersion") -> tuple[str, list[tuple[int, str]], int]:
@@ -314,12 +314,12 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _warn(cold: "Archive") -> int:
+def _warn(cold: "Archive", tenant: str | None = None) -> int:
     """Print a warning where parts are damaged or gone, as a listing may lack their sessions. Return an exit code."""
     from pltz.archive.errors import ArchiveError
 
     try:
-        cold.tower.want_whole("listed what is there")
+        cold.tower.want_whole("listed what is there", tenant)
     except ArchiveError as exc:
         click.echo(f"warning: {exc}", err=True)
         return exc.exit_code

@@ -1,7 +1,7 @@
 """``pltz archive repair``: restore damaged parts from parity and second copies, and name exactly what is lost."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -124,6 +124,7 @@ def as_text(done: "Repaired", dry_run: bool) -> str:
         (f"unfinished erase: older keys {verb}overwritten and deleted", done.finished),
     ):
         lines += [f"{what}: {name}" for name in names]
+    lines += [f"keys: {what}" for what in done.keyless]
     if done.salvaged:
         lines.append(f"{counted(done.salvaged, 'record')} {verb}saved from packs beyond repair")
     lines += [f"lost: version {v.version} of {v.name!r} of tenant {v.tenant!r}" for v in done.lost]
@@ -139,7 +140,6 @@ def as_text(done: "Repaired", dry_run: bool) -> str:
     if done.uncounted:
         lines.append(f"gone, with an unknown number of records: {counted(done.uncounted, 'pack')}")
     lines += [f"recorded by an earlier run, and not acknowledged: pack {name}" for name in done.recorded]
-    lines.append(
-        "nothing is lost" if done.whole else "sessions are lost: put them again, or forget them"
-    )
+    last = "nothing is lost" if done.whole else "sessions are lost: put them again, or forget them"
+    lines.append("nothing else is lost" if done.keyless and replace(done, keyless=[]).whole else last)
     return "\n".join(lines)

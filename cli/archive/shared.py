@@ -223,7 +223,7 @@ def choose(
         if tags.items() <= version.tags.items():
             yield version
     if missing := sorted(wanted - {name for _, name in met}):
-        archive.tower.want_whole(f"found no session {missing[0]!r}")
+        archive.tower.want_whole(f"found no session {missing[0]!r}", tenant)
         raise NotFound(f"no session {missing[0]!r} in this archive")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.codecs.codec import BundleCodec, BytesCodec
+from pltz.archive.errors import MissingKeys
 from pltz.archive.format.context import RUN, TOWER, TURN
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SEGMENTS
@@ -18,6 +19,7 @@ from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive, open_keys
 from pltz.archive.writing.candidates import Place, read_candidates
+from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE
@@ -84,6 +86,8 @@ REFUSED: dict[str, type[PltzError]] = {  # not opened, and not repaired
     "bad-settings-and-copy-missing": UsageError,
     "bad-settings-of-a-newer-version": VersionError,
     "bad-older-format": VersionError,
+    "bad-sealed-keys-of-an-older-version": VersionError,
+    "bad-sealed-archive-key-missing": CorruptError,
 }
 SPECIAL = [
     "bad-ledger-entry-cut-short",
@@ -296,10 +300,25 @@ def test_a_pack_of_a_newer_version_is_named_and_left_alone() -> None:
     assert packs.items() <= disk.seen.files().items()
 
 
-def test_without_the_keys_of_a_domain_nothing_is_read_and_nothing_is_wrong() -> None:
+def test_without_the_keys_of_a_domain_nothing_is_read_or_put_and_that_is_told() -> None:
     disk = disk_of("bad-sealed-keys-missing")
     archive = opened(disk, "sealed")
     assert not readable(archive)
+    for key in (KEY, None):
+        report = TowerArchive.open(DirectoryStore(disk), [BytesCodec()], key=key).verify()
+        assert not report.sound and {p.kind for p in report.problems} == {"keys"}
     before = disk.seen.files()
-    repair(disk, "sealed")
+    told = repair(disk, "sealed")
+    assert not told.whole and len(told.keyless) == 2 and not told.lost
+    with pytest.raises(MissingKeys):
+        archive.put([NewSession("a", [np.array(SESSIONS["a", 2])])])
     assert before.items() <= disk.seen.files().items()
+
+
+@pytest.mark.parametrize("name", ["bad-sealed-archive-key-missing"])
+def test_without_the_archives_own_key_file_verify_and_repair_tell(name: str) -> None:
+    disk = disk_of(name)
+    report = TowerArchive.open(DirectoryStore(disk), [BytesCodec()]).verify()
+    assert [p.name for p in report.problems] == ["00" * 16]
+    told = Repairer(DirectoryStore(disk)).run()
+    assert not told.whole and len(told.keyless) == 1

@@ -222,6 +222,12 @@ def of_format(data: bytes, version: int) -> bytes:
     return line() + b"\n"
 
 
+def older_keys(data: bytes) -> bytes:
+    """Return a key file that says it is of the version before the present one."""
+    older = data[:4] + bytes([data[4] - 1]) + data[5:-16]
+    return older + digest(b"pltz key", older)
+
+
 def defects() -> dict[str, Files]:
     """Every golden archive by name."""
     g, s = good(), good(KEY)
@@ -285,6 +291,8 @@ def defects() -> dict[str, Files]:
         "bad-settings-of-a-newer-version": changed(changed(g, SETTINGS, newer_settings), SETTINGS_COPY, newer_settings),
         "bad-pack-of-a-newer-version": without(g, b, parity(b)) | {newer_name: newer},
         "bad-sealed-keys-missing": without(s, *keys),
+        "bad-sealed-archive-key-missing": without(s, *(p for p in s if p.startswith("keys/" + "0" * 32))),
+        "bad-sealed-keys-of-an-older-version": s | {p: older_keys(s[p]) for p in s if p.startswith("keys/")},
     }
 
 

@@ -1,0 +1,123 @@
+"""The key check: whether the key files are those for the records that packs have. Needs no key.
+
+    tables of packs --> domain, roots of its records
+                                     |
+    newest key file of the domain --> lineages, generation          fault: no file, none sound, or roots it never had
+
+Absence is no proof that nothing was stored. So whoever makes the first keys of a domain, finds no session of it, or
+says that an archive is sound, looks here first. Spec: FORMAT.md, "Encryption".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pltz.archive.encryption.key_files import KeyFolder
+from pltz.archive.format.context import SEALED
+from pltz.archive.format.object_names import PACKS, pack, packs_among
+from pltz.archive.format.pack import Pack
+from pltz.archive.storage.store import Store
+from pltz.plt_codec.errors import FormatError
+from pltz.plt_codec.identity import NONE
+
+
+class KeyCheck:
+    """Compares the roots that packs name with the key files. Each pack's table is read once.
+
+    ``archive``: id of the archive; packs of others are left out.
+    """
+
+    def __init__(self, store: Store, archive: bytes) -> None:
+        self.store, self.archive = store, archive
+        self.folder = KeyFolder(store)
+        self._tables: dict[bytes, frozenset[tuple[bytes, bytes]]] = {}  # pack -> domain and root of each context
+        self._roots: dict[bytes, set[bytes]] | None = None
+
+    def refresh(self) -> None:
+        """List packs again at the next question."""
+        self._roots = None
+
+    @property
+    def roots(self) -> dict[bytes, set[bytes]]:
+        """Return the roots that packs name, by domain. Packs that cannot be read are left out. Raises StoreError."""
+        if self._roots is None:
+            listed = packs_among(self.store.list(PACKS))
+            self._tables = {name: self._tables[name] for name in self._tables.keys() & listed}
+            for name in sorted(listed - self._tables.keys()):
+                try:
+                    self._tables[name] = self._table(name)
+                except (FormatError, FileNotFoundError):  # verify reports damage; a collector may delete a pack
+                    continue
+            self._roots = {}
+            for domain, root in frozenset[tuple[bytes, bytes]]().union(*self._tables.values()):
+                self._roots.setdefault(domain, set()).add(root)
+        return self._roots
+
+    def missing(self) -> dict[bytes, str]:
+        """Return the domains that have records and no key file, with a sentence. Names of files decide.
+
+        Raises StoreError.
+        """
+        roots = self.roots  # before key files: keys are put before the packs that use them
+        there = self.folder.generations()
+        lacking = sorted(roots.keys() - there.keys())
+        found = {domain: _no_file(domain) for domain in lacking if domain not in self.folder.generations()}
+        if roots and NONE not in there:
+            found[NONE] = f"packs are sealed, and the archive's own key file ({path_of(NONE)}) is missing: {BRING_BACK}"
+        return found
+
+    def faults(self) -> dict[bytes, str]:
+        """Return each domain whose key files are not those for its records, with a sentence. Reads the key files.
+
+        Raises StoreError.
+        """
+        found = self.missing()
+        for domain in sorted(self.roots.keys() - found.keys()):
+            if what := self.fault(domain):
+                found[domain] = what
+        return found
+
+    def fault(self, domain: bytes) -> str | None:
+        """Return a sentence where the key files of a domain are not those for its records. Raises StoreError."""
+        if not (roots := self.roots.get(domain)):
+            return None
+        try:
+            newest = self.folder.newest(domain)
+        except FormatError as exc:
+            return f"packs have records of domain {domain.hex()}, and of its newest key file {exc}: {BRING_BACK}"
+        if newest is None:
+            return _no_file(domain)
+        if all(map(newest.governs, roots)):
+            return None
+        return (
+            f"packs have records of domain {domain.hex()} under keys that its newest key file ({path_of(domain)}, "
+            f"generation {newest.generation}) never had: it is an older one, or was made anew while they were away; "
+            f"{BRING_BACK}"
+        )
+
+    def strangers(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of each key file with keys that the newest of its domain never had, and a sentence."""
+        for name, _ in self.folder.strangers():
+            yield name, "has keys that the newest key file of its domain never had: it stays; move one of them away"
+
+    def _table(self, name: bytes) -> frozenset[tuple[bytes, bytes]]:
+        file = pack(name)
+        size = self.store.open(file).size
+        head = Pack(lambda at, count: self.store.read(file, at, count), size, archive=self.archive).head
+        return frozenset((c.domain, c.root) for c in head.contexts if c.cipher == SEALED)
+
+
+BRING_BACK = (
+    "bring it back from a copy of keys/, then ask again; where there is none, erase the whole tenant or base "
+    "(pltz archive erase): nothing of it can be read any more"
+)
+
+
+def path_of(domain: bytes) -> str:
+    """Return the names of the key files of a domain, as people write them."""
+    return f"keys/{domain.hex()}-*"
+
+
+def _no_file(domain: bytes) -> str:
+    files = path_of(domain)
+    return f"packs have records of domain {domain.hex()}, and its key files ({files}) are missing: {BRING_BACK}"
