@@ -47,7 +47,7 @@ from pltz.archive.maintenance.cluster import MEDOIDS, Clustered, Clusterer
 from pltz.archive.maintenance.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.maintenance.merge import COLD, Merged, Merger
 from pltz.archive.maintenance.recode import Recoder
-from pltz.archive.storage.store import Store, is_there, open_store
+from pltz.archive.storage.store import Store, is_there, open_store, remains
 from pltz.archive.writing.candidates import read_candidates
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.verified_segments import VerifiedSegments
@@ -62,9 +62,6 @@ if TYPE_CHECKING:
 
 # packs, entries and bytes without an index before one is written; opening scans them, for some tens of milliseconds
 INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
-
-# folders of which any content shows that an archive is here
-EVIDENCE = (object_names.PACKS, object_names.KEYS, object_names.PLANS, object_names.PARITY, object_names.LEDGER)
 
 T = TypeVar("T")
 
@@ -177,12 +174,17 @@ class TowerArchive:
             UsageError: there is no archive, or a key was given for one that is not sealed.
             CorruptError, VersionError: archive.json is damaged or newer.
             KeyMismatch: ``key`` is not its key.
-            ArchiveError, StoreError: a plan is damaged, or the store failed.
+            ArchiveError, StoreError: archive.json is missing from an archive, a plan is damaged, or the store failed.
         """
         store = open_store(place) if isinstance(place, str | os.PathLike) else place
         try:
             data = store.read(SETTINGS, 0, MAX_SIZE)
         except FileNotFoundError as exc:
+            if folder := remains(store):
+                raise ArchiveError(
+                    f"{SETTINGS} is missing and {folder}/ is not empty: an archive is here; "
+                    "pltz archive repair brings it back from its copy"
+                ) from exc
             at = f"at {place}" if isinstance(place, str | os.PathLike) else "here"
             raise UsageError(f"no archive {at} ({SETTINGS} is missing): make one with pltz archive init") from exc
         settings = Settings.decode(data)
@@ -835,13 +837,12 @@ class TowerArchive:
 
 def _want_nothing(store: Store) -> None:
     """Raise UsageError where an archive lost its archive.json: a new one would destroy it."""
-    for folder in EVIDENCE:
-        if store.list(folder) and not is_there(store, SETTINGS):
-            raise UsageError(
-                f"{SETTINGS} is missing and {folder}/ is not empty: an archive is here; "
-                f"pltz archive repair may bring it back. "
-                f"Where it was never used (an init was cut off), delete it"
-            )
+    if (folder := remains(store, made=True)) and not is_there(store, SETTINGS):
+        raise UsageError(
+            f"{SETTINGS} is missing and {folder}/ is not empty: an archive is here; "
+            f"pltz archive repair may bring it back. "
+            f"Where it was never used (an init was cut off), delete it"
+        )
 
 
 def _cut_off(store: Store, wanted: Settings) -> Settings:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.format.context import SEALED
-from pltz.archive.format.object_names import PACKS, pack, packs_among
+from pltz.archive.format.object_names import PACKS, pack, packs_listed
 from pltz.archive.format.pack import Pack
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import FormatError
@@ -41,11 +41,11 @@ class KeyCheck:
     def roots(self) -> dict[bytes, set[bytes]]:
         """Return the roots that packs name, by domain. Packs that cannot be read are left out. Raises StoreError."""
         if self._roots is None:
-            listed = packs_among(self.store.list(PACKS))
-            self._tables = {name: self._tables[name] for name in self._tables.keys() & listed}
-            for name in sorted(listed - self._tables.keys()):
+            sizes = packs_listed(self.store.list(PACKS))
+            self._tables = {name: self._tables[name] for name in self._tables.keys() & sizes.keys()}
+            for name in sorted(sizes.keys() - self._tables.keys()):
                 try:
-                    self._tables[name] = self._table(name)
+                    self._tables[name] = self._table(name, sizes[name])
                 except (FormatError, FileNotFoundError):  # verify reports damage; a collector may delete a pack
                     continue
             self._roots = {}
@@ -100,9 +100,8 @@ class KeyCheck:
         for name, _ in self.folder.strangers():
             yield name, "has keys that the newest key file of its domain never had: it stays; move one of them away"
 
-    def _table(self, name: bytes) -> frozenset[tuple[bytes, bytes]]:
+    def _table(self, name: bytes, size: int) -> frozenset[tuple[bytes, bytes]]:
         file = pack(name)
-        size = self.store.open(file).size
         head = Pack(lambda at, count: self.store.read(file, at, count), size, archive=self.archive).head
         return frozenset((c.domain, c.root) for c in head.contexts if c.cipher == SEALED)
 

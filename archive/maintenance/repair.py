@@ -56,7 +56,7 @@ from pltz.archive.format.prefix_crc import ByteSource
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.maintenance.salvage_reader import SalvageReader
-from pltz.archive.storage.store import Store, is_there
+from pltz.archive.storage.store import Store, is_there, remains
 from pltz.archive.writing.publisher import shared_places, shared_ranges
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
@@ -65,6 +65,7 @@ from pltz.plt_codec.identity import digest
 T = TypeVar("T")
 
 PERSON = b"pltz damaged"
+FROM_A_BACKUP = "bring one of them from a backup"
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class Repairer:
     def _settings(self) -> Settings:
         found = self._mirrored(SETTINGS, SETTINGS_COPY, Settings.decode, MAX_SIZE)
         if found is None:
-            raise CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: bring one of them from a backup")
+            raise CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: {FROM_A_BACKUP}")
         return found
 
     def _plans(self) -> set[bytes] | None:
@@ -190,6 +191,9 @@ class Repairer:
         self.report.checked += 1
         data = {n: self._maybe(n, most) for n in (name, copy)}
         if not any(d is not None for d in data.values()):
+            if folder := remains(self.store):
+                what = f"{name} and its copy {copy} are missing, and {folder}/ is not empty"
+                raise CorruptError(f"{what}: {FROM_A_BACKUP}")
             raise UsageError(f"no archive here: {name} is missing")
         sound: dict[str, T] = {}
         for n, d in data.items():

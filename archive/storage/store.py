@@ -457,6 +457,21 @@ class DirectoryStore:
             pass
 
 
+def remains(store: Store, *, made: bool = False) -> str | None:
+    """Return a folder with content that shows that an archive is here; None without one.
+
+    ``made``: the folders are there, so one that cannot be listed raises StoreError.
+    """
+    for folder in (object_names.PACKS, object_names.KEYS, object_names.PLANS, object_names.PARITY, object_names.LEDGER):
+        try:
+            if store.list(folder):
+                return folder
+        except StoreError:  # without archive.json a missing folder is not read as an empty one
+            if made:
+                raise
+    return None
+
+
 def is_there(store: Store, name: str) -> bool:
     """Return whether an object of that name exists. Raises StoreError."""
     try:

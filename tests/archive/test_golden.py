@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.codecs.codec import BundleCodec, BytesCodec
-from pltz.archive.errors import MissingKeys
+from pltz.archive.errors import ArchiveError, MissingKeys
 from pltz.archive.format.context import RUN, TOWER, TURN
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SEGMENTS
@@ -83,7 +83,7 @@ LOST = {  # found by verify, and repair says so; what can be read before and aft
 }
 REFUSED: dict[str, type[PltzError]] = {  # not opened, and not repaired
     "bad-plan-and-copy-cut-short": PltzError,
-    "bad-settings-and-copy-missing": UsageError,
+    "bad-settings-and-copy-missing": ArchiveError,
     "bad-settings-of-a-newer-version": VersionError,
     "bad-older-format": VersionError,
     "bad-sealed-keys-of-an-older-version": VersionError,
