@@ -1,4 +1,5 @@
 # make demo   install into .venv, freeze and thaw the sample sessions
+# make quick  in a minute: ruff and fast tests of what changed since main, the nearest first
 # make test   the same .venv with the test tools: ruff, mypy --strict, every test
 # make wheels dist/: the wheel of pltz, and pltz-base, the bundle base as a distribution of its own
 # make sbom   dist/pltz.cdx.json: versions and licences of everything that pltz ships and needs
@@ -16,13 +17,27 @@ BASE := distributions/base
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help demo test lint pytest wheels base sbom docs clean
+.PHONY: help demo quick cheap test lint pytest wheels base sbom docs clean
 
 help:
-	@sed -n '1,7s/^# \{0,1\}//p' Makefile
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile
 
 demo: $(VENV)/.runtime
 	$(BIN)/pltz demo
+
+quick: $(VENV)/.tests
+	$(BIN)/python -m tests.quick $(JOBS)
+
+# Cheap tests of every room. CI runs them before all others, and ends at the first that fails.
+CHEAP := tests/test_imports.py tests/test_packaging.py tests/test_quick.py tests/test_facade.py \
+	$(addprefix tests/archive/,catalog codecs format writing test_tower_archive.py test_sessions.py) tests/cli/archive \
+	tests/cli/test_help.py tests/coding/test_codec.py tests/coding/test_neighbours.py tests/datasets/test_formats.py \
+	tests/kv/forms tests/kv/port tests/kv/store/test_store.py tests/models/session tests/plt_codec/container \
+	tests/serving/eviction/journal tests/serving/nightly/test_config.py
+
+cheap: $(VENV)/.tests
+	$(BIN)/ruff check .
+	$(BIN)/pytest -q -x -n $(JOBS) $(CHEAP)
 
 test: lint pytest
 

@@ -25,10 +25,17 @@ from pltz.archive.format.ids import tenant_of
 from pltz.archive.format.object_names import SETTINGS
 from pltz.archive.humanize import counted
 from pltz.archive.retention import Policy, expired
-from pltz.archive.sessions import EngineOptions, PutReceipt, PutRequest, SessionArchive, codecs_of
+from pltz.archive.sessions import (
+    EngineOptions,
+    PutReceipt,
+    PutRequest,
+    SessionArchive,
+    codecs_of,
+)
 from pltz.archive.storage.store import is_there, open_store
 from pltz.archive.tower_archive import Stat, TowerArchive
 from pltz.archive.writing.new_session import KINDS
+from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS
 from pltz.coding.partners import as_target, tokenizer_json
 from pltz.datasets.given import as_session
 from pltz.models.session.session import Session
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.merge import Merged
     from pltz.archive.maintenance.verify import Report
+    from pltz.archive.sessions import Refused
     from pltz.archive.thaw.thawed import Thawed
     from pltz.archive.thaw.thawer import Thawer
     from pltz.coding.expected_time import Expect
@@ -271,6 +279,7 @@ class Archive:
         prefixes: Sequence[int] = (),
         parent: str | None = None,
         salt: str | bytes | None = None,
+        continues: bool = False,
         keep_opaque: bool = False,
         dry_run: bool = False,
     ) -> PutReceipt:
@@ -290,12 +299,13 @@ class Archive:
             prefixes: of ids: token counts at which beginnings end that other sessions share.
             parent: of ids: name of the session that it was forked from.
             salt: separate it from everything under another salt; only `get` and `thaw` with the same salt find it.
+            continues: refuse it where it does not continue the last version: where that is not its beginning.
             keep_opaque: keep a session with images or audio, as plain bytes, instead of refusing it.
             dry_run: code the session and store nothing; the receipt says what a put would store, and its id is empty.
 
         Raises:
-            ContentError: the session cannot be coded (OpaqueContentError: it has image, audio or file parts); nothing
-                was stored.
+            ContentError: the session cannot be coded (OpaqueContentError: it has image, audio or file parts), or does
+                not continue the last version; nothing was stored.
             TokenizerMismatch: ids that are not ids of their tokenizer.
             UsageError, ModelError: an argument is invalid, or the bundle or target cannot be used.
             KeyMismatch: the archive is sealed and was opened without its key.
@@ -309,7 +319,7 @@ class Archive:
         (1, 2)
         """
         request = PutRequest(
-            name, session, tenant, tags or {}, base, target, tokenizer, time, prefixes, parent, salt
+            name, session, tenant, tags or {}, base, target, tokenizer, time, prefixes, parent, salt, continues
         )
         [receipt] = self.sessions.put([self._resolved(request)], keep_opaque=keep_opaque, dry_run=dry_run)
         return receipt
@@ -321,18 +331,40 @@ class Archive:
         keep_opaque: bool = False,
         dry_run: bool = False,
         expect: Expect | None = None,
+        coding: Callable[[int, int], None] | None = None,
+        refused: Refused | None = None,
+        commit_bytes: int = COMMIT_BYTES,
+        commit_seconds: float = COMMIT_SECONDS,
     ) -> Iterator[PutReceipt]:
-        """Freeze many sessions, in commits of about a million tokens, and yield a receipt for each.
+        """Freeze many sessions, in commits of a few megabytes, and yield a receipt for each.
 
-        Yielded receipts are durable whatever is raised later. Nothing is put before the first receipt is
-        requested. ``keep_opaque``, ``dry_run`` and errors: as `put`. ``expect`` is called with the expected seconds
-        before a commit of many tokens is coded.
+        Yielded receipts are durable whatever is raised later. Nothing is put before the first receipt is requested.
+
+        Args:
+            requests: read one by one; the sessions before one that cannot be read or coded are stored.
+            keep_opaque, dry_run: as in `put`.
+            expect: called with the expected seconds before a commit of many tokens is coded.
+            coding: called with the sessions of a commit and the bytes of their content, before they are coded.
+            refused: called with a session that cannot be coded and its error, which is then not raised.
+            commit_bytes: content of a commit, at most, unless a session has more.
+            commit_seconds: seconds that coding a commit should take, at most, by those before it.
+
+        Raises the errors of `put`.
 
         In a dry run nothing is stored between two requests either: two versions of one name count as if each were put
         alone.
         """
         resolved = map(self._resolved, requests)
-        yield from self.sessions.put(resolved, keep_opaque=keep_opaque, dry_run=dry_run, expect=expect)
+        yield from self.sessions.put(
+            resolved,
+            keep_opaque=keep_opaque,
+            dry_run=dry_run,
+            expect=expect,
+            coding=coding,
+            refused=refused,
+            commit_bytes=commit_bytes,
+            commit_seconds=commit_seconds,
+        )
 
     def _resolved(self, request: PutRequest) -> PutRequest:
         """Return a request with a session, fingerprints and a salted tenant, as `SessionArchive` takes it."""

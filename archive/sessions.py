@@ -32,7 +32,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -53,6 +54,8 @@ from pltz.archive.format.index_file import SESSIONS
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.archive.writing.new_session import KINDS, NewSession
+from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS, Pace
+from pltz.datasets.continuation import continues
 from pltz.datasets.given import as_session
 from pltz.models.bundle.tokenizer import SPECIALS
 from pltz.models.session import transcript
@@ -94,6 +97,7 @@ ID_BYTES = 4  # bytes per id, as in `Session.to_bytes`
 USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
 
 Segments = list[tuple[bytes, Tokens]]
+Refused = Callable[["PutRequest", PltzError], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +105,9 @@ class PutRequest:
     """A session to put into an archive. The fields are the arguments of `Archive.put`.
 
     Immutable: any thread may use it.
+
+    ``continues``: refuse it where it does not continue the last version of its name (`datasets.continuation`): one of
+    another file may not.
 
     `SessionArchive.put` takes them resolved: a `Session`, the tenant with its salt (`tenant_of`), and fingerprints of
     16 bytes for target and tokenizer.
@@ -117,6 +124,7 @@ class PutRequest:
     prefixes: Sequence[int] = ()
     parent: str | None = None
     salt: str | bytes | None = None
+    continues: bool = False
 
     @property
     def fingerprint(self) -> bytes | None:
@@ -312,15 +320,24 @@ class SessionArchive:
         keep_opaque: bool = False,
         dry_run: bool = False,
         expect: Expect | None = None,
+        coding: Callable[[int, int], None] | None = None,
+        refused: Refused | None = None,
+        commit_bytes: int = COMMIT_BYTES,
+        commit_seconds: float = COMMIT_SECONDS,
     ) -> Iterator[PutReceipt]:
-        """Freeze sessions, in commits of about COMMIT_TOKENS tokens.
+        """Freeze sessions, in commits that are small enough to lose little with the last one.
 
-        Yielded results are durable and were decoded and compared, whatever is raised later.
+        Yielded results are durable and were decoded and compared, whatever is raised later. An error of one session is
+        raised after the sessions before it were stored.
 
         Args:
             keep_opaque: keep sessions with images or audio as plain bytes, instead of refusing them.
             dry_run: report what would be stored, and store nothing.
             expect: called with the expected seconds before a commit of many tokens is coded.
+            coding: called with the sessions of a commit and the bytes of their content, before they are coded.
+            refused: called with a request that cannot be coded and its error, which is then not raised.
+            commit_bytes: content of a commit, at most, unless a session has more.
+            commit_seconds: time that coding a commit should take, at most, by the commits before it.
 
         Raises:
             ContentError: a session cannot be coded (OpaqueContentError: an image, audio or file part); its commit was
@@ -329,17 +346,23 @@ class SessionArchive:
             StoreError, WriterFailed, Fenced: as `TowerArchive.put`; sessions yielded before stay.
         """
         single = isinstance(requests, Sequence) and len(requests) == 1
-        for batch in self._batches(self._prepared(requests), keep_opaque):
+        pace = Pace(commit_bytes, commit_seconds)
+        for batch in self._batches(self._prepared(requests), keep_opaque, pace, refused):
+            began, coded = time.monotonic(), 0
             fresh = [cut for _, cut in batch if isinstance(cut, NewSession)]
+            if coding:
+                coding(len(fresh), sum(map(_size_of, fresh)))
             quick = single and sum(len(tokens) for cut in fresh for tokens in cut.segments) <= QUICK_TOKENS
             receipts = iter(self.archive.put(fresh, dry_run=dry_run, expect=expect, refresh=not quick))
             if len(fresh) < len(batch):
                 self.archive.store.settle(PACKS)  # its writer may be between link and fsync
+            took = time.monotonic() - began
             for request, cut in batch:
                 if isinstance(cut, Tower):
                     yield self._repeated(request, cut)
                     continue
                 receipt = next(receipts)
+                coded += _size_of(cut) if receipt.new else 0
                 by_model = not isinstance(receipt.codec, BytesCodec | IdsCodec)
                 yield PutReceipt(
                     tenant=request.tenant,
@@ -355,6 +378,7 @@ class SessionArchive:
                     tower=receipt.segments,
                     target=request.fingerprint,
                 )
+            pace.took(coded, took)
 
     def _repeated(self, request: PutRequest, tower: Tower) -> PutReceipt:
         """Return the receipt of a session that the archive has already."""
@@ -376,28 +400,49 @@ class SessionArchive:
         )
 
     def _batches(
-        self, requests: Iterable[PutRequest], keep_opaque: bool
+        self, requests: Iterable[PutRequest], keep_opaque: bool, pace: Pace, refused: Refused | None
     ) -> Iterator[list[tuple[PutRequest, NewSession | Tower]]]:
         """Yield requests, cut into segments, commit by commit.
 
-        A name comes once per commit, because its second version builds on the first, as a fork on its parent.
+        A name comes once per commit, because its second version builds on the first, as a fork on its parent. An error
+        is raised after the requests before it were yielded.
         """
         batch: list[tuple[PutRequest, NewSession | Tower]] = []
         names: set[tuple[str, str]] = set()
-        tokens = 0
-        for request in requests:
-            full = tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS
-            if batch and (full or {(request.tenant, request.name), (request.tenant, request.parent or "")} & names):
-                yield batch
-                batch, names, tokens = [], set(), 0
+        tokens = size = 0
+        began = time.monotonic()
+        source = iter(requests)
+        while True:
+            try:
+                request = next(source, None)
+            except Exception:  # of the caller's iterator
+                if batch:
+                    yield batch
+                raise
+            full = tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS or pace.is_full(size, began)
+            if request is None or full or _names(request) & names:
+                if batch:
+                    yield batch
+                batch, names, tokens, size = [], set(), 0, 0
+            if request is None:
+                return
             if not batch:  # the request may have been long in coming
+                began = time.monotonic()
                 self.archive.catalog.refresh()
-            new = self._cut_ids(request) if request.as_ids else self._cut(request, keep_opaque)
+            try:
+                new = self._cut_ids(request) if request.as_ids else self._cut(request, keep_opaque)
+            except PltzError as exc:
+                if refused is None or not isinstance(exc, ContentError | TokenizerMismatch):
+                    if batch:
+                        yield batch
+                    raise
+                refused(request, exc)
+                continue
             batch.append((request, new))
             names.add((request.tenant, request.name))
-            tokens += sum(map(len, new.segments)) if isinstance(new, NewSession) else 0
-        if batch:
-            yield batch
+            if isinstance(new, NewSession):
+                tokens += sum(map(len, new.segments))
+                size += _size_of(new)
 
     def _prepared(self, requests: Iterable[PutRequest]) -> Iterator[PutRequest]:
         """Yield requests. Decode what they extend side by side: of AT_ONCE requests, or of READ_BYTES.
@@ -443,7 +488,15 @@ class SessionArchive:
         except ContentError as exc:
             raise type(exc)(f"session {request.name!r}: {exc}") from exc
         by_zstd = self.zstd_above is not None and len(content) > self.zstd_above
-        before = self._last(request, session)
+        tower = self._last_tower(request)
+        if request.continues and tower:
+            self._want_continuation(request, session, tower, content)
+        before = self._before(tower, session)
+        plain = self._way(self.archive.codecs[1], request, session.kind, np.frombuffer(content, np.uint8), before)
+        if before and _adds_nothing(before.tower, plain):
+            if session.kind == "chat" and not keep_opaque:
+                transcript.refuse_opaque(session)
+            return plain
         tokens: Tokens | None = None
         try:
             if not by_zstd:
@@ -457,7 +510,6 @@ class SessionArchive:
                 raise
         except (ContentError, TokenizerMismatch) as exc:
             raise type(exc)(f"session {request.name!r}: {exc}") from exc
-        plain = self._way(self.archive.codecs[1], request, session.kind, np.frombuffer(content, np.uint8), before)
         if tokens is None:
             return plain
         return replace(self._way(self.archive.codecs[0], request, session.kind, tokens, before), otherwise=[plain])
@@ -501,8 +553,8 @@ class SessionArchive:
             codec=codec,
         )
 
-    def _last(self, request: PutRequest, session: Session) -> _Before | None:
-        """Return the last version of a session if a new one can build on it.
+    def _last_tower(self, request: PutRequest) -> Tower | None:
+        """Return the last version of a session, None where there is none that can be read.
 
         A new name costs one look-up only.
         """
@@ -510,13 +562,31 @@ class SessionArchive:
         if not versions:
             return None
         try:
-            tower = self.archive.before(versions[-1])
-            base = base_of(self.archive, tower)  # the tower may be remembered, and its base damaged since
+            return self.archive.before(versions[-1])
         except (NotFound, FormatError, BundleMismatch):
             return None
-        if len(tower.segments) > MAX_TOWER or KINDS[tower.version.kind] != session.kind:
+
+    def _before(self, tower: Tower | None, session: Session) -> _Before | None:
+        """Return the last version of a session if a new one can build on it."""
+        if tower is None or len(tower.segments) > MAX_TOWER or KINDS[tower.version.kind] != session.kind:
             return None
-        return _Before(tower, *base)
+        try:
+            return _Before(tower, *base_of(self.archive, tower))  # remembered, and its base damaged since
+        except (NotFound, FormatError, BundleMismatch):
+            return None
+
+    def _want_continuation(self, request: PutRequest, session: Session, tower: Tower, content: bytes) -> None:
+        """Raise ContentError where a session does not continue the last version of its name."""
+        version = tower.version
+        own = version.tokenizer == BytesCodec.tokenizer and KINDS[version.kind] == session.kind
+        if own and np.array_equal(tower.tokens, np.frombuffer(content, np.uint8)):
+            return
+        if not continues(self.session(tower), session):
+            raise ContentError(
+                f"session {request.name!r} does not continue version {version.version}, which is stored under this "
+                "name: put it under another name (--name), or let it be the next version all the same (--new-version; "
+                "new_version = true in a nightly source)"
+            )
 
     def _cut_ids(self, request: PutRequest) -> NewSession | Tower:
         """Return token ids cut into segments, or the stored version that is the same."""
@@ -672,6 +742,24 @@ def codecs_of(bundles: Sequence[Bundle], **engine: Unpack[EngineOptions]) -> lis
     models: list[SegmentCodec] = [BundleCodec(bundle, **engine) for bundle in bundles]
     plain = [DictionaryCodec(bundle.zstd_dict) for bundle in bundles]
     return [models[0], plain[0], *models[1:], *plain[1:], BytesCodec()]
+
+
+def _names(request: PutRequest) -> set[tuple[str, str]]:
+    """Return the sessions that a request builds on."""
+    return {(request.tenant, request.name), (request.tenant, request.parent or "")}
+
+
+def _size_of(cut: NewSession) -> int:
+    """Return the bytes of content of a session."""
+    way = cut.otherwise[0] if cut.otherwise else cut
+    return sum(len(tokens) * (1 if tokens.dtype == np.uint8 else ID_BYTES) for tokens in way.segments)
+
+
+def _adds_nothing(tower: Tower, way: NewSession) -> bool:
+    """Return whether a way as plain bytes is the last version itself, so that no other has to be looked at."""
+    stored = [tokens for _, tokens in tower.segments]
+    same = tower.version.tokenizer == BytesCodec.tokenizer and len(stored) == len(way.segments)
+    return same and all(map(np.array_equal, stored, way.segments))
 
 
 def _bytes_of(request: PutRequest) -> int:

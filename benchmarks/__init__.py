@@ -1,1 +1,1 @@
-"""Benchmarks: peers, baselines, measurements and plots. Users run them through ``pltz bench``."""
+"""Measurements of pltz and its peers, plots and kept results: in a checkout, not in the wheel."""

@@ -1,4 +1,4 @@
-"""Prompts of communities and bots, made from real system prompts, for `pltz bench neighbours --communities`.
+"""Prompts of communities and bots, made from real system prompts, for `pltz bench neighbours --data`.
 
 The case of the Towers paper, section 11.2: 50 communities in 5 groups, 500 bots. Each group has a real prompt. A
 community has that of its group with a quarter of its sentences replaced by sentences of other real prompts, and its own
@@ -7,12 +7,17 @@ name. A bot has its community's prompt and some sentences of its own. A sentence
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pltz.benchmarks.corpus import SampleSession
+import click
+
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import write_text
 from pltz.plt_codec.errors import UsageError
 
 GROUPS, COMMUNITIES, BOTS = 5, 50, 500
@@ -88,13 +93,21 @@ def sampled() -> Communities:
     return Communities(sample_prompts())
 
 
-def records() -> Iterator[SampleSession]:
-    """Yield the prompts of all communities and all bots as chats that have a system prompt alone."""
-    from pltz.models.session.session import Session, content_bytes
-
+def records() -> Iterator[dict[str, Any]]:
+    """Yield the prompts of all communities and all bots as records of chats that have a system prompt alone."""
     found = sampled()
     sources = {"communities": [one.prompt for one in found.made], "bots": list(found.bots())}
     for source, prompts in sources.items():
-        for prompt in prompts:
-            session = Session("chat", {"messages": [{"role": "system", "content": prompt}]})
-            yield SampleSession(source, session, content_bytes(session))
+        for number, prompt in enumerate(prompts):
+            yield {"id": f"{source}-{number}", "messages": [{"role": "system", "content": prompt}]}
+
+
+@click.command(
+    cls=Command,
+    short_help="Write prompts of communities and bots as JSONL.",
+    examples=["python -m pltz.benchmarks communities > communities.jsonl"],
+)
+def communities() -> None:
+    """Write the prompts of 50 communities and 500 bots, made of real ones, a record per line."""
+    for record in records():
+        write_text(json.dumps(record, ensure_ascii=False) + "\n")

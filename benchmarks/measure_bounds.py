@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from pltz.benchmarks import machine
+from pltz.cli.bench import machine
 from pltz.datasets.loaders import load
 from pltz.kv.calibrate.measure import compare, sessions_to_rows
 from pltz.kv.port.rotary import Rotary

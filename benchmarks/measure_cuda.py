@@ -3,8 +3,8 @@
 Frames are compared with those of the compiled CPU engine (of torch on the GPU where that is not built). Then
 encoding and decoding are timed, also of sessions that grew in turns (the best of some runs, host time included),
 then each kernel of one batch. Without a bundle the weights are random, in the shape of one. Encoding is compared
-with `torch._int_mm` on the same matrices in the same run. It ends with a line of JSON. Unlike `pltz bench speed`
-it needs no text and times each kernel.
+with `torch._int_mm` on the same matrices in the same run. It ends with a line of JSON. Unlike
+`python -m pltz.benchmarks speed` it needs no text and times each kernel.
 """
 
 from __future__ import annotations

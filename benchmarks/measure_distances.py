@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.benchmarks import machine
 from pltz.benchmarks.communities import GROUPS, Community, named, sampled
-from pltz.benchmarks.neighbours import coded
+from pltz.cli.bench import machine
+from pltz.cli.bench.nearest import coded
 from pltz.coding.codec import Codec
 from pltz.models.session import transcript
 from pltz.models.session.session import Session

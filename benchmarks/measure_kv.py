@@ -28,9 +28,9 @@ import numpy as np
 
 from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.thaw.thawer import Thawer
-from pltz.benchmarks import machine
 from pltz.benchmarks.random_calibration import drawn, random_calibration, spread_levels
-from pltz.benchmarks.random_target import RandomTarget
+from pltz.cli.bench import machine
+from pltz.cli.bench.random_target import RandomTarget
 from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
 from pltz.kv.engines import streams
@@ -38,7 +38,6 @@ from pltz.kv.engines.cuda import DecodedStreams, DeviceStreams, DeviceTables, ke
 from pltz.kv.engines.streams import Tables
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
-from pltz.kv.port.codec import Span
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import Calibration, KVShape
 from pltz.kv.predictive.predictive import PredictiveCodec
@@ -77,7 +76,8 @@ class Bench:
         self.segment = self.cold.archive.version(NAME).leaf
         cache, logits = self.target.prefill(self.ids)
         self.room = 2 * self.target.kv_bytes(tokens) + (1 << 26)
-        self.raw = replace(cut(cache, 0, self.ids, self.ids), logits=logits.clone())
+        flat = np.ones(tokens, np.float32)  # attention: the weights are random
+        self.raw = replace(cut(cache, 0, self.ids, self.ids), logits=logits.clone(), mass=flat)
         self.expected = self.raw.kv
         layers, _, heads, _, dim = self.raw.kv.shape
         hidden = self.target.model.config.hidden_size
@@ -241,7 +241,7 @@ def alone(bench: Bench, codec: PredictiveCodec, block: KVBlock) -> dict[str, flo
     import torch
 
     parts = {name: part.to(bench.device) for name, part in block.parts.items()}
-    span = Span(bench.ids, 0)
+    span = bench.raw.span
     kernels = kernels_on(bench.device)
     if kernels is None:
         return {}
@@ -271,7 +271,7 @@ def alone(bench: Bench, codec: PredictiveCodec, block: KVBlock) -> dict[str, flo
 
 def unpacking(bench: Bench) -> dict[str, float]:
     """Return the milliseconds that `q8` and `q4` take to decode alone, and those of a copy of the raw KV."""
-    span = Span(bench.ids, 0)
+    span = bench.raw.span
     times = {"copy": timed(bench, bench.raw.kv.clone)}
     for codec in (Q8Codec(bench.rotary), Q4Codec(bench.rotary)):
         parts = codec.encode(bench.raw.kv, span)

@@ -24,7 +24,7 @@ from typing import Any
 
 import click
 
-from pltz.benchmarks.machine import commit, cpu_name
+from pltz.cli.bench.machine import commit, cpu_name
 from pltz.models.session.json_value import MAX_DEPTH, MAX_VALUES
 from pltz.plt_codec.limits import MAX_BYTES
 

@@ -24,8 +24,7 @@ import click
 
 from pltz.archive.archive import Archive
 from pltz.archive.sessions import PutRequest
-from pltz.benchmarks import corpus, machine
-from pltz.benchmarks.peers import compressors
+from pltz.cli.bench import compressors, corpus, machine
 from pltz.coding.codec import Codec
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.container.file import Reader
@@ -33,7 +32,7 @@ from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.lanes import LAYOUTS
 
 if TYPE_CHECKING:
-    from pltz.benchmarks.corpus import SampleSession
+    from pltz.cli.bench.corpus import SampleSession
     from pltz.plt_codec.lanes import LayoutName
 
 PARTS = "zstd", "file", "alone", "archive"

@@ -188,8 +188,9 @@ def into_archive(
         place, [bundle] if bundle else [], device=device, threads=threads, layout=layout, zstd_above=zstd_above
     )
     source = put.PutInputs(inputs, form, target, None, device, threads)
-    items = put.SessionNames(None, None).items(source, {})
-    put.put_all(cold, items, keep_opaque, False, progress, as_json)
+    items = put.SessionNames(None, None).items(source, {"continues": True})
+    code = put.put_all(cold, items, source.total, {"keep_opaque": keep_opaque}, False, progress, as_json)
+    click.get_current_context().exit(code)
 
 
 def reading(sessions: Iterator["Session"], bar: Progress) -> Iterator["Session"]:

@@ -37,13 +37,15 @@ class TooLong(LimitError, UsageError):
 class ByteInput:
     """Bytes in order, with a look ahead. ``name``: for messages. ``limit``: in bytes.
 
-    ``path``: the file they are read from, None where there is none or it was unpacked on the way.
+    ``path``: the file they are read from, None where there is none or it was unpacked on the way. ``taken``: how many
+    were consumed.
     """
 
     def __init__(self, stream: Readable, name: str, limit: int, path: Path | None = None) -> None:
         self.name = name
         self.path = path
         self.limit = limit
+        self.taken = 0
         self._blocks = _read(stream, name)
         self._ahead = bytearray()
         self._start = 0  # of the unconsumed part of _ahead
@@ -57,12 +59,12 @@ class ByteInput:
     def unpack(self) -> None:
         """Unpack the bytes from here on as zstd, all frames one after the other."""
         packed, self.path = self._drain(), None
-        self._blocks = _unpack(packed, self.name)
+        self._blocks, self.taken = _unpack(packed, self.name), 0
 
     def gunzip(self) -> None:
         """Unpack the bytes from here on as gzip, all members one after the other."""
         packed, self.path = self._drain(), None
-        self._blocks = _gunzip(packed, self.name)
+        self._blocks, self.taken = _gunzip(packed, self.name), 0
 
     def skip(self) -> None:
         """Drop the rest of a line that `line` found too long."""
@@ -103,6 +105,7 @@ class ByteInput:
     def _take(self, end: int) -> bytes:
         data = bytes(self._ahead[self._start : end])
         self._start = end
+        self.taken += len(data)
         return data
 
     def _more(self) -> bool:

@@ -36,6 +36,7 @@ class Recognised:
         format: name of its format, a name in `registry.FORMATS`, or json, text, ids or binary.
         file: file it was read from, or what stands for one.
         place: the file, with the place in it.
+        size: bytes of the file that were read for it, unpacked.
     """
 
     session: Session
@@ -43,6 +44,7 @@ class Recognised:
     format: str
     file: str
     place: str
+    size: int = 0
 
 
 def _silent(text: str) -> None:

@@ -30,6 +30,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
@@ -220,6 +221,7 @@ def _recognised(
     """Yield the sessions of one source: unpack it, determine the format, read it, recognise what was read."""
     suffix = _unpacked(source, options, [suffix.lower() for suffix in suffixes])
     known, parts = _parts(source, options, suffix)
+    before = 0
     for part in parts:
         if isinstance(part.content, ByteInput):
             if nested:
@@ -227,7 +229,8 @@ def _recognised(
             ends = Path(part.content.name).suffixes[-2:]
             yield from _of_source(part.content, options, ends, nested=True)
         else:
-            yield _named(part, known, source.name)
+            yield replace(_named(part, known, source.name), size=source.taken - before)
+            before = source.taken
 
 
 def _unpacked(source: ByteInput, options: ReadOptions, suffixes: list[str]) -> str:

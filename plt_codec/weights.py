@@ -61,7 +61,7 @@ class Shape:
             "hidden": self.hidden <= 8192,
             "head_dim": self.head_dim <= 64 and self.head_dim % 2 == 0,
             "heads": self.heads % self.kv_heads == 0 and self.heads <= 64,
-            "vocab": self.vocab % CLASS == 0 and self.vocab <= 1 << 16,
+            "vocab": self.vocab % CLASS == 0 and 2 * CLASS <= self.vocab <= 1 << 16,
             "block": self.block <= 16384,
             "memory": self.memory <= self.block,
             "norm_gain": self.norm_gain < 1 << 18,
@@ -151,11 +151,9 @@ class Weights:
                 raise ModelError(f"tensor {name}: weights must lie in -127..127, found -128")
             if (name.endswith((".m", ".heat")) or name == "table.phase") and t.min() < 0:
                 raise ModelError(f"tensor {name}: multipliers must not be negative, found {t.min()}")
-        if (
-            np.abs(self.tensors["class.b"]).max() >= 1 << 24
-            or np.abs(self.tensors["member.b"]).max() >= 1 << 24
-        ):
-            raise ModelError("head biases must stay below 2^24")
+        for name in ("class.b", "member.b"):
+            if np.abs(self.tensors[name].astype(np.int64)).max() >= 1 << 24:  # in int32 -2^31 has no absolute value
+                raise ModelError(f"tensor {name}: head biases must stay below 2^24")
         self._check_tables()
 
     @property

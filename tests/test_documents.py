@@ -26,10 +26,10 @@ from tests.documents import PAGES as RUN
 from tests.documents import ROOT, Block, Sandbox, blocks, commands, runs
 from tests.warm_pltz import warm_pltz
 
-ROOMS = ("docs", "examples", "archive", "benchmarks", "cli", "datasets", "models", "plt_codec")
+ROOMS = ("archive", "benchmarks", "cli", "coding", "datasets", "kv", "models", "plt_codec", "serving")
 PAGES = [
     *sorted(ROOT.glob("*.md")),
-    *(page for room in ROOMS for page in sorted((ROOT / room).rglob("*.md"))),
+    *(page for room in ("docs", "examples", *ROOMS) for page in sorted((ROOT / room).rglob("*.md"))),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)

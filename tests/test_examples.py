@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("plt_codec", "models", "coding", "archive", "datasets", "benchmarks", "cli")
+FOLDERS = ["plt_codec", "models", "coding", "kv", "archive", "serving", "datasets", "benchmarks", "cli"]
 FILES = [*(ROOT / "pltz").glob("*.py"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.py"))]
 WITH_EXAMPLES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)

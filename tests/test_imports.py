@@ -24,8 +24,8 @@ MAY_IMPORT = {
     "kv": {"models", "plt_codec"},
     "archive": {"kv", "coding", "datasets", "models", "plt_codec"},
     "serving": {"archive", "kv", "coding", "datasets", "models", "plt_codec"},
-    "benchmarks": {"serving", "archive", "kv", "coding", "datasets", "models", "plt_codec"},
-    "cli": {"benchmarks", "serving", "archive", "kv", "coding", "datasets", "models", "plt_codec", "api"},
+    "cli": {"serving", "archive", "kv", "coding", "datasets", "models", "plt_codec", "api"},
+    "benchmarks": {"cli", "serving", "archive", "kv", "coding", "datasets", "models", "plt_codec"},
 }
 # Wings of each room from the bottom to the top. A wing is a folder, or a module at the room's root. It imports wings
 # above it in this list, and those in its own line.
@@ -63,15 +63,12 @@ WINGS = {
         "archive_report",
     ),
     "benchmarks": (
-        "machine timing corpus products random_target random_calibration kv_targets takeover",
+        "timing products random_calibration kv_targets",
         "peers plots communities",
-        "neighbours tenant_bytes",
-        (
-            "measure_archive measure_bounds measure_cuda measure_kv measure_limits measure_logs measure_split "
-            "measure_distances"
-        ),
+        "field speed hook nightly",
+        "measure_bounds measure_cuda measure_kv measure_limits measure_logs measure_split measure_distances",
         "trace_session",
-        "torture",
+        "torture __main__",
     ),
     "cli": (
         "ui",
@@ -83,7 +80,7 @@ WINGS = {
 }
 HEAVY = {"torch", "transformers"}
 # Files that may ask for a module by a name made at run time: the facade, lazy commands, and peers that are optional.
-BY_NAME = {"cli/ui/groups.py", "benchmarks/peers/compressors.py", "benchmarks/peers/context_mixing.py"}
+BY_NAME = {"cli/ui/groups.py", "cli/bench/compressors.py", "benchmarks/peers/context_mixing.py"}
 LAZY = re.compile(r"pltz(\.\w+)+:\w+")  # a command by name, as `cli.ui.groups.LazyGroup` takes it
 FILES = [path.relative_to(ROOT) for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
 MODULES = {("pltz", *path.with_suffix("").parts): path for path in FILES}

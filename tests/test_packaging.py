@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))["tool"]["setuptools"]
-FOLDERS = ("plt_codec", "models", "archive", "coding", "kv", "serving", "datasets", "benchmarks", "cli")
+FOLDERS = ("plt_codec", "models", "archive", "coding", "kv", "serving", "datasets", "cli")
 DATA = {".json", ".toml", ".zst", ".safetensors", ".jsonl", ".html", ".cu", ".cuh"}  # read when pltz runs
 APART = ROOT / "models/bundles/base"  # not in the wheel of pltz: distributions/base
 
@@ -16,6 +16,11 @@ def test_every_folder_with_code_is_a_package() -> None:
     found = {path.parent.relative_to(ROOT) for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
     named = {Path(SETUP["package-dir"].get(package, package)) for package in SETUP["packages"]}
     assert named == found | {Path("pltz")}
+
+
+def test_benchmarks_are_not_in_the_wheel() -> None:
+    packages = [*SETUP["packages"], *SETUP["package-dir"], *SETUP["package-data"]]
+    assert not [name for name in packages if "benchmarks" in name]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -94,7 +94,8 @@ class Wanted(NamedTuple):
 class _Flight:
     """One version being thawed, for all callers that asked for it.
 
-    ``max_kl``: bits per token that hot KV may lose. ``kl``: what the KV that was found may lose. ``asked``,
+    ``max_kl``: bits per token that hot KV may lose. ``kl``: what the KV that was found may lose, by receipts.
+    ``lossy``: whether some of it is in a form that is not exact, whatever its receipt says. ``asked``,
     ``boarded``: when the first caller asked, and when the version was known, in seconds of the performance counter.
     ``exact``: whether ``path`` is known before it is decoded, as that within a run is not. ``shared``: number of base
     segments that tenants share. ``hot``: number of segments found hot. ``at``: number of segments done. ``cache``: KV
@@ -119,6 +120,7 @@ class _Flight:
     at: int = 0
     end_of_run: int = 0
     kl: float = 0.0
+    lossy: bool = False
     cache: DynamicCache | None = None
     logits: torch.Tensor | None = None
     watch: Watch | None = None
@@ -146,7 +148,7 @@ class _Flight:
         Flights with equal keys compute it once.
         """
         ids = self.seen.ids[: self.seen.cuts[self.end_of_run]].tobytes()
-        return self.path[self.end_of_run - 1] + struct.pack("<d", self.kl) + ids
+        return self.path[self.end_of_run - 1] + struct.pack("<d?", self.kl, self.lossy) + ids
 
     @property
     def row(self) -> tuple[NDArray[np.int32], DynamicCache | None]:
@@ -262,7 +264,7 @@ class Thawer:
         self, wanted: Wanted, flight: _Flight | PltzError, answer: Thawed | PltzError
     ) -> Thawed | PltzError:
         """Let the exact KV of a lossy answer be computed in the background, of the same version."""
-        if self._refiner is None or isinstance(flight, PltzError) or isinstance(answer, PltzError) or not answer.kl:
+        if isinstance(flight, PltzError) or isinstance(answer, PltzError) or self._refiner is None or not flight.lossy:
             return answer
         same = wanted._replace(version=flight.version.version)
 
@@ -487,6 +489,7 @@ class Thawer:
             count, flight.cache = self._joined(flight)
         flight.at = flight.hot = count
         flight.kl = max((loss(block.codec) for block in blocks[:count]), default=0.0)
+        flight.lossy = not all(block.codec.exact for block in blocks[:count])
         if count == len(flight.path) and blocks[-1].logits is not None:
             flight.logits = blocks[-1].logits.to(self.target.device)
 
@@ -597,7 +600,7 @@ class Thawer:
         """Put every segment that was not hot into the store, and pin a base that tenants share."""
         import torch
 
-        if self.hot is None or flight.cache is None or flight.kl or not can_cut(flight.cache):
+        if self.hot is None or flight.cache is None or flight.lossy or not can_cut(flight.cache):
             return
         with suppress(torch.OutOfMemoryError):  # out of memory: the session is hot, but none of it is kept
             self._keep(self.hot, flight, flight.cache)

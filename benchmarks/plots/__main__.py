@@ -1,16 +1,17 @@
 """Draw every kept result again: python -m pltz.benchmarks.plots
 
-Each file in benchmarks/results holds the lines of JSON of these commands, run on the machine that the line names:
+Each file in benchmarks/results holds the lines of JSON of these commands, run on the machine that the line names.
+`bench` stands for python -m pltz.benchmarks:
 
-    pltz bench speed --threads 1 --rounds 6 --linear 1048576 --llama --engines --startup --json > speed.json
-    pltz bench speed --threads 1 --rounds 3 --linear 262144 --llama --engines --startup --json > speed_avx2.json
-    pltz bench speed --device cuda --together 1,4,16,1024 --rounds 2 --linear 1048576 --json > speed_cuda.json
+    bench speed --threads 1 --rounds 6 --linear 1048576 --llama --engines --startup --json > speed.json
+    bench speed --threads 1 --rounds 3 --linear 262144 --llama --engines --startup --json > speed_avx2.json
+    bench speed --device cuda --together 1,4,16,1024 --rounds 2 --linear 1048576 --json > speed_cuda.json
     pltz bench thaw --device cuda --shape llama-8b --json > thaw.json; pltz bench thaw --json >> thaw.json
     pltz bench thaw --device cuda --shape llama-8b --turns 1,4,8,40 --json > thaw_turns.json
     pltz bench archive --full --writers 2 --json > archive.json
     pltz bench archive --growing --json > archive_growing.json
-    pltz bench field --json > field.json, field_sample.json
-    pltz bench nightly --full --json > nightly.json
+    bench field --json > field.json, field_sample.json
+    bench nightly --full --json > nightly.json
     python -m pltz.benchmarks.measure_distances > distances.json
     python -m pltz.benchmarks.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
     pltz bench kv --target smollm2 --calibration ... --data chat_test.jsonl.zst --device cuda --json > kv.json

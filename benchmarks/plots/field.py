@@ -1,4 +1,4 @@
-"""Draw the figure of `pltz bench field` with matplotlib (extra ``plots``)."""
+"""Draw the figure of `python -m pltz.benchmarks field` with matplotlib (extra ``plots``)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Draw the figure of one `pltz bench speed` with matplotlib (extra ``plots``).
+"""Draw the figure of one `python -m pltz.benchmarks speed` with matplotlib (extra ``plots``).
 
 A panel is left out where a run did not measure it: the CUDA engine counts no stages, and --linear and --engines are
 optional.

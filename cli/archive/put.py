@@ -1,23 +1,26 @@
 """``pltz archive init`` and ``put``: make an archive and put sessions from files into it."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
+from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS
 from pltz.cli.archive import shared
+from pltz.cli.archive.put_meter import PutMeter
 from pltz.cli.archive.shared import open_archive, seconds_of, show, tags_of, tokenizer_json
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command, NamingCommand
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.options import nonempty
-from pltz.cli.ui.output import say_if_interrupted
-from pltz.cli.ui.progress import Progress, say_expected, wanted
+from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, input_options
+from pltz.datasets.file_names import FileOfName, below, heads_of, log_name, stem_of
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
@@ -130,6 +133,11 @@ def _is_mark(path: Path) -> bool:
 @INPUT_FORMAT
 @input_options
 @click.option(
+    "--new-version",
+    is_flag=True,
+    help="Let a session that does not continue the stored one of its name be its next version, not refused.",
+)
+@click.option(
     "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
 )
 @options.TARGET
@@ -141,6 +149,22 @@ def _is_mark(path: Path) -> bool:
     is_flag=True,
     help="Code new sessions after the nearest earlier one of their tenant, where that takes fewer bytes "
     "(see archive cluster).",
+)
+@click.option(
+    "--commit-bytes",
+    type=click.IntRange(min=1),
+    metavar="SIZE",
+    default=COMMIT_BYTES,
+    show_default=True,
+    help="Content after which sessions are made durable.",
+)
+@click.option(
+    "--commit-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    default=COMMIT_SECONDS,
+    show_default=True,
+    help="Time of coding after which they are, about.",
 )
 @shared.BUNDLES
 @shared.DRY_RUN
@@ -159,12 +183,15 @@ def put(
     base: str | None,
     when: str | None,
     form: str,
+    new_version: bool,
     keep_opaque: bool,
     target: str | None,
     tokenizer: str | None,
     layout: "LayoutName",
     zstd_above: int | None,
     neighbours: bool,
+    commit_bytes: int,
+    commit_seconds: float,
     bundles: tuple[str, ...],
     dry_run: bool,
     threads: int | None,
@@ -174,10 +201,13 @@ def put(
 ) -> None:
     """Freeze the sessions of INPUT... into the archive in DIR: session files as for compress, or .pltz files.
 
-    A session is named STEM/NUMBER after its file (stdin/NUMBER for -) unless --name or --name-key says otherwise. An
-    agent log is named after its file alone. A session that is in the archive gets a new version, which stores only the
-    new part; an unchanged one adds nothing. A printed line means that the session is durable, decoded back and
-    compared, whatever happens next.
+    A session is named STEM/NUMBER after its file (stdin/NUMBER for -) unless --name or --name-key says otherwise, and
+    an agent log FOLDER/STEM. A session that is in the archive gets a new version, which stores only the new part; an
+    unchanged one adds nothing. One that does not continue the stored one of its name is refused, and the others are put
+    (exit code 5), unless it is named by --name-key or --new-version is given.
+
+    A printed line means that the session is durable, decoded back and compared, whatever happens next. An interrupted
+    put goes on when it is run again.
 
     With --target the ids that model would see are kept instead of the chat, for a thaw into that model. Where its
     tokenizer is not the bundle's, get needs it again (get --tokenizer MODEL). thaw names it anyway.
@@ -195,54 +225,57 @@ def put(
     )
     source = PutInputs(inputs, form, target, tokenizer, device, threads)
     extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time}
-    put_all(cold, names.items(source, extra), keep_opaque, dry_run, progress, as_json)
+    extra["continues"] = not new_version and name_key is None
+    how: PutOptions = {"keep_opaque": keep_opaque, "commit_bytes": commit_bytes, "commit_seconds": commit_seconds}
+    items = names.items(source, extra)
+    click.get_current_context().exit(put_all(cold, items, source.total, how, dry_run, progress, as_json))
+
+
+class PutOptions(TypedDict, total=False):
+    """The options of a put beside those of its inputs: arguments of `Archive.put_many`."""
+
+    keep_opaque: bool
+    commit_bytes: int
+    commit_seconds: float
 
 
 def put_all(
     cold: "Archive",
-    items: "Iterator[PutRequest]",
-    keep_opaque: bool,
+    items: "Iterator[tuple[PutRequest, int]]",
+    total: int | None,
+    how: PutOptions,
     dry_run: bool,
     progress: bool | None,
     as_json: bool,
-) -> None:
-    """Put the sessions, report each when it is durable, then report the totals."""
-    sessions = frozen = 0
-    stored_before = "the sessions printed above are stored, the others are not"
-    say_if_interrupted("interrupted, nothing was written" if dry_run else f"interrupted: {stored_before}")
+) -> int:
+    """Put the sessions, report each when it is durable, then report the totals. Return the exit code.
+
+    ``items``: with the bytes that each was read from, of ``total`` in all.
+    """
     token = ""
-    with Progress("read", unit="sessions", shown=wanted(progress)) as bar:
-        requests = _reading(items, bar)
-        for stored in cold.put_many(requests, keep_opaque=keep_opaque, dry_run=dry_run, expect=say_expected):
-            if bar.label == "read":  # more is read later: how many there will be is not known yet
-                bar.begin("store", unit="sessions")
-                bar.add(sessions)
-            sessions += 1
-            frozen += stored.size
-            bar.add(1)
+    with Progress("read", unit="bytes", shown=wanted(progress)) as bar:
+        meter = PutMeter(bar, total, dry_run=dry_run)
+        receipts = cold.put_many(
+            meter.reading(items),
+            dry_run=dry_run,
+            expect=meter.expect,
+            coding=meter.coding,
+            refused=meter.refuse,
+            **how,
+        )
+        for stored in receipts:
+            meter.stored(stored)
             if not (dry_run or stored.unchanged):
                 token = cold.token()
-            show(facts(stored) | ({"token": token} if token else {}), sentence(stored), as_json)
+            with bar.hidden():
+                show(facts(stored) | ({"token": token} if token else {}), sentence(stored), as_json)
+    refused = f"; {counted(meter.refused, 'session')} refused" if meter.refused else ""
     if not as_json:
         verb = "would be stored" if dry_run else "stored, decoded back and compared"
-        click.echo(f"{counted(sessions, 'session')}, {size(frozen)} new, {verb}", err=True)
+        click.echo(f"{counted(meter.sessions, 'session')}, {size(meter.frozen)} new, {verb}{refused}", err=True)
         if token:
             click.echo(f"token for pltz archive verify --expect: {token}", err=True)
-
-
-def _reading(items: "Iterator[PutRequest]", bar: Progress) -> "Iterator[PutRequest]":
-    """Yield items and count them in the phase ``read``. When all are read, the phase ``store`` begins."""
-    count = 0
-    for item in items:
-        if bar.label != "read":
-            bar.begin("read", unit="sessions")
-            bar.add(count)
-        count += 1
-        bar.add(1)
-        yield item
-    done = bar.count if bar.label == "store" else 0
-    bar.begin("store", count, "sessions")
-    bar.add(done)
+    return ContentError.exit_code if meter.refused else 0
 
 
 @dataclass
@@ -256,15 +289,16 @@ class SessionNames:
         if self.name is not None and self.key is not None:
             raise UsageError("--name and --name-key exclude each other")
 
-    def items(self, source: "PutInputs", extra: dict[str, Any]) -> "Iterator[PutRequest]":
-        """Yield the sessions as items.
+    def items(self, source: "PutInputs", extra: dict[str, Any]) -> "Iterator[tuple[PutRequest, int]]":
+        """Yield the sessions as items, each with the bytes that it was read from.
 
-        Raises UsageError where --name meets a second session, ContentError where the key is missing.
+        Raises UsageError where --name meets a second session, or two files give one name. Raises ContentError where the
+        key is missing.
         """
         from pltz.archive.sessions import PutRequest
 
         if self.name is None and self.key is None:
-            check_stems(source.paths)
+            source.heads = heads_of(source.paths)
         rows = iter(source)
         first = next(rows, None)
         if first is None:
@@ -272,8 +306,12 @@ class SessionNames:
         second = next(rows, None) if self.name is not None else None
         if second is not None:
             raise UsageError("--name is for one session, and there are more: leave it out or use --name-key")
+        files = FileOfName()
         for row in (first, *rows) if self.name is not None else _chain(first, rows):
-            yield PutRequest(self._name(row), row.session, target=row.target, tokenizer=row.tokenizer, **extra)
+            if self.name is None and self.key is None:
+                files.want(row.head, row.file)
+            request = PutRequest(self._name(row), row.session, target=row.target, tokenizer=row.tokenizer, **extra)
+            yield request, row.size
 
     def _name(self, row: "NamedSession") -> str:
         if self.name is not None:
@@ -298,18 +336,30 @@ def _chain(first: "NamedSession", rest: "Iterator[NamedSession]") -> "Iterator[N
 class NamedSession:
     """A session of an input, with its default name and the target it was frozen for, or is to be seen by.
 
-    ``tokenizer``: tokenizer.json that its ids belong to, None for the bundle's.
+    ``head``: its default name without the number. ``size``: bytes of ``file`` that it was read from. ``tokenizer``:
+    tokenizer.json that its ids belong to, None for the bundle's.
     """
 
-    default: str
+    head: str
+    number: int | None
+    file: str
+    size: int
     session: "Session"
-    target: "Target | bytes | None"
-    tokenizer: bytes | None
+    target: "Target | bytes | None" = None
+    tokenizer: bytes | None = None
+
+    @property
+    def default(self) -> str:
+        """Return its default name."""
+        return self.head if self.number is None else f"{self.head}/{self.number}"
 
 
 @dataclass
 class PutInputs:
-    """The sessions of all inputs, in order. ``device``, ``threads``: where .pltz files are decoded."""
+    """The sessions of all inputs, in order. ``device``, ``threads``: where .pltz files are decoded.
+
+    ``heads``: what the names of an input's sessions begin with, where that is not its stem.
+    """
 
     paths: Sequence[str]
     form: str
@@ -317,6 +367,7 @@ class PutInputs:
     tokenizer: str | None
     device: str
     threads: int | None
+    heads: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.paths.count("-") > 1:
@@ -327,27 +378,36 @@ class PutInputs:
         self._json = None if named is None else tokenizer_json(named)
         self._model = self._load_target()
 
+    @property
+    def total(self) -> int | None:
+        """Return the bytes of all inputs, None where some are packed or a stream."""
+        return None if any(map(is_pltz, self.paths)) else InputFiles(self.paths, self.form).total
+
     def __iter__(self) -> Iterator[NamedSession]:
         for path in self.paths:
-            for name, session, target in self._pltz(path) if is_pltz(path) else self._files(path):
+            for found in self._pltz(path) if is_pltz(path) else self._files(path):
                 if self._model is not None:  # it brings its tokenizer
-                    yield NamedSession(name, session, self._model, None)
+                    yield replace(found, target=self._model)
                 else:
-                    yield NamedSession(name, session, target, self._json if session.kind == "ids" else None)
+                    yield replace(found, tokenizer=self._json if found.session.kind == "ids" else None)
 
-    def _files(self, path: str) -> "Iterator[tuple[str, Session, bytes | None]]":
-        """Yield the sessions of an input with their default names, and no target."""
-        for number, found in enumerate(InputFiles([path], self.form).recognised()):
+    def _files(self, path: str) -> Iterator[NamedSession]:
+        """Yield the sessions of an input."""
+        counts = Counter[str]()
+        for found in InputFiles([path], self.form).recognised():
             log = found.noun == "agent log"
-            yield log_name(path, found.file) if log else f"{stem_of(path)}/{number}", found.session, None
+            head = log_name(path, found.file) if log else self.heads.get(path) or below(path, found.file)
+            number = None if log else counts[found.file]
+            counts[found.file] += 1
+            yield NamedSession(head, number, found.file, found.size, found.session)
 
     def _load_target(self) -> "Target | None":
         from pltz.models.target.target import Target
 
         return None if self.target is None else Target.load(self.target)
 
-    def _pltz(self, path: str) -> "Iterator[tuple[str, Session, bytes | None]]":
-        """Yield the sessions of a .pltz file with their default names, and the target it was frozen for.
+    def _pltz(self, path: str) -> Iterator[NamedSession]:
+        """Yield the sessions of a .pltz file, with the target it was frozen for.
 
         Raises TokenizerMismatch for ids of another tokenizer.
         """
@@ -368,47 +428,8 @@ class PutInputs:
                     raise TokenizerMismatch(
                         f"the ids in {path} belong to the bundle's tokenizer: leave --target and --tokenizer out"
                     )
-                yield f"{stem_of(path)}/{number}", session, reader.header.target_fingerprint
-
-
-def stem_of(path: str) -> str:
-    """Return the part of a session's name that comes from its input, before the number.
-
-    >>> stem_of("logs/monday.v2.jsonl.gz"), stem_of("-")
-    ('monday.v2', 'stdin')
-    """
-    name = Path(path).name
-    return "stdin" if path == "-" else name.removesuffix(".zst").removesuffix(".gz").rsplit(".", 1)[0] or path
-
-
-def log_name(path: str, file: str) -> str:
-    """Return the name of an agent log: its file, below the input that holds it.
-
-    A log that grew is put under the same name, however many others there are now.
-
-    >>> log_name("/home/ada/.claude/projects", "/home/ada/.claude/projects/-home-ada-shop/4f35e220.jsonl")
-    '-home-ada-shop/4f35e220'
-    >>> log_name("4f35e220.jsonl.gz", "4f35e220.jsonl.gz"), log_name("-", "standard input")
-    ('4f35e220', 'stdin')
-    """
-    inside = PurePath(file).relative_to(path) if path != "-" and PurePath(file) != PurePath(path) else None
-    if inside is None:
-        return stem_of(path)
-    return (inside.parent / stem_of(inside.name)).as_posix()
-
-
-def check_stems(paths: Sequence[str]) -> None:
-    """Refuse inputs that would give their sessions the same names, as one would look like new versions of the other.
-
-    Raises UsageError.
-    """
-    known: dict[str, str] = {}
-    for path in paths:
-        if (other := known.setdefault(stem_of(path), path)) != path or paths.count(path) > 1:
-            raise UsageError(
-                f"the sessions of {other} and {path} would both be named {stem_of(path)}/0 and so on: "
-                "put them in two runs, or name them by a key of theirs (--name-key)"
-            )
+                head = self.heads.get(path) or stem_of(path)
+                yield NamedSession(head, number, path, 0, session, reader.header.target_fingerprint)
 
 
 def is_pltz(path: str) -> bool:

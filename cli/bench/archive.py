@@ -11,11 +11,10 @@ from typing import Any
 
 import click
 
-from pltz.benchmarks import machine
-from pltz.cli.bench import shared
+from pltz.cli.bench import machine, shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
-from pltz.cli.ui.output import Output, write_text
+from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs, render
 
 QUICK = {"sessions": 50_000, "entries": 1_000_000, "sharing": 5_000}
@@ -29,10 +28,10 @@ TOGETHER = 4  # sessions that grow side by side
     short_help="The archive: put, look up, verify, bytes per session.",
     examples=[
         "pltz bench archive",
-        "pltz bench archive --full --where /data --plot archive.png",
+        "pltz bench archive --full --where /data",
         "pltz bench archive --sessions 10000 --sealed --writers 1",
         "pltz bench archive --writers 4 --json",
-        "pltz bench archive --growing --turns 40 --turn-tokens 100 --plot growing.png",
+        "pltz bench archive --growing --turns 40 --turn-tokens 100",
     ],
 )
 @click.option(
@@ -63,8 +62,6 @@ TOGETHER = 4  # sessions that grow side by side
     metavar="N",
     help="Processes that write at once, after a run with one.  [default: all cores]",
 )
-@shared.plot("sharing, or growth")
-@shared.FORCE
 @shared.JSON
 def archive(
     full: bool,
@@ -76,8 +73,6 @@ def archive(
     bundle: str | None,
     where: str | None,
     writers: int | None,
-    plot: str | None,
-    force: bool,
     as_json: bool,
 ) -> None:
     """Measure the archive: putting, looking up, verifying, opening an index, bytes per session.
@@ -89,13 +84,8 @@ def archive(
     With --growing a model codes real text: one session in one put, one turn by turn, and four side by side.
     """
     shared.check_where(where)
-    output = Output(plot, force=force) if plot else None
     if growing:
         result = measured_growing(bundle, turns, turn_tokens, where)
-        if output and plot:
-            from pltz.benchmarks.plots.archive import growth
-
-            output.write([growth(result["growing"], Path(plot).suffix)])
         if not as_json:
             write_text(growing_text(result) + "\n")
         write_text(json.dumps(result))
@@ -104,10 +94,6 @@ def archive(
     if sessions is not None:
         sizes = {**sizes, "sessions": sessions}
     result = measured(sizes, where, writers or os.cpu_count() or 1, sealed=sealed)
-    if output and plot:
-        from pltz.benchmarks.plots.archive import sharing
-
-        output.write([sharing(result["sharing"], Path(plot).suffix)])
     if not as_json:
         write_text(as_text(result) + "\n")
     write_text(json.dumps(result))
@@ -116,7 +102,7 @@ def archive(
 def measured(sizes: dict[str, int], where: str | None, writers: int, *, sealed: bool = False) -> dict[str, Any]:
     """Measure and return all figures."""
     from pltz.archive.encryption.keys import Secret
-    from pltz.benchmarks import measure_archive as measure
+    from pltz.cli.bench import measure_archive as measure
 
     key = Secret(os.urandom(32), 0) if sealed else None
     with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
@@ -142,7 +128,7 @@ def measured(sizes: dict[str, int], where: str | None, writers: int, *, sealed: 
 
 def measured_growing(bundle: str | None, turns: int, tokens: int, where: str | None) -> dict[str, Any]:
     """Measure sessions that grow and return the figures, next to the size of one bitstring of the whole."""
-    from pltz.benchmarks import measure_archive as measure
+    from pltz.cli.bench import measure_archive as measure
     from pltz.models.bundle.bundle import Bundle
 
     load = os.getloadavg()[0]

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import size
-from pltz.benchmarks import corpus, machine
-from pltz.benchmarks.corpus import SampleSession
-from pltz.benchmarks.peers import compressors as peers
-from pltz.benchmarks.peers.compressors import Peer
-from pltz.cli.bench import measure, shared
+from pltz.cli.bench import compressors as peers
+from pltz.cli.bench import corpus, machine, measure, shared
+from pltz.cli.bench.compressors import Peer
+from pltz.cli.bench.corpus import SampleSession
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text

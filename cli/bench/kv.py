@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.benchmarks import machine, takeover
-from pltz.cli.bench import shared
+from pltz.cli.bench import machine, shared, takeover
 from pltz.cli.target.calibrate import sessions
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -165,7 +164,7 @@ def chosen(
     target: Any, calibration: str | None, forms: str | None, max_kl: tuple[float, ...], bits: tuple[float, ...]
 ) -> list[tuple[str, Any]]:
     """Return name and codec of each form to measure. Raises UsageError for an unknown one."""
-    from pltz.benchmarks.peers.kv_forms import peers
+    from pltz.cli.bench.kv_peers import peers
     from pltz.kv.forms.q4 import Q4Codec
     from pltz.kv.forms.q8 import Q8Codec
     from pltz.kv.port.rotary import Rotary

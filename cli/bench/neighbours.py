@@ -10,11 +10,9 @@ from typing import Any
 
 import click
 
-from pltz.benchmarks import communities as prompts
-from pltz.benchmarks import corpus, machine, tenant_bytes
-from pltz.benchmarks.neighbours import AT_HAND, EIGHT, by_zstd, drawn, measure, nearest, tenants_of
-from pltz.benchmarks.tenant_bytes import APART, FILE, GROWN, SEALED, TOGETHER
-from pltz.cli.bench import shared
+from pltz.cli.bench import corpus, machine, shared, tenant_bytes
+from pltz.cli.bench.nearest import AT_HAND, EIGHT, by_zstd, drawn, measure, nearest, tenants_of
+from pltz.cli.bench.tenant_bytes import APART, FILE, GROWN, SEALED, TOGETHER
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -34,13 +32,11 @@ PEERS = "zstd", "patched", "dictionary"
     short_help="Sessions coded after the nearest earlier one.",
     examples=[
         "pltz bench neighbours --sessions 4",
-        "pltz bench neighbours --communities --sessions 50 --measure near,zstd,together",
         "pltz bench neighbours --data chat_test.jsonl.zst --earlier chat_train.jsonl.zst --bundle base --json",
         "pltz bench neighbours --data chat_test.jsonl.zst --measure grown,sealed",
     ],
 )
 @shared.DATA
-@click.option("--communities", is_flag=True, help="Measure prompts of 50 communities and 500 bots, made of real ones.")
 @click.option(
     "--earlier",
     metavar="FILE|DIR",
@@ -62,7 +58,6 @@ PEERS = "zstd", "patched", "dictionary"
 @shared.JSON
 def neighbours(
     data: str | None,
-    communities: bool,
     earlier: str | None,
     sessions: int,
     least: int,
@@ -85,10 +80,8 @@ def neighbours(
     names = [name for name in what.split(",") if name]
     if unknown := set(names) - set(ROWS):
         raise UsageError(f"expected --measure of {', '.join(ROWS)}, found {', '.join(sorted(unknown))}")
-    if data is not None and communities:
-        raise UsageError("--data and --communities exclude each other: leave one of them out")
     codec = options.load_codec(bundle, device, threads)
-    records = prompts.records() if communities else corpus.read(data)
+    records = corpus.read(data)
     pools = drawn(corpus.read(earlier)) if earlier is not None else None
     tenants = tenants_of(records, codec, least=least, most=most, count=sessions, earlier=pools)
     if not tenants:
@@ -101,7 +94,7 @@ def neighbours(
     result = {
         "benchmark": "neighbours",
         "bundle": codec.bundle.id.hex(),
-        "data": "communities" if communities else Path(data).name if data else "sample sessions",
+        "data": Path(data).name if data else "sample sessions",
         "earlier": Path(earlier).name if earlier else None,
         "at_hand": AT_HAND,
         "least": least,

@@ -1,11 +1,17 @@
-"""The options that several benchmarks share."""
+"""The options that several benchmarks share, and the tokens that they code."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pltz.cli.ui.options import Decorator
 from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pltz.coding.codec import Codec
 
 DATA: Decorator = click.option(
     "--data", metavar="FILE|DIR", help="JSONL records, plain or zstd.  [default: the sample sessions]"
@@ -15,7 +21,6 @@ WHERE: Decorator = click.option(
     metavar="DIR",
     help="Disk to measure, by a folder on it.  [default: the folder for temporary files]",
 )
-FORCE: Decorator = click.option("--force", is_flag=True, help="Replace the plot if it exists.")
 JSON: Decorator = click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
 
 
@@ -43,14 +48,38 @@ def peers(names: tuple[str, ...]) -> Decorator:
     )
 
 
-def plot(what: str) -> Decorator:
-    """Return the option ``--plot``. ``what`` names what is plotted."""
-    return click.option(
-        "--plot", metavar="FILE", help=f"Draw {what} as a PNG or SVG (needs the extra plots)."
-    )
-
-
 def check_where(where: str | None) -> None:
     """Check that ``--where`` names a folder. Raises UsageError where it does not."""
     if where is not None and not Path(where).is_dir():
         raise UsageError(f"folder {where} does not exist: name one on the disk to be measured")
+
+
+def numbers(text: str) -> list[int]:
+    """Parse ``1,4`` as [1, 4]. Raises UsageError."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise UsageError(f"--together: expected whole numbers from 1 up like 1,4, found {text!r}")
+    return found
+
+
+def sample_tokens(codec: "Codec") -> "tuple[np.ndarray[Any, Any], float]":
+    """Return the bundle tokens (n,) of the sample sessions, concatenated, and the content bytes per token."""
+    import numpy as np
+
+    from pltz.datasets import sample_sessions
+    from pltz.models.session.session import content_bytes
+    from pltz.models.session.transcript import to_tokens_many
+
+    sessions = list(sample_sessions())
+    stream = np.concatenate(to_tokens_many(sessions, codec.bundle.tokenizer)).astype(np.int64)
+    return stream, sum(map(content_bytes, sessions)) / len(stream)
+
+
+def cut(stream: "np.ndarray[Any, Any]", count: int, tokens: int) -> "list[np.ndarray[Any, Any]]":
+    """Cut ``count`` sessions (tokens,) from different places of the stream (n,), wrapping around its end."""
+    import numpy as np
+
+    return [np.take(stream, np.arange(i * tokens, (i + 1) * tokens), mode="wrap") for i in range(count)]

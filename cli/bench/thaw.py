@@ -32,9 +32,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import size
-from pltz.benchmarks import machine
-from pltz.cli.bench import shared
-from pltz.cli.bench.speed import cut, numbers, sample_tokens
+from pltz.cli.bench import machine, shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -123,7 +121,7 @@ def thaw(
     target runs on the GPU.
     """
     shared.check_where(where)
-    counts, grown, load = numbers(together), numbers(turns), round(os.getloadavg()[0], 2)
+    counts, grown, load = shared.numbers(together), shared.numbers(turns), round(os.getloadavg()[0], 2)
     if max(grown) > tokens:
         raise UsageError(f"--turns: {tokens} tokens cannot come in {max(grown)} turns")
     with tempfile.TemporaryDirectory(dir=where) as folder:
@@ -239,8 +237,8 @@ class ThawBench:
         self.checked = Checked(KV_NOISE[str(self.target.model.dtype).removeprefix("torch.")])
         if not 0 < tokens <= (self.target.max_positions or tokens):
             raise UsageError(f"--tokens: this target has only {self.target.max_positions} positions")
-        stream, _ = sample_tokens(codec)
-        self.ids = cut(stream, many + 1, tokens)
+        stream, _ = shared.sample_tokens(codec)
+        self.ids = shared.cut(stream, many + 1, tokens)
         SessionArchive.create(folder / "cold", [loaded])
         self.cold = SessionArchive.open(folder / "cold", [loaded], device=device, threads=threads)
         whole = np.asarray(self.ids[0])
@@ -369,7 +367,7 @@ class ThawBench:
 
 def target_of(shape: str, folder: Path, tokenizer_json: bytes, device: str) -> "Target":
     """Return the embedded target, or a random one. Raises UsageError, ModelError."""
-    from pltz.benchmarks.random_target import RandomTarget
+    from pltz.cli.bench.random_target import RandomTarget
     from pltz.models.target.target import Target
 
     if shape == EMBEDDED:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.benchmarks import corpus, machine
-from pltz.benchmarks.corpus import SampleSession
-from pltz.benchmarks.peers import compressors as peers
-from pltz.cli.bench import codec
+from pltz.cli.bench import codec, corpus, machine
+from pltz.cli.bench import compressors as peers
+from pltz.cli.bench.corpus import SampleSession
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text

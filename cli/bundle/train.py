@@ -115,7 +115,7 @@ def run(
     shown = wanted(progress)
 
     def measure(bundle: Path, records: "list[LabelledSession]", limit: int) -> dict[str, Any]:
-        from pltz.benchmarks import machine
+        from pltz.cli.bench import machine
         from pltz.cli.bundle import eval
 
         codec = options.load_codec(str(bundle), "cpu", threads)

@@ -2,6 +2,8 @@
 
     with Progress("read", unit="sessions", shown=True) as progress:
         codec.compress(sessions, progress=progress)      # calls begin("encode", tokens), then adds tokens, and so on
+        with progress.hidden():                          # the line is gone while something else is printed
+            print("half of it is done")
 
 On a terminal one line is rewritten ten times per second, from the first moment on. In a log a line appears after a
 second, and then every five seconds. A thread of its own draws, so that the line moves while an engine works.
@@ -10,8 +12,12 @@ second, and then every five seconds. A thread of its own draws, so that the line
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
+
+from pltz.archive.humanize import size
 
 REDRAW_S = 0.1  # seconds between redraws on a terminal
 SAID_S = 5.0  # seconds; a shorter time is not worth a line
@@ -67,6 +73,8 @@ class Progress:
     def _set(self, label: str, total: int | None, unit: str) -> None:
         self.label, self.total, self.unit = label, total, unit
         self.count = 0
+        self.note = ""  # what is done at the moment, behind the phase
+        self._skipped = 0  # of the count, what took no time
         self._start = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -88,10 +96,20 @@ class Progress:
         """Count ``amount`` more, as a codec's ``progress``."""
         self.add(amount)
 
-    def add(self, amount: int) -> None:
-        """Count ``amount`` more."""
+    def add(self, amount: int, *, skipped: bool = False) -> None:
+        """Count ``amount`` more. What was ``skipped`` does not count for the rate."""
         with self._lock:
             self.count += amount
+            self._skipped += amount if skipped else 0
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Take the line off the terminal while something else is printed."""
+        with self._lock:
+            if self.shown and self._terminal and self._width:
+                print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
+                self._width = 0
+            yield
 
     def begin(self, phase: str, total: int | None = None, unit: str = "tokens") -> None:
         """Begin another phase. The line of the last one stays. The same phase goes on counting."""
@@ -105,16 +123,25 @@ class Progress:
     def line(self) -> str:
         """Return the text of the line: ``encode  41 %  12,288 / 30,000 tokens  5,120 tokens/s  4 s left``."""
         seconds = time.monotonic() - self._start
-        rate = self.count / max(seconds, 1e-9)
-        done = f"{self.count:,} {self.unit}"
+        worked = self.count - self._skipped
+        rate = worked / max(seconds, 1e-9)
+        done = self._amount(self.count)
         if self.total:
-            done = f"{min(100, 100 * self.count // self.total):3d} %  {self.count:,} / {self.total:,} {self.unit}"
-        if not self.count:
-            return f"{self.label}  {done}  {duration(seconds)}"
+            whole = size(self.total) if self.unit == "bytes" else f"{self.total:,} {self.unit}"
+            count = size(self.count) if self.unit == "bytes" else f"{self.count:,}"
+            done = f"{min(100, 100 * self.count // self.total):3d} %  {count} / {whole}"
+        note = f"  {self.note}" if self.note else ""
+        if not worked:
+            return f"{self.label}  {done}  {duration(seconds)}{note}"
         left = ""
         if self.total and self.count < self.total:
             left = f"  {duration((self.total - self.count) / rate)} left"
-        return f"{self.label}  {done}  {rate:,.{0 if rate >= 10 else 1}f} {self.unit}/s{left}"
+        return f"{self.label}  {done}  {self._amount(rate)}/s{left}{note}"
+
+    def _amount(self, amount: float) -> str:
+        if self.unit == "bytes":
+            return size(int(amount))
+        return f"{amount:,.{0 if isinstance(amount, int) or amount >= 10 else 1}f} {self.unit}"
 
     def _run(self) -> None:
         wait = 0.0 if self._terminal else FIRST_S

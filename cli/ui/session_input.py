@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pltz.models.session.session import Session
 
 META = "pltz.input"
+PACKED = frozenset((".gz", ".zst", ".zip", ".tar", ".tgz", ".parquet", ".arrow", ".db", ".sqlite", ".npy"))
 INPUT_FORMAT = options.form(
     ("auto", "openai", "sharegpt", "agent-log", "jsonl", "text", "ids"),
     "Format of the inputs. auto recognises them all; agent-log makes one session of each JSONL file.",
@@ -108,6 +110,18 @@ class InputFiles:
             for found in recognise(path, options):
                 self.files.setdefault(found.file, FileCounts()).add(found)
                 yield found
+
+    @property
+    def total(self) -> int | None:
+        """Return the bytes of all inputs, None where that is not known before they are read."""
+        files = [Path(path) for path in self.paths if path != "-"]
+        found = [file for path in files for file in (path.rglob("*") if path.is_dir() else [path])]
+        if len(files) < len(self.paths) or any(file.suffix.lower() in PACKED for file in found):
+            return None
+        try:
+            return sum(file.stat().st_size for file in found if file.is_file())
+        except OSError:  # reading it tells why
+            return None
 
     @property
     def exact(self) -> bool:

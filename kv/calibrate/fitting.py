@@ -61,7 +61,7 @@ from pltz.kv.predictive.predictive import (
     steps_of,
 )
 from pltz.models.target.cache import cache_of
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -111,7 +111,7 @@ def calibrate(target: Target, train: NDArray[np.int32], held: NDArray[np.int32],
     """Return the calibration of a target. ``train``, ``held``: rows of ids, (n, context + new).
 
     Raises:
-        ModelError: the target's keys cannot be turned; the message says why.
+        ModelError: the target's keys cannot be turned, or its attention cannot be seen; the message says why.
         UsageError: rows or plan make no sense, too few rows are held out, the work folder is of another calibration,
             or its disk is too small.
     """
@@ -151,7 +151,7 @@ class Fit:
     def collect(self) -> None:
         """Write the KV and the mass of each row: `row-N.safetensors`, one float16 tensor per layer.
 
-        Raises UsageError where the disk has no room for them.
+        Raises UsageError where the disk has no room for them, and ModelError where the target shows no attention.
         """
         import torch
 
@@ -172,8 +172,12 @@ class Fit:
                     still = rows(at_zero(kv, Span(ids, 0), self.rotary))
                     halves = [r.clamp(-65504, 65504).half().cpu().contiguous() for r in still]
                     tensors = {f"layer.{i}": half for i, half in enumerate(halves)}
-                    flat = np.full(len(ids), 1 / len(ids), np.float32)  # a target that shows no attention
-                    tensors["mass"] = torch.from_numpy(flat if mass is None else mass)
+                    if mass is None:
+                        raise ModelError(
+                            "the attention of this target cannot be seen, and its forms code by it: load it with "
+                            "attn_implementation sdpa or eager, or keep its KV in the form raw, lossless or q8"
+                        )
+                    tensors["mass"] = torch.from_numpy(mass)
                 _save(path, tensors)
             self.plan.advance(1)
 

@@ -59,7 +59,7 @@ class OutcomeFile:
                 self._write([head])
         except OSError as exc:
             raise UsageError(f"cannot keep rows in {path}: {exc.strerror or exc}") from exc
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ArithmeticError, AttributeError, ValueError, KeyError, TypeError, RecursionError) as exc:
             raise UsageError(f"{path} holds no rows of this benchmark ({exc}): name another file") from exc
 
     def measure(

@@ -5,7 +5,7 @@
 The mean takes away a key bias (Qwen2), which a rotation would spread over all channels. The centroids are those of
 Lloyd and Max for a Gaussian, which rotated heads nearly are. The scale is the least-squares one for the chosen
 centroids, so no norm needs to be restored. The first four tokens of a session take most of the attention: they are
-kept as they are. The 96 tokens that received most of the rest are kept in int8, or the last 96 where nobody looked.
+kept as they are. The 96 tokens that received most of the rest are kept in int8. KV without that attention is refused.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class Q4Codec:
         return rows * (tokens * (dim // 2 + 2) + fine + 2 * dim + kv.element_size() * SINKS * dim) + 4 * FINE
 
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
-        """Return the parts. See `KVCodec.encode`. Raises UsageError unless heads are a power of two."""
+        """Return the parts. See `KVCodec.encode`.
+
+        Raises UsageError unless heads are a power of two, and for a span without a mass.
+        """
         import torch
 
         dim, tokens = kv.shape[-1], kv.shape[3]
@@ -153,8 +156,7 @@ class Q4Codec:
 def _parts(tokens: int, span: Span) -> tuple[int, NDArray[np.int64]]:
     """Return the number of sinks, and the places of the fine tokens, ascending."""
     sinks = sinks_of(span, tokens)
-    mass = np.arange(tokens) if span.mass is None else np.asarray(span.mass)
-    order = np.argsort(mass[sinks:], kind="stable") + sinks
+    order = np.argsort(span.observed()[sinks:], kind="stable") + sinks
     return sinks, np.sort(order[max(len(order) - FINE, 0) :]).astype(np.int64)
 
 

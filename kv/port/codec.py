@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import numpy as np
+
 from pltz.kv.port.arriving import shells
 from pltz.kv.port.receipt import Receipt
-from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -39,6 +40,21 @@ class Span:
     ids: NDArray[np.int32]
     start: int
     mass: NDArray[np.float32] | None = None
+
+    def observed(self) -> NDArray[np.float32]:
+        """Return the mass, (T,), for a form that codes by it.
+
+        Raises UsageError where it was not observed: the form's receipt was measured with it, and says nothing then.
+        """
+        if self.mass is None and len(self.ids):
+            raise UsageError(
+                "this form codes by the attention that each token received, which was not observed here: "
+                "keep the KV in the form raw, lossless or q8"
+            )
+        mass = np.zeros(0, np.float32) if self.mass is None else np.asarray(self.mass, np.float32)
+        if mass.shape != (len(self.ids),) or not (np.isfinite(mass) & (mass >= 0)).all():
+            raise UsageError(f"expected the attention that {len(self.ids)} tokens received, not below 0 each")
+        return mass
 
 
 @runtime_checkable
@@ -66,7 +82,8 @@ class KVCodec(Protocol):
     def encode(self, kv: torch.Tensor, span: Span) -> Parts:
         """Return the parts of ``kv``, (layers, 2, heads, T, D), on its device. Their names begin with "kv".
 
-        Raises UsageError for KV that this form cannot hold. The block stays out of the tier then.
+        Raises UsageError for KV that this form cannot hold, and for a span without a mass where the form codes by it.
+        The block stays out of the tier then.
         """
 
     def decode(self, parts: Parts, span: Span) -> torch.Tensor:
@@ -117,8 +134,16 @@ RAW = RawCodec()
 def loss(codec: KVCodec) -> float:
     """Return the most that a form loses, in bits per token, by its receipt.
 
-    0 for an exact form, infinity where nothing was measured.
+    0 for an exact form, infinity where nothing was measured. A 0 does not say that a form is exact: `serves` tells.
     """
     if codec.exact:
         return 0.0
     return float("inf") if codec.receipt is None else codec.receipt.most
+
+
+def serves(codec: KVCodec, max_kl: float) -> bool:
+    """Return whether KV in a form may be handed to a caller who allows a loss of ``max_kl`` bits per token.
+
+    Those who allow none get exact forms only, whatever a receipt says.
+    """
+    return codec.exact or (max_kl > 0 and loss(codec) <= max_kl)

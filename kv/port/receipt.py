@@ -17,6 +17,7 @@ LEAST_ROWS = 8  # that a receipt is measured on: fewer tell too little of how mu
 QUANTILE = 2.326348  # of the normal distribution at 99 %
 SHORTEST = 32  # tokens of the shortest beginning of a row that has a limit of its own
 NEARLY = 1 - 1e-9  # of a limit: rounding
+LARGEST = 1 << 40  # number in a receipt: those of JSON may have any size
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class Receipt:
         for name, kind in names.items():
             item = value[name]
             right = type(item) in ((int, float) if kind == "float" else (int,) if kind == "int" else (str,))
-            if not right or (kind != "str" and not math.isfinite(item)):
-                raise CorruptError(f"expected a {kind} as {name} of a receipt, found {item!r}")
+            if not right or (kind != "str" and not abs(item) <= LARGEST):  # NaN is not
+                raise CorruptError(f"expected a {kind} as {name} of a receipt, found {str(item)[:40]!r}")
         found = cls(**value)
         if min(found.kl, found.kl_error, found.kl99, found.bits, found.context, found.scored) < 0:
             raise CorruptError("a receipt with a loss or a size below zero")

@@ -183,8 +183,10 @@ class Calibration:
             sizes = {name: facts[name] for name in LIMITS}
             target = bytes.fromhex(facts["target"])
             receipts = tuple(Receipt.of(one) for one in facts["receipts"])
-        except (ValueError, TypeError, KeyError, RecursionError) as exc:
+        except (ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as exc:
             raise CorruptError(f"not the facts of a calibration ({exc})") from exc
+        if set(facts) != {"target", "receipts", *LIMITS}:
+            raise CorruptError("not the facts of a calibration: there are others")
         if any(type(n) is not int or not 0 < n <= LIMITS[name] for name, n in sizes.items()) or len(target) != 16:
             raise CorruptError("a calibration with sizes that cannot be")
         shape = KVShape(**sizes)
@@ -230,7 +232,8 @@ def _ranks(header: dict[str, Any], shape: KVShape) -> list[int]:
     ranks = []
     for layer in range(shape.layers):
         entry = header.get(f"spread.{layer}")
-        rank = entry.get("shape", [0])[0] if isinstance(entry, dict) and entry.get("shape") else 0
+        sizes = entry.get("shape") if isinstance(entry, dict) else None
+        rank = sizes[0] if isinstance(sizes, list) and sizes else 0
         if type(rank) is not int or not 0 <= rank < shape.width or (entry is not None and not rank):
             raise CorruptError("a predictor of a rank that cannot be")
         ranks.append(rank)
@@ -257,12 +260,13 @@ def _tensors(
     if set(header) != set(wanted):
         raise CorruptError("the tensors of the calibration are not those of its shape")
     found: dict[str, Array] = {}
-    filled = 0
+    spans: list[tuple[int, int]] = []
     for name, (kind, shape) in wanted.items():
         entry = header[name]
         dtype = np.dtype(DTYPES[kind])
         size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-        if not isinstance(entry, dict) or entry.get("dtype") != kind or entry.get("shape") != list(shape):
+        right = isinstance(entry, dict) and (entry.get("dtype"), entry.get("shape")) == (kind, list(shape))
+        if not right or any(type(n) is not int for n in entry["shape"]):
             raise CorruptError(f"tensor {name} of the calibration has another type or shape")
         span = entry.get("data_offsets")
         if not isinstance(span, list) or len(span) != 2 or any(type(n) is not int for n in span):
@@ -270,7 +274,8 @@ def _tensors(
         if not 0 <= span[0] <= len(body) or span[1] - span[0] != size or span[1] > len(body):
             raise CorruptError(f"tensor {name} does not lie where it must")
         found[name] = np.frombuffer(body[span[0] : span[1]], dtype).reshape(shape)
-        filled += size
-    if filled != len(body):
-        raise CorruptError("the tensors do not fill the calibration")
+        spans.append((span[0], span[1]))
+    spans.sort()
+    if [begin for begin, _ in spans] + [len(body)] != [0] + [end for _, end in spans]:
+        raise CorruptError("the tensors of the calibration overlap, or do not fill it")
     return found

@@ -163,13 +163,15 @@ static PyObject *run(PyObject *args, int encodes)
     for (; taken < held; taken++)
         if (PyObject_GetBuffer(PyTuple_GET_ITEM(matrices, taken), buffers + taken, PyBUF_SIMPLE))
             goto done;
-    j.layer = layers, j.layers = (long)(held / MATRICES), j.width = 2 * j.heads * j.dim;
+    j.layer = layers, j.layers = (long)(held / MATRICES);
     j.tokens = (long)(step.len / (Py_ssize_t)sizeof(float));
     j.half = j.tokens ? (long)(cos.len / (Py_ssize_t)sizeof(float)) / j.tokens : 0;
     j.embedded = embedded.buf, j.step = step.buf, j.cos = cos.buf, j.sin = sin.buf, j.q = q.buf, j.kv = kv.buf;
     int sound = held % MATRICES == 0 && j.layers > 0 && j.layers <= 4096 && j.hidden > 0 && j.hidden <= 1 << 20 &&
-                j.heads > 0 && j.heads <= 1 << 15 && j.dim > 0 && j.dim <= 1 << 15 && j.width <= 1 << 20 &&
-                j.tokens <= 1 << 26 && 2 * j.half <= j.dim && (j.size == FLOAT32 || (j.size == BFLOAT16 && !encodes));
+                j.heads > 0 && j.heads <= 1 << 15 && j.dim > 0 && j.dim <= 1 << 15 && j.tokens <= 1 << 26 &&
+                2 * j.half <= j.dim && (j.size == FLOAT32 || (j.size == BFLOAT16 && !encodes));
+    j.width = sound ? 2 * j.heads * j.dim : 0; /* both were checked, so the product fits a long */
+    sound = sound && j.width <= 1 << 20;
     const Py_ssize_t each = (Py_ssize_t)j.tokens * (Py_ssize_t)sizeof(float);
     const Py_ssize_t elements = sound ? (Py_ssize_t)j.tokens * j.layers * j.width : 0;
     sound = sound && step.len == each && cos.len == each * j.half && sin.len == cos.len &&

@@ -279,10 +279,12 @@ def steps_of(classes: NDArray[np.uint8], point: float) -> NDArray[np.float32]:
 
 
 def classes_of(span: Span, tokens: int) -> NDArray[np.uint8]:
-    """Return the class of each token, (T,): finer where attention looks, for sinks, and for the tail."""
-    octaves = np.zeros(tokens)
-    if span.mass is not None and tokens:
-        mass = np.asarray(span.mass, np.float64)
+    """Return the class of each token, (T,): finer where attention looks, for sinks, and for the tail.
+
+    Raises UsageError for a span without a mass.
+    """
+    octaves, mass = np.zeros(tokens), span.observed().astype(np.float64)
+    if tokens:
         octaves = np.clip(-EXPONENT * np.log2(np.maximum(mass / max(mass.mean(), 1e-30), 1e-6)), FINEST, COARSE)
     position = np.arange(tokens)
     octaves = octaves - SINK_FINER * (position + span.start < SINKS) - TAIL_FINER * (position >= tokens - TAIL)

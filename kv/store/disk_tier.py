@@ -6,6 +6,9 @@
 A block is handed out before all of it was read, so that its first layers are decoded meanwhile (`warm_file.py`). A
 file evicted during use is read to its end. No condition of the disk raises an error here. KV can be recomputed from
 tokens, so damage, a full disk and a missing file are all a miss.
+
+The tier counts, reads and removes regular files with names of its own only, and follows no symbolic link below its
+folder. A writer holds a lock on its `.part` file, so what a killed one left is known at once.
 """
 
 from __future__ import annotations
@@ -14,43 +17,44 @@ import fcntl
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from threading import Lock
 
 from pltz.kv.errors import WarmFileError
 from pltz.kv.port.codec import RAW, KVCodec
 from pltz.kv.store import warm_file
 from pltz.kv.store.tier import FormStats, StoredBlock, TierStats
-from pltz.kv.store.warm_file import MAX_HEADER, WarmFile
+from pltz.kv.store.warm_file import MAX_HEADER, WarmFile, opened
 from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.plt_codec.identity import MAX_POSITION, SIZE
 
-STALE = 3600  # seconds after which remains of a killed process are removed
 THREADS = 4  # that read files
 UNDER_WAY = 16  # files that may be read by them at once; one more is read by its caller
 FORM = re.compile(r"[a-z0-9-]{1,64}")
+SPACE = re.compile(rf"[0-9a-f]{{{2 * SIZE}}}")  # name of a folder
+FILE = re.compile(rf"([0-9a-f]{{{2 * SIZE}}})\.([a-z0-9-]{{1,64}})\.(safetensors|[0-9a-f]{{8}}\.part)")
 
 
 @dataclass
 class _File:
+    """A file of a tier. ``segment``: in hexadecimal. ``whole``: not being written, and not left by a kill."""
+
     path: Path
+    segment: str
+    form: str
+    whole: bool
     size: int
     used: float
 
     @property
     def key(self) -> str:
         """Return space and segment in hexadecimal."""
-        return self.path.parent.name + self.path.name.partition(".")[0]
-
-    @property
-    def left(self) -> bool:
-        """Return whether a killed process left it: hours old, or hours ahead of a clock that was set back."""
-        return self.path.suffix == ".part" and abs(time.time() - self.used) > STALE
+        return self.path.parent.name + self.segment
 
 
 class DiskTier:
@@ -79,7 +83,7 @@ class DiskTier:
         self._threads: ThreadPoolExecutor | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "lock").touch()
+            os.close(self._lock_file(os.O_CREAT))
         except OSError as exc:
             raise UsageError(f"cannot keep warm files in {self.folder}: {exc.strerror or exc}") from exc
 
@@ -111,13 +115,11 @@ class DiskTier:
             return found
         counted: dict[str, int] = {}
         for file in files:
-            _, form, *rest = file.path.name.split(".")
-            whole = rest == ["safetensors"]
             tokens = 0
-            if whole:
-                key = f"{file.key} {form} {file.size}"
+            if file.whole:
+                key = f"{file.key} {file.form} {file.size}"
                 tokens = counted[key] = self._counted.get(key) or _tokens_of(file.path)
-                found.forms.setdefault(form, FormStats()).add(file.size, tokens)
+                found.forms.setdefault(file.form, FormStats()).add(file.size, tokens)
             found.enter(file.size, tokens)
         self._counted = counted
         return found
@@ -160,7 +162,7 @@ class DiskTier:
                 self._failed(path, exc)
             return None
         with suppress(OSError):
-            os.utime(path)
+            os.utime(path, follow_symlinks=False)
         return stored
 
     def _failed(self, path: Path, failure: Exception, stat: os.stat_result | None = None) -> None:
@@ -171,7 +173,7 @@ class DiskTier:
             self.failed += not damaged
         if damaged:
             with suppress(OSError):
-                if stat is None or path.stat().st_ino == stat.st_ino:
+                if stat is None or path.lstat().st_ino == stat.st_ino:
                     path.unlink()
 
     def write(
@@ -190,21 +192,28 @@ class DiskTier:
         form = self.codec.name if stored.block.codec.exact else stored.block.codec.name
         path = self.path(space, segment, form)
         try:
-            if path.exists():
-                os.utime(path)
-                return True
-            file = WarmFile(space, segment, stored, stored.block.recode(self.codec))
-            part = self._begin(path, file.size, in_use)
-            if part is None:
+            path.parent.mkdir(exist_ok=True)
+            if not S_ISDIR(path.parent.lstat().st_mode):  # a link that somebody made
                 return False
+            with suppress(FileNotFoundError):
+                known = S_ISREG(path.lstat().st_mode)
+                if known:
+                    os.utime(path, follow_symlinks=False)
+                return known
+            file = WarmFile(space, segment, stored, stored.block.recode(self.codec))
+            begun = self._begin(path, file.size, in_use)
+            if begun is None:
+                return False
+            part, handle = begun
             try:
-                file.fill(part)
+                file.fill(handle)
                 # Under the lock, `usage` sees the file under one name, and `discard` under one or the other.
                 with self._locked():
                     if not (wanted() and part.exists()):
                         return False
                     part.replace(path)
             finally:
+                os.close(handle)
                 with suppress(OSError):
                     part.unlink()
         except (PltzError, OSError, RuntimeError, MemoryError):  # the disk, or no memory to bring KV to the host
@@ -221,8 +230,9 @@ class DiskTier:
         folder = self.folder / space.hex()
         try:
             with self._locked():
-                for path in folder.glob(f"{segment.hex()}.*"):
-                    path.unlink(missing_ok=True)
+                for file in list(self._files_in(folder)):
+                    if file.segment == segment.hex():
+                        file.path.unlink(missing_ok=True)
         except FileNotFoundError:  # no folder, no file
             return
         except OSError as exc:
@@ -234,55 +244,95 @@ class DiskTier:
     def clear(self) -> None:
         """Remove all files."""
         with suppress(OSError), self._locked():
-            for file in self._files():
+            for file in list(self._files()):
                 with suppress(OSError):
                     file.path.unlink()
 
-    def _begin(self, path: Path, size: int, in_use: frozenset[bytes]) -> Path | None:
-        """Evict until ``size`` bytes have room, and reserve them.
+    def _begin(self, path: Path, size: int, in_use: frozenset[bytes]) -> tuple[Path, int] | None:
+        """Evict until ``size`` bytes have room, and reserve them in a `.part` file. Returns it, and its handle.
 
-        Returns None where all that remains must be kept.
+        Returns None, and evicts nothing, where what must be kept leaves no room.
         """
         with self._locked():
-            files = sorted(self._files(), key=lambda f: (not f.left, f.used, f.path))
+            files = sorted(self._files(), key=lambda f: (f.used, f.path))
             free = self.budget - sum(file.size for file in files)
-            kept = {key.hex() for key in in_use}
-            for file in files:
-                if free >= size:
-                    break
-                if file.left or (file.path.suffix != ".part" and file.key not in kept):
-                    with suppress(OSError):
-                        file.path.unlink()
-                        free += file.size
-                        self.evicted += 1
             if free < size:
-                return None
+                kept = {key.hex() for key in in_use}
+                leaving = [file for file in files if not file.whole and _is_left(file.path)]
+                leaving += [file for file in files if file.whole and file.key not in kept]
+                if free + sum(file.size for file in leaving) < size:
+                    return None
+                for file in leaving:
+                    if free < size:
+                        with suppress(OSError):
+                            file.path.unlink()
+                            free += file.size
+                            self.evicted += 1
+                if free < size:
+                    return None
             part = path.with_name(f"{path.stem}.{os.urandom(4).hex()}.part")
-            part.parent.mkdir(exist_ok=True)
-            with part.open("xb") as empty:
-                empty.truncate(size)
-            return part
+            handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.truncate(handle, size)
+            except BaseException:
+                os.close(handle)
+                part.unlink()
+                raise
+            return part, handle
 
     def _files(self) -> Iterator[_File]:
-        for space in [p for p in self.folder.iterdir() if len(p.name) == 2 * SIZE]:
-            with suppress(OSError):
-                for file in os.scandir(space):
-                    if file.name.endswith((".safetensors", ".part")):
-                        with suppress(OSError):
-                            stat = file.stat(follow_symlinks=False)
-                            yield _File(Path(file.path), stat.st_size, stat.st_mtime)
+        """Yield the files of the tier, of all processes. Raises OSError where the folder cannot be read."""
+        for space in os.scandir(self.folder):
+            if SPACE.fullmatch(space.name):
+                with suppress(OSError):
+                    yield from self._files_in(Path(space.path))
+
+    def _files_in(self, space: Path) -> Iterator[_File]:
+        """Yield the files of one space. Raises OSError where it cannot be read."""
+        if not S_ISDIR(space.lstat().st_mode):
+            return
+        for file in os.scandir(space):
+            if (name := FILE.fullmatch(file.name)) is not None:
+                with suppress(OSError):
+                    stat = file.stat(follow_symlinks=False)
+                    if S_ISREG(stat.st_mode):
+                        segment, form, end = name.groups()
+                        yield _File(Path(file.path), segment, form, end == "safetensors", stat.st_size, stat.st_mtime)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self.folder / "lock").open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        handle = self._lock_file()
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(handle)
+
+    def _lock_file(self, more: int = 0) -> int:
+        """Return a handle of the file that processes lock. ``more``: flags. Raises OSError."""
+        return os.open(self.folder / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | more, 0o666)
+
+
+def _is_left(part: Path) -> bool:
+    """Return whether a killed process left a `.part` file: its writer holds a lock on it."""
+    try:
+        handle = opened(part)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 def _tokens_of(path: Path) -> int:
     """Return the number of ids that a file says it has, 0 where that cannot be read. For statistics only."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(opened(path), "rb") as file:
             size = int.from_bytes(file.read(8), "little")
             count = json.loads(file.read(min(size, MAX_HEADER)))["ids"]["shape"][0]
     except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):

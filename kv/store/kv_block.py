@@ -44,7 +44,7 @@ class KVBlock:
     to the target. ``tokens``: (n,) int32, the segment's tokens in the archive. ``logits``: (V,) of the last id, or None
     where they are not known.
     ``start``: number of ids before the segment. ``mass``: (T,) float32, the attention that each id received, where
-    that was observed; a form may use it to choose how finely it codes.
+    that was observed, of KV in an exact form: forms that are not exact code by it.
     """
 
     parts: Parts
@@ -111,7 +111,8 @@ class KVBlock:
     def _besides(self) -> int:
         """Return the bytes of everything but the KV."""
         logits = 0 if self.logits is None else self.logits.nbytes
-        return logits + self.ids.nbytes + self.tokens.nbytes
+        mass = 0 if self.mass is None else self.mass.nbytes
+        return logits + mass + self.ids.nbytes + self.tokens.nbytes
 
     def size_in(self, codec: KVCodec) -> int:
         """Return the most bytes that the block can take once recoded."""
@@ -128,7 +129,8 @@ class KVBlock:
         """
         if codec.name == self.codec.name or not self.codec.exact:
             return self
-        return replace(self, parts=codec.encode(self.kv, self.span), codec=codec)
+        parts = codec.encode(self.kv, self.span)
+        return replace(self, parts=parts, codec=codec, mass=self.mass if codec.exact else None)
 
     def owns_memory_on(self, device: torch.device, *, pin: bool = False) -> bool:
         """Return whether all parts are on a device, and keep no memory but their own alive. ``pin``: page-locked."""

@@ -44,7 +44,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from pltz.kv.port.codec import RAW, KVCodec, loss
+from pltz.kv.port.codec import RAW, KVCodec, loss, serves
 from pltz.kv.store.background_worker import BackgroundWorker
 from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.eviction_policy import Priority, priority
@@ -179,7 +179,7 @@ class HotStore:
             names = ", ".join(tier.name for tier in tiers)
             raise UsageError(f"expected tiers of different names, none of them {QUEUE}, got {names}")
         codecs = {tier.codec.name: tier.codec for tier in tiers}
-        self._codecs = sorted(codecs.values(), key=loss)
+        self._codecs = sorted(codecs.values(), key=lambda codec: (not codec.exact, loss(codec)))
         self._clock = clock
         self._lock = Lock()
         self._nodes: dict[bytes, Node] = {}
@@ -274,8 +274,8 @@ class HotStore:
         CorruptError where it turns out to be damaged.
 
         ``path``: segment ids from the root. ``born``: when the requesting session began, in seconds since
-        1970. ``max_kl``: bits per token that a form may lose, by its receipt. 0 finds exact blocks only. A form
-        without a receipt is found with infinity only.
+        1970. ``max_kl``: bits per token that a form may lose, by its receipt. 0 finds exact blocks only, whatever a
+        receipt says. A form without a receipt is found with infinity only.
         """
         lease = Lease([], self._release, self._promote)
         above = NONE
@@ -318,11 +318,11 @@ class HotStore:
                 return self._leased(node, above, born, max_kl)
 
     def _serves(self, node: Node, above: bytes, max_kl: float) -> bool:
-        return node.parent == above and loss(node.block.codec) <= max_kl and not node.block.damaged
+        return node.parent == above and serves(node.block.codec, max_kl) and not node.block.damaged
 
     def _read(self, space: bytes, segment: bytes, max_kl: float) -> tuple[Tier | None, StoredBlock | None]:
         """Read a segment from the first shared tier that has it. Lock not held."""
-        codecs = [codec for codec in self._codecs if loss(codec) <= max_kl]
+        codecs = [codec for codec in self._codecs if serves(codec, max_kl)]
         for tier in self.shared:
             if (stored := tier.read(space, segment, codecs)) is not None:
                 return tier, stored

@@ -1,6 +1,6 @@
 """WarmFile: a block as a file with a checksum per chunk, read while its first layers are decoded. Spec: FORMAT.md.
 
-    write:  header | checksums | ids, tokens, logits | small parts | the large part, layer after layer
+    write:  header | checksums | ids, tokens, mass, logits | small parts | the large part, layer after layer
     read:   header, checked -> memory for every tensor -> chunks, each checked, by two threads at once
 
 What is read lies in memory of its own. So it may move into a tier of memory without a copy, and a page that cannot be
@@ -11,6 +11,7 @@ page cache (models/LOG.md).
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -18,6 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
+from stat import S_ISREG
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,7 @@ from pltz.plt_codec.identity import MAX_POSITION, SIZE
 if TYPE_CHECKING:
     import torch
 
-FORMAT = "pltz hot 5"
+FORMAT = "pltz hot 6"
 ALIGN = 64  # bytes: data begins at a multiple of it
 CHECKSUM = 16  # bytes
 CHUNK = 1 << 20  # bytes under one checksum
@@ -44,7 +46,7 @@ DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
 }  # fmt: skip
-HEAD = ("checksums", "ids", "tokens", "logits")  # tensors before those of the codec
+HEAD = ("checksums", "ids", "tokens", "mass", "logits")  # tensors before those of the codec
 FIELDS = {"format", "form", "space", "segment", "parent", "start", "born", "receipt"}
 MAX_RECEIPT = 1024  # characters
 
@@ -69,8 +71,9 @@ class WarmFile:
         kinds = {f"torch.{name}": short for short, name in DTYPES.items()}
         if unknown := {str(t.dtype) for t in tensors.values()} - kinds.keys():
             raise UsageError(f"expected tensors of {', '.join(kinds)}, found {min(unknown)}")
-        arrays = {name: np.ascontiguousarray(a, "<i4") for name, a in (("ids", block.ids), ("tokens", block.tokens))}
-        rows = [(name, "I32", a.shape, a.view(np.uint8).data) for name, a in arrays.items()]
+        mass = () if block.mass is None else block.mass
+        arrays = (("ids", "I32", block.ids), ("tokens", "I32", block.tokens), ("mass", "F32", mass))
+        rows = [(name, kind, np.shape(a), _packed(a, kind)) for name, kind, a in arrays]
         rows += [(name, kinds[str(t.dtype)], tuple(t.shape), _bytes(t.detach().cpu())) for name, t in tensors.items()]
         chunks = -(-sum(row[3].nbytes for row in rows) // CHUNK)
         meta = {
@@ -96,26 +99,33 @@ class WarmFile:
         self._chunks = chunks
         self.size = len(self._beginning) + at
 
-    def fill(self, part: Path) -> None:
-        """Write everything over the reserved file ``part``. Raises OSError."""
+    def fill(self, handle: int) -> None:
+        """Write everything to a file that has its size and is open for writing. Raises OSError."""
         import xxhash
 
         sums = [xxhash.xxh3_128_digest(self._beginning)]
-        with part.open("r+b", buffering=0) as file:
-            file.seek(len(self._beginning) + CHECKSUM * (1 + self._chunks))
-            for some in _chunks(self._pieces):
-                state = xxhash.xxh3_128()
-                for piece in some:
-                    state.update(piece)
-                    _write(file, piece)
-                sums.append(state.digest())
-            file.seek(0)
-            _write(file, memoryview(self._beginning + b"".join(sums)))
+        at = len(self._beginning) + CHECKSUM * (1 + self._chunks)
+        for some in _chunks(self._pieces):
+            state = xxhash.xxh3_128()
+            for piece in some:
+                state.update(piece)
+                at = _write(handle, piece, at)
+            sums.append(state.digest())
+        _write(handle, memoryview(self._beginning + b"".join(sums)), 0)
 
 
-def _write(file: Any, data: memoryview) -> None:
+def _write(handle: int, data: memoryview, at: int) -> int:
+    """Write at a place of a file. Returns the place after the data."""
     while data:
-        data = data[file.write(data) or 0 :]
+        count = os.pwrite(handle, data, at)
+        data, at = data[count:], at + count
+    return at
+
+
+def _packed(array: Any, kind: str) -> memoryview:
+    """Return the bytes of numbers, little-endian."""
+    packed: memoryview = np.ascontiguousarray(array, {"I32": "<i4", "F32": "<f4"}[kind]).view(np.uint8).data
+    return packed
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
@@ -143,6 +153,23 @@ def _chunks(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 # ---- reading
 
 
+def opened(path: Path) -> int:
+    """Return a handle to read a file with. Raises OSError.
+
+    Neither the file nor its folder may be a symbolic link. Only a regular file is opened, so nobody waits for a pipe.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        handle = os.open(path.name, flags, dir_fd=folder)
+    finally:
+        os.close(folder)
+    if not S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return handle
+
+
 def read(
     path: Path,
     space: bytes,
@@ -164,13 +191,13 @@ def read(
         failed: called with what failed and the file's status if a thread cannot go on, before anyone who waits hears.
         ended: called once, when the file is closed.
 
-    Raises CorruptError where it is damaged, another file, or no such file, and OSError and MemoryError where the
+    Raises CorruptError where it is damaged or another file, and OSError and MemoryError where the
     machine cannot read it now.
     """
     handle, begun = -1, False
     reading: _Reading | None = None
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = opened(path)
         reading = _Reading(handle, space, segment, codec, pin)
         if threads is None or reading.chunks <= 1:
             reading.rest()
@@ -249,13 +276,16 @@ class _Reading:
 
     def block(self, codec: KVCodec) -> StoredBlock:
         """Return the block. Raises CorruptError where the codec refuses its parts."""
-        logits, ids, tokens = (self._head[name] for name in ("logits", "ids", "tokens"))
-        flat = logits.dim() == ids.dim() == tokens.dim() == 1
+        logits, mass, ids, tokens = (self._head[name] for name in ("logits", "mass", "ids", "tokens"))
+        flat = logits.dim() == mass.dim() == ids.dim() == tokens.dim() == 1
         if not flat or not logits.is_floating_point() or {str(ids.dtype), str(tokens.dtype)} != {"torch.int32"}:
             raise CorruptError("the tensors do not fit each other")
+        if str(mass.dtype) != "torch.float32" or len(mass) not in ((0, len(ids)) if codec.exact else (0,)):
+            raise CorruptError(f"expected the attention that {len(ids)} ids received")
         codec.check(self.parts, len(ids))
         known = logits if len(logits) else None
-        block = KVBlock(self.parts, ids.numpy(), tokens.numpy(), self._start, known, codec)
+        seen = mass.numpy() if len(mass) else None
+        block = KVBlock(self.parts, ids.numpy(), tokens.numpy(), self._start, known, codec, seen)
         return StoredBlock(block, self._parent, self._born)
 
     def rest(self) -> None:

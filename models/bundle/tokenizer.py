@@ -239,7 +239,7 @@ def _pieces(vocab: dict[str, Any]) -> list[bytes]:
         ModelError: the ids are not dense, or a byte has none.
     """
     size = len(vocab)
-    if size % CLASS or any(type(i) is not int for i in vocab.values()):
+    if not size or size % CLASS or any(type(i) is not int for i in vocab.values()):
         raise ModelError(f"expected a vocabulary of a multiple of {CLASS} ids, found {size}")
     if sorted(vocab.values()) != list(range(size)):
         raise ModelError(f"expected ids 0..{size - 1}, each once, found gaps or repeats")

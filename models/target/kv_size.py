@@ -17,6 +17,7 @@ KNOWN_SHAPES: dict[str, dict[str, int]] = {
     "Llama-3.1-8B": {"num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128},
     "Llama-3.1-70B": {"num_hidden_layers": 80, "num_key_value_heads": 8, "head_dim": 128},
 }
+MOST = (1 << 31) - 1  # layers, heads or sizes of a config
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
 
@@ -30,7 +31,7 @@ def kv_bytes_of(config: Any, tokens: int = 1, *, element_bytes: int | None = Non
     names none.
 
     Raises:
-        ModelError: the config does not say how many layers and heads there are.
+        ModelError: the config does not say how many layers and heads there are, or says what cannot be.
     """
     get = _getter(config)
     if element_bytes is None:
@@ -38,10 +39,10 @@ def kv_bytes_of(config: Any, tokens: int = 1, *, element_bytes: int | None = Non
         element_bytes = DTYPE_BYTES.get(dtype, 2)
     try:
         width = _kv_width(get)
-        positions = sum(min(tokens, window) for window in _windows(get))
-    except (TypeError, ValueError, ZeroDivisionError) as exc:
+        positions = sum(layers * min(tokens, window) for layers, window in _layers(get))
+    except ValueError as exc:
         raise ModelError(
-            "the config does not say how many layers and heads the model has: its KV has no size"
+            f"the config does not say how many layers and heads the model has ({exc}): its KV has no size"
         ) from exc
     return positions * width * element_bytes
 
@@ -52,7 +53,8 @@ def _getter(config: Any) -> Any:
     If the config has several parts, it looks in the text part.
     """
     if isinstance(config, Mapping):
-        config = config.get("text_config") or config
+        text = config.get("text_config")
+        config = text if isinstance(text, Mapping) else config
         return lambda *names: next((config[n] for n in names if config.get(n) is not None), None)
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
@@ -61,28 +63,44 @@ def _getter(config: Any) -> Any:
 
 def _kv_width(get: Any) -> int:
     """Return the elements of K and V that one token takes in one layer."""
-    if latent := get("kv_lora_rank"):  # multi-head latent attention: the compressed KV and one rotary key
-        return int(latent) + int(get("qk_rope_head_dim") or 0)
-    heads = int(get("num_attention_heads", "n_head") or 0)
-    kv_heads = int(get("num_key_value_heads", "num_kv_heads") or heads)
-    head_dim = int(get("head_dim") or get("hidden_size", "n_embd") // heads)
+    latent = _count(get, "kv_lora_rank")
+    if latent:  # multi-head latent attention: the compressed KV and one rotary key
+        return latent + _count(get, "qk_rope_head_dim")
+    heads = _count(get, "num_attention_heads", "n_head")
+    kv_heads = _count(get, "num_key_value_heads", "num_kv_heads") or heads
+    head_dim = _count(get, "head_dim") or _count(get, "hidden_size", "n_embd") // max(heads, 1)
     if min(kv_heads, head_dim) < 1:
         raise ValueError("no heads")
     return 2 * kv_heads * head_dim
 
 
-def _windows(get: Any) -> list[int]:
-    """Return the most tokens kept by each layer that has a KV of its own."""
+def _layers(get: Any) -> list[tuple[int, int]]:
+    """Return numbers of layers that have a KV of their own, and the most tokens that each of them keeps."""
     unbounded = 1 << 62
-    layers = int(get("num_hidden_layers", "n_layer"))
-    window = get("sliding_window") if get("use_sliding_window") is not False else None
-    sliding = int(window) - 1 if window else unbounded
-    chunk = get("attention_chunk_size")
-    kept = {"full_attention": unbounded, "sliding_attention": sliding}
-    kept["chunked_attention"] = int(chunk) - 1 if chunk else unbounded
-    types = get("layer_types") or ["sliding_attention" if window else "full_attention"] * layers
-    own = layers - int(get("num_kv_shared_layers") or 0)
-    return [kept[kind] for kind in types[:own] if kind in kept]
+    layers = _count(get, "num_hidden_layers", "n_layer")
+    own = layers - _count(get, "num_kv_shared_layers")
+    window = _count(get, "sliding_window") if get("use_sliding_window") is not False else 0
+    chunk = _count(get, "attention_chunk_size")
+    if own < 1:
+        raise ValueError("no layers")
+    kept = {"full_attention": unbounded, "sliding_attention": window - 1 if window else unbounded}
+    kept["chunked_attention"] = chunk - 1 if chunk else unbounded
+    types = get("layer_types")
+    if not types:  # not a list of so many equal ones: a config may ask for any number
+        return [(own, kept["sliding_attention"])]
+    if not isinstance(types, list | tuple) or not all(isinstance(kind, str) for kind in types):
+        raise ValueError("layer_types are no list of names")
+    return [(1, kept[kind]) for kind in types[:own] if kind in kept]
+
+
+def _count(get: Any, *names: str) -> int:
+    """Return a number of the config, 0 where it has none. Raises ValueError for what cannot be one."""
+    value = get(*names)
+    if value is None:
+        return 0
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise ValueError(f"{names[0]} is no number from 0 to {MOST}")
+    return value
 
 
 def cache_bytes(cache: Any) -> int:

@@ -6,8 +6,9 @@ commit. It ends after its commit when stdin closes, because the hook was closed 
 is restarted, at growing intervals. Process and thread run at low priority.
 
 A thread shares the GIL, so its Python may delay the serving loop, up to 5 ms at a time
-(`sys.setswitchinterval`). A process cannot. `pltz bench hook` measures both. In benchmarks/results/hook.json,
-evictions are durable after 34 to 391 ms beside a process, and after 676 to 1022 ms beside a thread.
+(`sys.setswitchinterval`). A process cannot. `python -m pltz.benchmarks hook` measures both. In
+benchmarks/results/hook.json, evictions are durable after 34 to 391 ms beside a process, and after 676 to 1022 ms
+beside a thread.
 """
 
 from __future__ import annotations

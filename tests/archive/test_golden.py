@@ -12,7 +12,6 @@ from pltz.archive.codecs.codec import BundleCodec, BytesCodec
 from pltz.archive.errors import ArchiveError, MissingKeys
 from pltz.archive.format.context import RUN, TOWER, TURN
 from pltz.archive.format.ids import TENANT
-from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
@@ -23,6 +22,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE
+from tests.archive.peek import records
 from tests.golden.archives.make import (
     FORGOTTEN,
     GREW,
@@ -170,7 +170,7 @@ def test_sessions_that_are_coded_after_others_are_read(name: str) -> None:
     leaf = {who: archive.get(who[1], who[0]).segments[-1][0] for who in NEAR}
     for (tenant, title), segments in NEAR.items():
         assert [tokens.tolist() for _, tokens in archive.get(title, tenant).segments] == segments
-    places = [place for one in leaf.values() for place in archive.catalog.lookup.find(SEGMENTS, one)]
+    places = [place for one in leaf.values() for place in records(archive, one)]
     assert {place.record.copied for place in places} == {False, True}
     prompts = [archive.get("support", tenant).segments[0][0] for tenant in ("acme", "beta")]
     expected = {

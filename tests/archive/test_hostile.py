@@ -29,6 +29,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import NONE, digest
 from pltz.plt_codec.varint import write_varint
+from tests.archive.peek import peek, records
 
 
 def smuggle(disk: SimDisk, builder: Builder) -> bytes:
@@ -51,7 +52,7 @@ def test_a_crafted_record_never_puts_a_segment_below_another_tower(
     archive = TowerArchive.create(DirectoryStore(disk), [one])
     archive.put([NewSession("a", [np.arange(40), np.arange(50)]), NewSession("b", [np.arange(9)])])
     leaf, other = archive.version("a").leaf, archive.version("b").leaf
-    item = archive.catalog.lookup.find(0, leaf)[0]
+    item = records(archive, leaf)[0]
     answers = set()
     for salt in range(256):
         copy = disk.clone()
@@ -106,7 +107,7 @@ def test_a_pack_from_the_end_of_time(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, time: int
 ) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
-    item = archive.catalog.lookup.find(0, archive.version("a").leaf)[0]
+    item = peek(archive, "a")[-1]
     builder = Builder(0, 5, bytes(16), archive.settings.archive)
     data = builder.add(item.record._replace(context=builder.context(item.context), time=9, name="b")).finish()
     data = crafted(data, time=time)

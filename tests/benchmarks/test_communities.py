@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from pltz.benchmarks.communities import (
     BOTS,
@@ -17,7 +20,9 @@ from pltz.benchmarks.communities import (
     sampled,
     sentences,
 )
+from pltz.cli.root import cli
 from pltz.plt_codec.errors import UsageError
+from tests.cli.commands import Run
 
 
 def prompts() -> list[str]:
@@ -58,10 +63,21 @@ def test_a_sentence_is_used_again_only_when_all_have_been() -> None:
 
 def test_the_prompts_that_ship_are_enough() -> None:
     assert len({one.prompt for one in sampled().made}) == COMMUNITIES
-    sources = [one.source for one in records()]
+    sources = [one["id"].split("-")[0] for one in records()]
     assert (sources.count("communities"), sources.count("bots")) == (COMMUNITIES, BOTS)
 
 
 def test_too_few_prompts_are_refused() -> None:
     with pytest.raises(UsageError, match="expected 5 prompts"):
         Communities(prompts()[:6])
+
+
+def test_prompts_are_nearest_to_each_other(run: Run, tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "communities.jsonl"
+    path.write_bytes(run("communities").stdout_bytes)
+    words = ["bench", "neighbours", "--data", str(path), "--sessions", "2", "--measure", "zstd", "--json"]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["sources"]
+    assert [row["source"] for row in found] == ["bots", "communities"]
+    assert all(row["patched"] < row["zstd"] for row in found)

@@ -1,4 +1,4 @@
-"""pltz hook and pltz bench hook on a tiny bundle: a journal is reported and archived, with the right exit codes."""
+"""pltz hook on a tiny bundle: a journal is reported and archived, with the right exit codes."""
 
 import json
 from collections.abc import Callable
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pltz.benchmarks import machine
-from pltz.cli.bench import hook as bench_hook
+from pltz.cli.bench import machine
 from pltz.plt_codec.engines.native import coder as native
 from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.eviction.hook import EvictionHook, HookSettings
@@ -84,9 +83,6 @@ def test_there_must_be_a_journal_and_an_archive(
         assert run("hook", "drain", journal, *options).exit_code == 2
 
 
-FORMS = "list", "numpy", "torch", "bytes"
-
-
 def test_the_engine_of_a_benchmark_without_a_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the engine that bench archive, hook and nightly record: it was torch on every machine."""
     monkeypatch.delenv(native.KERNEL_VARIABLE, raising=False)
@@ -94,21 +90,3 @@ def test_the_engine_of_a_benchmark_without_a_codec(monkeypatch: pytest.MonkeyPat
     assert machine.engine_name(None) == "compiled, vnni"
     monkeypatch.setattr(native, "kernels", list)
     assert machine.engine_name(None) == "torch"
-
-
-def test_bench_hook_on_a_small_run(
-    run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench_hook, "ROWS", [(64, form) for form in FORMS])
-    monkeypatch.setattr(bench_hook, "BUSY", 1 << 10)
-    monkeypatch.setattr(bench_hook, "_CACHE", [])
-    done = run("bench", "hook", "--calls", "20", "--where", tmp_path)
-    assert done.exit_code == 0, done.output
-    result = json.loads(done.output.strip().splitlines()[-1])
-    assert [(row["worker"], row["form"]) for row in result["rows"]] == [
-        (worker, form) for worker in ("none", "thread", "process") for form in FORMS
-    ]
-    for row in result["rows"]:
-        assert 0 < row["p50_us"] <= row["p99_us"] <= row["max_us"] and row["refused"] == 0
-        assert row["step_p50_ms"] >= 1e3 * bench_hook.STEP and row["durable_mean_ms"] > 0
-    assert not list(tmp_path.glob("pltz-bench-*"))

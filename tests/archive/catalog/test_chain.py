@@ -16,7 +16,6 @@ from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import LostError
 from pltz.archive.format.context import COPIES, TOWER
 from pltz.archive.format.ids import Tokens
-from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
@@ -25,6 +24,7 @@ from pltz.plt_codec.errors import BundleMismatch, CorruptError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.repeats import end_of
 from tests.archive.conftest import ZlibCodec
+from tests.archive.peek import peek, records
 
 
 class Counting(ZlibCodec):
@@ -135,7 +135,7 @@ def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: TowerAr
 
     versions = list(filled.ls())
     chain = [name for name, _ in filled.tower(versions[7]).segments]
-    damaged = bytes(filled.catalog.lookup.find(0, chain[2])[0].record.bitstring)
+    damaged = bytes(records(filled, chain[2])[0].record.bitstring)
     chains = Chains(filled.catalog, CodecRegistry([Deaf(1, b"zlib with tower.")]))
     chains.load([v.leaf for v in versions])
     for n, version in enumerate(versions):
@@ -154,7 +154,7 @@ def test_the_shorter_of_alone_and_after_the_tower_is_kept(disk: SimDisk) -> None
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
     near, far = PROMPT[50:90], np.array([7] * 40)
     receipts = archive.put([NewSession("near", [PROMPT, near]), NewSession("far", [PROMPT, far])])
-    found = [archive.catalog.lookup.find(0, r.leaf)[0] for r in receipts]
+    found = [records(archive, r.leaf)[0] for r in receipts]
     assert [f.context.mode for f in found] == [1, 0] and [f.record.name for f in found] == ["near", "far"]
     assert len(found[1].record.bitstring) < len(codec.encode([Plain(far, PROMPT)])[0])
     fresh = TowerArchive.open(DirectoryStore(disk), [codec])
@@ -233,7 +233,7 @@ def test_a_chain_that_does_not_prove_itself_is_decoded_level_by_level(filled: To
     archive = TowerArchive.open(DirectoryStore(disk), [codec])
     (version,) = [v for v in archive.ls() if v.name == "s07"]
     third = archive.tower(version).segments[2][0]
-    codec.deaf = bytes(archive.catalog.lookup.find(0, third)[0].record.bitstring)
+    codec.deaf = bytes(records(archive, third)[0].record.bitstring)
     codec.linked.clear()
     assert len(archive.get("s07").tokens) == 680
     assert codec.linked == [5] and codec.batches == [1, 1, 1]  # two were proven
@@ -253,8 +253,7 @@ def copied_session(codec: Chaining) -> TowerArchive:
 def test_segments_with_copies_are_no_links_of_a_path() -> None:
     archive = copied_session(writer := Chaining(TOWER | COPIES))
     tower = archive.get("second").segments
-    places = [archive.catalog.lookup.find(SEGMENTS, name) for name, _ in tower]
-    assert [place.record.copied for (place,) in places] == [True, False, False]
+    assert [item.record.copied for item in peek(archive, "second")] == [True, False, False]
     reader = Chaining(TOWER | COPIES)
     found = TowerArchive.open(archive.store, [reader]).get("second").segments
     assert [tokens.tolist() for _, tokens in found] == [tokens.tolist() for _, tokens in tower]
@@ -265,7 +264,7 @@ def test_copies_that_no_writer_made_are_refused() -> None:
     """Each bit of the copies flipped, copies said of one without, and one with copies of a codec that has none."""
     archive = copied_session(Chaining(TOWER | COPIES))
     first, second = archive.get("first").segments[0], archive.get("second").segments[0]
-    [plain], [item] = (archive.catalog.lookup.find(SEGMENTS, name) for name, _ in (first, second))
+    plain, item = peek(archive, "first")[0], peek(archive, "second")[0]
     above = np.concatenate([first[1], archive.codecs[0].lane_mark])
 
     def read(place: Found, above: Tokens, codec: SegmentCodec | None = None, **changed: Any) -> Answer:

@@ -10,10 +10,11 @@ import pytest
 
 from pltz.archive.catalog.recent_towers import RecentTowers
 from pltz.archive.format.ids import Tokens
-from pltz.archive.format.index_file import SEGMENTS, Location
+from pltz.archive.format.index_file import Location
 from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session
+from tests.archive.peek import peek
 
 
 def tower(*leaves: int, tokens: int = 10) -> list[tuple[bytes, Tokens]]:
@@ -91,9 +92,7 @@ def test_a_put_of_a_turn_decodes_that_turn_alone(tmp_path: Path, decoded: list[i
 def test_a_base_that_was_damaged_since_is_no_error(tmp_path: Path) -> None:
     """The tower is remembered, but its root is not found any more: the session is cut anew."""
     cold, _ = grown(tmp_path / "a", remember=True)
-    root = cold.archive.tower(cold.archive.version("chat")).segments[0][0]
-    at = cold.archive.catalog.lookup.find(SEGMENTS, root)[0].location
-    damage(tmp_path / "a", at)
+    damage(tmp_path / "a", peek(cold, "chat")[0].location)
     [stored] = cold.put([PutRequest("chat", Session("chat", chat(8)))])
     assert stored.version > 3, "above what the damaged record may hide"
 

@@ -10,7 +10,6 @@ import pytest
 
 from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Coded, Plain, layout_mode
 from pltz.archive.format.context import ALONE, COPIES, FAST, TOWER, TURN, Context
-from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.record import Record
 from pltz.archive.tower_archive import TowerArchive
@@ -20,6 +19,7 @@ from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 from pltz.plt_codec.weights import random_weights
+from tests.archive.peek import peek
 
 NOTHING = np.zeros(0, np.int64)
 
@@ -105,7 +105,7 @@ def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
     plain = TowerArchive.open(place, [BundleCodec(bundle)])
     assert plain.get("long").tokens.tolist() == np.concatenate(turns).tolist()
     assert plain.verify(decode=True).decoded == 3
-    found = {len(t): plain.catalog.lookup.find(SEGMENTS, s)[0] for s, t in plain.get("long").segments}
+    found = {item.record.tokens: item for item in peek(plain, "long")}
     assert {size: item.context.mode & FAST for size, item in found.items()} == {
         2049: FAST,
         2048: 0,
@@ -120,8 +120,7 @@ def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
         plain.put([NewSession("again", turns)])[0].new == 0
     )  # the same tokens are the same segment, however coded
     assert plain.put([NewSession("other", [turns[0][::-1]])])[0].new == 1
-    [(segment, _)] = plain.get("other").segments
-    assert plain.catalog.lookup.find(SEGMENTS, segment)[0].context.mode == ALONE
+    assert [item.context.mode for item in peek(plain, "other")] == [ALONE]
 
 
 def test_the_layout_of_turns(bundle: Bundle, tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_the_layout_of_turns(bundle: Bundle, tmp_path: Path) -> None:
     plain = TowerArchive.open(place, [BundleCodec(bundle)])
     assert plain.get("grown").tokens.tolist() == np.concatenate(turns).tolist()
     assert plain.verify(decode=True).decoded == 5
-    found = {len(t): plain.catalog.lookup.find(SEGMENTS, s)[0] for s, t in plain.get("grown").segments}
+    found = {item.record.tokens: item for item in peek(plain, "grown")}
     assert {size: item.context.mode & ~TOWER for size, item in found.items()} == {
         48: 0, 49: TURN, 100: TURN, 500: TURN, 2048: TURN,
     }  # fmt: skip

@@ -19,7 +19,6 @@ from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import Tokens
-from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import Run, pack_run, unpack_run
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
@@ -27,6 +26,7 @@ from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.conftest import ZlibCodec
+from tests.archive.peek import records
 from tests.archive.sealed import RAW, reopen
 
 PROMPT = np.arange(20)
@@ -381,7 +381,7 @@ def test_one_record_of_the_run_is_decoded_for_all_versions(empty: TowerArchive) 
     leaves = [v.leaf for v in empty.history("a", "acme")]
     Chains(empty.catalog, empty.codecs).load(leaves)
     assert sum(asked) == 2  # the prompt and the run
-    assert empty.catalog.lookup.find(SEGMENTS, leaves[0])
+    assert records(empty, leaves[0])
 
 
 def test_a_collector_without_the_key_keeps_all_versions_of_a_run(disk: SimDisk, codec: SegmentCodec) -> None:

@@ -13,7 +13,6 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound
-from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import Eraser, Erasure
@@ -22,6 +21,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.identity import NONE
+from tests.archive.peek import peek, records
 from tests.archive.sealed import RAW, reopen
 
 Ids = np.ndarray[Any, Any]
@@ -97,7 +97,7 @@ def test_those_coded_after_an_erased_session_stay(
     for reader in (archive, reopen(disk, copying_codec)):
         assert {name for _, name in catalogue(reader)} == {"s1", "s2", "s3"}
         assert catalogue(reader)["acme", "s1"] == alike(1).tolist()
-        assert not reader.catalog.lookup.find(SEGMENTS, leaf)
+        assert not records(reader, leaf)
         assert reader.verify(decode=True).sound
         assert not neighbours(reader)  # what was coded after it cannot confirm a guess at it
     for _ in range(2):
@@ -255,7 +255,7 @@ def test_an_erase_stops_where_a_pack_may_hide_who_was_coded_after(
     near: tuple[SimDisk, TowerArchive], copying_codec: SegmentCodec
 ) -> None:
     disk, archive = near
-    pack = archive.catalog.lookup.find(SEGMENTS, archive.version("s2", "acme").leaf)[0].location
+    pack = peek(archive, "s2", "acme")[-1].location
     name = f"packs/{pack.pack.hex()}"
     data = bytearray(disk.durable.files()[name])
     data[pack.offset + 4] ^= 1

@@ -13,10 +13,10 @@ import pytest
 
 import pltz
 from pltz.benchmarks.kv_targets import toys
-from pltz.benchmarks.peers.kv_forms import peers
+from pltz.cli.bench.kv_peers import peers
 from pltz.datasets.loaders import load, sample_path
 from pltz.kv.calibrate import fitting
-from pltz.kv.calibrate.measure import compare, prefilled, sessions_to_rows
+from pltz.kv.calibrate.measure import compare, prefilled, sessions_to_rows, watched
 from pltz.kv.port.codec import Span, loss
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.predictive import PredictiveCodec
@@ -71,13 +71,13 @@ def test_a_store_serves_the_forms_that_keep_to_the_bound_and_no_others(
     biased: Target, rows: Any, forms: dict[str, Any]
 ) -> None:
     ids = rows[12, :CONTEXT]
-    kv = prefilled(biased, ids)
+    kv, mass = watched(biased, ids)
     outcomes = compare(biased, rows[12:], CONTEXT, list(forms.items()), control=False)
     served: list[str] = []
     refused: list[str] = []
     for (name, codec), outcome in zip(forms.items(), outcomes, strict=True):
         store = HotStore.open(0, 1 << 28, forms={"host": codec})
-        assert store.insert(SPACE, SEGMENT, NONE, replace(KVBlock.raw(kv, ids, ids, 0)))
+        assert store.insert(SPACE, SEGMENT, NONE, replace(KVBlock.raw(kv, ids, ids, 0), mass=mass))
         store.close()
         with store.hold(SPACE, [SEGMENT], max_kl=BOUND) as lease:
             assert bool(len(lease)) == (loss(codec) <= BOUND), name

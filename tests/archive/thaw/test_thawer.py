@@ -30,6 +30,7 @@ from pltz.plt_codec.errors import (
     TokenizerMismatch,
     UsageError,
 )
+from tests.archive.peek import peek
 from tests.kv.store.conftest import by_model
 
 NAMES = ["a/0", "a/1", "a/2", "a/3", "a/4", "text", "ids", "meta", "plain"]
@@ -280,8 +281,8 @@ def test_a_base_is_pinned(cold: SessionArchive, kin: Target) -> None:
     hot = HotStore.open(ROOM)
     Thawer(cold, kin, hot).thaw("a/1")
     space = space_of(kin.fingerprint, "torch.float32")
-    base = cold.archive.tower(cold.archive.version("a/1")).segments[0][0]
-    assert set(hot._pins) == {space + base}
+    base = peek(cold, "a/1")[0].record.id
+    assert base is not None and set(hot._pins) == {space + base}
 
 
 def test_warm_files_serve_the_next_process(
@@ -324,8 +325,7 @@ def test_a_damaged_session_does_not_take_others_with_it(
 ) -> None:
     list(cold.put([PutRequest("victim", Session("text", b"words that are not in the others, not one."))]))
     pack = max((tmp_path / "cold/packs").iterdir(), key=lambda p: p.stat().st_mtime_ns)
-    record = cold.archive.version("victim")
-    place = cold.archive.catalog.lookup.places(0, record.leaf)[0]
+    place = peek(cold, "victim")[-1].location
     data = bytearray(pack.read_bytes())
     data[place.offset + 30] ^= 255
     pack.chmod(0o644)

@@ -15,13 +15,13 @@ from pltz.archive.catalog.chain import LAST, Chains, depth_of
 from pltz.archive.codecs.codec import Plain, SegmentCodec
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import BASE, TENANT, segment_of
-from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import Record
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.identity import NONE
+from tests.archive.peek import peek, records
 from tests.archive.sealed import RAW
 from tests.archive.writing.test_neighbours import again, alike, unlike
 
@@ -57,8 +57,7 @@ def put(archive: TowerArchive, name: str, tenant: str, number: int, own: Ids, ba
 
 def neighbours(archive: TowerArchive, name: str, tenant: str) -> list[bytes]:
     """Return the neighbour of each segment of a session."""
-    tower = archive.get(name, tenant).segments
-    return [archive.catalog.lookup.find(SEGMENTS, segment)[0].record.neighbour for segment, _ in tower]
+    return [item.record.neighbour for item in peek(archive, name, tenant)]
 
 
 def names(archive: TowerArchive, name: str, tenant: str) -> list[bytes]:
@@ -117,7 +116,7 @@ def test_a_session_below_such_a_prompt_serves_others(archive: TowerArchive) -> N
 
 def test_the_last_of_three_towers_that_is_lost_loses_the_others(archive: TowerArchive) -> None:
     chain_of_three(archive)
-    [place] = archive.catalog.lookup.find(SEGMENTS, names(archive, "a", "acme")[0])
+    place = peek(archive, "a", "acme")[0]
     archive.store.disk.seen.names.pop(f"packs/{place.location.pack.hex()}")  # type: ignore[attr-defined]
     report = again(archive).verify()
     assert {v.name for v in report.lost} == {"b", "c"} and not report.sound
@@ -205,7 +204,7 @@ def test_a_record_coded_after_another_tenants_segment_is_refused(archive: TowerA
     """Craft what no writer makes: a record of one tenant that names a segment of another."""
     archive.put([NewSession("mine", [alike(0)], "acme"), NewSession("theirs", [unlike(5)], "beta")])
     secret, theirs = archive.version("mine", "acme").leaf, archive.version("theirs", "beta").leaf
-    [place] = archive.catalog.lookup.find(SEGMENTS, theirs)
+    [place] = records(archive, theirs)
     codec, keys = archive.codecs[0], archive.keys
     for kind in (TENANT, BASE):
         [data] = codec.encode([Plain(unlike(6), alike(0)[: codec.reach])])
@@ -288,5 +287,5 @@ def test_of_several_records_that_with_the_fewest_in_a_row_is_kept(archive: Tower
             report = reader.verify(decode=True)
             assert report.sound and not report.undecoded, report.problems
         archive.collect(dead_share=0.01)
-    [kept] = archive.catalog.lookup.find(SEGMENTS, near)
+    [kept] = records(archive, near)
     assert kept.record.neighbour == receipt.leaf

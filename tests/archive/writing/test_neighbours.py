@@ -17,7 +17,6 @@ from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates, unpack_candidates
 from pltz.archive.format.context import FAST, RUN, TURN
 from pltz.archive.format.ids import BASE, TENANT
-from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
@@ -28,6 +27,7 @@ from pltz.coding.neighbours import LONGEST
 from pltz.plt_codec.engines.queued import watcher, watching
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import NONE, digest
+from tests.archive.peek import peek, records
 from tests.archive.sealed import RAW
 
 Ids = np.ndarray[Any, Any]
@@ -69,9 +69,7 @@ def put(archive: TowerArchive, *names: str, tenant: str = "acme", **more: Any) -
 
 def neighbour(archive: TowerArchive, name: str, tenant: str = "acme", at: int = 0) -> bytes:
     """Return the neighbour that a segment of a session's tower was coded after."""
-    segment = archive.get(name, tenant).segments[at][0]
-    [item] = archive.catalog.lookup.find(SEGMENTS, segment)
-    return item.record.neighbour
+    return peek(archive, name, tenant)[at].record.neighbour
 
 
 def leaf(archive: TowerArchive, name: str, tenant: str = "acme") -> bytes:
@@ -121,8 +119,7 @@ def test_passages_of_a_neighbour_are_copied(copying_codec: SegmentCodec, key: An
     alone, after = put(archive, "a0"), put(archive, "a1", "a2", "u0")
     assert max(after[:2]) < alone[0] / 4
     names = ["a0", "a1", "a2", "u0"]
-    places = [archive.catalog.lookup.find(SEGMENTS, leaf(archive, name)) for name in names]
-    assert [place.record.copied for (place,) in places] == [False, True, True, False]
+    assert [peek(archive, name, "acme")[-1].record.copied for name in names] == [False, True, True, False]
     assert put(archive, "a1") == [0]  # it is stored, and relied on
     want(archive, *names)
     other = TowerArchive.create(DirectoryStore(SimDisk()), [copying_codec], key=key)
@@ -142,8 +139,8 @@ def test_copies_that_claim_too_many_tokens_are_not_written(
     put(archive, "a0", "a1")
     monkeypatch.setattr("pltz.archive.codecs.codec.MAX_TOKENS_PER_BYTE", 1)
     put(archive, "a2")
-    places = [archive.catalog.lookup.find(SEGMENTS, leaf(archive, name)) for name in ("a1", "a2")]
-    assert [(place.record.neighbour != NONE, place.record.copied) for (place,) in places] == [
+    found = [peek(archive, name, "acme")[-1].record for name in ("a1", "a2")]
+    assert [(record.neighbour != NONE, record.copied) for record in found] == [
         (True, True),
         (True, False),
     ]
@@ -194,7 +191,7 @@ def nearer(number: int) -> Ids:
 def row(archive: TowerArchive, name: str) -> int:
     """Return how many neighbours stand in a row behind a session of one segment."""
     at, count = archive.get(name, "acme").segments[-1][0], 0
-    while (at := archive.catalog.lookup.find(SEGMENTS, at)[0].record.neighbour) != NONE:
+    while (at := records(archive, at)[0].record.neighbour) != NONE:
         count += 1
     return count
 
@@ -385,7 +382,7 @@ def test_a_neighbour_that_nobody_has_is_freed_in_the_end(archive: TowerArchive) 
     for _ in range(4):
         archive.collect(dead_share=0.01)
     assert neighbour(archive, "a1") == neighbour(archive, "a2") == NONE
-    assert not archive.catalog.lookup.find(SEGMENTS, before)
+    assert not records(archive, before)
     want(archive, "a1", "a2", "u0")
     assert archive.stat().segments == 3
 
@@ -432,7 +429,7 @@ def test_a_session_in_a_run_is_chosen(archive: TowerArchive, monkeypatch: pytest
     for count in range(1, 5):
         archive.put([NewSession("a0", turns[:count], "acme")])
     assert archive.merge(cold=0).merged == 1
-    assert archive.catalog.lookup.find(SEGMENTS, leaf(archive, "a0"))[0].context.mode & RUN
+    assert peek(archive, "a0", "acme")[-1].context.mode & RUN
     assert archive.cluster().medoids == 1
     assert medoids(archive) == {archive.get("a0", "acme").segments[0][0]}
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import Result
 
 from pltz.archive.archive import Archive
-from pltz.archive.format.index_file import SEGMENTS
 from pltz.plt_codec.identity import NONE
+from tests.archive.peek import peek
 
 Run = Callable[..., Result]
 TEXT = "The bell of copper rings at nine when Zacharias opens his shop in Quellenweg, and seven grey geese run by. " * 2
@@ -28,8 +28,7 @@ def chats(path: Path, first: int, count: int) -> Path:
 
 def coded_after(archive: Archive, name: str) -> bytes:
     """Return the neighbour of a session's last segment."""
-    leaf = archive.tower.version(name).leaf
-    return archive.tower.catalog.lookup.find(SEGMENTS, leaf)[0].record.neighbour
+    return peek(archive, name)[-1].record.neighbour
 
 
 def test_sessions_of_another_process_serve_once_they_are_chosen(run: Run, tmp_path: Path) -> None:

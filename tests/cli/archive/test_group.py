@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from pltz.archive.format.context import ALONE, FAST
-from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.humanize import size
 from pltz.archive.tower_archive import TowerArchive
 from pltz.datasets import sample_sessions
 from pltz.plt_codec.container.file import Reader
+from tests.archive.peek import peek
 from tests.cli.commands import Put, Run, chat, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -94,7 +95,7 @@ def test_the_fast_layout(trained: None, run: Run, cold: Path, tmp_path: Path) ->
     assert [f["method"] for f in found] == ["model", "model"] and found[0]["tokens"] > 2048
     assert found[0]["bytes"] < found[1]["bytes"]  # the price of more lanes
     archive = TowerArchive.open(cold, [])
-    modes = {v.name: archive.catalog.lookup.find(SEGMENTS, v.leaf)[0].context.mode for v in archive.ls()}
+    modes = {v.name: peek(archive, v.name, v.tenant)[-1].context.mode for v in archive.ls()}
     assert modes == {"plain": ALONE, "fast": FAST}
     for words in (("plain",), ("fast", "--tenant", "other")):
         done = run("archive", "get", cold, *words)
@@ -362,14 +363,20 @@ def test_two_files_of_one_name_are_not_versions_of_each_other(run: Run, cold: Pa
         path.parent.mkdir()
         line = json.dumps(chat(1, id=path.parent.name)).encode() + b"\n"
         path.write_bytes(gzip.compress(line) if path.suffix == ".gz" else line)
-    for words in (paths, [paths[0], paths[0]]):
-        done = run("archive", "put", cold, *words)
-        assert done.exit_code == 2 and "both be named chats/0" in done.stderr and "--name-key" in done.stderr
-        assert run("compress", *words, "--archive", cold).exit_code == 2
+    done = run("archive", "put", cold, paths[0], paths[0])
+    assert done.exit_code == 2 and "both be named chats/0" in done.stderr and "--name-key" in done.stderr
+    assert run("compress", paths[0], paths[0], "--archive", cold).exit_code == 2
     assert not lines(run("archive", "ls", cold, "--json"))
     names = [row["name"] for row in lines(run("archive", "put", cold, *paths, "--name-key", "id", "--json"))]
     assert names == ["monday", "tuesday"]
+    both = lines(run("archive", "put", cold, *paths, "--json"))
+    assert [row["name"] for row in both] == ["monday/chats/0", "tuesday/chats/0"]
     assert [row["name"] for row in lines(run("archive", "put", cold, paths[1], "--json"))] == ["chats/0"]
+    refused = run("archive", "put", cold, paths[0])
+    assert refused.exit_code == 5 and "--new-version" in refused.stderr and "chats/0" in refused.stderr
+    assert run("compress", paths[0], "--archive", cold).exit_code == 5
+    [stored] = lines(run("archive", "put", cold, paths[0], "--new-version", "--json"))
+    assert (stored["name"], stored["version"]) == ("chats/0", 2)
 
 
 def test_ls_in_natural_order_long_and_by_template(run: Run, cold: Path, put: Put) -> None:
@@ -422,7 +429,9 @@ def test_an_agent_log_that_grew_is_a_version_of_itself(trained: None, run: Run, 
 
 def test_put_shows_its_phases(run: Run, cold: Path, chats: Path) -> None:
     done = run("archive", "put", cold, chats, "--progress")
-    drawn = [line for line in done.stderr.splitlines() if "sessions/s" in line]
+    drawn = [line for line in done.stderr.splitlines() if "B/s" in line]
     phases = [line.split("  ")[0] for line in drawn]  # a slow phase has more than one line
-    assert list(dict.fromkeys(phases)) == ["read", "store"] and "4 / 4 sessions" in drawn[-1]
-    assert "sessions/s" not in run("archive", "put", cold, chats, "-q").stderr
+    assert list(dict.fromkeys(phases)) == ["read", "store"] and "100 %" in drawn[-1]
+    assert f"{size(chats.stat().st_size)} / {size(chats.stat().st_size)}" in drawn[-1]
+    assert "coding 4 sessions" in drawn[-1]
+    assert "B/s" not in run("archive", "put", cold, chats, "-q").stderr

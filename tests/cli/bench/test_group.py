@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from pltz.benchmarks import corpus
-from pltz.benchmarks.peers import compressors as peers
+from pltz.cli.bench import compressors as peers
+from pltz.cli.bench import corpus
 from pltz.plt_codec.errors import UsageError
 
 Run = Callable[..., Result]
@@ -120,7 +120,7 @@ def test_nothing_to_measure(run: Run, tiny: Path, tmp_path: Path) -> None:
     assert done.exit_code == 2 and "--limit-bytes" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["archive", "hook", "nightly", "thaw"])
+@pytest.mark.parametrize("name", ["archive", "thaw"])
 def test_a_disk_that_is_not_there(run: Run, tmp_path: Path, name: str) -> None:
     done = run("bench", name, "--where", tmp_path / "absent")
     assert done.exit_code == 2 and "absent does not exist" in done.stderr

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from pltz.benchmarks import measure_bounds
 from pltz.benchmarks.kv_targets import toys
-from pltz.benchmarks.peers.kv_forms import installed, peers
+from pltz.cli.bench.kv_peers import installed, peers
 from pltz.kv.calibrate import measure
 from pltz.kv.port.codec import Span
 from pltz.kv.port.rotary import Rotary

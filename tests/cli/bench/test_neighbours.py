@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.benchmarks import tenant_bytes
-from pltz.benchmarks.corpus import SampleSession
-from pltz.benchmarks.neighbours import AT_HAND, TenantSessions, drawn, measure, together
+from pltz.cli.bench import tenant_bytes
+from pltz.cli.bench.corpus import SampleSession
+from pltz.cli.bench.nearest import AT_HAND, TenantSessions, drawn, measure, together
 from pltz.coding.codec import Codec
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
@@ -124,20 +124,11 @@ def test_texts_are_sessions_too(run: Run, tiny: Path, tmp_path: Path) -> None:
     assert row["sessions"] == 3 and row["content"] == 3 * 162
 
 
-def test_communities_need_no_data(run: Run, tiny: Path) -> None:
-    done = run("bench", "neighbours", "--communities", "--sessions", 2, "--measure", "zstd", "--json")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["data"] == "communities" and [row["source"] for row in found["sources"]] == ["bots", "communities"]
-    assert all(row["patched"] < row["zstd"] for row in found["sources"])
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (("--least", 100_000, "--most", 200_000), "--least"),
         (("--measure", "near,far"), "found far"),
-        (("--communities",), "exclude each other"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

@@ -13,8 +13,8 @@ from click.testing import Result
 
 from pltz.archive.catalog.chain import LAST
 from pltz.archive.thaw.thawed import Thawed
-from pltz.benchmarks.random_target import RandomTarget
-from pltz.cli.bench import thaw
+from pltz.cli.bench import shared, thaw
+from pltz.cli.bench.random_target import RandomTarget
 from pltz.plt_codec.errors import ModelError, UsageError
 
 Run = Callable[..., Result]
@@ -130,3 +130,8 @@ def test_a_session_after_a_neighbour_is_thawed_beside_the_one_coded_alone(run: R
 def test_a_session_that_takes_no_neighbour_is_no_figure(run: Run, tiny: Path) -> None:
     done = run("bench", "thaw", "--tokens", 8, "--rounds", 1, "--together", 1, "--turns", 1, "--neighbour")
     assert done.exit_code == 2 and "no shorter after a neighbour" in done.output
+
+
+def test_sessions_are_cut_from_different_places() -> None:
+    first, second = shared.cut(np.arange(10), 2, 7)
+    assert first.tolist() == [0, 1, 2, 3, 4, 5, 6] and second.tolist() == [7, 8, 9, 0, 1, 2, 3]

@@ -35,6 +35,7 @@ from pltz.kv.predictive.predictive import Layer, PredictiveCodec, layers_of
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.errors import CorruptError, UsageError
 from tests.kv.engines.test_streams import drawn, same
+from tests.kv.spans import flat
 from tests.plt_codec.engines.cuda import emulate
 
 ON_CPU = pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
@@ -201,7 +202,7 @@ def test_predictive_decodes_to_the_same_kv(used: Where, rank: int, layers: int, 
     there, here = codecs(used, (layers, heads, dim), rank, 0)
     torch.manual_seed(0)
     ids = np.random.default_rng(0).integers(0, 50, 37).astype(np.int32)
-    kv, span = torch.randn(layers, 2, heads, 37, dim), Span(ids, 5)
+    kv, span = torch.randn(layers, 2, heads, 37, dim), flat(ids, 5)
     for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 5e-3), (torch.float16, 2e-3)):
         parts = here.encode(kv.to(dtype), span)
         expected = here.decode(parts, span)
@@ -226,7 +227,7 @@ def test_layers_are_decoded_before_the_last_words_are_there(
 ) -> None:
     there, here = codecs(used, shape, 6, 0)
     layers, heads, dim = shape
-    span = Span(np.arange(33, dtype=np.int32), 5)
+    span = flat(np.arange(33, dtype=np.int32), 5)
     parts = here.encode(torch.randn(layers, 2, heads, 33, dim), span)
     whole = there.decode({name: part.to(used.device) for name, part in parts.items()}, span)
     room = {name: part.clone() for name, part in sorted(parts.items(), key=lambda one: one[0] == "kv.words")}
@@ -259,7 +260,7 @@ def test_layers_are_decoded_before_the_last_words_are_there(
 def test_words_that_do_not_arrive_are_an_error(used: Where) -> None:
     there, here = codecs(used, ONE_STREAM, 6, 0)
     layers, heads, dim = ONE_STREAM
-    span = Span(np.arange(33, dtype=np.int32), 5)
+    span = flat(np.arange(33, dtype=np.int32), 5)
     parts = dict(here.encode(torch.randn(layers, 2, heads, 33, dim), span))
     arriving = ArrivingParts({name: parts[name] for name in sorted(parts, key="kv.words".__eq__)})
     arriving.arrive(arriving.size - 2)
@@ -274,7 +275,7 @@ def test_predictive_encodes_as_well_as_on_a_cpu(used: Where, rank: int, dtype: t
     there, here = codecs(used, ONE_STREAM, rank, -8)
     layers, heads, dim = ONE_STREAM
     torch.manual_seed(0)
-    span = Span(np.random.default_rng(0).integers(0, 50, 37).astype(np.int32), 5)
+    span = flat(np.random.default_rng(0).integers(0, 50, 37).astype(np.int32), 5)
     kv = torch.randn(layers, 2, heads, 37, dim).to(dtype)
     parts = {name: part.cpu() for name, part in there.encode(kv.to(used.device), span).items()}
     own = here.encode(kv, span)
@@ -293,7 +294,7 @@ def test_what_cannot_be_coded_is_refused(used: Where) -> None:
     codec = PredictiveCodec(calibration, Rotary(torch.ones(4, dtype=torch.float64)), embedding, -64)
     for size, reason in ((float("nan"), "not finite"), (float("inf"), "not finite"), (1e6, "prediction")):
         with pytest.raises(UsageError, match=reason):
-            codec.encode(torch.full((2, 2, 1, 3, 8), size, device=used.device), Span(np.arange(3, dtype=np.int32), 9))
+            codec.encode(torch.full((2, 2, 1, 3, 8), size, device=used.device), flat(np.arange(3, dtype=np.int32), 9))
 
 
 def test_numbers_beyond_float16_are_multiplied_in_float32(used: Where, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,9 +307,9 @@ def test_numbers_beyond_float16_are_multiplied_in_float32(used: Where, monkeypat
         codec = PredictiveCodec(calibration, Rotary(torch.ones(4, dtype=torch.float64)), embedding, 32)
         with monkeypatch.context() as patch:
             patch.setattr(predictive, "kernels_on", lambda device: None)
-            parts = codec.encode(torch.randn(2, 2, 1, 3, 8).bfloat16().to(used.device), Span(ids, 9))
-            expected = codec.decode(parts, Span(ids, 9))
-        found = codec.decode(parts, Span(ids, 9))
+            parts = codec.encode(torch.randn(2, 2, 1, 3, 8).bfloat16().to(used.device), flat(ids, 9))
+            expected = codec.decode(parts, flat(ids, 9))
+        found = codec.decode(parts, flat(ids, 9))
         assert set(codec._operands) == ({True} if size == 1e3 else {True, False})
         assert float((found - expected).float().norm() / expected.float().norm()) < 0.05  # predictions are large
 

@@ -29,6 +29,7 @@ from pltz.kv.predictive.cpu_layers import CpuLayers
 from pltz.kv.predictive.predictive import PredictiveCodec, classes_of
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, ModelError, TargetMismatch, UsageError, VersionError
+from tests.kv.spans import flat
 
 SaveModel = Callable[[Path, transformers.PretrainedConfig], Path]
 CONTEXT, NEW = 96, 24
@@ -143,8 +144,8 @@ def test_keys_of_every_family_are_turned(name: str, tmp_path: Path, save_model: 
     target = Target.load(save_model(tmp_path, TURNED[name]))
     rotary = Rotary.of(target)
     kv = prefilled(target, ids[0])
-    assert error(kv, back(Q8Codec(rotary), kv, Span(ids[0], 0))) < 0.01
-    assert error(kv, back(Q4Codec(rotary), kv, Span(ids[0], 0))) < 0.12
+    assert error(kv, back(Q8Codec(rotary), kv, flat(ids[0], 0))) < 0.01
+    assert error(kv, back(Q4Codec(rotary), kv, flat(ids[0], 0))) < 0.12
     moved = rotary.turn(rotary.turn(kv[:, 0], 0, back=True), 0)
     assert torch.allclose(moved, kv[:, 0], atol=1e-4)
 
@@ -172,7 +173,7 @@ def test_every_form_gives_back_what_it_promises(
     target: Target, rotary: Rotary, calibration: Calibration, ids: Any
 ) -> None:
     kv = prefilled(target, ids[9])
-    whole, cut = Span(ids[9], 0), Span(ids[9, 40:], 40)
+    whole, cut = flat(ids[9], 0), flat(ids[9, 40:], 40)
     most = [0.0, 0.01, 0.12, 0.12]
     for codec, bound in zip(forms(target, rotary, calibration), most, strict=True):
         assert error(kv, back(codec, kv, whole)) <= bound, codec.name
@@ -180,7 +181,7 @@ def test_every_form_gives_back_what_it_promises(
         assert error(part, back(codec, part, cut)) <= bound, codec.name
         for tokens in (0, 1, 3, 5):
             some = kv[:, :, :, :tokens]
-            back(codec, some, Span(ids[9, :tokens], 0))
+            back(codec, some, flat(ids[9, :tokens], 0))
         bf16 = kv.bfloat16()
         assert back(codec, bf16, whole).dtype == torch.bfloat16
 
@@ -189,7 +190,7 @@ def test_torch_does_the_work_without_a_c_compiler(
     target: Target, rotary: Rotary, calibration: Calibration, ids: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kv = prefilled(target, ids[9])
-    span = Span(ids[9], 0)
+    span = flat(ids[9], 0)
     fast = PredictiveCodec(calibration, rotary, embedding(target), -16)
     monkeypatch.setattr(CpuLayers, "there", staticmethod(lambda: False))
     monkeypatch.setattr(CpuLayers, "restore", None)
@@ -204,7 +205,7 @@ def test_torch_does_the_work_without_a_c_compiler(
 
 def test_sinks_are_exact_and_tokens_that_are_looked_at_fine_in_q4(target: Target, rotary: Rotary, ids: Any) -> None:
     kv = prefilled(target, ids[9])
-    again = back(Q4Codec(rotary), kv, Span(ids[9], 0))
+    again = back(Q4Codec(rotary), kv, Span(ids[9], 0, np.arange(len(ids[9]), dtype=np.float32)))
     assert torch.equal(again[:, :, :, :4], kv[:, :, :, :4])
     assert error(kv[:, :, :, -96:], again[:, :, :, -96:]) < 0.01 < error(kv[:, :, :, 4:-96], again[:, :, :, 4:-96])
     mass = np.linspace(2, 1, len(ids[9]), dtype=np.float32)
@@ -222,7 +223,7 @@ def test_a_key_bias_costs_q4_nothing(rotary: Rotary) -> None:
     torch.manual_seed(0)
     keys = torch.randn(2, 1, 2, 200, 8)
     bias = 40 * torch.randn(2, 1, 2, 1, 8)
-    span = Span(np.zeros(200, np.int32), 7)
+    span = flat(np.zeros(200, np.int32), 7)
 
     def loss_of(still: torch.Tensor) -> float:
         kv = torch.cat([rotary.turn(still, 7), torch.zeros_like(still)], 1)
@@ -230,6 +231,21 @@ def test_a_key_bias_costs_q4_nothing(rotary: Rotary) -> None:
         return float((again[:, :1, :, :104] - still[:, :, :, :104]).norm())
 
     assert loss_of(keys + bias) < 1.15 * loss_of(keys)
+
+
+def test_forms_that_code_by_attention_refuse_kv_without_it(
+    target: Target, rotary: Rotary, calibration: Calibration, ids: Any
+) -> None:
+    """Their receipts were measured with it. Coded without, KV takes more bits and loses more than they say."""
+    kv = prefilled(target, ids[9])
+    _, q8, *others = forms(target, rotary, calibration)
+    q8.encode(kv, Span(ids[9], 0))
+    count = len(ids[9])
+    masses: list[Any] = [None, np.ones(count - 1), np.full(count, np.nan), np.full(count, -1.0), np.ones((count, 1))]
+    for codec in others:
+        for mass in masses:
+            with pytest.raises(UsageError, match="attention"):
+                codec.encode(kv, Span(ids[9], 0, mass))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38])
@@ -240,7 +256,7 @@ def test_numbers_that_no_form_can_hold_are_refused(
     kv[1, 1, 0, 50, 3] = bad
     for codec in forms(target, rotary, calibration)[1:]:
         with pytest.raises(UsageError):
-            codec.encode(kv, Span(ids[9], 0))
+            codec.encode(kv, flat(ids[9], 0))
 
 
 def test_parts_of_another_shape_are_refused(
@@ -248,7 +264,7 @@ def test_parts_of_another_shape_are_refused(
 ) -> None:
     kv = prefilled(target, ids[9])
     for codec in forms(target, rotary, calibration)[1:]:
-        parts = dict(codec.encode(kv, Span(ids[9], 0)))
+        parts = dict(codec.encode(kv, flat(ids[9], 0)))
         with pytest.raises(CorruptError):
             codec.check(parts, len(ids[9]) + 10_000)
         for name, part in parts.items():
@@ -268,7 +284,7 @@ def test_damaged_streams_never_decode(
     seed: int, target: Target, rotary: Rotary, calibration: Calibration, ids: Any
 ) -> None:
     codec = PredictiveCodec(calibration, rotary, embedding(target), -8)
-    span = Span(ids[9], 0)
+    span = flat(ids[9], 0)
     parts = {k: v.clone() for k, v in codec.encode(prefilled(target, ids[9]), span).items()}
     rng = np.random.default_rng(seed)
     part = parts[["kv.words", "kv.states", "kv.ends", "kv.sum"][seed % 4]].flatten()
@@ -462,10 +478,11 @@ def test_a_calibration_file_is_read_back_or_refused(
 
 
 def test_classes_follow_the_mass(ids: Any) -> None:
-    flat, sharp = np.full(64, 1 / 64, np.float32), np.full(64, 1e-4, np.float32)
+    sharp = np.full(64, 1e-4, np.float32)
     sharp[10] = 1
-    assert (classes_of(Span(ids[9, :64], 9, flat), 64) == classes_of(Span(ids[9, :64], 9), 64)).all()
-    classes = classes_of(Span(ids[9, :200], 9), 200)
+    even = Span(ids[9, :64], 9, np.full(64, 1 / 64, np.float32))
+    assert (classes_of(even, 64) == classes_of(flat(ids[9, :64], 9), 64)).all()
+    classes = classes_of(flat(np.zeros(200, np.int32), 9), 200)
     assert (classes[:72] == 3).all() and (classes[72:] == 5).all()
     assert classes_of(Span(ids[9, :64], 9, sharp), 64)[10] > classes_of(Span(ids[9, :64], 9, sharp), 64)[11]
 
@@ -519,6 +536,7 @@ def test_receipts_that_are_none_are_refused() -> None:
     assert Receipt.of(good).bits == 8.25
     wrong: list[dict[str, Any]] = [{"kl": -1.0}, {"kl": float("nan")}, {"point": "0"}, {"point": float("inf")}]
     wrong += [{"most": 0.13}, {"most": -1.0}]  # below the limit of its own mean
+    wrong += [{"kl": 10**400}, {"rows": 10**300}, {"point": -(10**400)}]  # JSON has numbers of any size
     for change in (*wrong, {"form": 3}, {"context": True}, {"more": 1}, {"rows": 7}, {"kl_error": -1.0}):
         with pytest.raises(CorruptError):
             Receipt.of(good | change)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,18 @@ from pltz.kv.calibrate.fitting import Plan, calibrate
 from pltz.kv.calibrate.measure import prefilled
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
-from pltz.kv.port.codec import KVCodec, Span
+from pltz.kv.port.codec import KVCodec
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import FORMAT, Calibration
 from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
+from tests.kv.spans import flat
 
 SaveModel = Callable[[Path, transformers.PretrainedConfig], Path]
 CONTEXT, NEW = 64, 8
 IDS = (3 + np.random.default_rng(0).integers(0, 380, (13, CONTEXT + NEW))).astype(np.int32)
-SPAN = Span(IDS[0, :CONTEXT], 0)
+SPAN = flat(IDS[0, :CONTEXT])
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +135,54 @@ def test_a_header_that_promises_much_takes_no_memory(calibration: Calibration) -
                 assert most < 8 << 20
 
 
+ODD: list[Any] = [None, True, -1, 10**400, 1e400, 0.5, "x", "\ud800", [], [[]], [0], [29.0, 32], {}, {"a": 1}]
+
+
+def mutants(tree: Any) -> Iterator[Any]:
+    """Yield a tree of JSON once for each of its values and each odd one in its place."""
+    for key in tree if isinstance(tree, dict) else range(len(tree)):
+        value = tree[key]
+        for other in (*ODD, *(mutants(value) if isinstance(value, dict | list) else ())):
+            copy = tree.copy()
+            copy[key] = other
+            yield copy
+
+
+def test_a_header_of_any_values_is_refused(calibration: Calibration) -> None:
+    """Each value in it, and in the facts and receipts in it, gives way to others: no other error escapes."""
+    data = _file(replace(calibration, receipts=calibration.receipts[:1]))
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    meta = header["__metadata__"]
+    facts = json.loads(meta["meta"])
+    others = [*mutants(header), header | {"spread.0": {"dtype": "I8", "shape": 5, "data_offsets": [0, 0]}}]
+    for one in (*mutants(facts), facts | {"more": 1}, *ODD):
+        others.append(header | {"__metadata__": meta | {"meta": json.dumps(one)}})
+    tried = 0
+    for other in others:
+        text = json.dumps(other).encode()
+        if text != json.dumps(header).encode():
+            tried += 1
+            with pytest.raises((CorruptError, VersionError)):
+                Calibration.parse(len(text).to_bytes(8, "little") + text + data[8 + size :])
+    assert tried > 1000
+
+
+def test_tensors_that_overlap_are_refused(calibration: Calibration) -> None:
+    """Of equal sizes, with a gap where one of them was: the sum of their sizes is that of the body."""
+    data = _file(calibration)
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["predict.1.out"]["data_offsets"] = header["predict.0.out"]["data_offsets"]
+    text = json.dumps(header).encode()
+    with pytest.raises(CorruptError, match="overlap"):
+        Calibration.parse(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+
 def test_points_that_cannot_be_are_refused(calibration: Calibration) -> None:
-    """With a point of 1e300 the choice of a bound would count sixteenths for ever."""
+    """With a point of 1e12 the choice of a bound would count sixteenths for ever."""
     first, *others = calibration.receipts
-    for point in (1e300, -65.0, 0.03):
+    for point in (1e12, -65.0, 0.03):
         with pytest.raises(CorruptError, match="points that cannot be"):
             Calibration.parse(_file(replace(calibration, receipts=(replace(first, point=point), *others))))
     with pytest.raises(CorruptError, match="two of one point"):

@@ -158,5 +158,8 @@ def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
             run(matrices=cut)
     with pytest.raises(ValueError, match="another shape"):
         run(matrices=case.cpu.matrices[:-1])
+    for heads, dim in ((1 << 62, 64), (1 << 62, 1 << 62), (1 << 15, 1 << 15)):  # sanitizers see products of them
+        with pytest.raises(ValueError, match="another shape"):
+            run(heads=heads, dim=dim)
     with pytest.raises(TypeError):
         run(matrices=(None,) * 7)

@@ -1,12 +1,15 @@
 """Warm files: reads return what was written, bit for bit, or a miss. Several processes share one budget."""
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ import torch
 import xxhash
 from safetensors.torch import load_file
 
-from pltz.kv.store.disk_tier import DiskTier
+from pltz.kv.store.disk_tier import DiskTier, _is_left
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore
 from pltz.kv.store.tier import StoredBlock
@@ -215,26 +218,117 @@ def test_what_is_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
     assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0)) and folder.usage() == (0, 0)
 
 
-def test_what_a_kill_left_counts_and_goes_after_an_hour(folder: DiskTier) -> None:
-    path = written(folder, block())
-    part = path.with_name("x.part")
-    part.write_bytes(bytes(BUDGET - path.stat().st_size))
-    other = b"other..........."
-    assert folder.write(SPACE, other, StoredBlock(block(), PARENT, 0)) and not path.exists(), "the file made room"
-    long_ago = time.time() - 4000
-    os.utime(part, (long_ago, long_ago))
-    written(folder, block())
-    assert not part.exists() and folder.path(SPACE, other).exists()
+def part_of(path: Path, size: int) -> Path:
+    """Leave what a killed writer leaves: a file of full size that nobody has locked."""
+    part = path.with_name(f"{path.stem}.0123abcd.part")
+    part.touch()
+    os.truncate(part, size)
+    return part
 
 
-def test_what_a_kill_left_goes_first_when_the_clock_was_set_back(folder: DiskTier) -> None:
+def test_what_a_kill_left_counts_and_goes_first(folder: DiskTier) -> None:
     path = written(folder, block())
-    part = path.with_name("x.part")
-    part.write_bytes(bytes(BUDGET - path.stat().st_size))
-    ahead = time.time() + 1e6
-    os.utime(part, (ahead, ahead))
+    part = part_of(path, BUDGET - path.stat().st_size)
+    assert folder.usage() == (BUDGET, 2)
     assert folder.write(SPACE, b"other...........", StoredBlock(block(), PARENT, 0))
-    assert not part.exists() and path.exists()
+    assert not part.exists() and path.exists() and folder.evicted == 1
+
+
+def test_what_is_being_written_keeps_its_room(folder: DiskTier) -> None:
+    """A writer holds a lock on its file. Another one has no room then, and evicts nothing for it."""
+    path = written(folder, block())
+    part = part_of(path, BUDGET - path.stat().st_size)
+    with part.open("r+b") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        assert not folder.write(SPACE, b"other...........", StoredBlock(block(tokens=50), PARENT, 0))
+        assert part.exists() and path.exists() and folder.evicted == 0
+    assert folder.write(SPACE, b"other...........", StoredBlock(block(tokens=50), PARENT, 0))
+
+
+def test_a_block_is_locked_while_it_is_written(folder: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bool] = []
+
+    def fill(*_: Any) -> None:
+        (part,) = folder.folder.rglob("*.part")
+        found.append(_is_left(part))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pltz.kv.store.warm_file.WarmFile.fill", fill)
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
+    assert found == [False] and folder.usage() == (0, 0)
+
+
+def test_a_block_that_cannot_fit_evicts_nothing(tmp_path: Path) -> None:
+    size = written(DiskTier(tmp_path / "probe", BUDGET), block()).stat().st_size
+    folder = DiskTier(tmp_path / "warm", 4 * size)
+    names = [bytes([n]) * 16 for n in range(4)]
+    for name in names:
+        assert folder.write(SPACE, name, StoredBlock(block(), PARENT, 0))
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(tokens=1000), PARENT, 0)), "larger than the budget"
+    in_use = frozenset({SPACE + names[0], SPACE + names[1]})
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(tokens=100), PARENT, 0), in_use), "than what may leave"
+    assert (folder.evicted, folder.usage()) == (0, (4 * size, 4))
+
+
+def test_a_segment_larger_than_the_folder_evicts_nothing_of_it(tmp_path: Path, blocks: Blocks) -> None:
+    store = HotStore.open(0, 0, 20_000, folder=tmp_path)
+    for number in range(3):
+        assert store.insert(SPACE, blocks.name(number), NONE, blocks(number))
+    assert store.insert(SPACE, blocks.name(9), NONE, blocks(9, tokens=1000)), "it waits in the queue"
+    store.drain()
+    assert store.stats().tiers["disk"].blocks == 3 and store.stats().dropped == 1
+
+
+def test_files_that_it_did_not_write_are_left_alone(tmp_path: Path) -> None:
+    """They have other names, or lie behind a link. They are not counted, evicted, discarded or cleared."""
+    one = block()
+    size = written(DiskTier(tmp_path / "probe", BUDGET), one).stat().st_size
+    folder = DiskTier(tmp_path / "warm", 2 * size)
+    own = written(folder, one)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    theirs = [folder.folder / ("Qwen2.5-0.5B-Instruct-my-finetun") / "model.safetensors", outside / own.name]
+    theirs += [own.with_name(name) for name in ("x.safetensors", ".safetensors", "x.part", f"{SEGMENT.hex()}.txt")]
+    for path in theirs:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(size))
+    links = [folder.folder / PARENT.hex(), own.with_name(f"{PARENT.hex()}.raw.safetensors")]
+    links[0].symlink_to(outside)
+    links[1].symlink_to(theirs[0])
+    assert folder.usage() == (size, 1) and folder.stats().blocks == 1
+    for name in (b"a", b"b"):
+        assert folder.write(SPACE, name * 16, StoredBlock(one, PARENT, 0))
+    assert folder.evicted == 1 and not own.exists(), "its own file made room"
+    assert folder.read(PARENT, SEGMENT) is None and not folder.write(PARENT, b"a" * 16, StoredBlock(one, PARENT, 0))
+    assert folder.read(SPACE, PARENT) is None and not folder.write(SPACE, PARENT, StoredBlock(one, PARENT, 0))
+    folder.discard(SPACE, SEGMENT)
+    folder.discard(SPACE, PARENT)
+    folder.discard(PARENT, SEGMENT)
+    folder.clear()
+    assert folder.usage() == (0, 0) and folder.damaged == 0
+    assert all(path.read_bytes() == bytes(size) for path in theirs) and all(path.is_symlink() for path in links)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_a_miss_and_nobody_waits_for_it(folder: DiskTier, make: Callable[[Path], None]) -> None:
+    path = written(folder, block())
+    path.unlink()
+    make(path)
+    for step in (lambda: folder.read(SPACE, SEGMENT), folder.stats, folder.usage):
+        thread = Thread(target=step, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
+    folder.clear()
+    assert folder.read(SPACE, SEGMENT) is None and folder.usage() == (0, 0) and path.exists() and not folder.damaged
+
+
+def test_a_lock_that_is_no_file_of_its_own_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="warm files"):
+        DiskTier(tmp_path, 1)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("CUDA error: out of memory"), MemoryError()])
@@ -270,7 +364,7 @@ def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
 ) -> None:
     path = written(folder, block())
 
-    def too_many(*_: Any) -> None:
+    def too_many(*_: Any, **__: Any) -> None:
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as context:

@@ -17,12 +17,13 @@ from pltz.archive.sessions import SessionArchive
 from pltz.archive.thaw.thawed import kv_difference
 from pltz.archive.thaw.thawer import Thawer, Wanted
 from pltz.kv.calibrate.fitting import Plan, calibrate
-from pltz.kv.calibrate.measure import prefilled
+from pltz.kv.calibrate.measure import prefilled, watched
 from pltz.kv.errors import WarmFileError
 from pltz.kv.forms.lossless import LosslessCodec
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
 from pltz.kv.port.codec import RAW, KVCodec
+from pltz.kv.port.receipt import Receipt
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import Calibration
 from pltz.kv.predictive.predictive import PredictiveCodec
@@ -90,6 +91,32 @@ def test_what_is_computed_over_lossy_kv_is_not_kept(
     blocks = store.stats().tiers["host"].blocks
     found = Thawer(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
     assert found.kl > 0 and store.stats().tiers["host"].blocks == blocks
+
+
+def test_a_receipt_of_no_loss_makes_no_form_exact(
+    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]
+) -> None:
+    """Asked for exact KV a store has none, and what is computed over the lossy KV is not kept as if it were exact."""
+    measured = codecs["q8"].receipt
+    assert measured is not None
+    none = replace(measured, kl=0.0, kl_error=0.0, kl99=0.0, most=0.0)
+    store = HotStore.open(ROOM, ROOM, forms={"host": Q8Codec(Rotary.of(kin), Receipt.of(none.to_dict()))})
+    first = HotStore.open(0, ROOM, forms={"host": Q8Codec(Rotary.of(kin), none)})
+    Thawer(cold, kin, first).thaw("a/1")
+    first.close()
+    for node in first._nodes.values():
+        assert store.insert(node.space, node.segment, node.parent, node.block, node.born)
+        with store.hold(node.space, [node.segment]) as lease:
+            assert not lease.blocks
+    expected = Thawer(cold, kin).thaw("a/2").cache
+    over = Thawer(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
+    assert kv_difference(expected, over.cache) > 1e-4, "it was served from the small form"
+    assert not any(node.block.codec.exact for node in store._nodes.values())
+    thawer = Thawer(cold, kin, store, max_kl=1.0, refine=True)
+    refined = thawer.thaw("a/2").exact
+    assert refined is not None and kv_difference(expected, refined.result(60).cache) < 1e-4
+    thawer.close()
+    assert kv_difference(expected, Thawer(cold, kin, store).thaw("a/2").cache) < 1e-4
 
 
 @pytest.fixture
@@ -343,15 +370,61 @@ def test_a_file_that_does_not_say_its_ids_counts_none(tmp_path: Path) -> None:
         assert (stats.used, stats.blocks, stats.tokens) == (len(data), 1, 0)
 
 
-def test_a_model_that_shows_no_attention_is_kept_without_it(
-    cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("form", "kept"), [("q8", True), ("q4", False), ("predictive", False)])
+def test_a_model_that_shows_no_attention_has_no_forms_that_code_by_it(
+    cold: SessionArchive,
+    kin: Target,
+    codecs: dict[str, KVCodec],
+    form: str,
+    kept: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their receipts were measured with attention, so they say nothing about KV without it."""
+    monkeypatch.setattr("pltz.kv.calibrate.watch.Watch._products", lambda *_, **__: None)
+    store = HotStore.open(0, ROOM, forms={"host": codecs[form]})
+    thawer = Thawer(cold, kin, store, max_kl=float("inf"))
+    exact = thawer.thaw("a/1")
+    store.drain()
+    assert bool(store.stats().tiers["host"].blocks) == kept
+    again = thawer.thaw("a/1")
+    assert bool(again.kl) == kept and (kept or kv_difference(exact.cache, again.cache) < 1e-4)
+
+
+def test_a_model_that_shows_no_attention_is_not_calibrated(
+    kin: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pltz.kv.calibrate.watch.Watch._products", lambda *_, **__: None)
-    store = HotStore.open(0, ROOM, forms={"host": codecs["q4"]})
-    Thawer(cold, kin, store).thaw("a/1")
-    store.drain()
-    assert store.stats().tiers["host"].blocks > 0
-    assert all(node.block.mass is None for node in store._nodes.values())
+    rows = np.random.default_rng(0).integers(3, kin.vocab_size, (12, 88)).astype(np.int32)
+    with pytest.raises(ModelError, match="attention"):
+        calibrate(kin, rows[:4], rows[4:], Plan(80, 8, 2, tmp_path))
+
+
+@pytest.mark.parametrize("exact", [RAW, LosslessCodec()])
+def test_attention_survives_an_exact_file(
+    kin: Target, codecs: dict[str, KVCodec], exact: KVCodec, tmp_path: Path
+) -> None:
+    """A block that comes back from a file is coded as its receipt was measured."""
+    ids = np.arange(3, 43, dtype=np.int32)
+    kv, seen = watched(kin, ids)
+    assert seen is not None
+    block = replace(KVBlock.raw(kv.bfloat16(), ids, ids, 0), mass=seen)
+    expected = block.recode(codecs["predictive"])
+    store = HotStore.open(0, 0, ROOM, folder=tmp_path, forms={"disk": exact})
+    assert store.insert(SPACE, SEGMENT, NONE, block)
+    store.close()
+    found = DiskTier(tmp_path, ROOM, exact).read(SPACE, SEGMENT, [exact])
+    assert found is not None and found.block.mass is not None and (found.block.mass == seen).all()
+    kept = HostTier(ROOM, codec=codecs["predictive"]).keep(found.block)
+    assert kept is not None and kept.mass is None
+    assert all(torch.equal(kept.parts[name], part) for name, part in expected.parts.items())
+
+
+def test_a_file_of_attention_that_cannot_be_is_a_miss(codecs: dict[str, KVCodec], tmp_path: Path) -> None:
+    ids = np.arange(3, 43, dtype=np.int32)
+    block = KVBlock.raw(torch.randn(2, 2, 2, 40, 8), ids, ids, 0)
+    disk = DiskTier(tmp_path, ROOM)
+    assert disk.write(SPACE, SEGMENT, StoredBlock(replace(block, mass=np.ones(39, np.float32)), PARENT, 0))
+    assert disk.read(SPACE, SEGMENT) is None and disk.damaged == 1
 
 
 def test_a_block_that_does_not_decode_is_made_from_its_tokens(
@@ -380,7 +453,7 @@ def test_a_damaged_file_of_any_form_is_a_miss(
     monkeypatch.setattr("pltz.kv.store.warm_file.CHUNK", chunk)
     codec = codecs[form]
     ids = np.arange(3, 43, dtype=np.int32)
-    block = KVBlock.raw(prefilled(kin, ids), ids, ids, 0)
+    block = replace(KVBlock.raw(prefilled(kin, ids), ids, ids, 0), mass=np.ones(40, np.float32))
     disk = DiskTier(tmp_path, ROOM, codec)
     path = disk.path(SPACE, SEGMENT, codec.name)
     rng = np.random.default_rng(0)
@@ -417,7 +490,7 @@ def test_a_forged_file_never_breaks_the_reader(
     """A file whose checksum is right, with any other bytes: a miss, or KV of the right shape, or CorruptError."""
     codec = codecs["predictive"]
     ids = np.arange(3, 43, dtype=np.int32)
-    block = KVBlock.raw(prefilled(kin, ids), ids, ids, 0)
+    block = replace(KVBlock.raw(prefilled(kin, ids), ids, ids, 0), mass=np.ones(40, np.float32))
     disk = DiskTier(tmp_path, ROOM, codec)
     path = disk.path(SPACE, SEGMENT, codec.name)
     assert disk.write(SPACE, SEGMENT, StoredBlock(block, PARENT, 0))

@@ -211,7 +211,7 @@ def test_a_file_that_is_being_written_is_discarded_too(
     fill = WarmFile.fill
     discarded = 0
 
-    def late(file: WarmFile, part: Path) -> None:
+    def late(file: WarmFile, part: int) -> None:
         nonlocal discarded
         if when == "filled":
             fill(file, part)

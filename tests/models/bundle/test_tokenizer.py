@@ -139,6 +139,7 @@ def _swap(tree: dict[str, Any], a: str, b: str) -> None:
 DEFECTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no model": lambda tree: tree.pop("model"),
     "not BPE": lambda tree: tree["model"].update(type="WordPiece"),
+    "no vocabulary": lambda tree: tree["model"].update(vocab={}, merges=[]),
     "size not a multiple of 128": lambda tree: tree["model"]["vocab"].update(zzz=1024),
     "gap in the ids": lambda tree: tree["model"]["vocab"].update(a=5000),
     "id not an integer": lambda tree: tree["model"]["vocab"].update(a="7"),

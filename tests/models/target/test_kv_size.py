@@ -1,5 +1,6 @@
 """Bytes of a KV cache, from the config of the model alone."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -34,6 +35,30 @@ def test_bytes_of_well_known_models(name: str, size: int) -> None:
 )
 def test_bytes_of_100_tokens(config: dict[str, Any], size: int) -> None:
     assert kv_bytes_of(config, 100) == size
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 10**400}, {"num_hidden_layers": -5}, {"num_hidden_layers": True},
+        {"num_hidden_layers": 1 << 62}, {"num_attention_heads": float("inf")}, {"num_attention_heads": 0},
+        {"head_dim": 10**400}, {"head_dim": "64"}, {"layer_types": "full_attention"}, {"layer_types": [[]]},
+        {"layer_types": {"full_attention": 4}}, {"sliding_window": -7}, {"attention_chunk_size": -1},
+        {"num_kv_shared_layers": -3}, {"num_kv_shared_layers": 4}, {"kv_lora_rank": [1]}, {"text_config": [1]},
+    ],
+)  # fmt: skip
+def test_refuses_numbers_that_cannot_be(change: dict[str, Any]) -> None:
+    sound = {"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64}
+    assert kv_bytes_of(sound, 10) == 10_240
+    with pytest.raises(ModelError, match="layers and heads"):
+        kv_bytes_of((sound if "text_config" not in change else {}) | change, 10)
+
+
+def test_any_number_of_layers_takes_no_memory_or_time() -> None:
+    tracemalloc.start()
+    assert kv_bytes_of({"num_hidden_layers": 1 << 26, "num_attention_heads": 4, "hidden_size": 64}, 10) == 10 << 34
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("config", [{}, {"num_hidden_layers": 3}, {"num_hidden_layers": "x", "head_dim": 3}])

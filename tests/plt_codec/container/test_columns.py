@@ -90,9 +90,9 @@ def test_one_kind_and_one_rate_cost_next_to_nothing() -> None:
 def test_many_sessions_take_a_moment() -> None:
     given_columns = realistic(200_000)
     coded = columns.encode(*given_columns)
-    start = time.perf_counter()
+    start = time.process_time()
     decoded = columns.decode(coded, 200_000)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     assert same(decoded, given_columns)
 
 

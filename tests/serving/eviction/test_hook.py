@@ -316,7 +316,7 @@ def test_metrics(open_hook: Opened) -> None:
 
 @pytest.mark.parametrize("form", ["list", "numpy", "torch", "bytes"])
 def test_on_evict_is_quick(open_hook: Opened, form: str) -> None:
-    """Allow generous CPU times for busy machines, as wall time includes other work. `pltz bench hook` measures."""
+    """Allow generous CPU times for busy machines, as wall time includes other work. A benchmark measures."""
     hook = open_hook()
     array = np.arange(32_768)
     made: dict[str, Any] = {"list": array[:16_384].tolist(), "torch": torch.from_numpy(array)}

@@ -13,7 +13,6 @@ import zstandard
 from pltz.archive.codecs.codec import BundleCodec, BytesCodec, SegmentCodec
 from pltz.archive.errors import Fenced, StoreError
 from pltz.archive.format import object_names
-from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.sessions import SessionArchive
 from pltz.archive.tower_archive import TowerArchive
 from pltz.models.bundle.bundle import Bundle
@@ -22,6 +21,7 @@ from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_BYTES
 from pltz.serving.nightly import freeze
 from pltz.serving.nightly.state import Busy
+from tests.archive.peek import records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,9 +240,9 @@ def like(number: int) -> dict[str, Any]:
 
 def neighbours(nightly: Nightly, *numbers: int) -> list[bytes]:
     """Return the neighbour after which the last segment of each chat made by `like` was put."""
-    archive = SessionArchive.open(nightly.root / "cold", nightly.bundles).archive
-    leaves = [archive.version(f"like-{number}").leaf for number in numbers]
-    return [max(item.record.neighbour for item in archive.catalog.lookup.find(SEGMENTS, leaf)) for leaf in leaves]
+    archive = SessionArchive.open(nightly.root / "cold", nightly.bundles)
+    leaves = [archive.archive.version(f"like-{number}").leaf for number in numbers]
+    return [max(item.record.neighbour for item in records(archive, leaf)) for leaf in leaves]
 
 
 def test_a_night_codes_sessions_after_those_that_the_last_one_chose(

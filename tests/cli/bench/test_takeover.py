@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.benchmarks.takeover import takeovers
+from pltz.cli.bench.takeover import takeovers
 from pltz.kv.port.codec import RAW, Span
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError

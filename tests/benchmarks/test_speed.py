@@ -1,4 +1,4 @@
-"""bench speed: the figures follow from each other, and a wrong decoding gives no speed."""
+"""benchmarks speed: the figures follow from each other, and a wrong decoding gives no speed."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.benchmarks import timing
+from pltz.benchmarks import speed, timing
 from pltz.benchmarks.peers import llama_model
 from pltz.benchmarks.plots.speed import panels
 from pltz.benchmarks.products import Products
-from pltz.cli.bench import speed
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.types import Encoded, FrameItem
 
@@ -31,7 +30,7 @@ def kept() -> list[Result]:
 def whole(run: Run, tiny: Path, kept: list[Result]) -> Result:
     """Run the command once, with all that it can measure here."""
     if not kept:
-        kept.append(run("bench", "speed", *SMALL, "--together", "1,3", "--linear", 1024, "--engines"))
+        kept.append(run("speed", *SMALL, "--together", "1,3", "--linear", 1024, "--engines"))
     assert kept[0].exit_code == 0, kept[0].output
     return kept[0]
 
@@ -103,7 +102,7 @@ def test_the_plot_is_drawn_from_what_the_command_writes(whole: Result) -> None:
 
 
 def test_with_json_alone_there_is_a_line_of_json(run: Run, tiny: Path) -> None:
-    done = run("bench", "speed", *SMALL, "--together", "1", "--json")
+    done = run("speed", *SMALL, "--together", "1", "--json")
     found = json.loads(done.stdout)
     assert [row["sessions"] for row in found["rows"]] == [1] and not found["linear"] and not found["engines"]
 
@@ -147,11 +146,6 @@ def test_multiply_adds_of_attention_are_those_of_the_keys_seen() -> None:
     assert speed.attention_macs(shape, 150, 4, 16) == 2 * keys * shape.layers * shape.heads * shape.head_dim
 
 
-def test_sessions_are_cut_from_different_places() -> None:
-    first, second = speed.cut(np.arange(10), 2, 7)
-    assert first.tolist() == [0, 1, 2, 3, 4, 5, 6] and second.tolist() == [7, 8, 9, 0, 1, 2, 3]
-
-
 def test_a_session_that_does_not_come_back_has_no_speed() -> None:
     sessions: Sequence[np.ndarray] = [np.arange(4)]
     timing.check(sessions, [np.arange(4)])
@@ -161,7 +155,7 @@ def test_a_session_that_does_not_come_back_has_no_speed() -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "1,x", "2,-1"])
 def test_wrong_counts_are_refused(run: Run, tiny: Path, text: str) -> None:
-    done = run("bench", "speed", "--together", text)
+    done = run("speed", "--together", text)
     assert done.exit_code == 2 and "--together" in done.stderr
 
 
@@ -176,7 +170,7 @@ def test_inspect_and_decompress_start_without_torch(tiny: Path) -> None:
 
 def test_llama_is_left_out_with_a_clear_line(run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_model, "PACKAGES", {"no_such_module": "no-such-package"})
-    done = run("bench", "speed", *SMALL, "--together", "1", "--llama")
+    done = run("speed", *SMALL, "--together", "1", "--llama")
     assert done.exit_code == 0, done.output
     assert "llama.cpp: not measured, no-such-package not installed" in done.stdout
     assert json.loads(done.stdout.splitlines()[-1])["llama"].startswith("llama.cpp: not measured")
@@ -185,7 +179,7 @@ def test_llama_is_left_out_with_a_clear_line(run: Run, tiny: Path, monkeypatch: 
 def test_llama_is_measured_where_it_is(run: Run, tiny: Path) -> None:
     if missing := llama_model.missing():
         pytest.skip(f"{missing} not installed")
-    done = run("bench", "speed", *SMALL, "--together", "1", "--llama")
+    done = run("speed", *SMALL, "--together", "1", "--llama")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout.splitlines()[-1])["llama"]
     assert found["tokens_per_s"] > 0

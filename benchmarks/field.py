@@ -1,4 +1,4 @@
-"""``pltz bench field``: measure rate and speed of pltz and of other coders on the same sessions in one run.
+"""Measure rate and speed of pltz and of other coders on the same sessions in one run.
 
 The field: general compressors (`peers`), context mixing (`context_mixing`) and llama-zip's method over our own weights
 (`llama_zip`). Coders that are not installed are left out and named. Every size is of data that was decoded back and
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pltz.archive.humanize import size
-from pltz.benchmarks import corpus, machine
-from pltz.benchmarks.peers import compressors as peers
-from pltz.benchmarks.peers.compressors import Peer
-from pltz.cli.bench import measure, shared
+from pltz.benchmarks.peers import context_mixing
+from pltz.cli.bench import compressors as peers
+from pltz.cli.bench import corpus, machine, measure, shared
+from pltz.cli.bench.compressors import Peer
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from pltz.plt_codec.weights import Weights
 
 LLAMA = "llama-zip"
-NAMES = peers.NAMES + peers.SLOW + (LLAMA,)
+SLOW = {"zpaq": context_mixing.zpaq_peer, "paq8px": context_mixing.paq8px_peer}
+NAMES = (*peers.NAMES, *SLOW, LLAMA)
 RENDERING = "lean"
 FILE_COLUMNS = 4  # in the table; the line of JSON has all
 PutRequest = TypeVar("PutRequest")
@@ -53,9 +54,9 @@ RULE = 1.02, 16  # a frame of any data takes at most this factor of zstd -19, pl
     cls=Command,
     short_help="Bytes and speed, also next to context mixing and llama.cpp.",
     examples=[
-        "pltz bench field",
-        "pltz bench field --data chats.jsonl.zst --limit-bytes 30000 --peers zstd+dict,brotli,ppmd",
-        "pltz bench field --file alice29.txt --file enwik8 --file-bytes 100000 --json",
+        "python -m pltz.benchmarks field",
+        "python -m pltz.benchmarks field --data chats.jsonl.zst --limit-bytes 30000 --peers zstd+dict,brotli,ppmd",
+        "python -m pltz.benchmarks field --file alice29.txt --file enwik8 --file-bytes 100000 --json",
     ],
 )
 @shared.DATA
@@ -171,7 +172,7 @@ def field_of(names: Sequence[str], codec: "Codec", shown: bool) -> tuple[dict[st
     if unknown := [name for name in names if name not in NAMES]:
         raise UsageError(f"unknown peer {unknown[0]!r}: choose from {','.join(NAMES)}")
     coders = {"pltz": FieldCoder("one file, default layout", lambda group: by_pltz(group, codec, shown))}
-    built, absent = peers.build([name for name in names if name != LLAMA], codec.bundle.zstd_dict)
+    built, absent = peers.build([name for name in names if name != LLAMA], codec.bundle.zstd_dict, SLOW)
     for peer in built:
         coders[peer.name] = FieldCoder(
             peer.settings,

@@ -1,4 +1,4 @@
-"""``pltz bench nightly``: measure the nightly job as the sessions grow.
+"""Measure the nightly job as the sessions grow.
 
 Each night gives sessions and bytes per second, lag and peak memory. One archive grows night by night. Each night is a
 process of its own, so that its peak memory is its own. Every size has two nights: one that meets new sessions, and one
@@ -18,10 +18,9 @@ import click
 
 from pltz.archive.child_python import command, environment
 from pltz.archive.humanize import size
-from pltz.benchmarks import machine
-from pltz.cli.bench import shared
+from pltz.cli.bench import machine, shared
 from pltz.cli.ui.groups import Command
-from pltz.cli.ui.output import Output, write_text
+from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import UsageError
 
@@ -55,9 +54,9 @@ print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per
     cls=Command,
     short_help="The nightly job, as the sessions grow.",
     examples=[
-        "pltz bench nightly",
-        "pltz bench nightly --full --where /data --plot nightly.png",
-        "pltz bench nightly --workers 4 --json",
+        "python -m pltz.benchmarks nightly",
+        "python -m pltz.benchmarks nightly --full --where /data",
+        "python -m pltz.benchmarks nightly --workers 4 --json",
     ],
 )
 @click.option("--full", is_flag=True, help="Measure up to 100,000 sessions instead of 2,000. Takes minutes.")
@@ -70,24 +69,15 @@ print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per
     metavar="N",
     help="Processes per night.",
 )
-@shared.plot("memory and speed")
-@shared.FORCE
 @shared.JSON
-def nightly(
-    full: bool, where: str | None, workers: int, plot: str | None, force: bool, as_json: bool
-) -> None:
+def nightly(full: bool, where: str | None, workers: int, as_json: bool) -> None:
     """Measure the nightly job on small sessions made from the sample sessions, no two alike.
 
     A tiny untrained bundle codes them, so that the job is measured and not the model. A last row has the bundle that
     ships. The same run also measures putting the same sessions without the job, and reading and hashing the same files.
     """
     shared.check_where(where)
-    output = Output(plot, force=force) if plot else None
     result = measured(FULL if full else QUICK, SHIPPED[full], where, workers)
-    if output and plot:
-        from pltz.benchmarks.plots.nightly import growth
-
-        output.write([growth(result["nights"], Path(plot).suffix)])
     if not as_json:
         write_text(as_text(result) + "\n")
     write_text(json.dumps(result))

@@ -30,7 +30,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:
-    from pltz.benchmarks.neighbours import TenantSessions
+    from pltz.cli.bench.nearest import TenantSessions
     from pltz.coding.codec import Codec
 
 FILE, TOGETHER, APART, GROWN, SEALED = WAYS = "file", "together", "apart", "grown", "sealed"

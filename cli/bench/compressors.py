@@ -18,7 +18,7 @@ import functools
 import importlib
 import json
 import lzma
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pltz.models.session.session import Session
 
 NAMES = ("zstd", "zstd+dict", "brotli", "xz", "ppmd")
-SLOW = ("zpaq", "paq8px")  # context mixing: `context_mixing`
 ROLE_BYTES = {"system": 1, "user": 2, "assistant": 3, "tool": 4, "developer": 5, "function": 6}
 PPMD_ORDER = 64
 PPMD_MEMORY = 16 << 20  # bytes
@@ -111,22 +110,26 @@ def rendered(session: "Session", name: str) -> bytes:
     return session.to_bytes()
 
 
-def build(names: Sequence[str], dictionary: bytes) -> tuple[list[Peer], list[str]]:
+def build(
+    names: Sequence[str], dictionary: bytes, others: Mapping[str, Callable[[], Peer | None]] | None = None
+) -> tuple[list[Peer], list[str]]:
     """Return the chosen peers, and the names of those whose library is not installed.
 
     Args:
-        names: from ``NAMES`` and ``SLOW``.
+        names: from ``NAMES``, or of ``others``.
         dictionary: the bundle's zstd dictionary. Empty leaves ``zstd+dict`` out.
+        others: what makes further peers, by name; it raises ImportError where a library is not installed.
 
     Raises:
         UsageError: a name is unknown.
     """
     peers: list[Peer] = []
     missing: list[str] = []
+    others = others or {}
     for name in names:
-        if name not in NAMES + SLOW:
-            raise UsageError(f"unknown peer {name!r}: choose from {','.join(NAMES + SLOW)}")
-        peer = _build(name, dictionary)
+        if name not in (*NAMES, *others):
+            raise UsageError(f"unknown peer {name!r}: choose from {','.join((*NAMES, *others))}")
+        peer = _build(name, dictionary, others)
         if peer is None:
             missing.append(name)
         else:
@@ -134,7 +137,7 @@ def build(names: Sequence[str], dictionary: bytes) -> tuple[list[Peer], list[str
     return peers, missing
 
 
-def _build(name: str, dictionary: bytes) -> Peer | None:
+def _build(name: str, dictionary: bytes, others: Mapping[str, Callable[[], Peer | None]]) -> Peer | None:
     if name == "zstd":
         return zstd_peer(b"")
     if name == "zstd+dict":
@@ -142,10 +145,8 @@ def _build(name: str, dictionary: bytes) -> Peer | None:
     if name == "xz":
         return xz_peer()
     try:
-        if name in SLOW:
-            from pltz.benchmarks.peers import context_mixing
-
-            return context_mixing.zpaq_peer() if name == "zpaq" else context_mixing.paq8px_peer()
+        if name in others:
+            return others[name]()
         return brotli_peer() if name == "brotli" else ppmd_peer()
     except ImportError:
         return None

@@ -1,4 +1,4 @@
-"""bench field: coders are exact, figures count bytes, absent peers are named, the fallback keeps its promise."""
+"""benchmarks field: coders are exact, figures count bytes, absent peers are named, the fallback keeps its promise."""
 
 import json
 import random
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from pltz.benchmarks import field
 from pltz.benchmarks.peers import context_mixing, llama_model
-from pltz.cli.bench import field
 from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session, content_bytes
@@ -35,9 +35,7 @@ def records(path: Path, count: int) -> Path:
 def test_the_table_and_the_line_say_the_same(run: Run, tiny: Path, tmp_path: Path) -> None:
     data, text = records(tmp_path / "r.jsonl", 3), tmp_path / "noise.bin"
     text.write_bytes(random.Random(1).randbytes(3000))
-    done = run(
-        "bench",
-        "field",
+    done = run("field",
         "--data",
         data,
         "--limit-bytes",
@@ -71,8 +69,7 @@ def test_what_is_absent_is_named_and_left_out(
     monkeypatch.setattr(llama_model, "PACKAGES", {"no_such_module": "no-such-package"})
     monkeypatch.setattr(shutil, "which", lambda _: None)
     data = records(tmp_path / "r.jsonl", 1)
-    done = run(
-        "bench", "field", "--data", data, "--limit-bytes", 9999, "--peers", "zstd,paq8px,llama-zip", "--json"
+    done = run("field", "--data", data, "--limit-bytes", 9999, "--peers", "zstd,paq8px,llama-zip", "--json"
     )
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -91,7 +88,7 @@ def test_calls_that_measure_nothing(run: Run, tiny: Path, tmp_path: Path) -> Non
         (["--limit-bytes", "1"], "--limit-bytes"),
         (["--limit-bytes", "9999", "--file", tmp_path / "none"], "none"),
     ):
-        done = run("bench", "field", "--data", data, *arguments)
+        done = run("field", "--data", data, *arguments)
         assert done.exit_code == 2 and said in done.stderr
     (tmp_path / "empty").touch()
     with pytest.raises(UsageError, match="empty"):

@@ -1,4 +1,4 @@
-"""``pltz bench hook``: measure the cost of the eviction hook in a serving loop.
+"""Measure the cost of the eviction hook in a serving loop.
 
 Its worker runs in a process, in a thread, or not at all. The run ends with one line of JSON that holds every figure and
 the machine.
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.benchmarks import machine
-from pltz.cli.bench import shared
+from pltz.cli.bench import machine, shared
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import render
@@ -42,7 +41,10 @@ PATIENCE = 60.0  # seconds for a worker's first commit
 @click.command(
     cls=Command,
     short_help="The eviction hook in a serving loop.",
-    examples=["pltz bench hook", "pltz bench hook --calls 2000 --where /data", "pltz bench hook --json"],
+    examples=[
+        "python -m pltz.benchmarks hook",
+        "python -m pltz.benchmarks hook --calls 2000 --where /data --json",
+    ],
 )
 @click.option(
     "--calls",
@@ -64,7 +66,7 @@ def hook(calls: int, where: str | None, as_json: bool) -> None:
 
     "kept" leaves out evictions during which the system gave the core to another process, and "lost core" counts these.
     The time of a step shows what the worker takes from the loop. Without a worker it is the loop alone. On a machine
-    with other work `chrt --fifo 1 pltz bench hook` gives the loop a core of its own.
+    with other work `chrt --fifo 1 python -m pltz.benchmarks hook` gives the loop a core of its own.
     """
     shared.check_where(where)
     rows = [row for kind in KINDS for row in measured(kind, calls, where)]

@@ -1,4 +1,4 @@
-"""``pltz bench speed``: measure tokens per second, next to torch's int8 matrix product on the same shapes.
+"""Measure tokens per second, next to torch's int8 matrix product on the same shapes.
 
 The rate counts the multiply-adds of the weight matrices, `Shape.macs` per token (layers and both levels of the head).
 The product does no attention, so it is left out of the rate. A second ratio includes it (`attention_macs`). The coder
@@ -23,21 +23,19 @@ import click
 
 from pltz.archive.child_python import command, environment
 from pltz.archive.humanize import size
-from pltz.benchmarks import machine
 from pltz.benchmarks.products import Products, TorchThreads
 from pltz.benchmarks.timing import Time, check, frame_items, timed
-from pltz.cli.bench import shared
+from pltz.cli.bench import machine, shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import render
-from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pltz.coding.codec import Codec
     from pltz.coding.parts import Coder
     from pltz.models.bundle.bundle import Bundle
     from pltz.plt_codec.weights import Shape, Weights
@@ -56,11 +54,11 @@ print("torch" in sys.modules, file=sys.stderr)"""
     cls=Command,
     short_help="Tokens per second, next to bare matrix products.",
     examples=[
-        "pltz bench speed",
-        "pltz bench speed --threads 1 --together 1,4,16 --json",
-        "pltz bench speed --linear 1048576 --startup",
-        "pltz bench speed --llama --threads 2",
-        "pltz bench speed --engines --threads 1 --rounds 1",
+        "python -m pltz.benchmarks speed",
+        "python -m pltz.benchmarks speed --threads 1 --together 1,4,16 --json",
+        "python -m pltz.benchmarks speed --linear 1048576 --startup",
+        "python -m pltz.benchmarks speed --llama --threads 2",
+        "python -m pltz.benchmarks speed --engines --threads 1 --rounds 1",
     ],
 )
 @options.count("--tokens", 4096, "Tokens per session.")
@@ -116,18 +114,18 @@ def speed(
     of torch._int_mm with the same rows and threads, once without and once with those of attention. Where the engine
     counts its time, a second table shows it by stage, in microseconds per token.
     """
-    counts = numbers(together)
+    counts = shared.numbers(together)
     codec = options.load_codec(bundle, device, threads)
     loaded: Bundle = codec.bundle  # type: ignore[assignment]  # Codec.load gives a Bundle, the type says less
-    stream, text_bytes = sample_tokens(codec)
+    stream, text_bytes = shared.sample_tokens(codec)
     used = getattr(codec.coder, "threads", threads)
     lengths = [
-        length(codec.coder, cut(stream, 1, n)) for n in LINEAR if n <= linear
+        length(codec.coder, shared.cut(stream, 1, n)) for n in LINEAR if n <= linear
     ]  # before torch takes memory
     with Progress("measured", unit="tables", total=len(counts), shown=wanted(progress)) as bar:
         table = []
         for count in counts:
-            sessions = cut(stream, count, tokens)
+            sessions = shared.cut(stream, count, tokens)
             table.append(
                 {
                     "sessions": count,
@@ -149,11 +147,11 @@ def speed(
         "text_bytes_per_token": round(text_bytes, 3),
         "rows": table,
         "linear": lengths,
-        "llama": against_llama(codec.coder, loaded.weights, cut(stream, 1, tokens), rounds, used, device)
+        "llama": against_llama(codec.coder, loaded.weights, shared.cut(stream, 1, tokens), rounds, used, device)
         if llama
         else None,
         "engines": measure_engines(
-            cpu_engines(loaded.weights, threads), cut(stream, 1, tokens)[0], lanes, steps, rounds
+            cpu_engines(loaded.weights, threads), shared.cut(stream, 1, tokens)[0], lanes, steps, rounds
         )
         if engines
         else None,
@@ -163,37 +161,6 @@ def speed(
     if not as_json:
         write_text(as_text(result) + "\n")
     write_text(json.dumps(result))
-
-
-def numbers(text: str) -> list[int]:
-    """Parse ``1,4`` as [1, 4]. Raises UsageError."""
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise UsageError(f"--together: expected whole numbers from 1 up like 1,4, found {text!r}")
-    return found
-
-
-def sample_tokens(codec: "Codec") -> "tuple[np.ndarray[Any, Any], float]":
-    """Return the bundle tokens (n,) of the sample sessions, concatenated, and the content bytes per token."""
-    import numpy as np
-
-    from pltz.datasets import sample_sessions
-    from pltz.models.session.session import content_bytes
-    from pltz.models.session.transcript import to_tokens_many
-
-    sessions = list(sample_sessions())
-    stream = np.concatenate(to_tokens_many(sessions, codec.bundle.tokenizer)).astype(np.int64)
-    return stream, sum(map(content_bytes, sessions)) / len(stream)
-
-
-def cut(stream: "np.ndarray[Any, Any]", count: int, tokens: int) -> "list[np.ndarray[Any, Any]]":
-    """Cut ``count`` sessions (tokens,) from different places of the stream (n,), wrapping around its end."""
-    import numpy as np
-
-    return [np.take(stream, np.arange(i * tokens, (i + 1) * tokens), mode="wrap") for i in range(count)]
 
 
 def row(

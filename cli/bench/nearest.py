@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.benchmarks.peers.compressors import rendered
+from pltz.cli.bench.compressors import rendered
 from pltz.coding.sketch import SketchIndex, sketch_of
 from pltz.models.session import transcript
 from pltz.plt_codec import repeats
@@ -30,7 +30,7 @@ from pltz.plt_codec.repeats import NOTHING, Copy
 from pltz.plt_codec.types import FrameItem
 
 if TYPE_CHECKING:
-    from pltz.benchmarks.corpus import SampleSession
+    from pltz.cli.bench.corpus import SampleSession
     from pltz.coding.codec import Codec
     from pltz.models.session.session import Session
     from pltz.plt_codec.types import Tokens

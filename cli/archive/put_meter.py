@@ -1,0 +1,116 @@
+"""The progress of a put: bytes read and stored, what is coded now, the time that all of it takes, said once.
+
+    read  37 %  3.7 MB / 10.1 MB  1.2 MB/s
+    store  12 %  1.2 MB / 10.1 MB  24.1 kB/s  6 min left  coding 3 sessions, 512.0 kB
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from pltz.archive.humanize import counted, size
+from pltz.cli.ui.output import printable, say_if_interrupted
+from pltz.cli.ui.progress import SAID_S, Progress, duration
+
+if TYPE_CHECKING:
+    from pltz.archive.sessions import PutReceipt, PutRequest
+    from pltz.plt_codec.errors import PltzError
+
+TOLD_COMMITS = 3  # commits of new sessions after which the time of the rest is said
+TOLD_SHARE = 0.2  # of the bytes, after which it is said in any case
+TOLD_S = 5.0  # seconds of storing before which it is not
+
+
+class PutMeter:
+    """Counts what a put reads, stores and refuses. ``total``: bytes of all inputs, None where it is not known."""
+
+    def __init__(self, bar: Progress, total: int | None, *, dry_run: bool) -> None:
+        self.sessions = self.frozen = self.refused = 0
+        self._bar, self._total, self._dry_run = bar, total or None, dry_run
+        self._waiting: deque[tuple[str, int]] = deque()  # name and bytes of sessions that are read, not stored
+        self._read = self._done = self._worked = 0  # bytes
+        self._commits = 0
+        self._coding = (0, 0)  # sessions and bytes of the commit under way
+        self._began: float | None = None  # when the first commit was begun
+        self._told = dry_run
+        self._say_how_it_ends()
+        bar.begin("read", self._total, "bytes")
+
+    def reading(self, items: "Iterable[tuple[PutRequest, int]]") -> "Iterator[PutRequest]":
+        """Yield requests without the bytes that each was read from, and count these."""
+        for request, amount in items:
+            self._waiting.append((request.name, amount))
+            self._read += amount
+            if self._bar.label == "read":
+                self._bar.add(amount)
+            yield request
+
+    def coding(self, sessions: int, content: int) -> None:
+        """Say that a commit of so many sessions and bytes of content is coded now."""
+        self._coding = sessions, content
+        self._commits += bool(content)
+        if self._began is None:
+            self._began = time.monotonic()
+            self._bar.begin("store", self._total, "bytes")
+            self._bar.add(self._done, skipped=True)
+        self._bar.note = f"coding {counted(sessions, 'session')}, {size(content)}" if sessions else ""
+
+    def expect(self, seconds: float) -> None:
+        """Say how long all takes, where the first commit takes long by itself."""
+        content, left = self._coding[1], (self._total or 0) - self._done
+        if not self._worked and content:
+            self._tell(seconds * max(1.0, left / content))
+
+    def stored(self, receipt: "PutReceipt") -> None:
+        """Count a session that is stored, and say once how long the rest takes."""
+        self.sessions += 1
+        self.frozen += receipt.size
+        self._count(receipt.name, skipped=receipt.unchanged)
+        self._say_how_it_ends()
+        if self._total is None or self._began is None or not self._worked or self._done >= self._total:
+            return
+        spent = time.monotonic() - self._began
+        if spent >= TOLD_S and (self._commits >= TOLD_COMMITS or self._done >= TOLD_SHARE * self._total):
+            self._tell(spent * (self._total - self._done) / self._worked)
+
+    def refuse(self, request: "PutRequest", error: "PltzError") -> None:
+        """Print why a session was refused."""
+        self.refused += 1
+        self._count(request.name, skipped=True)
+        with self._bar.hidden():
+            click.echo(f"refused: {printable(str(error))}", err=True)
+
+    def _count(self, name: str, *, skipped: bool) -> None:
+        """Count the bytes of the first session of this name that waits."""
+        found = next(one for one in self._waiting if one[0] == name)
+        self._waiting.remove(found)
+        amount = found[1]
+        self._done += amount
+        self._worked += 0 if skipped else amount
+        if self._bar.label == "store":
+            self._bar.add(amount, skipped=skipped)
+
+    def _tell(self, seconds: float) -> None:
+        if self._told or seconds <= SAID_S:
+            return
+        self._told = True
+        with self._bar.hidden():
+            click.echo(
+                f"storing the rest takes about {duration(seconds)} on this machine. Ctrl-C keeps what is stored; "
+                "--zstd-above SIZE sends large sessions to zstd",
+                err=True,
+            )
+
+    def _say_how_it_ends(self) -> None:
+        if self._dry_run:
+            say_if_interrupted("interrupted, nothing was written")
+        elif not self.sessions:
+            say_if_interrupted("interrupted: nothing is stored yet")
+        else:
+            say_if_interrupted(
+                f"interrupted: {counted(self.sessions, 'session')} stored, those printed above, the others are not. "
+                "To go on, run the same command again: it skips what is stored"
+            )

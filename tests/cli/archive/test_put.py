@@ -1,0 +1,104 @@
+"""``pltz archive put``: what is stored when one session is refused or the command is interrupted."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pltz.archive.writing import pace
+from tests.cli.commands import Run, chat, lines
+
+pytestmark = pytest.mark.usefixtures("bundle_at_hand")
+
+
+@pytest.fixture
+def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each session be a commit of its own."""
+    monkeypatch.setattr(pace, "FIRST", 1)
+    monkeypatch.setattr(pace, "TELLING", 1 << 40)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """Return a folder of three logs, two of which have one file name."""
+    for name in ("shop/events", "garden/events", "garden/other"):
+        path = tmp_path / f"logs/{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(event(name, n) for n in range(2)))
+    return tmp_path / "logs"
+
+
+def event(session: str, number: int) -> bytes:
+    role = ("user", "assistant")[number % 2]
+    message = {"role": role, "content": f"{session} says the words of turn {number}"}
+    row = {"type": role, "sessionId": session, "uuid": f"{session}-{number}", "message": message}
+    return json.dumps(row, separators=(",", ":")).encode() + b"\n"
+
+
+def test_a_log_that_another_file_replaced_is_refused_and_the_others_are_put(run: Run, cold: Path, logs: Path) -> None:
+    first = lines(run("archive", "put", cold, logs, "--json"))
+    assert [(row["name"], row["version"]) for row in first] == [
+        ("garden/events", 1), ("garden/other", 1), ("shop/events", 1)
+    ]
+    (logs / "garden/events.jsonl").write_bytes(event("new", 0) + event("new", 1))
+    with (logs / "shop/events.jsonl").open("ab") as file:
+        file.write(event("shop/events", 2))
+    done = run("archive", "put", cold, logs, "--json")
+    assert done.exit_code == 5 and "garden/events" in done.stderr and "--new-version" in done.stderr
+    found = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert found["garden/other"]["unchanged"] and found["shop/events"]["version"] == 2 and len(found) == 2
+    again = {row["name"]: row for row in lines(run("archive", "put", cold, logs, "--new-version", "--json"))}
+    assert again["garden/events"]["version"] == 2 and again["shop/events"]["unchanged"]
+    texts = run("archive", "get", cold, "garden/events", "--version", "1", "--format", "agent-log").stdout_bytes
+    assert texts == event("garden/events", 0) + event("garden/events", 1)
+
+
+def test_a_log_given_alone_has_the_name_that_it_has_in_its_folder(run: Run, cold: Path, logs: Path) -> None:
+    lines(run("archive", "put", cold, logs, "--json"))
+    for words in ([logs / "shop/events.jsonl"], [logs / "shop"], sorted((logs / "garden").iterdir())):
+        assert all(row["unchanged"] for row in lines(run("archive", "put", cold, *words, "--json")))
+
+
+def test_what_was_put_before_an_error_is_stored(run: Run, cold: Path, logs: Path) -> None:
+    (logs / "garden/z.jsonl").write_bytes(b'{"a":1}\n{"b":\n')
+    done = run("archive", "put", cold, logs, "--json")
+    assert done.exit_code == 2 and "z.jsonl: line 2" in done.stderr
+    assert [json.loads(line)["name"] for line in done.stdout.splitlines()] == [
+        "garden/events", "garden/other", "garden/z/0"
+    ]
+
+
+def test_an_interrupted_put_keeps_its_commits_and_goes_on(
+    run: Run, cold: Path, logs: Path, small_commits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pltz.archive.tower_archive import TowerArchive
+
+    put, calls = TowerArchive.put, []
+
+    def interrupted(self: TowerArchive, *args: object, **options: object) -> object:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return put(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TowerArchive, "put", interrupted)
+    done = run("archive", "put", cold, logs)
+    assert done.exit_code == 1 and "2 sessions stored" in done.stderr and "same command again" in done.stderr
+    monkeypatch.setattr(TowerArchive, "put", put)
+    rows = lines(run("archive", "put", cold, logs, "--json"))
+    assert [row["unchanged"] for row in rows] == [True, True, False]
+
+
+def test_files_of_a_folder_are_numbered_each_for_itself(run: Run, cold: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    (folder / "en").mkdir(parents=True)
+    for name, count in (("b", 2), ("en/a", 1)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(chat(1, id=n)) + "\n" for n in range(count)))
+    (folder / "notes.txt").write_text("a note")
+    rows = lines(run("archive", "put", cold, folder, "--json"))
+    assert [row["name"] for row in rows] == ["b/0", "b/1", "en/a/0", "notes/0"]
+    (folder / "a.txt").write_text("first by name")
+    rows = lines(run("archive", "put", cold, folder, "--json"))
+    assert [(row["name"], row["unchanged"]) for row in rows] == [
+        ("a/0", False), ("b/0", True), ("b/1", True), ("en/a/0", True), ("notes/0", True)
+    ]
