@@ -3,7 +3,7 @@
 #   docker build --tag pltz .
 #   docker build --tag pltz:cuda --build-arg EXTRAS=thaw,cuda,s3,serve .
 #   docker run --rm --volume /data:/data pltz archive ls /data/cold
-#   docker run --rm --gpus all pltz:cuda bench speed --device cuda
+#   docker run --rm --gpus all pltz:cuda bench thaw --device cuda
 ARG PYTHON=3.13
 
 FROM python:${PYTHON} AS build

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from itertools import pairwise
 
 from pltz.archive.errors import StoreError
 from pltz.archive.format.object_names import (
@@ -32,6 +33,7 @@ from pltz.archive.humanize import counted
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
+from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTl"
 VERSION = 2
@@ -109,39 +111,37 @@ class LedgerEntry:
         """Return the entry in a file's bytes. Raises CorruptError, VersionError."""
         if len(data) < HEADER.size + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
             raise CorruptError("a ledger entry does not match its checksum: damaged")
-        magic, version, kind, flags, zero, archive, time, missing, *counts = HEADER.unpack_from(data)
-        if magic != MAGIC:
+        if data[: len(MAGIC)] != MAGIC:
             raise CorruptError("a ledger entry does not begin with its magic: damaged")
-        if 0 < version < VERSION:
-            raise VersionError(
-                f"a ledger entry of version {version}, which no release wrote: read it with the pltz that wrote it"
-            )
-        if version != VERSION or kind not in tuple(EntryKind) or flags > 1 or zero:
-            raise VersionError(f"a ledger entry of version {version}, kind {kind}: use a newer pltz")
-        names, sessions, segments = counts
-        ends = [HEADER.size + SIZE * names, 0, 0]
-        ends[1] = ends[0] + KEY_SIZE * sessions
-        ends[2] = ends[1] + KEY_SIZE * segments
-        if ends[2] + SIZE != len(data) or time >= MAX_TIME or (kind == EntryKind.LOST and names != 1):
-            raise CorruptError("a ledger entry does not have the size it claims: damaged")
-        entry = cls(
-            EntryKind(kind),
-            archive,
-            time,
-            frozenset(_split(data[HEADER.size : ends[0]], SIZE)),
-            None if missing == UNKNOWN else missing,
-            bool(flags),
-            frozenset(int.from_bytes(k, "big") for k in _split(data[ends[0] : ends[1]], KEY_SIZE)),
-            frozenset(int.from_bytes(k, "big") for k in _split(data[ends[1] : ends[2]], KEY_SIZE)),
-        )
-        if entry.encode() != data:
-            raise CorruptError("a ledger entry is not in order: damaged")
-        return entry
+        read = VERSIONS.of(data[len(MAGIC)])
+        return read(data)
 
     @property
     def name(self) -> str:
         """Return the name of its file, without the folder."""
         return self.encode()[-SIZE:].hex()
+
+
+def _read(data: bytes) -> LedgerEntry:
+    """Return the entry in a file of version 2, whose digest and magic are right."""
+    _, _, kind, flags, zero, archive, time, missing, names, sessions, segments = HEADER.unpack_from(data)
+    if kind not in tuple(EntryKind) or flags > 1 or zero:
+        raise VersionError(f"a ledger entry of kind {kind}, flags {flags}: use a newer pltz")
+    ends = [HEADER.size + SIZE * names, 0, 0]
+    ends[1] = ends[0] + KEY_SIZE * sessions
+    ends[2] = ends[1] + KEY_SIZE * segments
+    if ends[2] + SIZE != len(data) or time >= MAX_TIME or (kind == EntryKind.LOST and names != 1):
+        raise CorruptError("a ledger entry does not have the size it claims: damaged")
+    ids = list(_split(data[HEADER.size : ends[0]], SIZE))
+    keys = [list(_split(data[begin:end], KEY_SIZE)) for begin, end in pairwise(ends)]
+    if any(part != sorted(set(part)) for part in (ids, *keys)):
+        raise CorruptError("a ledger entry has ids or keys out of order: damaged")
+    sessions_of, segments_of = (frozenset(int.from_bytes(key, "big") for key in part) for part in keys)
+    found = None if missing == UNKNOWN else missing
+    return LedgerEntry(EntryKind(kind), archive, time, frozenset(ids), found, bool(flags), sessions_of, segments_of)
+
+
+VERSIONS = Readers("the ledger entry", {VERSION: _read})
 
 
 @dataclass(frozen=True)

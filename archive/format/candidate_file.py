@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import digest
+from pltz.plt_codec.versions import Readers
 
 MAGIC, VERSION = b"PLTn", 3
 MAX_FILE = 1 << 30  # bytes
@@ -20,6 +21,7 @@ HEAD = struct.Struct("<4sB3s16sI")  # magic, version, zeros, archive, groups
 # kind and id of the domain, tokenizer, root, sessions, newest, candidates, their bytes
 GROUP = struct.Struct("<B16s16s8sIQIQ")
 GROUP_2 = struct.Struct("<B16s16s8sIIQ")  # of version 2, without the newest
+VERSIONS = Readers("the candidate file", {2: GROUP_2, VERSION: GROUP}, "pltz archive cluster makes a new one")
 ENTRY = struct.Struct("<BH")  # bytes of the id, bytes of the box
 DIGEST = 16
 
@@ -87,9 +89,9 @@ def unpack_candidates(data: bytes, archive: bytes) -> Iterator[tuple[CandidateGr
         raise CorruptError("expected a candidate file, found none: pltz archive cluster makes a new one")
     body = memoryview(data)[:-DIGEST]
     _, version, zeros, owner, groups = HEAD.unpack_from(body)
-    if version not in (2, VERSION) or any(zeros):
-        raise VersionError(f"a candidate file of version {version}: pltz archive cluster makes a new one, {VERSION}")
-    head = GROUP if version == VERSION else GROUP_2
+    head = VERSIONS.of(version)
+    if any(zeros):
+        raise VersionError("a candidate file has fields of a newer version: pltz archive cluster makes a new one")
     if digest(b"pltz candidates", body) != data[-DIGEST:] or owner != archive:
         raise CorruptError("a candidate file is damaged or of another archive: pltz archive cluster makes a new one")
     at = HEAD.size

@@ -29,6 +29,7 @@ from pltz.archive.format.pack import MAX_SIZE
 from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 from pltz.plt_codec.identity import SIZE, digest, digest_of
+from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTi"
 VERSION = 2
@@ -282,8 +283,9 @@ class FileIndex:
         body = exactly(file.read, HEADER.size, packs * PACK.size)
         if check != zlib.crc32(body, zlib.crc32(head[:-4])):
             raise CorruptError("the header of the index does not match its checksum: damaged")
-        if version != VERSION or reserved or self._width not in (4, 5):
-            raise VersionError(f"the index is of version {version}, expected {VERSION}: rebuild it or use a newer pltz")
+        lay_out = VERSIONS.of(version)
+        if reserved or self._width not in (4, 5):
+            raise VersionError("the index has fields of a newer version: rebuild it or use a newer pltz")
         table = list(PACK.iter_unpack(body))
         if any(size > MAX_SIZE for _, size in table):
             raise CorruptError("a pack of the index is larger than packs are: damaged")
@@ -291,7 +293,7 @@ class FileIndex:
         self.names = [name for name, _ in table]
         self.starts: Sequence[int] = [0, *accumulate(size for _, size in table)]
         self._counts: list[int] = counts
-        self._lay_out()
+        lay_out(self)
         self._data = file.map()
 
     @classmethod
@@ -475,6 +477,9 @@ class FileIndex:
         if number >= len(self.names):
             raise CorruptError("the index points behind its packs: damaged")
         return Location(self.names[number], address - self.starts[number])
+
+
+VERSIONS = Readers("the index", {VERSION: FileIndex._lay_out}, "rebuild it with pltz archive repair")
 
 
 def parts(packs: Mapping[bytes, int]) -> Iterator[dict[bytes, int]]:

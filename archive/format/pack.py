@@ -30,6 +30,7 @@ from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import NONE, digest, digest_of
 from pltz.plt_codec.varint import read_varint, write_varint
+from pltz.plt_codec.versions import Readers
 
 MAGIC, END = b"PLTp", b"pTLP"
 VERSION = 5
@@ -437,15 +438,12 @@ class Pack:
         table = table[:table_size]
         if check != zlib.crc32(table, zlib.crc32(header[:-4])):
             raise CorruptError("the header of the pack does not match its checksum: damaged")
-        if 0 < version < VERSION:
-            raise VersionError(
-                f"the pack is of version {version}, which no release wrote: read it with the pltz that wrote it"
-            )
-        if version != VERSION or flags or reserved:
-            raise VersionError(f"the pack is of version {version}, flags {flags}: use a newer pltz")
+        read_table = VERSIONS.of(version)
+        if flags or reserved:
+            raise VersionError(f"the pack has flags {flags}: use a newer pltz")
         if time > MAX_TIME:
             raise CorruptError(f"the pack is of second {time}: damaged")
-        contexts, parents = _read_table(table)
+        contexts, parents = read_table(table)
         sealed = frozenset(n for n, c in enumerate(contexts) if c.cipher)
         head = PackHead(epoch, time, salt, archive, contexts, parents, HEADER.size + table_size, sealed)
         return head, table + header
@@ -510,3 +508,6 @@ def _read_table(table: bytes) -> tuple[list[Context], list[bytes]]:
         raise CorruptError(f"{count} segments do not fill the table of the pack: damaged")
     rest = NONE[SEGMENT_SIZE:]
     return contexts, [table[i : i + SEGMENT_SIZE] + rest for i in range(at, len(table), SEGMENT_SIZE)]
+
+
+VERSIONS = Readers("the pack", {VERSION: _read_table})

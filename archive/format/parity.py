@@ -31,6 +31,7 @@ import numpy.typing as npt
 from pltz.archive.format.prefix_crc import ByteSource
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
+from pltz.plt_codec.versions import Readers
 
 MAGIC, END = b"PLTr", b"rTLP"
 VERSION = 1
@@ -482,9 +483,15 @@ def _read(data: memoryview, at: int) -> tuple[Parity, int]:
     body = data[at : at + size - SIZE]
     if digest(PERSON, body) != data[at + size - SIZE : at + size]:
         raise CorruptError("the head of the parity file does not match its checksum: damaged")
-    if version != VERSION or any(reserved):
-        raise VersionError(f"the parity file is of version {version}: use a newer pltz")
-    if pack_size > MAX_PACK or not count or count * GROUP.size > size:
+    read_groups = VERSIONS.of(version)
+    if any(reserved):
+        raise VersionError("the parity file has fields of a newer version: use a newer pltz")
+    return Parity(pack, pack_size, read_groups(body, count, pack_size)), size
+
+
+def _read_groups(body: memoryview, count: int, pack_size: int) -> list[Group]:
+    """Return the groups of a head of version 1, whose digest is right."""
+    if pack_size > MAX_PACK or not count or count * GROUP.size > len(body):
         raise CorruptError(f"{count} groups over {pack_size} bytes: not a parity file of ours")
     groups, offset = [], HEAD.size
     for _ in range(count):
@@ -492,7 +499,10 @@ def _read(data: memoryview, at: int) -> tuple[Parity, int]:
         groups.append(group)
     if offset != len(body) or groups[0].ranges != [Range(0, pack_size)]:
         raise CorruptError("the groups of the parity file do not fill its head: damaged")
-    return Parity(pack, pack_size, groups), size
+    return groups
+
+
+VERSIONS = Readers("the parity file", {VERSION: _read_groups})
 
 
 def _read_group(body: memoryview, at: int, pack_size: int) -> tuple[Group, int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pltz.archive.format import object_names
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
+from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTc"
 VERSION = 1
@@ -54,14 +55,25 @@ class CollectionPlan:
         """Return the plan in a file's bytes. Raises CorruptError, VersionError."""
         if len(data) < HEADER.size + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
             raise CorruptError("a plan does not match its checksum: damaged")
-        magic, version, reserved, epoch, random, time, count = HEADER.unpack(data[: HEADER.size])
-        if magic != MAGIC or HEADER.size + (count + 1) * SIZE != len(data):
-            raise CorruptError("a plan does not have the size it claims: damaged")
-        if version != VERSION or any(reserved):
-            raise VersionError(f"a plan of version {version}: use a newer pltz")
-        if not 0 < epoch <= MAX_EPOCH:
-            raise CorruptError(f"a plan of epoch {epoch}: damaged")
-        return cls(epoch, random, frozenset(_split(data[HEADER.size : -SIZE])), time)
+        if data[: len(MAGIC)] != MAGIC:
+            raise CorruptError("a plan does not begin with its magic: damaged")
+        read = VERSIONS.of(data[len(MAGIC)])
+        return read(data)
+
+
+def _read(data: bytes) -> CollectionPlan:
+    """Return the plan in a file of version 1, whose digest and magic are right."""
+    _, _, reserved, epoch, random, time, count = HEADER.unpack_from(data)
+    if any(reserved):
+        raise VersionError("a plan has fields of a newer version: use a newer pltz")
+    if HEADER.size + (count + 1) * SIZE != len(data):
+        raise CorruptError("a plan does not have the size it claims: damaged")
+    if not 0 < epoch <= MAX_EPOCH:
+        raise CorruptError(f"a plan of epoch {epoch}: damaged")
+    return CollectionPlan(epoch, random, frozenset(_split(data[HEADER.size : -SIZE])), time)
+
+
+VERSIONS = Readers("the plan", {VERSION: _read})
 
 
 def _split(data: bytes) -> Iterable[bytes]:

@@ -10,12 +10,15 @@ A second copy is under `parity/`, for `repair`.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pltz.archive.format.object_names import SETTINGS
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
+from pltz.plt_codec.versions import Readers
 
 FORMAT = 5
 PERSON = b"pltz archive"
@@ -82,21 +85,31 @@ class Settings:
             raise CorruptError(f"{SETTINGS} is not that of an archive: {exc}") from exc
         if not sound:
             raise CorruptError(f"{SETTINGS} does not match its checksum: damaged")
-        if version in range(1, FORMAT):
-            raise VersionError(
-                f"the archive has format {version}, which no release wrote: expected format {FORMAT}; "
-                "read it with the pltz that wrote it, and put its sessions into a new archive"
-            )
-        if version != FORMAT or features not in ([], [FEATURE_SEALED]):
-            raise VersionError(f"the archive has format {version} and features {features}: use a newer pltz")
-        try:
-            pack, shared = fields["parity"]
-            settings = cls(identity, bool(features), (pack, shared))
-        except (ValueError, KeyError, TypeError, UsageError) as exc:
-            raise CorruptError(f"{SETTINGS} is not that of an archive: {exc}") from exc
-        if len(identity) != SIZE or settings.encode() != data:
+        read = VERSIONS.of(version)
+        if features not in ([], [FEATURE_SEALED]):
+            raise VersionError(f"the archive has features {features}: use a newer pltz")
+        if len(identity) != SIZE:
             raise CorruptError(f"{SETTINGS} is not that of an archive")
-        return settings
+        return read(identity, fields)
+
+
+FIELDS = ("format", "archive", "features", "parity")  # of format 5, in this order
+
+
+def _read(archive: bytes, fields: Mapping[str, Any]) -> Settings:
+    """Return the settings in the fields of format 5."""
+    try:
+        pack, shared = fields["parity"]
+        settings = Settings(archive, bool(fields["features"]), (pack, shared))
+    except (ValueError, KeyError, TypeError, UsageError) as exc:
+        raise CorruptError(f"{SETTINGS} is not that of an archive: {exc}") from exc
+    if tuple(fields) != FIELDS or (fields["archive"], fields["parity"]) != (archive.hex(), [pack, shared]):
+        raise CorruptError(f"{SETTINGS} is not that of an archive")
+    return settings
+
+
+AGAIN = "read it with the pltz that wrote it, and put its sessions into a new archive"
+VERSIONS = Readers("the archive", {FORMAT: _read}, AGAIN)
 
 
 def _line(fields: object) -> bytes:

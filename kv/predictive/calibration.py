@@ -20,9 +20,12 @@ from numpy.typing import NDArray
 
 from pltz.kv.engines.streams import SYMBOLS, TABLES, Tables
 from pltz.kv.port.receipt import Receipt, between
-from pltz.plt_codec.errors import CorruptError, TargetMismatch, UsageError, VersionError
+from pltz.plt_codec.errors import CorruptError, TargetMismatch, UsageError
+from pltz.plt_codec.versions import Readers, number_in
 
-FORMAT = "pltz kv calibration 4"
+NAME, VERSION = "pltz kv calibration", 4
+FORMAT = f"{NAME} {VERSION}"
+REMAKE = "make it anew with `pltz target calibrate`"
 FINER = 16  # operating points per eighth of an octave of the step
 NEAR = 0.25  # of an eighth of an octave: KL differs by 5 %, bits by 1 %
 BELOW = 2  # layers that a layer is predicted from
@@ -173,34 +176,40 @@ class Calibration:
         meta = header.pop("__metadata__", None)
         if not isinstance(meta, dict) or set(meta) != {"format", "meta", "digest"}:
             raise CorruptError("not a calibration: fields are missing")
-        if meta["format"] != FORMAT:
-            later = str(meta["format"]).startswith(FORMAT[:-1])
-            raise (VersionError if later else CorruptError)(
-                f"expected the format {FORMAT}, found {meta['format']!r}: make it anew with `pltz target calibrate`"
-            )
-        try:
-            facts = json.loads(meta["meta"])
-            sizes = {name: facts[name] for name in LIMITS}
-            target = bytes.fromhex(facts["target"])
-            receipts = tuple(Receipt.of(one) for one in facts["receipts"])
-        except (ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as exc:
-            raise CorruptError(f"not the facts of a calibration ({exc})") from exc
-        if set(facts) != {"target", "receipts", *LIMITS}:
-            raise CorruptError("not the facts of a calibration: there are others")
-        if any(type(n) is not int or not 0 < n <= LIMITS[name] for name, n in sizes.items()) or len(target) != 16:
-            raise CorruptError("a calibration with sizes that cannot be")
-        shape = KVShape(**sizes)
-        tensors = _tensors(header, body, expected(shape, _ranks(header, shape)))
-        points = [(r.form, r.point) for r in receipts]
-        if len(set(points)) < len(points) or any(abs(point) > MOST or point * FINER % 1 for _, point in points):
-            raise CorruptError("receipts of points that cannot be, or two of one point")
-        found = cls(target, shape, tensors, receipts)
-        if found.digest.hex() != meta["digest"]:
-            raise CorruptError("the digest is not that of the contents: damaged or changed")
-        if any(t.dtype == np.float32 and not np.isfinite(t).all() for t in tensors.values()):
-            raise CorruptError("a calibration with numbers that are not finite")
-        _ = found.tables
-        return found
+        if (version := number_in(meta["format"], NAME)) is None:
+            raise CorruptError(f"expected the format {FORMAT}, found {meta['format']!r}: no calibration, or damaged")
+        read = VERSIONS.of(version)
+        return read(header, body, meta)
+
+
+def _read(header: dict[str, Any], body: memoryview, meta: Mapping[str, str]) -> Calibration:
+    """Return the calibration in a file of format 4. ``meta``: facts, and the digest of everything."""
+    try:
+        facts = json.loads(meta["meta"])
+        sizes = {name: facts[name] for name in LIMITS}
+        target = bytes.fromhex(facts["target"])
+        receipts = tuple(Receipt.of(one) for one in facts["receipts"])
+    except (ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as exc:
+        raise CorruptError(f"not the facts of a calibration ({exc})") from exc
+    if set(facts) != {"target", "receipts", *LIMITS}:
+        raise CorruptError("not the facts of a calibration: there are others")
+    if any(type(n) is not int or not 0 < n <= LIMITS[name] for name, n in sizes.items()) or len(target) != 16:
+        raise CorruptError("a calibration with sizes that cannot be")
+    shape = KVShape(**sizes)
+    tensors = _tensors(header, body, expected(shape, _ranks(header, shape)))
+    points = [(r.form, r.point) for r in receipts]
+    if len(set(points)) < len(points) or any(abs(point) > MOST or point * FINER % 1 for _, point in points):
+        raise CorruptError("receipts of points that cannot be, or two of one point")
+    found = Calibration(target, shape, tensors, receipts)
+    if found.digest.hex() != meta["digest"]:
+        raise CorruptError("the digest is not that of the contents: damaged or changed")
+    if any(t.dtype == np.float32 and not np.isfinite(t).all() for t in tensors.values()):
+        raise CorruptError("a calibration with numbers that are not finite")
+    _ = found.tables
+    return found
+
+
+VERSIONS = Readers("the calibration", {VERSION: _read}, REMAKE)
 
 
 PREDICTIVE = "predictive-3"

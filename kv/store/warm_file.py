@@ -32,11 +32,13 @@ from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.tier import StoredBlock
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.identity import MAX_POSITION, SIZE
+from pltz.plt_codec.versions import Readers, number_in
 
 if TYPE_CHECKING:
     import torch
 
-FORMAT = "pltz hot 6"
+NAME, VERSION = "pltz hot", 6
+FORMAT = f"{NAME} {VERSION}"
 ALIGN = 64  # bytes: data begins at a multiple of it
 CHECKSUM = 16  # bytes
 CHUNK = 1 << 20  # bytes under one checksum
@@ -47,6 +49,7 @@ DTYPES = {
     "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
 }  # fmt: skip
 HEAD = ("checksums", "ids", "tokens", "mass", "logits")  # tensors before those of the codec
+VERSIONS = Readers("the warm file", {VERSION: HEAD}, "it is made anew")
 FIELDS = {"format", "form", "space", "segment", "parent", "start", "born", "receipt"}
 MAX_RECEIPT = 1024  # characters
 
@@ -361,13 +364,14 @@ class _Reading:
 
 def _checked(header: dict[str, Any], meta: Any, space: bytes, segment: bytes, codec: KVCodec) -> list[str]:
     """Return the names of the parts. Raises CorruptError, and others where the header is malformed."""
+    if (version := number_in(meta["format"], NAME)) not in VERSIONS:
+        raise CorruptError(VERSIONS.refusal(version))  # a cache: it is removed as a damaged one is
     head, parts = tuple(header)[: len(HEAD)], list(header)[len(HEAD) :]
     named = 0 < len(parts) <= MAX_PARTS and all(name.startswith(PREFIX) for name in parts)
     if set(meta) != FIELDS or head != HEAD or not named:
         raise CorruptError("fields are missing, or there are others")
-    known = (meta["format"], meta["form"], meta["space"], meta["segment"])
-    if known != (FORMAT, codec.name, space.hex(), segment.hex()):
-        raise CorruptError("a file of another format, form, target or segment")
+    if (meta["form"], meta["space"], meta["segment"]) != (codec.name, space.hex(), segment.hex()):
+        raise CorruptError("a file of another form, target or segment")
     if meta["receipt"]:
         Receipt.of(json.loads(meta["receipt"][:MAX_RECEIPT]))
     return parts

@@ -20,6 +20,7 @@ import numpy as np
 import zstandard
 
 from pltz.plt_codec.errors import ModelError, VersionError
+from pltz.plt_codec.versions import Readers
 from pltz.plt_codec.weights import CONTRACTS, Shape, Weights
 
 FORMAT = 1
@@ -32,6 +33,14 @@ MAX_TOKENIZER = 1 << 26  # unpacked
 MAX_DICTIONARY = 1 << 28  # unpacked
 MAX_WEIGHTS = 1 << 30  # of all weights, unpacked
 WEIGHTS = re.compile(r"weights-[0-9]{1,4}\.safetensors(\.zst)?")
+
+
+def _is_file(name: str) -> bool:
+    """Return whether a bundle of format 1 may have a file of this name."""
+    return name in (TOKENIZER, DICTIONARY) or WEIGHTS.fullmatch(name) is not None
+
+
+VERSIONS = Readers("the bundle", {FORMAT: _is_file})
 
 
 @dataclass(frozen=True)
@@ -60,25 +69,25 @@ class BundleFolder:
         place = path / HEAD
         try:
             head = json.loads(_bounded(place, MAX_HEAD))
-            found = head["format"], head["contract"]
+            version, contract = head["format"], head["contract"]
             name, identity, sizes = str(head["name"]), str(head["id"]), dict(head["shape"])
             files = {str(k): (int(v["size"]), str(v["blake2b"])) for k, v in head["files"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
             raise ModelError(f"{place} is not a bundle description: {exc}") from exc
-        if found[0] != FORMAT or found[1] not in CONTRACTS:
+        is_file = VERSIONS.of(version)
+        if contract not in CONTRACTS:
             raise VersionError(
-                f"bundle {name}: expected format {FORMAT} and a contract of {CONTRACTS}, found {found[0]} "
-                f"and {found[1]}: update pltz"
+                f"bundle {name}: expected a contract of {CONTRACTS}, found {contract!r:.40}: use a newer pltz"
             )
         for file in files:
-            if file not in (TOKENIZER, DICTIONARY) and not WEIGHTS.fullmatch(file):
+            if not is_file(file):
                 raise ModelError(f"bundle {name}: {file!r} is no file of a bundle")
         try:
             shape = Shape(**sizes)
         except TypeError as exc:
             raise ModelError(f"bundle {name}: its shape is not one: {exc}") from exc
-        if shape.contract != found[1]:
-            raise ModelError(f"bundle {name}: contract {found[1]} with a shape of contract {shape.contract}")
+        if shape.contract != contract:
+            raise ModelError(f"bundle {name}: contract {contract} with a shape of contract {shape.contract}")
         return BundleFolder(path, name, identity, shape, files)
 
     def weights(self) -> Weights:

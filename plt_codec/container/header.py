@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass
 
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
+from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTZ"
 FORMAT_VERSION = 6
@@ -75,22 +76,25 @@ class Header:
             raise FormatError(f"expected a .pltz file (first bytes {MAGIC!r}), found {data[:4]!r}")
         if len(data) < FIXED.size:
             raise CorruptError(f"expected {FIXED.size} header bytes or more, found {len(data)}: cut off")
-        _, version, flags, contract, bundle_id = FIXED.unpack_from(data)
-        if version < FORMAT_VERSION:
-            raise VersionError(
-                f"expected .pltz format {FORMAT_VERSION}, found {version}, which was never released: decompress the "
-                "file with the pltz that wrote it, and compress it again"
-            )
-        if version > FORMAT_VERSION:
-            raise VersionError(f"expected .pltz format {FORMAT_VERSION}, found {version}: use a newer pltz")
-        if flags & ~(FLAG_TOKENIZER | FLAG_TARGET | FLAG_EXACT):
-            raise VersionError(f"unknown header flags {flags:#04x}: use a newer pltz")
-        position = FIXED.size
-        fingerprints: list[bytes | None] = [None, None]
-        for i, flag in enumerate((FLAG_TOKENIZER, FLAG_TARGET)):
-            if flags & flag:
-                fingerprints[i] = data[position : position + FINGERPRINT]
-                position += FINGERPRINT
-                if len(data) < position:
-                    raise CorruptError(f"expected {position} header bytes, found {len(data)}: the file was cut off")
-        return cls(contract, bundle_id, fingerprints[0], fingerprints[1], bool(flags & FLAG_EXACT)), position
+        read = VERSIONS.of(data[len(MAGIC)])
+        return read(data)
+
+
+def _read(data: bytes) -> tuple[Header, int]:
+    """Read a header of version 6."""
+    _, _, flags, contract, bundle_id = FIXED.unpack_from(data)
+    if flags & ~(FLAG_TOKENIZER | FLAG_TARGET | FLAG_EXACT):
+        raise VersionError(f"unknown header flags {flags:#04x}: use a newer pltz")
+    position = FIXED.size
+    fingerprints: list[bytes | None] = [None, None]
+    for i, flag in enumerate((FLAG_TOKENIZER, FLAG_TARGET)):
+        if flags & flag:
+            fingerprints[i] = data[position : position + FINGERPRINT]
+            position += FINGERPRINT
+            if len(data) < position:
+                raise CorruptError(f"expected {position} header bytes, found {len(data)}: the file was cut off")
+    return Header(contract, bundle_id, fingerprints[0], fingerprints[1], bool(flags & FLAG_EXACT)), position
+
+
+AGAIN = "decompress it with the pltz that wrote it, and compress it again"
+VERSIONS = Readers("the .pltz file", {FORMAT_VERSION: _read}, AGAIN)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
+from pltz.plt_codec.versions import Readers
 
 U64 = npt.NDArray[np.uint64]
 HEAD = struct.Struct("<4sB3sQQ")  # magic, version, reserved, run, rows
@@ -46,17 +47,25 @@ class ReceiptFile:
         magic, version, reserved, run, count = HEAD.unpack(data[: HEAD.size])
         if magic != MAGIC:
             raise FormatError(f"expected a receipt, found {bytes(magic)!r}")
-        if version != VERSION or any(reserved):
-            raise VersionError(f"expected a receipt of version {VERSION}, found {version}: use a newer pltz")
-        if len(data) != HEAD.size + ROW * count + SIZE:
-            raise CorruptError(f"expected {count} rows of {ROW} bytes, found {len(data)} bytes in all")
+        read = VERSIONS.of(version)
+        if any(reserved):
+            raise VersionError("the receipt has fields of a newer version: use a newer pltz")
         if not digest(PERSON, data[:-SIZE]).hex() == bytes(data[-SIZE:]).hex() == name:
             raise CorruptError("its digest is not its name: damaged")
-        columns = np.frombuffer(data, "<u8", 4 * count, HEAD.size).reshape(4, count)
-        return cls(run, columns.astype(np.uint64, copy=False))
+        return cls(run, read(data, count))
 
     def __len__(self) -> int:
         return int(self.columns.shape[1])
+
+
+def _read(data: bytes | memoryview, count: int) -> U64:
+    """Return the columns (4, count) of a receipt of version 2."""
+    if len(data) != HEAD.size + ROW * count + SIZE:
+        raise CorruptError(f"expected {count} rows of {ROW} bytes, found {len(data)} bytes in all")
+    return np.frombuffer(data, "<u8", 4 * count, HEAD.size).reshape(4, count).astype(np.uint64, copy=False)
+
+
+VERSIONS = Readers("the receipt", {VERSION: _read})
 
 
 def encode(run: int, rows: Mapping[bytes, bytes]) -> tuple[str, bytes]:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.errors import VersionError
 from pltz.plt_codec.identity import SIZE
+from pltz.plt_codec.versions import Readers
 from pltz.serving.eviction.journal.entry import MAX_BODY
 
 MAGIC, VERSION = b"pltzjrnl", 1
@@ -131,8 +131,7 @@ def scan(name: Name, data: bytes | memoryview, start: int) -> Iterator[EntryFram
     """
     if start < HEAD_SIZE:
         if data[:8] == MAGIC and data[HEAD.size : HEAD_SIZE] == _hash(data[: HEAD.size]):
-            if int.from_bytes(data[8:10], "little") != VERSION:
-                raise VersionError(f"{name.journal} is a journal of a newer version: use a newer pltz")
+            VERSIONS.of(int.from_bytes(data[8:10], "little"))  # all that are read have the same frames
         elif len(data) > HEAD_SIZE:
             yield Gap(0, HEAD_SIZE, False)
         elif len(data):
@@ -169,6 +168,9 @@ def _frame(name: Name, data: bytes | memoryview, at: int, work: int) -> tuple[En
     if check != name._check(at, data[body : body + size]):
         return None, LOOK + size
     return EntryFrame(at, end, bytes(data[body : body + size])), 0
+
+
+VERSIONS = Readers("the journal", {VERSION: _frame})
 
 
 def _marks(data: bytes | memoryview) -> npt.NDArray[np.int64]:

@@ -1,0 +1,70 @@
+"""Choose the reader of a file by the version that the file says it has.
+
+Each format has one table, beside its code:
+
+    READERS = Readers("the pack", {5: _read_table})
+    ...
+    read = READERS.of(version)       # raises VersionError where this pltz has none
+    contexts = read(data)
+
+To read two versions, keep the old reader and add a line: ``{5: _read_table, 6: _read_table_6}``. Only the newest is
+written. `docs/formats.md` says which versions must be kept, `tests/plt_codec/test_versions.py` adds a reader to each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+from pltz.plt_codec.errors import VersionError
+
+Reader = TypeVar("Reader")
+NEWER = "use a newer pltz"
+OLDER = "read it with the pltz that wrote it"
+
+
+class Readers(Generic[Reader]):
+    """The readers of one format, by version.
+
+    Args:
+        subject: the file or its part in messages, as "the pack".
+        by_version: what reads each version, the newest last.
+        older: what to do with a version below all of these, none of which was ever released.
+    """
+
+    def __init__(self, subject: str, by_version: Mapping[int, Reader], older: str = OLDER) -> None:
+        self.subject, self.by_version, self.older = subject, dict(by_version), older
+
+    def __contains__(self, version: object) -> bool:
+        """Return whether a version can be read."""
+        return type(version) is int and version in self.by_version
+
+    def of(self, version: object) -> Reader:
+        """Return what reads a version. Raises VersionError.
+
+        >>> Readers("the pack", {5: bytes, 6: str}).of(7)
+        Traceback (most recent call last):
+        pltz.plt_codec.errors.VersionError: the pack is of version 7, this pltz reads 5 and 6: use a newer pltz
+        """
+        if version not in self:
+            raise VersionError(self.refusal(version))
+        return self.by_version[version]  # type: ignore[index]  # an int, as `in` says
+
+    def refusal(self, version: object) -> str:
+        """Return why a version is not read, and what to do."""
+        known = " and ".join(map(str, self.by_version))
+        if type(version) is int and 0 < version < min(self.by_version):
+            return (
+                f"{self.subject} is of version {version}, which no release wrote; this pltz reads {known}: {self.older}"
+            )
+        return f"{self.subject} is of version {version!r:.40}, this pltz reads {known}: {NEWER}"
+
+
+def number_in(text: object, name: str) -> int | None:
+    """Return the version in a text of a format's name and a number, None where it is none.
+
+    >>> number_in("pltz hot 6", "pltz hot"), number_in("pltz hot -6", "pltz hot"), number_in("zip", "pltz hot")
+    (6, None, None)
+    """
+    found = str(text).removeprefix(f"{name} ")
+    return int(found) if text == f"{name} {found}" and len(found) < 9 and found.isascii() and found.isdigit() else None

@@ -1,0 +1,189 @@
+"""Versions: each format refuses one that it has no reader for by name, and reads a second one as soon as it has."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pltz.archive.catalog import ledger
+from pltz.archive.catalog.ledger import EntryKind, LedgerEntry
+from pltz.archive.format import candidate_file, index_file, pack, parity, plan, settings
+from pltz.archive.format.index_file import FileIndex
+from pltz.archive.format.pack import Pack
+from pltz.archive.format.parity import Parity
+from pltz.archive.format.plan import CollectionPlan
+from pltz.archive.format.settings import Settings
+from pltz.benchmarks.random_calibration import random_calibration
+from pltz.kv.engines.streams import PRECISION, SYMBOLS, TABLES, Tables
+from pltz.kv.predictive import calibration
+from pltz.kv.predictive.calibration import Calibration, KVShape
+from pltz.kv.store import warm_file
+from pltz.kv.store.disk_tier import DiskTier
+from pltz.kv.store.kv_block import KVBlock
+from pltz.kv.store.tier import StoredBlock
+from pltz.models.bundle import folder
+from pltz.models.bundle.folder import BundleFolder
+from pltz.plt_codec.container import header
+from pltz.plt_codec.container.header import FINGERPRINT, FIXED, MAGIC, Header
+from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
+from pltz.plt_codec.versions import Readers
+from pltz.serving.eviction.journal import segment
+from pltz.serving.nightly import receipt
+from tests.archive.format.test_pack import pack_of
+
+ROOT = Path(__file__).resolve().parents[2]
+ID = b"identity........"
+OWN = segment.Name(ID, 0)
+
+
+@dataclass
+class Format:
+    """A format: its module, how a file of it is made in a folder, and how that is read."""
+
+    module: ModuleType
+    make: Callable[[Path], Any]
+    read: Callable[[Any], object]
+
+    @property
+    def constant(self) -> str:
+        """Return the name of the constant that the writer takes the version from."""
+        return next(name for name in ("FORMAT_VERSION", "VERSION", "FORMAT") if hasattr(self.module, name))
+
+    @property
+    def readers(self) -> Readers[Any]:
+        found: Readers[Any] = self.module.VERSIONS
+        return found
+
+
+def a_calibration(path: Path) -> Path:
+    freq = np.full((TABLES, SYMBOLS), (1 << PRECISION) // SYMBOLS, np.uint16)
+    tables = Tables(freq, np.zeros(TABLES, np.uint16), np.zeros((1, 16), np.int16))
+    return random_calibration(ID, KVShape(1, 2, 4, 8), 0, tables).save(path / "own.kv")
+
+
+def a_warm_file(path: Path) -> Path:
+    ids = np.arange(20, dtype=np.int32)
+    block = KVBlock.raw(torch.zeros(3, 2, 1, 20, 4), ids, ids, 0, torch.zeros(7))
+    assert DiskTier(path, 1 << 24).write(ID, ID, StoredBlock(block, ID, 5))
+    return path
+
+
+def read_warm_file(path: Path) -> object:
+    handle = warm_file.opened(next(path.glob("*/*.safetensors")))
+    return warm_file._Reading(handle, ID, ID, DiskTier(path, 1 << 24).codec, False)
+
+
+def a_bundle(path: Path) -> Path:
+    shutil.copy(ROOT / "models/bundles/mini/bundle.json", path)
+    head = json.loads((path / "bundle.json").read_text())
+    (path / "bundle.json").write_text(json.dumps(head | {"format": folder.FORMAT}))
+    return path
+
+
+FORMATS = {
+    "header": Format(header, lambda _: Header(1, ID).encode(), Header.decode),
+    "settings": Format(settings, lambda _: Settings(ID).encode(), Settings.decode),
+    "pack": Format(pack, lambda _: pack_of(1), Pack.of),
+    "index": Format(index_file, lambda _: index_file.build([], {}), FileIndex.of),
+    "ledger": Format(ledger, lambda _: LedgerEntry(EntryKind.DELETED, ID, 5, frozenset()).encode(), LedgerEntry.decode),
+    "plan": Format(plan, lambda _: CollectionPlan(1, ID, frozenset([ID]), 5).encode(), CollectionPlan.decode),
+    "parity": Format(parity, lambda _: Parity.of(ID, b"x").encode(), Parity.decode),
+    "candidates": Format(
+        candidate_file,
+        lambda _: candidate_file.pack_candidates(ID, {}),
+        lambda data: list(candidate_file.unpack_candidates(data, ID)),
+    ),
+    "receipt": Format(
+        receipt,
+        lambda _: receipt.encode(1, {bytes(16): bytes(16)}),
+        lambda made: receipt.ReceiptFile.decode(made[1], made[0]),
+    ),
+    "journal": Format(
+        segment,
+        lambda _: OWN.head() + OWN.frames(segment.HEAD_SIZE, [b"entry"]),
+        lambda data: list(segment.scan(OWN, data, 0)),
+    ),
+    "calibration": Format(calibration, a_calibration, Calibration.load),
+    "warm file": Format(warm_file, a_warm_file, read_warm_file),
+    "bundle": Format(folder, a_bundle, BundleFolder.open),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_second_version_is_read_once_it_has_a_reader(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that a newer pltz wrote, which changed nothing but the version."""
+    form = FORMATS[name]
+    form.read(form.make(tmp_path))
+    newest = max(form.readers.by_version)
+    with monkeypatch.context() as newer:
+        newer.setattr(form.module, form.constant, newest + 1)
+        if form.module in (calibration, warm_file):
+            newer.setattr(form.module, "FORMAT", f"{form.module.NAME} {newest + 1}")
+        (tmp_path / "newer").mkdir()
+        made = form.make(tmp_path / "newer")
+    with pytest.raises(FormatError, match=f"is of version {newest + 1}, this pltz reads .*{newest}: use a newer pltz"):
+        form.read(made)
+    monkeypatch.setitem(form.readers.by_version, newest + 1, form.readers.by_version[newest])
+    form.read(made)
+
+
+def test_one_text_says_what_is_read_and_what_to_do() -> None:
+    readers = Readers("the thing", {4: str, 6: bytes}, "make it anew")
+    assert readers.of(4) is str and 6 in readers and 5 not in readers and True not in readers
+    for version, told in {
+        3: "the thing is of version 3, which no release wrote; this pltz reads 4 and 6: make it anew",
+        5: "the thing is of version 5, this pltz reads 4 and 6: use a newer pltz",
+        None: "the thing is of version None, this pltz reads 4 and 6: use a newer pltz",
+    }.items():
+        with pytest.raises(VersionError) as refused:
+            readers.of(version)
+        assert str(refused.value) == told
+
+
+# ---- a made-up version 7 of .pltz headers: a byte of priority stands in front, and fingerprints have a length each
+
+
+def encode_7(head: Header, priority: int) -> bytes:
+    """Write a header as the made-up version."""
+    prints = (head.tokenizer_fingerprint or b"", head.target_fingerprint or b"")
+    return MAGIC + bytes([7, priority, head.exact, head.contract]) + head.bundle_id + b"".join(
+        bytes([len(one)]) + one for one in prints
+    )  # fmt: skip
+
+
+def read_7(data: bytes) -> tuple[Header, int]:
+    """Read a header of the made-up version: all that a second version takes."""
+    at, found = len(MAGIC) + 4 + FINGERPRINT, list[bytes | None]()
+    _, exact, contract = data[len(MAGIC) + 1 : len(MAGIC) + 4]
+    for _ in range(2):
+        size = data[at] if at < len(data) else FINGERPRINT
+        if size not in (0, FINGERPRINT) or len(data) < at + 1 + size:
+            raise CorruptError("the header was cut off")
+        found.append(data[at + 1 : at + 1 + size] or None)
+        at += 1 + size
+    return Header(contract, data[len(MAGIC) + 4 :][:FINGERPRINT], found[0], found[1], exact == 1), at
+
+
+def test_a_reader_of_another_layout_takes_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = [Header(1, ID), Header(2, ID, b"t" * 16, None, True), Header(2, ID, None, b"m" * 16)]
+    with pytest.raises(VersionError, match="this pltz reads 6: use a newer"):
+        Header.decode(encode_7(heads[0], 9) + bytes(FIXED.size))
+    monkeypatch.setitem(header.VERSIONS.by_version, 7, read_7)
+    for head in heads:
+        for data in (head.encode(), encode_7(head, 9)):
+            assert Header.decode(data + b"frames") == (head, len(data))
+    with pytest.raises(CorruptError, match="cut off"):
+        Header.decode(encode_7(heads[1], 9)[:-1])
+    assert len(inspect.getsource(read_7).splitlines()) < 50
