@@ -19,7 +19,7 @@ from typing import Any
 import click
 import zstandard
 
-from pltz.benchmarks import machine
+from pltz.cli.bench import machine
 from pltz.coding.codec import Codec
 from pltz.coding.log import table
 from pltz.datasets.given import as_sessions

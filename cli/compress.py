@@ -13,8 +13,8 @@ from pltz.archive.humanize import counted, size
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
-from pltz.cli.ui.output import Output, write_text
-from pltz.cli.ui.progress import Progress, say_expected, wanted
+from pltz.cli.ui.output import Output, say_if_interrupted, write_text
+from pltz.cli.ui.progress import ExpectedTime, Progress, wanted
 from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, input_options
 from pltz.cli.ui.session_input import as_fields as fields_of
 from pltz.cli.ui.session_input import as_text as text_of
@@ -138,10 +138,14 @@ def compress(
         raise UsageError("name the file to write (-o OUT; - is stdout), or an archive (--archive DIR)")
     destination = Output(output, force=force, inputs=[*inputs, *filter(None, [tokenizer])])
     codec = options.load_codec(bundle, device, threads)
-    codec.expect = say_expected
     source = InputFiles(inputs, form)
     start = time.perf_counter()
+    say_if_interrupted(
+        "interrupted: nothing was written, as a .pltz file is whole or not at all; pltz archive put keeps what is done"
+    )
     with Progress("read", unit="sessions", shown=wanted(progress)) as bar:
+        expected = ExpectedTime(bar, "--zstd-above SIZE sends large sessions to zstd")
+        codec.expect = lambda seconds: expected(seconds * max(1.0, (source.total or 0) / max(1, source.bytes_read)))
         data = api.compress(
             reading(some_sessions(source), bar),
             bundle=codec,

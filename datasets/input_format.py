@@ -10,11 +10,13 @@ says how it is recognised by one of three functions, and reads its files itself 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from pltz.datasets.session_columns import RowName, name_of, session_of
 from pltz.models.session.session import Session
+from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Recognised:
         file: file it was read from, or what stands for one.
         place: the file, with the place in it.
         size: bytes of the file that were read for it, unpacked.
+        given: as of a `Part`.
     """
 
     session: Session
@@ -45,6 +48,7 @@ class Recognised:
     file: str
     place: str
     size: int = 0
+    given: RowName | None = None
 
 
 def _silent(text: str) -> None:
@@ -81,11 +85,21 @@ class Part:
         content: a session, the bytes of a JSON value or a text, or a file inside the file.
         place: of the part, for messages.
         noun: what it is, where the format says so.
+        given: name, tenant and time, where it is a row that says them.
     """
 
     content: Session | bytes | ByteInput
     place: str
     noun: Noun | None = None
+    given: RowName | None = None
+
+
+def named_row(row: Mapping[str, Any], place: str) -> Part:
+    """Return a row with the columns of `session_columns` as its session. Raises ContentError, UsageError."""
+    try:
+        return Part(session_of(row), place, given=name_of(row))
+    except (ContentError, UsageError) as exc:
+        raise type(exc)(f"{place}: {exc}") from exc
 
 
 Read = Callable[["ByteInput", ReadOptions], Iterator[Part]]

@@ -125,6 +125,36 @@ def recognise(
     return _of_source(ByteInput(stream, name, options.max_bytes), options)
 
 
+def bytes_of_log(path: Path, max_bytes: int = MAX_BYTES) -> bytes | None:
+    """Return the bytes of a file that is an agent's log, unpacked; None where it is none.
+
+    Only a log that is one JSON document is parsed for that; of others the first events tell.
+
+    Raises:
+        OSError: it cannot be opened.
+        UsageError, CorruptError, TooLong: it cannot be read, or is longer than ``max_bytes``.
+    """
+    with path.open("rb") as stream:
+        source = ByteInput(stream, str(path), max_bytes, path)
+        suffix = _unpacked(source, ReadOptions(), [one.lower() for one in path.suffixes[-2:]])
+        known = registry.of_head(source.peek(HEAD))
+        events = json_files.first_events(source) if known is None and suffix not in TEXT_SUFFIXES else []
+        if known is None and events:
+            known = registry.of_events(events)
+        if known is None and suffix not in TEXT_SUFFIXES and source.peek(HEAD).lstrip()[:1] in (b"{", b"["):
+            data = source.rest()
+            return data if _is_log_document(data) else None
+        return source.rest() if known is not None and known.noun == "agent log" else None
+
+
+def _is_log_document(data: bytes) -> bool:
+    try:
+        known = registry.of_value(json.loads(data))
+    except (ValueError, RecursionError):
+        return False
+    return known is not None and known.noun == "agent log"
+
+
 def sample_path() -> Path:
     """Return the path of the JSONL file of 200 sample sessions that ships with pltz."""
     return _SAMPLE / "chat_sessions.jsonl"
@@ -229,7 +259,7 @@ def _recognised(
             ends = Path(part.content.name).suffixes[-2:]
             yield from _of_source(part.content, options, ends, nested=True)
         else:
-            yield replace(_named(part, known, source.name), size=source.taken - before)
+            yield replace(_named(part, known, source.name), size=source.taken - before, given=part.given)
             before = source.taken
 
 

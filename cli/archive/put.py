@@ -26,6 +26,7 @@ from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
     from pltz.archive.sessions import PutReceipt, PutRequest
+    from pltz.datasets.session_columns import RowName
     from pltz.models.session.session import Session
     from pltz.models.target.target import Target
     from pltz.plt_codec.lanes import LayoutName
@@ -202,7 +203,8 @@ def put(
     """Freeze the sessions of INPUT... into the archive in DIR: session files as for compress, or .pltz files.
 
     A session is named STEM/NUMBER after its file (stdin/NUMBER for -) unless --name or --name-key says otherwise, and
-    an agent log FOLDER/STEM. A session that is in the archive gets a new version, which stores only the new part; an
+    an agent log FOLDER/STEM. A row of a query or table with the columns name, session (JSON) and perhaps tenant and
+    time says these itself. A session that is in the archive gets a new version, which stores only the new part; an
     unchanged one adds nothing. One that does not continue the stored one of its name is refused, and the others are put
     (exit code 5), unless it is named by --name-key or --new-version is given.
 
@@ -308,16 +310,23 @@ class SessionNames:
             raise UsageError("--name is for one session, and there are more: leave it out or use --name-key")
         files = FileOfName()
         for row in (first, *rows) if self.name is not None else _chain(first, rows):
-            if self.name is None and self.key is None:
+            if self.name is None and self.key is None and row.given is None:
                 files.want(row.head, row.file)
             request = PutRequest(self._name(row), row.session, target=row.target, tokenizer=row.tokenizer, **extra)
-            yield request, row.size
+            yield self._as_row(request, row.given), row.size
+
+    def _as_row(self, request: "PutRequest", given: "RowName | None") -> "PutRequest":
+        """Return a request with the tenant and time that its row says, where the row also names it."""
+        if given is None or self.name is not None or self.key is not None:
+            return request
+        time = request.time if given.time is None else given.time
+        return replace(request, tenant=given.tenant or request.tenant, time=time, continues=False)
 
     def _name(self, row: "NamedSession") -> str:
         if self.name is not None:
             return self.name
         if self.key is None:
-            return row.default
+            return row.given.name if row.given else row.default
         value = row.session.value
         found = value.get(self.key) if row.session.kind == "chat" and isinstance(value, dict) else None
         if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
@@ -337,7 +346,7 @@ class NamedSession:
     """A session of an input, with its default name and the target it was frozen for, or is to be seen by.
 
     ``head``: its default name without the number. ``size``: bytes of ``file`` that it was read from. ``tokenizer``:
-    tokenizer.json that its ids belong to, None for the bundle's.
+    tokenizer.json that its ids belong to, None for the bundle's. ``given``: name, tenant and time that its row says.
     """
 
     head: str
@@ -347,6 +356,7 @@ class NamedSession:
     session: "Session"
     target: "Target | bytes | None" = None
     tokenizer: bytes | None = None
+    given: "RowName | None" = None
 
     @property
     def default(self) -> str:
@@ -399,7 +409,7 @@ class PutInputs:
             head = log_name(path, found.file) if log else self.heads.get(path) or below(path, found.file)
             number = None if log else counts[found.file]
             counts[found.file] += 1
-            yield NamedSession(head, number, found.file, found.size, found.session)
+            yield NamedSession(head, number, found.file, found.size, found.session, given=found.given)
 
     def _load_target(self) -> "Target | None":
         from pltz.models.target.target import Target

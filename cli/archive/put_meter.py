@@ -13,7 +13,7 @@ import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli.ui.output import printable, say_if_interrupted
-from pltz.cli.ui.progress import SAID_S, Progress, duration
+from pltz.cli.ui.progress import ExpectedTime, Progress
 
 if TYPE_CHECKING:
     from pltz.archive.sessions import PutReceipt, PutRequest
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TOLD_COMMITS = 3  # commits of new sessions after which the time of the rest is said
 TOLD_SHARE = 0.2  # of the bytes, after which it is said in any case
+ADVICE = "Ctrl-C keeps what is stored, and --zstd-above SIZE sends large sessions to zstd"
 TOLD_S = 5.0  # seconds of storing before which it is not
 
 
@@ -35,7 +36,7 @@ class PutMeter:
         self._commits = 0
         self._coding = (0, 0)  # sessions and bytes of the commit under way
         self._began: float | None = None  # when the first commit was begun
-        self._told = dry_run
+        self._expected = ExpectedTime(bar, ADVICE, silent=dry_run)
         self._say_how_it_ends()
         bar.begin("read", self._total, "bytes")
 
@@ -62,7 +63,7 @@ class PutMeter:
         """Say how long all takes, where the first commit takes long by itself."""
         content, left = self._coding[1], (self._total or 0) - self._done
         if not self._worked and content:
-            self._tell(seconds * max(1.0, left / content))
+            self._expected(seconds * max(1.0, left / content))
 
     def stored(self, receipt: "PutReceipt") -> None:
         """Count a session that is stored, and say once how long the rest takes."""
@@ -74,7 +75,7 @@ class PutMeter:
             return
         spent = time.monotonic() - self._began
         if spent >= TOLD_S and (self._commits >= TOLD_COMMITS or self._done >= TOLD_SHARE * self._total):
-            self._tell(spent * (self._total - self._done) / self._worked)
+            self._expected(spent * (self._total - self._done) / self._worked)
 
     def refuse(self, request: "PutRequest", error: "PltzError") -> None:
         """Print why a session was refused."""
@@ -92,17 +93,6 @@ class PutMeter:
         self._worked += 0 if skipped else amount
         if self._bar.label == "store":
             self._bar.add(amount, skipped=skipped)
-
-    def _tell(self, seconds: float) -> None:
-        if self._told or seconds <= SAID_S:
-            return
-        self._told = True
-        with self._bar.hidden():
-            click.echo(
-                f"storing the rest takes about {duration(seconds)} on this machine. Ctrl-C keeps what is stored; "
-                "--zstd-above SIZE sends large sessions to zstd",
-                err=True,
-            )
 
     def _say_how_it_ends(self) -> None:
         if self._dry_run:

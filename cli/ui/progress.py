@@ -30,16 +30,6 @@ def wanted(flag: bool | None) -> bool:
     return sys.stderr.isatty() if flag is None else flag
 
 
-def say_expected(seconds: float) -> None:
-    """Print on stderr how long the next batch of sessions will take, if longer than SAID_S."""
-    if seconds > SAID_S:
-        print(
-            f"coding takes about {duration(seconds)} on this machine; --zstd-above SIZE sends large sessions to zstd",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
 def duration(seconds: float) -> str:
     """Return a duration in words.
 
@@ -169,3 +159,22 @@ class Progress:
         except (OSError, ValueError):  # stderr is closed: the work goes on
             self.shown = False
         self._width = len(text)
+
+
+class ExpectedTime:
+    """Says on stderr how long the work takes, once, and only where it is longer than SAID_S.
+
+    ``advice``: what to do about it, a sentence.
+    """
+
+    def __init__(self, bar: Progress, advice: str, *, silent: bool = False) -> None:
+        self._bar, self._advice, self._told = bar, advice, silent
+
+    def __call__(self, seconds: float) -> None:
+        """Say that it takes so many seconds."""
+        if self._told or seconds <= SAID_S:
+            return
+        self._told = True
+        with self._bar.hidden():
+            text = f"coding takes about {duration(seconds)} on this machine; {self._advice}"
+            print(text, file=sys.stderr, flush=True)

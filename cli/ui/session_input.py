@@ -96,6 +96,7 @@ class InputFiles:
         self.paths, self.form = paths, form
         self.files: dict[str, FileCounts] = {}
         self.remarks: list[str] = []
+        self.bytes_read = 0
 
     def __iter__(self) -> Iterator[Session]:
         """Yield the sessions of all inputs, in order. Raises as `pltz.datasets.load`."""
@@ -109,6 +110,7 @@ class InputFiles:
         for path in self.paths:
             for found in recognise(path, options):
                 self.files.setdefault(found.file, FileCounts()).add(found)
+                self.bytes_read += found.size
                 yield found
 
     @property

@@ -1,7 +1,7 @@
 """SQLite: a session per row of a query. The file is opened for reading alone, and a query can do nothing else.
 
-A row of one column is a chat or other JSON where all of it is, else a text; bytes stay bytes. A row of more
-columns is an object with the columns as keys.
+A row of one column is a chat or other JSON where all of it is, else a text; bytes stay bytes. A row of the columns of
+`session_columns` is a session with a name. Any other row is an object with the columns as keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from pltz.datasets.byte_input import ByteInput
-from pltz.datasets.input_format import InputFormat, Part, ReadOptions
+from pltz.datasets.input_format import InputFormat, Part, ReadOptions, named_row
+from pltz.datasets.session_columns import name_sessions
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
 
@@ -59,6 +60,8 @@ def _of_row(names: list[str], row: tuple[Any, ...], place: str) -> Part:
         return Part(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value, place)
     if len(set(names)) < len(names):
         raise UsageError(f"{place}: two columns of the query have one name: name them apart with AS")
+    if name_sessions(names):
+        return named_row(dict(zip(names, row, strict=True)), place)
     if any(isinstance(value, bytes) for value in row):
         raise ContentError(f"{place}: a column holds bytes, which JSON cannot: choose that column alone")
     return Part(Session("chat", dict(zip(names, row, strict=True))), place)

@@ -4,6 +4,7 @@ A row is taken in the first of these ways that fits its columns (of those chosen
 
     one column of lists of integers         token ids
     one column of strings                   JSON where all of it is, else a text
+    name, session, perhaps tenant, time     a session with a name (`session_columns`)
     anything else                           an object with the columns as keys
 
 Columns that JSON cannot hold (times, decimals, bytes) are left out, with a remark, unless they were chosen.
@@ -16,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pltz.datasets.byte_input import ByteInput
-from pltz.datasets.input_format import InputFormat, Part, ReadOptions
+from pltz.datasets.input_format import InputFormat, Part, ReadOptions, named_row
+from pltz.datasets.session_columns import name_sessions
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, UsageError
 
@@ -116,6 +118,8 @@ def _is_json(kind: Any) -> bool:
 
 
 def _of_row(row: dict[str, Any], place: str) -> Part:
+    if name_sessions(row):
+        return named_row(row, place)
     values: Sequence[Any] = list(row.values())
     if len(values) == 1 and isinstance(values[0], str):
         return Part(values[0].encode("utf-8", "surrogatepass"), place)

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from pltz.archive.sessions import PutRequest
+from pltz.datasets.session_columns import moment
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError
 from pltz.serving.nightly.sources.source import SourceEntry
@@ -68,28 +67,6 @@ def _is_text(word: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def moment(value: Any, what: str) -> int:
-    """Return the seconds since 1970 of a number or an ISO 8601 text (UTC where it has no zone).
-
-    Raises ContentError.
-
-    >>> moment("1970-01-02T00:00Z", "updated"), moment(7.9, "updated")
-    (86400, 7)
-    """
-    try:
-        if isinstance(value, int | float | Decimal) and not isinstance(value, bool) and 0 <= value < 1 << 40:
-            return int(value)
-        when = value if isinstance(value, datetime) else datetime.fromisoformat(value)
-        found = int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
-    except (TypeError, ValueError, InvalidOperation):  # InvalidOperation: from a database's NaN
-        found = -1
-    if found < 0:
-        raise ContentError(
-            f"expected seconds since 1970 or a date such as 2026-01-31T12:00 as {what!r}, found {str(value)[:40]!r}"
-        )
-    return found
 
 
 def _member(session: Session, key: str) -> Any:

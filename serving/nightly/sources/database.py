@@ -26,7 +26,6 @@ import itertools
 import pickle
 import sqlite3
 import tempfile
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -35,11 +34,12 @@ from pathlib import Path
 from typing import Any
 
 from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.datasets.session_columns import bytes_of, name_of, name_sessions
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
-from pltz.serving.nightly.naming import BY_ENTRY, Naming, moment
+from pltz.serving.nightly.naming import BY_ENTRY, Naming
 from pltz.serving.nightly.sources.source import (
     SHARD_SESSIONS,
     Shard,
@@ -51,7 +51,6 @@ from pltz.serving.nightly.sources.source import (
 )
 
 SHOWN = 80  # characters of a name
-COLUMNS = ("name", "session", "tenant", "time")
 TIMES = ("date", "timestamp", "timestamptz")  # of PostgreSQL
 AT_ONCE = 256  # rows per fetch from a server, fewer where they are large
 FETCH = 4 << 20  # bytes
@@ -127,31 +126,22 @@ class DatabaseSource(ABC):
                 yield self._entry(dict(zip(columns, row, strict=True)))
 
     def _entry(self, row: dict[str, Any]) -> SourceEntry | Unreadable:
-        name = row["name"]
-        if not _is_word(name) or name == "":
-            return Unreadable(f"row {name!r:.{SHOWN}}", "expected a string or number as name")
-        where = f"row {str(name)[:SHOWN]!r}"
+        name = None if row["name"] is None else str(row["name"])
+        where = f"row {name!r:.{SHOWN}}"
         if row.get("too_long"):
             why = f"expected a session of at most {self.max_bytes} bytes, found a longer one"
-            return Unreadable(where, why, str(name))
-        data = row["session"]
-        raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
-        if isinstance(raw, memoryview):
-            raw = bytes(raw)
-        if not isinstance(raw, bytes):
-            return Unreadable(where, f"expected JSON as session, found {type(data).__name__}", str(name))
-        if len(raw) > self.max_bytes:
-            why = f"expected a session of at most {self.max_bytes} bytes, found {len(raw)}"
-            return Unreadable(where, why, str(name), len(raw))
+            return Unreadable(where, why, name)
+        size: int | None = None
         try:
-            time = None if row.get("time") is None else moment(row["time"], "time")
+            raw = bytes_of(row)
+            size = len(raw)
+            given = name_of(row)
         except ContentError as exc:
-            return Unreadable(where, str(exc), str(name), len(raw))
-        tenant = row.get("tenant")
-        if tenant is not None and not _is_word(tenant):
-            why = f"expected a string or number as tenant, found {type(tenant).__name__}"
-            return Unreadable(where, why, str(name), len(raw))
-        return SourceEntry(where, str(name), raw, None if tenant is None else str(tenant), time, time)
+            return Unreadable(where, str(exc), name, size)
+        if size > self.max_bytes:
+            why = f"expected a session of at most {self.max_bytes} bytes, found {size}"
+            return Unreadable(where, why, name, size)
+        return SourceEntry(where, given.name, raw, given.tenant, given.time, given.time)
 
     def item(self, entry: SourceEntry) -> PutRequest:
         """Return a row as a session to put. Raises UsageError, ContentError and FormatError."""
@@ -167,8 +157,7 @@ class DatabaseSource(ABC):
 
     def _check(self, columns: list[str]) -> None:
         """Check the columns of the query. Raises UsageError."""
-        missing = [column for column in COLUMNS[:2] if column not in columns]
-        if missing or not set(columns) <= set(COLUMNS) or len(set(columns)) < len(columns):
+        if not name_sessions(columns) or len(set(columns)) < len(columns):
             raise UsageError(
                 f"source {self.name!r}: expected a query with the columns name, session and perhaps tenant, time; "
                 f"found {', '.join(columns)}"
@@ -184,11 +173,6 @@ class DatabaseSource(ABC):
 
     def _failed(self, exc: Exception) -> UsageError:
         return UsageError(f"source {self.name!r}: the database says: {' '.join(str(exc).split())}")
-
-
-def _is_word(value: Any) -> bool:
-    """Return whether a value may be a name, which excludes bytes and fractions."""
-    return isinstance(value, str | int | uuid.UUID) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pltz.archive.sessions import PutRequest, SessionArchive
-from pltz.datasets.byte_input import ByteInput, TooLong
+from pltz.datasets import registry
+from pltz.datasets.byte_input import ByteInput, Readable, TooLong
+from pltz.datasets.json_files import first_events
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, UsageError
@@ -41,6 +43,7 @@ from pltz.serving.nightly.sources.source import (
 
 ENDS = tuple(suffix + packed for suffix in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst"))
 PACKED = (".gz", ".zst")
+AGENTS = frozenset(("claude-code", "codex", "gemini-cli-lines", "pi"))  # whose logs are like no other JSON lines
 BLOCK = 1 << 20  # bytes
 BOM = b"\xef\xbb\xbf"
 
@@ -63,7 +66,8 @@ class JsonlSource:
     """A JSONL file or a folder of them (see the top of this file).
 
     ``max_bytes``: of a line. ``ordered``: one process reads everything. Versions of a name that are spread
-    over files then keep their order with any number of workers.
+    over files then keep their order with any number of workers. ``new_version``: let a line of FILE/LINE that does not
+    continue the stored one be its next version; it may be of another file of that name.
     """
 
     name: str
@@ -71,6 +75,7 @@ class JsonlSource:
     naming: Naming = field(default_factory=Naming)
     max_bytes: int = number_setting(MAX_BYTES, 1, MAX_BYTES)
     ordered: bool = False
+    new_version: bool = False
     kind = "jsonl"
     naming_keys = NAMING_KEYS
 
@@ -131,13 +136,29 @@ class JsonlSource:
             return
         with stream:
             since = os.fstat(stream.fileno()).st_mtime
+            if agent := None if self.repeats else self._agent_of(stream, piece):
+                why = f"these lines are one session of {agent}: name their folder in a source of kind agent-logs"
+                yield Unreadable(piece.path, why)
+                return
             stream.seek(piece.start)
-            source = ByteInput(_Span(stream, piece), piece.path, self.max_bytes)
-            if piece.path.endswith(".zst"):
-                source.unpack()
-            elif piece.path.endswith(".gz"):
-                source.gunzip()
-            yield from self._lines(source, piece, since)
+            yield from self._lines(self._opened(_Span(stream, piece), piece), piece, since)
+
+    def _opened(self, stream: Readable, piece: FilePiece) -> ByteInput:
+        source = ByteInput(stream, piece.path, self.max_bytes)
+        if piece.path.endswith(".zst"):
+            source.unpack()
+        elif piece.path.endswith(".gz"):
+            source.gunzip()
+        return source
+
+    def _agent_of(self, stream: BufferedReader, piece: FilePiece) -> str | None:
+        """Return the agent that wrote a file as the log of one session, by its first lines; None for other files."""
+        try:
+            events = first_events(self._opened(stream, piece))
+        except (CorruptError, UsageError):  # reading the lines names the damage
+            return None
+        known = registry.of_events(events) if events else None
+        return known.name if known and known.name in AGENTS else None
 
     def _lines(self, source: ByteInput, piece: FilePiece, since: float) -> Iterator[SourceEntry | Unreadable]:
         number = piece.first - 1
@@ -165,7 +186,8 @@ class JsonlSource:
 
     def item(self, entry: SourceEntry) -> PutRequest:
         """Return a line as a session to put. Raises UsageError, ContentError and FormatError."""
-        return self.naming.item(entry, Session.from_json_line(entry.raw))
+        request = self.naming.item(entry, Session.from_json_line(entry.raw))
+        return replace(request, continues=not (self.repeats or self.new_version))
 
     def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
         """Return the archive itself. See `EntrySource.sink`."""

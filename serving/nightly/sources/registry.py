@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pltz.serving.nightly.sources.agent_logs import AgentLogSource
 from pltz.serving.nightly.sources.database import PostgresSource, SqliteSource
 from pltz.serving.nightly.sources.journal import JournalSource
 from pltz.serving.nightly.sources.jsonl import JsonlSource
 from pltz.serving.nightly.sources.slots import SlotSource
 
-KINDS = (JsonlSource, SqliteSource, PostgresSource, SlotSource, JournalSource)
+KINDS = (JsonlSource, AgentLogSource, SqliteSource, PostgresSource, SlotSource, JournalSource)
 SOURCES: dict[str, Any] = {source.kind: source for source in KINDS}  # by the word in the configuration

@@ -1,6 +1,8 @@
 """``pltz archive put``: what is stored when one session is refused or the command is interrupted."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,26 @@ def test_files_of_a_folder_are_numbered_each_for_itself(run: Run, cold: Path, tm
     assert [(row["name"], row["unchanged"]) for row in rows] == [
         ("a/0", False), ("b/0", True), ("b/1", True), ("en/a/0", True), ("notes/0", True)
     ]
+
+
+def test_rows_that_name_their_sessions(run: Run, cold: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "app.db")) as base, base:
+        base.execute("CREATE TABLE chats (id INTEGER, body TEXT, tenant TEXT, updated TEXT)")
+        rows = [(n, json.dumps(chat(n)), "acme" if n else None, "1970-01-02") for n in range(3)]
+        base.executemany("INSERT INTO chats VALUES (?, ?, ?, ?)", rows)
+    query = "SELECT id AS name, body AS session, tenant, updated AS time FROM chats"
+    put = ("archive", "put", cold, tmp_path / "app.db", "--query")
+    found = lines(run(*put, query, "--json"))
+    assert [(row["tenant"], row["name"]) for row in found] == [("default", "0"), ("acme", "1"), ("acme", "2")]
+    assert json.loads(run("archive", "get", cold, "2", "--tenant", "acme").stdout) == chat(2)
+    [version] = lines(run("archive", "ls", cold, "--tenant", "default", "--json"))
+    assert version["time"] == 86400
+    assert run("compress", tmp_path / "app.db", "--query", query, "-o", tmp_path / "a.pltz").exit_code == 0
+    assert json.loads(run("decompress", tmp_path / "a.pltz", "--session", "2", "-o", "-").stdout) == chat(2)
+    other = lines(run(*put, "SELECT id AS name, updated FROM chats", "--json"))
+    assert [row["name"] for row in other] == ["app/0", "app/1", "app/2"]
+    with closing(sqlite3.connect(tmp_path / "app.db")) as base, base:
+        base.execute("UPDATE chats SET body = ? WHERE id = 2", (json.dumps(chat(1)),))
+    assert [row["version"] for row in lines(run(*put, query, "--json"))] == [1, 1, 2]
+    bad = run(*put, "SELECT 7.5 AS name, body AS session FROM chats")
+    assert bad.exit_code == 5 and "as name, found float" in bad.stderr

@@ -12,6 +12,7 @@ from pltz.plt_codec.errors import UsageError
 from pltz.serving.nightly import config
 from pltz.serving.nightly.config import EXAMPLE, Retention, VerifySample, parse
 from pltz.serving.nightly.naming import Naming
+from pltz.serving.nightly.sources.agent_logs import AgentLogSource
 from pltz.serving.nightly.sources.database import PostgresSource, SqliteSource
 from pltz.serving.nightly.sources.journal import JournalSource
 from pltz.serving.nightly.sources.jsonl import JsonlSource
@@ -37,10 +38,10 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
     lines = [line.removeprefix("# ") for line in EXAMPLE.splitlines()[3:] if not line.startswith("# tenant")]
     lines = [line for line in lines if not line.startswith("key_") and not line.startswith("base")]
     found = parse("\n".join(lines), HERE)
-    assert [s.kind for s in found.sources] == ["jsonl", "sqlite", "postgres", "slots", "journal"]
+    assert [s.kind for s in found.sources] == ["jsonl", "agent-logs", "sqlite", "postgres", "slots", "journal"]
     kinds = [type(s) for s in found.sources]
-    assert kinds == [JsonlSource, SqliteSource, PostgresSource, SlotSource, JournalSource]
-    slots = found.sources[3]
+    assert kinds == [JsonlSource, AgentLogSource, SqliteSource, PostgresSource, SlotSource, JournalSource]
+    slots = found.sources[4]
     assert isinstance(slots, SlotSource) and slots.tokenizer == "/jobs/tokenizer.json"
     assert found.retention[0].policy.drop_last and found.workers == 4 and found.keep_opaque
     assert found.layout == "fast"
@@ -74,7 +75,7 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         (HEAD + 'key_file = "a"\nkey_command = "b"\n' + SOURCE, "exclude each other"),
         (HEAD + "source = 3", "expected a list as source"),
         (HEAD + "source = [3]", r"expected tables \[\[source\]\]"),
-        (HEAD + '[[source]]\nkind = "csv"', "expected a kind of jsonl, sqlite, postgres, slots, journal, found 'csv'"),
+        (HEAD + '[[source]]\nkind = "csv"', "expected a kind of jsonl, agent-logs, sqlite, postgres, slots, journal"),
         (HEAD + '[[source]]\nkind = "jsonl"', "a source of kind jsonl needs 'path'"),
         *(
             (HEAD + SOURCE + f'{key} = ""', f"source.. 1: expected a name as {key}, found nothing")

@@ -74,7 +74,7 @@ def test_a_log_that_repeats_a_name_gives_its_versions_in_order(
 
 
 def test_lines_without_a_name_are_called_after_their_place(nightly: Nightly) -> None:
-    nightly.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\ntenant = "acme"\n'
+    nightly.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\ntenant = "acme"\nnew_version = true\n'
     path = nightly.write("chats/deep/a.jsonl", b"\xef\xbb\xbf[1]\r\n\n[2]")
     assert nightly.counts() == (2, 0, 0, 0)
     assert nightly.content() == {("acme", "deep/a/1"): ["[1]"], ("acme", "deep/a/3"): ["[2]"]}

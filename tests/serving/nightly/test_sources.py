@@ -24,9 +24,10 @@ import pytest
 
 from pltz.archive.sessions import SessionArchive
 from pltz.datasets.byte_input import CHUNK
+from pltz.datasets.session_columns import moment
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.serving.eviction.eviction import EvictionRequest
-from pltz.serving.nightly.naming import Naming, moment
+from pltz.serving.nightly.naming import Naming
 from pltz.serving.nightly.sources import database, jsonl
 from pltz.serving.nightly.sources.database import SqliteSource
 from pltz.serving.nightly.sources.jsonl import JsonlSource

@@ -1,0 +1,136 @@
+"""Logs of coding agents: every log below a folder is one session, as `pltz archive put FOLDER` makes it.
+
+A log is named by its path below the folder, with one folder at least (``-home-me-shop/4f35e220``). Files that are no
+logs of an agent are left out. A log that grew is a new version, and an unchanged one is known by a digest of its bytes:
+it is read, and neither parsed nor coded. A log that another one replaced is refused, unless ``new_version`` is set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.datasets.file_names import log_name
+from pltz.datasets.input_format import ReadOptions
+from pltz.datasets.loaders import bytes_of_log, recognise
+from pltz.plt_codec.errors import ContentError, PltzError, UsageError
+from pltz.plt_codec.limits import MAX_BYTES
+from pltz.serving.nightly.naming import BY_ENTRY, Naming
+from pltz.serving.nightly.sources.source import (
+    SHARD_BYTES,
+    SHARD_SESSIONS,
+    Shard,
+    SourceEntry,
+    Unreadable,
+    number_setting,
+    path_setting,
+)
+
+if TYPE_CHECKING:
+    from pltz.models.bundle.bundle import Bundle
+    from pltz.serving.nightly.sources.source import Sink
+
+
+@dataclass(frozen=True)
+class AgentLogSource:
+    """A folder of logs, or one log (see the top of this file).
+
+    ``max_bytes``: of a log. ``exact``: keep the bytes of JSON where its values would not give them back.
+    ``new_version``: let a log that does not continue the stored one of its name be its next version.
+    """
+
+    name: str
+    path: str = path_setting()
+    naming: Naming = field(default_factory=Naming)
+    max_bytes: int = number_setting(MAX_BYTES, 1, MAX_BYTES)
+    exact: bool = False
+    new_version: bool = False
+    kind = "agent-logs"
+    naming_keys = BY_ENTRY
+    repeats = False
+
+    def settings(self) -> list[Any]:
+        """Return the settings that decide how logs are stored. See `EntrySource.settings`."""
+        return [self.kind, self.exact, *self.naming.settings()]
+
+    def shards(self, number: int) -> Iterator[Shard]:
+        """Yield groups of files. Raises UsageError where there is nothing at the path."""
+        root = Path(self.path)
+        if not root.exists():
+            raise UsageError(f"expected a log or a folder of logs, found nothing at {self.path}")
+        row: list[str] = []
+        total = 0
+        for path, size in _files(root):
+            if row and (total + size > SHARD_BYTES or len(row) >= SHARD_SESSIONS):
+                yield self._shard(number, row)
+                row, total = [], 0
+            row.append(path)
+            total += size
+        if row:
+            yield self._shard(number, row)
+
+    def _shard(self, number: int, row: list[str]) -> Shard:
+        return Shard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
+
+    def entries(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
+        """Yield the logs of a shard as their bytes, unpacked. Files that cannot be read are `Unreadable`."""
+        root = Path(self.path)
+        for inside in shard.parts:
+            path = root / inside if root.is_dir() else root
+            name = log_name(str(root), str(path))
+            try:
+                since = path.stat().st_mtime
+                raw = bytes_of_log(path, self.max_bytes)
+            except FileNotFoundError:
+                continue  # moved since it was listed: the next run finds it in its new place
+            except OSError as exc:
+                yield Unreadable(inside, f"cannot be read: {exc.strerror or exc}", name)
+                continue
+            except PltzError as exc:
+                yield Unreadable(inside, str(exc), name)
+                continue
+            if raw is not None:
+                yield SourceEntry(inside, name, raw, since=since)
+
+    def item(self, entry: SourceEntry) -> PutRequest:
+        """Return a log as a session to put. Raises UsageError, ContentError and FormatError."""
+        found = list(recognise(entry.raw, ReadOptions(max_bytes=self.max_bytes, exact=self.exact)))
+        if len(found) != 1:
+            raise ContentError(f"expected the log of one session, found {len(found)} sessions")
+        return replace(self.naming.item(entry, found[0].session), continues=not self.new_version)
+
+    def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
+        """Return the archive itself. See `EntrySource.sink`."""
+        return cold
+
+
+def _files(root: Path) -> Iterator[tuple[str, int]]:
+    """Yield the one file, or the files below a folder in the order of their paths, each with its size in bytes.
+
+    A folder that cannot be read counts as a file, since reading that names it.
+    """
+    if root.is_file():
+        yield root.name, root.stat().st_size
+        return
+    found: list[tuple[str, int]] = []
+
+    def unreadable(exc: OSError) -> None:
+        if Path(exc.filename) == root:
+            raise UsageError(f"{root} cannot be read: {exc.strerror}") from exc
+        found.append((Path(exc.filename).relative_to(root).as_posix(), 0))
+
+    for base, _, names in os.walk(root, onerror=unreadable):
+        for name in names:
+            path = Path(base, name)
+            try:
+                if path.is_file():  # a pipe would block for ever
+                    found.append((path.relative_to(root).as_posix(), path.stat().st_size))
+            except FileNotFoundError:
+                continue
+            except OSError:
+                found.append((path.relative_to(root).as_posix(), 0))
+    yield from sorted(found)

@@ -1,0 +1,85 @@
+"""Logs of coding agents in the nightly job: a session per file, and no two files in one session."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.serving.nightly.conftest import Nightly
+
+OPENCODE = json.dumps(
+    {"info": {"id": "ses_1"}, "messages": [{"info": {"role": "user"}, "parts": [{"type": "text", "text": "Hi"}]}]},
+    indent=2,
+).encode()
+
+
+def log(session: str, events: int) -> bytes:
+    """Return the log of a session of Claude Code."""
+    rows = [
+        {"type": role, "sessionId": session, "message": {"role": role, "content": f"turn {n} of {session}"}}
+        for n, role in zip(range(events), itertools.cycle(("user", "assistant")), strict=False)
+    ]
+    return b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows)
+
+
+def test_agent_logs_are_a_session_per_file(nightly: Nightly) -> None:
+    nightly.sources = '[[source]]\nkind = "agent-logs"\npath = "logs"\ntenant = "acme"\n'
+    nightly.write("logs/shop/events.jsonl", log("shop", 2))
+    nightly.write("logs/garden/events.jsonl.gz", gzip.compress(log("garden", 2)))
+    nightly.write("logs/garden/ses_1.json", OPENCODE)
+    nightly.write("logs/garden/chats.jsonl", b'{"messages":[{"role":"user","content":"no log"}]}\n')
+    nightly.write("logs/garden/notes.md", b"# no log\n")
+    nightly.write("logs/top.jsonl", log("top", 1))
+    assert nightly.counts() == (4, 0, 0, 0) and nightly.counts() == (0, 4, 0, 0)
+    names = {("acme", name) for name in ("shop/events", "garden/events", "garden/ses_1", "logs/top")}
+    assert nightly.content().keys() == names
+    nightly.write("logs/shop/events.jsonl", log("shop", 4))
+    assert nightly.counts() == (1, 3, 0, 0)
+    versions = nightly.content()["acme", "shop/events"]
+    assert [len(json.loads(version)) for version in versions] == [2, 4]
+
+
+def test_a_log_that_another_replaced_needs_a_word(nightly: Nightly) -> None:
+    nightly.sources = '[[source]]\nkind = "agent-logs"\npath = "logs"\n'
+    path = nightly.write("logs/shop/events.jsonl", log("shop", 2))
+    nightly.write("logs/shop/b.jsonl", log("b", 2))
+    assert nightly.counts() == (2, 0, 0, 0)
+    path.write_bytes(log("other", 3))
+    nightly.write("logs/shop/b.jsonl", log("b", 3))
+    report = nightly.run()
+    assert report["exit_code"] == 5 and report["totals"]["frozen"] == 1
+    [refused] = report["refused"]
+    assert refused["where"] == "shop/events.jsonl" and "new_version = true" in refused["reason"]
+    nightly.sources += "new_version = true\n"
+    assert nightly.counts() == (1, 1, 0, 0)
+    assert len(nightly.content()["default", "shop/events"]) == 2
+
+
+def test_lines_that_are_one_session_of_an_agent_are_not_taken_one_by_one(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\n'
+    nightly.write("chats/log.jsonl", log("shop", 9))
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]))
+    report = nightly.run()
+    [refused] = report["refused"]
+    assert refused["where"] == "log.jsonl" and "agent-logs" in refused["reason"]
+    assert list(nightly.content()) == [("default", "a/1")]
+
+
+def test_a_file_of_chats_that_another_replaced_needs_a_word(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\n'
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2)]))
+    assert nightly.counts() == (2, 0, 0, 0)
+    nightly.write("chats/a.jsonl", make_lines([make_chat(3), make_chat(2, 2)]))
+    assert nightly.counts() == (1, 0, 1, 5)
+    nightly.sources += "new_version = true\n"
+    assert nightly.counts()[2:] == (0, 0)
+    assert [len(versions) for versions in nightly.content().values()] == [2, 2]
