@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING, Any
 
 from pltz.kv.calibrate.measure import CHANGED, SIMULATED
 from pltz.kv.forms.q4 import hadamard
-from pltz.kv.port.codec import Span
+from pltz.kv.port.codec import CompactForm, Span
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
-    from pltz.kv.port.codec import Parts
+    from pltz.kv.port.arriving import Parts
 
 Change = Callable[["torch.Tensor"], tuple["torch.Tensor", float]]  # float32 KV to what is left of it, and its bits
 
 
-class PeerForm:
+class PeerForm(CompactForm):
     """A simulated form. ``change``: returns the KV after it, and its size in bits."""
 
     exact = False

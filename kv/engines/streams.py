@@ -25,7 +25,7 @@ from pltz.kv.port.arriving import shells, wait
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
-    from pltz.kv.port.codec import Parts
+    from pltz.kv.port.arriving import Parts
 
 try:
     from pltz.kv.engines import _ans

@@ -17,14 +17,14 @@ import numpy as np
 import zstandard
 
 from pltz.kv.port.arriving import shells
-from pltz.kv.port.codec import Span
+from pltz.kv.port.codec import CompactForm, Span
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from pltz.kv.port.codec import Parts
+    from pltz.kv.port.arriving import Parts
     from pltz.kv.port.receipt import Receipt
 
 LEVEL = 1  # of zstd: higher ones look for repeats, find chance ones, and take more bytes
@@ -32,7 +32,7 @@ NAMES = {"kv.high", "kv.low", "kv.sizes"}
 SLACK = 64  # bytes of a frame beyond those of its content; and one in 256 of them
 
 
-class LosslessCodec:
+class LosslessCodec(CompactForm):
     """Exact KV in bfloat16 with coded exponents."""
 
     name = "lossless-1"
@@ -86,7 +86,7 @@ class LosslessCodec:
         return bits.view(torch.bfloat16)
 
     def outline(self, parts: Parts) -> torch.Tensor:
-        """Return a tensor of the shape and type of the KV of parts, without memory."""
+        """Return a tensor without memory. See `ExactCodec.outline`."""
         import torch
 
         return torch.empty(shells(parts)["kv.low"].shape, dtype=torch.bfloat16, device="meta")

@@ -26,7 +26,7 @@ from pltz.kv.forms.q8 import (
     sinks_of,
     unpacking,
 )
-from pltz.kv.port.codec import Span
+from pltz.kv.port.codec import CompactForm, Span
 from pltz.kv.port.rotary import Rotary
 from pltz.plt_codec.errors import CorruptError, UsageError
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from pltz.kv.port.codec import Parts
+    from pltz.kv.port.arriving import Parts
     from pltz.kv.port.receipt import Receipt
 
 FINE = 96  # tokens kept in int8
@@ -44,7 +44,7 @@ BOOK = tuple(-c for c in reversed(HALF_BOOK)) + HALF_BOOK
 NAMES = {"kv.codes", "kv.scale", "kv.mean", "kv.sinks", "kv.fine", "kv.fine.at", "kv.fine.scale"}
 
 
-class Q4Codec:
+class Q4Codec(CompactForm):
     """Rotated four-bit KV. ``rotary``: the target's. ``receipt``: what was measured, if anything."""
 
     name = "q4-1"

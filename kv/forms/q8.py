@@ -10,21 +10,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pltz.kv.engines.cuda import HEADS, TYPES, Kernels, kernels_on
-from pltz.kv.port.codec import Span
+from pltz.kv.port.codec import CompactForm, Span
 from pltz.kv.port.rotary import Rotary
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
-    from pltz.kv.port.codec import Parts
+    from pltz.kv.port.arriving import Parts
     from pltz.kv.port.receipt import Receipt
 
 LARGEST = 127
 SINKS = 4  # tokens at the beginning of a session, kept exactly
 
 
-class Q8Codec:
+class Q8Codec(CompactForm):
     """Int8 with one float16 scale per token and head. ``rotary``: the target's. ``receipt``: what was measured."""
 
     name = "q8-1"

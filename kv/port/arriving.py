@@ -22,7 +22,7 @@ from pltz.plt_codec.errors import CorruptError
 if TYPE_CHECKING:
     import torch
 
-    from pltz.kv.port.codec import Parts
+    Parts = Mapping[str, torch.Tensor]
 
 PIECE = 1 << 22  # bytes copied to a device at once
 

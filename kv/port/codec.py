@@ -8,7 +8,6 @@ has each set of tables of one codec. The store finds exact forms only, unless it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -22,11 +21,10 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    Parts = Mapping[str, torch.Tensor]
+    from pltz.kv.port.arriving import Parts
 
 MAX_PARTS = 64  # tensors of one block
 PREFIX = "kv"  # with which the name of every part begins
-TYPE = "kv.type"  # an empty part of entropy-coded forms: decoding returns KV of its type, on its device
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +71,10 @@ class KVCodec(Protocol):
         """Return whether `decode` gives back every bit that `encode` was given."""
 
     @property
+    def compact(self) -> bool:
+        """Return whether the parts are fewer bytes than the KV: they are made before a copy, and copied undecoded."""
+
+    @property
     def receipt(self) -> Receipt | None:
         """Return what was measured of this form on held-out sessions, or None where nothing was."""
 
@@ -89,9 +91,12 @@ class KVCodec(Protocol):
     def decode(self, parts: Parts, span: Span) -> torch.Tensor:
         """Return the KV of parts that `check` accepted, (layers, 2, heads, T, D), on their device.
 
-        Where there is a part `TYPE`, the device is that part's. Parts of a file may still arrive (`arriving.py`).
-        Raises CorruptError where they turn out to be damaged, or are in a way that `check` does not see.
+        Parts of a file may still arrive (`arriving.py`). Raises CorruptError where they turn out to be damaged, or are
+        in a way that `check` does not see.
         """
+
+    def near(self, parts: Parts, device: torch.device) -> Parts:
+        """Return parts of which `decode` makes the KV on a device, if they are compact, with few bytes over the bus."""
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Check names, types and shapes of parts that are read from a file. Waits for those only whose values it needs.
@@ -100,11 +105,29 @@ class KVCodec(Protocol):
         """
 
 
+class ExactCodec(KVCodec, Protocol):
+    """A form whose `exact` is true. Its blocks may be coded again."""
+
+    def outline(self, parts: Parts) -> torch.Tensor:
+        """Return a tensor of the shape and type of the KV of parts, without decoding them."""
+
+
+class CompactForm:
+    """The part of a codec that compact forms share: their parts may be decoded on any device."""
+
+    compact = True
+
+    def near(self, parts: Parts, device: torch.device) -> Parts:
+        """Return the parts on a device. See `KVCodec.near`."""
+        return {name: part.to(device, non_blocking=True) for name, part in parts.items()}
+
+
 class RawCodec:
     """KV as the target computed it: one tensor, exact."""
 
     name = "raw"
     exact = True
+    compact = False
     receipt = None
 
     def size(self, kv: torch.Tensor) -> int:
@@ -118,6 +141,14 @@ class RawCodec:
     def decode(self, parts: Parts, span: Span) -> torch.Tensor:
         """Return the tensor itself, without a copy. See `KVCodec.decode`."""
         return parts[PREFIX]
+
+    def near(self, parts: Parts, device: torch.device) -> Parts:
+        """Return the tensor where it is. See `KVCodec.near`."""
+        return parts
+
+    def outline(self, parts: Parts) -> torch.Tensor:
+        """Return the tensor itself, which may still arrive. See `ExactCodec.outline`."""
+        return shells(parts)[PREFIX]
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Check the tensor. See `KVCodec.check`."""

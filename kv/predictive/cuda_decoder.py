@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import torch
 
     from pltz.kv.engines.cuda import DecodedStreams
-    from pltz.kv.port.codec import Parts, Span
+    from pltz.kv.port.arriving import Parts
+    from pltz.kv.port.codec import Span
     from pltz.kv.port.rotary import Rotary
 
 COPIES = 0  # the stream beside that copies words; the others decode

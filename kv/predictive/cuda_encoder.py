@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from pltz.kv.port.codec import Parts, Span
+    from pltz.kv.port.arriving import Parts
+    from pltz.kv.port.codec import Span
     from pltz.kv.port.rotary import Rotary
 
 LARGEST = (1 << 15) - 1  # an integer

@@ -37,7 +37,7 @@ from pltz.kv.engines.streams import (
     stream_count,
 )
 from pltz.kv.forms.q8 import at_zero, check_type, in_place
-from pltz.kv.port.arriving import shells
+from pltz.kv.port.arriving import replaced, shells
 from pltz.kv.port.codec import Span
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import BELOW, FINER, PREDICTIVE, Calibration
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from pltz.kv.port.codec import Parts
+    from pltz.kv.port.arriving import Parts
     from pltz.kv.port.receipt import Receipt
 
 LEAST_POINT, MOST_POINT = -64, 32  # operating points: 8 log2 of the step of a token of class 3
@@ -120,6 +120,7 @@ class PredictiveCodec:
     """
 
     exact = False
+    compact = True
 
     def __init__(
         self,
@@ -206,6 +207,13 @@ class PredictiveCodec:
             if not bool(torch.isfinite(kv).all()):
                 raise CorruptError("keys or values are not finite: of a hostile calibration, or too large")
             return kv
+
+    def near(self, parts: Parts, device: torch.device) -> Parts:
+        """Return the parts with their type on a device, where decoding puts the KV. See `KVCodec.near`.
+
+        Words stay where they are. A GPU copies them section by section, so that it begins before all have arrived.
+        """
+        return replaced(parts, "kv.type", parts["kv.type"].to(device))
 
     def check(self, parts: Parts, tokens: int) -> None:
         """Check the streams' types and shapes. See `KVCodec.check`."""

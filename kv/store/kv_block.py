@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from pltz.kv.forms.lossless import LosslessCodec
-from pltz.kv.port.arriving import ArrivingParts, pieces, replaced, shells, wait
-from pltz.kv.port.codec import PREFIX, RAW, TYPE, KVCodec, Span
+from pltz.kv.port.arriving import ArrivingParts, pieces, shells, wait
+from pltz.kv.port.codec import PREFIX, RAW, ExactCodec, KVCodec, Span
 from pltz.models.target.cache import cache_of, is_plain, pairs_of
 from pltz.plt_codec.errors import UsageError
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import DynamicCache
 
-    from pltz.kv.port.codec import Parts
+    from pltz.kv.port.arriving import Parts
 
     Ids = NDArray[np.int32]
 
@@ -71,17 +70,11 @@ class KVBlock:
         return self.codec.decode(self.parts, self.span)
 
     def kv_near(self, device: torch.device) -> torch.Tensor:
-        """Return the KV, decoded on ``device`` where the block is coded: fewer bytes cross the bus. Raises as `kv`.
+        """Return the KV, decoded on ``device`` where its form is compact: fewer bytes cross the bus. Raises as `kv`.
 
-        That of a raw block stays where it is. Entropy-coded words stay, too: their decoder copies them to the device
-        section by section, so that it begins before all have arrived.
+        Other KV stays where it is.
         """
-        if self.codec.name == RAW.name:
-            return self.kv
-        if TYPE in self.parts:
-            return self.codec.decode(replaced(self.parts, TYPE, self.parts[TYPE].to(device)), self.span)
-        parts = {name: part.to(device, non_blocking=True) for name, part in self.parts.items()}
-        return self.codec.decode(parts, self.span)
+        return self.codec.decode(self.codec.near(self.parts, device), self.span)
 
     @property
     def there(self) -> bool:
@@ -118,9 +111,7 @@ class KVBlock:
         """Return the most bytes that the block can take once recoded."""
         if codec.name == self.codec.name or not self.codec.exact:
             return self.size
-        if isinstance(self.codec, LosslessCodec):  # of which the shape is known without decoding
-            return codec.size(self.codec.outline(self.parts)) + self._besides
-        return codec.size(shells(self.parts)[PREFIX] if self.codec.name == RAW.name else self.kv) + self._besides
+        return codec.size(cast(ExactCodec, self.codec).outline(self.parts)) + self._besides
 
     def recode(self, codec: KVCodec) -> KVBlock:
         """Return the block in another form. One that is not exact stays as it is, so that no loss adds up.

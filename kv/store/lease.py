@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from pltz.kv.store.kv_block import KVBlock
-    from pltz.kv.store.store import Node
+    from pltz.kv.store.node import Node
 
 
 class Lease:

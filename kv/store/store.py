@@ -38,11 +38,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from pltz.kv.port.codec import RAW, KVCodec, loss, serves
 from pltz.kv.store.background_worker import BackgroundWorker
@@ -50,11 +50,14 @@ from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.eviction_policy import Priority, priority
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.lease import Lease
+from pltz.kv.store.node import Node
 from pltz.kv.store.tier import (
+    QUEUE,
     DeviceTier,
     FormStats,
     HostTier,
     MemoryTier,
+    Queue,
     SharedTier,
     StoredBlock,
     Tier,
@@ -67,7 +70,6 @@ if TYPE_CHECKING:
     import torch
 
 PIN_SHARE = 0.5  # largest share of the first tier's budget for pinned segments
-QUEUE = "queue"  # name of the queue in leases and statistics
 QUEUE_BYTES = 1 << 30  # of blocks that wait, unless the caller says otherwise; a block alone may be larger
 QUEUE_BLOCKS = 4096  # that wait
 
@@ -102,43 +104,6 @@ class Stats:
     queue_full: int = 0
     failed: int = 0
     failure: str = ""
-
-
-@dataclass(frozen=True)
-class Queue:
-    """The place of blocks that wait to be coded or written. ``budget``: in bytes."""
-
-    budget: int
-    name: str = QUEUE
-
-
-@dataclass(eq=False)
-class Node:
-    """A segment in memory, or in a shared tier while it is leased.
-
-    ``parent``: a segment id. ``tier``: None while it is in no tier. Times are in seconds since 1970. ``level``: of the
-    tier that it goes on to from the queue. ``submitted``: the queue's thread will look at it, with ``stream`` as the
-    current one of a GPU.
-    """
-
-    space: bytes
-    segment: bytes
-    parent: bytes
-    block: KVBlock
-    tier: Tier | Queue | None
-    born: float
-    used: float
-    leases: int = 0
-    level: int = 0
-    submitted: bool = False
-    stream: AbstractContextManager[Any] = field(default_factory=nullcontext)
-    moving: bool = False
-    gone: bool = False  # discarded while in use: removed at the end of the last lease
-
-    @property
-    def key(self) -> bytes:
-        """Return the key of the node in its store, 32 bytes."""
-        return self.space + self.segment
 
 
 @dataclass(eq=False)

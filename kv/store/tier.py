@@ -21,6 +21,8 @@ from pltz.plt_codec.errors import PltzError, UsageError
 if TYPE_CHECKING:
     import torch
 
+QUEUE = "queue"  # name of the queue in leases and statistics
+
 
 @dataclass
 class FormStats:
@@ -163,6 +165,14 @@ class SharedTier(Protocol):
 Tier = MemoryTier | SharedTier
 
 
+@dataclass(frozen=True)
+class Queue:
+    """The place of blocks that wait to be coded or written. ``budget``: in bytes."""
+
+    budget: int
+    name: str = QUEUE
+
+
 class DeviceTier:
     """Blocks in the memory of the target's device. Raises UsageError for a budget below zero."""
 
@@ -213,7 +223,7 @@ def _checked(budget: int) -> int:
 def _kept(block: KVBlock, codec: KVCodec, device: torch.device, *, pin: bool) -> KVBlock | None:
     """Return a block in a form and memory of its own, or None (see `MemoryTier.keep`)."""
     try:
-        if block.codec.exact and codec.name != RAW.name:  # code first, copy fewer bytes
+        if block.codec.exact and codec.compact:  # code first, copy fewer bytes
             block = block.recode(codec)
         if not block.owns_memory_on(device, pin=pin):
             block = block.to(device, pin=pin)

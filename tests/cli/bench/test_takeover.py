@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pltz.cli.bench.takeover import takeovers
-from pltz.kv.port.codec import RAW, Span
+from pltz.kv.port.codec import RAW, CompactForm, Span
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 
@@ -23,7 +23,7 @@ def target() -> Target:
 ROW = np.random.default_rng(3).integers(300, 9000, 41).astype(np.int32)
 
 
-class Broken:
+class Broken(CompactForm):
     """A form that gives back noise, or refuses."""
 
     name, exact, receipt = "broken", False, None

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from pltz.archive.thaw.thawed import kv_difference
-from pltz.kv.port.codec import RAW, KVCodec, Span
+from pltz.kv.port.codec import RAW, CompactForm, KVCodec, Span
 from pltz.kv.port.receipt import Receipt
 from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.kv_block import KVBlock, cut, join
@@ -24,13 +24,13 @@ from pltz.plt_codec.identity import NONE
 from tests.kv.store.conftest import SPACE, Blocks
 
 if TYPE_CHECKING:
-    from pltz.kv.port.codec import Parts
+    from pltz.kv.port.arriving import Parts
 
 RAW_SIZE = 4 * 72  # bytes of a block of four tokens, 32 of them ids and tokens
 SEGMENT = b"segment........."
 
 
-class Planes:
+class Planes(CompactForm):
     """An exact form: bytes 0, 1, 2 and 3 of every float32, each plane a tensor of its own."""
 
     name, exact, receipt = "planes", True, None
@@ -48,6 +48,9 @@ class Planes:
         stacked = torch.stack([parts[f"kv.{n}"] for n in range(4)], -1)
         return stacked.view(torch.float32).squeeze(-1)
 
+    def outline(self, parts: Parts) -> torch.Tensor:
+        return torch.empty(parts["kv.0"].shape, dtype=torch.float32, device="meta")
+
     def check(self, parts: Parts, tokens: int) -> None:
         shapes = {(t.dtype, t.shape) for t in parts.values()}
         if list(parts) != [f"kv.{n}" for n in range(4)] or len(shapes) != 1:
@@ -57,7 +60,7 @@ class Planes:
             raise CorruptError("expected planes of bytes")
 
 
-class Rounded:
+class Rounded(CompactForm):
     """A form that is not exact: signed bytes. Its bound is twice what it takes."""
 
     name, exact = "rounded", False
