@@ -23,7 +23,8 @@ from pltz.datasets.loaders import load
 from pltz.kv.calibrate.measure import compare, sessions_to_rows
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import PREDICTIVE, Calibration
-from pltz.kv.predictive.predictive import PredictiveCodec, layers_of
+from pltz.kv.predictive.layer import layers_of
+from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 

@@ -169,7 +169,8 @@ def chosen(
     from pltz.kv.forms.q8 import Q8Codec
     from pltz.kv.port.rotary import Rotary
     from pltz.kv.predictive.calibration import PREDICTIVE, Calibration
-    from pltz.kv.predictive.predictive import PredictiveCodec, layers_of
+    from pltz.kv.predictive.layer import layers_of
+    from pltz.kv.predictive.predictive import PredictiveCodec
 
     others = {peer.name: peer for peer in peers()}
     names = forms.split(",") if forms else [n for n in (*OWN, *others) if n != "predictive" or calibration]

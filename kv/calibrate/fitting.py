@@ -50,16 +50,9 @@ from pltz.kv.port.codec import KVCodec, Span
 from pltz.kv.port.receipt import LEAST_ROWS
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import BELOW, FORMAT, PREDICTIVE, Calibration, KVShape
-from pltz.kv.predictive.predictive import (
-    Layer,
-    PredictiveCodec,
-    classes_of,
-    inputs_of,
-    layers_of,
-    quantised,
-    rows,
-    steps_of,
-)
+from pltz.kv.predictive.layer import Layer, inputs_of, layers_of, quantised, rows
+from pltz.kv.predictive.predictive import PredictiveCodec
+from pltz.kv.predictive.steps import classes_of, steps_of
 from pltz.models.target.cache import cache_of
 from pltz.plt_codec.errors import ModelError, UsageError
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pltz.kv.predictive.calibration import KVShape
-    from pltz.kv.predictive.predictive import Layer
+    from pltz.kv.predictive.layer import Layer
 
     Angles = tuple[torch.Tensor, torch.Tensor]
 

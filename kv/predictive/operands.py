@@ -11,7 +11,7 @@ from pltz.kv.predictive.calibration import BELOW, Calibration
 if TYPE_CHECKING:
     import torch
 
-    from pltz.kv.predictive.predictive import Layer
+    from pltz.kv.predictive.layer import Layer
 
 
 class LayerOperands(NamedTuple):

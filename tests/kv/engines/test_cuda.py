@@ -31,7 +31,10 @@ from pltz.kv.port.codec import Span
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive import predictive
 from pltz.kv.predictive.calibration import Calibration, KVShape
-from pltz.kv.predictive.predictive import Layer, PredictiveCodec, layers_of
+from pltz.kv.predictive.cuda_engine import CudaEngine
+from pltz.kv.predictive.host_engine import HostEngine
+from pltz.kv.predictive.layer import Layer, layers_of
+from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.errors import CorruptError, UsageError
 from tests.kv.engines.test_streams import drawn, same
@@ -186,7 +189,9 @@ def codecs(used: Where, shape: tuple[int, int, int], rank: int, point: float) ->
     ]
     there = PredictiveCodec(calibration, rotary, embedding.to(used.device), point, moved)
     here = PredictiveCodec(calibration, rotary, embedding, point, layers)
-    here._on_gpu = lambda half: None  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(predictive, "kernels_on", lambda device: None)
+        assert isinstance(here._engine, HostEngine)
     return there, here
 
 
@@ -304,13 +309,15 @@ def test_numbers_beyond_float16_are_multiplied_in_float32(used: Where, monkeypat
     torch.manual_seed(0)
     for size in (1e3, 7e4):  # of an embedding; the second is beyond
         embedding = size * torch.ones(3, 12, device=used.device)
-        codec = PredictiveCodec(calibration, Rotary(torch.ones(4, dtype=torch.float64)), embedding, 32)
+        rotary = Rotary(torch.ones(4, dtype=torch.float64))
+        codec, plain = (PredictiveCodec(calibration, rotary, embedding, 32) for _ in range(2))
         with monkeypatch.context() as patch:
             patch.setattr(predictive, "kernels_on", lambda device: None)
-            parts = codec.encode(torch.randn(2, 2, 1, 3, 8).bfloat16().to(used.device), flat(ids, 9))
-            expected = codec.decode(parts, flat(ids, 9))
+            parts = plain.encode(torch.randn(2, 2, 1, 3, 8).bfloat16().to(used.device), flat(ids, 9))
+            expected = plain.decode(parts, flat(ids, 9))
         found = codec.decode(parts, flat(ids, 9))
-        assert set(codec._operands) == ({True} if size == 1e3 else {True, False})
+        assert isinstance(codec._engine, CudaEngine)
+        assert set(codec._engine._operands) == ({True} if size == 1e3 else {True, False})
         assert float((found - expected).float().norm() / expected.float().norm()) < 0.05  # predictions are large
 
 

@@ -26,7 +26,8 @@ from pltz.kv.port.receipt import Receipt, upper_limit
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import FORMAT, PREDICTIVE, Calibration
 from pltz.kv.predictive.cpu_layers import CpuLayers
-from pltz.kv.predictive.predictive import PredictiveCodec, classes_of
+from pltz.kv.predictive.predictive import PredictiveCodec
+from pltz.kv.predictive.steps import classes_of
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, ModelError, TargetMismatch, UsageError, VersionError
 from tests.kv.spans import flat

@@ -14,7 +14,7 @@ from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive import cpu_layers
 from pltz.kv.predictive.calibration import KVShape
 from pltz.kv.predictive.cpu_layers import CpuLayers
-from pltz.kv.predictive.predictive import Layer, quantised, restored, rows
+from pltz.kv.predictive.layer import Layer, quantised, restored, rows
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 pytestmark = pytest.mark.skipif(not CpuLayers.there(), reason="no C compiler at the installation")
