@@ -300,6 +300,8 @@ class TowerArchive:
             known.want_newest()
         if not wanted:
             known.want_whole()
+            if version is not None:
+                self.catalog.histories.of(tenant, name, older=True).want_whole()
             key = self.keys.session_key(self.keys.domain(TENANT, tenant), name)
             if not known.versions and (told := self._told_of_loss(key)):
                 raise NotFound(f"session {name!r} of tenant {tenant!r} {told}")

@@ -121,23 +121,26 @@ class Histories:
     ) -> None:
         self._listing, self._lookup, self._damage, self._ledger, self._keys = listing, lookup, damage, ledger, keys
 
-    def of(self, tenant: str, name: str, domain: bytes | None = None) -> History:
-        """Return the history of a session. ``domain``: id of the tenant's domain, where the caller has it.
+    def of(self, tenant: str, name: str, domain: bytes | None = None, *, older: bool = False) -> History:
+        """Return the history of a session.
+
+        ``domain``: id of the tenant's domain, where the caller has it. ``older``: also count what can hide only
+        versions older than those found, for who looks for one of these by its number.
 
         Raises CorruptError where there are versions and none of them is sound, MissingKeys where there are none and the
         keys of the tenant are missing, ArchiveError, StoreError, KeyMismatch.
         """
         domain = domain or self._keys.domain(TENANT, tenant)
-        return self._listing.stable(lambda: self._of(tenant, name, domain))
+        return self._listing.stable(lambda: self._of(tenant, name, domain, older))
 
-    def _of(self, tenant: str, name: str, domain: bytes) -> History:
+    def _of(self, tenant: str, name: str, domain: bytes, older: bool) -> History:
         versions = self._lookup.versions(domain, name)  # meets the damage that hides others
         if not versions:
             self._keys.want(domain, f"tenant {tenant!r}")
         if self._clear:
             return History(tenant, name, versions)
         key = self._keys.session_key(domain, name)
-        highest = max((v.version for v in versions), default=0)
+        highest = 0 if older else max((v.version for v in versions), default=0)
         newer = self._damage.hides(SESSIONS, key, highest)
         blind = self._damage.uncatalogued(domain, highest)
         times = [

@@ -10,6 +10,7 @@ work during which the listing turned out to be stale, because a collector delete
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
@@ -229,10 +230,10 @@ class Listing:
         """Return a pack opened for reading. Raises FormatError, FileNotFoundError, StoreError."""
         if pack not in self._opened:
             name = object_names.pack(pack)
+            if (size := self.packs.get(pack)) is None:  # deleted since the caller was told of it
+                raise FileNotFoundError(errno.ENOENT, "no longer listed", name)
             self._opened[pack] = Pack(
-                lambda at, size: self.store.read(name, at, size),
-                self.packs.get(pack, 0),
-                archive=self.ledger.archive,
+                lambda at, size: self.store.read(name, at, size), size, archive=self.ledger.archive
             )
             if len(self._opened) > OPEN_PACKS:
                 self._opened.popitem(last=False)

@@ -126,7 +126,8 @@ class NeighbourEncoder:
         towers, places = batch.towers, dict[bytes, Proofs]()
         tried = self._affordable(batch.proposed.values())
         for leaf in {leaf for _, leaf in tried} - towers.keys():
-            if stored := self._stored_tower(leaf, LAST - (self._deep_of(leaf) or 0)):
+            stored = self._stored_tower(leaf, LAST - (self._deep_of(leaf) or 0))
+            if stored and self.proved.has_record(leaf):
                 towers[leaf], places[leaf] = stored
             else:
                 self._deep.pop(leaf, None)
@@ -199,7 +200,7 @@ class NeighbourEncoder:
             return
         leaf, sketch = tower_sketch([(s.id, s.tokens) for s in tower], tower[0].codec.reach)
         ids = [s.id for s in tower]
-        if leaf in ids[:first]:
+        if leaf in ids[:first] or not (leaf in fresh or self.proved.has_record(leaf)):
             return
         segments = [fresh.get(s.id, s) for s in tower[: ids.index(leaf) + 1]]
         stored = self._deep_stored([s.id for s in segments if s.id not in fresh])

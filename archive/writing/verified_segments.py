@@ -162,6 +162,16 @@ class VerifiedSegments:
         """Return the neighbour in the record where a segment was proved, NONE without one."""
         return self._near.get(segment, NONE)
 
+    def has_record(self, segment: bytes) -> bool:
+        """Return whether a segment was proved in a record of its own, by which every reader finds it.
+
+        One that is only inside a run is found there by whoever has read the run, and by nobody else.
+        """
+        try:
+            return segment in self._known and self.catalog.lookup.at(self._known[segment][0]).record.id == segment
+        except (FormatError, FileNotFoundError):
+            return False
+
     def knows(self, segment: bytes) -> bool:
         """Return whether a segment was proved before, perhaps in a run in which no index names it."""
         return segment in self._known

@@ -75,7 +75,14 @@ class ArchiveWriter:
         UsageError, WriterFailed.
         """
         with _no_sweeps():
-            return self._put(sessions, dry_run)
+            try:
+                return self._put(sessions, dry_run)
+            except FileNotFoundError:  # a collector deleted a pack before anything was put
+                self.catalog.refresh()
+            try:
+                return self._put(sessions, dry_run)
+            except FileNotFoundError as exc:
+                raise Fenced("a collector keeps moving what is relied on: nothing was acknowledged, put again") from exc
 
     def _put(self, sessions: Sequence[NewSession], dry_run: bool) -> list[CommitReceipt]:
         contexts = Contexts(self.codecs, self.catalog.keys)

@@ -81,7 +81,7 @@ LOST = {  # found by verify, and repair says so; what can be read before and aft
     "bad-record-flipped-and-parity-gone": ALL - {("b", 1)},
     "bad-shared-prompt-and-parity-missing": frozenset(),
 }
-REFUSED: dict[str, type[PltzError]] = {  # not opened, and not repaired
+REFUSED = {  # not opened, and not repaired
     "bad-plan-and-copy-cut-short": PltzError,
     "bad-settings-and-copy-missing": ArchiveError,
     "bad-settings-of-a-newer-version": VersionError,

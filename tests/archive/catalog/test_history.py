@@ -324,3 +324,16 @@ def test_a_healthy_archive_is_looked_at_in_memory(codec: SegmentCodec, monkeypat
     monkeypatch.setattr(archive.catalog.damage, "uncatalogued", refuse)
     receipts = archive.put([NewSession("b", [np.arange(3)]), NewSession("a", [np.arange(6)])])
     assert [receipt.version for receipt in receipts] == [1, 2]
+
+
+@BOTH
+def test_a_version_that_was_lost_is_not_called_absent_after_a_newer_put(codec: SegmentCodec, sealed: bool) -> None:
+    disk = grown(codec, sealed, merged=False)
+    for name in all_away(disk, reopen(disk, codec, sealed)):
+        disk.unlink(name.replace("packs", "parity"))
+    assert not Repairer(DirectoryStore(disk)).run().whole
+    disk.clock += 60
+    archive = reopen(disk, codec, sealed)
+    assert put(archive, 5) > 4 and newest(archive) == 5
+    with pytest.raises(LostError):
+        archive.get(NAME, version=2)

@@ -40,6 +40,14 @@ def test_packs_without_an_index_are_scanned(filled: TowerArchive) -> None:
     assert listing.tail.packs.keys() == listing.packs.keys() - next(iter(listing.indexes.values())).packs.keys()
 
 
+def test_a_pack_that_is_no_longer_listed_is_gone_and_not_cut_off(filled: TowerArchive) -> None:
+    listing = listed(filled).listing
+    pack = next(iter(listing.packs))
+    del listing.packs[pack]  # a look after a collector has deleted it
+    with pytest.raises(FileNotFoundError, match=pack.hex()):
+        listing.opened(pack)
+
+
 def test_a_damaged_index_is_dropped_and_its_packs_are_scanned(filled: TowerArchive) -> None:
     catalog = listed(filled)
     leaf = filled.version("a").leaf

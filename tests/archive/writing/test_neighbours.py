@@ -95,6 +95,29 @@ def test_a_session_is_coded_after_the_nearest_earlier_one(archive: TowerArchive)
     want(archive, "a0", "a1", "u0", "u1", "u2")
 
 
+def test_a_segment_that_only_a_run_has_is_no_neighbour(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader finds a neighbour by its record. A put was acknowledged whose neighbour its writer alone could find."""
+    for turns in range(3):
+        archive.put([NewSession("a0", [alike(0), *[unlike(n) for n in range(turns)]], "acme")])
+    first = archive.get("a0", "acme").segments[0]
+    assert archive.merge(cold=0).merged == 1
+    for _ in range(3):
+        archive.collect()
+    assert not archive.places(first[0])
+    archive = again(archive)
+    archive.neighbours = True
+    archive.before(archive.version("a0", "acme"))  # proves all that is in the run
+
+    def remembered(self: NeighbourEncoder, segment: Any, new: Any) -> tuple[float, bytes]:
+        self.towers.add([first])
+        self._deep[first[0]] = 0
+        return 99.0, first[0]
+
+    monkeypatch.setattr(NeighbourEncoder, "_proposed", remembered)
+    put(archive, "a1")
+    want(archive, "a1")
+
+
 def test_a_thaw_hears_of_its_own_session_only(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     put(archive, "a0")
     put(archive, "a1")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pltz.archive.codecs.codec import BytesCodec, Plain
+from pltz.archive.errors import Fenced
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.writer import ArchiveWriter
 from tests.archive.conftest import ZlibCodec
 
 NOISE = np.random.default_rng(3).integers(0, 256, 300).astype(np.uint8)
@@ -134,3 +137,23 @@ def test_plain_bytes_are_coded_where_they_may_win(archive: TowerArchive, coded: 
     long = np.random.default_rng(1).integers(0, 1 << 20, 4000)
     receipt = archive.put([ways(TEXT, first, long)])[0]
     assert coded and receipt.codec is PLAIN, "the other way is shorter, and taken"
+
+
+def test_a_put_looks_again_where_a_collector_deleted_a_pack(
+    archive: TowerArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    within, gone = ArchiveWriter._within_runs, list[str]()
+
+    def beside_a_collector(self: ArchiveWriter, *args: Any) -> Any:
+        if gone:
+            raise FileNotFoundError(2, "no longer listed", gone.pop())
+        return within(self, *args)
+
+    monkeypatch.setattr(ArchiveWriter, "_within_runs", beside_a_collector)
+    new = NewSession("a", [np.arange(9)])
+    gone[:] = ["packs/a"]
+    assert archive.put([new])[0].version == 1 and len(archive.history("a")) == 1
+    gone[:] = ["packs/a", "packs/b"]
+    with pytest.raises(Fenced):
+        archive.put([NewSession("b", [np.arange(7)])])
+    assert not archive.history("b")
