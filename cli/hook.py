@@ -41,12 +41,16 @@ def hook() -> None:
 )
 @click.argument("journal", metavar="DIR")
 @options.JSON
-def status(journal: str, as_json: bool) -> None:
+@click.pass_context
+def status(ctx: click.Context, journal: str, as_json: bool) -> None:
     """Show the contents of the journal in DIR: bytes not archived yet, processes that write to it, quarantined entries.
 
     Evictions that the hook refused are counted by reason ("not taken"), and the last of them are listed with session
     and tenant. A name is cut after 80 characters. Refused evictions are in no archive and in no journal. All processes
     that wrote to DIR are counted, until their .refusals files are removed.
+
+    The exit code is 3 where files of the journal disappeared and no worker deleted them: "lost" names them. What was in
+    them and not archived is gone. Remove DIR's .lost files once you know of them.
     """
     from pltz.archive.storage.disk import OsDisk
     from pltz.serving.eviction.journal.lock import FileLocks
@@ -63,6 +67,8 @@ def status(journal: str, as_json: bool) -> None:
         write_text(json.dumps(asdict(found) | record))
     else:
         write_text(_status_text(found, counts, last))
+    if found.lost:
+        ctx.exit(3)
 
 
 @hook.command(
@@ -143,6 +149,8 @@ def drain(
             progress=say,
         )
     write_text(json.dumps(done.as_fields()) if as_json else _drained_text(done))
+    if done.lost:
+        ctx.exit(3)
     if done.busy or done.left:
         ctx.exit(7)
     if done.rejected:
@@ -157,6 +165,7 @@ def _status_text(found: "Status", counts: dict[str, int], last: "list[Refusal]")
     ]
     lines += [("refused", name) for name in found.refused]
     lines += [("damaged", name) for name in found.damaged]
+    lines += [("lost", name) for name in found.lost]
     lines += [("not taken", f"{count:,}: {printable(reason)}") for reason, count in sorted(counts.items())]
     return "\n".join(
         [pairs(lines, ""), *(f"{moment(row.time)}  {printable(str(row))}" for row in last[-SHOWN:])]
@@ -172,5 +181,7 @@ def _drained_text(done: "Drained") -> str:
     ]
     lines += [f"refused: {name!r} of tenant {tenant!r}: {why}" for tenant, name, why in done.refused]
     lines += [f"{size(done.damaged)} of the journal were damaged, laid aside"] if done.damaged else []
+    if done.lost:
+        lines += [f"LOST: {counted(done.lost, 'file')} of the journal, deleted by no worker; see pltz hook status"]
     lines += [f"{size(done.left)} left: {done.failure}"] if done.left else []
     return "\n".join(lines)

@@ -38,6 +38,7 @@ WORKER = (
     ("archived_raw_bytes", "Bytes of the ids archived, 4 each.", "raw"),
     ("archived_frozen_bytes", "Bytes they take in the archive, new segments alone.", "frozen"),
     ("damaged_bytes", "Bytes of the journal that did not hold, laid aside.", "damaged"),
+    ("lost_segments", "Files of the journal that are gone although no worker deleted them.", "lost"),
     ("worker_restarts", "Times the worker process was started again.", "restarts"),
 )
 JOURNAL = (

@@ -59,7 +59,7 @@ class Drained:
     ``stored``: entries that became a version, ``by_zstd`` of them without the model. ``unchanged``: entries
     the archive had already. ``frozen``: bytes of new segments, for ``raw`` bytes of ids. ``rejected``:
     entries laid aside; ``refused``: (tenant, name, reason) of the last of them. ``damaged``: bytes laid aside
-    that were no entries. ``left``: bytes of segments of a newer version, left alone. ``until``: time of the
+    that were no entries. ``lost``: segments that are gone although no worker deleted them. ``left``: bytes of segments of a newer version, left alone. ``until``: time of the
     last archived entry. ``busy``: another worker had the journal. ``failure``: why it stopped.
     """
 
@@ -73,6 +73,7 @@ class Drained:
     rejected: int = 0
     refused: list[tuple[str, str, str]] = field(default_factory=list)
     damaged: int = 0
+    lost: int = 0
     left: int = 0
     until: int = 0
     busy: bool = False
@@ -179,6 +180,9 @@ class Worker:
     def _pass(self, stop: Callable[[], bool]) -> None:
         self.done.left = 0
         stuck = []
+        if lost := self.backlog.note_lost():
+            self.done.lost += lost
+            self._progress(self.done)
         for segment in self.backlog.segments():
             for batch in self._batches(segment):
                 if stop():

@@ -48,6 +48,19 @@ def test_status_then_drain_then_nothing(run: Run, journal: Path, tmp_path: Path)
     )
 
 
+def test_a_file_of_the_journal_that_disappeared(run: Run, journal: Path, tmp_path: Path) -> None:
+    assert run("archive", "init", tmp_path / "cold").exit_code == 0
+    [file] = journal.glob("*.journal")
+    file.unlink()
+    told = run("hook", "status", journal)
+    assert told.exit_code == 3 and f"{file.stem}.lost" in told.output
+    done = run("hook", "drain", journal, "--archive", tmp_path / "cold")
+    assert done.exit_code == 3 and "LOST: 1 file of the journal" in done.output
+    assert run("hook", "drain", journal, "--archive", tmp_path / "cold").exit_code == 0
+    told = run("hook", "status", journal, "--json")
+    assert told.exit_code == 3 and json.loads(told.output)["lost"] == [f"{file.stem}.lost"]
+
+
 def test_status_names_what_was_not_taken(run: Run, tiny: Path, tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     for _ in range(2):  # processes

@@ -1,6 +1,7 @@
 """Backlog: the reading side of the eviction journal. Spec: FORMAT.md, "Write order", 3 to 7.
 
-    backlog = Backlog(disk, locks)
+    backlog = JournalReader(disk, locks)
+    backlog.note_lost()                                         # segments that are gone, and were not deleted here
     for segment in backlog.segments():
         for frame, entry in backlog.read(segment): ...          # in order
         backlog.mark(segment, frame.end)                        # archived up to here
@@ -12,23 +13,28 @@ at a time, the holder of `worker.lock`, marks and deletes.
 A full disk stops none of this. A mark goes into room that the segment reserved. Where even that fails, as on
 a copy-on-write file system, the worker remembers it. After a kill it archives the same entries again, which
 changes nothing. Only bytes laid aside need room: their segment waits (``stuck``), the others go on.
+
+Absence is no proof of deletion here either. A worker says in `.done` that it deletes a segment, before it does. A
+`.done` that does not say so and has no segment, and a number without both between two others, are a loss.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from pltz.archive.errors import is_full, reason
 from pltz.archive.storage.disk import Disk
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.lock import Locks
-from pltz.serving.eviction.journal.segment import HEAD_SIZE, EntryFrame, Gap, Name, scan
+from pltz.serving.eviction.journal.segment import DELETED, HEAD_SIZE, EntryFrame, Gap, Name, scan
 
 MAX_DONE = 1 << 12  # bytes of a .done that are read
+MOST_GONE = 1000  # missing numbers between two segments that are told
 OWNER_LOCK = re.compile(r"[0-9a-f]{32}\.lock")
 TEMPORARY = re.compile(r"[0-9a-f]{32}\.tmp")  # of `Tokenizers.keep`
 
@@ -58,7 +64,7 @@ class Status:
     """The contents of a journal directory.
 
     ``waiting``: bytes not archived yet. ``living``: processes that write to it. ``refused``, ``damaged``:
-    files laid aside.
+    files laid aside. ``lost``: segments that are gone although no worker deleted them.
     """
 
     segments: int
@@ -67,6 +73,7 @@ class Status:
     living: int
     refused: list[str]
     damaged: list[str]
+    lost: list[str]
 
 
 class JournalReader:
@@ -85,8 +92,9 @@ class JournalReader:
         found = []
         for name in names:
             closed = name.owner not in living or name != last[name.owner]
-            done = self._done(name) if name.done in files else 0
-            found.append(JournalSegment(name, files[name.journal], closed, max(done, self._remembered.get(name, 0))))
+            done = max(self._done(name) if name.done in files else 0, self._remembered.get(name, 0))
+            size = files[name.journal]
+            found.append(JournalSegment(name, size, closed, size if done == DELETED else done))
         return found
 
     def read(self, segment: JournalSegment) -> Iterator[tuple[EntryFrame, JournalEntry]]:
@@ -126,18 +134,12 @@ class JournalReader:
         """
         if offset <= segment.done or not self._lay_aside(segment, offset):
             return
-        name = segment.name
-        rows = name.marks(segment.done, offset)
         try:
-            try:
-                self.disk.overwrite(name.done, rows)
-            except FileNotFoundError:
-                self.disk.write_new(name.done, rows)
-            self.disk.sync_file(name.done)
+            self._write_done(segment, offset)
         except OSError as exc:
             if not is_full(exc):
                 raise
-            self._remembered[name] = offset
+            self._remembered[segment.name] = offset
         segment.done = offset
 
     def refuse(self, segment: JournalSegment, frame: EntryFrame) -> bool:
@@ -159,24 +161,65 @@ class JournalReader:
         """
         if not segment.closed or segment.newer or not self._lay_aside(segment, segment.size):
             return False
-        for file in (segment.name.journal, segment.name.done):
-            try:
-                self.disk.unlink(file)
-            except FileNotFoundError:
-                pass
+        name = segment.name
+        between = self._below(name)
+        if not self._mark_deleted(segment):
+            if between:
+                return False  # without a mark its number would be missing between two others
+            self._unlink(name.done)  # nor may a `.done` without the mark outlive its segment
+            self.disk.sync_directory("")
+        self._unlink(name.journal)
+        if not between:  # else `.done` says what became of the number
+            self._unlink(name.done)
         self.disk.sync_directory("")
-        self._remembered.pop(segment.name, None)
+        self._remembered.pop(name, None)
         return True
 
+    def _below(self, name: Name) -> bool:
+        """Return whether the owner has an earlier segment."""
+        earlier = (Name.parse(file) for file, _ in self.disk.names(""))
+        return any(one.owner == name.owner and one.number < name.number for one in earlier if one)
+
+    def _mark_deleted(self, segment: JournalSegment) -> bool:
+        """Say durably that a segment is about to be deleted. Returns False where there is no room. Raises OSError."""
+        try:
+            self._write_done(segment, DELETED)
+        except OSError as exc:
+            if not is_full(exc):
+                raise
+            return False
+        return True
+
+    def _write_done(self, segment: JournalSegment, offset: int) -> None:
+        """Write a mark durably. Raises OSError."""
+        name, rows = segment.name, segment.name.marks(segment.done, offset)
+        try:
+            self.disk.overwrite(name.done, rows)
+        except FileNotFoundError:
+            self.disk.sync_directory("")  # a `.done` never lasts longer than its segment's name
+            self.disk.write_new(name.done, rows)
+        self.disk.sync_file(name.done)
+
+    def note_lost(self) -> int:
+        """Note segments that are gone although no worker deleted them, each in a `.lost` file of its own.
+
+        Returns how many were not noted before. Call it before others are deleted: a number is missing between two.
+        Raises OSError.
+        """
+        return sum(map(self._note_lost, self._gone()))
+
     def tidy(self) -> None:
-        """Remove files that dead owners left beside their segments. Raises OSError."""
+        """Remove files that owners left beside their segments. Raises OSError."""
         files = dict(self.disk.names(""))
         segments = {name for file in files if (name := Name.parse(file))}
         owners = {name.owner.hex() for name in segments}
+        first = {name.owner: name for name in sorted(segments, reverse=True)}
         for file in files:
             stem, _, kind = file.rpartition(".")
             if kind == "done" and (name := Name.parse(f"{stem}.journal")) and name not in segments:
-                self._unlink(file)
+                explained = name.lost in files or self._done(name) == DELETED
+                if explained and name < first.get(name.owner, name.after):
+                    self._unlink(file)  # else it says what became of a number between two segments
             if TEMPORARY.fullmatch(file) and (lock := self.locks.take(f"{stem}.lock")):
                 self._unlink(file)
                 self._unlink(f"{stem}.lock")
@@ -184,6 +227,35 @@ class JournalReader:
             if OWNER_LOCK.fullmatch(file) and stem not in owners and (lock := self.locks.take(file)):
                 self._unlink(file)
                 lock.free()
+
+    def _gone(self) -> list[Name]:
+        """Return the segments that are gone although no worker deleted them, and that no file notes. Raises OSError.
+
+        The directory is read twice, since owners and a worker change it meanwhile.
+        """
+        return sorted(self._gone_now() & self._gone_now())
+
+    def _gone_now(self) -> set[Name]:
+        files = [file for file, _ in self.disk.names("")]
+        there, done, noted = (_of_kind(files, kind) for kind in ("journal", "done", "lost"))
+        gone = {name for name in done - there if self._done(name) != DELETED}
+        for one, following in pairwise(sorted(there | done)):
+            if one.owner == following.owner:
+                last = min(following.number, one.number + 1 + MOST_GONE)
+                gone |= {Name(one.owner, number) for number in range(one.number + 1, last)}
+        return gone - noted
+
+    def _note_lost(self, name: Name) -> bool:
+        """Write the file that says that a segment is gone. Returns False where there is no room. Raises OSError."""
+        try:
+            with suppress(FileExistsError):
+                self.disk.write_new(name.lost, b"")
+            self.disk.sync_file(name.lost)
+            self.disk.sync_directory("")
+        except OSError as exc:
+            if not is_full(exc):
+                raise
+        return True
 
     def status(self) -> Status:
         """Return the contents of the directory without reading entries. Raises OSError."""
@@ -198,6 +270,7 @@ class JournalReader:
             len(living),
             [file for file in files if file.endswith(".refused")],
             [file for file in files if file.endswith(".damaged")],
+            sorted([file for file in files if file.endswith(".lost")] + [name.lost for name in self._gone()]),
         )
 
     def _done(self, name: Name) -> int:
@@ -259,3 +332,9 @@ class JournalReader:
             self.disk.unlink(file)
         except FileNotFoundError:
             pass
+
+
+def _of_kind(files: Iterable[str], kind: str) -> set[Name]:
+    """Return the segments that a file of a kind is there for: "journal", "done" or "lost"."""
+    stems = (file.removesuffix(kind) for file in files if file.endswith(f".{kind}"))
+    return {name for stem in stems if (name := Name.parse(f"{stem}journal"))}

@@ -33,6 +33,7 @@ FRAME = struct.Struct("<4sI8s")
 PLACE = struct.Struct(f"<{SIZE}sIQ")
 ROW = struct.Struct("<Q8s")
 DONE = 2 * ROW.size  # bytes of a `.done`
+DELETED = (1 << 64) - 1  # the offset in the `.done` of a segment that a worker deletes
 ALIGN = 8
 WORK = 4  # bytes hashed at most in search of frames, as a multiple of the file's
 CHUNK = 1 << 17  # words examined together
@@ -67,6 +68,16 @@ class Name:
     def done(self) -> str:
         """Return the name of the file that says how far it is archived."""
         return f"{self}.done"
+
+    @property
+    def after(self) -> Name:
+        """Return the name of the owner's next segment."""
+        return Name(self.owner, self.number + 1)
+
+    @property
+    def lost(self) -> str:
+        """Return the name of the file that says that the segment disappeared."""
+        return f"{self}.lost"
 
     def aside(self, offset: int, why: str) -> str:
         """Return the file name for bytes laid aside from an offset. ``why``: "refused" or "damaged"."""

@@ -110,6 +110,7 @@ class Journal:
             raise
         self._begun = True
         self.disk.sync_file(name.journal)
+        self.disk.sync_directory("")  # a `.done` never lasts longer than its segment's name
         with suppress(FileExistsError):  # a worker was faster
             self.disk.write_new(name.done, bytes(DONE))
         self.disk.sync_file(name.done)

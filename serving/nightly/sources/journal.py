@@ -72,4 +72,6 @@ class JournalSource:
             tally.failures.append(
                 f"source {self.name!r}: {done['damaged']} bytes are damaged, and laid aside"
             )
+        if done["lost"]:
+            tally.failures.append(f"source {self.name!r}: {done['lost']} files of the journal are gone, see pltz hook status")
         return tally
