@@ -56,11 +56,12 @@ Pending = tuple[EntryFrame, JournalEntry]
 class Drained:
     """The result of moving a journal to an archive.
 
-    ``stored``: entries that became a version, ``by_zstd`` of them without the model. ``unchanged``: entries
-    the archive had already. ``frozen``: bytes of new segments, for ``raw`` bytes of ids. ``rejected``:
-    entries laid aside; ``refused``: (tenant, name, reason) of the last of them. ``damaged``: bytes laid aside
-    that were no entries. ``lost``: segments that are gone although no worker deleted them. ``left``: bytes of segments of a newer version, left alone. ``until``: time of the
-    last archived entry. ``busy``: another worker had the journal. ``failure``: why it stopped.
+    ``stored``: entries that became a version, ``by_zstd`` of them without the model. ``unchanged``: entries the
+    archive had already. ``frozen``: bytes of new segments, for ``raw`` bytes of ids. ``rejected``: entries laid
+    aside; ``refused``: (tenant, name, reason) of the last of them. ``damaged``: bytes laid aside that were no
+    entries. ``lost``: segments that are gone although no worker deleted them. ``left``: bytes of segments of a
+    newer version, left alone. ``until``: time of the last archived entry. ``busy``: another worker had the journal.
+    ``failure``: why it stopped.
     """
 
     stored: int = 0

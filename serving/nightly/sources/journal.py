@@ -73,5 +73,7 @@ class JournalSource:
                 f"source {self.name!r}: {done['damaged']} bytes are damaged, and laid aside"
             )
         if done["lost"]:
-            tally.failures.append(f"source {self.name!r}: {done['lost']} files of the journal are gone, see pltz hook status")
+            tally.failures.append(
+                f"source {self.name!r}: {done['lost']} files of the journal are gone, see pltz hook status"
+            )
         return tally
