@@ -37,9 +37,9 @@ BODY = """
 {% endif -%}
 {% for head, rows in lists %}<h2>{{ head }}</h2>
 <div class="scroll"><table>
-<tr><th>session</th><th>tenant</th><th>version</th><th>tokens</th><th>frozen to</th><th>put</th></tr>
+<tr><th>session</th><th>tenant</th><th>version</th><th>method</th><th>tokens</th><th>frozen to</th><th>time</th></tr>
 {% for r in rows -%}
-<tr><td>{{ r.version.name }}</td><td>{{ r.version.tenant }}</td><td>{{ r.version.version }}</td>
+<tr><td>{{ r.version.name }}</td><td>{{ r.version.tenant }}</td><td>{{ r.version.version }}</td><td>{{ r.method }}</td>
 <td>{{ "{:,}".format(r.tokens) }}</td><td>{{ size(r.bytes) }}</td><td>{{ when(r.version.time) }}</td></tr>
 {% endfor -%}
 </table></div>
@@ -55,11 +55,12 @@ BODY = """
 
 @dataclass(frozen=True)
 class _Row:
-    """A version with its tokens and the bytes of its bitstrings, both 0 where damage hides them."""
+    """A version with its tokens and the bytes of its bitstrings, both 0 where damage hides them, and its method."""
 
     version: SessionVersion
     tokens: int
     bytes: int
+    method: str
 
 
 @dataclass
@@ -89,14 +90,14 @@ def archive_page(
     rows = []
     for version in cold.list(history=True, partial=True):
         found = sizes.of(version)
-        rows.append(_Row(version, found["tokens"] or 0, found["size"] or 0))
+        rows.append(_Row(version, found["tokens"] or 0, found["size"] or 0, found["method"] or "?"))
     stat, problems = cold.stat(), _problems(cold)
     total = sum(_content(cold, seen)) if content else None
     names = {(row.version.tenant, row.version.name) for row in rows}
-    stored = stat.pack_bytes + stat.index_bytes
+    stored, packed = cold.tower.disk_bytes(), size(stat.pack_bytes + stat.index_bytes)
     facts = [
         ("sessions", f"{len(names):,}", counted(len(rows), "version")),
-        ("on disk", size(stored), counted(stat.packs, "pack")),
+        ("on disk", size(stored), f"packs and indexes {packed}, the rest parity and reserve"),
         *_shared(sizes),
     ]
     if total is not None:

@@ -547,6 +547,17 @@ class TowerArchive:
             len(catalog.damage.losses()),
         )
 
+    def disk_bytes(self) -> int:
+        """Return the bytes of all files of the archive: packs, indexes, parity, keys, plans, copies and the reserve.
+
+        Raises StoreError.
+        """
+        top = self.store.list("")
+        own = (object_names.SETTINGS, object_names.RESERVE, object_names.RESERVE_COLLECT)
+        return sum(top.get(name, 0) for name in own) + sum(
+            sum(self.store.list(folder).values()) for folder in object_names.FOLDERS
+        )
+
     def forget(self, versions: Sequence[Version]) -> int:
         """Forget versions and return how many were not forgotten yet.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pltz.archive.format.context import RUN
+from pltz.archive.codecs.codec import BytesCodec, IdsCodec
+from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.run import unpack_run
 from pltz.plt_codec.errors import PltzError
 
@@ -13,12 +14,18 @@ if TYPE_CHECKING:
     from pltz.archive.catalog.lookup import Version
 
 
+def method_of(context: Context) -> str:
+    """Return how the records of a context are coded: by the model, whose tokens are words, or zstd, by bytes."""
+    return "zstd" if context.tokenizer == BytesCodec.tokenizer or context.bundle == IdsCodec.bundle_id else "model"
+
+
 class SegmentHead(NamedTuple):
     """Hold the head of a record. ``lengths``: tokens of each of its segments; ``size``: bytes of its bitstring."""
 
     parent: bytes
     lengths: list[int]
     size: int
+    method: str
 
     @property
     def tokens(self) -> int:
@@ -34,15 +41,16 @@ class VersionSizes:
         self._versions = {version.id: version for version in self._tower.ls(forgotten=True, history=True)}
         self._segments: dict[bytes, SegmentHead] = {}
 
-    def of(self, version: SessionVersion) -> dict[str, int | None]:
-        """Return bytes, tokens and segments of a version, None where damage hides them."""
+    def of(self, version: SessionVersion) -> dict[str, Any]:
+        """Return bytes, tokens, segments and method of a version, None where damage hides them."""
         try:
             known = self._versions[version.id]
             chain = self.chain(known)
         except (PltzError, KeyError):
-            return {"size": None, "tokens": None, "segments": None}
+            return {"size": None, "tokens": None, "segments": None, "method": None}
         lengths = self._lengths(known, chain)
-        return {"size": self._size(known, chain), "tokens": sum(lengths), "segments": len(lengths)}
+        method = self._segments[chain[0]].method if chain else None
+        return {"size": self._size(known, chain), "tokens": sum(lengths), "segments": len(lengths), "method": method}
 
     def _lengths(self, version: Version, chain: list[bytes]) -> list[int]:
         """Return the tokens of each segment of a version."""
@@ -67,7 +75,8 @@ class VersionSizes:
                 item = self._tower.record(segment)
                 record = item.record
                 lengths = unpack_run(record).lengths if item.context.mode & RUN else [record.tokens]
-                self._segments[segment] = SegmentHead(record.parent, lengths, len(record.bitstring))
+                method = method_of(item.context)
+                self._segments[segment] = SegmentHead(record.parent, lengths, len(record.bitstring), method)
             found.append(segment)
             segment = self._segments[segment].parent
         return found

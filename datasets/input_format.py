@@ -107,7 +107,9 @@ Read = Callable[["ByteInput", ReadOptions], Iterator[Part]]
 
 @dataclass(frozen=True)
 class InputFormat:
-    """One input format. ``about``: what its files are, for the help and the documents."""
+    """One input format. ``about``: what its files are, for the help and the documents. ``suffix``: of its files, where
+    that is not the one of JSON or text.
+    """
 
     name: str
     noun: Noun
@@ -116,3 +118,4 @@ class InputFormat:
     of_events: Callable[[Sequence[dict[str, Any]]], bool] | None = None
     of_value: Callable[[Any], bool] | None = None
     read: Read | None = None
+    suffix: str | None = None

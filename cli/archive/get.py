@@ -8,13 +8,14 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
+from pltz.cli.archive.restore import NUMBERED
 from pltz.cli.archive.shared import choose, full_names, hinting, open_archive, tags_of
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output
 from pltz.cli.ui.progress import Progress, wanted
-from pltz.cli.ui.session_output import SESSION_FORMAT, form_of, render, written
+from pltz.cli.ui.session_output import SESSION_FORMAT, form_of, is_log, render, written
 from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
@@ -61,9 +62,10 @@ def get(
 ) -> None:
     """Write the sessions NAME... of the archive in DIR: their last versions, or version N.
 
-    The beginning of a name is enough where one session alone begins so, or the beginning of its part behind the last
-    slash. Chats come back as JSONL with equal values, a text byte for byte, and token ids as JSON lists. Nothing is
-    written unless every chosen session passes its check.
+    The beginning of a name is enough where one session alone begins so, or a part of it behind the last slash. Chats
+    come back as JSONL with equal values, the log of an agent as the lines that it was, a text byte for byte, and token
+    ids as JSON lists. Of several sessions each is one line; restore writes a file for each. Nothing is written unless
+    every chosen session passes its check.
     """
     destination = Output(output, force=force, binary=False)
     cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
@@ -71,7 +73,8 @@ def get(
         whole = full_names(cold, names, tenant, number)
         sessions = [found.session for found in cold.get_many(whole, tenant=tenant, version=number)]
     if form == "auto":
-        form = form_of([session.kind for session in sessions])
+        log = len(sessions) == 1 and not NUMBERED.fullmatch(whole[0]) and is_log(sessions[0])
+        form = "agent-log" if log else form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)
     histories = cold.tower.catalog.histories
     blind = set[bytes]().union(*(histories.of(tenant, name).blind for name in names if number is None))

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion
 
 SIZES = ("size", "tokens", "segments")
-FIELDS = ("tenant", "name", "version", "time", "age", "kind", "tags", "forgotten", "id", *SIZES, "turns")
+FIELDS = ("tenant", "name", "version", "time", "age", "kind", "tags", "forgotten", "id", "method", *SIZES, "turns")
 LONG: Decorator = click.option(
-    "-l", "--long", is_flag=True, help="With size, tokens, segments and age of each, from the heads of its records."
+    "-l", "--long", is_flag=True, help="With method, size, tokens (bytes under zstd), segments and age of each."
 )
 TURNS: Decorator = click.option(
     "--turns", is_flag=True, help="With the messages of each chat. They are counted by decoding it, which takes time."
@@ -144,7 +144,7 @@ def _show_all(
 ) -> None:
     """Print versions: a line each, or a table with ``long`` or ``turns``. Raises UsageError for an unknown field."""
     named = _fields(template)
-    sizes = VersionSizes(cold) if long or turns or named & set(SIZES) else None
+    sizes = VersionSizes(cold) if long or turns or named & {*SIZES, "method"} else None
     counted_turns = Turns(cold) if turns or "turns" in named else None
     now = cold.tower.store.now()
     rows = []
@@ -161,7 +161,7 @@ def _show_all(
         else:
             show(record, line_of(version), as_json)
     if rows:
-        head = ("session", "version", "age", "kind", *(["turns"] if turns else []), *SIZES, "tags")
+        head = ("session", "version", "age", "kind", "method", *(["turns"] if turns else []), *SIZES, "tags")
         click.echo(render(head, [_cells(record) for record in rows]))
 
 
@@ -189,7 +189,7 @@ def _cells(record: dict[str, Any]) -> list[str]:
     words = _words(record)
     kind = record["kind"] + (" (forgotten)" if record["forgotten"] else "")
     name = printable(f"{record['tenant']}  {record['name']}")
-    return [name, f"{record['version']}", age(record["age"]), kind, *numbers, printable(words["tags"])]
+    return [name, f"{record['version']}", age(record["age"]), kind, words["method"], *numbers, printable(words["tags"])]
 
 
 def age(seconds: int) -> str:
@@ -250,7 +250,7 @@ def stat(
     cold = open_archive(place, bundles, tokenizers=tokenizers)
     parts = dataclasses.asdict(cold.stat())
     parts["archive"] = parts["archive"].hex()
-    found = parts | _totals(cold)
+    found = parts | {"disk_bytes": cold.tower.disk_bytes()} | _totals(cold)
     if content:
         found |= _content(cold, found)
     if as_json:
@@ -279,7 +279,7 @@ def _totals(cold: "Archive") -> dict[str, Any]:
 
 
 def _content(cold: "Archive", found: dict[str, Any]) -> dict[str, Any]:
-    """Return the content bytes of the last versions, and their ratio to all bytes of packs and indexes."""
+    """Return the content bytes of the last versions, and their ratio to all bytes on disk."""
     from pltz.models.session.session import content_bytes
 
     chosen = list(cold.tower.ls())
@@ -288,17 +288,18 @@ def _content(cold: "Archive", found: dict[str, Any]) -> dict[str, Any]:
         for version in chosen:
             total += content_bytes(cold.sessions.read(version))
             bar.add(1)
-    stored = found["pack_bytes"] + found["index_bytes"]
+    stored = found["disk_bytes"]
     return {"content_bytes": total, "ratio": round(total / stored, 3) if stored else None}
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of the report that everyone understands."""
     forgotten = f", and {found['forgotten_versions']:,} forgotten" if found["forgotten_versions"] else ""
+    packed = found["pack_bytes"] + found["index_bytes"]
     rows = [
         ("sessions", f"{found['named_sessions']:,} of {counted(found['tenants'], 'tenant')}"),
         ("versions", f"{found['versions']:,}{forgotten}"),
-        ("on disk", size(found["pack_bytes"] + found["index_bytes"])),
+        ("on disk", f"{size(found['disk_bytes'])}, of which packs and indexes {size(packed)}"),
     ]
     if found["tokens"] is not None:
         rows.append(("tokens", f"{found['tokens']:,} in {size(found['frozen_bytes'])}"))

@@ -74,9 +74,12 @@ def restore(
 ) -> None:
     """Write the last versions of sessions, or of those named, as files in FOLDER.
 
+    A NAME is that of a session, or what stands before a slash in the names of several, as the folder of logs.
+
     The sessions STEM/0, STEM/1 and so on become the lines of one file, STEM.jsonl. Any other session is a file of its
-    own: the events of an agent as .jsonl, other JSON as .json, a text as .txt. Chats come back with equal values, and
-    with equal bytes where put --exact kept them. Sessions of several tenants go into a folder per tenant.
+    own: the events of an agent as .jsonl, other JSON as .json, a text as .txt, logs in other forms as .md or .traj.
+    Chats come back with equal values, and with equal bytes where put --exact kept them. Sessions of several tenants go
+    into a folder per tenant.
 
     Each file appears whole or not at all, and none is replaced without --force. Where parts of the archive are
     damaged, the sessions that are still listed are written, and the exit code is 7.
@@ -85,7 +88,7 @@ def restore(
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{output} is a file: name a folder")
     cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
-    chosen = list(choose(cold, names, tenant, tags_of(tags)))
+    chosen = list(choose(cold, _named(cold, names, tenant), tenant, tags_of(tags)))
     say_if_interrupted("interrupted: the files written so far are whole")
     sessions = size = 0
     paths = Paths()
@@ -111,6 +114,14 @@ def _sessions(cold: "Archive", files: "list[StoredFile]", bar: Progress) -> "Ite
     for session in cold.sessions.read_many(version for file in files for version in file.versions):
         yield session
         bar.add(1)
+
+
+def _named(cold: "Archive", names: Iterable[str], tenant: str | None) -> list[str]:
+    """Return the names of sessions, with all that are below a name where no session has it."""
+    wanted = list(names)
+    known = {version.name for version in cold.list(tenant, partial=True)} if wanted else set()
+    below = {name: sorted(one for one in known if one.startswith(name.rstrip("/") + "/")) for name in wanted}
+    return [one for name in wanted for one in ([name] if name in known else below[name] or [name])]
 
 
 def files_of(versions: "Iterable[Version]") -> list[StoredFile]:
@@ -174,16 +185,25 @@ class Paths:
 
 def suffix_of(session: "Session") -> str:
     """Return the suffix of the file that a session is alone in."""
+    from pltz.datasets import registry
+    from pltz.datasets.input_format import HEAD
     from pltz.datasets.json_files import is_json
 
-    if session.kind == "text":
+    if session.kind == "ids":
+        return ".json"
+    known, usual = None, ".json"
+    if session.kind == "chat":
+        events = isinstance(session.value, list) and all(isinstance(event, dict) for event in session.value)
+        known, usual = registry.of_value(session.value), ".jsonl" if events else ".json"
+    else:
         value: bytes = session.value
-        lines = value.splitlines()
         if value.lstrip()[:1] not in (b"{", b"["):
-            return ".txt"
-        return ".json" if is_json(value) else ".jsonl" if lines and is_json(lines[0]) else ".txt"
-    events = session.kind == "chat" and isinstance(session.value, list)
-    return ".jsonl" if events and all(isinstance(event, dict) for event in session.value) else ".json"
+            known, usual = registry.of_head(value[:HEAD]), ".txt"
+        elif is_json(value):
+            known = registry.of_value(json.loads(value))
+        else:
+            usual = ".jsonl" if is_json(value.splitlines()[0]) else ".txt"
+    return known.suffix if known and known.suffix else usual
 
 
 def content_of(sessions: "Iterable[Session]") -> Iterator[bytes]:

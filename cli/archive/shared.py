@@ -230,11 +230,11 @@ def choose(
 def full_names(cold: "Archive", names: Iterable[str], tenant: str, number: int | None) -> list[str]:
     """Return the names of sessions of a tenant, each given whole, or as a beginning that only one of them has.
 
-    The beginning may be that of the part behind the last slash. A name that no session begins with stays as it is.
+    A part of what is behind the last slash will do, too. A name that no session has a part of stays as it is.
     ``number``: the version that is wanted, None for the last.
 
     Raises:
-        NotFound: several sessions begin so.
+        NotFound: several sessions are meant.
         ArchiveError: damage may hide the session.
     """
     from pltz.archive.errors import ArchiveError, Erased, NotFound
@@ -249,10 +249,11 @@ def full_names(cold: "Archive", names: Iterable[str], tenant: str, number: int |
             with suppress(ArchiveError):  # damage may hide sessions: none is guessed, and `error` stays the answer
                 known = {version.name for version in cold.list(tenant, forgotten=True)}
             meant = sorted(one for one in known if one.startswith(name) or one.rpartition("/")[2].startswith(name))
+            meant = meant or sorted(one for one in known if name in one.rpartition("/")[2])
             if name not in known and not isinstance(error, Erased) and meant:
                 if len(meant) > 1:
                     some = ", ".join(meant[:3]) + (", ..." if len(meant) > 3 else "")
-                    raise NotFound(f"{counted(len(meant), 'session')} begin with {name!r}: {some}") from error
+                    raise NotFound(f"{counted(len(meant), 'session')} are meant by {name!r}: {some}") from error
                 click.echo(f"{printable(name)}: {printable(meant[0])}", err=True)
                 name = meant[0]
         found.append(name)

@@ -200,7 +200,7 @@ def _print(report: "Report", as_json: bool) -> None:
         "missing_copies": len(report.missing_copies),
         "complete": report.complete,
         "sound": report.sound,
-        "token": report.token,
+        "token": report.token if report.sound else None,  # a script that keeps it would take the damage for good
     }
     state = "sound" if report.sound else "DAMAGED"
     remarks = []
@@ -216,7 +216,7 @@ def _print(report: "Report", as_json: bool) -> None:
         f"{value:,} {key}" for key, value in counts.items()
     )
     show(found, printable(text), as_json)
-    if not as_json:
+    if not as_json and report.sound:
         click.echo(f"token for --expect: {report.token}", err=True)
     if report.unreadable and not as_json:
         click.echo(

@@ -30,6 +30,17 @@ def form_of(kinds: Sequence[str]) -> str:
     return "text" if list(kinds) == ["text"] else "jsonl"
 
 
+def is_log(session: Session) -> bool:
+    """Return whether a session is the events of an agent, which have a line each."""
+    from pltz.datasets import registry
+    from pltz.datasets.input_format import EVENTS
+
+    value = session.value
+    if session.kind != "chat" or not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(event, dict) for event in value) and registry.of_events(value[:EVENTS]) is not None
+
+
 def render(sessions: Iterable[Session], form: str) -> Iterator[bytes]:
     """Yield the sessions in an output format; ``exact``: as the bytes of the input they were read from.
 

@@ -26,4 +26,5 @@ FORMAT = InputFormat(
     "aider's history in Markdown",
     of_head=lambda head: head.lstrip().startswith(START),
     read=_read,
+    suffix=".md",
 )

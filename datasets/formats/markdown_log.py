@@ -29,6 +29,7 @@ FORMATS = (
         "histories of SpecStory in Markdown",
         of_head=lambda head: head.lstrip().startswith(SPECSTORY),
         read=_read,
+        suffix=".md",
     ),
     InputFormat(
         "cursor",
@@ -36,5 +37,6 @@ FORMATS = (
         "chats that Cursor exports in Markdown",
         of_head=lambda head: CURSOR.match(head.lstrip()) is not None,
         read=_read,
+        suffix=".md",
     ),
 )

@@ -24,4 +24,6 @@ def _is_trajectory(value: Any) -> bool:
     return is_messages(value.get("messages")) and ("trajectory_format" in value or "model_stats" in value["info"])
 
 
-FORMAT = InputFormat("swe-agent", "agent log", "trajectories of SWE-agent", of_value=_is_trajectory)
+FORMAT = InputFormat(
+    "swe-agent", "agent log", "trajectories of SWE-agent", of_value=_is_trajectory, suffix=".traj"
+)

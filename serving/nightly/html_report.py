@@ -108,10 +108,10 @@ def _facts(now: Report) -> list[tuple[str, str, str]]:
     facts = [("frozen tonight", f"{totals['frozen']:,}", share), ("refused", f"{totals['refused']:,}", "")]
     if so_far and so_far["bytes"]:
         saved = so_far["bytes"] - so_far["frozen_bytes"]
-        share = f"of {size(so_far['bytes'])}, since {when(so_far['since'])[:10]}"
+        share = f"of {size(so_far['bytes'])}, since {when(so_far['since'])[:10]}, without parity and indexes"
         facts.append(("saved so far", size(max(0, saved)), share))
     if "packs" in held:
-        stored = size(held["pack_bytes"] + held["index_bytes"])
+        stored = size(held.get("disk_bytes", held["pack_bytes"] + held["index_bytes"]))
         facts.append(("archive", stored, counted(held["sessions"], "version")))
     return [*facts, ("took", duration(now["seconds"]), f"{now['peak_memory_mb']:,.0f} MB of memory")]
 
@@ -136,7 +136,7 @@ def _steps(now: Report) -> list[tuple[str, str]]:
         rows.append(("verify", f"{looked}: {'sound' if done['sound'] else lost}"))
     where = now["archive"]
     if "packs" in where:
-        total = size(where["pack_bytes"] + where["index_bytes"])
+        total = size(where.get("disk_bytes", where["pack_bytes"] + where["index_bytes"]))
         held = f"{counted(where['sessions'], 'version')}, {counted(where['packs'], 'pack')}, {total}"
         rows.append(("archive", f"{where['place']}: {held}"))
     if now["totals"]["lag_mean"] is not None:

@@ -249,9 +249,10 @@ class _NightlyRun:
         }
 
     def _stat(self) -> dict[str, Any]:
-        stat = self._open().stat()
+        archive = self._open()
+        stat = archive.stat()
         names = ("packs", "pack_bytes", "index_bytes", "segments", "sessions", "problems")
-        return {"id": stat.archive.hex(), **{name: getattr(stat, name) for name in names}}
+        return {"id": stat.archive.hex(), "disk_bytes": archive.disk_bytes(), **{n: getattr(stat, n) for n in names}}
 
     def _open(self) -> TowerArchive:
         """Open the archive without a bundle."""

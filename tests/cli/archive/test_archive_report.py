@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Put, Run, chat
+from pltz.archive.humanize import size
+from tests.cli.commands import Put, Run, chat, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
@@ -27,6 +28,9 @@ def test_an_archive_has_a_page(run: Run, cold: Path, put: Put, tmp_path: Path) -
     text = words(page)
     assert "saved by sharing" in text and "<b>1" in text and "acme" in text and "3 versions" in text
     assert "times the bytes on disk" in text and "Largest" not in text
+    files = sum(path.stat().st_size for path in cold.rglob("*") if path.is_file())
+    assert lines(run("archive", "stat", cold, "--json"))[0]["disk_bytes"] == files and size(files) in text
+    assert "method" in text
     assert "<script" not in page.read_text("utf8")
     pytest.importorskip("matplotlib")
     assert "versions by frozen size" in text and "2026-01-02" in text

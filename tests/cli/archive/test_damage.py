@@ -43,7 +43,7 @@ def test_get_of_what_lies_in_damage_that_nothing_names(run: Run, hurt: Path) -> 
 def test_get_says_that_a_newer_version_may_be_hidden(run: Run, cold: Path, put: Put) -> None:
     """A pack that no index covers vanishes: it may have held a newer version of any session."""
     for number in ("first", "second"):
-        put(f"the {number}", "--name", "s")
+        put(f"the {number}", "--name", "s", "--new-version")
     assert not run("archive", "get", cold, "s").stderr
     archive = TowerArchive.open(cold, [])
     (cold / "packs" / archive.version("s").location.pack.hex()).unlink()
@@ -99,7 +99,7 @@ def test_where_packs_are_gone_of_which_only_parity_tells(
 @pytest.mark.parametrize("how", ["damaged", "gone"])
 def test_an_older_version_is_not_given_for_the_last(run: Run, cold: Path, put: Put, how: str) -> None:
     put("the first", "--name", "s")
-    put("the second, which is another", "--name", "s")
+    put("the second, which is another", "--name", "s", "--new-version")
     TowerArchive.open(cold, []).write_index()
     pack = spoil(cold, "s")
     if how == "gone":

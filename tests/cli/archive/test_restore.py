@@ -95,3 +95,34 @@ def test_no_two_files_meet() -> None:
     paths = Paths()
     found = [paths.free(PurePath(stem), ".txt") for stem in ("a", "A", "a", "a.txt/b", "c/d", "c")]
     assert [str(path) for path in found] == ["a.txt", "A~2.txt", "a~3.txt", "a.txt~2/b.txt", "c/d.txt", "c.txt"]
+
+
+def test_a_folder_of_logs_comes_back_by_its_name(run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path) -> None:
+    assert run("archive", "restore", cold, "shop", "-o", tmp_path / "out").exit_code == 0
+    assert found_in(tmp_path / "out") == {"shop/0f3a.jsonl": put["shop/0f3a.jsonl"]}
+    assert run("archive", "restore", cold, "chats", "-o", tmp_path / "more").exit_code == 0
+    assert found_in(tmp_path / "more") == {"chats.jsonl": put["chats.jsonl"]}
+
+
+def test_logs_in_other_forms_have_their_suffix(run: Run, cold: Path, tmp_path: Path) -> None:
+    files = {
+        "shop/.aider.chat.history.md": b"# aider chat started at 2026-01-01 10:00:00\n\n#### add a test\n",
+        "shop/issue-7.traj": json.dumps({"trajectory": [], "history": [], "info": {}}, indent=2).encode(),
+        "shop/ses_1.json": json.dumps({"sessionId": "a", "projectHash": "b", "messages": []}, indent=1).encode(),
+    }
+    for name, data in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(data)
+    assert run("archive", "put", cold, tmp_path / "in", "--exact").exit_code == 0
+    assert run("archive", "restore", cold, "-o", tmp_path / "out").exit_code == 0
+    assert found_in(tmp_path / "out") == files
+
+
+def test_get_writes_a_log_as_the_lines_that_it_was(run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path) -> None:
+    done = run("archive", "get", cold, "shop/0f3a", "-o", tmp_path / "log.jsonl")
+    assert done.exit_code == 0 and (tmp_path / "log.jsonl").read_bytes() == put["shop/0f3a.jsonl"]
+    line = jsonl([chat(2)["messages"]])  # a list of messages in a line of its own is a line
+    (tmp_path / "lists.jsonl").write_bytes(line)
+    assert run("archive", "put", cold, tmp_path / "lists.jsonl").exit_code == 0
+    assert run("archive", "get", cold, "lists/0").stdout_bytes == line
+    assert len(run("archive", "get", cold, "shop/0f3a", "lists/0").stdout.splitlines()) == 2

@@ -116,4 +116,7 @@ def test_a_token_that_put_printed_tells_of_a_rollback(run: Run, cold: Path, put:
         path.unlink()
     done = run("archive", "verify", cold, "--expect", last)
     assert done.exit_code == 3 and "rolled back" in done.stdout
+    assert "token" not in done.stderr  # a script that keeps the last token would take the damage for good
+    told = run("archive", "verify", cold, "--expect", last, "--json").stdout.splitlines()[-1]
+    assert json.loads(told)["token"] is None
     assert run("archive", "verify", cold, "--expect", first).exit_code == 0

@@ -111,7 +111,8 @@ def opencode() -> bytes:
             "sessionID": session,
         }
         info: dict[str, Any] = {"role": "assistant", "time": {"created": created, "completed": created + 900 + n}}
-        state = {"status": "completed", "input": {"filePath": "/home/me/area.py"}, "output": f"{CODE}{n}"}
+        read = {"filePath": "/home/me/area.py"}
+        state: dict[str, Any] = {"status": "completed", "input": read, "output": f"{CODE}{n}"}
         text: dict[str, Any] = {
             "type": "tool",
             "tool": "read",
