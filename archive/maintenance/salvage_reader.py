@@ -1,6 +1,7 @@
 """Salvage reader: reads the remains of a file on demand, with zeros for bytes that the disk cannot give.
 
-left = SalvageReader.of(store, "packs/...", most)     # None: there is no such file left[begin:end]; left.whole()
+    left = SalvageReader.of(store, "packs/...", most)     # None: there is no such file
+    left[begin:end]; left.whole()
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Verify: read everything, report every problem exactly, and name the sessions it costs. Changes nothing.
 
-packs     digest against name, both headers, footer, every record's check; packs that bulk verification
-          (`bulk_verify.py`) proves are not read record by record
-indexes   digest against name; every record is found through them; every entry points at its record towers
-every version's segments are there decode    (on request) every segment decodes to tokens whose hash is its id
+    packs     digest against name, both headers, footer, every record's check; packs that bulk verification
+              (`bulk_verify.py`) proves are not read record by record
+    indexes   digest against name; every record is found through them; every entry points at its record
+    towers    every version's segments are there
+    decode    (on request) every segment decodes to tokens whose hash is its id
 """
 
 from __future__ import annotations

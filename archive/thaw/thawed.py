@@ -7,9 +7,8 @@ prefill. The result is the state that the target itself would hold after reading
 
 * It continues greedily exactly as ``model.generate`` does from the full ids: the same operations, in the same
   shapes, on the same tensors.
-* Its KV differs by float noise from a KV built in other cuts (a chat's turns one by one, chunks, token by
-token).
-  A matrix product sums in another order for another shape. The bound, on ``kv_difference``, is ``KV_NOISE``: 1e-4 for
+* Its KV differs by float noise from a KV built in other cuts (a chat's turns one by one, chunks, token by token). A
+  matrix product sums in another order for another shape. The bound, on ``kv_difference``, is ``KV_NOISE``: 1e-4 for
   float32 (measured: below 1e-5), 6e-2 for bfloat16, 1e-2 for float16. Two thaws of the same ids in the same cut, on
   the same machine, give the same bits.
 

@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: the bundle's own matrices in a GGUF, evaluated in floats on the same machine, token by token.
+"""A peer, llama.cpp: the bundle's own matrices in a GGUF, evaluated in floats on the same machine, token by token.
 
 The architecture is `apertus`, whose block is that of numeric contract 1: RMS norms, grouped queries and keys with a
 norm each, rotary angles, and a hidden layer without a gate. Its xIELU is the squared ReLU when its negative half is 0.

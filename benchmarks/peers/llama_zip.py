@@ -1,4 +1,4 @@
-"""llama-zip's method as a peer: a float language model in llama.cpp and an arithmetic coder, token by token.
+"""A peer, the method of llama-zip: a float language model in llama.cpp and an arithmetic coder, token by token.
 
 The method is that of github.com/AlexBuz/llama-zip. The model gives the distribution of the next token, the coder
 narrows its interval by it, the token is passed to the model, and so on. Decoding runs the same steps. The method has no

@@ -1,4 +1,6 @@
-"""Draw every kept result again: python -m pltz.benchmarks.plots
+"""Draw every kept result again.
+
+    python -m pltz.benchmarks.plots
 
 Each file in benchmarks/results holds the lines of JSON of these commands, run on the machine that the line names.
 `bench` stands for python -m pltz.benchmarks:

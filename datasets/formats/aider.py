@@ -1,4 +1,4 @@
-"""aider: its history .aider.chat.history.md, a Markdown text with all chats of a folder.
+"""History of aider: .aider.chat.history.md, a Markdown text with all chats of a folder.
 
     # aider chat started at 2024-08-05 19:33:02
     > Added app.py to the chat

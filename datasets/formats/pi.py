@@ -1,4 +1,4 @@
-"""pi: one JSONL file per session below ~/.pi/agent/sessions, one entry per line. Oh My Pi writes the same.
+"""Logs of pi: one JSONL file per session below ~/.pi/agent/sessions, one entry per line. Oh My Pi writes the same.
 
     {"type": "session", "version": 3, "id": "...", "timestamp": "...", "cwd": "/home/ada/shop"}
     {"type": "message", "id": "0a826f1c", "parentId": null, "timestamp": "...", "message": {"role": "user", ...}}

@@ -1,0 +1,74 @@
+"""The head of every module begins with one sentence, and its trees, tables and lists keep their lines."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ["plt_codec", "models", "datasets", "coding", "kv", "archive", "serving", "cli", "benchmarks", "pltz"]
+FILES = sorted(
+    path.relative_to(ROOT)
+    for room in ROOMS
+    for path in (ROOT / room).rglob("*.py")
+    if not any(folder.is_symlink() for folder in path.parents)
+)
+WORDS = 30  # of the first sentence
+BOXES = "├└│"
+ITEM = "* "
+
+
+def faults(head: str) -> list[str]:
+    """Return what is wrong with a docstring, a line each.
+
+    >>> faults("Packs: what a disk keeps.\\n\\n    head | blocks   | footer\\n")
+    []
+    """
+    found = []
+    paragraph = " ".join(head.partition("\n\n")[0].split())
+    sentence = re.match(r"(?:[^.]|\.(?=\S))*\.(?=\s|$)", paragraph)
+    if not re.match(r"[A-Z]|``?[a-z]", paragraph):
+        found.append(f"begins with no capital: {paragraph[:40]}")
+    if sentence is None:
+        found.append("no sentence ends in its first paragraph")
+    elif len(sentence[0].split()) > WORDS:
+        found.append(f"its first sentence has {len(sentence[0].split())} words")
+    in_list = in_example = False
+    for line in head.splitlines():
+        in_example = line.startswith(">>> ") or (in_example and line != "")
+        if in_example:
+            continue
+        in_list = line.startswith(ITEM) or (in_list and line != "")
+        if in_list and not line.startswith((ITEM, "  ")):
+            found.append(f"a list goes on outside: {line[:40]}")
+        if re.match(r"\S", line) and re.search(r"\S   +\S", line):
+            found.append(f"a table is not indented: {line[:40]}")
+        if any(box in re.sub(r"^[\s├└│─]+", "", line) for box in BOXES):
+            found.append(f"a tree was joined: {line[:40]}")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_a_module_begins_with_a_sentence_and_keeps_its_lines(path: Path) -> None:
+    text = (ROOT / path).read_text("utf8")
+    head = ast.get_docstring(ast.parse(text), clean=False)  # cleaned, a head of one table is not indented
+    assert head is not None or not text.strip(), "it has no head"
+    assert not faults(head or "A file without content.")
+
+
+@pytest.mark.parametrize(
+    ("head", "told"),
+    [
+        ("no capital.", "no capital"),
+        ("Thaw: from ids to KV", "no sentence"),
+        ("Errors: all of them.\n\nPltzError ├── ArchiveError  7 │   └── StoreError  7", "a tree was joined"),
+        ("Verify: read.\n\npacks     digest against name", "not indented"),
+        ("Thaw: ids.\n\n* Its KV differs by noise (token by\ntoken).", "goes on outside"),
+        ("Words: " + "word " * 30 + "end.", "32 words"),
+    ],
+)
+def test_a_destroyed_head_is_seen(head: str, told: str) -> None:
+    assert [fault for fault in faults(head) if told in fault]
