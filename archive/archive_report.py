@@ -9,7 +9,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pltz.archive.html_page import Colour, can_plot, page, plot, when
 from pltz.archive.humanize import counted, size
@@ -37,10 +37,15 @@ BODY = """
 {% endif -%}
 {% for head, rows in lists %}<h2>{{ head }}</h2>
 <div class="scroll"><table>
-<tr><th>session</th><th>tenant</th><th>version</th><th>method</th><th>tokens</th><th>frozen to</th><th>time</th></tr>
+<tr><th>session</th><th>tenant</th><th>version</th><th>method</th><th>tokens</th>
+{%- if counted %}<th>content</th>{% endif %}<th>frozen to</th>
+{%- if counted %}<th>ratio</th>{% endif %}<th>time</th></tr>
 {% for r in rows -%}
 <tr><td>{{ r.version.name }}</td><td>{{ r.version.tenant }}</td><td>{{ r.version.version }}</td><td>{{ r.method }}</td>
-<td>{{ "{:,}".format(r.tokens) }}</td><td>{{ size(r.bytes) }}</td><td>{{ when(r.version.time) }}</td></tr>
+<td>{{ "{:,}".format(r.tokens) }}</td>{% if counted %}<td>{{ size(r.content) if r.content else "-" }}</td>{% endif %}
+<td>{{ size(r.bytes) }}</td>
+{%- if counted %}<td>{{ "%.1f" % (r.content / r.bytes) if r.content and r.bytes else "-" }}</td>
+{%- endif %}<td>{{ when(r.version.time) }}</td></tr>
 {% endfor -%}
 </table></div>
 {% endfor -%}
@@ -55,12 +60,16 @@ BODY = """
 
 @dataclass(frozen=True)
 class _Row:
-    """A version with its tokens and the bytes of its bitstrings, both 0 where damage hides them, and its method."""
+    """A version with its tokens and the bytes of its bitstrings, both 0 where damage hides them, and its method.
+
+    ``content``: bytes of its content where it was decoded, 0 where it was not.
+    """
 
     version: SessionVersion
     tokens: int
     bytes: int
     method: str
+    content: int
 
 
 @dataclass
@@ -87,12 +96,13 @@ def archive_page(
         PltzError: the archive cannot be read, or with ``content`` a session.
     """
     sizes = VersionSizes(cold)
+    contents = _contents(cold, seen) if content else {}
     rows = []
     for version in cold.list(history=True, partial=True):
         found = sizes.of(version)
-        rows.append(_Row(version, found["tokens"] or 0, found["size"] or 0, found["method"] or "?"))
+        content_of = contents.get(version.id, 0)
+        rows.append(_Row(version, found["tokens"] or 0, found["size"] or 0, found["method"] or "?", content_of))
     stat, problems = cold.stat(), _problems(cold)
-    total = sum(_content(cold, seen)) if content else None
     names = {(row.version.tenant, row.version.name) for row in rows}
     stored, packed = cold.tower.disk_bytes(), size(stat.pack_bytes + stat.index_bytes)
     facts = [
@@ -100,7 +110,8 @@ def archive_page(
         ("on disk", size(stored), f"packs and indexes {packed}, the rest parity and reserve"),
         *_shared(sizes),
     ]
-    if total is not None:
+    if content:
+        total = sum(contents.values())
         saved = f"of {size(total)}, {total / stored:.1f} times the bytes on disk" if stored else ""
         facts.append(("saved", size(max(0, total - stored)), saved))
     now = cold.tower.store.now()
@@ -118,6 +129,7 @@ def archive_page(
         tenants=_tenants(rows),
         lists=[(head, found) for head, found in _lists(rows) if found],
         problems=problems,
+        counted=content,
         shown=SHOWN,
     )
 
@@ -146,11 +158,14 @@ def _shared(sizes: VersionSizes) -> list[tuple[str, str, str]]:
     ]
 
 
-def _content(cold: Archive, seen: Callable[[], object] | None) -> Any:
+def _contents(cold: Archive, seen: Callable[[], object] | None) -> dict[bytes, int]:
+    """Return the bytes of the content of the last version of each session, by the id of the version."""
+    found = {}
     for version in cold.tower.ls():
-        yield content_bytes(cold.sessions.read(version))
+        found[version.id] = content_bytes(cold.sessions.read(version))
         if seen:
             seen()
+    return found
 
 
 def _tenants(rows: Sequence[_Row]) -> list[_Tenant]:
@@ -186,11 +201,12 @@ def _plots(rows: Sequence[_Row]) -> list[str]:
     plots = []
     if len(order) > 1:
         sums = list(itertools.accumulate(put[label] for label in order))
-        plots.append(plot("versions put", order, {"versions": [put[label] for label in order]}, bars=True))
+        heights = {"versions": [put[label] for label in order]}
+        plots.append(plot("versions by time of the session", order, heights, bars=True))
         plots.append(plot("versions, in all", order, {"versions": sums}))
     bars = Counter(sum(row.bytes >= step for step in STEPS) for row in rows)
     names = [f"< {size(step)}" for step in STEPS] + [f"≥ {size(STEPS[-1])}"]
     used = range(min(bars), max(bars) + 1)
-    heights = [bars[number] for number in used]
+    counts = [bars[number] for number in used]
     sizes = [names[number] for number in used]
-    return [*plots, plot("versions by frozen size", sizes, {"versions": heights}, bars=True)]
+    return [*plots, plot("versions by frozen size", sizes, {"versions": counts}, bars=True)]

@@ -54,12 +54,14 @@ def status(ctx: click.Context, journal: str, as_json: bool) -> None:
     """
     from pltz.archive.storage.disk import OsDisk
     from pltz.serving.eviction.journal.lock import FileLocks
-    from pltz.serving.eviction.journal.reader import JournalReader
+    from pltz.serving.eviction.journal.reader import JournalReader, is_of_journal
     from pltz.serving.eviction.refusals import read_refusals
 
     if not Path(journal).is_dir():
         raise UsageError(f"no journal at {journal}: expected the directory that the hook was opened with")
     disk = OsDisk(journal)
+    if (names := [name for name, _ in disk.names("")]) and not any(map(is_of_journal, names)):
+        raise UsageError(f"no journal at {journal}: none of its {counted(len(names), 'file')} is of an eviction hook")
     found = JournalReader(disk, FileLocks(journal)).status()
     counts, last = read_refusals(disk)
     if as_json:

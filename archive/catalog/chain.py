@@ -182,7 +182,8 @@ def context_after(neighbour: Segments, above: Collection[bytes], own: Tokens, co
 def _no_codec(item: Found) -> BundleMismatch:
     return BundleMismatch(
         f"frozen with bundle {item.context.bundle.hex()}, contract {item.context.contract}, tokenizer "
-        f"{item.context.tokenizer.hex()}, which this archive was not opened with"
+        f"{item.context.tokenizer.hex()}, which is not here: name its folder with --bundle, or add it with "
+        "`pltz bundle add`, and where the ids are of a target's tokenizer name that with --tokenizer"
     )
 
 

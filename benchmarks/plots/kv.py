@@ -1,11 +1,16 @@
 """Draw the figures of `pltz bench kv` and of measure_kv.py with matplotlib (extra ``plots``)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pltz.benchmarks.plots import figure as canvas
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 OWN = "predictive"
+TICKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16)  # bits
+WIDTH, LINE = 0.15, 0.034  # of a name, in parts of the axes
 HIDDEN = ("control", "pca-2")  # outside of the figure: no loss, and all of it
 
 
@@ -20,18 +25,41 @@ def curves(results: Sequence[dict[str, Any]], suffix: str) -> bytes:
         rows = [row for row in result["rows"] if row["form"] not in HIDDEN]
         own = sorted((row["bits"], row["kl"]) for row in rows if row["form"].startswith(OWN))
         axes.plot(*zip(*own, strict=True), "o-", color="C1", label=OWN, markersize=4)
-        for row in rows:
-            if not row["form"].startswith(OWN):
-                place = (row["bits"], row["kl"])
-                axes.plot(*place, "o", color="C1" if row["form"] in ("q8", "q4") else "C0", markersize=4)
-                axes.annotate(row["form"], place, (4, 2), textcoords="offset points", fontsize=6)
         axes.set(xscale="log", yscale="log", xlabel="bits per element, all side data counted")
+        others = [row for row in rows if not row["form"].startswith(OWN)]
+        for row in others:
+            colour = "C1" if row["form"] in ("q8", "q4") else "C0"
+            axes.plot(row["bits"], row["kl"], "o", color=colour, markersize=4)
+        least, most = axes.dataLim.x0 / 1.2, 2.2 * axes.dataLim.x1  # room for the names of the last ones
+        ticks = [bits for bits in TICKS if least <= bits <= most]
+        axes.set_xticks(ticks, [f"{bits:g}" for bits in ticks])
+        axes.set_xlim(least, most)
+        axes.set_ylim(axes.get_ylim())
+        _name(axes, [(row["form"], row["bits"], row["kl"]) for row in others])
         axes.set_ylabel("KL, bits per token")
         note = result.get("note", f"{result['sessions']} rows")
         axes.set_title(f"{result['target']}, {result['context']:,} tokens: {note}", fontsize=8)
         axes.grid(which="both", linewidth=0.2)
         canvas.finish(axes)
     return canvas.drawn(figure, suffix)
+
+
+def _name(axes: "Axes", points: Sequence[tuple[str, float, float]]) -> None:
+    """Write names to the right of points, moved up where they would cover each other, with a thin line to the point."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    taken: list[tuple[float, float]] = []
+    for name, bits, loss in sorted(points, key=lambda point: point[2]):
+        x, y = to_axes.transform((bits, loss))
+        level = y
+        while any(abs(level - other) < LINE and abs(x - place) < WIDTH for place, other in taken):
+            level += LINE / 4
+        taken.append((x, level))
+        moved = level - y > LINE
+        place = (x + (0.06 if moved else 0.012), level)
+        line = {"arrowstyle": "-", "linewidth": 0.3} if moved else None
+        axes.annotate(
+            name, (bits, loss), place, textcoords="axes fraction", fontsize=6, va="center", arrowprops=line
+        )
 
 
 def tiers(results: Sequence[dict[str, Any]], suffix: str) -> bytes:

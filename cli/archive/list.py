@@ -316,9 +316,16 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _warn(cold: "Archive", tenant: str | None = None) -> int:
-    """Print a warning where parts are damaged or gone, as a listing may lack their sessions. Return an exit code."""
+    """Print a warning where names are sealed, or parts are damaged or gone. Return an exit code."""
+    from pltz.archive.encryption.keys import LockedArchive
     from pltz.archive.errors import ArchiveError
 
+    if isinstance(cold.tower.keys, LockedArchive):
+        click.echo(
+            "warning: the archive is sealed, so names and tenants are shown as ids, and tags are not: give its key "
+            "with --key-file, --key-command, --passphrase-env or --passphrase",
+            err=True,
+        )
     try:
         cold.tower.want_whole("listed what is there", tenant)
     except ArchiveError as exc:

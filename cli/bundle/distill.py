@@ -23,6 +23,7 @@ SIZES: dict[str, dict[str, int]] = {
     "small": {"d": 256, "layers": 5, "heads": 4, "kv_heads": 2, "head_dim": 64, "hidden": 1024},
     "mini": {},  # the defaults of `Student`
 }
+DEFAULT_SIZE = "mini"
 DECAY = 0.4  # share of the budget in which the learning rate falls
 
 
@@ -45,7 +46,7 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
     metavar="SESSIONS",
     help="Your sessions: files or folders, in any form `pltz compress` reads (repeatable).",
 )
-@click.option("--output", required=True, metavar="DIR", help="Folder for the bundle.")
+@click.option("-o", "--output", required=True, metavar="DIR", help="Folder for the bundle.")
 @click.option(
     "--tokenizer",
     type=click.Choice(["target", "bundle"]),
@@ -61,9 +62,7 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
 @click.option(
     "--size",
     type=click.Choice(list(SIZES)),
-    default="mini",
-    show_default=True,
-    help="Shape of the student, unless it starts from a bundle.",
+    help="Shape of the student. One that starts from a bundle has the shape of that.  [default: mini]",
 )
 @click.option("--seconds", type=click.FloatRange(min=1), metavar="S", help="Training time.  [default: 1800]")
 @click.option("--steps", type=click.IntRange(min=2), metavar="N", help="Training steps, instead of a time.")
@@ -138,7 +137,7 @@ def settings_of(
     files: tuple[str, ...],
     tokenizer: str,
     bundle: str | None,
-    size: str,
+    size: str | None,
     seconds: float | None,
     steps: int | None,
     rows: int,
@@ -165,7 +164,12 @@ def settings_of(
     base = bundle or DEFAULT
     teachable = pipeline.can_teach(target, base)
     from_bundle = tokenizer == "bundle" or teachable
-    shape: dict[str, Any] = dict(SIZES[size])
+    shape: dict[str, Any] = dict(SIZES[size or DEFAULT_SIZE])
+    if from_bundle and size:
+        raise UsageError(
+            f"the student starts from bundle {base} and has its shape: leave out --size {size}, or learn the target's "
+            "tokenizer from a target with another vocabulary than the bundle's"
+        )
     if from_bundle:
         shape = Origin(base, "--bundle").shape()
     total: dict[str, Any] = {"steps": steps} if steps else {"seconds": seconds or 1800.0}

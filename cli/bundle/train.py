@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pltz.models.training.records import LabelledSession
     from pltz.models.training.settings import TrainSettings
 
-OUTPUT = click.option("--output", metavar="DIR", help="Folder for the bundle.")
+OUTPUT = click.option("-o", "--output", metavar="DIR", help="Folder for the bundle.")
 WORK = click.option(
     "--work",
     metavar="DIR",

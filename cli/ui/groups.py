@@ -24,6 +24,15 @@ from pltz.cli.ui.output import INTERRUPTED, printable
 from pltz.plt_codec.errors import PltzError
 
 SENTENCE = 200  # characters
+# Words of other programs, and the commands that do it here. Those of the same group are suggested first.
+MEANT = {
+    "list": ("ls",), "dir": ("ls",), "search": ("find",), "grep": ("find",), "info": ("stat", "show", "inspect"),
+    "rm": ("forget", "remove"), "delete": ("forget", "remove"), "del": ("forget", "remove"), "remove": ("forget",),
+    "purge": ("erase",), "prune": ("collect",), "gc": ("collect",), "clean": ("collect",), "check": ("verify",),
+    "fsck": ("verify",), "test": ("verify",), "fix": ("repair",), "undo": ("undelete",), "cat": ("get",),
+    "read": ("get",), "extract": ("restore", "decompress"), "store": ("put",), "add": ("put",), "create": ("init",),
+    "new": ("init",), "encode": ("compress",), "freeze": ("compress",), "decode": ("decompress",), "load": ("thaw",),
+}  # fmt: skip
 HELP = ("-h", "--help")
 
 EXIT_CODES = (
@@ -193,6 +202,9 @@ class RootGroup(LazyGroup):
             code = super().main(*args, **options)
         except PltzError as error:
             fail(str(error) or type(error).__name__, error.exit_code, type(error).__name__, as_json)
+        except click.exceptions.NoArgsIsHelpError as error:  # its message is the whole help
+            click.echo(error.format_message(), err=True)
+            sys.exit(error.exit_code)
         except click.ClickException as error:
             fail(usage(error), error.exit_code, "UsageError", as_json)
         except Interrupted as error:
@@ -215,9 +227,13 @@ def suggestions(ctx: click.Context, name: str) -> list[str]:
     """Return the commands that a wrong name may mean, as they are typed: one of another group, or a near one."""
     group = ctx.command
     assert isinstance(group, click.Group)
-    same = [" ".join(path) for path in all_commands(ctx.find_root()) if path[-1] == name]
-    near = difflib.get_close_matches(name, group.list_commands(ctx), n=1)
-    return same[:2] or [f"{ctx.command_path} {one}" for one in near]
+    words = (name, *MEANT.get(name, ()))
+    commands = group.list_commands(ctx)
+    here = [one for one in words if one in commands]
+    there = [" ".join(path) for path in all_commands(ctx.find_root()) if path[-1] in words]
+    if not here and there:
+        return sorted(there, key=lambda path: not path.endswith(f" {name}"))[:2]
+    return [f"{ctx.command_path} {one}" for one in here or difflib.get_close_matches(name, commands, n=1)]
 
 
 def all_commands(root: click.Context) -> Iterator[tuple[str, ...]]:

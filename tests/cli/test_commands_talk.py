@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 
 from pltz.cli.archive import shared
-from pltz.cli.ui.groups import EXIT_CODES
+from pltz.cli.root import cli
+from pltz.cli.ui.groups import EXIT_CODES, MEANT, all_commands
 from tests.cli.commands import Put, Run, chat
 
 
@@ -17,12 +19,30 @@ from tests.cli.commands import Put, Run, chat
         (["archive", "lss"], "pltz archive ls"),
         (["undelete"], "pltz archive undelete"),
         (["help", "inspct"], "pltz inspect"),
+        (["archive", "delete"], "pltz archive forget"),
+        (["archive", "prune"], "pltz archive collect"),
+        (["archive", "list"], "pltz archive ls"),
+        (["bundle", "rm"], "pltz bundle remove"),
+        (["check"], "pltz archive verify or pltz bundle verify"),
+        (["list"], "pltz bundle list or pltz archive ls"),
     ],
 )
 def test_a_misspelt_command_is_suggested(run: Run, words: list[str], meant: str) -> None:
     done = run(*words)
     assert done.exit_code == 2 and f"did you mean {meant}?" in done.stderr
     assert done.stderr.startswith("error: no command") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["archive"], ["bench"]])
+def test_a_group_without_a_command_shows_its_help(run: Run, words: list[str]) -> None:
+    done = run(*words)
+    assert done.exit_code == 2 and done.stderr == run(*words, "--help").stdout
+    assert done.stderr.startswith("Usage: pltz") and done.stderr.count("\n") > 5
+
+
+def test_words_of_other_programs_stand_for_commands() -> None:
+    known = {path[-1] for path in all_commands(click.Context(cli, info_name="pltz"))}
+    assert {command for commands in MEANT.values() for command in commands} <= known
 
 
 def test_nothing_is_suggested_for_noise(run: Run) -> None:

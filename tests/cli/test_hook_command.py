@@ -103,3 +103,11 @@ def test_the_engine_of_a_benchmark_without_a_codec(monkeypatch: pytest.MonkeyPat
     assert machine.engine_name(None) == "compiled, vnni"
     monkeypatch.setattr(native, "kernels", list)
     assert machine.engine_name(None) == "torch"
+
+
+def test_a_folder_of_other_files_is_no_journal(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    done = run("hook", "status", tmp_path)
+    assert done.exit_code == 2 and "no journal" in done.stderr and "1 file" in done.stderr
+    (tmp_path / "notes.txt").unlink()
+    assert run("hook", "status", tmp_path).exit_code == 0  # a journal of which everything is archived

@@ -59,6 +59,15 @@ class JournalSegment:
     stuck: str = ""
 
 
+def is_of_journal(file: str) -> bool:
+    """Return whether a file of this name belongs to a journal: a segment, a lock, or one that stands beside them.
+
+    >>> [is_of_journal(name) for name in ("0" * 32 + "-00000000.journal", "0" * 32 + ".lock", "notes.txt")]
+    [True, True, False]
+    """
+    return re.match(r"[0-9a-f]{32}[-.]", file) is not None or file == "worker.lock"
+
+
 @dataclass(frozen=True)
 class Status:
     """The contents of a journal directory.

@@ -31,6 +31,7 @@ def test_an_archive_has_a_page(run: Run, cold: Path, put: Put, tmp_path: Path) -
     files = sum(path.stat().st_size for path in cold.rglob("*") if path.is_file())
     assert lines(run("archive", "stat", cold, "--json"))[0]["disk_bytes"] == files and size(files) in text
     assert "method" in text
+    assert "content" in text and "ratio" in text
     assert "<script" not in page.read_text("utf8")
     pytest.importorskip("matplotlib")
     assert "versions by frozen size" in text and "2026-01-02" in text

@@ -309,6 +309,9 @@ def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path, put: Put) ->
     rows = lines(run("archive", "put", place, source, "--name-key", "id", "--json", *keyed))
     assert [row["name"] for row in rows[:2]] == ["chat2", "chat3"]
     assert run("archive", "get", place, "chat2").exit_code != 0
+    listed = run("archive", "ls", place)
+    assert listed.exit_code == 0 and "--key-file" in listed.stderr and "chat2" not in listed.stdout
+    assert not run("archive", "ls", place, *keyed).stderr
     assert json.loads(run("archive", "get", place, "chat2", *keyed).stdout) == {"id": "chat2", **chat(2)}
     wrong = tmp_path / "wrong"
     wrong.write_bytes(bytes(32))

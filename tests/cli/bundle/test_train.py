@@ -423,6 +423,8 @@ def test_distill_refuses_what_it_cannot_do(run: Run, tiny: Path, project: Path) 
     both = ("--steps", 5, "--seconds", 5)
     done = run("bundle", "distill", "--target", tiny / "targets/mini-llama", *common, *both)
     assert done.exit_code == 2 and "exclude each other" in done.stderr
+    done = run("bundle", "distill", "--target", tiny / "targets/mini-llama", *common, "--size", "tiny")
+    assert done.exit_code == 2 and "leave out --size tiny" in done.stderr
 
 
 def test_train_with_a_bundle_that_teaches(
