@@ -21,6 +21,10 @@ A session goes to the writer in two ways: as tokens of the bundle, and as plain 
 (`codec.BytesCodec`, with the bundle's dictionary). The writer stores the shorter one. The tokenizer fingerprint
 of a version shows which codec it was, and its kind whether it is chat, text or ids.
 
+The log of an agent (`log_look.is_log`) goes as plain bytes alone, by `logs.LogCodec`: the segments that it begins with,
+told by their ids, then all that is new as one. So a log that grows adds its new lines, in a time like theirs, and one
+that did not change is not coded.
+
 **Token ids that a served model saw** come with a tokenizer, prefixes or a parent. They keep to their tokenizer:
 ids of the bundle are coded directly, others through a bridge (`bridged.BridgedCodec`). They are cut where the last
 version (or that of the parent) was cut, as far as they begin with the same ids, then at the prefixes. A session
@@ -46,6 +50,7 @@ from pltz.archive.codecs.codec import (
     IdsCodec,
     SegmentCodec,
 )
+from pltz.archive.codecs.logs import LogCodec, method_of
 from pltz.archive.encryption.keys import LockedArchive
 from pltz.archive.errors import KeyMismatch, LostError, NotFound
 from pltz.archive.format import ids as identity
@@ -53,8 +58,10 @@ from pltz.archive.format.ids import BASE, TENANT, Tokens, tenant_of
 from pltz.archive.format.index_file import SESSIONS
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.tower_archive import Tower, TowerArchive
-from pltz.archive.writing.new_session import KINDS, NewSession
+from pltz.archive.writing.new_session import KINDS, CommitReceipt, NewSession
 from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS, Pace
+from pltz.coding.log.log_coder import METHODS
+from pltz.coding.log.log_look import is_log
 from pltz.datasets.continuation import continues
 from pltz.datasets.given import as_session
 from pltz.models.bundle.tokenizer import SPECIALS
@@ -151,6 +158,9 @@ class PutReceipt:
         segments: number of new segments.
         size: bytes of the new segments.
         by_model: coded by the bundle, not by zstd.
+        method: name of what coded its new segments: "model", "zstd", or of a log "log + model", "log + zstd". Of an
+            unchanged log "log".
+        opaque: bytes among ``size`` of ids, hashes and signatures, which no coder shrinks, where known.
         unchanged: the archive had it already, and nothing was added.
         kind: chat, text or ids.
         tokens: tokens of the session, in the vocabulary of its codec.
@@ -170,6 +180,8 @@ class PutReceipt:
     tokens: int
     tower: int
     target: bytes | None
+    method: str = ""
+    opaque: int | None = None
 
 
 @dataclass(frozen=True)
@@ -233,8 +245,10 @@ class SessionArchive:
         self._tokenizers = {b.tokenizer.fingerprint: b.tokenizer for b in bundles}
         self._codecs: dict[bytes, SegmentCodec] = {}  # tokenizer -> the first codec that takes its ids
         for codec in archive.codecs:
-            if not isinstance(codec, BytesCodec | IdsCodec):
+            if not isinstance(codec, BytesCodec | IdsCodec | LogCodec):
                 self._codecs.setdefault(codec.tokenizer, codec)
+        self._logs = next(codec for codec in archive.codecs if isinstance(codec, LogCodec))
+        self._logs.zstd_above = zstd_above
 
     @classmethod
     def create(
@@ -363,7 +377,7 @@ class SessionArchive:
                     continue
                 receipt = next(receipts)
                 coded += _size_of(cut) if receipt.new else 0
-                by_model = not isinstance(receipt.codec, BytesCodec | IdsCodec)
+                method, opaque = _method(receipt)
                 yield PutReceipt(
                     tenant=request.tenant,
                     name=request.name,
@@ -371,12 +385,14 @@ class SessionArchive:
                     id=b"" if dry_run else receipt.id,
                     segments=receipt.new,
                     size=receipt.size,
-                    by_model=by_model,
+                    by_model=method.endswith("model") or method == "log",
                     unchanged=receipt.unchanged,
                     kind=cut.kind,
                     tokens=receipt.tokens,
                     tower=receipt.segments,
                     target=request.fingerprint,
+                    method=method,
+                    opaque=opaque,
                 )
             pace.took(coded, took)
 
@@ -397,6 +413,7 @@ class SessionArchive:
             tokens=tokens,
             tower=len(tower.segments),
             target=request.fingerprint,
+            method="model" if by_model else "zstd",
         )
 
     def _batches(
@@ -478,7 +495,8 @@ class SessionArchive:
             return []
         stored = self.archive.catalog.lookup.known(SESSIONS, list(found))
         versions = [self._versions(*found[key]) for key in stored]
-        return [staying[-1] for known in versions if (staying := [v for v in known if not v.forgotten])]
+        last = [staying[-1] for known in versions if (staying := [v for v in known if not v.forgotten])]
+        return [v for v in last if v.tokenizer != BytesCodec.tokenizer]  # what a log begins with is told by ids
 
     def _cut(self, request: PutRequest, keep_opaque: bool) -> NewSession:
         """Return a session cut for the model and, as its other way, as plain bytes. Raises the errors of `put`."""
@@ -487,6 +505,10 @@ class SessionArchive:
             content = session.to_bytes()  # checks limits before any other work
         except ContentError as exc:
             raise type(exc)(f"session {request.name!r}: {exc}") from exc
+        if is_log(session, content):
+            if not keep_opaque:
+                transcript.refuse_opaque(session)
+            return self._log_way(request, session, content)
         by_zstd = self.zstd_above is not None and len(content) > self.zstd_above
         tower = self._last_tower(request)
         if request.continues and tower:
@@ -551,6 +573,31 @@ class SessionArchive:
             target=request.fingerprint,
             time=request.time,
             codec=codec,
+        )
+
+    def _log_way(self, request: PutRequest, session: Session, content: bytes) -> NewSession:
+        """Cut a log at the ends of the stored segments that it begins with. Raises the errors of `put`."""
+        tokens = np.frombuffer(content, np.uint8)
+        versions = [v for v in self._versions(request.tenant, request.name) if not v.forgotten]
+        ends, whole = list[int](), not versions
+        if versions and (versions[-1].tokenizer, KINDS[versions[-1].kind]) == (BytesCodec.tokenizer, session.kind):
+            known = self.archive.known_ends(versions[-1], tokens)
+            if known is not None:
+                ends, whole = known
+            elif before := self._before(self._last_tower(request), session):  # of a merged log, or a damaged one
+                ends = common(before.tower, tokens)
+        if request.continues and not whole and (tower := self._last_tower(request)):
+            self._want_continuation(request, session, tower, content)
+        cuts = sorted({*(ends if len(ends) <= MAX_TOWER else ()), len(content)} - {0})
+        return NewSession(
+            request.name,
+            [tokens[a:b] for a, b in itertools.pairwise([0, *cuts])],
+            tenant=request.tenant,
+            tags=request.tags,
+            kind=session.kind,
+            target=request.fingerprint,
+            time=request.time,
+            codec=self._logs,
         )
 
     def _last_tower(self, request: PutRequest) -> Tower | None:
@@ -722,7 +769,8 @@ class SessionArchive:
         """Return the session of a tower's tokens. Raises BundleMismatch, CorruptError."""
         version, kind = tower.version, KINDS[tower.version.kind]
         if version.tokenizer == BytesCodec.tokenizer:
-            return Session.from_bytes(kind, tower.tokens.astype(np.uint8).tobytes())  # type: ignore[arg-type]
+            content = b"".join(tokens.astype(np.uint8).tobytes() for _, tokens in tower.segments)
+            return Session.from_bytes(kind, content)  # type: ignore[arg-type]
         if kind == "ids":
             return Session("ids", tower.tokens)
         return transcript.from_tokens(kind, tower.tokens, self.tokenizer_of(version))  # type: ignore[arg-type]
@@ -741,7 +789,18 @@ def codecs_of(bundles: Sequence[Bundle], **engine: Unpack[EngineOptions]) -> lis
     """Return the codecs for an archive: the first bundle and its plain bytes, then all others for reading."""
     models: list[SegmentCodec] = [BundleCodec(bundle, **engine) for bundle in bundles]
     plain = [DictionaryCodec(bundle.zstd_dict) for bundle in bundles]
-    return [models[0], plain[0], *models[1:], *plain[1:], BytesCodec()]
+    logs = [LogCodec(bundle, device=engine.get("device", "cpu"), threads=engine.get("threads")) for bundle in bundles]
+    return [models[0], plain[0], *models[1:], *plain[1:], BytesCodec(), *logs]
+
+
+def _method(receipt: CommitReceipt) -> tuple[str, int | None]:
+    """Return the method and the opaque bytes of what a put stored, as in `PutReceipt`."""
+    if not isinstance(receipt.codec, LogCodec):
+        return "zstd" if isinstance(receipt.codec, BytesCodec | IdsCodec) else "model", None
+    if not receipt.coded:
+        return "log", None
+    methods, opaque = zip(*map(method_of, receipt.coded), strict=True)
+    return max(methods, key=METHODS.index), sum(opaque)
 
 
 def _names(request: PutRequest) -> set[tuple[str, str]]:

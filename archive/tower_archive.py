@@ -36,7 +36,7 @@ from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, S
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.context import RUN, WITHIN
-from pltz.archive.format.ids import TENANT, Tokens
+from pltz.archive.format.ids import TENANT, Tokens, segment_of
 from pltz.archive.format.index_file import SEGMENTS, Lookup
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.parity import SHARE, SHARED
@@ -375,6 +375,30 @@ class TowerArchive:
         tower = self._twice(lambda: self._towers([version], heard=self._writer.proved.heard))[0]
         self._writer.recent.add(tower.segments)
         return tower
+
+    def known_ends(self, version: Version, tokens: Tokens) -> tuple[list[int], bool] | None:
+        """Return the ends of the segments of a version with which tokens, (T,), begin, and whether they are all of it.
+
+        Their ids tell; nothing is decoded. None where that cannot tell: segments are in a run, or a record is gone.
+        """
+        chain: list[Found] = []
+        leaf = version.leaf
+        while leaf != NONE:
+            found = self.catalog.lookup.find(SEGMENTS, leaf)
+            if not found or found[0].context.mode >= RUN or len(chain) >= MAX_SEGMENTS:
+                return None
+            chain.append(found[0])
+            leaf = found[0].record.parent
+        ends, at = list[int](), 0
+        for item in reversed(chain):
+            context, record = item.context, item.record
+            part = tokens[at : at + record.tokens]
+            digest = self.keys.segment_digest(context.domain, context.tokenizer, record.parent, part)
+            if segment_of(digest) != record.id:
+                break
+            at += record.tokens
+            ends.append(at)
+        return ends, len(ends) == len(chain)
 
     def prepare(self, versions: Sequence[Version]) -> None:
         """Decode the towers of versions that puts will extend, side by side, so that `before` remembers them.

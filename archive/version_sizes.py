@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pltz.archive.codecs.codec import BytesCodec, IdsCodec
-from pltz.archive.format.context import RUN, Context
+from pltz.archive.format.context import RUN, TOWER, Context
 from pltz.archive.format.run import unpack_run
+from pltz.models.bundle import locations
 from pltz.plt_codec.errors import PltzError
 
 if TYPE_CHECKING:
@@ -15,8 +17,16 @@ if TYPE_CHECKING:
 
 
 def method_of(context: Context) -> str:
-    """Return how the records of a context are coded: by the model, whose tokens are words, or zstd, by bytes."""
-    return "zstd" if context.tokenizer == BytesCodec.tokenizer or context.bundle == IdsCodec.bundle_id else "model"
+    """Return how the records of a context are coded: by the model, whose tokens are words, as a log, or by zstd."""
+    if context.tokenizer != BytesCodec.tokenizer:
+        return "zstd" if context.bundle == IdsCodec.bundle_id else "model"
+    return "log" if context.mode & TOWER or _is_bundle(context.bundle) else "zstd"
+
+
+@lru_cache(64)
+def _is_bundle(bundle: bytes) -> bool:
+    """Return whether a bundle of this id is at hand: with bytes as tokens, it codes logs."""
+    return locations.by_id(bundle) is not None
 
 
 class SegmentHead(NamedTuple):

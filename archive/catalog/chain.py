@@ -389,7 +389,7 @@ class Chains:
             parts.append(answer[-left:])
             left -= len(parts[-1])
             at = self._parent(at)
-        return np.concatenate([NOTHING, *parts[::-1]])
+        return np.concatenate(parts[::-1] or [NOTHING])
 
     def _may_name(self, item: Found) -> bool:
         """Return whether the neighbour of a record is of the same domain, or of a base that a tenant's may name."""

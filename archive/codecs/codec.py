@@ -155,6 +155,34 @@ class Kin(Protocol):
         """
 
 
+@runtime_checkable
+class Following(Protocol):
+    """A codec that codes a segment after its tower wherever it has one: alone it is hardly ever shorter."""
+
+    @property
+    def follows(self) -> bool:
+        """Return whether it does so."""
+
+
+@runtime_checkable
+class Vouching(Protocol):
+    """A codec whose bitstrings hold a digest of their tokens."""
+
+    def vouches(self, data: bytes, tokens: Tokens) -> bool:
+        """Return whether a bitstring says that it holds these tokens, (T,). Nothing is decoded."""
+
+
+def ways_of(codec: SegmentCodec, above: Tokens) -> list[tuple[int, Tokens]]:
+    """Return the modes in which a segment is tried, alone and after the tokens above it, each with its context, (m,).
+
+    ``above``: all tokens above it, (n,).
+    """
+    alone, after = (ALONE, NO_MARK), (TOWER, above[-codec.reach :] if codec.reach else NO_MARK)
+    if not len(after[1]):
+        return [alone]
+    return [after] if isinstance(codec, Following) and codec.follows else [alone, after]
+
+
 def coding(codec: SegmentCodec, context: Context, record: Record) -> int:
     """Return the bits that tell how a record's tokens were coded. Raises CorruptError where its codec has no copies."""
     if record.copied and not codec.mode & COPIES:

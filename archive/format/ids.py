@@ -192,8 +192,10 @@ def version_id(key: bytes, number: int, leaf: bytes, time: int) -> bytes:
     return state.digest()
 
 
-def checked(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Return token ids as (T,) int64. Raises ContentError unless they are one row of ids in 0..2^31-1.
+def checked(tokens: npt.ArrayLike) -> Tokens:
+    """Return token ids as (T,) int64, and bytes as they are, (T,) uint8.
+
+    Raises ContentError unless they are one row of ids in 0..2^31-1.
 
     >>> checked([1, 2]).tolist()
     [1, 2]
@@ -203,7 +205,7 @@ def checked(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
         raise ContentError(f"expected one row of token ids, found shape {array.shape} of {array.dtype}")
     if len(array) and (array.min() < 0 or array.max() > MAX_TOKENS):
         raise ContentError(f"expected token ids in 0..{MAX_TOKENS}, found {array.min()}..{array.max()}")
-    return array.astype(np.int64)
+    return array if array.dtype == np.uint8 else array.astype(np.int64)
 
 
 def _utf8(name: str) -> bytes:

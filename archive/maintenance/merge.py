@@ -27,10 +27,10 @@ from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version, older_versions, version_of
 from pltz.archive.catalog.recent_towers import Segments
-from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, layout_mode
+from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, layout_mode, ways_of
 from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.context import ALONE, RUN, TOWER, WITHIN, Context
+from pltz.archive.format.context import RUN, WITHIN, Context
 from pltz.archive.format.ids import TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import Record, pack_tags
@@ -274,8 +274,7 @@ class Merger:
         tokens = np.concatenate(parts)
         if not 2 <= len(inside) <= MAX_RUN or len(tokens) > MAX_TOKENS:
             return None
-        above = _tokens(tower[:first])[-codec.reach :] if codec.reach else NO_TOKENS
-        mode, data = _encoded(codec, tokens, above)
+        mode, data = _encoded(codec, tokens, _tokens(tower[:first]))
         content = Run([len(part) for part in parts], [], data)
         for version in chain.versions:
             if version.forgotten:  # it can be undeleted as long as it is there, so a segment outside keeps its parent
@@ -408,7 +407,7 @@ def _encoded(codec: SegmentCodec, tokens: Tokens, above: Tokens) -> tuple[int, b
     Raises ArchiveError where it does not decode to ``tokens``, (T,).
     """
     layout = layout_mode(codec, len(tokens))
-    ways = [(ALONE, NO_TOKENS), (TOWER, above)] if len(above) else [(ALONE, NO_TOKENS)]
+    ways = ways_of(codec, above)
     encoded = codec.encode([Plain(tokens, context) for _, context in ways])
     data, (mode, context) = min(zip(encoded, ways, strict=True), key=lambda way: len(way[0]))
     mode |= layout

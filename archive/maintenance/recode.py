@@ -17,10 +17,9 @@ import numpy as np
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING, Chains
 from pltz.archive.catalog.listing import Found
-from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, layout_mode
+from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, layout_mode, ways_of
 from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import ArchiveError, KeyMismatch
-from pltz.archive.format.context import ALONE, TOWER
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import Record
@@ -148,9 +147,7 @@ def encoded_alone(codec: SegmentCodec, tokens: Sequence[Tokens], above: Sequence
 
     Raises ArchiveError where one does not decode to its tokens.
     """
-    ways = [(n, ALONE, NOTHING) for n in range(len(tokens))]
-    if codec.reach:
-        ways += [(n, TOWER, above[n][-codec.reach :]) for n in range(len(tokens)) if len(above[n])]
+    ways = [(n, *way) for n in range(len(tokens)) for way in ways_of(codec, above[n])]
     best = dict[int, tuple[bytes, int, Tokens]]()
     for (n, mode, context), data in zip(ways, codec.encode([Plain(tokens[n], c) for n, _, c in ways]), strict=True):
         if n not in best or len(data) < len(best[n][0]):

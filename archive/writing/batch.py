@@ -81,7 +81,17 @@ class PendingSegment:
                 break
             parts.append(segment.tokens[-reach:])
             reach -= len(parts[-1])
-        return np.concatenate([NOTHING, *parts[::-1]])
+        return np.concatenate(parts[::-1] or [NOTHING])
+
+    @property
+    def reached(self) -> int:
+        """Return the number of tokens above it that its codec reaches."""
+        found = 0
+        for segment in self.ancestors():
+            if found >= self.codec.reach:
+                break
+            found += len(segment.tokens)
+        return min(found, self.codec.reach)
 
     def before(self, mode: int) -> Tokens:
         """Return the context of its bitstring, (m,), in a mode and after its neighbour."""
@@ -155,6 +165,7 @@ class PendingVersion:
             codec=self.codec,
             segments=len(self.tower),
             tokens=tokens,
+            coded=[segment.data for segment in self.tower if segment.data],
         )
 
 
@@ -317,9 +328,8 @@ def batches(segments: Sequence[PendingSegment]) -> list[tuple[SegmentCodec, list
     """Return each codec with indexes of its segments, in batches that keep the codec busy and bound memory."""
     found = []
     for codec in {id(s.codec): s.codec for s in segments}.values():
-        reach = codec.reach
         numbers = [n for n, s in enumerate(segments) if s.codec is codec]
-        ends = list(accumulate(len(segments[n].tokens) + reach for n in numbers))
+        ends = list(accumulate(len(segments[n].tokens) + segments[n].reached for n in numbers))
         begin = done = 0
         while begin < len(numbers):
             end = max(begin + 1, bisect_right(ends, done + BATCH_TOKENS))

@@ -58,6 +58,7 @@ class CommitReceipt(NamedTuple):
         unchanged: no version was added because the session's last version is the same.
         codec: the codec of the way that the writer chose.
         segments, tokens: numbers in the session's tower, new and stored ones.
+        coded: bitstrings of the segments that were coded for it.
 
     ``new`` and ``size`` reveal to a tenant whether a prompt is in a shared base domain already. Keep prompts
     that others must not guess out of shared bases (FORMAT.md, "Threat model").
@@ -74,6 +75,7 @@ class CommitReceipt(NamedTuple):
     codec: SegmentCodec
     segments: int
     tokens: int
+    coded: Sequence[bytes] = ()
 
 
 def check(sessions: Sequence[NewSession], codecs: CodecRegistry) -> None:

@@ -25,7 +25,7 @@ from pltz.archive.catalog.history import MAX_FLOOR
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers
-from pltz.archive.codecs.codec import BundleCodec, Plain, layout_mode
+from pltz.archive.codecs.codec import BundleCodec, Following, Plain, layout_mode
 from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import ids
@@ -237,7 +237,8 @@ class ArchiveWriter:
     def _encode(self, segments: Sequence[PendingSegment]) -> None:
         """Encode segments after their tower, or alone where that is no longer.
 
-        A prompt may say nothing of the text that follows, and segments coded alone are read faster.
+        A prompt may say nothing of the text that follows, and segments coded alone are read faster. Where the codec
+        follows (`Following`), segments below others are not tried alone.
         """
         segments = [s for s in segments if not s.coded]
         if not segments:
@@ -250,10 +251,12 @@ class ArchiveWriter:
 
         for codec, numbers in batches(segments):
             batch = [segments[n] for n in numbers]
-            alone = [Plain(s.tokens, NOTHING) for s in batch]
+            follows = isinstance(codec, Following) and codec.follows
+            roots = [s for s in batch if not (follows and s.reached and len(s.tokens))]
+            alone = [Plain(s.tokens, NOTHING) for s in roots]
             if self.expect and isinstance(codec, BundleCodec) and (seconds := codec.expected(alone)) is not None:
                 self.expect(seconds)
-            for segment, data in zip(batch, codec.encode(alone), strict=True):
+            for segment, data in zip(roots, codec.encode(alone), strict=True):
                 segment.data, segment.coded, segment.copied = data, True, False
                 segment.context = context(segment, ALONE) if codec.fast else segment.own
             if not codec.reach:
@@ -261,8 +264,9 @@ class ArchiveWriter:
             plain = [(s, Plain(s.tokens, s.above(codec.reach))) for s in batch if s.up]
             below = [(s, p) for s, p in plain if len(p.above) and len(p.tokens)]
             for (segment, _), data in zip(below, codec.encode([p for _, p in below]), strict=True):
-                if len(data) < len(segment.data):
-                    segment.data, segment.context = data, context(segment, TOWER)
+                if not segment.coded or len(data) < len(segment.data):
+                    segment.data, segment.context, segment.copied = data, context(segment, TOWER), False
+                segment.coded = True
 
     def _number(self, drafts: list[PendingVersion]) -> None:
         """Give each session its version number, or find that its last version is the same.

@@ -131,7 +131,8 @@ class Session:
         """Return the session as plain bytes, without a model.
 
         They are lean chat or compact JSON, the text, or little-endian int32. Lean chat is one byte 1..6 for
-        each message's role, then its text; it is used where that says all (see `lean`).
+        each message's role, then its text; it is used where that says all (see `lean`). A list of objects, one or
+        more, is a line of JSON per object, so that the bytes of a longer one begin with those of a shorter one.
 
         Raises:
             ContentError: a chat's value is not plain JSON.
@@ -144,7 +145,10 @@ class Session:
         if self.kind == "chat":
             json_value.check(self.value)
             bare = lean(self.value)
-            data = json_value.dump(self.value).encode("utf-8", "surrogatepass") if bare is None else bare
+            if _is_lines(self.value):
+                data = b"".join(map(_line, self.value))
+            else:
+                data = json_value.dump(self.value).encode("utf-8", "surrogatepass") if bare is None else bare
         check_bytes(len(data))
         return data
 
@@ -159,6 +163,11 @@ class Session:
             try:
                 if data[:1] and data[0] in ROLE_OF_BYTE:
                     return cls(kind, _unlean(data))
+                if data[:1] == b"{" and data[-1:] == b"\n":
+                    items = [json_value.parse(line.decode("utf-8", "surrogatepass")) for line in data[:-1].split(b"\n")]
+                    if not _is_lines(items):
+                        raise CorruptError("expected an object in each line of a chat session, found another value")
+                    return cls(kind, items)
                 return cls(kind, json_value.parse(data.decode("utf-8", "surrogatepass")))
             except (ValueError, ContentError) as exc:
                 raise CorruptError(f"expected the JSON of a chat session: {exc}") from exc
@@ -224,9 +233,18 @@ class Session:
         """
         if self.kind == "text":
             return cast(bytes, self.value)
-        if isinstance(self.value, list) and self.value and all(isinstance(item, dict) for item in self.value):
+        if _is_lines(self.value):
             return b"".join(Session("chat", item).to_json_line() for item in self.value)
         return self.to_json_line()
+
+
+def _is_lines(value: Any) -> bool:
+    """Return whether a value is a list of objects, one or more."""
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def _line(value: Any) -> bytes:
+    return json_value.dump(value).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def _ids(value: Any) -> np.ndarray[Any, np.dtype[np.int32]]:

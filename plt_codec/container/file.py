@@ -130,7 +130,7 @@ class Writer:
             )
         if frame.context is not None and not self._may_follow(frame):
             raise UsageError(f"session {len(self)} cannot have session {frame.context} as its context")
-        if not frame.kind.by_model and len(data) > frame.count:
+        if not frame.has_tokens and len(data) > frame.count:
             raise UsageError(f"expected at most {frame.count} fallback bytes, got {len(data)}")
         self._sink.write(data)
         self._sizes.append(frame.count << KIND_BITS | (KIND_EXTENDED if frame.extended else frame.kind))
@@ -144,7 +144,7 @@ class Writer:
     def _may_follow(self, frame: Frame) -> bool:
         """Return whether a frame's context is an earlier session with tokens, and not too many stand in a row."""
         context = frame.context
-        if context is None or not 0 <= context < len(self) or not frame.kind.by_model:
+        if context is None or not 0 <= context < len(self) or not frame.has_tokens:
             return False
         return bool(HAS_TOKENS[self._sizes[context] & KIND_EXTENDED]) and self._depths[context] < MOST_CONTEXTS
 

@@ -1,7 +1,8 @@
 """The frame of one session in the container: kind, count, check and bytes. Spec: FORMAT.md, "Frames".
 
 A frame is the coded bytes alone where the index and the default layout say the rest. Otherwise it is
-*extended*, and begins with a byte of flags and the fields they name: a layout, a bridge's patch, copies.
+*extended*, and begins with a byte of flags and the fields they name: a layout, a bridge's patch, copies. The frame of
+an agent's log is extended too.
 
     >>> frame = Frame(Kind.IDS, 3, 0, b"coded", lanes=2, steps=4)
     >>> extended = frame.encode()
@@ -29,6 +30,7 @@ from pltz.plt_codec.varint import read_varint, write_varint
 KIND_EXTENDED = 7  # an extended frame's first byte: the low bits are its kind, those above name the fields that follow
 EXTENDED_LAYOUT = 1 << 3
 EXTENDED_PATCH = 1 << 4
+EXTENDED_LOG = 1 << 5
 EXTENDED_COPIES = 1 << 6
 
 CHECK_KEPT = 0xFF  # the part of a content check that a file keeps per session
@@ -62,6 +64,9 @@ class Kind(enum.IntEnum):
         return ("chat", "text", "ids")[self % 3]
 
 
+LOGS = Kind.CHAT_FALLBACK, Kind.TEXT_FALLBACK  # kinds that a log may have
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One coded session.
@@ -75,7 +80,8 @@ class Frame:
         patch: the bridge's patch; kind IDS only.
         copies: the copies taken out of the tokens before coding (`repeats.pack`); model kinds only.
         context: number of the session of the file after whose tokens (`context_of`) `data` was coded, and into which
-            copies may reach; model kinds only.
+            copies may reach; model kinds and logs only. Of a log it is a log, whose content counts.
+        log: `data` is a log frame (coding/FORMAT.md) of the content; fallback kinds but ids only.
     """
 
     kind: Kind
@@ -87,11 +93,17 @@ class Frame:
     patch: bytes = b""
     copies: bytes = b""
     context: int | None = None
+    log: bool = False
+
+    @property
+    def has_tokens(self) -> bool:
+        """Return whether the frame is coded by the model or as a log, so that it may have a context."""
+        return self.log or self.kind.by_model
 
     @property
     def extended(self) -> bool:
         """Return whether the file needs more than ``data`` and the index for this frame."""
-        return bool(self.patch or self.copies) or self.lanes is not None or self.steps is not None
+        return bool(self.patch or self.copies) or self.lanes is not None or self.steps is not None or self.log
 
     @property
     def layout(self) -> Layout:
@@ -125,7 +137,7 @@ class Frame:
     @property
     def fits(self) -> bool:
         """Return whether ``count`` is within the format's limit for this many bytes."""
-        limit = MAX_TOKENS_PER_BYTE * (len(self.encode()) + 1) if self.kind.by_model else MAX_COUNT
+        limit = MAX_TOKENS_PER_BYTE * (len(self.encode()) + 1) if self.has_tokens else MAX_COUNT
         return 0 <= self.count <= min(limit, MAX_COUNT)
 
     def encode(self) -> bytes:
@@ -155,6 +167,10 @@ class Frame:
                 raise UsageError("only frames coded by the model can have copies")
             head |= EXTENDED_COPIES
             body += self.copies
+        if self.log:
+            if self.kind not in LOGS or body:
+                raise UsageError("a log is a chat or a text in bytes, and has no layout, patch or copies of its own")
+            head |= EXTENDED_LOG
         return bytes([head]) + body + self.data
 
     @classmethod
@@ -166,12 +182,17 @@ class Frame:
             CorruptError: the bytes break a rule of the format.
         """
         flags = data[0] & ~KIND_EXTENDED
-        if flags & ~(EXTENDED_LAYOUT | EXTENDED_PATCH | EXTENDED_COPIES):
+        if flags & ~(EXTENDED_LAYOUT | EXTENDED_PATCH | EXTENDED_LOG | EXTENDED_COPIES):
             raise VersionError(f"unknown extension {data[0]:#04x} of a frame: use a newer pltz")
         patched, layout = bool(flags & EXTENDED_PATCH), bool(flags & EXTENDED_LAYOUT)
         by_model = bool(flags & (EXTENDED_LAYOUT | EXTENDED_COPIES))
-        if not flags or (by_model and not kind.by_model) or (patched and kind != Kind.IDS):
+        log = flags == EXTENDED_LOG and kind in LOGS
+        if not flags or (by_model and not kind.by_model) or (patched and kind != Kind.IDS) or (
+            flags & EXTENDED_LOG and not log
+        ):
             raise CorruptError(f"an extended frame cannot start with {data[0]:#04x}: the file is damaged")
+        if log:
+            return cls(kind, count, check, data[1:], context=context, log=True)
         offset = 1
         lanes = steps = None
         if layout:

@@ -8,6 +8,7 @@ format version, and then new files.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 import zlib
@@ -20,7 +21,7 @@ TARGET = bytes(range(32, 48))
 Entry = tuple[int, int, bytes, bytes]  # kind in the index, count, frame, content as the check takes it
 
 
-def header(version: int = 6, flags: int = 0, contract: int = 1, magic: bytes = b"PLTZ") -> bytes:
+def header(version: int = 7, flags: int = 0, contract: int = 1, magic: bytes = b"PLTZ") -> bytes:
     body = magic + struct.pack("<BBH", version, flags, contract) + BUNDLE
     return body + (TOKENIZER if flags & 1 else b"") + (TARGET if flags & 2 else b"")
 
@@ -222,6 +223,9 @@ HUNDRED: list[Entry] = [(4, 1 + i % 7, bytes([i]) * (1 + i % 7), bytes([i]) * (1
 HUNDRED_LINES = lines([frame for _, _, frame, _ in HUNDRED])  # 10 rows, 10 columns
 FOLLOWERS: list[Entry] = [CHAT, TEXT, TEXT_STORED, IDS, CHAT, LAYOUT]  # 1 after 0; 3 after 1; 4 after 3; 5 after 0
 LINES_OF_FOUR: list[Entry] = [CHAT, TEXT, IDS, LAYOUT] * 20  # each of the last three after the one before
+LOGGED = b"{}\n{}\n"  # in a log frame as it is
+LOG_CHECK = hashlib.blake2b(LOGGED, digest_size=8, person=b"pltz log").digest()
+LOG = (7, len(LOGGED), b"\x23\x00" + LOG_CHECK + LOGGED, LOGGED)
 BOTH = (7, 1, b"\x1a\x04\x05\x01\xcc\x10", ids(9))
 ONE_COPY = b"\x01\x02\x00\x02"  # 2 literals, then 32 tokens from 2 before
 NINE_COLUMNS = (
@@ -252,6 +256,7 @@ GOOD = {
     "good-one-text": build([TEXT_STORED]),
     "good-every-kind": build([CHAT, TEXT, IDS, CHAT_STORED, TEXT_STORED, IDS_STORED]),
     "good-extended": build([LAYOUT, PATCHED, BOTH]),
+    "good-logs": after([LOG, CHAT, LOG], [0, 0, 2]),
     "good-copies": build([COPIED, ALL_THREE]),
     "good-copies-of-a-context": after(TOLD, [0, 1]),
     "good-nine-copies": build([NINE]),
@@ -282,7 +287,8 @@ BAD = {
     "bad-version-3": build(TWO, head=header(version=3)),
     "bad-version-4": build(TWO, head=header(version=4)),
     "bad-version-5": build(TWO, head=header(version=5)),
-    "bad-newer-version": build(TWO, head=header(version=7)),
+    "bad-version-6": build(TWO, head=header(version=6)),
+    "bad-newer-version": build(TWO, head=header(version=8)),
     "bad-reserved-header-flag": build(TWO, head=header(flags=4)),
     "bad-header-byte": ONE[:8] + bytes([ONE[8] ^ 1]) + ONE[9:],
     "bad-header-alone": header(),
@@ -327,7 +333,11 @@ BAD = {
     "bad-extended-count-over-frame": build([(7, 3000, LAYOUT[2], b"")]),
     "bad-extended-empty": build([(7, 1, b"", b"")]),
     "bad-extended-without-extension": build([(7, 3, b"\x00\x81\x42", b"")]),
-    "bad-extended-reserved-bit": build([(7, 3, b"\x28\x04\x05\x81\x42", b"")]),
+    "bad-extended-reserved-bit": build([(7, 3, b"\x88\x04\x05\x81\x42", b"")]),
+    "bad-log-of-tokens": build([(7, 3, b"\x20" + LOG[2][1:], b"")]),
+    "bad-log-of-ids": build([(7, 4, b"\x25" + LOG[2][1:], b"")]),
+    "bad-log-with-layout": build([(7, 3, b"\x2b\x04\x05" + LOG[2][1:], b"")]),
+    "bad-log-count-over-frame": build([(7, 256 * 17 + 1, LOG[2], b"")]),
     "bad-extended-reserved-kind": build([(7, 3, b"\x0e\x04\x05\x81\x42", b"")]),
     "bad-extended-in-extended": build([(7, 3, b"\x0f\x04\x05\x81\x42", b"")]),
     "bad-extended-layout-of-fallback": build([(7, 2, b"\x0b\x04\x05[]", b"")]),

@@ -4,6 +4,7 @@ The golden files (tests/golden/containers) were written by make.py beside them, 
 pltz; each bad one has the one defect it is named after.
 """
 
+import hashlib
 import io
 import mmap
 import struct
@@ -302,6 +303,8 @@ def test_golden_good_files_are_read_as_meant() -> None:
     packed = bytes.fromhex("55000018616261010026a96e08")
     hundred = [text(bytes([i]) * (1 + i % 7)) for i in range(100)]
     pair, other = [400, 401] * 17, [8, 9] * 17
+    log = b"\0" + hashlib.blake2b(b"{}\n{}\n", digest_size=8, person=b"pltz log").digest() + b"{}\n{}\n"
+    logged = Frame(Kind.CHAT_FALLBACK, 6, content_check(Kind.CHAT_FALLBACK, 6, b"{}\n{}\n"), log, log=True)
     expected = {
         "no-sessions": [],
         "one-text": [stored],
@@ -310,6 +313,11 @@ def test_golden_good_files_are_read_as_meant() -> None:
             Frame(Kind.CHAT, 3, chat.check, chat.data, 4, 128),
             Frame(Kind.IDS, 1, nine, b"\x10", patch=b"\xaa\xbb"),
             Frame(Kind.IDS, 1, nine, b"\x10", 4, 5, b"\xcc"),
+        ],
+        "logs": [
+            logged,
+            Frame(Kind.CHAT, 3, content_check(Kind.CHAT, 3, ids(2, 300, 301)), b"\x81\x42"),
+            replace(logged, context=0),
         ],
         "copies": [
             Frame(
@@ -424,6 +432,7 @@ NEWER = {
     "version-3",
     "version-4",
     "version-5",
+    "version-6",
 }
 FOREIGN = {"empty-file", "magic", "zip-file"}
 

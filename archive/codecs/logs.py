@@ -1,0 +1,99 @@
+"""LogCodec: segments of agent logs, bytes as tokens, by a table and the bundle's model (coding/FORMAT.md).
+
+    bytes of the segment --table, model or zstd, after the bytes above--> bitstring
+
+Its tokens are those of `BytesCodec`. So a segment has the same id whichever of both codes it, and a log keeps its
+segments when its coding changes. The bitstring holds a digest of the bytes. A writer that finds the segment stored
+compares digests, and decodes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pltz.archive.codecs.codec import NO_MARK, BytesCodec, Coded, Plain
+from pltz.archive.format.context import TOWER
+from pltz.archive.format.ids import Tokens
+from pltz.coding.log.log_coder import REACH, LogCoder, holds, parse
+from pltz.plt_codec.errors import BundleMismatch, ContentError
+from pltz.plt_codec.limits import ZSTD_ABOVE
+
+if TYPE_CHECKING:
+    from pltz.models.bundle.bundle import Bundle
+
+
+class LogCodec:
+    """Codes the bytes of agent logs, as tokens.
+
+    ``zstd_above``: the text of larger segments is coded by zstd and not by the model; None: none is.
+    """
+
+    mode = TOWER
+    fast = False
+    reach = REACH
+    lane_mark: Tokens = NO_MARK
+    tokenizer = BytesCodec.tokenizer
+    follows = True
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+        zstd_above: int | None = ZSTD_ABOVE,
+    ) -> None:
+        self.bundle_id, self.contract, self.zstd_above = bundle.id, bundle.contract, zstd_above
+        self._bundle, self._device, self._threads = bundle, device, threads
+        self._again = partial(LogCodec, device=device, threads=threads, zstd_above=zstd_above)
+
+    @cached_property
+    def _coder(self) -> LogCoder:
+        return LogCoder(self._bundle, self._bundle.coder(self._device, self._threads))
+
+    def kin(self, bundle_id: bytes) -> LogCodec | None:
+        """Return the same codec with another embedded bundle, as `codec.Kin` says. Any vocabulary will do."""
+        from pltz.models.bundle.bundle import Bundle
+
+        try:
+            return self._again(Bundle.find(bundle_id))
+        except BundleMismatch:
+            return None
+
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        """Return a log frame for each segment. Raises ContentError for an id over 255."""
+        out = [b""] * len(batch)
+        small = [self.zstd_above is None or len(p.tokens) <= self.zstd_above for p in batch]
+        for by_model in (True, False):
+            numbers = [n for n, one in enumerate(small) if one is by_model]
+            pairs = [(_bytes(batch[n].tokens), _bytes(batch[n].above)) for n in numbers]
+            for n, frame in zip(numbers, self._coder.encode(pairs, by_model=by_model), strict=True):
+                out[n] = frame
+        return out
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the bytes of each segment, (count,) uint8. Raises CorruptError."""
+        found = self._coder.decode([(c.data, c.count, _bytes(c.above)) for c in batch])
+        return [np.frombuffer(content, np.uint8) for content in found]
+
+    def vouches(self, data: bytes, tokens: Tokens) -> bool:
+        """Return whether a bitstring holds the digest of these tokens, as `codec.Vouching` says."""
+        return holds(data, _bytes(tokens))
+
+
+def method_of(data: bytes) -> tuple[str, int]:
+    """Return the method of a bitstring, and its opaque bytes, which no coder shrinks. Raises CorruptError."""
+    if not data:
+        return "zstd", 0
+    parsed = parse(data)
+    return parsed.name, len(parsed.opaque)
+
+
+def _bytes(tokens: Tokens) -> bytes:
+    if len(tokens) and tokens.dtype != np.uint8 and (tokens.min() < 0 or tokens.max() > 255):
+        raise ContentError("expected bytes as tokens, found an id over 255")
+    return np.asarray(tokens, np.uint8).tobytes()

@@ -1,0 +1,179 @@
+"""Logs in an archive: they grow by their new lines, and an unchanged one is not coded."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codecs.codec import BytesCodec, Coded, Plain
+from pltz.archive.codecs.logs import LogCodec, method_of
+from pltz.archive.errors import ArchiveError
+from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
+from pltz.coding.log.log_coder import LogCoder
+from pltz.models.bundle.bundle import Bundle
+from pltz.models.session.session import Session
+from pltz.plt_codec.errors import CorruptError, PltzError
+
+
+def lines(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Return the events of a log."""
+    dice = random.Random(seed)
+    words = ("open", "the file", "read", "error", "in line", "of a", "list", "that we", "want", "to see", "before")
+    found = []
+    for number in range(count):
+        text = " ".join(dice.choices(words, k=30)) + f" {dice.random()}"
+        event = {"uuid": f"{dice.getrandbits(128):032x}", "n": number, "message": {"role": "user", "content": text}}
+        found.append(event)
+    return found
+
+
+def request(count: int, name: str = "log") -> PutRequest:
+    return PutRequest(name, Session("chat", lines(count)))
+
+
+def put(cold: SessionArchive, count: int, **options: Any) -> PutReceipt:
+    return next(iter(cold.put([request(count)], **options)))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    SessionArchive.open(tmp_path / "cold", create=True)
+    return tmp_path / "cold"
+
+
+@pytest.fixture
+def coded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collect the bytes of the contents that the log coder encodes (above 0) and decodes (below 0)."""
+    found: list[int] = []
+    encode, decode = LogCoder.encode, LogCoder.decode
+
+    def encoding(self: LogCoder, batch: Any, **options: Any) -> list[bytes]:
+        found.extend(len(content) for content, _ in batch)
+        return encode(self, batch, **options)
+
+    def decoding(self: LogCoder, batch: Any, **options: Any) -> list[bytes]:
+        found.extend(-count for _, count, _ in batch)
+        return decode(self, batch, **options)
+
+    monkeypatch.setattr(LogCoder, "encode", encoding)
+    monkeypatch.setattr(LogCoder, "decode", decoding)
+    return found
+
+
+def test_a_log_grows_by_its_new_lines(place: Path, coded: list[int]) -> None:
+    first = put(SessionArchive.open(place), 40)
+    coded.clear()
+    cold = SessionArchive.open(place)  # another process
+    second = put(cold, 44)
+    new = len(Session("chat", lines(44)).to_bytes()) - len(Session("chat", lines(40)).to_bytes())
+    assert coded == [new, -new]  # coded and proved, and nothing else
+    assert (second.version, second.segments, second.tower) == (2, 1, 2)
+    assert second.size < first.size / 4
+    assert second.method in ("log + model", "log + zstd")
+    assert second.opaque == 16 * 4
+    assert cold.get("log") == Session("chat", lines(44))
+    assert SessionArchive.open(place).get("log", version=1) == Session("chat", lines(40))
+
+
+def test_an_unchanged_log_is_not_coded(place: Path, coded: list[int]) -> None:
+    put(SessionArchive.open(place), 40)
+    coded.clear()
+    receipt = put(SessionArchive.open(place), 40)
+    assert receipt.unchanged and receipt.size == 0 and receipt.method == "log"
+    assert coded == []
+
+
+def test_a_log_that_changed_within_is_stored_from_there(place: Path) -> None:
+    cold = SessionArchive.open(place)
+    put(cold, 40)
+    put(cold, 60)
+    changed = lines(60)
+    changed[50] = {"changed": True}
+    receipt = next(iter(cold.put([PutRequest("log", Session("chat", changed))])))
+    assert (receipt.segments, receipt.tower) == (1, 2)
+    assert SessionArchive.open(place).get("log").value == changed
+
+
+def test_segments_of_plain_bytes_and_of_the_log_coder_have_one_id(place: Path) -> None:
+    """A log that zstd coded before keeps its segments."""
+    cold = SessionArchive.open(place)
+    content = Session("chat", lines(40)).to_bytes()
+    way = cold._way(cold.archive.codecs[1], request(40), "chat", np.frombuffer(content, np.uint8), None)
+    cold.archive.put([way])
+    assert put(SessionArchive.open(place), 40).unchanged
+    grown = put(SessionArchive.open(place), 50)
+    assert (grown.segments, grown.tower) == (1, 2)
+    assert SessionArchive.open(place).get("log") == Session("chat", lines(50))
+
+
+def test_texts_are_logs_too_and_chats_are_none(place: Path) -> None:
+    cold = SessionArchive.open(place)
+    text = b"".join(json.dumps(line).encode() + b"\n" for line in lines(40))
+    talk = [{"role": "user", "content": line["message"]["content"]} for line in lines(60)]
+    chat = {"messages": talk}
+    requests = [PutRequest("t", Session("text", text)), PutRequest("c", Session("chat", chat))]
+    receipts = list(cold.put([*requests, PutRequest("l", Session("chat", talk))]))
+    assert receipts[0].method.startswith("log")
+    assert all(receipt.method in ("model", "zstd") for receipt in receipts[1:])
+    assert cold.get("t") == Session("text", text)
+    assert cold.get("l") == Session("chat", talk)
+
+
+def test_maintenance_keeps_logs(place: Path) -> None:
+    for count in (40, 44, 48):
+        put(SessionArchive.open(place), count)
+    put(SessionArchive.open(place), 48)
+    with Archive.open(place) as archive:
+        archive.sessions.archive.neighbours = True
+        assert archive.tower.verify(decode=True).sound
+        archive.tower.cluster()
+        merged = archive.tower.merge(cold=0)
+        assert merged.sessions == 1
+        archive.tower.collect(small=1 << 20)
+        archive.tower.collect(small=1 << 20)
+        assert archive.tower.verify(decode=True).sound
+    for version, count in enumerate((40, 44, 48), 1):
+        assert SessionArchive.open(place).get("log", version=version) == Session("chat", lines(count))
+    grown = put(SessionArchive.open(place), 56)
+    assert grown.segments == 1
+    assert SessionArchive.open(place).get("log") == Session("chat", lines(56))
+
+
+def test_a_damaged_pack_is_told_and_repaired(place: Path) -> None:
+    put(SessionArchive.open(place), 40)
+    pack = next((place / "packs").rglob("*.pack"), None) or max((place / "packs").rglob("*"), key=lambda p: p.is_file())
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+    with pytest.raises((PltzError, ArchiveError)):
+        SessionArchive.open(place).get("log")
+    archive = SessionArchive.open(place).archive
+    Repairer(archive.store).run()
+    assert SessionArchive.open(place).get("log") == Session("chat", lines(40))
+
+
+def test_the_codec_checks_its_bytes_and_reads_other_bundles() -> None:
+    codec = LogCodec(Bundle.load("mini"))
+    content = np.frombuffer(Session("chat", lines(12)).to_bytes(), np.uint8)
+    none = content[:0]
+    data = codec.encode([Plain(content, none), Plain(none, none)])
+    assert method_of(data[0])[0].startswith("log")
+    assert method_of(data[1]) == ("zstd", 0)
+    assert codec.vouches(data[0], content) and not codec.vouches(data[0], content[1:])
+    found = codec.decode([Coded(data[0], len(content), none), Coded(data[1], 0, none)])
+    assert [one.dtype for one in found] == [np.uint8, np.uint8]
+    assert np.array_equal(found[0], content)
+    with pytest.raises(CorruptError):
+        codec.decode([Coded(data[0][:-3], len(content), none)])
+    assert codec.tokenizer == BytesCodec.tokenizer
+    other = codec.kin(Bundle.load("base").id)
+    assert other is not None and other.bundle_id == Bundle.load("base").id
+    assert codec.kin(b"no bundle here.!") is None
