@@ -52,6 +52,7 @@ from pltz.archive.writing.candidates import read_candidates
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.archive.writing.writer import ArchiveWriter
+from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.plt_codec.identity import NONE, SIZE
 
@@ -448,14 +449,19 @@ class TowerArchive:
             leaf = found[0].record.parent
         return False
 
-    def towers(self, versions: Sequence[Version], known: Mapping[bytes, KnownSegment] | None = None) -> list[Tower]:
+    def towers(
+        self,
+        versions: Sequence[Version],
+        known: Mapping[bytes, KnownSegment] | None = None,
+        told: Told | None = None,
+    ) -> list[Tower]:
         """Return the tokens of versions, decoded together, shared segments once.
 
         All of them are in memory at once: ask for some hundred at a time. ``known``: segments that the caller
-        already has; they are neither read nor decoded. Raises the errors of `tower` for the first that is
-        lost.
+        already has; they are neither read nor decoded. ``told``: called for tokens that a GPU still decodes
+        (`codecs.codec.Queueing`). Raises the errors of `tower` for the first that is lost.
         """
-        return self._twice(lambda: self._towers(versions, known))
+        return self._twice(lambda: self._towers(versions, known, told=told))
 
     def each(self, versions: Iterable[Version]) -> Iterator[Tower]:
         """Yield the tokens of versions in their order, decoded in groups (`decodable_groups`).
@@ -854,9 +860,10 @@ class TowerArchive:
         versions: Sequence[Version],
         known: Mapping[bytes, KnownSegment] | None = None,
         heard: Heard | None = None,
+        told: Told | None = None,
     ) -> list[Tower]:
         leaves = [v.leaf for v in versions]
-        chains = Chains(self.catalog, self.codecs, known, heard, near=self._writer.neighbours.towers)
+        chains = Chains(self.catalog, self.codecs, known, heard, near=self._writer.neighbours.towers, told=told)
         chains.load(leaves)
         return [Tower(v, chains.version(v)) for v in versions]
 

@@ -26,6 +26,7 @@ from pltz.archive.format.record import Record
 from pltz.coding.expected_time import expected_seconds
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
+from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
 from pltz.plt_codec.identity import digest
 from pltz.plt_codec.lanes import (
@@ -136,11 +137,22 @@ class Chained(Protocol):
     def chains(self) -> bool:
         """Return whether it does so with the engine at hand."""
 
-    def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
+    def decode_chain(self, batch: Sequence[Coded], told: Told | None = None) -> list[Tokens]:
         """Return the ids of each segment, (count,). Raises CorruptError.
 
         Only the first one's ``above`` counts: each other segment was coded after the tokens of those before it, or
-        alone, as its mode says.
+        alone, as its mode says. ``told``: as in `Queueing`.
+        """
+
+
+@runtime_checkable
+class Queueing(Protocol):
+    """A codec that tells where ids come while a GPU still decodes them."""
+
+    def decode_queued(self, batch: Sequence[Coded], told: Told) -> list[Tokens]:
+        """Decode as `SegmentCodec.decode`. Calls ``told`` for ids that are queued, before they are there and checked.
+
+        Where no GPU decodes, it is never called.
         """
 
 
@@ -305,18 +317,24 @@ class BundleCodec:
         """Return the ids of each segment, (count,). Raises CorruptError."""
         return self._decode(self._coder.decode, batch)
 
+    def decode_queued(self, batch: Sequence[Coded], told: Told) -> list[Tokens]:
+        """Return the ids of each segment, (count,), as `Queueing` says. Raises CorruptError."""
+        if not self.chains:  # no engine on CUDA
+            return self.decode(batch)
+        return self._decode(partial(cast("CudaCoder", self._coder).decode, told=told), batch)
+
     @property
     def chains(self) -> bool:
         """Return whether the engine decodes chains without a pause, as the one on CUDA does."""
         return hasattr(self._coder, "decode_chain")
 
-    def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
+    def decode_chain(self, batch: Sequence[Coded], told: Told | None = None) -> list[Tokens]:
         """Return the ids of each segment of a chain, (count,), as `Chained` says. Raises CorruptError."""
         coder = cast("CudaCoder", self._coder)
 
         def decode(items: Sequence[FrameItem]) -> Sequence[Tokens]:
             behind = [replace(i, context=None) if c.mode & TOWER else i for i, c in zip(items, batch, strict=True)]
-            return coder.decode_chain([*items[:1], *behind[1:]])
+            return coder.decode_chain([*items[:1], *behind[1:]], told=told)
 
         return self._decode(decode, batch)
 

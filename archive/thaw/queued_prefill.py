@@ -32,8 +32,8 @@ Found = tuple["DynamicCache", "torch.Tensor"]
 class QueuedPrefill:
     """A prefill of ``count`` ids still being decoded, in place of the target's `prefill`.
 
-    `pltz.plt_codec.engines.queued` calls it when the ids are queued. A failure here is no error of the thaw,
-    which then prefills as usual. ``watch``: sees the attention of the prefill.
+    The decoder calls it when the ids are queued (`pltz.plt_codec.engines.queued`). A failure here is no error of the
+    thaw, which then prefills as usual. ``watch``: sees the attention of the prefill.
     """
 
     def __init__(self, target: Target, count: int, watch: Watch | None = None) -> None:

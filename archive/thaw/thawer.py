@@ -58,7 +58,6 @@ from pltz.kv.store.lease import Lease
 from pltz.kv.store.stage_timer import StageTimer
 from pltz.kv.store.store import HotStore, space_of
 from pltz.models.target.cache import share
-from pltz.plt_codec.engines.queued import watching
 from pltz.plt_codec.errors import CorruptError, ModelError, PltzError, UsageError
 from pltz.plt_codec.identity import NONE
 
@@ -347,8 +346,7 @@ class Thawer:
             self._each(batch, self._hold)
             laps.end("lookup")
             ahead = self._ahead(_alive(batch))
-            with watching(ahead):
-                self._decode(_alive(batch))
+            self._decode(_alive(batch), ahead)
             self._each(batch, self._hold_run)
             self._each(batch, self._find_base)
         self._each(batch, self._see)
@@ -441,13 +439,13 @@ class Thawer:
         flight.at = len(flight.path)
         return True
 
-    def _decode(self, batch: list[_Flight]) -> None:
-        """Decode the towers of all flights, except hot segments.
+    def _decode(self, batch: list[_Flight], ahead: QueuedPrefill | None = None) -> None:
+        """Decode the towers of all flights, except hot segments. ``ahead``: told of ids that are still being decoded.
 
         If one is lost, decode one by one to learn which.
         """
         try:
-            towers = self.cold.archive.towers([f.version for f in batch], self._known(batch))
+            towers = self.cold.archive.towers([f.version for f in batch], self._known(batch), ahead)
         except PltzError as exc:
             if len(batch) == 1:
                 batch[0].end(exc)

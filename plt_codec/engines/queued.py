@@ -1,18 +1,17 @@
-"""Announces tokens that a GPU is about to write, so that a caller can queue work behind them.
+"""Queued: tokens that a GPU is about to write, so that a caller can queue work behind them.
 
 A GPU that decodes one session needs nothing from the host until it is done. A caller that goes on with the
 tokens on the same GPU can have its work in the queue by then. So the device does not stand still while the
 host reads, checks and launches.
 
-    with watching(told):            # told(Queued), from the thread that decodes
-        coder.decode([item])
+    coder.decode([item], told=told)            # told(Queued), from the thread that decodes
+
+`CudaCoder` calls it where it decodes one sequence of one block, or one chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -32,22 +31,3 @@ class Queued(NamedTuple):
 
 
 Told = Callable[[Queued], None]
-_TOLD: ContextVar[Told | None] = ContextVar("pltz_queued", default=None)
-
-
-@contextmanager
-def watching(told: Told | None) -> Iterator[None]:
-    """Have decoders of this thread call ``told`` while this is open.
-
-    They call it on a GPU, when they decode one sequence of one block.
-    """
-    token = _TOLD.set(told)
-    try:
-        yield
-    finally:
-        _TOLD.reset(token)
-
-
-def watcher() -> Told | None:
-    """Return the callback of `watching`, or None."""
-    return _TOLD.get()

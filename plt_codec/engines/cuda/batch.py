@@ -21,7 +21,7 @@ from pltz.plt_codec.engines.cuda.work import (
     most_lanes,
     plan_slots,
 )
-from pltz.plt_codec.engines.queued import Queued, watcher
+from pltz.plt_codec.engines.queued import Queued, Told
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.lanes import MAX_LANES
 from pltz.plt_codec.types import Progress
@@ -186,8 +186,12 @@ class SequenceBatch(RowBuffers):
         longest = max(all_steps(self.shape, w) for w in self.work) if self.decoding else 1
         return max(longest, total // self.rows) + 1
 
-    def run(self, progress: Progress | None, iterate: Callable[[], None] | None = None) -> None:
+    def run(
+        self, progress: Progress | None, iterate: Callable[[], None] | None = None, told: Told | None = None
+    ) -> None:
         """Code all sequences. ``iterate``: a recording of `iterate`; without one it is recorded anew.
+
+        ``told``: told where the ids come, once they are queued, if there is one sequence of one block.
 
         Raises:
             CorruptError: a stream does not hold its number of tokens, or damaged data.
@@ -199,7 +203,7 @@ class SequenceBatch(RowBuffers):
             replay, burst = iterate or self.device.record(self.iterate), self.least()
         state = np.zeros(1, BATCH)
         done = 0
-        told = watcher() if self.clusters and self._single() else None
+        told = told if self.clusters and self._single() else None
         while True:
             for _ in range(min(burst, 8 * BURST)):
                 replay()

@@ -20,6 +20,7 @@ from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import BundleMismatch, CorruptError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.repeats import end_of
@@ -51,7 +52,7 @@ class Chaining(Counting):
         self.linked: list[int] = []
         self.deaf = b""
 
-    def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
+    def decode_chain(self, batch: Sequence[Coded], told: Told | None = None) -> list[Tokens]:
         self.linked.append(len(batch))
         above, out = batch[0].above, list[Tokens]()
         for c in batch:

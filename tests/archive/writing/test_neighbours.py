@@ -24,7 +24,6 @@ from pltz.archive.writing.candidates import Place, read_candidates, read_groups
 from pltz.archive.writing.neighbours import GRANTED, PROOF, SAVED_UP, TRIAL, NeighbourEncoder
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.neighbours import LONGEST
-from pltz.plt_codec.engines.queued import watcher, watching
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import NONE, digest
 from tests.archive.peek import peek, records
@@ -125,13 +124,13 @@ def test_a_thaw_hears_of_its_own_session_only(archive: TowerArchive, monkeypatch
     codec: Any = reader.codecs[0]
     heard, inner = list[tuple[int, bool]](), codec.decode
 
-    def decode(batch: Any) -> Any:
-        heard.append((len(batch), watcher() is not None))
+    def decode(batch: Any, told: Any = None) -> Any:
+        heard.append((len(batch), told is not None))
         return inner(batch)
 
     monkeypatch.setattr(codec, "decode", decode)
-    with watching(lambda queued: None):
-        reader.get("a1", "acme")
+    monkeypatch.setattr(codec, "decode_queued", decode, raising=False)
+    reader.towers([reader.version("a1", "acme")], told=lambda queued: None)
     assert heard == [(1, False), (1, True)], "the neighbour, then the session"
 
 

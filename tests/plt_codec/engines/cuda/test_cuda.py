@@ -30,7 +30,7 @@ from pltz.plt_codec.engines.cuda.pack import (
 from pltz.plt_codec.engines.cuda.rows import RowBuffers
 from pltz.plt_codec.engines.cuda.structs import BATCH
 from pltz.plt_codec.engines.cuda.work import SequenceWork, all_steps, key_room, most_lanes, plan_slots
-from pltz.plt_codec.engines.queued import Queued, watching
+from pltz.plt_codec.engines.queued import Queued
 from pltz.plt_codec.engines.reference import gained
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
@@ -409,12 +409,10 @@ def test_who_waits_for_one_block_is_told_where_its_tokens_come(
         seen.append(list((ctypes.c_int32 * queued.tokens).from_address(queued.address)))
 
     whole = items("small", 16, 4)
-    with watching(told):
-        c.decode([whole[3]])  # 55 tokens: a block
-        assert [q[1:] for q in heard] == [(55, 0, "cpu")] and seen == [sequences("small")[3].tolist()]
-        c.decode([whole[4]])  # three blocks
-        c.decode(whole[2:4])  # two sequences
-        c.encode(sequences("small")[2:3])
+    c.decode([whole[3]], told=told)  # 55 tokens: a block
+    assert [q[1:] for q in heard] == [(55, 0, "cpu")] and seen == [sequences("small")[3].tolist()]
+    c.decode([whole[4]], told=told)  # three blocks
+    c.decode(whole[2:4], told=told)  # two sequences
     c.decode([whole[3]])
     assert len(heard) == 1
 
@@ -848,8 +846,8 @@ def test_who_waits_is_told_where_tokens_behind_a_context_come(
     text, known = sequences("small")[3], sequences("small")[4]
     (frame,) = reference("small").encode([text], contexts=[known], lanes=16, steps=4)
     seen: list[list[int]] = []
-    with watching(lambda q: seen.append(list((ctypes.c_int32 * q.tokens).from_address(q.address)))):
-        c.decode([FrameItem(frame.data, len(text), 16, 4, known)])
+    item = FrameItem(frame.data, len(text), 16, 4, known)
+    c.decode([item], told=lambda q: seen.append(list((ctypes.c_int32 * q.tokens).from_address(q.address))))
     assert seen == [text.tolist()]
 
 
@@ -946,12 +944,11 @@ def test_who_waits_for_a_chain_is_told_where_its_tokens_come(
     c = coder(folder, "small", 2, 2)
     sent, texts = links("small", [(20, 4, 8), (30, 16, 4), (9, 3, 8)])
     seen: list[list[int]] = []
-    with watching(lambda q: seen.append(list((ctypes.c_int32 * q.tokens).from_address(q.address)))):
-        c.decode_chain(sent)
+    c.decode_chain(sent, told=lambda q: seen.append(list((ctypes.c_int32 * q.tokens).from_address(q.address))))
     assert seen == [np.concatenate(texts).tolist()]
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.LINKS", 2)  # in two parts: nobody is told of all ids at once
-    with watching(lambda q: seen.append([q.tokens])):
-        assert [g.tolist() for g in c.decode_chain(sent)] == [t.tolist() for t in texts]
+    found = c.decode_chain(sent, told=lambda q: seen.append([q.tokens]))
+    assert [g.tolist() for g in found] == [t.tolist() for t in texts]
     assert [59] not in seen[1:]
 
 
