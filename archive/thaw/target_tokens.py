@@ -71,14 +71,14 @@ class TargetTokenReader:
         codecs.register(BridgedCodec(self._cold.bundle, self._bridge, device=self._target.device.type))
 
     def as_they_are(self, version: Version) -> bool:
-        """Return whether `see` gives the archive's tokens themselves, all of them."""
+        """Return whether `read` gives the archive's tokens themselves, all of them."""
         return (
             KINDS[version.kind] == "ids"
             and version.tokenizer in self._own
             and version.tokenizer != BytesCodec.tokenizer
         )
 
-    def see(self, tower: Tower) -> TargetTokens:
+    def read(self, tower: Tower) -> TargetTokens:
         """Return the ids that stand for a tower.
 
         Raises TokenizerMismatch for ids of another tokenizer, ContentError, BundleMismatch and CorruptError.

@@ -90,22 +90,22 @@ class Wanted(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Flight:
+class _Request:
     """One version being thawed, for all callers that asked for it.
 
     ``max_kl``: bits per token that hot KV may lose. ``kl``: what the KV that was found may lose, by receipts.
-    ``lossy``: whether some of it is in a form that is not exact, whatever its receipt says. ``asked``,
-    ``boarded``: when the first caller asked, and when the version was known, in seconds of the performance counter.
-    ``exact``: whether ``path`` is known before it is decoded, as that within a run is not. ``shared``: number of base
-    segments that tenants share. ``hot``: number of segments found hot. ``at``: number of segments done. ``cache``: KV
-    of the segments done. ``logits``: of their last id, where known. ``watch``: of the pass that ended the flight, in
-    which it was row ``place``.
+    ``lossy``: whether some of it is in a form that is not exact, whatever its receipt says. ``began``: when the oldest
+    version of the session did, in seconds since 1970. ``asked_at``, ``admitted_at``: when the first caller asked, and
+    when the version was known, in seconds of the performance counter. ``exact``: whether ``path`` is known before it is
+    decoded, as that within a run is not. ``shared``: number of base segments that tenants share. ``hot``: number of
+    segments found hot. ``at``: number of segments done. ``cache``: KV of the segments done. ``logits``: of their last
+    id, where known. ``watch``: of the pass that ended the request, in which it was row ``place``.
     """
 
     version: Version
-    born: float
-    asked: float
-    boarded: float
+    began: float
+    asked_at: float
+    admitted_at: float
     max_kl: float
     done: Event = field(default_factory=Event)
     answer: Thawed | PltzError | None = None
@@ -113,7 +113,7 @@ class _Flight:
     exact: bool = True
     lease: Lease = field(default_factory=lambda: Lease([], lambda node: None))
     tower: Tower | None = None
-    seen: TargetTokens = field(default_factory=lambda: TargetTokens(np.zeros(0, np.int32), [0]))
+    target_tokens: TargetTokens = field(default_factory=lambda: TargetTokens(np.zeros(0, np.int32), [0]))
     shared: int = 0
     hot: int = 0
     at: int = 0
@@ -133,7 +133,7 @@ class _Flight:
     @property
     def new(self) -> int:
         """Return the number of ids in the current run."""
-        return self.seen.cuts[self.end_of_run] - self.seen.cuts[self.at]
+        return self.target_tokens.cuts[self.end_of_run] - self.target_tokens.cuts[self.at]
 
     @property
     def needs_pass(self) -> bool:
@@ -144,18 +144,18 @@ class _Flight:
     def prefix(self) -> bytes:
         """Return a key for everything that the KV up to the end of the run depends on.
 
-        Flights with equal keys compute it once.
+        Requests with equal keys compute it once.
         """
-        ids = self.seen.ids[: self.seen.cuts[self.end_of_run]].tobytes()
+        ids = self.target_tokens.ids[: self.target_tokens.cuts[self.end_of_run]].tobytes()
         return self.path[self.end_of_run - 1] + struct.pack("<d?", self.kl, self.lossy) + ids
 
     @property
     def row(self) -> tuple[NDArray[np.int32], DynamicCache | None]:
         """Return the ids up to the end of the run, (T,) int32, and the KV of the first of them."""
-        return self.seen.ids[: self.seen.cuts[self.end_of_run]], self.cache
+        return self.target_tokens.ids[: self.target_tokens.cuts[self.end_of_run]], self.cache
 
-    def follow(self, other: _Flight) -> None:
-        """Adopt the result of another flight for the same prefix."""
+    def adopt(self, other: _Request) -> None:
+        """Adopt the result of another request for the same prefix."""
         self.cache = None if other.cache is None else share(other.cache)
         self.logits = other.logits
         self.watch, self.place = other.watch, other.place
@@ -211,13 +211,13 @@ class Thawer:
             raise UsageError("to refine needs a bound on the loss (max_kl), and a tier of memory that keeps exact KV")
         self._max_kl, self._max_age = max_kl, max_age
         self._refiner = BackgroundWorker[Thawed]("pltz-refine", REFINED) if refine else None
-        self._eyes = TargetTokenReader(cold, target)
+        self._reader = TargetTokenReader(cold, target)
         self._space = b"" if hot is None else space_of(target.fingerprint, str(target.model.dtype))
-        self._lock = Lock()  # over flights
+        self._lock = Lock()  # over requests
         self._reading = Lock()  # an archive belongs to one thread
         self._working = Lock()  # one batch at a time
-        self._flights: dict[tuple[bytes, float], _Flight] = {}
-        self._waiting: list[_Flight] = []
+        self._requests: dict[tuple[bytes, float], _Request] = {}
+        self._waiting: list[_Request] = []
 
     def thaw(self, name: str, tenant: str = "default", version: int | None = None) -> Thawed:
         """Make a session hot and return its cache, ids and logits.
@@ -241,8 +241,8 @@ class Thawer:
         """
         with self._reading, self.cold.archive.catalog.one_look(self._max_age):
             chosen = self.cold.archive.version(name, tenant, version)
-            self._eyes.prepare(chosen)
-            return self._eyes.see(self.cold.archive.tower(chosen)).ids
+            self._reader.prepare(chosen)
+            return self._reader.read(self.cold.archive.tower(chosen)).ids
 
     def thaw_many(self, wanted: Sequence[Wanted]) -> list[Thawed | PltzError]:
         """Make sessions hot. Returns for each one the result of `thaw`, or the error it would raise.
@@ -250,9 +250,9 @@ class Thawer:
         All their KV is on the device at once when this returns. The stages' times are those of the session's
         batch.
         """
-        boarded = self._board_all(wanted)
-        answers = [one if isinstance(one, PltzError) else self._answer(one) for one in boarded]
-        return [self._refined(*each) for each in zip(wanted, boarded, answers, strict=True)]
+        requests = self._admit_all(wanted)
+        answers = [one if isinstance(one, PltzError) else self._answer(one) for one in requests]
+        return [self._refined(*each) for each in zip(wanted, requests, answers, strict=True)]
 
     def close(self) -> None:
         """End the work in the background, if any: what has begun is waited for."""
@@ -260,69 +260,71 @@ class Thawer:
             self._refiner.close()
 
     def _refined(
-        self, wanted: Wanted, flight: _Flight | PltzError, answer: Thawed | PltzError
+        self, wanted: Wanted, request: _Request | PltzError, answer: Thawed | PltzError
     ) -> Thawed | PltzError:
         """Let the exact KV of a lossy answer be computed in the background, of the same version."""
-        if isinstance(flight, PltzError) or isinstance(answer, PltzError) or self._refiner is None or not flight.lossy:
+        if self._refiner is None or isinstance(request, PltzError) or isinstance(answer, PltzError):
             return answer
-        same = wanted._replace(version=flight.version.version)
+        if not request.lossy:
+            return answer
+        same = wanted._replace(version=request.version.version)
 
         def work() -> Thawed:
             with self._reading:
-                flight = self._board(same, 0.0)
-            exact = flight if isinstance(flight, PltzError) else self._answer(flight)
+                request = self._admit(same, 0.0)
+            exact = request if isinstance(request, PltzError) else self._answer(request)
             if isinstance(exact, PltzError):
                 raise exact
             return exact
 
-        return replace(answer, exact=self._refiner.submit(flight.version.id, work))
+        return replace(answer, exact=self._refiner.submit(request.version.id, work))
 
-    # ---- flights
+    # ---- requests
 
-    def _board_all(self, wanted: Sequence[Wanted]) -> list[_Flight | PltzError]:
-        """Return the flight of each, or its error, all by one look at the archive."""
+    def _admit_all(self, wanted: Sequence[Wanted]) -> list[_Request | PltzError]:
+        """Return the request of each, or its error, all by one look at the archive."""
         try:
             with self._reading, self.cold.archive.catalog.one_look(self._max_age):
-                return [self._board(one) for one in wanted]
+                return [self._admit(one) for one in wanted]
         except PltzError as exc:  # the look failed
             return [exc for _ in wanted]
 
-    def _board(self, wanted: Wanted, max_kl: float | None = None) -> _Flight | PltzError:
-        """Return the flight of a version: one under way, or a new one that waits.
+    def _admit(self, wanted: Wanted, max_kl: float | None = None) -> _Request | PltzError:
+        """Return the request of a version: one under way, or a new one that waits.
 
         ``max_kl``: if not the thawer's. The caller holds ``_reading``.
         """
         max_kl = self._max_kl if max_kl is None else max_kl
-        asked = time.perf_counter()
+        asked_at = time.perf_counter()
         try:
             version = self.cold.archive.version(wanted.name, wanted.tenant, wanted.version)
-            born = min(v.time for v in self.cold.archive.history(wanted.name, wanted.tenant))
+            began = min(v.time for v in self.cold.archive.history(wanted.name, wanted.tenant))
         except PltzError as exc:
             return exc
         with self._lock:
-            flight = self._flights.get((version.id, max_kl))
-            if flight is None:
-                flight = _Flight(version, born, asked, time.perf_counter(), max_kl)
-                self._flights[version.id, max_kl] = flight
-                self._waiting.append(flight)
-            return flight
+            request = self._requests.get((version.id, max_kl))
+            if request is None:
+                request = _Request(version, began, asked_at, time.perf_counter(), max_kl)
+                self._requests[version.id, max_kl] = request
+                self._waiting.append(request)
+            return request
 
-    def _answer(self, flight: _Flight) -> Thawed | PltzError:
-        """Work, or wait for the thread that works, until a flight is done.
+    def _answer(self, request: _Request) -> Thawed | PltzError:
+        """Work, or wait for the thread that works, until a request is done.
 
         Returns a cache of the caller's own.
         """
-        while not flight.done.is_set():
+        while not request.done.is_set():
             with self._working:
                 # The previous worker may have done it. Threads that wait now work for themselves.
-                if not flight.done.is_set():
+                if not request.done.is_set():
                     self._work()
-        answer = flight.answer
+        answer = request.answer
         assert answer is not None
         return answer if isinstance(answer, PltzError) else replace(answer, cache=share(answer.cache))
 
     def _work(self) -> None:
-        """Thaw the next batch of waiting flights, if any."""
+        """Thaw the next batch of waiting requests, if any."""
         with self._lock:
             batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
         if not batch:
@@ -332,63 +334,64 @@ class Thawer:
             self._thaw(batch)
         finally:
             with self._lock:
-                for flight in batch:
-                    flight.lease.release()
-                    flight.end(failure)
-                    del self._flights[flight.version.id, flight.max_kl]
-                    flight.done.set()
+                for request in batch:
+                    request.lease.release()
+                    request.end(failure)
+                    del self._requests[request.version.id, request.max_kl]
+                    request.done.set()
 
-    def _thaw(self, batch: list[_Flight]) -> None:
-        laps = StageTimer(self.target.device)
+    def _thaw(self, batch: list[_Request]) -> None:
+        timer = StageTimer(self.target.device)
         with self._reading:
             self._each(batch, self._find_path)
-            laps.end("read")
+            timer.end("read")
             self._each(batch, self._hold)
-            laps.end("lookup")
-            ahead = self._ahead(_alive(batch))
-            self._decode(_alive(batch), ahead)
+            timer.end("lookup")
+            queued = self._queue_prefill(_pending(batch))
+            self._decode(_pending(batch), queued)
             self._each(batch, self._hold_run)
             self._each(batch, self._find_base)
-        self._each(batch, self._see)
-        taken = ahead is not None and self._take(ahead, _alive(batch))
-        laps.end("decode", wait=not taken)
+        self._each(batch, self._find_ids)
+        accepted = queued is not None and self._accept(queued, _pending(batch))
+        timer.end("decode", wait=not accepted)
         self._prefill(batch)
-        if taken and ahead is not None and not ahead.agrees():  # it ran over other ids
-            taken = False
+        if accepted and queued is not None and not queued.agrees():  # it ran over other ids
+            accepted = False
             batch[0].cache = batch[0].logits = batch[0].watch = None
             batch[0].at = 0
             self._prefill(batch)
-        laps.end("prefill")
-        if taken and ahead is not None and (decode_ms := ahead.decode_ms()) is not None:
-            laps.split("decode", "prefill", decode_ms)
-        self._each(batch, lambda flight: flight.lease.promote())
+        timer.end("prefill")
+        if accepted and queued is not None and (decode_ms := queued.decode_ms()) is not None:
+            timer.split("decode", "prefill", decode_ms)
+        self._each(batch, lambda request: request.lease.promote())
         self._each(batch, self._insert)
-        laps.end("insert")
-        for flight in _alive(batch):
-            assert flight.cache is not None and flight.logits is not None
-            stages = laps.since(flight.asked, flight.boarded)
-            flight.end(Thawed(flight.cache, flight.seen.ids.astype(np.int64), flight.logits, stages, flight.kl))
+        timer.end("insert")
+        for request in _pending(batch):
+            assert request.cache is not None and request.logits is not None
+            stages = timer.since(request.asked_at, request.admitted_at)
+            ids = request.target_tokens.ids.astype(np.int64)
+            request.end(Thawed(request.cache, ids, request.logits, stages, request.kl))
 
-    def _each(self, batch: list[_Flight], step: Callable[[_Flight], None]) -> None:
-        """Apply a step to all flights without an error. An error affects its own flight only."""
-        for flight in _alive(batch):
+    def _each(self, batch: list[_Request], step: Callable[[_Request], None]) -> None:
+        """Apply a step to all requests without an error. An error affects its own request only."""
+        for request in _pending(batch):
             try:
-                step(flight)
+                step(request)
             except PltzError as exc:
-                flight.end(exc)
+                request.end(exc)
 
     # ---- steps
 
-    def _find_path(self, flight: _Flight) -> None:
+    def _find_path(self, request: _Request) -> None:
         """Find the segments of a tower from the root: from hot nodes where possible, else from the archive's
         records.
         """
-        self._eyes.prepare(flight.version)
-        frozen_for = flight.version.target if any(flight.version.target) else None
+        self._reader.prepare(request.version)
+        frozen_for = request.version.target if any(request.version.target) else None
         if frozen_for is not None:
             check_target(frozen_for, self.target.fingerprint, any_target=self._any_target)
         path: list[bytes] = []
-        at, flight.exact = flight.version.leaf, not flight.version.lacks
+        at, request.exact = request.version.leaf, not request.version.lacks
         while at != NONE:
             if len(path) >= MAX_SEGMENTS:
                 raise LostError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
@@ -397,102 +400,102 @@ class Thawer:
             if above is None:
                 item = self.cold.archive.record(at)
                 above = item.record.parent
-                flight.exact = flight.exact and not item.context.mode & (RUN | WITHIN)
+                request.exact = request.exact and not item.context.mode & (RUN | WITHIN)
             at = above
-        flight.path = path[::-1]
+        request.path = path[::-1]
 
-    def _hold(self, flight: _Flight) -> None:
-        if self.hot is not None and flight.exact:
-            flight.lease = self.hot.hold(self._space, flight.path, flight.born, max_kl=flight.max_kl)
+    def _hold(self, request: _Request) -> None:
+        if self.hot is not None and request.exact:
+            request.lease = self.hot.hold(self._space, request.path, request.began, max_kl=request.max_kl)
 
-    def _hold_run(self, flight: _Flight) -> None:
+    def _hold_run(self, request: _Request) -> None:
         """Hold the hot segments of a tower that were not known before its run was decoded."""
-        if not flight.exact:
-            flight.exact = True
-            self._hold(flight)
+        if not request.exact:
+            request.exact = True
+            self._hold(request)
 
-    def _ahead(self, batch: list[_Flight]) -> QueuedPrefill | None:
-        """Return the queued prefill for the batch's only flight, or None.
+    def _queue_prefill(self, batch: list[_Request]) -> QueuedPrefill | None:
+        """Return the queued prefill for the batch's only request, or None.
 
         It needs segments of which nothing is hot, whose tokens are the target's ids. Decoders that do not decode
         all of them at once never announce that many ids.
         """
         if len(batch) != 1 or len(batch[0].lease) or batch[0].version.lacks:
             return None
-        flight = batch[0]
-        if not self._eyes.as_they_are(flight.version):
+        request = batch[0]
+        if not self._reader.as_they_are(request.version):
             return None
         with suppress(PltzError):
-            count = sum(self.cold.archive.record(segment).record.tokens for segment in flight.path)
+            count = sum(self.cold.archive.record(segment).record.tokens for segment in request.path)
             most = min(self._chunk or count, self.target.max_positions or count)
             return QueuedPrefill(self.target, count, self._watch(count)) if 0 < count <= most else None
         return None
 
-    def _take(self, ahead: QueuedPrefill, batch: list[_Flight]) -> bool:
-        """Give the queued prefill to the only flight. Returns False if it does not match the flight's ids."""
-        found = ahead.found(batch[0].seen.ids) if batch else None
+    def _accept(self, queued: QueuedPrefill, batch: list[_Request]) -> bool:
+        """Give the queued prefill to the only request. Returns False if it does not match the request's ids."""
+        found = queued.found(batch[0].target_tokens.ids) if batch else None
         if found is None:
             return False
-        flight = batch[0]
-        flight.cache, flight.logits = found
-        flight.watch, flight.place = ahead.watch, 0
-        flight.at = len(flight.path)
+        request = batch[0]
+        request.cache, request.logits = found
+        request.watch, request.place = queued.watch, 0
+        request.at = len(request.path)
         return True
 
-    def _decode(self, batch: list[_Flight], ahead: QueuedPrefill | None = None) -> None:
-        """Decode the towers of all flights, except hot segments. ``ahead``: told of ids that are still being decoded.
+    def _decode(self, batch: list[_Request], queued: QueuedPrefill | None = None) -> None:
+        """Decode the towers of all requests, except hot segments. ``queued``: told of ids that are still being decoded.
 
         If one is lost, decode one by one to learn which.
         """
         try:
-            towers = self.cold.archive.towers([f.version for f in batch], self._known(batch), ahead)
+            towers = self.cold.archive.towers([r.version for r in batch], self._known(batch), queued)
         except PltzError as exc:
             if len(batch) == 1:
                 batch[0].end(exc)
                 return
-            for flight in batch:
-                self._decode([flight])
+            for request in batch:
+                self._decode([request])
             return
-        for flight, tower in zip(batch, towers, strict=True):
-            flight.tower = tower
-            flight.path = [segment for segment, _ in tower.segments]  # those inside a run are known only now
+        for request, tower in zip(batch, towers, strict=True):
+            request.tower = tower
+            request.path = [segment for segment, _ in tower.segments]  # those inside a run are known only now
 
-    def _find_base(self, flight: _Flight) -> None:
-        """Count the segments that tenants share. Those of a hot flight were pinned when they came."""
-        assert flight.tower is not None
-        if self.hot is not None and not len(flight.lease):
-            flight.shared, _ = base_of(self.cold.archive, flight.tower)
+    def _find_base(self, request: _Request) -> None:
+        """Count the segments that tenants share. Those of a hot request were pinned when they came."""
+        assert request.tower is not None
+        if self.hot is not None and not len(request.lease):
+            request.shared, _ = base_of(self.cold.archive, request.tower)
 
-    def _known(self, batch: list[_Flight]) -> dict[bytes, KnownSegment]:
+    def _known(self, batch: list[_Request]) -> dict[bytes, KnownSegment]:
         """Return the archive's tokens for the hot segments of a batch."""
         known: dict[bytes, KnownSegment] = {}
-        for flight in () if self._sealed else batch:
+        for request in () if self._sealed else batch:
             above = NONE
-            for segment, block in zip(flight.lease.segments, flight.lease.blocks, strict=True):
+            for segment, block in zip(request.lease.segments, request.lease.blocks, strict=True):
                 known[segment] = KnownSegment(above, block.tokens)
                 above = segment
         return known
 
-    def _see(self, flight: _Flight) -> None:
+    def _find_ids(self, request: _Request) -> None:
         """Find the target's ids, and count the hot segments that were computed from exactly these."""
-        assert flight.tower is not None
-        flight.seen = self._eyes.see(flight.tower)
-        self.target.check_ids(flight.seen.ids)
-        blocks = flight.lease.blocks
+        assert request.tower is not None
+        request.target_tokens = self._reader.read(request.tower)
+        self.target.check_ids(request.target_tokens.ids)
+        blocks = request.lease.blocks
         count = 0
-        while count < len(blocks) and np.array_equal(blocks[count].ids, flight.seen.of(count)):
+        while count < len(blocks) and np.array_equal(blocks[count].ids, request.target_tokens.of(count)):
             count += 1
-        flight.lease.keep(count)
-        if flight.seen.cuts[count]:
-            count, flight.cache = self._joined(flight)
-        flight.at = flight.hot = count
-        flight.kl = max((loss(block.codec) for block in blocks[:count]), default=0.0)
-        flight.lossy = not all(block.codec.exact for block in blocks[:count])
-        if count == len(flight.path) and blocks[-1].logits is not None:
-            flight.logits = blocks[-1].logits.to(self.target.device)
+        request.lease.keep(count)
+        if request.target_tokens.cuts[count]:
+            count, request.cache = self._joined(request)
+        request.at = request.hot = count
+        request.kl = max((loss(block.codec) for block in blocks[:count]), default=0.0)
+        request.lossy = not all(block.codec.exact for block in blocks[:count])
+        if count == len(request.path) and blocks[-1].logits is not None:
+            request.logits = blocks[-1].logits.to(self.target.device)
 
-    def _joined(self, flight: _Flight) -> tuple[int, DynamicCache | None]:
-        """Join the blocks that a flight holds, up to the first damaged one, which is dropped.
+    def _joined(self, request: _Request) -> tuple[int, DynamicCache | None]:
+        """Join the blocks that a request holds, up to the first damaged one, which is dropped.
 
         Returns their number and the cache, None where no id is in it. Raises ModelError where the device has no room.
         """
@@ -502,12 +505,12 @@ class Thawer:
         filled: list[torch.Tensor] = []
         count = 0
         try:
-            for block in flight.lease.blocks:
+            for block in request.lease.blocks:
                 if len(block.ids):
                     filled.append(block.kv_near(device))
                 count += 1
         except CorruptError:  # damage of a file that shows late, or of a coded block behind its checks: from the tokens
-            self._drop(flight, count)
+            self._drop(request, count)
         except torch.OutOfMemoryError as exc:
             raise self._no_room() from exc
         try:
@@ -518,75 +521,75 @@ class Thawer:
     def _no_room(self) -> ModelError:
         return ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once")
 
-    def _drop(self, flight: _Flight, number: int) -> None:
+    def _drop(self, request: _Request, number: int) -> None:
         """Forget a block that cannot be decoded, and hold only those above it."""
-        segment, damaged = flight.lease.segments[number], flight.lease.blocks[number].damaged
-        flight.lease.keep(number)
+        segment, damaged = request.lease.segments[number], request.lease.blocks[number].damaged
+        request.lease.keep(number)
         if self.hot is not None and not damaged:  # a damaged file is gone already
             with suppress(WarmFileError):  # the folder cannot be written: the session is served all the same
                 self.hot.discard(self._space, segment)
 
-    def _prefill(self, batch: list[_Flight]) -> None:
-        """Prefill run by run: first the segments that most flights share, last each flight's own.
+    def _prefill(self, batch: list[_Request]) -> None:
+        """Prefill run by run: first the segments that most requests share, last each request's own.
 
         A run ends where sharing changes.
         """
-        while left := [f for f in _alive(batch) if f.logits is None or f.at < len(f.path)]:
-            shared = Counter(segment for f in left for segment in f.path[f.at :])
-            runs: dict[bytes, list[_Flight]] = {}
-            for flight in left:
-                flight.end_of_run = _end_of_run(flight, shared)
-                runs.setdefault(flight.prefix, []).append(flight)
-            for group in self._groups([flights[0] for flights in runs.values() if flights[0].needs_pass]):
+        while left := [r for r in _pending(batch) if r.logits is None or r.at < len(r.path)]:
+            shared = Counter(segment for r in left for segment in r.path[r.at :])
+            runs: dict[bytes, list[_Request]] = {}
+            for request in left:
+                request.end_of_run = _end_of_run(request, shared)
+                runs.setdefault(request.prefix, []).append(request)
+            for group in self._groups([requests[0] for requests in runs.values() if requests[0].needs_pass]):
                 self._pass(group)
             for first, *others in runs.values():
-                for flight in others:
-                    flight.follow(first)
-            for flight in left:
-                flight.at = flight.end_of_run
+                for request in others:
+                    request.adopt(first)
+            for request in left:
+                request.at = request.end_of_run
 
-    def _groups(self, flights: list[_Flight]) -> list[list[_Flight]]:
-        """Group flights of similar length, as many as fit in one pass.
+    def _groups(self, requests: list[_Request]) -> list[list[_Request]]:
+        """Group requests of similar length, as many as fit in one pass.
 
-        A flight with none like it stays alone.
+        A request with none like it stays alone.
         """
-        groups: list[list[_Flight]] = []
-        for flight in sorted(flights, key=lambda f: f.new):
-            if groups and self._fits([*groups[-1], flight]):
-                groups[-1].append(flight)
+        groups: list[list[_Request]] = []
+        for request in sorted(requests, key=lambda r: r.new):
+            if groups and self._fits([*groups[-1], request]):
+                groups[-1].append(request)
             else:
-                groups.append([flight])
+                groups.append([request])
         return groups
 
-    def _fits(self, group: list[_Flight]) -> bool:
+    def _fits(self, group: list[_Request]) -> bool:
         width = len(group) * group[-1].new  # sorted: the last is the longest
-        past = len(group) * max(f.seen.cuts[f.at] for f in group)
-        waste = width - sum(f.new for f in group)
+        past = len(group) * max(r.target_tokens.cuts[r.at] for r in group)
+        waste = width - sum(r.new for r in group)
         return width <= self._together and past <= PAST * self._together and waste <= WASTE * width
 
-    def _pass(self, group: list[_Flight]) -> None:
-        """Run the target once over the runs of several flights.
+    def _pass(self, group: list[_Request]) -> None:
+        """Run the target once over the runs of several requests.
 
         If that fails, run each alone to find the faulty one.
         """
-        watch = self._watch(*(flight.new for flight in group))
+        watch = self._watch(*(request.new for request in group))
         try:
             with watch or nullcontext():
-                found = self.target.prefill_many([flight.row for flight in group]) if len(group) > 1 else []
+                found = self.target.prefill_many([request.row for request in group]) if len(group) > 1 else []
         except PltzError:
             found = []
-        for number, (flight, (cache, logits)) in enumerate(zip(group, found, strict=False)):
-            flight.cache, flight.logits = cache, logits
-            flight.watch, flight.place = watch, number
+        for number, (request, (cache, logits)) in enumerate(zip(group, found, strict=False)):
+            request.cache, request.logits = cache, logits
+            request.watch, request.place = watch, number
         if not found:
-            self._each(group, self._alone)
+            self._each(group, self._pass_alone)
 
-    def _alone(self, flight: _Flight) -> None:
-        ids, cache = flight.row
+    def _pass_alone(self, request: _Request) -> None:
+        ids, cache = request.row
         own = None if cache is None else share(cache)
-        flight.watch, flight.place = self._watch(flight.new), 0
-        with flight.watch or nullcontext():
-            flight.cache, flight.logits = self.target.prefill(ids, cache=own, chunk=self._chunk)
+        request.watch, request.place = self._watch(request.new), 0
+        with request.watch or nullcontext():
+            request.cache, request.logits = self.target.prefill(ids, cache=own, chunk=self._chunk)
 
     def _watch(self, *new: int) -> Watch | None:
         """Return a watch of the prefill of so many ids per row, if a form of the store can use what it sees."""
@@ -594,38 +597,38 @@ class Thawer:
 
         return Watch(new) if self.hot is not None and self.hot.lossy else None
 
-    def _insert(self, flight: _Flight) -> None:
+    def _insert(self, request: _Request) -> None:
         """Put every segment that was not hot into the store, and pin a base that tenants share."""
         import torch
 
-        if self.hot is None or flight.cache is None or flight.lossy or not can_cut(flight.cache):
+        if self.hot is None or request.cache is None or request.lossy or not can_cut(request.cache):
             return
         with suppress(torch.OutOfMemoryError):  # out of memory: the session is hot, but none of it is kept
-            self._keep(self.hot, flight, flight.cache)
+            self._keep(self.hot, request, request.cache)
 
-    def _keep(self, hot: HotStore, flight: _Flight, cache: DynamicCache) -> None:
-        assert flight.tower is not None
-        mass = None if flight.watch is None else flight.watch.mass(flight.place, len(flight.seen.ids))
-        for number in range(flight.hot, len(flight.path)):
-            ids, start = flight.seen.of(number), flight.seen.cuts[number]
-            tokens = flight.tower.segments[number][1].astype(np.int32)
-            logits = flight.logits if number == len(flight.path) - 1 else None
-            parent = flight.path[number - 1] if number else NONE
+    def _keep(self, hot: HotStore, request: _Request, cache: DynamicCache) -> None:
+        assert request.tower is not None
+        mass = None if request.watch is None else request.watch.mass(request.place, len(request.target_tokens.ids))
+        for number in range(request.hot, len(request.path)):
+            ids, start = request.target_tokens.of(number), request.target_tokens.cuts[number]
+            tokens = request.tower.segments[number][1].astype(np.int32)
+            logits = request.logits if number == len(request.path) - 1 else None
+            parent = request.path[number - 1] if number else NONE
             block = cut(cache, start, ids, tokens, logits)
             if mass is not None:
                 block = replace(block, mass=mass[start : start + len(ids)])
-            hot.insert(self._space, flight.path[number], parent, block, flight.born)
-        if flight.shared:
-            hot.pin(self._space, flight.path[: flight.shared])
+            hot.insert(self._space, request.path[number], parent, block, request.began)
+        if request.shared:
+            hot.pin(self._space, request.path[: request.shared])
 
 
-def _alive(batch: list[_Flight]) -> list[_Flight]:
-    return [flight for flight in batch if flight.answer is None]
+def _pending(batch: list[_Request]) -> list[_Request]:
+    return [request for request in batch if request.answer is None]
 
 
-def _end_of_run(flight: _Flight, shared: Counter[bytes]) -> int:
-    """Return the number of the segment up to which as many flights share as at the next one."""
-    end = flight.at
-    while end < len(flight.path) and shared[flight.path[end]] == shared[flight.path[flight.at]]:
+def _end_of_run(request: _Request, shared: Counter[bytes]) -> int:
+    """Return the number of the segment up to which as many requests share as at the next one."""
+    end = request.at
+    while end < len(request.path) and shared[request.path[end]] == shared[request.path[request.at]]:
         end += 1
     return end

@@ -15,7 +15,7 @@ class StageTimer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._start = self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
+        self._stages: dict[str, float] = {}
 
     def end(self, stage: str, *, wait: bool = True) -> None:
         """End a stage, and wait until the device has finished it, too.
@@ -27,7 +27,7 @@ class StageTimer:
 
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()
-        self._laps[stage] = 1e3 * (now - self._last)
+        self._stages[stage] = 1e3 * (now - self._last)
         self._last = now
 
     def split(self, first: str, second: str, first_ms: float) -> None:
@@ -35,20 +35,20 @@ class StageTimer:
 
         The first gets ``first_ms``, the second the rest of both.
         """
-        both = self._laps[first] + self._laps[second]
-        self._laps[first] = min(first_ms, both)
-        self._laps[second] = both - self._laps[first]
+        both = self._stages[first] + self._stages[second]
+        self._stages[first] = min(first_ms, both)
+        self._stages[second] = both - self._stages[first]
 
-    def since(self, asked: float, boarded: float) -> dict[str, float]:
+    def since(self, asked_at: float, admitted_at: float) -> dict[str, float]:
         """Return milliseconds by stage for one session; ``total`` is their sum.
 
-        ``asked``: when the session was asked for. ``boarded``: when its version was known. Both are in
+        ``asked_at``: when the session was asked for. ``admitted_at``: when its version was known. Both are in
         seconds of the performance counter.
         """
-        laps = dict(self._laps)
+        known = dict(self._stages)
         stages = {
-            "read": 1e3 * (boarded - asked) + laps.pop("read"),
-            "wait": 1e3 * (self._start - boarded),
-            **laps,
+            "read": 1e3 * (admitted_at - asked_at) + known.pop("read"),
+            "wait": 1e3 * (self._start - admitted_at),
+            **known,
         }
         return stages | {"total": sum(stages.values())}

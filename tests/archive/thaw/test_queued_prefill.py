@@ -198,13 +198,13 @@ def test_a_codec_on_a_cpu_tells_nobody(cold: SessionArchive, kin: Target, ran: d
 
 
 def test_stages_that_ran_into_each_other_are_told_apart(kin: Target) -> None:
-    laps = StageTimer(kin.device)
+    timer = StageTimer(kin.device)
     for stage in ("read", "decode", "prefill"):
-        laps.end(stage)
-    before = laps.since(0.0, 0.0)
-    laps.split("decode", "prefill", before["decode"] / 2)
-    after = laps.since(0.0, 0.0)
+        timer.end(stage)
+    before = timer.since(0.0, 0.0)
+    timer.split("decode", "prefill", before["decode"] / 2)
+    after = timer.since(0.0, 0.0)
     assert after["decode"] == before["decode"] / 2
     assert after["decode"] + after["prefill"] == pytest.approx(before["decode"] + before["prefill"])
-    laps.split("decode", "prefill", 1e9)
-    assert laps.since(0.0, 0.0)["prefill"] == 0
+    timer.split("decode", "prefill", 1e9)
+    assert timer.since(0.0, 0.0)["prefill"] == 0

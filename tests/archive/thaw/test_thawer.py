@@ -160,7 +160,7 @@ def test_calls_for_one_session_at_once_do_the_work_once(
     cold: SessionArchive, kin: Target, counted: Counted, room: int | None
 ) -> None:
     thawer = Thawer(cold, kin, None if room is None else HotStore.open(room))
-    asked = _count_boarded(thawer)
+    asked = _count_admitted(thawer)
     with ThreadPoolExecutor(6) as pool:
         with thawer._working:  # until all have asked
             calls = [pool.submit(thawer.thaw, "a/3") for _ in range(6)]
@@ -176,7 +176,7 @@ def test_calls_for_one_session_at_once_do_the_work_once(
 def test_who_is_served_does_not_stay_to_serve_others(cold: SessionArchive, kin: Target) -> None:
     """A call whose session another one thawed returns at once, though a batch waits."""
     thawer = Thawer(cold, kin)
-    asked = _count_boarded(thawer)
+    asked = _count_admitted(thawer)
     with ThreadPoolExecutor(1) as pool:
         with thawer._working:
             call = pool.submit(thawer.thaw, "a/1")
@@ -184,24 +184,24 @@ def test_who_is_served_does_not_stay_to_serve_others(cold: SessionArchive, kin: 
                 time.sleep(0.001)
             time.sleep(0.05)  # until it waits for its turn to work
             thawer._work()
-            late = thawer._board(Wanted("a/2"))
+            late = thawer._admit(Wanted("a/2"))
         as_if_new(call.result(), kin)
     assert not isinstance(late, PltzError) and not late.done.is_set()
     thawer._work()
     assert late.done.is_set()
 
 
-def _count_boarded(thawer: Thawer) -> list[Any]:
-    """Grows by one whenever a call has found its flight."""
-    boarded: list[Any] = []
-    inner = thawer._board
+def _count_admitted(thawer: Thawer) -> list[Any]:
+    """Grows by one whenever a call has found its request."""
+    admitted: list[Any] = []
+    inner = thawer._admit
 
-    def board(wanted: Wanted) -> Any:
-        boarded.append(inner(wanted))
-        return boarded[-1]
+    def admit(wanted: Wanted) -> Any:
+        admitted.append(inner(wanted))
+        return admitted[-1]
 
-    thawer._board = board  # type: ignore[method-assign,assignment]
-    return boarded
+    thawer._admit = admit  # type: ignore[method-assign,assignment]
+    return admitted
 
 
 def test_calls_from_many_threads_are_all_right(cold: SessionArchive, kin: Target) -> None:
@@ -215,7 +215,7 @@ def test_calls_from_many_threads_are_all_right(cold: SessionArchive, kin: Target
         for rows in pool.map(call, range(4)):
             for name, thawed in rows:
                 as_if_new(thawed, kin, ids_of(cold, name))
-    assert thawer._flights == {} and thawer._waiting == []
+    assert thawer._requests == {} and thawer._waiting == []
 
 
 def test_another_tokenizer_is_rendered_and_kept_hot_as_a_whole(

@@ -184,9 +184,9 @@ def test_a_failure_in_the_background_leaves_the_small_form(
 
 def test_exact_and_lossy_thaws_of_one_batch_do_not_mix(kin: Target, cold: SessionArchive, small_first: Any) -> None:
     _, thawer = small_first
-    lossy, exact = thawer._board(Wanted("a/1")), thawer._board(Wanted("a/1"), 0.0)
-    other = thawer._board(Wanted("a/2"), 0.0)  # on the same base
-    answers = [thawer._answer(flight) for flight in (lossy, exact, other)]
+    lossy, exact = thawer._admit(Wanted("a/1")), thawer._admit(Wanted("a/1"), 0.0)
+    other = thawer._admit(Wanted("a/2"), 0.0)  # on the same base
+    answers = [thawer._answer(request) for request in (lossy, exact, other)]
     assert answers[0].kl > 0 and answers[1].kl == answers[2].kl == 0
     for name, answer in (("a/1", answers[1]), ("a/2", answers[2])):
         assert kv_difference(Thawer(cold, kin).thaw(name).cache, answer.cache) < 1e-4
