@@ -67,7 +67,7 @@ WINGS = {
     "benchmarks": (
         "timing products random_calibration kv_targets",
         "peers plots communities",
-        "field speed hook nightly",
+        "field speed hook nightly known_lines",
         "measure_bounds measure_cuda measure_kv measure_limits measure_logs measure_split measure_distances",
         "trace_session",
         "torture __main__",

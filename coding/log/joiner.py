@@ -6,16 +6,22 @@ before the value is made, and each reference is checked.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from pltz.coding.log import codes, opaque, spelling, times
-from pltz.coding.log.bit_coder import BitReader
+from pltz.coding.log.bit_coder import BitReader, Model
+from pltz.coding.log.marks import ENDS, FIRST, MOST_WIDTH, POINTERS, SIGNS, Marks, Numbering
 from pltz.coding.log.past import SHAPES, SOURCES, Field, Past, Slot, to_front
 from pltz.coding.log.spelling import SPELLINGS, Json
+from pltz.coding.log.splitter import STAND_IN
 from pltz.plt_codec.errors import CorruptError
 
-MOST_DIGITS: Final = 64  # of an id
+MOST_DIGITS: Final = 128  # of an id
+STAMPS: Final = 1 << 36  # milliseconds after which the time in OpenCode's ids starts again
+MOST_NUMBER: Final = 10**9  # of a line
+MOST_PLACES: Final = 30  # of a number behind its point
 SHRINK: Final = 6  # characters of ASCII JSON that can become one byte
 
 
@@ -36,6 +42,8 @@ class Joiner:
         self._bits, self._bits_at = bits, 0
         self._pieces, self._pieces_at = pieces, 0
         self._new: list[str] | None = None  # lines of the open piece, the next one last
+        self._size = 0  # characters taken from it
+        self._odd = 0  # 1: a value of the object was not coded the way that its field used last
         self._left = count  # bytes that may still be made
 
     # ---- units
@@ -66,16 +74,42 @@ class Joiner:
         if kind == codes.BYTES:
             return self._take(coder.number(past.model, 0, codes.SIZE_OF_BYTES))
         if kind == codes.TEXT:
-            text = self._lines(past.text.slot)
-        elif kind == codes.LINE or kind == codes.DOCUMENT:
+            text = self._lines(past.text.slot, 0)
+            self._may_flush()
+        elif kind == codes.LINE or kind == codes.BLOCK:
             style = past.style = coder.number(past.model, 0, codes.STYLE)
             if style >= len(SPELLINGS):
                 damaged(f"spelling {style}")
-            text = self._spelled(self._value(past.root, 0, kind == codes.DOCUMENT), style)
+            if kind == codes.LINE:
+                text = self._spelled(self._value(past.root, 0), style)
+                self._flush()
+            else:
+                text = self._block(style)
         else:
             damaged(f"a unit of kind {kind}")
-        self._flush()
         return text.encode("utf-8", "surrogatepass")
+
+    def _block(self, style: int) -> str:
+        past, coder = self._past, self._coder
+        depth = coder.number(past.model, 0, codes.DEPTH)
+        self._spend(depth)
+        known = coder.number(past.model, 0, codes.BLOCK_KEY)
+        key = None
+        if known == 1:
+            key = self._key()
+        elif known:
+            if known - 2 >= len(past.keys):
+                damaged("a key that was never met")
+            key = past.keys[known - 2]
+        comma = coder.bit(past.model, codes.COMMA)
+        value = self._value(past.block(depth, key), 0)
+        text = self._spelled(value, style)
+        if "\n" in text:
+            self._spend(depth * text.count("\n"))
+            text = spelling.shifted(text, style, depth)
+            self._flush()
+        head = "" if key is None else self._spelled(key, style) + ": "
+        return f"{spelling.PADS[style] * depth}{head}{text}{',' * comma}"
 
     def _spelled(self, value: Json, style: int) -> str:
         try:
@@ -97,7 +131,6 @@ class Joiner:
         if len(data) < size:
             damaged("more opaque bits than there are")
         self._bits_at += size
-        self._spend(size)
         return data
 
     def _next(self, size: int) -> list[str]:
@@ -114,20 +147,26 @@ class Joiner:
             damaged("more lines of text than there are")
         lines = self._new[: -size - 1 : -1]
         del self._new[-size:]
+        self._size += sum(map(len, lines)) + size
         return lines
+
+    def _may_flush(self) -> None:
+        if self._size >= codes.LONGEST_PIECE:
+            self._flush()
 
     def _flush(self) -> None:
         if self._new:
             damaged("fewer lines of text than there are")
-        self._new = None
+        self._new, self._size = None, 0
 
     # ---- values
 
     def _op(self, field: Field) -> int:
-        ops, model, base = field.ops, field.model, field.op << 5
+        ops, model, base = field.ops, field.slot.ways, (field.op << 1 | self._odd) << 5
         bit = self._coder.bit
         op = ops[0]
         if not bit(model, base | op):
+            self._odd = 1
             for op in ops[1:]:
                 if bit(model, base | op):
                     break
@@ -141,15 +180,13 @@ class Joiner:
         field.op = op
         return op
 
-    def _value(self, field: Field, depth: int, breaks: bool = False) -> Json:
+    def _value(self, field: Field, depth: int) -> Json:
         self._spend(1)
         op = self._op(field)
         if op == codes.OBJECT or op == codes.LIST:
             if depth >= codes.MAX_DEPTH:
                 damaged("values too deep in each other")
-            return (
-                self._object(field, depth, breaks) if op == codes.OBJECT else self._list(field, depth, breaks)
-            )
+            return self._object(field, depth) if op == codes.OBJECT else self._list(field, depth)
         slot = field.slot
         value: Json
         if op == codes.SAME:
@@ -170,24 +207,24 @@ class Joiner:
         elif op == codes.TRUE or op == codes.FALSE:
             value = op == codes.TRUE
         elif op == codes.INTEGER:
-            value = slot.number + self._coder.signed(slot.model, 0, codes.DELTA)
-            if not -codes.FIT < value < codes.FIT:
-                damaged("a whole number too large")
-            slot.number = value
+            value = self._integer(slot)
+        elif op in (codes.SHARED, codes.ADDED, codes.SUMMED):
+            value = self._sum(slot, op)
         elif op == codes.EPOCH:
             value = self._moment(slot, 3)
         elif op == codes.DECIMAL:
             value = self._decimal(slot)
         else:
-            value = self._string(slot, op)
+            value = self._string(slot, op, depth)
         field.last = slot.last = value
         return value
 
-    def _object(self, field: Field, depth: int, breaks: bool) -> dict[str, Json]:
+    def _object(self, field: Field, depth: int) -> dict[str, Json]:
         past, slot, coder = self._past, field.slot, self._coder
-        shape = field.shape
-        if not coder.bit(slot.model, codes.SHAPE):
-            choice = coder.number(slot.model, 0, codes.SHAPE)
+        last = field.shape
+        shape = slot.follows.get(last, last)
+        if not coder.bit(slot.model, codes.SHAPE + (last & 1023)):
+            choice = coder.number(slot.model, 0, codes.SHAPE_RANK)
             if choice == 0:
                 shape = past.shape(self._shape())
             elif choice == 1:
@@ -199,13 +236,13 @@ class Joiner:
         if shape < 0:
             damaged("an object of no shape")
         to_front(slot.shapes, shape, SHAPES)
-        field.shape = shape
+        field.shape = slot.follows[last] = shape
         keys = past.shapes[shape]
         self._spend(sum(map(len, keys)) + 2 * len(keys))
-        return {
-            key: self._value(child, depth + 1, breaks)
-            for key, child in zip(keys, past.fields(slot, shape), strict=True)
-        }
+        odd, self._odd = self._odd, 0
+        value = {key: self._value(child, depth + 1) for key, child in zip(keys, past.fields(slot, shape), strict=True)}
+        self._odd = odd
+        return value
 
     def _shape(self) -> tuple[str, ...]:
         past, coder = self._past, self._coder
@@ -216,8 +253,7 @@ class Joiner:
         for _ in range(size):
             known = coder.number(past.model, 0, codes.KEY_AGE)
             if known == 0:
-                key = "\n".join(self._next(coder.number(past.model, 0, codes.LINES_OF_KEY)))
-                past.key(key)
+                key = self._key()
             elif known <= len(past.keys):
                 key = past.keys[-known]
             else:
@@ -227,22 +263,27 @@ class Joiner:
             damaged("an object with a key twice")
         return tuple(keys)
 
-    def _list(self, field: Field, depth: int, breaks: bool) -> list[Json]:
+    def _key(self) -> str:
+        past = self._past
+        key = "\n".join(self._next(self._coder.number(past.model, 0, codes.LINES_OF_KEY)))
+        if key in past.key_of:
+            damaged("a new key that is known")
+        past.key(key)
+        return key
+
+    def _list(self, field: Field, depth: int) -> list[Json]:
         size = self._coder.number(field.slot.model, 0, codes.COUNT)
         if size > self._left:
             damaged("more values than bytes of the log")
         element = self._past.element(field.slot)
-        if breaks:
-            self._flush()
         values = []
         for _ in range(size):
             values.append(self._value(element, depth + 1))
-            if breaks:
-                self._flush()
+            self._may_flush()
         return values
 
     def _json(self, slot: Slot) -> Json:
-        text = self._lines(slot, SHRINK)
+        text = self._lines(slot, codes.MAX_DEPTH, SHRINK)
         try:
             return spelling.parse(text)
         except ValueError as exc:
@@ -250,27 +291,68 @@ class Joiner:
                 "the columns of a log hold codes.JSON that is none: the file is damaged"
             ) from exc
 
+    def _integer(self, slot: Slot) -> int:
+        if slot.bias > 0:
+            value = self._coder.signed(slot.model, 0, codes.PLAIN)
+        else:
+            value = slot.number + self._coder.signed(slot.model, 0, codes.DELTA)
+        self._past.integer(slot, self._fitting(value), True)
+        return value
+
+    def _fitting(self, value: int) -> int:
+        if not -codes.FIT < value < codes.FIT:
+            damaged("a whole number too large")
+        return value
+
+    def _sum(self, slot: Slot, op: int) -> int:
+        past, coder = self._past, self._coder
+        if op == codes.SHARED:
+            value = self._source_slot(slot, slot.shares, codes.SHARE).number
+        elif op == codes.ADDED:
+            value = slot.number + self._source_slot(slot, slot.terms, codes.TERM).number
+        else:
+            if not coder.bit(slot.model, codes.TERM):
+                slot.pairs = [(self._slot(past.slots), self._slot(past.slots))]
+            if not slot.pairs:
+                damaged("a sum of nothing")
+            value = slot.pairs[0][0].number + slot.pairs[0][1].number
+        past.integer(slot, self._fitting(value), False)
+        return value
+
+    def _slot(self, slots: list[Slot]) -> Slot:
+        place = self._coder.number(self._past.model, 0, codes.SLOT)
+        if place >= len(slots):
+            damaged("a value from nowhere")
+        return slots[place]
+
+    def _source_slot(self, slot: Slot, sources: list[Slot], base: int) -> Slot:
+        place = self._coder.number(slot.model, 0, base)
+        if place > len(sources):
+            damaged("a value from nowhere")
+        source = sources[place - 1] if place else self._slot(self._past.slots)
+        to_front(sources, source, SOURCES)
+        return source
+
     def _moment(self, slot: Slot, digits: int) -> int:
         past = self._past
-        units = self._coder.signed(slot.model, 0, codes.MOMENT) + times.scaled(
-            past.time[1], past.time[0], digits
-        )
+        units = self._coder.signed(slot.model, 0, codes.MOMENT) + past.expected_time(slot, digits)
         if not -codes.FIT < units < codes.FIT:
             damaged("a time too large")
-        past.time = (digits, units)
+        past.moment(slot, digits, units)
         return units
 
-    def _decimal(self, slot: Slot) -> float:
+    def _decimal(self, slot: Slot) -> spelling.Number:
         places = self._coder.number(slot.model, 0, codes.DIGITS)
         digits = self._coder.signed(slot.model, 0, codes.DELTA)
-        if not 0 < places <= 18:
+        if not 0 < places <= MOST_PLACES:
             damaged(f"a number with {places} digits behind its point")
         text = str(abs(digits)).rjust(places + 1, "0")
-        return float(f"{'-' if digits < 0 else ''}{text[:-places]}.{text[-places:]}")
+        self._spend(len(text))
+        return spelling.number_of(f"{'-' if digits < 0 else ''}{text[:-places]}.{text[-places:]}")
 
     # ---- strings
 
-    def _string(self, slot: Slot, op: int) -> str:
+    def _string(self, slot: Slot, op: int, depth: int) -> str:
         past = self._past
         if op == codes.TIME:
             style = self._coder.number(slot.model, 0, codes.DIGITS)
@@ -283,6 +365,8 @@ class Joiner:
                 raise CorruptError(
                     "the columns of a log hold a time that is none: the file is damaged"
                 ) from exc
+        if op == codes.SIGNED:
+            return self._signed(slot)
         if op in (codes.RECENT, codes.ELSEWHERE, codes.OLD):
             text = past.strings[self._known(slot, op)]
             self._spend(len(text))
@@ -291,9 +375,12 @@ class Joiner:
             self._spend(len(text))
             past.line(text)
         elif op == codes.LONG:
-            text = self._lines(slot)
+            text = self._lines(slot, depth)
+        elif op == codes.PARSED:
+            text = self._parsed(slot, depth)
         else:
             text = self._opaque(slot, op)
+            self._spend(len(text))
         past.met(text, slot)
         return text
 
@@ -307,75 +394,143 @@ class Joiner:
         if op == codes.RECENT:
             rank, recent = coder.number(slot.model, 0, codes.RANK), slot.recent
         else:
-            place = coder.number(slot.model, 0, codes.SOURCE) - 1
-            if place < 0:
-                place = coder.number(past.model, 0, codes.SLOT)
-                slots = past.slots
-            else:
-                slots = slot.sources
-            if place >= len(slots):
-                damaged("a string from nowhere")
-            source = slots[place]
-            to_front(slot.sources, source, SOURCES)
+            source = self._source_slot(slot, slot.sources, codes.SOURCE)
             rank, recent = coder.number(slot.model, 0, codes.DISTANCE), source.recent
         if rank >= len(recent):
             damaged("a string that was not met there")
         return recent[rank]
 
+    def _signed(self, slot: Slot) -> str:
+        past, model, bit = self._past, slot.model, self._coder.bit
+        sign = next((n for n in range(2) if bit(model, codes.MARK + 90 + n)), 2)
+        if bit(model, codes.MARK + 96):
+            if bit(model, codes.COPY):
+                source = past.expected
+            else:
+                source = len(past.lines) - 1 - self._coder.number(past.model, 0, codes.LINE_AGE)
+            if not 0 <= source < len(past.lines):
+                damaged("a copy from beyond the text")
+            body = past.lines[source]
+            past.expected = source + 1
+        else:
+            body = self._next(1)[0]
+        self._spend(len(body) + 1)
+        past.line(body)
+        return SIGNS[sign] + body
+
+    def _parsed(self, slot: Slot, depth: int) -> str:
+        style = self._coder.number(slot.model, 0, codes.SPELLING)
+        if style >= len(SPELLINGS):
+            damaged(f"spelling {style}")
+        if depth >= codes.MAX_DEPTH:
+            damaged("values too deep in each other")
+        return self._spelled(self._value(self._past.inner(slot), depth + 1), style)
+
+    def _bits_of(self, bits: int) -> int:
+        """Return a number of opaque bits."""
+        whole, rest = divmod(bits, 8)
+        above = self._coder.raw(0, rest)
+        return above << 8 * whole | int.from_bytes(self._take(whole), "big")
+
     def _opaque(self, slot: Slot, op: int) -> str:
         coder = self._coder
         if op == codes.UUID:
-            return opaque.uuid_text(self._take(16))
-        if op == codes.ID:
+            return self._uuid(slot)
+        if op == codes.STAMPED:
             prefix = self._prefix(slot)
-            size = coder.number(slot.model, 0, codes.SIZE)
-            if size > MOST_DIGITS:
-                damaged(f"an id of {size} digits")
-            try:
-                return prefix + opaque.id_text(self._take(opaque.id_size(size)), size)
-            except ValueError as exc:
-                raise CorruptError(
-                    "the columns of a log hold an id that is none: the file is damaged"
-                ) from exc
-        if op == codes.HEX:
-            return self._take(coder.number(slot.model, 0, codes.SIZE)).hex()
+            stamp = self._moment(slot, 3) % STAMPS
+            counter = coder.number(slot.model, 0, codes.COUNTER)
+            if counter > 4095:
+                damaged(f"a counter of {counter}")
+            return f"{prefix}{stamp << 12 | counter:012x}{self._digits(2, 14)}"
+        if op == codes.ID:
+            return self._id(slot)
         if op == codes.BASE64:
-            flavour = coder.number(slot.model, 0, codes.FLAVOUR)
-            if flavour >= 4:
-                damaged(f"base64 of flavour {flavour}")
-            return opaque.base64_text(flavour, self._take(coder.number(slot.model, 0, codes.SIZE)))
+            return self._base64(slot)
         damaged(f"a value of kind {op}")
+
+    def _digits(self, alphabet: int, size: int) -> str:
+        try:
+            return opaque.id_digits(alphabet, self._bits_of(opaque.bits_of(alphabet, size)), size)
+        except ValueError as exc:
+            raise CorruptError("the columns of a log hold an id that is none: the file is damaged") from exc
+
+    def _uuid(self, slot: Slot) -> str:
+        version = self._coder.number(slot.model, 0, codes.VERSION)
+        if version == 0:
+            return opaque.uuid_text(self._bits_of(128))
+        if version == 4:
+            bits = self._bits_of(122)
+            above = bits >> 74
+        elif version == 7:
+            above = self._moment(slot, 3)
+            bits = self._bits_of(74)
+            if not 0 <= above < 1 << 48:
+                damaged("a UUID of no time")
+        else:
+            damaged(f"a UUID of version {version}")
+        low = bits & (1 << 62) - 1
+        return opaque.uuid_text(above << 80 | version << 76 | (bits >> 62 & 0xFFF) << 64 | 2 << 62 | low)
+
+    def _id(self, slot: Slot) -> str:
+        coder = self._coder
+        same = coder.number(slot.model, 0, codes.COMMON) - 1
+        if same > len(slot.identity):
+            damaged("more of an id than there is")
+        head = self._prefix(slot) if same < 0 else slot.identity[:same]
+        alphabet = coder.number(slot.model, 0, codes.ALPHABET)
+        size = coder.number(slot.model, 0, codes.SIZE)
+        if alphabet >= len(opaque.ALPHABETS) or size > MOST_DIGITS:
+            damaged(f"an id of {size} digits")
+        slot.identity = head + self._digits(alphabet, size)
+        return slot.identity
+
+    def _base64(self, slot: Slot) -> str:
+        coder = self._coder
+        flavour, headed = divmod(coder.number(slot.model, 0, codes.FLAVOUR), 2)
+        head = self._prefix(slot) if headed else ""
+        if flavour < opaque.LOOSE:
+            return head + opaque.base64_text(flavour, self._take(coder.number(slot.model, 0, codes.SIZE)))
+        if flavour >= opaque.LOOSE + 2:
+            damaged(f"base64 of flavour {flavour}")
+        count, padding = divmod(coder.number(slot.model, 0, codes.GAPS), 4)
+        if count * len(opaque.GAP) > self._left:
+            damaged("more gaps than bytes of the log")
+        sizes = [coder.number(slot.model, 0, codes.SIZE) for _ in range(count)]
+        size = sum(sizes)
+        text = opaque.loose_text(flavour, self._take((size + 3) // 4 * 3), size)
+        ends = itertools.accumulate(sizes, initial=0)
+        return head + opaque.GAP.join(text[a:b] for a, b in itertools.pairwise(ends)) + "=" * padding
 
     def _prefix(self, slot: Slot) -> str:
         past = self._past
         known = self._coder.number(slot.model, 0, codes.PREFIX)
         if known == 0:
             prefix = self._next(1)[0]
-            self._spend(len(prefix))
             past.key(prefix)
         elif known <= len(past.keys):
             prefix = past.keys[known - 1]
-            self._spend(len(prefix))
         else:
             damaged("a prefix that was never met")
         return prefix
 
     # ---- text
 
-    def _lines(self, slot: Slot, shrink: int = 1) -> str:
+    def _lines(self, slot: Slot, depth: int, shrink: int = 1) -> str:
         past, coder, model = self._past, self._coder, slot.model
         size = coder.number(model, 0, codes.COUNT) + 1
         if size - 1 > self._left:
             damaged("more lines than bytes of the log")
         lines: list[str] = []
+        state = Marks()
         while len(lines) < size:
-            new = coder.number(model, 0, codes.RUN)
-            if new > size - len(lines):
+            rest = coder.bit(model, codes.REST + bool(lines))
+            new = size - len(lines) if rest else coder.number(model, 0, codes.RUN)
+            if new > size - len(lines) or (new == size - len(lines) and not rest):
                 damaged("more new lines than lines")
-            fresh = self._next(new)
-            self._spend(sum(map(len, fresh)) // shrink)
-            lines += fresh
-            if len(lines) == size:
+            fresh = self._fresh(slot, new, depth, shrink)
+            self._mark(model, state, fresh, lines)
+            if rest:
                 past.expected = -1
                 for line in fresh:
                     past.line(line)
@@ -390,10 +545,61 @@ class Joiner:
                 damaged("a copy from beyond the text")
             copied = past.lines[source : source + n]
             self._spend(sum(map(len, copied)) // shrink)
+            self._mark(model, state, copied, lines)
             for line in fresh:
                 past.line(line)
             for line in copied:
                 past.line(line)
-            lines += copied
             past.expected = source + n
         return "\n".join(lines)
+
+    def _fresh(self, slot: Slot, new: int, depth: int, shrink: int) -> list[str]:
+        """Return new lines."""
+        lines = self._next(new)
+        self._spend(sum(map(len, lines)) // shrink)
+        if STAND_IN in lines:
+            for at, line in enumerate(lines):
+                if line == STAND_IN and self._coder.bit(slot.model, codes.STAND):
+                    lines[at] = self._parsed(slot, depth)
+        return lines
+
+    def _mark(self, model: Model, state: Marks, bodies: list[str], lines: list[str]) -> None:
+        """Append lines with their marks to ``lines``."""
+        bit = self._coder.bit
+        for body in bodies:
+            sign, rest, found = 3, body, None
+            hunk = state.old or state.new
+            if hunk:
+                base = codes.MARK + state.sign * 4
+                sign = next((n for n in range(3) if bit(model, base + n)), 3)
+            if state.numbering is not None:
+                if bit(model, codes.MARK + 16 + state.missed):
+                    if state.numbering.signed:
+                        state.pointer = self._pointer(model, state.pointer)
+                    step = 1 if bit(model, codes.MARK + 24) else self._coder.signed(model, 0, codes.STEP)
+                    number = state.numbering.number + step
+                    if not 0 <= number < MOST_NUMBER:
+                        damaged(f"a line of number {number}")
+                    found = state.numbering.at(number)
+                    rest = found.mark(state.pointer) + body
+            elif not hunk and state.lines < FIRST and bit(model, codes.MARK + 80 + state.lines):
+                found = self._start(model)
+                rest = found.mark(0) + body
+            line = SIGNS[sign] + rest if sign < 3 else rest
+            self._left -= len(line) - len(body)
+            state.passed(rest, sign, found)
+            lines.append(line)
+        self._spend(0)
+
+    def _pointer(self, model: Model, last: int) -> int:
+        base, most = codes.MARK + 32 + 8 * last, len(POINTERS) - 1
+        return next((n for n in range(most) if self._coder.bit(model, base + n)), most)
+
+    def _start(self, model: Model) -> Numbering:
+        coder = self._coder
+        end = coder.number(model, 0, codes.END)
+        width = coder.number(model, 0, codes.WIDTH)
+        number = coder.number(model, 0, codes.START)
+        if end >= len(ENDS) or width // 2 > MOST_WIDTH or number >= MOST_NUMBER:
+            damaged("a numbering of no kind")
+        return Numbering("", False, end, width // 2, bool(width & 1), number)

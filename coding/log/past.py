@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Final, TypeVar
 
 from pltz.coding.log.bit_coder import Model
+from pltz.coding.log.times import scaled
 
 RECENT: Final = 128  # strings that a slot keeps, the latest first
 SHAPES: Final = 64  # shapes that a slot keeps, the latest first
 SOURCES: Final = 32  # slots that a slot keeps as sources, the latest first
+SMALL: Final = 16  # whole numbers below are not looked for elsewhere
+INTEGERS: Final = 1 << 16  # whole numbers whose slot is kept
+TERMS: Final = 12  # slots among which terms of a sum are looked for
+MOMENTS: Final = 8  # slots whose last times are looked at
+MOST_BIAS: Final = 64
 OPS: Final = 32
 LEAST_LINE: Final = 12  # characters of a line of text that a copy may start with
 
@@ -17,16 +23,25 @@ class Slot:
     """A place in a log by the keys on the way to it, whatever else the objects around it hold."""
 
     __slots__ = (
+        "bias",
         "children",
+        "follows",
+        "identity",
         "last",
         "model",
         "number",
         "number_of",
         "ops",
+        "pairs",
         "recent",
+        "reference",
         "rows",
         "shapes",
+        "shares",
         "sources",
+        "terms",
+        "time",
+        "ways",
     )
 
     def __init__(self, number_of: int) -> None:
@@ -36,8 +51,17 @@ class Slot:
         self.shapes: list[int] = []  # shapes of objects here, latest first
         self.recent: list[int] = []  # strings here, latest first
         self.sources: list[Slot] = []  # slots whose strings came again here, latest first
-        self.model: Model = {}
+        self.model: Model = {}  # of numbers
+        self.ways: Model = {}  # of the ways of values
         self.ops = bytearray(range(OPS))  # latest first
+        self.bias = 0  # bits by which differences were longer than values
+        self.follows: dict[int, int] = {}  # shape of an object -> shape of the next one, the last time
+        self.shares: list[Slot] = []  # slots that had the same whole number, latest first
+        self.terms: list[Slot] = []  # slots whose whole number was added to the last one, latest first
+        self.pairs: list[tuple[Slot, Slot]] = []  # slots whose whole numbers were added, latest first
+        self.identity = ""  # the last id here
+        self.time = (3, 0)  # the last time here: digits of a second's fraction, units
+        self.reference: Slot | None = None  # whose last time was nearest to the last one here
         self.number = 0  # the last whole number here
         self.last: object = Slot  # the last value here that is no list or object
 
@@ -45,12 +69,11 @@ class Slot:
 class Field:
     """A slot in objects of one shape."""
 
-    __slots__ = ("last", "model", "op", "ops", "shape", "slot")
+    __slots__ = ("last", "op", "ops", "shape", "slot")
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
         self.ops = bytearray(slot.ops)
-        self.model: Model = {}
         self.op = 0  # of the last value
         self.last = slot.last
         self.shape = slot.shapes[0] if slot.shapes else -1  # of the last object
@@ -63,6 +86,9 @@ class Past:
         self.slots: list[Slot] = []
         self.root = Field(self.slot())
         self.text = Field(self.slot())  # lines that are no JSON
+        self.integer_of: dict[int, Slot] = {}  # whole number -> the last slot where it was
+        self.integers: list[Slot] = []  # the last slots of whole numbers
+        self.blocks: dict[tuple[int, str | None], Field] = {}  # of parts of documents, by indentation and key
         self.model: Model = {}  # of all that belongs to no slot
         self.shapes: list[tuple[str, ...]] = []
         self.shape_of: dict[tuple[str, ...], int] = {}
@@ -74,7 +100,7 @@ class Past:
         self.lines: list[str] = []  # of text, in order
         self.line_of: dict[str, int] = {}  # the last place of each
         self.expected = -1  # the line after the one copied last
-        self.time = (3, 0)  # the last time: digits of a second's fraction, units
+        self.moments: list[Slot] = [self.root.slot]  # the last slots of times, the latest last
         self.style = 0  # spelling of the last line
         self.met("", self.root.slot)
 
@@ -83,6 +109,13 @@ class Past:
         slot = Slot(len(self.slots))
         self.slots.append(slot)
         return slot
+
+    def block(self, depth: int, key: str | None) -> Field:
+        """Return the field of a part of a document."""
+        found = self.blocks.get((depth, key))
+        if found is None:
+            found = self.blocks[depth, key] = Field(self.slot())
+        return found
 
     def fields(self, slot: Slot, shape: int) -> list[Field]:
         """Return the fields of an object in a slot."""
@@ -99,6 +132,13 @@ class Past:
         if found is None:
             found = slot.children[key] = self.slot()
         return found
+
+    def inner(self, slot: Slot) -> Field:
+        """Return the field of the values whose JSON stands in a slot."""
+        fields = slot.rows.get(-2)
+        if fields is None:
+            fields = slot.rows[-2] = [Field(self.child(slot, "{}"))]
+        return fields[0]
 
     def element(self, slot: Slot) -> Field:
         """Return the field of the elements of lists in a slot."""
@@ -129,6 +169,45 @@ class Past:
         else:
             self.where[number] = slot
         to_front(slot.recent, number, RECENT)
+
+    def expected_time(self, slot: Slot, digits: int) -> int:
+        """Return the time that a slot's next one is told from, in the unit of ``digits``."""
+        source = slot.reference or self.moments[-1]
+        return scaled(source.time[1], source.time[0], digits)
+
+    def moment(self, slot: Slot, digits: int, units: int) -> None:
+        """Remember a time, and which of the last times was the nearest to it."""
+        moments = self.moments
+        best = slot.reference or moments[-1]
+        least = abs(scaled(best.time[1], best.time[0], digits) - units)
+        for source in reversed(moments):
+            distance = abs(scaled(source.time[1], source.time[0], digits) - units)
+            if distance < least:
+                best, least = source, distance
+        slot.reference = best
+        slot.time = (digits, units)
+        if moments[-1] is not slot:
+            if slot in moments:
+                moments.remove(slot)
+            elif len(moments) == MOMENTS:
+                del moments[0]
+            moments.append(slot)
+
+    def integer(self, slot: Slot, value: int, coded: bool) -> None:
+        """Remember a whole number; ``coded``: it was coded by itself, so its length tells how best to do it."""
+        if coded:
+            bias = slot.bias + abs(value - slot.number).bit_length() + 1 - abs(value).bit_length()
+            slot.bias = max(-MOST_BIAS, min(MOST_BIAS, bias))
+        slot.number = value
+        if abs(value) >= SMALL:
+            if len(self.integer_of) >= INTEGERS:
+                self.integer_of.clear()
+            self.integer_of[value] = slot
+        if slot in self.integers:
+            self.integers.remove(slot)
+        elif len(self.integers) == TERMS:
+            del self.integers[0]
+        self.integers.append(slot)
 
     def line(self, line: str) -> None:
         """Remember a line of text."""

@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any, Final, NamedTuple
 
-Json = Any  # str, int, float, bool, None, lists and dicts of them
+Json = Any  # str, int, Number, bool, None, NaN and infinities as float, lists and dicts of them
 
 GO: Final = {
     ord("<"): "\\u003c",
@@ -18,8 +18,17 @@ GO: Final = {
     0x2028: "\\u2028",
     0x2029: "\\u2029",
 }
-MAX_DEPTH: Final = 100
-DEEP: Final = re.compile(r"[\[{]")
+MARKED: Final = re.compile(r'"\\u0000(-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"')
+
+
+class Number(str):
+    """A number with a point or an exponent: NUL and its digits as written, since programs write floats differently.
+
+    >>> spell([Number("\\0" + "1.10")], 0)
+    '[1.10]'
+    """
+
+    __slots__ = ()
 
 
 class Spelling(NamedTuple):
@@ -59,18 +68,38 @@ SPELLINGS: Final = (
 )
 LINES: Final = tuple(i for i, s in enumerate(SPELLINGS) if s.indent is None)
 DOCUMENTS: Final = tuple(i for i, s in enumerate(SPELLINGS) if s.indent is not None)
+PADS: Final = tuple("\t" if s.indent == "\t" else " " for s in SPELLINGS)
 ENCODERS: Final = tuple(s.encoder() for s in SPELLINGS)
+
+
+def number_of(text: str) -> Number:
+    """Return a number as written."""
+    return Number("\0" + text)
+
+
+DECODER: Final = json.JSONDecoder(parse_float=number_of)
 
 
 def spell(value: Json, number: int) -> str:
     """Return a value written in spelling ``number``."""
     text = ENCODERS[number].encode(value)
+    if '"\\u0000' in text:
+        text = MARKED.sub(r"\1", text)
     spelling = SPELLINGS[number]
     if spelling.go:
         text = text.translate(GO)
     if spelling.slash:
         text = text.replace("/", "\\/")
     return text
+
+
+def shifted(text: str, number: int, depth: int) -> str:
+    """Return JSON text with all lines but the first indented by ``depth`` characters more.
+
+    >>> shifted(spell([1], 7), 7, 2)
+    '[\\n    1\\n  ]'
+    """
+    return text.replace("\n", "\n" + PADS[number] * depth) if depth else text
 
 
 def parse(text: str) -> Json:
@@ -80,16 +109,24 @@ def parse(text: str) -> Json:
         ValueError: it is not JSON, or nested too deeply to be taken apart.
     """
     try:
-        return json.loads(text)
+        return DECODER.decode(text)
     except RecursionError as exc:
         raise ValueError("nested too deeply") from exc
 
 
-def spelling_of(text: str, value: Json, numbers: tuple[int, ...], first: int) -> int | None:
-    """Return the number of the spelling that gives ``text`` back from its value, or None; ``first`` is tried first."""
+def spelling_of(text: str, value: Json, numbers: tuple[int, ...], first: int, depth: int = 0) -> int | None:
+    """Return the number of the spelling that gives ``text`` back from its value, or None.
+
+    Args:
+        text: JSON.
+        value: what `parse` made of it.
+        numbers: the spellings to try.
+        first: the one to try first.
+        depth: how far lines after the first are indented more than those of a document.
+    """
     try:
         for number in (first, *(n for n in numbers if n != first)):
-            if spell(value, number) == text:
+            if shifted(spell(value, number), number, depth) == text:
                 break
         else:
             return None

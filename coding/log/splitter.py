@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from typing import Final
+import re
+from typing import Final, NamedTuple
 
 from pltz.coding.log import codes, opaque, spelling, times
-from pltz.coding.log.bit_coder import Numbers
-from pltz.coding.log.past import LEAST_LINE, SHAPES, SOURCES, Field, Past, Slot, to_front
+from pltz.coding.log.bit_coder import Model, Numbers
+from pltz.coding.log.marks import FIRST, POINTERS, SIGNS, Marks, Numbering, numbering_of
+from pltz.coding.log.past import LEAST_LINE, SHAPES, SMALL, SOURCES, Field, Past, Slot, to_front
 from pltz.coding.log.spelling import Json
 
+JSON_STARTS: Final = ('{"', "[{", '["', "{}")
+STAND_IN: Final = "{}"  # stands in a piece for a line that is coded as the values of its JSON
+SHORTEST_LINE: Final = 40  # characters of such a line
+SHORTEST_OPAQUE: Final = 8  # characters
+STAMPS: Final = 1 << 36  # milliseconds after which the time in OpenCode's ids starts again
+SHORTEST_PARSED: Final = 8  # characters
+LONGEST_INDENT: Final = 200
+ASCII: Final = 2  # the spelling of JSON text
+BLOCK: Final = re.compile(
+    rb'( *|\t*)(?:("(?:[^"\\]|\\.)*"): )?'  # indentation and key
+    rb'((?:([{\[])|"(?:[^"\\]|\\.)*",?|[-+.0-9a-zA-Z]+,?|\[\],?|\{\},?))'
+)
+LEAST_TERM: Final = 100  # of a sum that is looked for among all numbers
+DECIMAL: Final = re.compile("\0(-?[0-9]{1,30})[.]([0-9]{1,30})")
 EPOCH_MS: Final = range(10**12, 4 * 10**12)
 OTHER: Final = 5
 VOICES: Final = {"user": 0, "human": 0, "assistant": 1, "model": 1, "gemini": 1, "tool": 2, "toolResult": 2}
@@ -23,33 +38,27 @@ class Splitter:
     def __init__(self, past: Past, coder: Numbers) -> None:
         self._past, self._coder = past, coder
         self.opaque = bytearray()
+        self.opaque_bits = 0
         self.pieces: list[tuple[int, list[str]]] = []  # voice, lines
-        self._new: list[str] = []
+        self._new: list[str] = []  # lines of the piece that is not ended
+        self._size = 0  # characters of them
+        self._odd = 0  # 1: a value of the object was not coded the way that its field used last
+        self._speaker = OTHER  # of the unit
 
     # ---- units
 
     def content(self, data: bytes) -> None:
-        """Code all bytes of a log, or of a part of one that starts where a line starts."""
+        """Code all bytes of a log or of a part of one."""
         if not data:
             return
-        document = None if data[:2] == b'{"' else _document(data)
-        if document is not None:
-            value, style, end = document
-            self._unit(codes.DOCUMENT)
-            self._style(style)
-            self._document(value)
-            if end == len(data):
-                return
-            if data[end : end + 1] != b"\n":
-                raise AssertionError("a document ends where a line ends")
-            data = data[end + 1 :]
-            if not data:
-                return
         lines = data.split(b"\n")
         if not lines[-1]:
             lines.pop()  # a log that ends in a line end has no unit behind it
-        for line in lines:
-            self._line(line)
+        ends = _block_ends(lines)
+        at = 0
+        while at < len(lines):
+            at = self._block(lines, at, ends.get(at, at)) or at + 1
+        self._flush(OTHER)
 
     def _unit(self, kind: int) -> None:
         self._coder.number(self._past.model, kind, codes.UNIT)
@@ -70,7 +79,7 @@ class Splitter:
         if not text:
             self._unit(codes.BLANK)
             return
-        if text[:1] in ("{", "["):
+        if text[0] in "{[":
             try:
                 value = spelling.parse(text)
             except ValueError:
@@ -80,31 +89,79 @@ class Splitter:
                 if style is not None:
                     self._unit(codes.LINE)
                     self._style(style)
+                    self._speaker = voice(value)
                     self._value(past.root, value, 0)
-                    self._flush(voice(value))
+                    self._flush(self._speaker)
                     return
         self._unit(codes.TEXT)
-        self._lines(past.text.slot, text)
-        self._flush(OTHER)
+        self._lines(past.text.slot, text, 0)
+        self._may_flush(OTHER)
 
-    def _document(self, value: Json) -> None:
-        self._value(self._past.root, value, 0, breaks=True)
-        self._flush(voice(value))
+    def _block(self, lines: list[bytes], begin: int, end: int) -> int | None:
+        """Code the lines of a part of a document and return the line after it, or code one line and return None."""
+        match = BLOCK.fullmatch(lines[begin])
+        if match is None or (end == begin) == bool(match[4]) or _divided(lines, begin, end, match):
+            self._line(lines[begin])
+            return None
+        try:
+            text = b"\n".join(lines[begin : end + 1])[match.start(3) :].decode()
+            comma = text[-1] == ","
+            text = text[:-1] if comma else text
+            value, key = spelling.parse(text), None if match[2] is None else spelling.parse(match[2].decode())
+            if key is not None:
+                key.encode()  # half a surrogate pair is no text
+        except ValueError:
+            self._line(lines[begin])
+            return None
+        past, coder, depth = self._past, self._coder, len(match[1])
+        tab = match[1][:1] == b"\t"
+        known = past.style in spelling.DOCUMENTS and (not depth or (spelling.PADS[past.style] == "\t") == tab)
+        guess = past.style if known else _guess(lines, begin, depth)
+        style = spelling.spelling_of(text, value, spelling.DOCUMENTS, guess, depth)
+        if style is None or depth > LONGEST_INDENT or lines[begin][: match.start(3)] != _head(style, depth, key):
+            self._line(lines[begin])
+            return None
+        self._unit(codes.BLOCK)
+        self._style(style)
+        coder.number(past.model, depth, codes.DEPTH)
+        number = None if key is None else past.key_of.get(key)
+        coder.number(past.model, 0 if key is None else 1 if number is None else number + 2, codes.BLOCK_KEY)
+        if key is not None and number is None:
+            self._key(key)
+        coder.bit(past.model, codes.COMMA, comma)
+        self._speaker = voice(value)
+        self._value(past.block(depth, key), value, 0)
+        if end > begin:
+            self._flush(self._speaker)
+        return end + 1
 
     def _flush(self, speaker: int) -> None:
+        """End the piece of text."""
         if self._new:
             self.pieces.append((speaker, self._new))
             self._new = []
+            self._size = 0
+
+    def _may_flush(self, speaker: int) -> None:
+        """End the piece of text if it is long."""
+        if self._size >= codes.LONGEST_PIECE:
+            self._flush(speaker)
+
+    def _write(self, lines: list[str]) -> None:
+        """Add new lines to the piece of text."""
+        self._new += lines
+        self._size += sum(map(len, lines)) + len(lines)
 
     # ---- values
 
     def _op(self, field: Field, op: int) -> None:
         """Code the way of a value: one decision for each way that stands before it in the field's order."""
-        ops, model, base = field.ops, field.model, field.op << 5
+        ops, model, base = field.ops, field.slot.ways, (field.op << 1 | self._odd) << 5
         bit = self._coder.bit
         if ops[0] == op:
             bit(model, base | op, 1)
         else:
+            self._odd = 1
             for other in ops:
                 if other == op:
                     break
@@ -117,15 +174,15 @@ class Splitter:
                 field.slot.ops.insert(0, op)
         field.op = op
 
-    def _value(self, field: Field, value: Json, depth: int, breaks: bool = False) -> None:
+    def _value(self, field: Field, value: Json, depth: int) -> None:
         kind = type(value)
         if kind is dict or kind is list:
             if depth == codes.MAX_DEPTH:
                 self._json(field, value)
             elif kind is dict:
-                self._object(field, value, depth, breaks)
+                self._object(field, value, depth)
             else:
-                self._list(field, value, depth, breaks)
+                self._list(field, value, depth)
             return
         last = field.last
         if value == last and kind is type(last):
@@ -136,7 +193,7 @@ class Splitter:
                 self._past.met(value, slot)
             return
         if kind is str:
-            self._string(field, value)
+            self._string(field, value, depth)
         elif value is None:
             self._op(field, codes.NULL)
         elif kind is bool:
@@ -147,27 +204,31 @@ class Splitter:
             self._decimal(field, value)
         field.last = field.slot.last = value
 
-    def _object(self, field: Field, value: dict[str, Json], depth: int, breaks: bool) -> None:
+    def _object(self, field: Field, value: dict[str, Json], depth: int) -> None:
         past, slot, coder = self._past, field.slot, self._coder
         self._op(field, codes.OBJECT)
         keys = tuple(value)
         shape = past.shape_of.get(keys, -1)
-        same = shape >= 0 and shape == field.shape
-        coder.bit(slot.model, codes.SHAPE, same)
+        last = field.shape
+        expected = slot.follows.get(last, last)
+        same = shape >= 0 and shape == expected
+        coder.bit(slot.model, codes.SHAPE + (last & 1023), same)
         if not same:
             if shape in slot.shapes:
-                coder.number(slot.model, slot.shapes.index(shape) + 2, codes.SHAPE)
+                coder.number(slot.model, slot.shapes.index(shape) + 2, codes.SHAPE_RANK)
             elif shape >= 0:
-                coder.number(slot.model, 1, codes.SHAPE)
+                coder.number(slot.model, 1, codes.SHAPE_RANK)
                 coder.number(past.model, len(past.shapes) - 1 - shape, codes.SHAPE_AGE)
             else:
-                coder.number(slot.model, 0, codes.SHAPE)
+                coder.number(slot.model, 0, codes.SHAPE_RANK)
                 self._shape(keys)
                 shape = past.shape(keys)
-            field.shape = shape
+        field.shape = slot.follows[last] = shape
         to_front(slot.shapes, shape, SHAPES)
+        odd, self._odd = self._odd, 0
         for child, element in zip(past.fields(slot, shape), value.values(), strict=True):
-            self._value(child, element, depth + 1, breaks)
+            self._value(child, element, depth + 1)
+        self._odd = odd
 
     def _shape(self, keys: tuple[str, ...]) -> None:
         past, coder = self._past, self._coder
@@ -176,65 +237,120 @@ class Splitter:
             known = past.key_of.get(key)
             coder.number(past.model, 0 if known is None else len(past.keys) - known, codes.KEY_AGE)
             if known is None:
-                lines = key.split("\n")
-                coder.number(past.model, len(lines), codes.LINES_OF_KEY)
-                self._new += lines
-                past.key(key)
+                self._key(key)
 
-    def _list(self, field: Field, value: list[Json], depth: int, breaks: bool) -> None:
+    def _key(self, key: str) -> None:
+        """Code a new key."""
+        lines = key.split("\n")
+        self._coder.number(self._past.model, len(lines), codes.LINES_OF_KEY)
+        self._write(lines)
+        self._past.key(key)
+
+    def _list(self, field: Field, value: list[Json], depth: int) -> None:
         self._op(field, codes.LIST)
         self._coder.number(field.slot.model, len(value), codes.COUNT)
         element = self._past.element(field.slot)
-        if breaks:
-            self._flush(OTHER)
         for one in value:
             self._value(element, one, depth + 1)
-            if breaks:
-                self._flush(voice(one))
+            if self._size >= codes.LONGEST_PIECE:
+                speaker = voice(one)
+                self._flush(self._speaker if speaker == OTHER else speaker)
 
     def _json(self, field: Field, value: Json) -> None:
         """Code any value as the text of its JSON."""
         self._op(field, codes.JSON)
-        self._lines(field.slot, json.dumps(value, ensure_ascii=True, separators=(",", ":")))
+        self._lines(field.slot, spelling.spell(value, ASCII), codes.MAX_DEPTH)
 
     def _integer(self, field: Field, value: int) -> None:
-        slot = field.slot
+        slot, past, coder = field.slot, self._past, self._coder
         if value in EPOCH_MS:
             self._op(field, codes.EPOCH)
             self._moment(slot, 3, value)
-        elif -codes.FIT < value - slot.number < codes.FIT and -codes.FIT < value < codes.FIT:
-            self._op(field, codes.INTEGER)
-            self._coder.signed(slot.model, value - slot.number, codes.DELTA)
-            slot.number = value
-        else:
+            return
+        if not (-codes.FIT < value < codes.FIT):
             self._json(field, value)
+            return
+        small = abs(value) < SMALL
+        source = past.integer_of.get(value)
+        if slot.shares and slot.shares[0].number == value and (field.op == codes.SHARED or not small):
+            source = slot.shares[0]
+        if source is not None and source.number == value and source is not slot:
+            self._op(field, codes.SHARED)
+            self._source_slot(slot, slot.shares, source, codes.SHARE)
+        elif abs(value - slot.number) >= SMALL and (term := self._term(slot, value - slot.number)) is not None:
+            self._op(field, codes.ADDED)
+            self._source_slot(slot, slot.terms, term, codes.TERM)
+        elif not small and (pair := self._pair(slot, value)) is not None:
+            self._op(field, codes.SUMMED)
+            first = slot.pairs[0] if slot.pairs else None
+            if not coder.bit(slot.model, codes.TERM, pair == first):
+                coder.number(past.model, pair[0].number_of, codes.SLOT)
+                coder.number(past.model, pair[1].number_of, codes.SLOT)
+                slot.pairs = [pair]
+        else:
+            self._op(field, codes.INTEGER)
+            if slot.bias > 0:
+                coder.signed(slot.model, value, codes.PLAIN)
+            else:
+                coder.signed(slot.model, value - slot.number, codes.DELTA)
+            past.integer(slot, value, True)
+            return
+        past.integer(slot, value, False)
+
+    def _source_slot(self, slot: Slot, sources: list[Slot], source: Slot, base: int) -> None:
+        """Code a slot, by rank where it was a source before."""
+        known = source in sources
+        self._coder.number(slot.model, sources.index(source) + 1 if known else 0, base)
+        if not known:
+            self._coder.number(self._past.model, source.number_of, codes.SLOT)
+        to_front(sources, source, SOURCES)
+
+    def _term(self, slot: Slot, value: int) -> Slot | None:
+        """Return a slot whose whole number is ``value``, the last terms first."""
+        for source in slot.terms:
+            if source.number == value and source is not slot:
+                return source
+        other = self._past.integer_of.get(value) if value >= LEAST_TERM else None
+        return other if other is not None and other.number == value and other is not slot else None
+
+    def _pair(self, slot: Slot, value: int) -> tuple[Slot, Slot] | None:
+        """Return two slots whose whole numbers have the sum ``value``, the last pair first."""
+        for pair in slot.pairs:
+            if pair[0].number + pair[1].number == value:
+                return pair
+        integers = self._past.integers
+        if value < LEAST_TERM:
+            return None
+        numbers = {source.number: source for source in integers if source is not slot and source.number > 0}
+        for source in numbers.values():
+            other = numbers.get(value - source.number)
+            if other is not None and other is not source:
+                return (source, other)
+        return None
 
     def _moment(self, slot: Slot, digits: int, units: int) -> None:
         past = self._past
-        self._coder.signed(slot.model, units - times.scaled(past.time[1], past.time[0], digits), codes.MOMENT)
-        past.time = (digits, units)
+        self._coder.signed(slot.model, units - past.expected_time(slot, digits), codes.MOMENT)
+        past.moment(slot, digits, units)
 
-    def _decimal(self, field: Field, value: float) -> None:
+    def _decimal(self, field: Field, value: Json) -> None:
         slot = field.slot
-        whole, _, fraction = repr(value).partition(".")
-        if (
-            not (whole.lstrip("-") + fraction).isdigit()
-            or len(fraction) > 18
-            or len(whole) > 18
-            or value == 0
-        ):
+        match = DECIMAL.fullmatch(value) if type(value) is spelling.Number else None
+        digits = int(match[1] + match[2]) if match else 0
+        if match is None or not 0 < abs(digits) < codes.FIT:
             self._json(field, value)
             return
-        digits = int(whole + fraction)
         self._op(field, codes.DECIMAL)
-        self._coder.number(slot.model, len(fraction), codes.DIGITS)
+        self._coder.number(slot.model, len(match[2]), codes.DIGITS)
         self._coder.signed(slot.model, digits, codes.DELTA)
 
     # ---- strings
 
-    def _string(self, field: Field, text: str) -> None:
+    def _string(self, field: Field, text: str, depth: int) -> None:
         past, slot, coder = self._past, field.slot, self._coder
         number = past.string_of.get(text)
+        if text[:1] in SIGNS and text and self._signed(field, text, number is not None):
+            return
         if number is not None:
             self._known(field, number)
         elif (time := times.read_time(text)) is not None and abs(time[1]) < codes.FIT >> 1:
@@ -242,14 +358,14 @@ class Splitter:
             coder.number(slot.model, time[0], codes.DIGITS)
             self._moment(slot, time[0] // 3, time[1])
             return
-        elif not self._opaque(field, text):
+        elif not self._opaque(field, text) and not self._parsed(field, text, depth):
             if len(text) < codes.SHORTEST_LONG and "\n" not in text:
                 self._op(field, codes.SHORT)
-                self._new.append(text)
+                self._write([text])
                 past.line(text)
             else:
                 self._op(field, codes.LONG)
-                self._lines(slot, text)
+                self._lines(slot, text, depth)
         past.met(text, slot)
 
     def _known(self, field: Field, number: int) -> None:
@@ -264,35 +380,136 @@ class Splitter:
             coder.number(past.model, len(past.strings) - 1 - number, codes.STRING_AGE)
             return
         self._op(field, codes.ELSEWHERE)
-        known = source in slot.sources
-        coder.number(slot.model, slot.sources.index(source) + 1 if known else 0, codes.SOURCE)
-        if not known:
-            coder.number(past.model, source.number_of, codes.SLOT)
-        to_front(slot.sources, source, SOURCES)
+        self._source_slot(slot, slot.sources, source, codes.SOURCE)
         coder.number(slot.model, source.recent.index(number), codes.DISTANCE)
+
+    def _bits(self, number: int, bits: int) -> None:
+        """Store a number that no coder shrinks: whole bytes as they are, the bits above them as undecided ones."""
+        whole, rest = divmod(bits, 8)
+        self._coder.raw(number >> 8 * whole, rest)
+        self.opaque += (number & (1 << 8 * whole) - 1).to_bytes(whole, "big")
+        self.opaque_bits += bits
 
     def _opaque(self, field: Field, text: str) -> bool:
         """Code a string as bits if it is one of the opaque kinds."""
         slot, coder = field.slot, self._coder
-        if opaque.UUID.fullmatch(text):
+        if len(text) < SHORTEST_OPAQUE:
+            return False
+        if len(text) == 36 and opaque.UUID.fullmatch(text):
             self._op(field, codes.UUID)
-            self.opaque += opaque.uuid_bytes(text)
-        elif opaque.HEX.fullmatch(text) and not text.isdigit():
-            self._op(field, codes.HEX)
-            coder.number(slot.model, len(text) // 2, codes.SIZE)
-            self.opaque += bytes.fromhex(text)
-        elif match := opaque.ID.fullmatch(text):
-            self._op(field, codes.ID)
+            self._uuid(slot, opaque.uuid_number(text), text[14] if text[19] in "89ab" else "")
+        elif (match := opaque.STAMPED.fullmatch(text)) is not None:
+            self._op(field, codes.STAMPED)
             self._prefix(slot, match[1])
-            coder.number(slot.model, len(match[2]), codes.SIZE)
-            self.opaque += opaque.id_bytes(match[2])
-        elif opaque.BASE64.fullmatch(text) and (found := opaque.base64_bytes(text)) is not None:
-            self._op(field, codes.BASE64)
-            coder.number(slot.model, found[0], codes.FLAVOUR)
-            coder.number(slot.model, len(found[1]), codes.SIZE)
-            self.opaque += found[1]
+            stamp = int(match[2], 16)
+            now = self._past.expected_time(slot, 3)
+            later = ((stamp >> 12) - now + STAMPS // 2) % STAMPS - STAMPS // 2
+            self._moment(slot, 3, now + later)
+            coder.number(slot.model, stamp & 4095, codes.COUNTER)
+            self._bits(opaque.id_number(2, match[3]), opaque.bits_of(2, 14))
+        elif (head := opaque.split_id(text)) is not None:
+            self._op(field, codes.ID)
+            self._id(slot, text, head)
+        elif (match := opaque.BASE64.fullmatch(text)) is not None:
+            return self._base64(field, match[1] or "", match[2])
         else:
             return False
+        return True
+
+    def _uuid(self, slot: Slot, number: int, version: str) -> None:
+        low = number & (1 << 62) - 1
+        self._coder.number(slot.model, int(version) if version in ("4", "7") else 0, codes.VERSION)
+        if version == "4":
+            self._bits((number >> 80) << 74 | (number >> 64 & 0xFFF) << 62 | low, 122)
+        elif version == "7":
+            self._moment(slot, 3, number >> 80)
+            self._bits((number >> 64 & 0xFFF) << 62 | low, 74)
+        else:
+            self._bits(number, 128)
+
+    def _id(self, slot: Slot, text: str, head: str) -> None:
+        coder = self._coder
+        same = opaque.common(text, slot.identity)
+        slot.identity = text
+        if head and same < len(head):
+            coder.number(slot.model, 0, codes.COMMON)
+            self._prefix(slot, head)
+            same = len(head)
+        else:
+            coder.number(slot.model, same + 1, codes.COMMON)
+        alphabet = opaque.alphabet_of(text[same:])
+        coder.number(slot.model, alphabet, codes.ALPHABET)
+        coder.number(slot.model, len(text) - same, codes.SIZE)
+        self._bits(opaque.id_number(alphabet, text[same:]), opaque.bits_of(alphabet, len(text) - same))
+
+    def _base64(self, field: Field, head: str, text: str) -> bool:
+        slot, coder = field.slot, self._coder
+        found = opaque.base64_bytes(text)
+        parts, bare = [text], text
+        if found is None:
+            bare = text.rstrip("=")
+            parts = bare.split(opaque.GAP)
+            found = opaque.loose_bytes("".join(parts))
+            if found is None:
+                return False
+        flavour, data = found
+        self._op(field, codes.BASE64)
+        coder.number(slot.model, 2 * flavour + bool(head), codes.FLAVOUR)
+        if head:
+            self._prefix(slot, head)
+        if flavour < opaque.LOOSE:
+            coder.number(slot.model, len(data), codes.SIZE)
+        else:
+            coder.number(slot.model, len(parts) * 4 + len(text) - len(bare), codes.GAPS)
+            for part in parts:
+                coder.number(slot.model, len(part), codes.SIZE)
+        self.opaque += data
+        self.opaque_bits += 8 * len(data)
+        return True
+
+    def _signed(self, field: Field, text: str, known: bool) -> bool:
+        """Code a string that is a line of a diff."""
+        past, model, bit = self._past, field.slot.model, self._coder.bit
+        body = text[1:]
+        source = self._source(body, 0)
+        hit = source >= 0 and source == past.expected
+        if "\n" in text or not (hit or (not known and (source >= 0 or field.op == codes.SIGNED))):
+            return False
+        self._op(field, codes.SIGNED)
+        sign = SIGNS.index(text[0])
+        for n in range(min(sign + 1, 2)):
+            bit(model, codes.MARK + 90 + n, n == sign)
+        if bit(model, codes.MARK + 96, source >= 0):
+            bit(model, codes.COPY, hit)
+            if not hit:
+                self._coder.number(past.model, len(past.lines) - 1 - source, codes.LINE_AGE)
+            past.expected = source + 1
+        else:
+            self._write([body])
+        past.line(body)
+        return True
+
+    def _parsed(self, field: Field, text: str, depth: int) -> bool:
+        """Code a string as the value that it is the JSON of."""
+        if (
+            len(text) < SHORTEST_PARSED
+            or text[0] not in "{["
+            or text[-1] not in "}]"
+            or depth == codes.MAX_DEPTH
+        ):
+            return False
+        try:
+            value = spelling.parse(text)
+        except ValueError:
+            return False
+        many = "\n" in text
+        numbers = spelling.DOCUMENTS if many else spelling.LINES
+        style = spelling.spelling_of(text, value, numbers, numbers[0])
+        if style is None:
+            return False
+        self._op(field, codes.PARSED)
+        self._coder.number(field.slot.model, style, codes.SPELLING)
+        self._value(self._past.inner(field.slot), value, depth + 1)
         return True
 
     def _prefix(self, slot: Slot, prefix: str) -> None:
@@ -300,28 +517,33 @@ class Splitter:
         known = past.key_of.get(prefix)
         self._coder.number(slot.model, 0 if known is None else known + 1, codes.PREFIX)
         if known is None:
-            self._new.append(prefix)
+            self._write([prefix])
             past.key(prefix)
 
     # ---- text
 
-    def _lines(self, slot: Slot, text: str) -> None:
+    def _lines(self, slot: Slot, text: str, depth: int) -> None:
         """Code a text line by line: how many, and in turn how many new ones and which ones to copy."""
         past, coder, model = self._past, self._coder, slot.model
         lines = text.split("\n")
         coder.number(model, len(lines) - 1, codes.COUNT)
+        marks, bodies = _marked(lines)
         at = 0
-        while at < len(lines):
+        while at < len(bodies):
             begin, source = at, -1
-            while at < len(lines):
-                source = self._source(lines[at], at - begin)
+            while at < len(bodies):
+                source = self._source(bodies[at], at - begin)
                 if source >= 0:
                     break
                 at += 1
-            coder.number(model, at - begin, codes.RUN)
-            fresh = lines[begin:at]
-            self._new += fresh
-            if at == len(lines):
+            rest = at == len(bodies)
+            coder.bit(model, codes.REST + (begin > 0), rest)
+            if not rest:
+                coder.number(model, at - begin, codes.RUN)
+            fresh = bodies[begin:at]
+            self._fresh(slot, fresh, depth)
+            self._marks(model, marks, begin, at)
+            if rest:
                 past.expected = -1
                 for line in fresh:
                     past.line(line)
@@ -330,7 +552,7 @@ class Splitter:
             end = source + 1
             limit = len(past.lines)
             n = 1
-            while at + n < len(lines) and end < limit and past.lines[end] == lines[at + n]:
+            while at + n < len(bodies) and end < limit and past.lines[end] == bodies[at + n]:
                 n += 1
                 end += 1
             hit = source == expected
@@ -338,12 +560,61 @@ class Splitter:
             if not hit:
                 coder.number(past.model, limit - 1 - source, codes.LINE_AGE)
             coder.number(model, n - 1, codes.COPIED)
+            self._marks(model, marks, at, at + n)
             for line in fresh:
                 past.line(line)
-            for line in lines[at : at + n]:
+            for line in bodies[at : at + n]:
                 past.line(line)
             past.expected = end
             at += n
+
+    def _fresh(self, slot: Slot, lines: list[str], depth: int) -> None:
+        """Code new lines; those that are JSON as its values."""
+        parsed = {}
+        shown = lines
+        for at, line in enumerate(lines):
+            if line[:2] in JSON_STARTS and (line == STAND_IN or len(line) >= SHORTEST_LINE):
+                parsed[at] = self._json_line(line, depth)
+        if parsed:
+            shown = lines.copy()
+            for at, found in parsed.items():
+                if found is not None:
+                    shown[at] = STAND_IN
+        self._write(shown)
+        for at, found in parsed.items():
+            if shown[at] == STAND_IN:
+                self._coder.bit(slot.model, codes.STAND, found is not None)
+                if found is not None:
+                    self._coder.number(slot.model, found[1], codes.SPELLING)
+                    self._value(self._past.inner(slot), found[0], depth + 1)
+
+    def _json_line(self, line: str, depth: int) -> tuple[Json, int] | None:
+        """Return the value and the spelling of a line that is JSON."""
+        if line == STAND_IN or depth >= codes.MAX_DEPTH or line[-1] not in "}]":
+            return None
+        try:
+            value = spelling.parse(line)
+        except ValueError:
+            return None
+        style = spelling.spelling_of(line, value, spelling.LINES, spelling.LINES[0])
+        return None if style is None else (value, style)
+
+    def _marks(self, model: Model, marks: dict[int, Mark], begin: int, end: int) -> None:
+        """Code the marks of some lines."""
+        if not marks:
+            return
+        coder = self._coder
+        for at in range(begin, end):
+            mark = marks.get(at)
+            if mark is not None:
+                for context, bit in mark.bits:
+                    coder.bit(model, codes.MARK + context, bit)
+                if mark.step is not None:
+                    coder.signed(model, mark.step, codes.STEP)
+                if mark.start is not None:
+                    coder.number(model, mark.start.end, codes.END)
+                    coder.number(model, 2 * mark.start.width + mark.start.zeros, codes.WIDTH)
+                    coder.number(model, mark.start.number, codes.START)
 
     def _source(self, line: str, new: int) -> int:
         """Return the line to copy from, after ``new`` new lines, or -1."""
@@ -355,6 +626,59 @@ class Splitter:
         if len(line) >= LEAST_LINE:
             return past.line_of.get(line, -1)
         return -1
+
+
+class Mark(NamedTuple):
+    """The decisions of a line's mark: contexts and bits, then the step to its number or how a numbering starts."""
+
+    bits: list[tuple[int, bool]]
+    step: int | None = None
+    start: Numbering | None = None
+
+
+def _marked(lines: list[str]) -> tuple[dict[int, Mark], list[str]]:
+    """Return the marks of the lines that may have one, and all lines without them."""
+    marks: dict[int, Mark] = {}
+    bodies = []
+    state = Marks()
+    for at, line in enumerate(lines):
+        sign, body = 3, line
+        bits: list[tuple[int, bool]] = []
+        if state.old or state.new:
+            sign = SIGNS.find(line[0]) if line else 3
+            if sign < 0:
+                sign = 3
+            if sign < 3:
+                body = line[1:]
+            bits += [(state.sign * 4 + n, n == sign) for n in range(min(sign + 1, 3))]
+        rest = body
+        found = step = start = None
+        if state.numbering is not None:
+            result = state.numbering.find(rest)
+            bits.append((16 + state.missed, result is not None))
+            if result is not None:
+                pointer, found = result
+                if found.signed:
+                    base = 32 + 8 * state.pointer
+                    bits += [(base + n, n == pointer) for n in range(min(pointer + 1, len(POINTERS) - 1))]
+                    state.pointer = pointer
+                step = found.number - state.numbering.number
+                bits.append((24, step == 1))
+                step = None if step == 1 else step
+                body = rest[len(found.mark(pointer)) :]
+        elif at < FIRST and not bits:
+            start = numbering_of(rest)
+            if start is not None and (start.path or start.signed):
+                start = None
+            bits.append((80 + at, start is not None))
+            if start is not None:
+                found = start
+                body = rest[len(start.mark(0)) :]
+        if bits:
+            marks[at] = Mark(bits, step, start)
+        state.passed(rest, sign, found)
+        bodies.append(body)
+    return marks, bodies
 
 
 def voice(value: Json) -> int:
@@ -375,23 +699,42 @@ def voice(value: Json) -> int:
     return OTHER
 
 
-def _document(data: bytes) -> tuple[Json, int, int] | None:
-    """Return the value, spelling and end of a JSON text of many lines that data begins with, or None."""
-    if data[:1] not in (b"{", b"["):
-        return None
-    try:
-        text = data.decode()
-        end = len(text.rstrip("\n"))
-        text = text[:end]
-        value = spelling.parse(text)
-    except ValueError:
-        return None
-    style = spelling.spelling_of(text, value, spelling.DOCUMENTS + spelling.LINES, _guess(text))
-    return None if style is None else (value, style, len(text.encode()))
+def _block_ends(lines: list[bytes]) -> dict[int, int]:
+    """Return the last line of each part of a document, by its first: the same indentation, and a closing bracket."""
+    ends = {}
+    opened: list[tuple[int, int]] = []  # indentation, line
+    for number, line in enumerate(lines):
+        bare = line.lstrip(b" \t")
+        if bare[:1] in (b"}", b"]"):
+            depth = len(line) - len(bare)
+            while opened and opened[-1][0] > depth:
+                opened.pop()
+            if opened and opened[-1][0] == depth:
+                ends[opened.pop()[1]] = number
+        if line[-1:] in (b"{", b"["):
+            depth = len(line) - len(bare)
+            while opened and opened[-1][0] >= depth:
+                opened.pop()
+            opened.append((depth, number))
+    return ends
 
 
-def _guess(text: str) -> int:
-    """Return the spelling that the first lines of a JSON text look like."""
-    second = text.split("\n", 2)[1:2]
-    indent = len(second[0]) - len(second[0].lstrip(" ")) if second else 0
-    return {2: 7, 4: 9}.get(indent, 11 if second and second[0][:1] == "\t" else 1)
+def _divided(lines: list[bytes], begin: int, end: int, match: re.Match[bytes]) -> bool:
+    """Return whether a part of a document is better coded as the parts in it: it may grow, or is long."""
+    if end == begin:
+        return False
+    most = 2000 if not match[1] else 4000 if match[4] == b"[" else 1 << 20
+    return sum(map(len, lines[begin : begin + most])) > most or sum(map(len, lines[begin : end + 1])) > most
+
+
+def _head(style: int, depth: int, key: str | None) -> bytes:
+    """Return what stands before a value in a document."""
+    head = spelling.PADS[style] * depth
+    return (head if key is None else f"{head}{spelling.spell(key, style)}: ").encode()
+
+
+def _guess(lines: list[bytes], begin: int, depth: int) -> int:
+    """Return the spelling that a part of a document looks like."""
+    second = lines[begin + 1] if begin + 1 < len(lines) else b""
+    indent = len(second) - len(second.lstrip(b" ")) - depth
+    return 11 if b"\t" in (second[:1], lines[begin][:1]) else 9 if indent == 4 else 7

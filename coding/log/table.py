@@ -6,8 +6,9 @@ said twice. `split` takes the table out, so that a language model codes the text
     content bytes --split--> columns | opaque bits | pieces of text in reading order
     content bytes <--join--- columns | opaque bits | pieces of text
 
-The columns are decisions of an adaptive arithmetic coder (bit_coder.py), whose models learn from ``above`` on both
-sides. Any bytes can be split: lines that are no JSON are text. Spec: FORMAT.md.
+The columns are decisions of an adaptive arithmetic coder (bit_coder.py). Its models learn, on both sides, from lines of
+known agents (known_lines.jsonl) and from the bytes above. Any bytes can be split: lines that are no JSON are text.
+Spec: FORMAT.md.
 
     >>> line = b'{"type":"user","text":"hello","uuid":"00112233-4455-6677-8899-aabbccddeeff"}'
     >>> table = split(line)
@@ -19,7 +20,11 @@ sides. Any bytes can be split: lines that are no JSON are text. Spec: FORMAT.md.
 
 from __future__ import annotations
 
+import gc
+import pickle
 from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Final, NamedTuple
 
 from pltz.coding.log.bit_coder import BitLearner, BitReader, BitWriter
@@ -28,7 +33,7 @@ from pltz.coding.log.past import Past
 from pltz.coding.log.splitter import Splitter
 from pltz.plt_codec.errors import CorruptError, VersionError
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class Piece(NamedTuple):
@@ -91,7 +96,21 @@ def looks_like_log(data: bytes) -> bool:
 
 
 def _past(above: bytes) -> Past:
-    """Return the past of a log after the bytes above."""
-    past = Past()
+    """Return the past of a log after the known lines and the bytes above."""
+    collecting = gc.isenabled()
+    gc.disable()  # nothing of what is loaded is garbage, and looking for it took two thirds of the time
+    try:
+        past: Past = pickle.loads(_known())
+    finally:
+        if collecting:
+            gc.enable()
     Splitter(past, BitLearner()).content(above)
     return past
+
+
+@cache
+def _known() -> bytes:
+    """Return a copy, to be copied once more, of the past after the known lines: faster than to learn them each time."""
+    past = Past()
+    Splitter(past, BitLearner()).content((files(__package__) / "known_lines.jsonl").read_bytes())
+    return pickle.dumps(past)

@@ -102,7 +102,7 @@ def codex() -> bytes:
 def opencode() -> bytes:
     """One document as OpenCode exports it."""
     start, session = 1_786_464_960_424, f"ses_00e640058ffe{digits(0, 14)}"
-    messages = []
+    messages: list[Any] = []
     for n in range(6):
         created = start + 7130 * n
         message = f"msg_{created * 4096 & (1 << 48) - 1:012x}{digits(n, 14)}"

@@ -48,14 +48,14 @@ def back(data: bytes, above: bytes = b"") -> bytes:
     return table.join(found.columns, found.opaque, found.pieces, len(data), above)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(OBJECTS, max_size=6), st.sampled_from(LINES), st.booleans())
 def test_lines_of_json_in_every_spelling_come_back(values: list[object], style: int, ended: bool) -> None:
     data = "\n".join(spell(value, style) for value in values).encode("utf-8", "surrogatepass") + b"\n" * ended
     assert back(data) == data
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     OBJECTS | st.lists(OBJECTS, max_size=3),
     st.sampled_from(DOCUMENTS),
@@ -66,13 +66,13 @@ def test_documents_in_every_spelling_come_back(value: object, style: int, end: s
     assert back(data) == data
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]":,\\ \nau0e.', max_size=60).map(str.encode))
 def test_any_bytes_come_back(data: bytes) -> None:
     assert back(data) == data
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(OBJECTS, min_size=1, max_size=6), st.data())
 def test_a_part_comes_back_after_the_log_above_it_wherever_it_is_cut(
     values: list[object], draw: st.DataObject
@@ -117,6 +117,10 @@ def test_an_appended_part_costs_only_what_is_new(name: str) -> None:
         b'{"t":"2024-02-30T00:00:00.000Z","u":"9999-12-31T23:59:59.999Z","v":"0001-01-01T00:00:00Z"}',
         b'{"n":' + b"9" * 5000 + b"}",
         b"\xff\xfe\n\x00\n\r\n",
+        b'{\n\t"a": 1,\n \t"b": [\n\t],\n  "c": {\n    "d": "e"\n  },\n"\\ud800": 2\n}',
+        b'"\\u00001.5"\n{"a":"\\u00001.5"}\n[1.50,"\\u0000"]',
+        b'{"a":"{}","b":"x\\n{}\\n[]\\n{\\"k\\":1,\\"text\\":\\"of a line that is JSON\\"}"}',
+        b'{"a":"' + b"QUJD" * 9 + b'REDACTED/x-y_z0123456789abcdefghijklmnop=="}',
     ],
     ids=lambda data: repr(data[:24]),
 )
@@ -125,7 +129,7 @@ def test_what_is_odd_comes_back(data: bytes) -> None:
 
 
 def small() -> tuple[bytes, table.Table]:
-    data = b"".join(logs.CLAUDE.splitlines(True)[:3]) + b'{"n":[1,2,{"a":"\\u0000"}]}\nno json\n\xff\n'
+    data = b"".join(logs.CLAUDE.splitlines(True)[:2]) + b'{"n":[1,2,{"a":"\\u0000"}]}\nno json\n\xff\n'
     return data, table.split(data)
 
 
@@ -138,16 +142,16 @@ def refused_or_bounded(columns: bytes, opaque: bytes, pieces: list[str], count: 
     assert len(made) == count
 
 
-def test_every_flipped_bit_and_every_truncation_is_refused_or_bounded() -> None:
+def test_flipped_bits_and_truncations_are_refused_or_bounded() -> None:
     data, found = small()
     pieces = [piece.text for piece in found.pieces]
-    for at in range(len(found.columns)):
+    for at in range(0, len(found.columns), 2):
+        columns = bytearray(found.columns)
+        columns[at] ^= 1 << at // 2 % 8
+        refused_or_bounded(bytes(columns), found.opaque, pieces, len(data))
+    for at in range(0, len(found.columns), 5):
         refused_or_bounded(found.columns[:at], found.opaque, pieces, len(data))
-        for bit in (0, 3, 7):
-            columns = bytearray(found.columns)
-            columns[at] ^= 1 << bit
-            refused_or_bounded(bytes(columns), found.opaque, pieces, len(data))
-    for at in range(len(found.opaque)):
+    for at in range(0, len(found.opaque), 9):
         refused_or_bounded(found.columns, found.opaque[:at], pieces, len(data))
     for at in range(len(pieces)):
         refused_or_bounded(found.columns, found.opaque, pieces[:at], len(data))
@@ -158,7 +162,7 @@ def test_every_flipped_bit_and_every_truncation_is_refused_or_bounded() -> None:
         refused_or_bounded(found.columns, found.opaque, pieces, count)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.binary(max_size=200),
     st.binary(max_size=40),
