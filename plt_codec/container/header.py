@@ -81,7 +81,7 @@ class Header:
 
 
 def _read(data: bytes) -> tuple[Header, int]:
-    """Read a header of version 6."""
+    """Read a header of version 7."""
     _, _, flags, contract, bundle_id = FIXED.unpack_from(data)
     if flags & ~(FLAG_TOKENIZER | FLAG_TARGET | FLAG_EXACT):
         raise VersionError(f"unknown header flags {flags:#04x}: use a newer pltz")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 
 from pltz.archive.catalog import ledger
 from pltz.archive.catalog.ledger import EntryKind, LedgerEntry
+from pltz.archive.encryption import key_files
 from pltz.archive.format import candidate_file, index_file, pack, parity, plan, settings
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.pack import Pack
@@ -139,6 +141,19 @@ def test_a_second_version_is_read_once_it_has_a_reader(
     form.read(made)
 
 
+def test_the_document_names_the_versions_that_are_written() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| ([\d, ]+) \|", (ROOT / "docs/formats.md").read_text("utf8"), re.MULTILINE)
+    written = {
+        ".pltz": [header.FORMAT_VERSION],
+        "archive": [settings.FORMAT, pack.VERSION, key_files.VERSION, ledger.VERSION],
+        "bundle": [folder.FORMAT],
+        "journal": [segment.VERSION],
+        "calibration": [calibration.VERSION],
+    }
+    found = {re.split(r"[` :]+", name.strip("`"))[0]: [int(n) for n in told.split(",")] for name, told in rows}
+    assert found == written
+
+
 def test_one_text_says_what_is_read_and_what_to_do() -> None:
     readers = Readers("the thing", {4: str, 6: bytes}, "make it anew")
     assert readers.of(4) is str and 6 in readers and 5 not in readers and True not in readers
@@ -152,18 +167,20 @@ def test_one_text_says_what_is_read_and_what_to_do() -> None:
         assert str(refused.value) == told
 
 
-# ---- a made-up version 7 of .pltz headers: a byte of priority stands in front, and fingerprints have a length each
+# ---- a made-up version of .pltz headers: a byte of priority stands in front, and fingerprints have a length each
+
+MADE_UP = 99
 
 
-def encode_7(head: Header, priority: int) -> bytes:
+def encode_made_up(head: Header, priority: int) -> bytes:
     """Write a header as the made-up version."""
     prints = (head.tokenizer_fingerprint or b"", head.target_fingerprint or b"")
-    return MAGIC + bytes([7, priority, head.exact, head.contract]) + head.bundle_id + b"".join(
+    return MAGIC + bytes([MADE_UP, priority, head.exact, head.contract]) + head.bundle_id + b"".join(
         bytes([len(one)]) + one for one in prints
     )  # fmt: skip
 
 
-def read_7(data: bytes) -> tuple[Header, int]:
+def read_made_up(data: bytes) -> tuple[Header, int]:
     """Read a header of the made-up version: all that a second version takes."""
     at, found = len(MAGIC) + 4 + FINGERPRINT, list[bytes | None]()
     _, exact, contract = data[len(MAGIC) + 1 : len(MAGIC) + 4]
@@ -178,12 +195,12 @@ def read_7(data: bytes) -> tuple[Header, int]:
 
 def test_a_reader_of_another_layout_takes_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = [Header(1, ID), Header(2, ID, b"t" * 16, None, True), Header(2, ID, None, b"m" * 16)]
-    with pytest.raises(VersionError, match="this pltz reads 6: use a newer"):
-        Header.decode(encode_7(heads[0], 9) + bytes(FIXED.size))
-    monkeypatch.setitem(header.VERSIONS.by_version, 7, read_7)
+    with pytest.raises(VersionError, match=f"of version {MADE_UP}, this pltz reads .*: use a newer"):
+        Header.decode(encode_made_up(heads[0], 9) + bytes(FIXED.size))
+    monkeypatch.setitem(header.VERSIONS.by_version, MADE_UP, read_made_up)
     for head in heads:
-        for data in (head.encode(), encode_7(head, 9)):
+        for data in (head.encode(), encode_made_up(head, 9)):
             assert Header.decode(data + b"frames") == (head, len(data))
     with pytest.raises(CorruptError, match="cut off"):
-        Header.decode(encode_7(heads[1], 9)[:-1])
-    assert len(inspect.getsource(read_7).splitlines()) < 50
+        Header.decode(encode_made_up(heads[1], 9)[:-1])
+    assert len(inspect.getsource(read_made_up).splitlines()) < 50
