@@ -134,7 +134,7 @@ class DamageReport:
             return PackState.MISSING
         key = key_of(identity)
         for loss in self.losses():
-            keys = loss.entry.sessions if section == SESSIONS else loss.entry.segments
+            keys = {SESSIONS: loss.entry.sessions, SEGMENTS: loss.entry.segments}.get(section, ())  # no marks
             if key in keys and loss.entry.time >= since:
                 return PackState.LOST
         for location in named:

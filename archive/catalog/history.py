@@ -27,7 +27,7 @@ from pltz.archive.catalog.lookup import RecordLookup, Version
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import ArchiveError, LostError, MissingPack
 from pltz.archive.format.ids import TENANT
-from pltz.archive.format.index_file import SESSIONS, key_of
+from pltz.archive.format.index_file import MARKS, SESSIONS, key_of
 from pltz.archive.humanize import counted
 
 MAX_FLOOR = (1 << 32) - (1 << 20)  # numbers are below 2^32; room for a million versions above, whatever the clock says
@@ -39,7 +39,7 @@ class History:
 
     Attributes:
         newer: state of a pack that keeps a record of the session from being read; None without one. Its versions may be
-            newer than all of ``versions``.
+            newer than all of ``versions``, or it has the mark of one that is forgotten.
         blind: packs of which nothing tells whether they have versions of the session.
         floor: number that is above all hidden versions; 0 where none can be hidden.
     """
@@ -141,7 +141,7 @@ class Histories:
             return History(tenant, name, versions)
         key = self._keys.session_key(domain, name)
         highest = 0 if older else max((v.version for v in versions), default=0)
-        newer = self._damage.hides(SESSIONS, key, highest)
+        newer = self._damage.hides(SESSIONS, key, highest) or self._hidden_mark(versions)
         blind = self._damage.uncatalogued(domain, highest)
         times = [
             loss.entry.time
@@ -152,6 +152,11 @@ class Histories:
         times += [self._listing.store.now()] if newer or blind else []
         floor = min(1 + max(times), MAX_FLOOR) if times else 0
         return History(tenant, name, versions, newer, frozenset(blind), floor)
+
+    def _hidden_mark(self, versions: Sequence[Version]) -> PackState | None:
+        """Return the state of a pack that hides a mark, so that a version may be forgotten after all; None without."""
+        states = (self._damage.hides(MARKS, v.id) for v in versions if not v.forgotten)
+        return next((state for state in states if state is not None), None)
 
     @property
     def _clear(self) -> bool:

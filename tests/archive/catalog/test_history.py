@@ -337,3 +337,27 @@ def test_a_version_that_was_lost_is_not_called_absent_after_a_newer_put(codec: S
     assert put(archive, 5) > 4 and newest(archive) == 5
     with pytest.raises(LostError):
         archive.get(NAME, version=2)
+
+
+@BOTH
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_forgotten_version_whose_mark_is_hidden_is_not_given(codec: SegmentCodec, sealed: bool, gone: bool) -> None:
+    """Put it again, too: it is no unchanged session, since the mark comes back with its pack."""
+    disk = grown(codec, sealed, merged=False)
+    archive = reopen(disk, codec, sealed)
+    before = disk.seen.files().keys()
+    archive.forget(archive.history(NAME)[-1:])
+    archive.write_index()
+    [path] = {f for f in disk.seen.files() if f.startswith("packs/")} - before
+    saved = disk.seen.files()[path]
+    if gone:
+        disk.unlink(path)
+    else:
+        disk.overwrite(path, bytes(len(saved)))
+    archive = reopen(disk, codec, sealed)
+    with pytest.raises(MissingPack if gone else LostError):
+        archive.get(NAME)
+    assert put(archive, 4) > 4
+    disk.unlink(path) if not gone else None
+    disk.write_new(path, saved)
+    assert newest(reopen(disk, codec, sealed)) == 4

@@ -1,0 +1,577 @@
+"""The promises of docs/guarantees.md, after every step of random walks with damage, kills and others beside.
+
+`GuardedMachine` is the state machine of `test_machine.py` with a model that knows what was acknowledged, and with a
+disk on which something happens in the middle of an operation. One file, or a pack with its parity, is damaged at a
+time: changed, cut off, zeroed or removed. Later it is put back, or repaired. After each step everything is read through
+a fresh and through an old object of the archive, open and sealed.
+
+`SEEDS` walk in every run. PLTZ_ALL_FAULTS=1 adds `MORE`, and takes half an hour.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+from unittest import mock
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
+
+from pltz.archive.catalog.lookup import Version
+from pltz.archive.codecs.codec import Coded
+from pltz.archive.copy import copy
+from pltz.archive.errors import NotFound
+from pltz.archive.format.context import COPIES, TOWER
+from pltz.archive.format.ids import Tokens
+from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.retention import Policy, expired
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
+from pltz.archive.storage.store import RESERVES, DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
+from pltz.plt_codec.errors import PltzError
+from tests.archive.conftest import ZlibCodec
+from tests.archive.sealed import RAW
+from tests.archive.test_machine import NAMES, NeighbourMachine
+
+SEEDS = range(3)
+MORE = range(3, 60)
+WALKS, STEPS = 8, 40  # of each seed
+BATCH_TOKENS = 300  # tokens decoded at once, in place of a million
+DAY = 24 * 3600
+GRACE = 7 * DAY
+PARITY_OF_ALL = 2048  # bytes of a pack that comes back from its parity alone
+HANDLES = 2
+
+Key = tuple[str, str]
+Event = tuple[str, int] | None
+T = TypeVar("T")
+
+BESIDE = "y", "beside"  # the session that a writer beside puts
+HANDLE = st.integers(0, HANDLES - 1)
+TENANT = st.sampled_from("xy")
+TURN = st.lists(st.integers(0, 255), min_size=1, max_size=6)
+EVENT = st.none() | st.tuples(st.sampled_from(["kill", "collector", "writer"]), st.integers(1, 80))
+
+
+class Killed(BaseException):
+    """The end of a process by a kill."""
+
+
+class InterruptedDisk(SimDisk):
+    """A disk on which something happens before one of its calls."""
+
+    def __init__(self, state: DiskState | None = None, seed: int = 0) -> None:
+        self.wait(0, lambda: None)
+        super().__init__(state, seed)
+
+    def wait(self, calls: int, happen: Callable[[], None]) -> None:
+        """Let something happen before one of the next calls; 0: before none."""
+        self._left, self._happen = calls, happen
+
+    def _step(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._happen()
+
+    def _count(self) -> None:
+        self._step()
+        super()._count()
+
+    def names(self, path: str) -> list[tuple[str, int]]:
+        self._step()
+        return super().names(path)
+
+    def view(self, path: str) -> memoryview:
+        self._step()
+        return super().view(path)
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        self._step()
+        return super().read(path, offset, size)
+
+
+class BoundedCodec(ZlibCodec):
+    """The codec of the tests. It counts the most tokens that it was asked to decode at once, of several records."""
+
+    def __init__(self) -> None:
+        super().__init__(TOWER | COPIES, b"zlib with copies")
+        self.most = 0
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        if len(batch) > 1:
+            self.most = max(self.most, sum(coded.count for coded in batch))
+        return super().decode(batch)
+
+
+@dataclass
+class KnownVersion:
+    """A version that the archive must have.
+
+    Attributes:
+        forgotten: None where a mark was asked for and its answer is not known.
+        at: time at which it was forgotten, in seconds since 1970.
+        may_go: a collector may have freed it.
+    """
+
+    id: bytes
+    number: int
+    tokens: tuple[int, ...]
+    forgotten: bool | None = False
+    at: int = 0
+    may_go: bool = False
+
+
+class GuardedMachine(NeighbourMachine):
+    """A model (tenant, name) -> versions by their numbers, beside an archive that is damaged and mended."""
+
+    key: Any = None
+    disk: InterruptedDisk
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = InterruptedDisk()
+        self.codec = self.bounded = BoundedCodec()
+        self.known: dict[Key, list[KnownVersion]] = {}
+        self.turns: dict[Key, list[list[int]]] = {}
+        self.doubts: dict[Key, set[tuple[int, ...]]] = {}  # asked for and not acknowledged
+        self.hurt: dict[str, bytes] = {}  # damaged files, with their bytes before
+        self.mendable = True  # repair must bring back everything
+        self._bound = mock.patch("pltz.archive.catalog.chain.BATCH_TOKENS", BATCH_TOKENS)
+        self._bound.start()
+
+    def teardown(self) -> None:
+        self._bound.stop()
+        super().teardown()
+
+    # ---- opening, and work that may fail
+
+    def start(self) -> None:
+        TowerArchive.create(self.store(), [self.codec], key=self.key)
+        self.handles = [self.open() for _ in range(HANDLES)]
+
+    start = hypothesis.stateful.initialize()(start)
+
+    def open(self) -> TowerArchive:
+        archive = TowerArchive.open(self.store(), [self.codec], key=self.key)
+        archive.neighbours = True
+        return archive
+
+    def act(self, event: Event, work: Callable[[], T], allowed: tuple[int, ...] = ()) -> T | None:
+        """Return the result of work, or None where it was killed or refused with a cause.
+
+        Work is refused where something is damaged, or where others are at work. Nothing but a PltzError escapes.
+        """
+        if self.hurt:
+            event = None
+        if event:
+            self.disk.wait(event[1], partial(getattr(self, f"_{event[0]}")))
+        try:
+            return work()
+        except Killed:
+            self.power_fails()
+        except PltzError as exc:
+            codes = {*allowed, *((3, 7) if self.hurt else (7,) if event else ())}
+            assert exc.exit_code in codes, f"refused without a cause: {type(exc).__name__}: {exc}"
+            with suppress(PltzError):
+                self.handles = [self.open() for _ in range(HANDLES)]
+        finally:
+            self.disk.wait(0, lambda: None)
+        return None
+
+    def _kill(self) -> None:
+        raise Killed
+
+    def _collector(self) -> None:
+        self.freed(0)
+        for _ in range(2):
+            self.open().collect(dead_share=0.01)
+
+    def _writer(self) -> None:
+        session = self.session(*BESIDE, [[self.disk.drawn % 256]])
+        self.learn(session, self.open().put([session])[0])
+
+    def power_fails(self) -> None:
+        """Keep what was synced, or everything, by the number of bytes drawn."""
+        state = self.disk.seen if self.disk.drawn % 2 else self.disk.durable
+        clock = self.disk.clock
+        self.disk = InterruptedDisk(state, seed=self.disk.drawn)
+        self.disk.clock = clock
+        self.handles = [self.open() for _ in range(HANDLES)]
+
+    @rule(handle=HANDLE)
+    def reopen(self, handle: int) -> None:
+        if (archive := self.act(None, self.open)) is not None:
+            self.handles[handle] = archive
+
+    # ---- the model
+
+    def learn(self, session: Any, receipt: Any) -> None:
+        """Note an acknowledged put."""
+        key, tokens = (session.tenant, session.name), tokens_of(session)
+        known = self.known.setdefault(key, [])
+        same = next((v for v in known if v.id == receipt.id), None)
+        if receipt.unchanged and same:
+            assert same.tokens == tokens and same.forgotten is not True, "a version that is not there counts as stored"
+            same.forgotten = False
+        elif same:
+            same.forgotten, same.may_go = False, False
+        else:
+            assert all(v.number < receipt.version for v in known if not v.may_go), "a put is no newer than others"
+            known.append(KnownVersion(receipt.id, receipt.version, tokens))
+            known.sort(key=lambda v: v.number)
+
+    def freed(self, grace: int) -> None:
+        """Note that a collector runs: what was forgotten before the grace may go."""
+        for version in itertools.chain(*self.known.values()):
+            if version.forgotten is not False:
+                version.may_go |= not grace or version.at <= self.disk.clock - grace
+                if self.hurt:  # the mark of a version that cannot be seen may be freed
+                    version.forgotten = None
+
+    def settle(self) -> None:
+        """Look how what was in doubt came out, in an archive without damage."""
+        archive = self.open()
+        for key in {*self.known, *self.doubts}:
+            known = {v.id: v for v in self.known.get(key, [])}
+            doubts = self.doubts.pop(key, set())
+            for found in archive.history(key[1], key[0]):
+                if found.id in known:
+                    if known[found.id].forgotten is None:
+                        known[found.id].forgotten, known[found.id].at = found.forgotten, self.disk.clock
+                    continue
+                with suppress(PltzError):
+                    tokens = tuple(archive.tower(found).tokens.tolist())
+                    assert tokens in doubts, f"nobody put version {found.version} of {key}"
+                    known[found.id] = KnownVersion(found.id, found.version, tokens, found.forgotten, self.disk.clock)
+                    continue
+                archive.forget([found])  # it was not acknowledged, and what it relied on is gone
+                known[found.id] = KnownVersion(found.id, found.version, (), True, self.disk.clock, True)
+            self.known[key] = sorted(known.values(), key=lambda v: v.number)
+
+    @property
+    def harmless(self) -> bool:
+        """Return whether no damaged file keeps anything from being read."""
+        return all(path.startswith(("parity/", "index/")) for path in self.hurt)
+
+    # ---- operations
+
+    def put_session(self, handle: int, key: Key, turns: list[list[int]], event: Event) -> None:
+        session = self.session(*key, turns)
+        receipts = self.act(event, lambda: self.handles[handle].put([session]))
+        if receipts:
+            self.learn(session, receipts[0])
+            self.turns[key] = turns
+        else:
+            self.doubts.setdefault(key, set()).add(tokens_of(session))
+
+    @rule(handle=HANDLE, tenant=TENANT, name=NAMES, turns=st.lists(TURN, min_size=1, max_size=3), event=EVENT)
+    def put(self, handle: int, tenant: str, name: str, turns: list[list[int]], event: Event) -> None:
+        self.put_session(handle, (tenant, name), turns, event)
+
+    @precondition(lambda self: self.turns)
+    @rule(handle=HANDLE, turn=TURN, event=EVENT, data=st.data())
+    def grow(self, handle: int, turn: list[int], event: Event, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.turns)))
+        self.put_session(handle, key, [*self.turns[key], turn], event)
+
+    @precondition(lambda self: self.turns)
+    @rule(handle=HANDLE, turn=TURN, data=st.data())
+    def grow_again(self, handle: int, turn: list[int], data: st.DataObject) -> None:
+        self.grow(handle, turn, None, data)
+
+    put_many = put_with_a_fault = power_cut = verify = index = rebuild = restore = everything_is_there = None  # type: ignore[assignment]
+
+    def marked(self, handle: int, data: st.DataObject, *, forgotten: bool) -> list[tuple[KnownVersion, Version]]:
+        """Choose a version that is forgotten, or is not, and that can be seen."""
+        known = {v.id: v for v in itertools.chain(*self.known.values()) if v.forgotten is forgotten}
+        listed = self.act(None, lambda: list(self.handles[handle].ls(history=True, forgotten=True))) or []
+        rows = [(known[v.id], v) for v in listed if v.id in known]
+        return [rows[data.draw(st.integers(0, len(rows) - 1))]] if rows else []
+
+    def note_forgotten(self, known: Sequence[KnownVersion], done: int | None, event: Event) -> None:
+        for version in known:
+            version.forgotten, version.at = None if done is None else True, self.disk.clock
+            version.may_go = event is not None and event[0] == "collector"
+
+    @rule(handle=HANDLE, event=EVENT, data=st.data())
+    def forget(self, handle: int, event: Event, data: st.DataObject) -> None:
+        for known, version in self.marked(handle, data, forgotten=False):
+            done = self.act(event, partial(self.handles[handle].forget, [version]))
+            self.note_forgotten([known], done, event)
+
+    @rule(handle=HANDLE, keep=st.integers(1, 2), event=EVENT)
+    def expire(self, handle: int, keep: int, event: Event) -> None:
+        found = self.act(None, lambda: self.handles[handle].whole_histories())
+        chosen = expired(found or [], Policy(keep_last=keep), self.disk.clock)
+        ids = {v.id for v in chosen}
+        for key, versions in self.known.items():
+            live = [v for v in versions if v.forgotten is False]
+            assert not {v.id for v in live[-keep:]} & ids, f"retention takes the newest version of {key}"
+        known = [v for v in itertools.chain(*self.known.values()) if v.id in ids]
+        self.note_forgotten(known, self.act(event, lambda: self.handles[handle].forget(chosen)), event)
+
+    @rule(handle=HANDLE, event=EVENT, data=st.data())
+    def undelete(self, handle: int, event: Event, data: st.DataObject) -> None:
+        for known, version in self.marked(handle, data, forgotten=True):
+            allowed = (7, 8) if known.may_go or event else ()
+            done = self.act(event, partial(self.handles[handle].undelete, [version]), allowed)
+            known.forgotten = False if done is not None else None if event or self.hurt else True
+            known.may_go &= done is None
+
+    @rule(handle=HANDLE, share=st.sampled_from([0.01, 0.5]), grace=st.sampled_from([0, GRACE]), event=EVENT)
+    def collect(self, handle: int, share: float, grace: int, event: Event) -> None:
+        self.freed(grace)
+        self.act(event, lambda: self.handles[handle].collect(dead_share=share, grace=grace))
+
+    @rule(seconds=st.sampled_from([60, 3 * DAY, GRACE + DAY]))
+    def time_passes(self, seconds: int) -> None:
+        self.disk.clock += seconds
+
+    @rule(handle=HANDLE, event=EVENT)
+    def merge(self, handle: int, event: Event) -> None:
+        self.act(event, lambda: self.handles[handle].merge(cold=0))
+
+    @rule(handle=HANDLE)
+    def merge_and_free(self, handle: int) -> None:
+        """Merge, and free what was replaced."""
+        self.merge(handle, None)
+        self.collect(handle, 0.01, 0, None)
+        self.collect(handle, 0.01, 0, None)
+
+    @rule(handle=HANDLE, call=st.integers(1, 60), clusters=st.booleans())
+    def maintain_beside_a_collector(self, handle: int, call: int, clusters: bool) -> None:
+        """Merge or cluster while the packs go that are read."""
+        self.collect(handle, 0.01, 0, None)
+        (self.cluster if clusters else self.merge)(handle, ("collector", call))
+
+    @rule(handle=HANDLE, keep=st.integers(1, 2))
+    def expire_in_the_night(self, handle: int, keep: int) -> None:
+        """Condemn all packs, forget a week later, and free what was condemned."""
+        self.collect(handle, 0.01, GRACE, None)
+        self.time_passes(GRACE + DAY)
+        self.expire(handle, keep, None)
+        self.collect(handle, 0.01, GRACE, None)
+
+    @rule(handle=HANDLE, event=EVENT)
+    def cluster(self, handle: int, event: Event) -> None:
+        self.act(event, lambda: self.handles[handle].cluster(medoids=2))
+
+    @rule(handle=HANDLE, event=EVENT)
+    def write_index(self, handle: int, event: Event) -> None:
+        self.act(event, lambda: self.handles[handle].write_index())
+
+    @rule()
+    def copy_all(self) -> None:
+        """Copy all versions to a new archive: it has all of them, or the copy says that it is not whole."""
+        other = TowerArchive.create(DirectoryStore(SimDisk(seed=3)), [self.codec])
+
+        def work() -> bool:
+            archive = self.open()
+            for _ in copy(archive, archive.ls(history=True), other):
+                pass
+            archive.want_whole("copied")
+            return True
+
+        if self.act(None, work):
+            for key, versions in self.known.items():
+                found = [tuple(other.tower(v).tokens.tolist()) for v in other.history(key[1], key[0])]
+                wanted = [v.tokens for v in versions if v.forgotten is False]
+                assert [t for t in found if t in wanted] == wanted, f"the copy of {key} says it is whole"
+
+    # ---- damage
+
+    @precondition(lambda self: not self.hurt)
+    @rule(kind=st.sampled_from(["changed", "cut", "zeroed", "gone"]), twice=st.booleans(), data=st.data())
+    def damage(self, kind: str, twice: bool, data: st.DataObject) -> None:
+        """Damage a file, or a pack together with its parity where an index names the pack."""
+        self.settle()
+        files = {p: d for p, d in self.disk.seen.files().items() if d and self.is_victim(p)}
+        folder = data.draw(st.sampled_from(sorted({p.partition("/")[0] for p in files})))
+        path = data.draw(st.sampled_from(sorted(p for p in files if p.partition("/")[0] == folder)))
+        at, length = data.draw(st.integers(0, len(files[path]) - 1)), data.draw(st.integers(1, 40))
+        named = set[bytes]().union(*(set(i.packs) for i in self.open().catalog.listing.indexes.values()))
+        pack = path.removeprefix("packs/")
+        self.hurt = {path: files[path]}
+        self.mendable = folder != "packs" or (
+            f"parity/{pack}" in files and (kind == "changed" or len(files[path]) <= PARITY_OF_ALL)
+        )
+        if twice and folder == "packs" and bytes.fromhex(pack) in named and f"parity/{pack}" in files:
+            self.hurt[f"parity/{pack}"] = files[f"parity/{pack}"]
+            self.disk.vanish(f"parity/{pack}")
+            self.mendable = False
+        if kind == "gone":
+            self.disk.vanish(path)
+            return
+        burst = bytes(b ^ 0x5A for b in files[path][at : at + length])
+        new = {
+            "changed": files[path][:at] + burst + files[path][at + len(burst) :],
+            "cut": files[path][:at],
+            "zeroed": bytes(len(files[path])),
+        }[kind]
+        self.overwrite(path, new)
+
+    def is_victim(self, path: str) -> bool:
+        """Return whether a file is damaged in these walks."""
+        return path not in RESERVES and path.partition("/")[0] not in ("tmp", "damaged", "keys")
+
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Give a file other bytes, durably."""
+        inode = self.disk.seen.names.get(path)
+        if inode is None:
+            inode = 1 + max([*self.disk.seen.data, *self.disk.durable.data, 0])
+        for state in (self.disk.seen, self.disk.durable):
+            state.names[path], state.data[inode] = inode, data
+
+    @precondition(lambda self: self.hurt)
+    @rule()
+    def put_back(self) -> None:
+        """Bring the damaged files back as they were."""
+        for path, data in self.hurt.items():
+            pack = path.removeprefix("parity/")
+            if len(pack) != 32 or f"packs/{pack}" in {*self.disk.seen.names, *self.hurt}:  # no parity of a deleted pack
+                self.overwrite(path, data)
+        self.hurt, self.mendable = {}, True
+        self.handles = [self.open() for _ in range(HANDLES)]
+
+    @rule(event=EVENT)
+    def repair(self, event: Event) -> None:
+        """Repair. What has redundancy comes back, and nothing goes from an archive that verify calls sound."""
+        sound = self.act(None, lambda: self.open().verify().sound)
+        before = {p for p in self.disk.seen.names if p.startswith("packs/")}
+        report = self.act(None if event and event[0] != "kill" else event, lambda: Repairer(self.store()).run())
+        if sound:
+            assert before <= self.disk.seen.names.keys(), "repair deletes from a sound archive"
+        if report is not None:
+            assert report.whole or not (sound or self.mendable), report
+            if report.whole:
+                self.hurt = {}
+            self.handles = [self.open() for _ in range(HANDLES)]
+
+    # ---- promises
+
+    @invariant()
+    def promises_hold(self) -> None:
+        if not self.handles:
+            return
+        if not self.hurt:
+            self.settle()
+        try:
+            archives = [self.open(), self.handles[0]]
+        except PltzError as exc:
+            assert self.hurt and exc.exit_code in (3, 7), exc
+            return
+        wholes = [self.look(archive) for archive in archives]
+        self.bounded.most = 0
+        report = archives[0].verify(decode=bool(self.disk.drawn % 3))
+        assert self.bounded.most <= BATCH_TOKENS, "verify decodes more at once than its bound"
+        assert all(wholes) or not report.sound, "verify calls an archive sound that cannot be read"
+        assert self.hurt or report.sound, report
+        if not self.hurt:
+            kept = {v.id for v in itertools.chain(*self.known.values()) if v.forgotten and not v.may_go}
+            listed = {v.id for v in archives[0].ls(history=True, forgotten=True)}
+            assert kept <= listed, "what was forgotten is gone before its grace"
+
+    def look(self, archive: TowerArchive) -> bool:
+        """Read everything that was acknowledged, and return whether it is all there."""
+        wholes = [self.look_at(archive, key, versions) for key, versions in self.known.items()]
+        listed = self.read(lambda: {v.id for v in archive.ls(history=True)})
+        sure = {v.id for v in itertools.chain(*self.known.values()) if v.forgotten is False}
+        possible = {v.id for v in itertools.chain(*self.known.values()) if not v.forgotten}
+        if listed is None or not sure <= listed or not (listed <= possible or any(self.doubts.values())):
+            assert not self.harmless, "sessions are not listed"
+            with pytest.raises(PltzError):
+                archive.want_whole("listed")
+        elif self.harmless:
+            archive.want_whole("listed")
+        return all(wholes)
+
+    def look_at(self, archive: TowerArchive, key: Key, versions: Sequence[KnownVersion]) -> bool:
+        """Read all versions of a session, and return whether all that are acknowledged are there.
+
+        What cannot be read is named as damaged and never called absent.
+        """
+        newest: set[tuple[int, ...]] = set(self.doubts.get(key, ()))
+        for version in reversed(versions):
+            newest |= {version.tokens} if not version.forgotten else set()
+            if version.forgotten is False:
+                break
+        live = [v for v in versions if v.forgotten is False]
+        try:
+            found = self.read(lambda: tuple(archive.get(key[1], key[0]).tokens.tolist()))
+        except NotFound as exc:
+            assert not live, f"{key} is called absent: {exc}"
+            found = None
+        else:
+            if found is not None and found not in newest:  # a reader is told that a newer one may be hidden
+                assert not archive.sight(key[1], key[0]).has_newest, f"{key} gives another version than the newest"
+        history = self.read(lambda: {v.id: v for v in archive.history(key[1], key[0])})
+        whole = (found is not None or not live) and history is not None
+        for version in live if history is not None else ():
+            if history and version.id in history:
+                tower = self.read(partial(archive.tower, history[version.id]))
+            else:
+                tower = self.read(partial(archive.get, key[1], key[0], version.number))
+                assert tower is None, f"version {version.number} of {key} is not listed, and reads as another"
+            assert tower is None or tuple(tower.tokens.tolist()) == version.tokens
+            whole &= tower is not None
+        return whole
+
+    def read(self, work: Callable[[], T]) -> T | None:
+        """Return the result of reading, or None where damage keeps it from being read. NotFound escapes."""
+        try:
+            return work()
+        except NotFound:
+            raise
+        except PltzError as exc:
+            assert not self.harmless and exc.exit_code in (3, 7), f"{type(exc).__name__}: {exc}"
+            return None
+
+
+class SealedMachine(GuardedMachine):
+    """The same machine over a sealed archive, from which sessions are erased too."""
+
+    key = RAW
+
+    @rule(handle=HANDLE, event=EVENT, data=st.data())
+    def erase(self, handle: int, event: Event, data: st.DataObject) -> None:
+        chosen = sorted(key for key, versions in self.known.items() if any(not v.may_go for v in versions))
+        if not chosen or not self.harmless:
+            return
+        key = data.draw(st.sampled_from(chosen))
+        if key == BESIDE and event and event[0] == "writer":
+            return  # its put may come after the erase, and stay
+        done = self.act(event, lambda: self.handles[handle].erase(*key), (7, 8) if event else ())
+        if done is None and self.open().history(key[1], key[0]):
+            return
+        assert done is not None or event
+        self.known.pop(key)
+        self.turns.pop(key, None)
+        self.doubts.pop(key, None)
+
+
+def tokens_of(session: Any) -> tuple[int, ...]:
+    """Return all tokens of a new session."""
+    return tuple(np.concatenate(list(session.segments)).astype(int).tolist())
+
+
+@pytest.mark.parametrize("machine", [GuardedMachine, SealedMachine], ids=["open", "sealed"])
+@pytest.mark.parametrize("seed", [*SEEDS, *(MORE if os.environ.get("PLTZ_ALL_FAULTS") else ())])
+def test_every_promise_holds(machine: type[GuardedMachine], seed: int) -> None:
+    walks = settings(
+        max_examples=WALKS,
+        stateful_step_count=STEPS,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    run_state_machine_as_test(hypothesis.seed(seed)(type(machine.__name__, (machine,), {})), settings=walks)
