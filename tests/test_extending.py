@@ -68,4 +68,4 @@ def test_a_method_that_is_left_out_or_differs_is_found() -> None:
         def encode(self, kv: Any) -> Any:
             return {}
 
-    assert missing(Half, KVCodec) == {"encode", "decode", "check"}
+    assert missing(Half, KVCodec) == {"encode", "decode", "near", "check"}
