@@ -95,6 +95,7 @@ def archive_page(
     Raises:
         PltzError: the archive cannot be read, or with ``content`` a session.
     """
+    # a row per version; content is counted only where it was asked for
     sizes = VersionSizes(cold)
     contents = _contents(cold, seen) if content else {}
     rows = []
@@ -102,6 +103,7 @@ def archive_page(
         found = sizes.of(version)
         content_of = contents.get(version.id, 0)
         rows.append(_Row(version, found["tokens"] or 0, found["size"] or 0, found["method"] or "?", content_of))
+    # the figures at the head of the page
     stat, problems = cold.stat(), _problems(cold)
     names = {(row.version.tenant, row.version.name) for row in rows}
     stored, packed = cold.tower.disk_bytes(), size(stat.pack_bytes + stat.index_bytes)
@@ -114,6 +116,7 @@ def archive_page(
         total = sum(contents.values())
         saved = f"of {size(total)}, {total / stored:.1f} times the bytes on disk" if stored else ""
         facts.append(("saved", size(max(0, total - stored)), saved))
+    # the badge, and the page
     now = cold.tower.store.now()
     state: tuple[Colour, str, str] = ("good", "OK", "No part is known to be missing or damaged.")
     if problems:

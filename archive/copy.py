@@ -78,6 +78,7 @@ def copy(
     rest = iter(versions)
     while some := list(itertools.islice(rest, AT_ONCE)):
         source.keys.refresh()  # do not copy content erased meanwhile
+        # versions that are there are not read
         there = _there(source, some, to)
         if there:
             to.store.settle(PACKS)  # its writer may be between link and fsync
@@ -87,6 +88,7 @@ def copy(
             if found is None:
                 yield Copied(version, False, None, erased=True)
                 continue
+            # a commit holds one version of a session, and is bounded
             tower = found[0]
             name = version.tenant, version.name
             full = tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS

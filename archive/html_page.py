@@ -155,6 +155,7 @@ def plot(
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+    # ink is replaced by the colour of the page's text at the end
     places = range(len(labels))
     style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": title, "font.size": 9}
     style |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
@@ -172,6 +173,7 @@ def plot(
                 mark = "o" if len(there) <= 31 else None
                 line = [place for place, _ in there], [value for _, value in there]
                 axes.plot(*line, color=colour, marker=mark, markersize=3, label=name)
+        # values from zero, with some room above
         axes.set_title(title, fontsize=10)
         most = axes.dataLim.y1 if axes.dataLim.y1 > 0 else 1.0
         axes.set_ylim(0, 1.1 * most)
@@ -184,6 +186,7 @@ def plot(
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: size(y) if byte_scale else f"{y:,.12g}"))
         if len(series) > 1:
             figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+        # markup without names of its own, so that several plots stand in one page
         data = io.StringIO()
         figure.savefig(data, format="svg", transparent=True, metadata={"Date": None})
     text = data.getvalue()

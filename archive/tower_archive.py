@@ -149,10 +149,12 @@ class TowerArchive:
         store = open_store(place) if isinstance(place, str | os.PathLike) else place
         store.make()
         settings = Settings(store.random(SIZE), key is not None, parity)
+        # the settings are the last step of init: where they are, another init won or was cut off
         if not is_there(store, SETTINGS):
             _want_nothing(store)
         if not store.put(SETTINGS, settings.encode()):
             settings = _cut_off(store, settings)
+        # keys and the second copy may be lacking after a crash, and are made then
         if key:
             Keyring.create(store, settings.archive, key)
         store.put(SETTINGS_COPY, settings.encode())

@@ -232,6 +232,7 @@ def random_weights(
         vocab=vocab, d=d, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim, hidden=hidden,
         block=block, memory=memory, gated=gated, **(gated_gains(d) if gated else gains(d, head_dim)),
     )  # fmt: skip
+    # tables follow from the shape; everything else is drawn, in the order of the tensors
     out: dict[str, Array] = dict(tables(head_dim, 10000.0))
     if gated:
         out["table.act"] = act_table()

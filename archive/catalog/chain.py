@@ -529,6 +529,7 @@ class Chains:
         codec = self.codecs.for_context(items[0].context) if len(items) > 1 else None
         if not isinstance(codec, Chained) or not codec.chains:
             return
+        # each segment stands directly behind the one before, with the same codec and nothing beside it
         for number, item in enumerate(items[1:], 1):
             if item.record.parent != path[number - 1] or self.codecs.for_context(item.context) is not codec:
                 return
@@ -536,6 +537,7 @@ class Chains:
                 return
         if any(item.record.neighbour != NONE or item.record.copied for item in items):
             return  # a neighbour comes before the first link alone, and a chain has no literals
+        # one call decodes all of them
         above, keys = self.above(items[0]), self.catalog.keys
         if isinstance(above, PltzError):
             return
@@ -548,6 +550,7 @@ class Chains:
             found = codec.decode_chain(coded, self._told)
         except PltzError:
             return
+        # what is proven is kept; the rest is decoded again, one by one
         for segment, item, (lengths, _), tokens in zip(path, items, runs, found, strict=True):
             answer = _proved(keys, self._wanted(item, NOTHING), lengths, tokens, self._heard)
             if isinstance(answer, PltzError):

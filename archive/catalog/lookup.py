@@ -384,6 +384,7 @@ class RecordLookup:
         for item in items:
             if item.record.name is None:
                 continue
+            # records of erased sessions, and those that cannot be read, are left out
             key = session or key_of_session(item.record, item.context)
             if self._keys.gone(item.context, key):
                 continue
@@ -397,6 +398,7 @@ class RecordLookup:
                 self._problems.note("session", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
                 failures.append(exc)
                 continue
+            # of several records of one version the best counts: whole, in a pack that stays, the longest run
             cut, tokens = _cut_short(item), item.record.tokens if len(versions) > 1 else 0
             if item.context.mode & RUN:
                 run = versions[0].id, versions[0].leaf, item.record.tokens
@@ -408,6 +410,7 @@ class RecordLookup:
             for version in versions:
                 if version.id not in found or rank < ranks[version.id]:
                     found[version.id], ranks[version.id] = version, rank
+        # a run of which no copy is whole hides its older versions
         for run in short.keys() - runs:
             found[short[run]] = replace(found[short[run]], hides_older=True)
         return sorted(found.values(), key=lambda v: (v.tenant, v.name, v.order))

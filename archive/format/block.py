@@ -147,6 +147,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
 
     Raises ContentError where a field exceeds its limit, UsageError where fields contradict each other.
     """
+    # the fields of all rows, one sequence per field
     contexts, parents, ids, tokens, bits, names, versions, times, tags, marks, veils, neighbours, copied = zip(
         *rows, strict=True
     )
@@ -157,11 +158,13 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
         for m, i, n in zip(marks, ids, names, strict=True)
     ]
     _check(rows, kinds, sizes, titles, fields)
+    # a segment is named by its number in the pack's table, or by the row before that has it
     first: dict[bytes, int] = {}
     for row in range(len(rows) - 1, -1, -1):
         if (name := ids[row]) is not None:
             first[name] = row
     above, near = _references(parents, first, table), _references(neighbours, first, table)
+    # numbers become columns, of which only those with a value above zero are stored
     columns: dict[int, Sequence[int]] = {
         KIND: kinds,
         CONTEXT: contexts,
@@ -179,6 +182,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
         columns[TOKENS] = [m.counter if m else t for m, t in zip(marks, tokens, strict=True)]
         columns[VERB] = [m.verb if m else 0 for m in marks]
     columns[COPIED] = list(map(int, copied))
+    # each stored column: its least number, the bits of a difference from it, the differences
     there, lows, values = 0, [], []
     for number, column in columns.items():
         low, high = min(column), max(column)
@@ -189,6 +193,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
         lows.append(write_varint(low) + (bytes([width]) if len(rows) > 1 else b""))
         if width:
             values.append(_packed(column, low, width))
+    # behind the columns stand ids, names, tags, and a check for each piece of the bitstrings
     pieces = list(pieces_of(sizes))
     body = [b"".join(bits[p.first : p.last]) for p in pieces]
     rest = b"".join(
@@ -218,11 +223,13 @@ def _check(
     for r, kind, size, title in zip(rows, kinds, sizes, titles, strict=True):
         if kind == VERSION_MARK:
             assert r.mark
+            # a mark stands alone
             if r.mark.counter > MAX_VALUE:
                 raise ContentError(f"versions and marks are counted up to {MAX_VALUE}")
             if any((size, title, r.tags, r.neighbour != NONE, r.parent != NONE, r.id, r.tokens, r.copied)):
                 raise UsageError("a mark holds nothing else")
             continue
+        # a segment, or a session without one
         if not kind & SEGMENT and (size or r.tokens or not kind or r.neighbour != NONE or r.copied):
             raise UsageError("a record without a segment holds a session and no bitstring")
         if not tokens_fit(r.tokens, size):
@@ -236,6 +243,7 @@ def _check(
             if title or r.tags:
                 raise UsageError("a record without a session has a name or tags")
             continue
+        # a session has a name, a time and tags
         what, most = ("sealed name of a session", MAX_VEIL) if r.veil else ("name of a session", MAX_NAME)
         _limit(title, most, what)
         _limit(r.tags, MAX_TAGS, "JSON of the tags")
@@ -715,16 +723,19 @@ def _check_rules(block: Block, columns: list[_Column]) -> None:
     """Check the rules of FORMAT.md for all records. Raises CorruptError, VersionError."""
     offset, fields, count = block.offset, block.fields, block.count
     kinds = columns[KIND]
+    # numbers that a newer version may use
     if kinds.high > VERSION_MARK or (not kinds.low and 0 in kinds.list(count)):
         raise VersionError(f"the block at byte {offset} has a record of an unknown kind: use a newer pltz")
     if columns[VERB].high > FORGET:
         raise VersionError(f"the block at byte {offset} has a mark of a newer version: use a newer pltz")
+    # numbers that no version may use
     if columns[CONTEXT].high > fields.contexts - 1:
         raise _wrong(offset, f"names a context that is not among the {fields.contexts} of the table")
     if columns[NAME].high > MAX_VEIL or columns[TAGS].high > MAX_TAGS or columns[BITS].high > MAX_RECORD:
         raise _wrong(offset, "has a field over its limit")
     if columns[VERSION].high > MAX_VALUE - 1 or columns[TIME].high > MAX_VALUE or columns[TOKENS].high > MAX_VALUE:
         raise _wrong(offset, "has a number over its limit")
+    # a record has only the fields of its kind; where all are alike and of both, no row is looked at
     if kinds.many is not None or kinds.low != BOTH or columns[VERB].high:
         each = bytes(kinds.list(count))
         for having, numbers in _HAVING:
@@ -738,11 +749,13 @@ def _check_rules(block: Block, columns: list[_Column]) -> None:
     if columns[COPIED].high > 1:
         raise VersionError(f"the block at byte {offset} has copies as a newer version does: use a newer pltz")
     _check_references(block, columns[PARENT_KIND], columns[PARENT])
+    # what a bitstring may hold, and row by row only where the column as a whole is in doubt
     sizes, tokens = columns[BITS], columns[TOKENS]
     if tokens.high > TOKENS_PER_BYTE * (sizes.low + 1) or tokens.high > SESSION_TOKENS:
         rows = zip(tokens.list(count), sizes.list(count), kinds.list(count), strict=True)
         if any(kind != VERSION_MARK and not tokens_fit(number, size) for number, size, kind in rows):
             raise _wrong(offset, "claims more tokens than its bytes can hold")
+    # a sealed name is a box, any other has a limit
     if columns[NAME].high > MAX_NAME or fields.sealed:
         fields_of = (columns[column].list(count) for column in (CONTEXT, KIND, NAME, TAGS))
         for context, kind, name, tags in zip(*fields_of, strict=True):
@@ -791,6 +804,7 @@ def _columns(
     The values are None where all are the least. ``batch.c`` does the same. Raises ValueError saying which rule is
     broken.
     """
+    # least number and width of each column stand before all values
     at, shapes = begin, []
     for number in (n for n in range(COLUMNS) if there >> n & 1):
         try:
@@ -805,6 +819,7 @@ def _columns(
         if width > MAX_WIDTH:
             raise ValueError(f"has numbers of more than {MAX_WIDTH} bits")
         shapes.append((number, low, width))
+    # values: differences from the least, of the same width each
     found: list[tuple[int, int, int, int, list[int] | None]] = []
     for number, low, width in shapes:
         if not width:

@@ -134,10 +134,12 @@ class Clusterer:
         Raises StoreError, WriterFailed.
         """
         self.catalog.refresh()
+        # candidates of the file that is there, by domain
         done, groups, known = Clustered(), Groups(), dict[bytes, Groups]()
         for group, boxes in read_groups(self.catalog, self.archive):
             with suppress(FormatError):
                 known.setdefault(group.domain, {})[group] = list(boxes.read())
+        # every tenant, within what the file may hold
         tenants = list(self._tenants())
         most = min(medoids, max(FEWEST, TOTAL // max(1, len(tenants))))
         for versions, begun in tenants:
@@ -154,6 +156,7 @@ class Clusterer:
             )
             if progress:
                 progress(done)
+        # every base domain, where prompts are the candidates
         for domain, prompts in sorted(self.catalog.listing.stable(self._prompts).items()):
             old = known.get(domain, {})
             begun = [0] * len(prompts)

@@ -245,12 +245,14 @@ class LiveSet:
                 self._write(table)
             self._db.executemany("INSERT INTO packs VALUES (?, ?, ?)", packs)
             self._db.execute("INSERT INTO grace VALUES (?)", (before,))
+            # of a segment's records one is chosen, with the fewest neighbours behind it
             if self._db.execute(ANY_CHOICE).fetchone():
                 self._drop_deeper()
                 self._db.executescript(CHOSEN)
             self._db.executescript(SETTLED + LIVE)
             lacking = self._db.execute(LACKING).fetchone()
             if lacking:
+                # forgotten versions of which a part was freed are not live: look again without them
                 self._db.executescript(BY_ABOVE)
                 self._db.execute(BROKEN)
                 self._db.executescript(LIVE)

@@ -289,6 +289,7 @@ class Merger:
 
         ``content``: the run without versions; ``towers``: segments of the versions; ``inside``: segments of the run.
         """
+        # versions that differ in nothing but their end become older versions of the run
         newest, parent = chain.staying[-1], chain.items[-1].record.parent
         ends = {v.id: towers[v.id][-1][0] if towers[v.id] else NONE for v in chain.staying}
         alike = [v for v in reversed(chain.staying) if ends[v.id] in inside and _facts(v) == _facts(newest)]
@@ -303,6 +304,7 @@ class Merger:
             bundle=chain.items[0].context.bundle,
             contract=chain.items[0].context.contract,
         )
+        # the record of the run, in the place of its last segment
         record = Record(
             0,
             parent,
@@ -315,6 +317,7 @@ class Merger:
             pack_tags(newest.tags),
         )
         rows = [(replace(own, mode=mode | RUN, target=newest.target, kind=newest.kind), record)]
+        # segments of the run that something outside needs keep a record of their own, without a bitstring
         moved = {v.id for v in alike[: MAX_RUN + 1]}
         outside = [v for v in chain.staying if v.id not in moved]
         needed = {ends[v.id] for v in outside}
@@ -333,6 +336,7 @@ class Merger:
                     moved.add(version.id)
                     break
             rows.append((context, within))
+        # the run is put only where it is no larger than the records it replaces
         replaced = self._replaced(chain, inside, moved)
         before = sum(_size(item.record) for item in replaced)
         after = sum(_size(self.catalog.keys.seal(context, record)) for context, record in rows)

@@ -111,11 +111,13 @@ def thaw(
         raise UsageError(
             f"expected the caller's own stages in timings, found {sorted(taken)}, which thaw measures"
         )
+    # the ids are checked before the target computes anything
     start = time.perf_counter()
     if frozen_for is not None and not any_target:  # the fingerprint reads every weight, so compute it only if needed
         check_target(frozen_for, target.fingerprint)
     ids = target.check_ids(token_ids)
     checked = time.perf_counter()
+    # one prefill, awaited so that its time is known
     cache, logits = target.prefill(ids, chunk=chunk)
     _synchronize(logits)
     done = time.perf_counter()

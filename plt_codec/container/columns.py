@@ -100,6 +100,7 @@ def decode(data: bytes, sessions: int) -> tuple[U32, U32, I64]:
     decoder, model = RangeDecoder(data), _Model()
     for chunk in _chunks(sessions):
         many = chunk.stop - chunk.start
+        # kinds, then the contexts of sessions that may have one
         kinds = decoder.decode_alike(model.kinds.model, many).astype(np.int64)
         able = HAS_TOKENS[kinds].nonzero()[0] if chunk.start else _NO_STEPS
         follows = decoder.decode_alike(model.follows.model, len(able)).astype(np.int64)
@@ -107,9 +108,11 @@ def decode(data: bytes, sessions: int) -> tuple[U32, U32, I64]:
         if not step.all():
             raise CorruptError("the index holds a context that is the session itself: the file is damaged")
         steps[chunk.start + able[follows > 0]] = step
+        # counts, which predict the lengths together with the kind
         buckets, counts = _decode_numbers(decoder, many, model.counts)
         classes = _classes(kinds, steps[chunk])
         predicted, scale = model.predict(classes, counts)
+        # lengths, as deviations from the prediction: the high bits coded, the low ones plain
         symbols = decoder.decode_alike(model.deviations.model, many).astype(np.int64)
         base, low = _values(_bucket_of(symbols), DEVIATION_PRECISION)
         bits = _decode_low(decoder, low + scale)
@@ -119,6 +122,7 @@ def decode(data: bytes, sessions: int) -> tuple[U32, U32, I64]:
         if (length >> LENGTH_BITS).any():  # also where it is negative
             raise CorruptError("the index holds an impossible length: the file is damaged")
         sizes[chunk], lengths[chunk] = counts << KIND_BITS | kinds, length
+        # what was seen changes the models of the next chunk
         if chunk.stop < sessions:
             model.learn(kinds, follows, step_buckets, classes, counts, length, buckets, symbols)
     return sizes, lengths, _contexts(sizes, steps)

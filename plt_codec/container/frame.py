@@ -148,6 +148,7 @@ class Frame:
         """
         if not self.extended:
             return self.data
+        # a bit in the first byte says which parts follow, in this order
         head = int(self.kind)
         body = b""
         if self.lanes is not None or self.steps is not None:
@@ -184,6 +185,7 @@ class Frame:
         flags = data[0] & ~KIND_EXTENDED
         if flags & ~(EXTENDED_LAYOUT | EXTENDED_PATCH | EXTENDED_LOG | EXTENDED_COPIES):
             raise VersionError(f"unknown extension {data[0]:#04x} of a frame: use a newer pltz")
+        # which parts follow, and whether they may stand with this kind
         patched, layout = bool(flags & EXTENDED_PATCH), bool(flags & EXTENDED_LAYOUT)
         by_model = bool(flags & (EXTENDED_LAYOUT | EXTENDED_COPIES))
         log = flags == EXTENDED_LOG and kind in LOGS
@@ -193,6 +195,7 @@ class Frame:
             raise CorruptError(f"an extended frame cannot start with {data[0]:#04x}: the file is damaged")
         if log:
             return cls(kind, count, check, data[1:], context=context, log=True)
+        # the parts, each bounded by the frame
         offset = 1
         lanes = steps = None
         if layout:

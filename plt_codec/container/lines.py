@@ -76,9 +76,11 @@ class Grid:
         errors: list[int] = (checks - self.encode(frame_crcs)).tolist()  # of each line, modulo 2^32
         if self.width == 1:
             return [session for session, error in enumerate(errors) if error]
+        # a session is suspect where both of its lines are wrong
         wrong = {line for line, error in enumerate(errors) if error}
         suspects = [i for line in wrong if line < self.lines for i in self.row(line * self.width)]
         suspects = [i for i in suspects if self.lines + i % self.lines in wrong]
+        # a line with one unsettled session tells that session's error, which settles other lines
         left: dict[int, set[int]] = {}  # sessions of each line that are not settled
         for session in suspects:
             for line in self._places(session):

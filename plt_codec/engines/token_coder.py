@@ -63,6 +63,7 @@ class TokenCoder:
             for t, c in zip(sequences, known, strict=True)
         ]
 
+        # sequences share batches, by the positions that each has in a block
         def cost(w: _SequenceWriter, new: bool) -> int:
             return w.block.steps * w.block.lanes + (w.first if new else 0)
 
@@ -123,6 +124,7 @@ class TokenCoder:
                 np.concatenate([r.feed for r in alive]),
                 np.concatenate([r.starts + step for r in alive]),
             )
+            # first the class of each lane's token, then the member of that class
             first = self.engine.class_frequencies(x)
             classes = np.zeros(len(x), np.int64)
             for r, end in zip(alive, ends, strict=True):
@@ -136,6 +138,7 @@ class TokenCoder:
                 stop = begin + r.block.active(step)
                 members[begin:stop] = r.decoder.decode(second[begin:stop])
                 r.put(step, classes[begin:stop] * CLASS + members[begin:stop])
+            # the bits that this step cost by the model, for the caller's statistics
             row = np.arange(len(x))
             bits = 2 * PRECISION - np.log2(first[row, classes]) - np.log2(second[row, members])
             for r, end in zip(alive, ends, strict=True):

@@ -146,6 +146,7 @@ class TorchEngine:
             if threads < 1:
                 raise UsageError(f"expected at least 1 thread, got {threads}")
             torch.set_num_threads(threads)
+        # weights as the device's integers; products know the largest sum that they meet
         self.shape = s = weights.shape
 
         def wide(name: str) -> Tensor:
@@ -164,12 +165,14 @@ class TorchEngine:
              product(f"layer.{i}.down", 127 if s.gated else 254))
             for i in range(s.layers)
         ]  # fmt: skip
+        # gated shapes have gates and gains, others have none
         self.gates = [product(f"layer.{i}.gate", 127) for i in range(s.layers)] if s.gated else []
         self.norm_in = [wide(f"layer.{i}.norm_in") if s.gated else None for i in range(s.layers)]
         self.norm_mid = [wide(f"layer.{i}.norm_mid") if s.gated else None for i in range(s.layers)]
         self.norm_out = wide("norm_out") if s.gated else None
         self.act = wide("table.act") if s.gated else None
         self.heat = [wide(f"layer.{i}.heat").view(s.kv_heads, -1, 1, 1) for i in range(s.layers)]
+        # tables of exponentials and of turns
         exp = wide("table.exp")
         e = torch.arange(1984, device=self.device)
         self.symbol_weight = exp[e & 63] >> (e >> 6)
@@ -316,6 +319,7 @@ class TorchEngine:
             UsageError: a job has no input ids.
         """
         s = self.shape
+        # the positions of all jobs, one behind the other
         inputs = np.concatenate([_inputs(j).reshape(-1) for j in jobs])
         at = np.concatenate([(j.block.start + j.block.targets()).reshape(-1) for j in jobs])
         sizes = [j.block.steps * j.block.lanes for j in jobs]
@@ -330,6 +334,7 @@ class TorchEngine:
             for n, (job, qj, kj, vj) in enumerate(
                 zip(jobs, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
             ):
+                # keys and values behind those that the job remembers; what the next block may see is kept
                 kj, vj = kj.transpose(0, 1), vj.transpose(0, 1)  # (kv_heads, N, D)
                 memories[n].keys.append(kj[:, keep[n]])
                 memories[n].values.append(vj[:, keep[n]])

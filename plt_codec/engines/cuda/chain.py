@@ -86,10 +86,12 @@ class ChainDecoder:
             ModelError: memory does not suffice.
         """
         with self._lock:
+            # memory for contexts, and the recorded launches that read one, are made once
             if self._contexts is None:
                 longest = max(1, self._model.shape.memory)
                 self._contexts = ContextBatch(self._model, LINKS, longest, False, places=1, ids=IDS)
                 self._replay = self._model.device.record(self._contexts.run)
+            # all work is queued before anything is awaited: each context, then the blocks behind it
             behind = sessions[sessions["first"] > 0]  # each context begins where its sequence's ids are counted from
             self._contexts.place(behind["token_at"], behind["first"].astype(np.int64), ids)
             with ChainBatch(coder, sessions, work, self._contexts, words) as batch:
@@ -99,6 +101,7 @@ class ChainDecoder:
                     for _ in range(one.blocks(batch.shape)):
                         batch.begin(32)
                         batch.decode_block()
+                # the caller may queue its prefill behind the ids, which are not there yet
                 at = len(ids) - sum(one.tokens for one in work)
                 if told:
                     address = batch.address("tokens") + 4 * at

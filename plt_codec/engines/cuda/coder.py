@@ -128,11 +128,13 @@ class CudaCoder:
             ModelError: memory does not suffice.
         """
         above = remembered(items[0].context, self.shape) if items else NOTHING
+        # a link knows how many tokens stand before it, and not yet which
         before, links = len(above), list[_CudaSequence]()
         for n, i in enumerate(items):
             alone = n > 0 and i.context is not None
             links.append(_CudaSequence.of(i, np.zeros(0 if alone else min(before, self.shape.memory), np.int64)))
             before += i.tokens
+        # links that one kernel serves are decoded without a pause, others one by one
         out: list[npt.NDArray[np.int64]] = []
         runs = list(self._runs(links))
         for run in runs:

@@ -107,6 +107,7 @@ def compile_text(kernels: str, capability: int, options: Sequence[str] = ()) -> 
     """
     from cuda.bindings import nvrtc
 
+    # code is kept by everything that decides it
     target = f"sm_{capability}" + ("a" if capability == 90 else "")
     options = [f"--gpu-architecture={target}", "--std=c++17", *options]
     text = kernels.encode()
@@ -117,6 +118,7 @@ def compile_text(kernels: str, capability: int, options: Sequence[str] = ()) -> 
         return kept.read_bytes()
     except OSError:
         pass
+    # compiled here, and kept for the next process
     program = _ask(nvrtc.nvrtcCreateProgram(text, b"pltz.cu", 0, [], []))
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
@@ -198,6 +200,7 @@ class CudaDevice:
             raise UsageError(f"device cuda:{number} is not here: the driver shows {count()} GPUs")
         self._cu = cu = driver
         self._device = _ask(cu.cuDeviceGet(number))
+        # the capability decides which kernels there are
         attribute = cu.CUdevice_attribute
         major = _ask(
             cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, self._device)
@@ -210,6 +213,7 @@ class CudaDevice:
             raise UsageError(
                 f"cuda:{number} has compute capability {major}.{minor}, the kernels need {OLDEST / 10}"
             )
+        # context, stream, code and memory of this device
         self._context = _ask(cu.cuDevicePrimaryCtxRetain(self._device))
         self._enter()
         self._stream = _ask(cu.cuStreamCreate(1))  # does not wait for the default stream
@@ -218,6 +222,7 @@ class CudaDevice:
         self._functions: dict[str, Any] = {}
         self._configs: dict[tuple[object, ...], Any] = {}
         self._pool = Pool(functools.partial(_allocate, cu), cu.cuMemFree)  # neither holds the device
+        # clusters that the kernels of one block may have at once, 0 where they do not run
         self.clusters = self.gated = 0
         if self.capability >= CLUSTERS and shape["P_GATED"] and shape["P_GATED_LANES"]:
             self.gated = min(MOST_GATED, self._clusters("decode_gated", shape["P_GATED_SHARED"]))

@@ -51,6 +51,7 @@ def grid_plan(s: Shape, clusters: int = GRID) -> Mapping[str, int]:
     They are the clusters (0: it does not serve this shape), heads per cluster, groups of 32 keys per CTA, most lanes,
     bytes of shared memory for 16 lanes and for 32, and bytes of the wire per lane.
     """
+    # sizes in tiles; the heads are dealt evenly to at most so many clusters
     group, dp, fp, ct = s.heads // s.kv_heads, up(s.d, 64), up(s.hidden, 64), up(s.classes, 64)
     each = next(
         n for n in range(1, s.heads + 1)
@@ -63,6 +64,7 @@ def grid_plan(s: Shape, clusters: int = GRID) -> Mapping[str, int]:
     upper, down = -(-fp // 8 // (clusters * 16)), -(-dp // 8 // 16)
     sums = 4 * 4 * (max(s.classes, 128) // 4 + 1)
 
+    # the products of a step: how often a strip is split, so that 16 warps end together
     def splits(tiles: int, chunks: int) -> int:
         return min(range(1, chunks + 1), key=lambda n: -(-tiles * n // 16) * -(-chunks // n))
 
@@ -79,6 +81,7 @@ def grid_plan(s: Shape, clusters: int = GRID) -> Mapping[str, int]:
         (items * tall, chunks), (dp // 8, out), (upper, chunks), (down, 2 * upper), (ct // 8, chunks), (16, chunks)
     )  # fmt: skip
 
+    # what must stay in a CTA's memory decides whether the kernel serves this shape
     def shared(own: int) -> int:
         """Return the bytes of a CTA that stands for `own` lanes (Grid<own>::SHARED)."""
         total = own * (dp + 16 * pitch(dp) + 16 * pitch(128 * upper) + out * 64 + each * 1024 + kv * 1280)

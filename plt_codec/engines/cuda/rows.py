@@ -145,6 +145,7 @@ class RowBuffers:
         warps = (-(-rows // 8), 1, 1)
         go("enter", warps, 256, "state", "sessions", "pieces", "rows", "tokens", "embed.w", "embed.m",
            self._gated("layer.0.norm_in"), "x", "a")  # fmt: skip
+        # attention is cut into chunks of queries, as many as fill the GPU
         queries = WIDE_QUERIES if self.wide else QUERIES
         chunks = -(-most * (s.heads // s.kv_heads) // queries)
         chunks = max(1, min(chunks, ATTEND_CTAS // (self.slots * s.kv_heads)))
@@ -158,8 +159,10 @@ class RowBuffers:
             else:
                 go("heads", warps, 256, "state", "rows", "y", "table.phase",
                    "table.cos", "table.sin", i, "q", "caches", "memory")  # fmt: skip
+            # keys and values of the last layer are there: nothing else is asked
             if known and i + 1 == s.layers:
                 return
+            # the attention that suits the rows
             kernel, shared = (
                 ("attend_wide", WIDE_SHARED)
                 if self.wide
@@ -171,6 +174,7 @@ class RowBuffers:
                "memory", i, t + "heat", "table.exp", "o", shared=shared)  # fmt: skip
             self._product("to_out", s.d, "o", t + "out.w", t + "out.m", "x")
             go("norms", warps, 256, "state", "x", self._gated(t + "norm_mid"), "a")
+            # the hidden layer
             channels = 2 * up(s.hidden, 64) if s.gated else s.hidden
             self._product("to_up", channels, "a", t + "up.w", t + "up.m", self._gated("table.act"), "h")
             self._product("to_down", s.d, "h", t + "down.w", t + "down.m", "x")
