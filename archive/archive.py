@@ -375,12 +375,12 @@ class Archive:
         session = as_session(request.session)
         target, tokenizer = request.target, request.tokenizer
         if target is not None and not isinstance(target, bytes):
-            from pltz.models.target.target import as_seen_by
+            from pltz.datasets.conversation import seen_by
 
             if tokenizer is not None:
                 raise UsageError("a target brings its own tokenizer: leave tokenizer out")
             model = as_target(target)
-            session, target, tokenizer = as_seen_by(model, session), model.fingerprint, model.tokenizer_json
+            session, target, tokenizer = seen_by(model, session), model.fingerprint, model.tokenizer_json
         if request.salt and request.base is not None:
             raise UsageError("a base is shared with all tenants, and a salt with none: leave one of them out")
         if session.kind != "ids" and (request.prefixes or request.parent is not None):

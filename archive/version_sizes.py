@@ -14,6 +14,7 @@ from pltz.plt_codec.errors import PltzError
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion
     from pltz.archive.catalog.lookup import Version
+    from pltz.archive.tower_archive import TowerArchive
 
 
 def method_of(context: Context) -> str:
@@ -27,6 +28,18 @@ def method_of(context: Context) -> str:
 def _is_bundle(bundle: bytes) -> bool:
     """Return whether a bundle of this id is at hand: with bytes as tokens, it codes logs."""
     return locations.by_id(bundle) is not None
+
+
+def tokens_of(tower: TowerArchive, version: Version) -> int:
+    """Return the tokens of a version, from the heads of its records. Raises LostError, KeyMismatch."""
+    lengths: list[int] = []
+    segment = version.leaf
+    while any(segment):
+        item = tower.record(segment)
+        inside = unpack_run(item.record).lengths if item.context.mode & RUN else [item.record.tokens]
+        lengths = [*inside, *lengths]
+        segment = item.record.parent
+    return sum(lengths[: len(lengths) - version.lacks])
 
 
 class SegmentHead(NamedTuple):

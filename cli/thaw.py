@@ -17,9 +17,11 @@ from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs
 from pltz.coding.partners import DEFAULT_TARGET
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
+    from pltz.archive.catalog.lookup import Version
     from pltz.archive.thaw.thawed import Thawed
     from pltz.kv.store.store import HotStore
     from pltz.models.target.target import Target
@@ -94,6 +96,10 @@ def thaw(
     the session is thawed into mini-llama, the small target that ships with pltz. A file frozen for one target does not
     thaw into another unless --any-target is given.
 
+    Of an agent's log the conversation that the agent had is prefilled, by the target's chat template: instructions,
+    user, assistant, calls of tools and their results. A session of more tokens than the target has positions is
+    refused, before anything is loaded where that is known.
+
     With --hot DIR the KV of an archive's session is kept in files, segment by segment. Later thaws of the same session,
     or of one with the same prompt, prefill only the new part. The files hold KV and tokens unencrypted.
     """
@@ -104,13 +110,15 @@ def thaw(
             raise UsageError("--session is the number of a session in a file: leave it out with --archive")
         start = time.perf_counter()
         cold = open_archive(place, [bundle] if bundle else [], device=device, threads=threads)
+        with hinting(cold, [file], tenant or "default"):
+            [name] = full_names(cold, [file], tenant or "default", number)
+            version = cold.tower.version(name, tenant or "default", number)
+        want_positions(cold, version, target or DEFAULT_TARGET)
         model = Target.load(target or DEFAULT_TARGET, device=device)
         hot = hot_store(folder, hot_budget, model)
         thawer = cold.thawer(model, hot, any_target=any_target)
         load_ms = 1e3 * (time.perf_counter() - start)
-        with hinting(cold, [file], tenant or "default"):
-            [name] = full_names(cold, [file], tenant or "default", number)
-            thawed = thawer.thaw(name, tenant or "default", number)
+        thawed = thawer.thaw(name, tenant or "default", number)
         result = Result.of(thawed, model, more, load_ms, None if hot is None else hot.stats().hit_tokens)
         write_text(json.dumps(result.as_json()) if as_json else result.text())
         if hot is not None:
@@ -128,6 +136,45 @@ def thaw(
         thawed = api.thaw(reader, model, index, bundle=codec, any_target=any_target)
     result = Result.of(thawed, model, more, load_ms)
     write_text(json.dumps(result.as_json()) if as_json else result.text())
+
+
+def want_positions(cold: "Archive", version: "Version", target: str) -> None:
+    """Refuse a session of more tokens than a target has positions, where that is known before the model is loaded.
+
+    It is known of token ids, and of what zstd coded, which costs nothing to decode: an agent's log then has at least
+    the tokens of its messages. Raises ContentError.
+    """
+    from pltz.models.target.checkpoint import positions_of, resolve, tokenizer_json_of
+
+    folder = resolve(target)
+    most = positions_of(folder)
+    if most is None:
+        return
+    least = tokens_at_least(cold, version, tokenizer_json_of(folder))
+    if least > most:
+        raise ContentError(
+            f"session {version.name!r} has {least:,} tokens or more, and the target {target} {most:,} positions: "
+            "thaw it into a target with a longer context (--target)"
+        )
+
+
+def tokens_at_least(cold: "Archive", version: "Version", tokenizer_json: bytes) -> int:
+    """Return a number of tokens that a session has at least for a target; 0 where only decoding would tell."""
+    from tokenizers import Tokenizer
+
+    from pltz.archive.codecs.codec import BytesCodec
+    from pltz.archive.version_sizes import tokens_of
+    from pltz.archive.writing.new_session import KINDS
+    from pltz.datasets.conversation import conversation
+
+    if KINDS[version.kind] == "ids":
+        return tokens_of(cold.tower, version)
+    if version.tokenizer != BytesCodec.tokenizer:
+        return 0
+    messages = conversation(cold.sessions.read(version))
+    texts = [message["content"] for message in messages or ()]
+    found = Tokenizer.from_str(tokenizer_json.decode()).encode_batch_fast(texts, add_special_tokens=False)
+    return sum(len(one.ids) for one in found)
 
 
 def hot_store(folder: str | None, budget: float, model: "Target") -> "HotStore | None":

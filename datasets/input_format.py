@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pltz.datasets.session_columns import RowName, name_of, session_of
+from pltz.datasets.turns import Message
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
@@ -108,7 +109,7 @@ Read = Callable[["ByteInput", ReadOptions], Iterator[Part]]
 @dataclass(frozen=True)
 class InputFormat:
     """One input format. ``about``: what its files are, for the help and the documents. ``suffix``: of its files, where
-    that is not the one of JSON or text.
+    that is not the one of JSON or text. ``conversation``: the messages of a log, `datasets.conversation` says which.
     """
 
     name: str
@@ -119,3 +120,4 @@ class InputFormat:
     of_value: Callable[[Any], bool] | None = None
     read: Read | None = None
     suffix: str | None = None
+    conversation: Callable[[Any], list[Message]] | None = None

@@ -70,8 +70,8 @@ def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> byt
     >>> pltz.decompress(data)[0].value
     {'messages': [{'role': 'user', 'content': 'Hello'}]}
     """
+    from pltz.datasets.conversation import seen_by
     from pltz.datasets.given import as_sessions
-    from pltz.models.target.target import as_seen_by
     from pltz.options import CompressOptions
 
     chosen = CompressOptions(**options)
@@ -79,7 +79,7 @@ def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> byt
     model, partner = _freezing_for(chosen, codec)
     found = as_sessions(sessions, chosen.format, chosen.exact)
     if model is not None:
-        found = (as_seen_by(model, session) for session in found)
+        found = (seen_by(model, session) for session in found)
     return codec.compress(found, **partner, exact=chosen.exact, **chosen.coding)
 
 
@@ -301,28 +301,33 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
     """Return the ids to prefill ``model`` with for session ``index``, (T,).
 
     Ids are themselves, and bundle tokens are the target's own where both have one tokenizer. Else a chat goes through
-    the target's template and a text through its tokenizer.
+    the target's template and a text through its tokenizer. Of an agent's log the conversation that it had does.
     """
     import numpy as np
 
     from pltz.coding.partners import bridge_between
-    from pltz.models.target.target import as_seen_by
+    from pltz.datasets.conversation import conversation, rendered, seen_by
+    from pltz.models.session.transcript import MESSAGE
 
     kind = file.info(index).kind.session
     if kind == "ids" or bridge_between(model.tokenizer_json, file.codec).identity:
         bridge = file.bridge if kind == "ids" else None
-        return file.codec.token_ids(file.reader, index, bridge=bridge, limits=file.limits)
-    return np.asarray(as_seen_by(model, file[index]).value)
+        ids = file.codec.token_ids(file.reader, index, bridge=bridge, limits=file.limits)
+        if kind == "ids" or (kind == "chat" and not np.any(ids == MESSAGE)):  # events of a log are no plain messages
+            return ids
+        messages = conversation(file[index])
+        return ids if messages is None else np.asarray(rendered(model, messages).value)
+    return np.asarray(seen_by(model, file[index]).value)
 
 
 def _attempt(item: object, model: Target | None) -> Session | PltzError:
     """Return one session, as ``model`` sees it where there is one, or the error that stopped it."""
+    from pltz.datasets.conversation import seen_by
     from pltz.datasets.given import as_session
-    from pltz.models.target.target import as_seen_by
 
     try:
         session = as_session(item)
-        return session if model is None else as_seen_by(model, session)
+        return session if model is None else seen_by(model, session)
     except PltzError as exc:
         return exc
 

@@ -4,7 +4,8 @@
     ids       0 ............... 70     70 ................... 75         75 .. 75      same tokenizer
     ids       0 .. 0                   0 .................... 0          0 ... 81      another tokenizer
 
-With the same tokenizer the ids are the tokens themselves.
+With the same tokenizer the ids are the tokens themselves. Of an agent's log they are those of the conversation that
+the agent had (`datasets.conversation`), rendered as with another tokenizer.
 
 With another tokenizer the ids are those of the rendered chat. No cut of them matches a cut of the archive's
 tokens. So all ids belong to the last segment, and are shared only by sessions that share the whole tower.
@@ -23,6 +24,9 @@ import numpy as np
 from pltz.archive.codecs.bridged import BridgedCodec
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.writing.new_session import KINDS
+from pltz.datasets import registry
+from pltz.datasets.conversation import conversation, rendered
+from pltz.datasets.input_format import HEAD
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.session import transcript
 from pltz.models.target.target import as_seen_by
@@ -78,6 +82,14 @@ class TargetTokenReader:
             and version.tokenizer != BytesCodec.tokenizer
         )
 
+    def _may_be_log(self, tower: Tower) -> bool:
+        """Return whether a tower of the bundle's tokens may be an agent's log. Most chats are none at a look."""
+        kind, tokens = KINDS[tower.version.kind], tower.tokens
+        if kind == "text" and tower.version.tokenizer == self._cold.tokenizer.fingerprint:
+            head = self._cold.tokenizer.decode(tokens[:HEAD])
+            return head.lstrip()[:1] in (b"{", b"[") or registry.of_head(head) is not None
+        return kind == "chat" and bool(np.any(tokens[:1] == transcript.LIST) or np.any(tokens == transcript.MESSAGE))
+
     def read(self, tower: Tower) -> TargetTokens:
         """Return the ids that stand for a tower.
 
@@ -85,7 +97,12 @@ class TargetTokenReader:
         """
         kind, tokenizer = KINDS[tower.version.kind], tower.version.tokenizer
         ends = list(itertools.accumulate((len(tokens) for _, tokens in tower.segments), initial=0))
-        if tokenizer in self._own and tokenizer != BytesCodec.tokenizer:
+        own = tokenizer in self._own and tokenizer != BytesCodec.tokenizer
+        messages = None if own and not self._may_be_log(tower) else conversation(self._cold.session(tower))
+        if messages is not None:
+            ids = np.asarray(rendered(self._target, messages).value, np.int32)
+            return TargetTokens(ids, [0] * len(tower.segments) + [len(ids)])
+        if own:
             tokens = tower.tokens
             begin, end = transcript.conversation_span(tokens) if kind == "chat" else (0, len(tokens))
             return TargetTokens(tokens[begin:end].astype(np.int32), [min(max(at, begin), end) - begin for at in ends])

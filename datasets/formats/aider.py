@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from pltz.datasets.byte_input import ByteInput
 from pltz.datasets.input_format import InputFormat, Part, ReadOptions
+from pltz.datasets.turns import Message, said
 from pltz.models.session.session import Session
 
 START = b"# aider chat started at "
@@ -20,6 +22,22 @@ def _read(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
     yield Part(Session("text", source.rest()), source.name, "agent log")
 
 
+def conversation(text: bytes) -> list[Message]:
+    """Return the messages of the last chat. Lines of aider itself begin with >, and no model is shown them."""
+    last = text[text.rfind(b"\n" + START) + 1 :] if b"\n" + START in text else text
+    found: list[Message] = []
+    for asked, words in itertools.groupby(_words(last), key=lambda line: line.startswith("####")):
+        lines = [line.removeprefix("####").strip() if asked else line for line in words]
+        found += said("user" if asked else "assistant", "\n".join(lines).strip())
+    return found
+
+
+def _words(text: bytes) -> Iterator[str]:
+    """Yield the lines of a chat that are no words of aider."""
+    lines = text.decode("utf-8", "replace").splitlines()[1:]
+    return (line for line in lines if not line.startswith(">"))
+
+
 FORMAT = InputFormat(
     "aider",
     "agent log",
@@ -27,4 +45,5 @@ FORMAT = InputFormat(
     of_head=lambda head: head.lstrip().startswith(START),
     read=_read,
     suffix=".md",
+    conversation=conversation,
 )

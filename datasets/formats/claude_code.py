@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pltz.datasets.input_format import InputFormat
+from pltz.datasets.turns import Message, branch, spoken
 
 MARKS = ("sessionId", "leafUuid", "parent_tool_use_id")  # one of them names the session, or a place in it
 TYPES = frozenset(("file-history-snapshot", "queue-operation", "attribution-snapshot"))  # lines of Claude Code alone
@@ -31,4 +32,37 @@ def _are_events(events: Sequence[dict[str, Any]]) -> bool:
     return any(map(_is_event, events)) and all(isinstance(event.get("type"), str) for event in events)
 
 
-FORMAT = InputFormat("claude-code", "agent log", "session files of Claude Code", of_events=_are_events)
+def conversation(events: list[dict[str, Any]]) -> list[Message]:
+    """Return the messages on the way from the root to the last message that is no subagent's.
+
+    Results of tools that were called at once hang beside that way, and so do parts of one answer: they are on it by the
+    ids of the call and of the answer.
+    """
+    talk = [event for event in events if event.get("type") in ("user", "assistant") and "message" in event]
+    own = [event for event in talk if not event.get("isSidechain")] or talk  # all of a subagent's own file
+    if not any("parentUuid" in event for event in own):
+        return [message for event in own for message in _messages(event)]
+    way = {id(event) for event in branch(events, own[-1], "uuid", "parentUuid")}
+    answers = {event["message"].get("id") for event in own if id(event) in way and event["type"] == "assistant"}
+    way |= {id(e) for e in own if e["type"] == "assistant" and e["message"].get("id") in answers - {None}}
+    calls = {part.get("id") for event in own if id(event) in way for part in _parts(event)}
+    way |= {id(e) for e in own if calls & {part.get("tool_use_id") for part in _parts(e)} - {None}}
+    return [message for event in own if id(event) in way for message in _messages(event)]
+
+
+def _parts(event: dict[str, Any]) -> list[dict[str, Any]]:
+    content = event["message"].get("content")
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+
+
+def _messages(event: dict[str, Any]) -> list[Message]:
+    return spoken(event["message"].get("role", event["type"]), event["message"].get("content"))
+
+
+FORMAT = InputFormat(
+    "claude-code",
+    "agent log",
+    "session files of Claude Code",
+    of_events=_are_events,
+    conversation=conversation,
+)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pltz.datasets.formats.messages import is_messages
 from pltz.datasets.input_format import InputFormat
+from pltz.datasets.turns import Message, answered, called, said
 
 
 def _is_message(value: Any) -> bool:
@@ -18,9 +19,30 @@ def _is_message(value: Any) -> bool:
     return value.get("type") in ("say", "ask") and value["type"] in value
 
 
+def conversation(events: list[dict[str, Any]]) -> list[Message]:
+    """Return the messages of a task as it was shown. What the model was sent is in api_conversation_history.json."""
+    found: list[Message] = []
+    for event in events:
+        kind, text = event.get(event["type"]), event.get("text")
+        if event.get("partial"):
+            continue
+        if kind in ("task", "user_feedback", "user_feedback_diff") or not found:
+            found += said("user", text)
+        elif kind == "tool":
+            found.append(called("tool", text))
+        elif kind in ("command", "browser_action", "use_mcp_server"):
+            found.append(called(kind, {"input": text}))
+        elif kind in ("command_output", "browser_action_result", "mcp_server_response"):
+            found.append(answered(text))
+        elif kind in ("text", "completion_result", "followup", "plan_mode_respond"):
+            found += said("assistant", text)
+    return found
+
+
 FORMAT = InputFormat(
     "cline",
     "agent log",
     "tasks of Cline and Roo Code",
     of_value=lambda value: bool(value) and is_messages(value, _is_message),
+    conversation=conversation,
 )

@@ -14,6 +14,7 @@ from typing import Any
 
 from pltz.datasets.formats.openai import is_items
 from pltz.datasets.input_format import InputFormat
+from pltz.datasets.turns import Message, answered, called, said
 
 TYPES = frozenset(("session_meta", "response_item", "event_msg", "turn_context", "compacted"))
 
@@ -33,5 +34,65 @@ def _is_document(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("session"), dict) and is_items(value.get("items"))
 
 
-FORMAT = InputFormat("codex", "agent log", "rollout files of Codex CLI", of_events=_are_events)
-DOCUMENT = InputFormat("codex-document", "agent log", "rollout files of early Codex CLI", of_value=_is_document)
+def conversation(events: list[dict[str, Any]]) -> list[Message]:
+    """Return the messages of a rollout: instructions and items, from the last compaction on."""
+    found: list[Message] = []
+    start: list[Message] = []
+    for event in events:
+        payload = event.get("payload")
+        if event.get("type") == "session_meta" and isinstance(payload, dict):
+            start = said("system", payload.get("base_instructions") or payload.get("instructions"))
+        elif event.get("type") == "compacted" and isinstance(payload, dict):
+            history = payload.get("replacement_history")
+            found = _items(history) if isinstance(history, list) else said("user", payload.get("message"))
+        elif event.get("type") == "response_item" and isinstance(payload, dict):
+            found += _items([payload])
+        elif isinstance(event.get("item"), dict):  # codex exec --json
+            found += _item_done(event)
+        elif "instructions" in event and "id" in event:
+            start = said("system", event["instructions"])
+        elif not isinstance(payload, dict):
+            found += _items([event])
+    return start + found
+
+
+def _items(items: list[Any]) -> list[Message]:
+    found: list[Message] = []
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "message":
+            found += said(item.get("role", "user"), item.get("content"))
+        elif kind == "agent_message":
+            found += said("user", item.get("content"))
+        elif kind in ("function_call", "custom_tool_call", "local_shell_call", "tool_search_call"):
+            arguments = item.get("arguments", item.get("input", item.get("action")))
+            found.append(called(item.get("name", kind.removesuffix("_call")), arguments))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            found.append(answered(item.get("output")))
+    return found
+
+
+def _item_done(event: dict[str, Any]) -> list[Message]:
+    item = event["item"]
+    kind = item.get("type", item.get("item_type"))
+    if event.get("type") != "item.completed":
+        return []
+    if kind == "command_execution":
+        return [called("shell", {"command": item.get("command")}), answered(item.get("aggregated_output"))]
+    return said("assistant", item.get("text")) if kind in ("agent_message", "assistant_message") else []
+
+
+def _conversation_of_document(value: dict[str, Any]) -> list[Message]:
+    return said("system", value["session"].get("instructions")) + _items(value["items"])
+
+
+FORMAT = InputFormat(
+    "codex", "agent log", "rollout files of Codex CLI", of_events=_are_events, conversation=conversation
+)
+DOCUMENT = InputFormat(
+    "codex-document",
+    "agent log",
+    "rollout files of early Codex CLI",
+    of_value=_is_document,
+    conversation=_conversation_of_document,
+)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pltz.datasets.input_format import InputFormat
+from pltz.datasets.turns import Message, answered, called, said
 
 
 def _is_event(event: dict[str, Any]) -> bool:
@@ -21,4 +22,23 @@ def _are_events(events: Sequence[dict[str, Any]]) -> bool:
     return all(map(_is_event, events))
 
 
-FORMAT = InputFormat("copilot-cli", "agent log", "session files of Copilot CLI", of_events=_are_events)
+def conversation(events: list[dict[str, Any]]) -> list[Message]:
+    """Return the messages of a session, with what a user said as the model was shown it."""
+    found: list[Message] = []
+    for event in events:
+        kind, data = event.get("type"), event.get("data")
+        if not isinstance(data, dict):
+            continue
+        if kind in ("system.message", "assistant.message", "user.message"):
+            role = str(kind).partition(".")[0]
+            found += said(role, data.get("transformedContent") or data.get("content"))
+            found += [called(call.get("name"), call.get("arguments")) for call in data.get("toolRequests") or ()]
+        elif kind == "tool.execution_complete":
+            result = data.get("result") or data.get("error") or {}
+            found.append(answered(result.get("content", result.get("message", ""))))
+    return found
+
+
+FORMAT = InputFormat(
+    "copilot-cli", "agent log", "session files of Copilot CLI", of_events=_are_events, conversation=conversation
+)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pltz.datasets.formats.messages import is_messages
 from pltz.datasets.input_format import InputFormat
+from pltz.datasets.turns import Message, answered, called, said, spoken
 
 
 def _is_step(value: Any) -> bool:
@@ -24,6 +25,38 @@ def _is_trajectory(value: Any) -> bool:
     return is_messages(value.get("messages")) and ("trajectory_format" in value or "model_stats" in value["info"])
 
 
+def conversation(value: dict[str, Any]) -> list[Message]:
+    """Return the messages that the model was shown, or where none are kept the steps of the trajectory."""
+    messages = value.get("messages") or value.get("history")
+    if not messages:
+        return [message for step in value["trajectory"] for message in _step(step)]
+    found: list[Message] = []
+    for message in messages:
+        role = message.get("role", "user")
+        if role == "tool":
+            found.append(answered(message.get("content")))
+            continue
+        if role not in ("system", "user", "assistant"):  # how the run ended
+            continue
+        found += spoken(role, message.get("content"))
+        calls = [call.get("function", {}) for call in message.get("tool_calls") or ()]
+        found += [called(call.get("name"), call.get("arguments")) for call in calls]
+    return found
+
+
+def _step(step: dict[str, Any]) -> list[Message]:
+    return [
+        *said("assistant", step.get("thought")),
+        called("shell", {"command": step.get("action")}),
+        answered(step.get("observation")),
+    ]
+
+
 FORMAT = InputFormat(
-    "swe-agent", "agent log", "trajectories of SWE-agent", of_value=_is_trajectory, suffix=".traj"
+    "swe-agent",
+    "agent log",
+    "trajectories of SWE-agent",
+    of_value=_is_trajectory,
+    suffix=".traj",
+    conversation=conversation,
 )

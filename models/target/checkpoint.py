@@ -124,6 +124,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def positions_of(folder: Path) -> int | None:
+    """Return the most tokens that the config of a model allows, None where it sets no bound. Raises ModelError."""
+    config = read_json(folder / "config.json")
+    inner = config.get("text_config")
+    found = (inner if isinstance(inner, dict) else config).get("max_position_embeddings")
+    return found if isinstance(found, int) and found > 0 else None
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files transformers loads from a folder: one, or the shards its index names.
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -399,7 +400,7 @@ class Target:
             ContentError: the tokenizer cannot take the text.
         """
         try:
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            ids = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)  # silent about a long one
         except (TypeError, ValueError) as exc:  # lone surrogates have no UTF-8
             raise ContentError(f"the target's tokenizer cannot take this text ({reason(exc)})") from exc
         return [int(i) for i in ids]
@@ -433,6 +434,21 @@ class Target:
         except Exception as exc:  # a template can raise any error of its author or of jinja
             raise ContentError(f"the target's chat template refuses this chat ({reason(exc)})") from exc
         return self.tokenize(str(text))
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the chat template writes calls of tools and their results. Many drop them without a word."""
+        call = {"type": "function", "function": {"name": "pltz_name", "arguments": {"key": "pltz_value"}}}
+        chat = [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "pltz_result"},
+        ]
+        try:
+            text = str(self.tokenizer.apply_chat_template(chat, tokenize=False))
+        except Exception:  # noqa: BLE001  # a template can raise any error of its author or of jinja
+            return False
+        return all(word in text for word in ("pltz_name", "pltz_value", "pltz_result"))
 
     def _new_cache(self) -> DynamicCache:
         from transformers import DynamicCache

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,51 @@ def test_frozen_for_a_target(run: Run, cold: Path, chats: Path, tmp_path: Path) 
     assert run("compress", chats, "-o", packed, "--target", "mini-llama").exit_code == 0
     again = lines(run("archive", "put", cold, packed, "--name", "chats/0", "--json"))
     assert again[0]["unchanged"], "the same ids for the same target, straight or by way of a file"
+
+
+def log(turns: int, words: str) -> bytes:
+    """Return a log of Claude Code, spelt as pltz would not, so that zstd keeps its bytes."""
+    rows: list[dict[str, Any]] = []
+    for n in range(turns):
+        role = ("user", "assistant")[n % 2]
+        message = {"role": role, "content": f"{n} {words}"}
+        rows.append({"type": role, "sessionId": "s", "uuid": f"u{n}", "parentUuid": f"u{n - 1}" if n else None})
+        rows[-1]["message"] = message
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def test_a_log_is_thawed_as_the_conversation_that_it_tells(run: Run, cold: Path, tmp_path: Path) -> None:
+    from pltz.models.target.target import Target
+
+    model = Target.load("mini-llama")
+    said = [{"role": ("user", "assistant")[n % 2], "content": f"{n} where is my bicycle?"} for n in range(4)]
+    for name, words in (("values", ()), ("bytes", ("--exact",))):
+        path = tmp_path / f"logs/{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(log(4, "where is my bicycle?"))
+        assert run("archive", "put", cold, path, *words).exit_code == 0
+        thawed = json.loads(run("thaw", "--archive", cold, f"logs/{name}", "--json").stdout)
+        assert thawed["tokens"] == len(model.render(said))
+        assert run("compress", path, *words, "-o", tmp_path / f"{name}.pltz").exit_code == 0
+        again = json.loads(run("thaw", tmp_path / f"{name}.pltz", "--session", 0, "--json").stdout)
+        assert again["tokens"] == thawed["tokens"]
+    rows = lines(run("archive", "put", cold, path, "--target", "mini-llama", "--tenant", "ids", "--json"))
+    assert (rows[0]["kind"], rows[0]["tokens"]) == ("ids", len(model.render(said)))
+
+
+def test_a_log_longer_than_the_target_is_refused_before_anything_is_loaded(
+    run: Run, cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pltz.models.target.target import Target
+    from tests.cli.conftest import POSITIONS
+
+    path = tmp_path / "long.jsonl"
+    path.write_bytes(log(40, "where is my bicycle? " * POSITIONS))
+    assert run("archive", "put", cold, path, "--name", "long", "--zstd-above", "1").exit_code == 0
+    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("loaded"))
+    done = run("thaw", "--archive", cold, "long")
+    assert done.exit_code == 5 and f"{POSITIONS:,} positions" in done.stderr and "--target" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.fixture

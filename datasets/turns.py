@@ -1,0 +1,144 @@
+"""Turns: messages in the form that chat templates take, and how the parts of logs become them.
+
+    {"role": "assistant", "content": "I look.", "tool_calls": [{"type": "function", "function": {"name": ..., ...}}]}
+    {"role": "tool", "content": "a.py  b.py"}
+
+They have no ids: those of a log are made by its agent, and no model was shown them as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+CALLS = ("tool_use", "server_tool_use", "toolCall", "tool-call", "tool_call")  # types of parts that call a tool
+RESULTS = ("tool_result", "tool-result")
+HIDDEN = ("thinking", "redacted_thinking", "reasoning")  # parts that a later request leaves out
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a content: a string, or parts with a text each.
+
+    >>> text_of([{"type": "text", "text": "one"}, {"type": "image"}, {"text": "two"}])
+    'one\\n[image]\\ntwo'
+    """
+    if isinstance(content, dict):
+        content = content.get("content", content.get("output", [content]))
+    if isinstance(content, str):
+        return content
+    found: list[str] = []
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, str):
+            found.append(part)
+        elif isinstance(part, dict) and isinstance(text := part.get("text", part.get("content")), str):
+            found.append(text)
+        elif isinstance(part, dict) and isinstance(part.get("type"), str):
+            found.append(f"[{part['type']}]")
+    return "\n".join(found)
+
+
+def said(role: str, content: Any) -> list[Message]:
+    """Return a message with the text of a content, or none where it has none."""
+    text = text_of(content)
+    return [{"role": role, "content": text}] if text.strip() else []
+
+
+def called(name: Any, arguments: Any) -> Message:
+    """Return a call of a tool. Arguments that are no object are kept as the one argument ``input``."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = {"input": arguments}
+    if not isinstance(arguments, dict):
+        arguments = {} if arguments is None else {"input": arguments}
+    call = {"type": "function", "function": {"name": str(name), "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def answered(content: Any) -> Message:
+    """Return the result of a tool."""
+    text = text_of(content)
+    return {"role": "tool", "content": text if text or content in (None, "", []) else json.dumps(content)}
+
+
+def spoken(role: str, content: Any) -> list[Message]:
+    """Return the messages of a content of parts: text, calls of tools and their results, without hidden reasoning."""
+    if not isinstance(content, list):
+        return said(role, content)
+    found: list[Message] = []
+    text: list[Any] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in HIDDEN:
+            continue
+        if kind not in CALLS and kind not in RESULTS:
+            text.append(part)
+            continue
+        found += said(role, text)
+        text = []
+        if kind in CALLS:
+            found.append(called(part.get("name"), part.get("input", part.get("arguments"))))
+        else:
+            found.append(answered(part.get("content")))
+    return found + said(role, text)
+
+
+def joined(messages: Iterable[Message]) -> list[Message]:
+    """Return messages with those of one role in a row made one, as a request has them.
+
+    Results of tools stay apart. Instructions that come later than the first are words of the user: many templates take
+    them only at the beginning.
+    """
+    found: list[Message] = []
+    for message in messages:
+        role = {"developer": "system"}.get(message["role"], message["role"])
+        if role == "system" and any(one["role"] != "system" for one in found):
+            role = "user"
+        last = found[-1] if found else None
+        if last is None or last["role"] != role or role == "tool":
+            found.append({**message, "role": role})
+            continue
+        last["content"] = "\n\n".join(filter(None, (last["content"], message["content"])))
+        if calls := message.get("tool_calls"):
+            last["tool_calls"] = [*last.get("tool_calls", []), *calls]
+    return found
+
+
+def without_tools(messages: Sequence[Message]) -> list[Message]:
+    """Return messages for a template that has no place for tools: calls are text of the assistant, results the user's.
+
+    >>> [message["content"] for message in without_tools([called("ls", {"path": "."}), answered("a.py")])]
+    ['ls({"path": "."})', 'a.py']
+    """
+    found: list[Message] = []
+    for message in messages:
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        lines = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
+        text = "\n".join(filter(None, (message["content"], *lines)))
+        found.append({"role": "user" if message["role"] == "tool" else message["role"], "content": text})
+    return joined(found)
+
+
+def branch(
+    events: Sequence[dict[str, Any]], leaf: dict[str, Any], key: str = "id", parent: str = "parentId"
+) -> list[dict[str, Any]]:
+    """Return the events from the root of a tree to a leaf: the branch that the agent was on. Each is met once.
+
+    >>> [event["id"] for event in branch([{"id": 1}, {"id": 2, "parentId": 1}], {"id": 3, "parentId": 1})]
+    [1, 3]
+    """
+    known = {event[key]: event for event in events if isinstance(event.get(key), str | int)}
+    found: list[dict[str, Any]] = []
+    at: dict[str, Any] | None = leaf
+    met: set[Any] = set()
+    while at is not None and id(at) not in met:
+        met.add(id(at))
+        if key in at:
+            found.append(at)
+        above = at.get(parent)
+        at = known.get(above) if isinstance(above, str | int) else None
+    return found[::-1]

@@ -1,0 +1,296 @@
+"""The conversation of each agent's log: what the model was shown, and nothing that its agent counted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pltz.datasets.conversation import conversation
+from pltz.datasets.turns import joined, without_tools
+from pltz.models.session.session import Session
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+ASKED = {"role": "user", "content": "Where is the bug?"}
+CALLED = {"role": "assistant", "content": "I look.", "tool_calls": [call("read", path="a.py")]}
+FOUND = {"role": "tool", "content": "print(1)"}
+TOLD = {"role": "assistant", "content": "In line 1."}
+ALL: list[dict[str, Any]] = [ASKED, CALLED, FOUND, TOLD]
+READ = {"path": "a.py"}
+RULES = {"role": "system", "content": "Be brief."}
+
+
+def claude(n: int, role: str, content: Any, parent: int | None, **more: Any) -> dict[str, Any]:
+    message = {"id": f"msg_{n}", "role": role, "content": content}
+    above = None if parent is None else f"u{parent}"
+    return {"type": role, "sessionId": "s", "uuid": f"u{n}", "parentUuid": above, "message": message, **more}
+
+
+CLAUDE = [
+    {"type": "summary", "summary": "a bug", "leafUuid": "u9"},
+    claude(0, "user", "Where is the bug?", None),
+    claude(1, "assistant", [{"type": "text", "text": "Elsewhere."}], 0),  # a branch that was left
+    claude(2, "assistant", [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "I look."}], 0),
+    claude(3, "assistant", [{"type": "tool_use", "id": "t", "name": "read", "input": {"path": "a.py"}}], 2),
+    claude(4, "user", [{"type": "tool_result", "tool_use_id": "t", "content": "print(1)"}], 3),
+    {"type": "progress", "sessionId": "s", "uuid": "u5", "parentUuid": "u4", "data": {"count": 7}},
+    claude(6, "user", "the task of a subagent", None, isSidechain=True),
+    claude(7, "assistant", [{"type": "text", "text": "In line 1."}], 5),
+]
+
+
+def codex(kind: str, **payload: Any) -> dict[str, Any]:
+    return {"timestamp": "2026-01-05T09:00:00.000Z", "type": kind, "payload": payload}
+
+
+CODEX = [
+    codex("session_meta", id="a", cwd="/", base_instructions={"text": "Be brief."}),
+    codex("response_item", type="message", role="user", content=[{"type": "input_text", "text": "What was before"}]),
+    codex("compacted", message="", replacement_history=[{"type": "message", **ASKED}]),
+    codex("event_msg", type="token_count", info={"total": 7}),
+    codex("response_item", type="reasoning", summary=[], encrypted_content="x"),
+    codex("response_item", type="message", role="assistant", content=[{"type": "output_text", "text": "I look."}]),
+    codex("response_item", type="function_call", name="read", arguments='{"path": "a.py"}', call_id="c"),
+    codex("response_item", type="function_call_output", call_id="c", output="print(1)"),
+    codex("response_item", type="message", role="assistant", content=[{"type": "output_text", "text": "In line 1."}]),
+]
+
+
+def copilot(kind: str, **data: Any) -> dict[str, Any]:
+    return {"type": kind, "data": data, "id": "x", "timestamp": "2026-01-05T09:00:00.000Z", "parentId": "y"}
+
+
+COPILOT = [
+    copilot("session.start", sessionId="s"),
+    copilot("system.message", role="system", content="Be brief."),
+    copilot("user.message", content="bug?", transformedContent="Where is the bug?"),
+    copilot(
+        "assistant.message",
+        content="I look.",
+        toolRequests=[{"toolCallId": "c", "name": "read", "arguments": {"path": "a.py"}}],
+    ),
+    copilot("tool.execution_complete", toolCallId="c", result={"content": "print(1)"}),
+    copilot("assistant.message", content="In line 1.", toolRequests=[]),
+]
+
+
+def pi(n: int, parent: int | None, role: str, content: Any, **more: Any) -> dict[str, Any]:
+    message = {"role": role, "content": content, **more}
+    return {"type": "message", "id": f"i{n}", "parentId": None if parent is None else f"i{parent}", "message": message}
+
+
+PI_CALL = {"type": "toolCall", "name": "read", "arguments": READ}
+PI = [
+    {"type": "session", "version": 3, "id": "s", "timestamp": "2026-01-05T09:00:00.000Z", "cwd": "/"},
+    pi(0, None, "user", "What was before"),
+    pi(1, 0, "user", [{"type": "text", "text": "Where is the bug?"}]),
+    {"type": "compaction", "id": "i2", "parentId": "i1", "summary": "We began.", "firstKeptEntryId": "i1"},
+    pi(3, 2, "assistant", "another branch"),
+    pi(4, 2, "assistant", [{"type": "text", "text": "I look."}, PI_CALL]),
+    pi(5, 4, "toolResult", [{"type": "text", "text": "print(1)"}], toolName="read"),
+    pi(6, 5, "assistant", [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "In line 1."}]),
+]
+GEMINI_CALL: dict[str, Any] = {"id": "c", "name": "read", "args": {"path": "a.py"}}
+GEMINI_CALL["result"] = [{"functionResponse": {"response": {"output": "print(1)"}}}]
+GEMINI = [
+    {"id": "1", "type": "user", "content": "Where is the bug?"},
+    {"id": "2", "type": "gemini", "content": "I look.", "toolCalls": [GEMINI_CALL], "tokens": {"total": 7}},
+    {"id": "3", "type": "info", "content": "an update"},
+    {"id": "4", "type": "gemini", "content": [{"text": "In line 1."}]},
+]
+OPENCODE = {
+    "info": {"id": "ses_1", "revert": {"messageID": "m4"}},
+    "messages": [
+        {"info": {"id": "m1", "role": "user"}, "parts": [{"type": "text", "text": "Where is the bug?"}]},
+        {
+            "info": {"id": "m2", "role": "assistant"},
+            "parts": [
+                {"type": "step-start"},
+                {"type": "reasoning", "text": "hm"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool", "tool": "read", "state": {"input": {"path": "a.py"}, "output": "print(1)"}},
+            ],
+        },
+        {"info": {"id": "m3", "role": "assistant"}, "parts": [{"type": "text", "text": "In line 1."}]},
+        {"info": {"id": "m4", "role": "user"}, "parts": [{"type": "text", "text": "taken back"}]},
+    ],
+}
+OPENHANDS = [
+    {"id": 0, "source": "agent", "action": "system", "args": {"content": "Be brief."}},
+    {"id": 1, "source": "user", "action": "message", "args": {"content": "Where is the bug?"}},
+    {"id": 2, "source": "agent", "action": "read", "args": {"path": "a.py", "thought": "I look.", "start": 0}},
+    {"id": 3, "source": "environment", "observation": "read", "content": "print(1)"},
+    {"id": 4, "source": "environment", "observation": "agent_state_changed", "content": ""},
+    {"id": 5, "source": "agent", "action": "finish", "args": {"final_thought": "In line 1."}},
+]
+SWE = {
+    "trajectory": [],
+    "info": {},
+    "history": [
+        RULES,
+        ASKED,
+        {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "c", **call("read")}]},
+        {"role": "tool", "content": [{"type": "text", "text": "print(1)"}], "tool_call_ids": ["c"]},
+        TOLD,
+    ],
+}
+SWE["history"][2]["tool_calls"][0]["function"] = {"name": "read", "arguments": '{"path": "a.py"}'}  # type: ignore[index]
+ANTIGRAVITY = {
+    "sessionId": "s",
+    "turns": [
+        {"role": "user", "parts": [{"text": "Where is the bug?"}]},
+        {"role": "model", "parts": [{"text": "I look."}, {"functionCall": {"name": "read", "args": {"path": "a.py"}}}]},
+        {"role": "user", "parts": [{"functionResponse": {"name": "read", "response": {"content": "print(1)"}}}]},
+        {"role": "model", "parts": [{"text": "In line 1."}]},
+    ],
+}
+HARNESS = [
+    {"type": "session", "version": 0, "id": "s", "createdAt": 0},
+    {"type": "request/header", "seq": 1, "time": 0, "data": {"header": {"system": "Be brief.", "config": {}}}},
+    {"type": "user/message", "seq": 2, "time": 0, "data": {"content": [{"type": "text", "text": "Where is the bug?"}]}},
+    {
+        "type": "assistant/message",
+        "seq": 3,
+        "time": 0,
+        "data": {
+            "content": [
+                {"type": "text", "text": "I look."},
+                {"type": "tool-call", "id": "c", "name": "read", "arguments": '{"path": "a.py"}'},
+            ]
+        },
+    },
+    {"type": "tool/call", "seq": 4, "time": 0, "data": {"callId": "c", "name": "read", "arguments": "{}"}},
+    {"type": "tool/result", "seq": 5, "time": 0, "data": {"content": [{"type": "text", "text": "print(1)"}]}},
+    {"type": "assistant/message", "seq": 6, "time": 0, "data": {"content": [{"type": "text", "text": "In line 1."}]}},
+]
+LINES: list[dict[str, Any]] = [{**message, "timestamp": n} for n, message in enumerate(ALL)]
+CLINE = [
+    {"ts": 1, "type": "say", "say": "text", "text": "Where is the bug?"},
+    {"ts": 2, "type": "say", "say": "text", "text": "I look."},
+    {"ts": 3, "type": "ask", "ask": "tool", "text": '{"tool": "readFile"}'},
+    {"ts": 4, "type": "say", "say": "completion_result", "text": "In line 1."},
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (CLAUDE, ALL),
+        (CODEX, [RULES, *ALL]),
+        (COPILOT, [RULES, *ALL]),
+        (PI, [{"role": "user", "content": "We began.\n\nWhere is the bug?"}, *ALL[1:]]),
+        ({"sessionId": "s", "projectHash": "p", "messages": GEMINI}, ALL),
+        ([{"sessionId": "s", "projectHash": "p"}, *GEMINI], ALL),
+        (OPENCODE, ALL),
+        (OPENHANDS, [RULES, *ALL]),
+        ({"instance_id": "a", "history": OPENHANDS}, [RULES, *ALL]),
+        (SWE, [RULES, *ALL]),
+        (ANTIGRAVITY, ALL),
+        (HARNESS, [RULES, *ALL]),
+        (LINES, ALL),
+        ([{"role": str(event["type"]), "content": "", "raw": event} for event in CLAUDE], ALL),
+    ],
+)
+def test_what_the_model_was_shown(value: Any, wanted: list[Any]) -> None:
+    assert conversation(Session("chat", value)) == wanted
+    text = json.dumps(value, indent=1).encode()
+    assert conversation(Session("text", text)) == wanted
+    if isinstance(value, list):
+        rows = b"".join(json.dumps(row).encode() + b"\n" for row in value)
+        assert conversation(Session("text", rows)) == wanted
+
+
+def test_cline_as_it_was_shown() -> None:
+    found = conversation(Session("chat", CLINE))
+    assert found is not None and [message["role"] for message in found] == ["user", "assistant"]
+    assert found[0] == ASKED and found[1]["content"] == "I look.\n\nIn line 1."
+
+
+AIDER = b"""# aider chat started at 2026-01-01 10:00:00
+
+#### an older chat
+
+# aider chat started at 2026-01-02 10:00:00
+
+> Added a.py to the chat
+#### Where is
+#### the bug?
+
+In line 1.
+
+> Applied edit to a.py
+#### Thanks
+"""
+SPECSTORY = b"""<!-- Generated by SpecStory -->
+# Bug
+
+_**User**_
+
+Where is the bug?
+
+---
+
+_**Assistant (claude)**_
+
+In line 1.
+"""
+
+
+def test_markdown() -> None:
+    assert conversation(Session("text", AIDER)) == [
+        {"role": "user", "content": "Where is\nthe bug?"}, TOLD, {"role": "user", "content": "Thanks"}
+    ]
+    assert conversation(Session("text", SPECSTORY)) == [ASKED, TOLD]
+
+
+def test_calls_at_once_keep_all_their_results() -> None:
+    calls = [{"type": "tool_use", "id": f"t{n}", "name": "ls", "input": {"n": n}} for n in range(2)]
+    events = [claude(0, "user", "Look.", None)]
+    for n in range(2):  # one answer in two events, and the results beside the way
+        events.append(claude(1 + n, "assistant", [calls[n]], n))
+        events[-1]["message"]["id"] = "msg"
+    for n in range(2):
+        result = {"type": "tool_result", "tool_use_id": f"t{n}", "content": str(n)}
+        events.append(claude(3 + n, "user", [result], 1 + n))
+    events.append(claude(5, "assistant", "Done.", 4))
+    found = conversation(Session("chat", events))
+    assert found is not None
+    assert [message["content"] for message in found] == ["Look.", "", "0", "1", "Done."]
+    assert len(found[1]["tool_calls"]) == 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"messages": ALL},
+        [ASKED, TOLD],
+        {"a": 1},
+        [{"type": "user", "sessionId": "s", "message": 7}],
+        [{"type": "user", "sessionId": "s", "uuid": "a", "parentUuid": "a", "message": {}}],
+        {"sessionId": "s", "projectHash": "p", "messages": [7]},
+    ],
+)
+def test_what_tells_no_conversation(value: Any) -> None:
+    assert conversation(Session("chat", value)) is None
+
+
+def test_what_is_no_log() -> None:
+    assert conversation(Session("text", b"a text")) is None
+    assert conversation(Session("text", b'{"a": 1}\n{"b"')) is None
+    assert conversation(Session("ids", [1, 2])) is None
+
+
+def test_a_template_without_tools_gets_text() -> None:
+    assert without_tools(ALL) == [
+        ASKED,
+        {"role": "assistant", "content": 'I look.\nread({"path": "a.py"})'},
+        {"role": "user", "content": "print(1)"},
+        TOLD,
+    ]
+    later = joined([ASKED, {"role": "developer", "content": "Stop."}, TOLD])
+    assert later == [{"role": "user", "content": "Where is the bug?\n\nStop."}, TOLD]
