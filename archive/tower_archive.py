@@ -865,7 +865,7 @@ class TowerArchive:
         told: Told | None = None,
     ) -> list[Tower]:
         leaves = [v.leaf for v in versions]
-        chains = Chains(self.catalog, self.codecs, known, heard, near=self._writer.neighbours.towers, told=told)
+        chains = Chains(self.catalog, self.codecs, known, heard, recent=self._writer.neighbours.towers, told=told)
         chains.load(leaves)
         return [Tower(v, chains.version(v)) for v in versions]
 

@@ -1,4 +1,4 @@
-"""The options that `pltz.compress` and its kin share: as keywords for callers, and as a frozen object.
+"""The options that `pltz.compress` and similar calls share: as keywords for callers, and as a frozen object.
 
 def compress(sessions, **options: Unpack[CompressKeywords]):
     chosen = CompressOptions(**options)        # with the defaults; TypeError for a keyword that is none

@@ -183,8 +183,8 @@ def context_after(neighbour: Segments, above: Collection[bytes], own: Tokens, co
         if name not in above and room > 0:
             parts.append(tokens[:room])
             room -= len(parts[-1])
-    near = np.concatenate(parts)
-    return np.concatenate([near, mark, own]) if len(near) else own
+    before = np.concatenate(parts)
+    return np.concatenate([before, mark, own]) if len(before) else own
 
 
 def _no_codec(item: Found) -> BundleMismatch:
@@ -219,9 +219,9 @@ def _is_whole(
     while at not in whole:
         chain[at] = None
         places = [] if at in bad else catalog.lookup.find(SEGMENTS, at)
-        near = {place.record.neighbour for place in places if may_serve(place, hops)}
-        lacks = not near or places[0].record.parent in chain
-        if lacks or not any(one == NONE or _is_whole(catalog, one, bad, known, hops + 1) for one in near):
+        neighbours = {place.record.neighbour for place in places if may_serve(place, hops)}
+        lacks = not neighbours or places[0].record.parent in chain
+        if lacks or not any(one == NONE or _is_whole(catalog, one, bad, known, hops + 1) for one in neighbours):
             whole[at] = False
             break
         at = places[0].record.parent
@@ -262,7 +262,7 @@ class Chains:
     Args:
         known: segments that the caller already has.
         heard: as in `decode_records`.
-        near: towers of neighbours that are remembered; those decoded are added.
+        recent: towers of neighbours that are remembered; those decoded are added.
         told: called for tokens of these towers that are still being decoded (`codecs.codec.Queueing`), never for those
             of a neighbour.
         runs: whether to read runs at all.
@@ -276,15 +276,15 @@ class Chains:
         known: Mapping[bytes, KnownSegment] | None = None,
         heard: Heard | None = None,
         *,
-        near: RecentTowers | None = None,
+        recent: RecentTowers | None = None,
         told: Told | None = None,
         runs: bool = True,
         hops: int = 0,
     ):
-        self._runs, self._hops, self._recent, self._told = runs, hops, near, told
-        self._near: dict[bytes, Segments | PltzError] = {}  # towers of neighbours
+        self._runs, self._hops, self._recent, self._told = runs, hops, recent, told
+        self._neighbours: dict[bytes, Segments | PltzError] = {}  # towers of neighbours
         self._domains: dict[bytes, set[tuple[int, bytes]]] = {}  # kinds and ids of the domains of neighbours
-        self._near_chains: Chains | None = None
+        self._neighbour_chains: Chains | None = None
         self._used_runs = False
         self._above: dict[bytes, bytes] = {}  # parents of the segments of runs
         self.catalog, self.codecs, self._heard = catalog, codecs, heard
@@ -306,8 +306,8 @@ class Chains:
         for segment in fresh:
             levels.setdefault(self._depth[segment], []).append(segment)
         self.load_neighbours([self._places[segment][0] for segment in fresh if segment in self._places])
-        if self._near_chains:
-            self._answers |= self._near_chains.decoded([s for s in fresh if s not in self._answers])
+        if self._neighbour_chains:
+            self._answers |= self._neighbour_chains.decoded([s for s in fresh if s not in self._answers])
         ordered = [levels[depth] for depth in sorted(levels)]
         if all(len(level) == 1 for level in ordered):
             self._decode_path([segment for (segment,) in ordered if segment not in self._answers])
@@ -316,7 +316,7 @@ class Chains:
 
     def decoded(self, segments: Collection[bytes]) -> dict[bytes, Answer]:
         """Return the tokens, (T,), of those of these segments that were decoded already and are not in runs."""
-        found = self._near_chains.decoded(segments) if self._near_chains else {}
+        found = self._neighbour_chains.decoded(segments) if self._neighbour_chains else {}
         for s in segments:
             answer, places = self._answers.get(s), self._places.get(s, ())
             if isinstance(answer, np.ndarray) and places and not any(i.context.mode >= RUN for i in places):
@@ -343,7 +343,7 @@ class Chains:
                 raise
             try:
                 facts = self.catalog, self.codecs, self._known, self._heard
-                return Chains(*facts, near=self._recent, runs=False, hops=self._hops)._tower(leaf)
+                return Chains(*facts, recent=self._recent, runs=False, hops=self._hops)._tower(leaf)
             except PltzError:
                 pass
             raise
@@ -380,14 +380,14 @@ class Chains:
         own = self._own_above(item, reach if item.context.mode & TOWER else 0)
         if item.record.neighbour == NONE or isinstance(own, PltzError):
             return own
-        near = self._near[item.record.neighbour]
-        if isinstance(near, PltzError):
-            return near
+        neighbour = self._neighbours[item.record.neighbour]
+        if isinstance(neighbour, PltzError):
+            return neighbour
         if not self._may_name(item):
             return CorruptError(
                 f"segment {(item.record.id or NONE).hex()} is coded after a segment of another tenant: crafted"
             )
-        return context_after(near, self._ancestors(item.record.parent), own, codec) if codec else own
+        return context_after(neighbour, self._ancestors(item.record.parent), own, codec) if codec else own
 
     def _own_above(self, item: Found, left: int) -> Answer:
         """Return the last ``left`` tokens of the tower of a record's parent, or the error that hides them."""
@@ -423,20 +423,20 @@ class Chains:
 
         Errors are kept, and returned by `above`.
         """
-        wanted = {item.record.neighbour for item in items} - self._near.keys() - {NONE}
+        wanted = {item.record.neighbour for item in items} - self._neighbours.keys() - {NONE}
         for leaf in sorted(wanted):
             if self._recent and (known := self._recent.get(leaf)):
-                self._near[leaf] = known
-        if missing := sorted(wanted - self._near.keys()):
-            if self._near_chains is None:
+                self._neighbours[leaf] = known
+        if missing := sorted(wanted - self._neighbours.keys()):
+            if self._neighbour_chains is None:
                 facts = self.catalog, self.codecs, self._known, self._heard
-                self._near_chains = Chains(*facts, near=self._recent, hops=self._hops + 1)
-            self._near_chains.load(missing)
+                self._neighbour_chains = Chains(*facts, recent=self._recent, hops=self._hops + 1)
+            self._neighbour_chains.load(missing)
             for leaf in missing:
                 try:
-                    self._near[leaf] = found = self._near_chains.tower(leaf)
+                    self._neighbours[leaf] = found = self._neighbour_chains.tower(leaf)
                 except PltzError as exc:
-                    self._near[leaf] = exc
+                    self._neighbours[leaf] = exc
                 else:
                     if self._recent:
                         self._recent.add(found)

@@ -88,8 +88,8 @@ class BridgedCodec:
         self._vocabulary = bundle.tokenizer.fingerprint
         self._again = partial(BridgedCodec, bridge=bridge, device=device, threads=threads, layout=layout)
 
-    def kin(self, bundle_id: bytes) -> BridgedCodec | None:
-        """Return the same codec with another bundle, as `codec.Kin` says."""
+    def with_bundle(self, bundle_id: bytes) -> BridgedCodec | None:
+        """Return the same codec with another bundle, as `codec.AnyBundle` says."""
         bundle = embedded(bundle_id, self._vocabulary)
         return self._again(bundle) if bundle else None
 

@@ -157,10 +157,10 @@ class Queueing(Protocol):
 
 
 @runtime_checkable
-class Kin(Protocol):
+class AnyBundle(Protocol):
     """A codec that can be made for another bundle of the same vocabulary."""
 
-    def kin(self, bundle_id: bytes) -> SegmentCodec | None:
+    def with_bundle(self, bundle_id: bytes) -> SegmentCodec | None:
         """Return the same codec with the embedded bundle of this id.
 
         None if there is none, or its vocabulary differs.
@@ -297,8 +297,8 @@ class BundleCodec:
         self._coder = bundle.coder(device, threads)
         self._again = partial(BundleCodec, device=device, threads=threads, layout=layout)
 
-    def kin(self, bundle_id: bytes) -> BundleCodec | None:
-        """Return the same codec with another bundle, as `Kin` says."""
+    def with_bundle(self, bundle_id: bytes) -> BundleCodec | None:
+        """Return the same codec with another bundle, as `AnyBundle` says."""
         bundle = embedded(bundle_id, self.tokenizer)
         return self._again(bundle) if bundle else None
 

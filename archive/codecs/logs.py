@@ -55,8 +55,8 @@ class LogCodec:
     def _coder(self) -> LogCoder:
         return LogCoder(self._bundle, self._bundle.coder(self._device, self._threads))
 
-    def kin(self, bundle_id: bytes) -> LogCodec | None:
-        """Return the same codec with another embedded bundle, as `codec.Kin` says. Any vocabulary will do."""
+    def with_bundle(self, bundle_id: bytes) -> LogCodec | None:
+        """Return the same codec with another embedded bundle, as `codec.AnyBundle` says. Any vocabulary will do."""
         from pltz.models.bundle.bundle import Bundle
 
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import overload
 
-from pltz.archive.codecs.codec import IdsCodec, Kin, SegmentCodec
+from pltz.archive.codecs.codec import AnyBundle, IdsCodec, SegmentCodec
 from pltz.archive.format.context import CODING, Context
 
 _Needs = tuple[bytes, int, bytes, int]  # bundle, contract, tokenizer, bits of the mode that say how it was coded
@@ -64,8 +64,9 @@ class CodecRegistry(Sequence[SegmentCodec]):
         """Return a codec that follows from one at hand and decodes a context; None if there is none."""
         if IdsCodec.fits(context):
             return IdsCodec(context.tokenizer)
-        alike = next((c for c in self._registered if isinstance(c, Kin) and c.tokenizer == context.tokenizer), None)
-        other = alike.kin(context.bundle) if isinstance(alike, Kin) else None
+        same = (codec for codec in self._registered if codec.tokenizer == context.tokenizer)
+        alike = next((codec for codec in same if isinstance(codec, AnyBundle)), None)
+        other = alike.with_bundle(context.bundle) if alike is not None else None
         return other if other is not None and _decodes(other, needs) else None
 
     @overload

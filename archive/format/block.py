@@ -163,7 +163,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
     for row in range(len(rows) - 1, -1, -1):
         if (name := ids[row]) is not None:
             first[name] = row
-    above, near = _references(parents, first, table), _references(neighbours, first, table)
+    above, beside = _references(parents, first, table), _references(neighbours, first, table)
     # numbers become columns, of which only those with a value above zero are stored
     columns: dict[int, Sequence[int]] = {
         KIND: kinds,
@@ -176,7 +176,7 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
         VERSION: [v - 1 if k & SESSION else 0 for v, k in zip(versions, kinds, strict=True)],
         TIME: [t - fields.time if k & SESSION else 0 for t, k in zip(times, kinds, strict=True)],
         TAGS: list(map(len, tags)),
-        HAS_NEIGHBOUR: [int(how != ABSENT) for how, _ in near],
+        HAS_NEIGHBOUR: [int(how != ABSENT) for how, _ in beside],
     }
     if any(marks):
         columns[TOKENS] = [m.counter if m else t for m, t in zip(marks, tokens, strict=True)]
@@ -205,8 +205,8 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
             *(name[:SEGMENT_SIZE] for name in ids if name is not None),
             *(m.version for m in marks if m),
             *(p[:SEGMENT_SIZE] for p, (how, _) in zip(parents, above, strict=True) if how == INLINE),
-            _packed_near(near),
-            *(n[:SEGMENT_SIZE] for n, (how, _) in zip(neighbours, near, strict=True) if how == INLINE),
+            _packed_neighbours(beside),
+            *(n[:SEGMENT_SIZE] for n, (how, _) in zip(neighbours, beside, strict=True) if how == INLINE),
             *titles,
             *tags,
             *(zlib.crc32(piece).to_bytes(CHECK, "little") for piece in body),
@@ -278,9 +278,9 @@ def _references(
     return found
 
 
-def _packed_near(near: Sequence[tuple[int, int]]) -> bytes:
+def _packed_neighbours(references: Sequence[tuple[int, int]]) -> bytes:
     """Return the references to neighbours, of the records that have one: a byte with the bits of each, and these."""
-    values = [number + ROWS * (how == TABLE) for how, number in near if how != ABSENT]
+    values = [number + ROWS * (how == TABLE) for how, number in references if how != ABSENT]
     if not values:
         return b""
     width = max(values).bit_length()
@@ -680,8 +680,8 @@ def _place_parts(block: Block, columns: list[_Column], end: int) -> None:
         segments = kinds.many.count(SEGMENT) + kinds.many.count(BOTH)
     block._versions = block._ids + SEGMENT_SIZE * segments
     block._parents = block._versions + SIZE * marks
-    near = block._parents + SEGMENT_SIZE * _times(columns[PARENT_KIND], INLINE, count)
-    block._neighbours = _read_near(block, columns, near, end) if columns[HAS_NEIGHBOUR].high else near
+    at = block._parents + SEGMENT_SIZE * _times(columns[PARENT_KIND], INLINE, count)
+    block._neighbours = _read_neighbours(block, columns, at, end) if columns[HAS_NEIGHBOUR].high else at
     block._names = block._neighbours + SEGMENT_SIZE * _times(columns[NEIGHBOUR_KIND], INLINE, count)
     block._name_sizes = columns[NAME].list(count)
     block._tags = block._names + columns[NAME].total
@@ -692,7 +692,7 @@ def _place_parts(block: Block, columns: list[_Column], end: int) -> None:
         raise _wrong(block.offset, "has parts that do not fill it")
 
 
-def _read_near(block: Block, columns: list[_Column], at: int, end: int) -> int:
+def _read_neighbours(block: Block, columns: list[_Column], at: int, end: int) -> int:
     """Make columns of the references to neighbours that begin at a byte of the head; return where they end.
 
     Raises CorruptError where they do not fit.

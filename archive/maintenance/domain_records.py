@@ -21,10 +21,10 @@ from pltz.plt_codec.identity import NONE
 
 @dataclass
 class _PackRecords:
-    """The records of one pack. ``near``: neighbour -> (context, segment) of each record that names it."""
+    """The records of one pack. ``named_by``: neighbour -> (context, segment) of each record that names it."""
 
     segments: set[bytes] = field(default_factory=set)
-    near: dict[bytes, list[tuple[Context, bytes]]] = field(default_factory=dict)
+    named_by: dict[bytes, list[tuple[Context, bytes]]] = field(default_factory=dict)
     runs: bool = False
 
 
@@ -56,7 +56,7 @@ class DomainRecords:
     @property
     def have_dead_copies(self) -> bool:
         """Return whether a run or a neighbour may have left records of sessions that are gone."""
-        return any(found.runs or found.near for found in self._packs.values())
+        return any(found.runs or found.named_by for found in self._packs.values())
 
     def coded_after(self, segments: Collection[bytes]) -> set[bytes]:
         """Return the segments of which a record that opens names one of these as its neighbour."""
@@ -64,8 +64,8 @@ class DomainRecords:
         return {
             name
             for found in self._packs.values()
-            for near in found.near.keys() & segments
-            for context, name in found.near[near]
+            for neighbour in found.named_by.keys() & segments
+            for context, name in found.named_by[neighbour]
             if not gone(context, name)
         }
 
@@ -83,7 +83,7 @@ class DomainRecords:
                 found.segments.add(record.id)
                 found.runs |= bool(context.mode & RUN)
                 if record.neighbour != NONE:
-                    found.near.setdefault(record.neighbour, []).append((context, record.id))
+                    found.named_by.setdefault(record.neighbour, []).append((context, record.id))
         except FormatError as exc:
             raise ArchiveError(f"pack {pack.hex()} is damaged ({exc}): repair first") from exc
         return found

@@ -29,7 +29,7 @@ CACHE = 2048  # KiB; SQLite takes about twice that with its temporary tables
 PLACE_BITS = 37  # low bits of ``at`` that hold the offset of the block and the row; the pack's number is above them
 ROW_BITS = 7
 SEGMENT, SESSION, MARK = 1, 2, 4  # parts of a record
-IN_RUN, A_RUN, PLAIN, NEAR = 0, 1, 2, 3  # kinds of segments; the last have a neighbour
+IN_RUN, A_RUN, PLAIN, AFTER_NEIGHBOUR = 0, 1, 2, 3  # kinds of segments; the last have a neighbour
 OLDER = -1  # kind of a version that its record has beside that in its fields
 
 TABLES = """
@@ -56,11 +56,11 @@ INSERT INTO passed_over SELECT at, size FROM segments
     WHERE kind = {IN_RUN} AND parent NOT IN (SELECT id FROM segments WHERE kind < {PLAIN});
 DELETE FROM segments WHERE at IN (SELECT at FROM passed_over);
 CREATE TABLE choice AS
-    SELECT id AS name, kind AS chosen, parent AS above, neighbour AS near, min(kind << 60 | at) FROM segments
+    SELECT id AS name, kind AS chosen, parent AS above, neighbour AS beside, min(kind << 60 | at) FROM segments
     WHERE id IN (SELECT id FROM segments WHERE kind <> {PLAIN}) GROUP BY id;
 CREATE INDEX choices ON choice (name);
 INSERT INTO passed_over SELECT at, size FROM segments JOIN choice ON name = id
-    WHERE (kind, parent, neighbour) <> (chosen, above, near);
+    WHERE (kind, parent, neighbour) <> (chosen, above, beside);
 DELETE FROM segments WHERE at IN (SELECT at FROM passed_over);
 DELETE FROM versions WHERE rowid IN (SELECT place FROM (
     SELECT rowid AS place, rank() OVER (PARTITION BY id ORDER BY tokens DESC) AS place_by_tokens
@@ -68,7 +68,8 @@ DELETE FROM versions WHERE rowid IN (SELECT place FROM (
 """
 ANY_CHOICE = f"SELECT 1 FROM segments WHERE kind <> {PLAIN} LIMIT 1"
 SEVERAL = f"""
-SELECT id FROM segments WHERE kind = {NEAR} AND id NOT IN (SELECT id FROM segments WHERE kind < {NEAR})
+SELECT id FROM segments WHERE kind = {AFTER_NEIGHBOUR}
+    AND id NOT IN (SELECT id FROM segments WHERE kind < {AFTER_NEIGHBOUR})
 GROUP BY id HAVING count(DISTINCT neighbour) > 1
 """
 RECORDS = "SELECT DISTINCT parent, neighbour FROM segments WHERE id = ? ORDER BY kind, at"
@@ -103,7 +104,7 @@ INSERT INTO live
 """
 LACKING = "SELECT id FROM live WHERE id NOT IN (SELECT id FROM segment) LIMIT 1"
 # A collector without grace may have freed a part of a version that was forgotten, and it cannot be brought back.
-BY_ABOVE = "CREATE INDEX above ON segment (parent); CREATE INDEX near ON segment (neighbour);"
+BY_ABOVE = "CREATE INDEX above ON segment (parent); CREATE INDEX beside ON segment (neighbour);"
 BROKEN = f"""
 DELETE FROM live_version WHERE id IN (SELECT id FROM mark WHERE verb = {FORGET}) AND leaf IN (
     WITH RECURSIVE broken (id) AS (
@@ -129,14 +130,14 @@ ORDER BY id
 CHILDREN = "CREATE INDEX IF NOT EXISTS child ON live_segment (parent)"
 PLACED = """
 DROP VIEW IF EXISTS placed;
-CREATE TEMP VIEW placed AS SELECT own.*, coalesce(third.first, second.first, near.first, own.first) * 4
-    + (near.id IS NOT NULL) + (second.id IS NOT NULL) + (third.id IS NOT NULL) AS rank
-FROM live_segment AS own LEFT JOIN segment AS near ON near.id = own.neighbour
-    LEFT JOIN segment AS second ON second.id = near.neighbour
+CREATE TEMP VIEW placed AS SELECT own.*, coalesce(third.first, second.first, one.first, own.first) * 4
+    + (one.id IS NOT NULL) + (second.id IS NOT NULL) + (third.id IS NOT NULL) AS rank
+FROM live_segment AS own LEFT JOIN segment AS one ON one.id = own.neighbour
+    LEFT JOIN segment AS second ON second.id = one.neighbour
     LEFT JOIN segment AS third ON third.id = second.neighbour;
 """
 PLACED_ALONE = "DROP VIEW IF EXISTS placed; CREATE TEMP VIEW placed AS SELECT *, 0 AS rank FROM live_segment"
-ANY_NEAR = f"SELECT 1 FROM live_segment WHERE neighbour <> x'{NONE.hex()}' LIMIT 1"
+ANY_NEIGHBOUR = f"SELECT 1 FROM live_segment WHERE neighbour <> x'{NONE.hex()}' LIMIT 1"
 SEGMENTS = f"""
 WITH RECURSIVE tree (id, first, stays, depth, rank) AS (
     SELECT id, first, stays, 0, rank FROM placed WHERE parent = x'{NONE.hex()}'
@@ -216,7 +217,7 @@ class LiveSet:
         """
         kind = IN_RUN if mode == WITHIN else A_RUN if mode & RUN else PLAIN
         if record.neighbour != NONE:
-            kind = NEAR
+            kind = AFTER_NEIGHBOUR
         if not self._packs or self._packs[-1] != location.pack:
             self._packs.append(location.pack)
         place = location.offset << ROW_BITS | location.row
@@ -274,8 +275,8 @@ class LiveSet:
         """
         with _named():
             self._db.execute(CHILDREN)
-            near = self._db.execute(ANY_NEAR).fetchone()
-            self._db.executescript(PLACED if near else PLACED_ALONE)
+            any_neighbour = self._db.execute(ANY_NEIGHBOUR).fetchone()
+            self._db.executescript(PLACED if any_neighbour else PLACED_ALONE)
             for query in (SEGMENTS, VERSIONS, MARKS):
                 for at, parts in self._db.execute(query):
                     offset, row = divmod(at & (1 << PLACE_BITS) - 1, 1 << ROW_BITS)
@@ -284,8 +285,8 @@ class LiveSet:
     def coded_after_orphans(self) -> list[bytes]:
         """Return the live segments whose neighbour no version has any more, forgotten versions included."""
         with _named():
-            near = self._db.execute(ANY_NEAR).fetchone()
-            return [segment for (segment,) in self._db.execute(ORPHANED)] if near else []
+            any_neighbour = self._db.execute(ANY_NEIGHBOUR).fetchone()
+            return [segment for (segment,) in self._db.execute(ORPHANED)] if any_neighbour else []
 
     def weights(self) -> dict[bytes, tuple[int, int]]:
         """Return for each pack the approximate bytes of all its records and of its live ones.
@@ -305,8 +306,8 @@ class LiveSet:
         keep = {}
         for segment in several:
             found = list(self._db.execute(RECORDS, (segment,)))
-            near = (n for most in range(LAST) for _, n in found if self._reads(n, most, known))
-            keep[segment] = next(near, found[0][1])
+            readable = (n for most in range(LAST) for _, n in found if self._reads(n, most, known))
+            keep[segment] = next(readable, found[0][1])
         self._db.executemany(DEEPER, keep.items())
         self._db.execute("DELETE FROM segments WHERE at IN (SELECT at FROM passed_over)")
         self._db.execute("DROP INDEX record")
@@ -322,8 +323,8 @@ class LiveSet:
             path.append((at, most))
             known[at, most] = False  # where its parents lead back to it
             found = list(self._db.execute(RECORDS, (at,)))
-            near = [neighbour for _, neighbour in found]
-            whole = NONE in near or any(self._reads(n, most - 1, known) for n in near if most)
+            neighbours = [neighbour for _, neighbour in found]
+            whole = NONE in neighbours or any(self._reads(n, most - 1, known) for n in neighbours if most)
             at = found[0][0] if found else NONE
         known |= dict.fromkeys(path, whole)
         return whole

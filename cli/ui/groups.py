@@ -54,7 +54,7 @@ class Interrupted(Exception):
     """The user stopped a command. The message says what was written before."""
 
 
-class Whole(click.Command):
+class SentenceCommand(click.Command):
     """A command whose line in the help of its group is a whole sentence, however wide the terminal."""
 
     def get_short_help_str(self, limit: int = 0) -> str:
@@ -66,7 +66,7 @@ class Whole(click.Command):
         return list(HELP)
 
 
-class Command(Whole):
+class Command(SentenceCommand):
     """A click command whose help ends with examples.
 
     Args:
@@ -141,7 +141,7 @@ def is_name(word: str, options: Mapping[str, int]) -> bool:
     return len(word) > 2 and any(options.get(f"-{letter}") != 0 for letter in word[1:])
 
 
-class _Suggesting(Whole, click.Group):
+class _Suggesting(SentenceCommand, click.Group):
     """A group that suggests a command for a misspelt one, or for one of another group."""
 
     def resolve_command(

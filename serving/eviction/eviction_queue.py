@@ -1,4 +1,4 @@
-"""Waiting: evictions in memory, from `on_evict` until they are durable.
+"""The queue of evictions: in memory, from `on_evict` until they are durable.
 
 It keeps their tickets, the memory they take, and counts of refused and dropped ones.
 
@@ -25,7 +25,7 @@ from pltz.serving.eviction.token_buffer import EvictionRefused
 GROUP, MOST = 32 << 20, 1024  # bytes and evictions per write, taken while the lock is held
 SIZE = Eviction._fields.index("size")
 OVERHEAD = 512  # bytes per eviction in memory, without its ids
-HOLES = 1024  # ranges of lost tickets that are kept apart
+LOST_RANGES = 1024  # ranges of lost tickets that are kept apart
 # seconds: upper ends of the buckets of `Counts.latency`
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -62,7 +62,7 @@ class EvictionQueue:
         # each becomes an Eviction when it is taken: making one costs time
         self._queue: deque[tuple[Any, ...]] = deque()
         self._memory = 0  # bytes
-        self._holes: list[list[int]] = []
+        self._lost: list[list[int]] = []
         # Held for a few statements at a time. Reentrant, since an eviction may come from a finalizer.
         self._lock = threading.RLock()
 
@@ -124,25 +124,25 @@ class EvictionQueue:
             self._memory -= size
             self.until = ticket
 
-    def hole(self, ticket: int) -> None:
+    def lose(self, ticket: int) -> None:
         """Record that a ticket will not become durable.
 
         If there are very many, some durable ones count as lost.
         """
         with self._lock:
-            holes = self._holes
-            if holes and holes[-1][1] + 1 >= ticket >= holes[-1][0]:
-                holes[-1][1] = max(holes[-1][1], ticket)
+            ranges = self._lost
+            if ranges and ranges[-1][1] + 1 >= ticket >= ranges[-1][0]:
+                ranges[-1][1] = max(ranges[-1][1], ticket)
             else:
-                holes.append([ticket, ticket])
-                holes.sort()
-                if len(holes) > HOLES:
-                    holes[:2] = [[holes[0][0], holes[1][1]]]
+                ranges.append([ticket, ticket])
+                ranges.sort()
+                if len(ranges) > LOST_RANGES:
+                    ranges[:2] = [[ranges[0][0], ranges[1][1]]]
 
     def durable(self, ticket: int) -> bool:
         """Return whether the eviction of a ticket is on disk."""
         with self._lock:
-            lost = any(first <= ticket <= last for first, last in self._holes)
+            lost = any(first <= ticket <= last for first, last in self._lost)
             return 0 < ticket <= self.until and not lost
 
     def _drop(self) -> None:
@@ -150,4 +150,4 @@ class EvictionQueue:
         oldest = Eviction._make(self._queue.popleft())
         self._memory -= oldest.size
         self.counts.dropped += 1
-        self.hole(oldest.ticket)
+        self.lose(oldest.ticket)

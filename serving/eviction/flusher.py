@@ -155,7 +155,7 @@ class Flusher:
             self.error = why = f"{type(exc).__name__}: {exc}"
             reason = "error"
         self.refusals.note(reason, self.waiting.refuse(reason), one.session, one.tenant, why)
-        self.waiting.hole(one.ticket)
+        self.waiting.lose(one.ticket)
         return None
 
     def _write(self, batch: _FlushBatch) -> bool:

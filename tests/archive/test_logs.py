@@ -174,6 +174,6 @@ def test_the_codec_checks_its_bytes_and_reads_other_bundles() -> None:
     with pytest.raises(CorruptError):
         codec.decode([Coded(data[0][:-3], len(content), none)])
     assert codec.tokenizer == BytesCodec.tokenizer
-    other = codec.kin(Bundle.load("base").id)
+    other = codec.with_bundle(Bundle.load("base").id)
     assert other is not None and other.bundle_id == Bundle.load("base").id
-    assert codec.kin(b"no bundle here.!") is None
+    assert codec.with_bundle(b"no bundle here.!") is None
