@@ -58,6 +58,7 @@ class Thawed:
         kl: bits per token that the KV loses, at most, by the receipt of the least exact form in it; 0 where exact.
         exact: where a thawer refines what it served: a future of the same session with exact KV, which raises as
             `Thawer.thaw`. All that wait for it get one object: `share` its cache to let it grow.
+        lossy: whether some of the KV is in a form that is not exact, also where its receipt says 0.
     """
 
     cache: DynamicCache
@@ -66,6 +67,7 @@ class Thawed:
     timings: dict[str, float]
     kl: float = 0.0
     exact: Future[Thawed] | None = None
+    lossy: bool = False
 
 
 def check_target(frozen_for: bytes | None, fingerprint: bytes, *, any_target: bool = False) -> None:

@@ -370,7 +370,7 @@ class Thawer:
             assert request.cache is not None and request.logits is not None
             stages = timer.since(request.asked_at, request.admitted_at)
             ids = request.target_tokens.ids.astype(np.int64)
-            request.end(Thawed(request.cache, ids, request.logits, stages, request.kl))
+            request.end(Thawed(request.cache, ids, request.logits, stages, request.kl, lossy=request.lossy))
 
     def _each(self, batch: list[_Request], step: Callable[[_Request], None]) -> None:
         """Apply a step to all requests without an error. An error affects its own request only."""

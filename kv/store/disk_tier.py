@@ -216,7 +216,9 @@ class DiskTier:
                 os.close(handle)
                 with suppress(OSError):
                     part.unlink()
-        except (PltzError, OSError, RuntimeError, MemoryError):  # the disk, or no memory to bring KV to the host
+        except PltzError:  # the form cannot hold the block
+            return False
+        except (OSError, RuntimeError, MemoryError):  # the disk, or no memory to bring KV to the host
             self.failed += 1
             return False
         self.written += 1

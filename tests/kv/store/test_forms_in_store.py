@@ -111,12 +111,14 @@ def test_a_receipt_of_no_loss_makes_no_form_exact(
     expected = Thawer(cold, kin).thaw("a/2").cache
     over = Thawer(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
     assert kv_difference(expected, over.cache) > 1e-4, "it was served from the small form"
+    assert over.lossy and not over.kl
     assert not any(node.block.codec.exact for node in store._nodes.values())
     thawer = Thawer(cold, kin, store, max_kl=1.0, refine=True)
     refined = thawer.thaw("a/2").exact
     assert refined is not None and kv_difference(expected, refined.result(60).cache) < 1e-4
     thawer.close()
-    assert kv_difference(expected, Thawer(cold, kin, store).thaw("a/2").cache) < 1e-4
+    again = Thawer(cold, kin, store).thaw("a/2")
+    assert kv_difference(expected, again.cache) < 1e-4 and not again.lossy
 
 
 @pytest.fixture
@@ -388,6 +390,16 @@ def test_a_model_that_shows_no_attention_has_no_forms_that_code_by_it(
     assert bool(store.stats().tiers["host"].blocks) == kept
     again = thawer.thaw("a/1")
     assert bool(again.kl) == kept and (kept or kv_difference(exact.cache, again.cache) < 1e-4)
+
+
+def test_a_block_that_a_form_cannot_hold_is_no_failure_of_the_disk(
+    codecs: dict[str, KVCodec], tmp_path: Path
+) -> None:
+    ids = np.arange(3, 43, dtype=np.int32)
+    disk = DiskTier(tmp_path, ROOM, codecs["q4"])
+    block = KVBlock.raw(torch.randn(2, 2, 2, 40, 8), ids, ids, 0)  # without the attention
+    assert not disk.write(SPACE, SEGMENT, StoredBlock(block, PARENT, 0))
+    assert disk.stats().failed == 0 and disk.usage() == (0, 0)
 
 
 def test_a_model_that_shows_no_attention_is_not_calibrated(
