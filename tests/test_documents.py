@@ -291,3 +291,27 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert all(f'id="{home}"' in page for home in ("pltz.archive.archive.Archive.put", "pltz.api.compress"))
     page = (tmp_path / "site/commands.html").read_text("utf8")
     assert "pltz archive put /data/cold chats.jsonl --tenant acme" in page, "examples of a command"
+
+
+SPECIFICATIONS = [page for page in PAGES if page.name == "FORMAT.md"]
+ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", SPECIFICATIONS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_field_of_a_format_has_a_name(page: Path) -> None:
+    """A table of bytes at offsets names each field, as `Magic_Number` in the specification of zstd."""
+    table: list[list[str]] = []
+    for line in [*page.read_text("utf8").splitlines(), ""]:
+        if line.startswith("|"):
+            table.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+            continue
+        if table and table[0][0].startswith(("offset", "size")):
+            assert "field" in table[0], f"{page.name}: {table[0]}"
+            names = [row[table[0].index("field")] for row in table[2:]]
+            assert all(re.fullmatch(r"(`[A-Z][a-z0-9]*(_[A-Z][a-z0-9]*)*`(, )?)+", name) for name in names), names
+        table = []
+
+
+def test_the_archive_is_explained_by_five_words() -> None:
+    terms = (ROOT / "archive/format/FORMAT.md").read_text("utf8").split("## Terms")[1].split("\n## ")[0]
+    assert len(ROW.findall(terms)) == 2 + 5
