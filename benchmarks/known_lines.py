@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import zstandard
 
-from pltz.coding.log import opaque, spelling, times
+from pltz.coding.log import opaque, protobuf, spelling, times
 
 KINDS: Final = ("pi", "other", "gemini-cli", "opencode", "copilot", "codex", "claude-code")  # the last is at hand first
 PER_SHAPE: Final = 2  # lines of one shape
@@ -33,6 +33,7 @@ ELEMENTS: Final = 3  # of a list that stay
 LONGEST_LOG: Final = 3_000_000  # characters
 LONGEST_NAME: Final = 40
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.:<>-]*(?: [a-z_-]+){0,3}")
+LONGEST_BYTES: Final = 64  # of a message
 LETTERS: Final = "abcdefghjkmnpqrstuvwxyzABCDEFGHJKLMN23456789"
 Json = Any
 
@@ -131,7 +132,10 @@ class Scrubber:
         if text in self._common and not re.search(r"\d{3}", text):
             return text
         if len(text) > LONGEST_NAME and opaque.BASE64.fullmatch(text):
-            return base64.b64encode(self._draw.randbytes(60)).decode()
+            found = opaque.base64_bytes(text)
+            message = protobuf.read_message(found[1]) if found else None
+            made = self._draw.randbytes(60) if message is None else protobuf.write_message(self._message(message))
+            return base64.b64encode(made).decode()
         if text[0] in "{[" and text[-1] in "}]":
             try:
                 value = spelling.parse(text)
@@ -142,6 +146,18 @@ class Scrubber:
                 pass
         number = len(self._known)
         return f"some text {number}\nof two lines" if "\n" in text or len(text) >= 64 else f"w{number}"
+
+    def _message(self, message: protobuf.Message) -> protobuf.Message:
+        """Return a message of the same frame, with other bytes in it."""
+        made: protobuf.Message = {}
+        for key, value in message.items():
+            if isinstance(value, bytes):
+                made[key] = self._draw.randbytes(min(LONGEST_BYTES, len(value)))
+            elif isinstance(value, str):
+                made[key] = self._string(value)
+            else:
+                made[key] = value if isinstance(value, int) else self._message(value)
+        return made
 
     def _hex(self) -> str:
         return self._draw.choice("0123456789abcdef")

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from pltz.coding.log import codes, opaque, spelling, times
+from pltz.coding.log import codes, opaque, protobuf, spelling, times
 from pltz.coding.log.bit_coder import BitReader, Model
 from pltz.coding.log.marks import ENDS, FIRST, MOST_WIDTH, POINTERS, SIGNS, Marks, Numbering
 from pltz.coding.log.past import SHAPES, SOURCES, Field, Past, Slot, to_front
@@ -43,6 +43,7 @@ class Joiner:
         self._pieces, self._pieces_at = pieces, 0
         self._new: list[str] | None = None  # lines of the open piece, the next one last
         self._size = 0  # characters taken from it
+        self._inside = False  # of a message, whose keys are not written
         self._odd = 0  # 1: a value of the object was not coded the way that its field used last
         self._left = count  # bytes that may still be made
 
@@ -114,7 +115,7 @@ class Joiner:
     def _spelled(self, value: Json, style: int) -> str:
         try:
             return spelling.spell(value, style)
-        except (RecursionError, ValueError) as exc:
+        except (RecursionError, TypeError, ValueError) as exc:
             raise CorruptError(
                 "the columns of a log hold a value too deep to write: the file is damaged"
             ) from exc
@@ -212,6 +213,9 @@ class Joiner:
             value = self._sum(slot, op)
         elif op == codes.EPOCH:
             value = self._moment(slot, 3)
+        elif op == codes.BITS:
+            value = self._take(self._coder.number(slot.model, 0, codes.SIZE))
+            self._spend(len(value))
         elif op == codes.DECIMAL:
             value = self._decimal(slot)
         else:
@@ -238,7 +242,8 @@ class Joiner:
         to_front(slot.shapes, shape, SHAPES)
         field.shape = slot.follows[last] = shape
         keys = past.shapes[shape]
-        self._spend(sum(map(len, keys)) + 2 * len(keys))
+        if not self._inside:
+            self._spend(sum(map(len, keys)) + 2 * len(keys))
         odd, self._odd = self._odd, 0
         value = {key: self._value(child, depth + 1) for key, child in zip(keys, past.fields(slot, shape), strict=True)}
         self._odd = odd
@@ -378,6 +383,10 @@ class Joiner:
             text = self._lines(slot, depth)
         elif op == codes.PARSED:
             text = self._parsed(slot, depth)
+        elif op == codes.PAIRED:
+            text = self._paired(slot, depth)
+        elif op == codes.MESSAGE:
+            text = self._message(slot, depth)
         else:
             text = self._opaque(slot, op)
             self._spend(len(text))
@@ -425,6 +434,27 @@ class Joiner:
         if depth >= codes.MAX_DEPTH:
             damaged("values too deep in each other")
         return self._spelled(self._value(self._past.inner(slot), depth + 1), style)
+
+    def _message(self, slot: Slot, depth: int) -> str:
+        flavour = self._coder.number(slot.model, 0, codes.FLAVOUR)
+        if depth >= codes.MAX_DEPTH or flavour >= opaque.LOOSE:
+            damaged(f"a message of flavour {flavour}")
+        inside, self._inside = self._inside, True
+        value = self._value(self._past.message(slot), depth + 1)
+        self._inside = inside
+        try:
+            data = protobuf.write_message(value)
+        except ValueError as exc:
+            raise CorruptError("the columns of a log hold a message that is none: the file is damaged") from exc
+        return opaque.base64_text(flavour, data)
+
+    def _paired(self, slot: Slot, depth: int) -> str:
+        if depth >= codes.MAX_DEPTH:
+            damaged("values too deep in each other")
+        halves = [self._value(part, depth + 1) for part in self._past.halves(slot)]
+        if not all(type(half) is str for half in halves):
+            damaged("a pair of no strings")
+        return "|".join(halves)
 
     def _bits_of(self, bits: int) -> int:
         """Return a number of opaque bits."""

@@ -22,7 +22,7 @@ BASE64: Final = re.compile(
 FLAVOURS: Final = (b"+/", b"-_")  # of base64; a flavour without padding has number + 2
 LOOSE: Final = 4  # number of the first flavour whose strings are no base64, but of its characters
 GAP: Final = "REDACTED"  # what stands in them where a program took something out
-SAMPLE: Final = 4096  # bytes
+SAMPLE: Final = 2048  # characters, bytes
 RANDOM: Final = 0.8  # a base64 string is opaque if zlib makes no less of its bits
 # The digits of ids: hexadecimal, base 58 (without 0, I, O and l), base 62, base 64
 ALPHABETS: Final = (
@@ -50,6 +50,11 @@ def split_id(text: str) -> str | None:
     if sum(map(body.count, "0123456789")) < 2 or (body.islower() and not SETS[0].issuperset(body)):
         return None
     return head
+
+
+def is_opaque(text: str) -> bool:
+    """Return whether a string looks like an id or like base64."""
+    return split_id(text) is not None or (len(text) > 40 and BASE64.fullmatch(text) is not None)
 
 
 def alphabet_of(digits: str) -> int:
@@ -121,8 +126,12 @@ def common(first: str, second: str) -> int:
     )
 
 
-def _random(data: bytes) -> bool:
-    """Return whether zlib makes no less of some bytes in the middle."""
+def _random(text: str, data: bytes) -> bool:
+    """Return whether base64 and its bits look random: all kinds of characters, and zlib makes no less of the middle."""
+    head = text[:SAMPLE]
+    lower, upper = sum(map(str.islower, head)), sum(map(str.isupper, head))
+    if min(lower, upper) * 8 < len(head) or sum(map(str.isdigit, head)) * 20 < len(head):
+        return False
     begin = max(0, len(data) // 2 - SAMPLE // 2)
     sample = data[begin : begin + SAMPLE]
     return len(zlib.compress(sample, 1)) >= RANDOM * len(sample)
@@ -140,7 +149,7 @@ def base64_bytes(text: str) -> tuple[int, bytes] | None:
     except binascii.Error:
         return None
     flavour += 2 * (padded != text)
-    if base64_text(flavour, data) != text or not _random(data):
+    if base64_text(flavour, data) != text or not _random(text, data):
         return None
     return flavour, data
 
@@ -159,7 +168,7 @@ def loose_bytes(text: str) -> tuple[int, bytes] | None:
     """Return the flavour and the bits of characters of base64, six each, or None if they look like text."""
     flavour = 1 if "-" in text or "_" in text else 0
     data = base64.b64decode(text + "A" * (-len(text) % 4), altchars=FLAVOURS[flavour])
-    if not _random(data):
+    if not _random(text, data):
         return None
     return flavour + LOOSE, data
 

@@ -140,6 +140,20 @@ class Past:
             fields = slot.rows[-2] = [Field(self.child(slot, "{}"))]
         return fields[0]
 
+    def halves(self, slot: Slot) -> list[Field]:
+        """Return the fields of what stands before and behind a bar in the strings of a slot."""
+        fields = slot.rows.get(-3)
+        if fields is None:
+            fields = slot.rows[-3] = [Field(self.child(slot, "|")), Field(self.child(slot, "||"))]
+        return fields
+
+    def message(self, slot: Slot) -> Field:
+        """Return the field of the messages that strings of a slot are the base64 of."""
+        fields = slot.rows.get(-4)
+        if fields is None:
+            fields = slot.rows[-4] = [Field(self.child(slot, "()"))]
+        return fields[0]
+
     def element(self, slot: Slot) -> Field:
         """Return the field of the elements of lists in a slot."""
         fields = slot.rows.get(-1)

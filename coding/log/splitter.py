@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from pltz.coding.log import codes, opaque, spelling, times
+from pltz.coding.log import codes, opaque, protobuf, spelling, times
 from pltz.coding.log.bit_coder import Model, Numbers
 from pltz.coding.log.marks import FIRST, POINTERS, SIGNS, Marks, Numbering, numbering_of
 from pltz.coding.log.past import LEAST_LINE, SHAPES, SMALL, SOURCES, Field, Past, Slot, to_front
@@ -200,6 +200,11 @@ class Splitter:
             self._op(field, codes.TRUE if value else codes.FALSE)
         elif kind is int:
             self._integer(field, value)
+        elif kind is bytes:
+            self._op(field, codes.BITS)
+            self._coder.number(field.slot.model, len(value), codes.SIZE)
+            self.opaque += value
+            self.opaque_bits += 8 * len(value)
         else:
             self._decimal(field, value)
         field.last = field.slot.last = value
@@ -358,7 +363,7 @@ class Splitter:
             coder.number(slot.model, time[0], codes.DIGITS)
             self._moment(slot, time[0] // 3, time[1])
             return
-        elif not self._opaque(field, text) and not self._parsed(field, text, depth):
+        elif not any(way(field, text, depth) for way in (self._paired, self._opaque, self._parsed)):
             if len(text) < codes.SHORTEST_LONG and "\n" not in text:
                 self._op(field, codes.SHORT)
                 self._write([text])
@@ -390,7 +395,7 @@ class Splitter:
         self.opaque += (number & (1 << 8 * whole) - 1).to_bytes(whole, "big")
         self.opaque_bits += bits
 
-    def _opaque(self, field: Field, text: str) -> bool:
+    def _opaque(self, field: Field, text: str, depth: int) -> bool:
         """Code a string as bits if it is one of the opaque kinds."""
         slot, coder = field.slot, self._coder
         if len(text) < SHORTEST_OPAQUE:
@@ -411,9 +416,21 @@ class Splitter:
             self._op(field, codes.ID)
             self._id(slot, text, head)
         elif (match := opaque.BASE64.fullmatch(text)) is not None:
-            return self._base64(field, match[1] or "", match[2])
+            return self._base64(field, match[1] or "", match[2], depth)
         else:
             return False
+        return True
+
+    def _paired(self, field: Field, text: str, depth: int) -> bool:
+        """Code two ids with a bar between them."""
+        if depth == codes.MAX_DEPTH or text.count("|") != 1:
+            return False
+        halves = text.split("|")
+        if not all(half in self._past.string_of or opaque.is_opaque(half) for half in halves):
+            return False
+        self._op(field, codes.PAIRED)
+        for part, half in zip(self._past.halves(field.slot), halves, strict=True):
+            self._value(part, half, depth + 1)
         return True
 
     def _uuid(self, slot: Slot, number: int, version: str) -> None:
@@ -442,7 +459,7 @@ class Splitter:
         coder.number(slot.model, len(text) - same, codes.SIZE)
         self._bits(opaque.id_number(alphabet, text[same:]), opaque.bits_of(alphabet, len(text) - same))
 
-    def _base64(self, field: Field, head: str, text: str) -> bool:
+    def _base64(self, field: Field, head: str, text: str, depth: int) -> bool:
         slot, coder = field.slot, self._coder
         found = opaque.base64_bytes(text)
         parts, bare = [text], text
@@ -453,6 +470,12 @@ class Splitter:
             if found is None:
                 return False
         flavour, data = found
+        message = protobuf.read_message(data) if flavour < opaque.LOOSE and not head else None
+        if message is not None and depth < codes.MAX_DEPTH - protobuf.MOST_DEPTH:
+            self._op(field, codes.MESSAGE)
+            coder.number(slot.model, flavour, codes.FLAVOUR)
+            self._value(self._past.message(slot), message, depth + 1)
+            return True
         self._op(field, codes.BASE64)
         coder.number(slot.model, 2 * flavour + bool(head), codes.FLAVOUR)
         if head:

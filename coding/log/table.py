@@ -33,7 +33,7 @@ from pltz.coding.log.past import Past
 from pltz.coding.log.splitter import Splitter
 from pltz.plt_codec.errors import CorruptError, VersionError
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 class Piece(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import pytest
@@ -120,6 +121,9 @@ def test_an_appended_part_costs_only_what_is_new(name: str) -> None:
         b'{\n\t"a": 1,\n \t"b": [\n\t],\n  "c": {\n    "d": "e"\n  },\n"\\ud800": 2\n}',
         b'"\\u00001.5"\n{"a":"\\u00001.5"}\n[1.50,"\\u0000"]',
         b'{"a":"{}","b":"x\\n{}\\n[]\\n{\\"k\\":1,\\"text\\":\\"of a line that is JSON\\"}"}',
+        b'{"a":"' + base64.b64encode(b"\x08\x01" * 31 + bytes(range(8, 72, 8))) + b'"}',
+        b'{"a":"' + base64.b64encode(b"\x12\x40" + logs.NOISE[:64] + b"\x18\x01") + b'"}',
+        b'{"a":"call_7rYxWq3mN8kLpQ2sT5vB|' + base64.b64encode(logs.NOISE) + b'"}',
         b'{"a":"' + b"QUJD" * 9 + b'REDACTED/x-y_z0123456789abcdefghijklmnop=="}',
     ],
     ids=lambda data: repr(data[:24]),
