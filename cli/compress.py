@@ -237,12 +237,13 @@ def summary(source: InputFiles, data: bytes, seconds: float, *, verified: bool) 
 
 
 def methods(data: bytes) -> dict[str, int]:
-    """Return how many sessions of a .pltz file the model coded, and how many zstd."""
+    """Return how many sessions of a .pltz file the model coded, how many zstd, and how many were coded as logs."""
     from pltz.plt_codec.container.file import Reader
 
     reader = Reader(data)
-    by_model = sum(reader.info(number).kind.by_model for number in range(len(reader)))
-    return {"model": by_model, "zstd": len(reader) - by_model}
+    infos = [reader.info(number) for number in range(len(reader))]
+    by_model, logs = sum(info.kind.by_model for info in infos), sum(info.log for info in infos)
+    return {"model": by_model, "zstd": len(reader) - by_model - logs, "log": logs}
 
 
 def with_context(data: bytes) -> int:

@@ -1,6 +1,6 @@
 """``pltz decompress``: write the sessions of a .pltz file as they were frozen."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -10,6 +10,9 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import Output
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.session_output import SESSION_FORMAT, form_of, render, written
+
+if TYPE_CHECKING:
+    from pltz.plt_codec.container.file import Info
 
 
 @click.command(
@@ -78,9 +81,16 @@ def decompress(
         if form == "auto":
             kinds = [reader.info(number).kind.session for number in numbers[:2]]
             form = "exact" if reader.header.exact else form_of(kinds)
-        total = sum(reader.info(n).count for n in numbers if reader.info(n).kind.by_model)
+        total = sum(tokens_of(reader.info(n)) for n in numbers)
         with Progress("decode", unit="tokens", total=total, shown=wanted(progress)) as bar:
             sessions = codec.decompress_each(reader, numbers, bridge=opened.bridge, progress=bar.add, limits=limits)
             destination.write(render(sessions, form), whole=True)
     if as_json:
         destination.report(written(destination, len(numbers)))
+
+
+def tokens_of(info: "Info") -> int:
+    """Return about the tokens of a session that the model decodes."""
+    from pltz.coding.log.log_coder import BYTES_PER_TOKEN
+
+    return info.count // BYTES_PER_TOKEN if info.log else info.count if info.kind.by_model else 0

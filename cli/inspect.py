@@ -15,7 +15,7 @@ from pltz.cli.ui.table import pairs, render
 if TYPE_CHECKING:
     from pltz.models.bundle.folder import BundleFolder
     from pltz.plt_codec.container.file import Reader
-    from pltz.plt_codec.container.frame import Frame, Kind
+    from pltz.plt_codec.container.frame import Frame
 
 
 @click.command(
@@ -57,11 +57,15 @@ def bundle_at_hand(bundle_id: bytes) -> "BundleFolder | None":
 
 def entry(number: int, frame: "Frame", length: int, block: int | None) -> dict[str, Any]:
     """Return what the file says about one session. ``blocks`` needs the bundle's block size, else it is None."""
+    from pltz.coding.log.log_coder import parse
     from pltz.plt_codec.lanes import Layout
 
+    log = parse(frame.data) if frame.log else None
     found: dict[str, Any] = {
         "session": number,
-        "kind": label(frame.kind),
+        "kind": label(frame),
+        "method": log.name if log else "model" if frame.kind.by_model else "zstd",
+        "opaque_bytes": len(log.opaque) if log else None,
         "tokens": frame.count if frame.kind.by_model else None,
         "plain_bytes": None if frame.kind.by_model else frame.count,
         "bytes": length,
@@ -77,9 +81,10 @@ def entry(number: int, frame: "Frame", length: int, block: int | None) -> dict[s
     return found
 
 
-def label(kind: "Kind") -> str:
-    """Return ``chat``, or ``chat (plain)`` for a session kept as compressed bytes."""
-    return kind.session if kind.by_model else f"{kind.session} (plain)"
+def label(frame: "Frame") -> str:
+    """Return ``chat``, ``chat (log)``, or ``chat (plain)`` for a session kept as compressed bytes."""
+    kind = frame.kind.session
+    return f"{kind} (log)" if frame.log else kind if frame.kind.by_model else f"{kind} (plain)"
 
 
 def overview(reader: "Reader", sessions: list[dict[str, Any]], bundle: str | None) -> dict[str, Any]:
@@ -98,6 +103,8 @@ def overview(reader: "Reader", sessions: list[dict[str, Any]], bundle: str | Non
         "exact": header.exact,
         "sessions": len(reader),
         "kinds": dict(Counter(found["kind"] for found in sessions)),
+        "methods": dict(Counter(found["method"] for found in sessions)),
+        "opaque_bytes": sum(found["opaque_bytes"] or 0 for found in sessions),
         "tokens": sum(found["tokens"] or 0 for found in sessions),
         "copied_tokens": sum(found["copied_tokens"] or 0 for found in sessions),
         "with_context": sum(found["context"] is not None for found in sessions),
@@ -129,12 +136,19 @@ def as_text(result: dict[str, Any]) -> str:
             ),
         ),
         (
+            "methods",
+            ", ".join(f"{count:,} by {name}" for name, count in result["methods"].items()) or "none",
+        ),
+        (
             "layout",
             f"at most {counted(result['most_lanes'], 'lane')} and {counted(result['most_steps'], 'step')} per session",
         ),
         (
             "bytes",
-            f"{result['bytes']:,}: {result['frame_bytes']:,} of frames, {result['overhead_bytes']:,} beside",
+            (
+                f"{result['bytes']:,}: {result['frame_bytes']:,} of frames, {result['overhead_bytes']:,} beside; "
+                f"{result['opaque_bytes']:,} of ids, hashes and signatures in logs"
+            ),
         ),
         ("checks", "all hold"),
     ]
@@ -144,7 +158,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 def session_table(sessions: list[dict[str, Any]]) -> str:
     """Return a table with one line per session."""
-    head = ["session", "kind", "tokens", "bytes", "bits/token", "blocks", "lanes", "steps", "after"]
+    head = ["session", "kind", "method", "tokens", "bytes", "bits/token", "blocks", "lanes", "steps", "after"]
     return render(head, [session_row(found) for found in sessions])
 
 
@@ -154,4 +168,4 @@ def session_row(found: dict[str, Any]) -> list[str]:
     rate = f"{8 * length / tokens:.2f}" if tokens else "-"
     shape = ["-" if found[key] is None else f"{found[key]:,}" for key in ("blocks", "lanes", "steps", "context")]
     count = size(found["plain_bytes"]) if tokens is None else f"{tokens:,}"
-    return [str(found["session"]), found["kind"], count, f"{length:,}", rate, *shape]
+    return [str(found["session"]), found["kind"], found["method"], count, f"{length:,}", rate, *shape]

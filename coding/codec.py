@@ -3,8 +3,10 @@
     session --transcript, bridge--> bundle tokens ------------------> model--> frame
                                                   --repeats cut out-> model--> frame    the shortest goes into the file
             --plain bytes, zstd----------------------------------------------> frame
+    log     --plain bytes, log coder-----------------------------------------> frame
 
-The shortest of the three frames goes into the file. `Codec` joins a bundle (tokenizer, dictionary, id), a
+The shortest of the three frames of a session goes into the file. The log of an agent (`log_look.is_log`) has one, which
+says by which of its methods it was coded (log/log_coder.py). `Codec` joins a bundle (tokenizer, dictionary, id), a
 token coder (the model's engine) and the container; decoder.py is the way back.
 
 Sessions are taken in batches, since the engine is fast only when many sequences run side by side. With
@@ -33,6 +35,8 @@ import numpy as np
 
 from pltz.coding.decoder import OnError, SessionDecoder, named
 from pltz.coding.expected_time import Expect, expected_seconds
+from pltz.coding.log import log_coder
+from pltz.coding.log.log_look import is_log
 from pltz.coding.neighbours import Earlier, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import PhasedProgress, begin
@@ -51,15 +55,17 @@ from pltz.plt_codec.errors import (
     TokenizerMismatch,
 )
 from pltz.plt_codec.lanes import FAST, FAST_ABOVE, MAX_BLOCK, MAX_STEPS, Layout, by_layout, default_lanes
+from pltz.plt_codec.types import Encoded
 
 if TYPE_CHECKING:
     from pltz.coding.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import Ids
     from pltz.plt_codec.lanes import LayoutName
-    from pltz.plt_codec.types import Encoded
+
 
 BATCH_TOKENS = 1 << 20  # tokens coded side by side; bounds memory, large enough to keep any engine busy
+LOG_BATCH = 1 << 22  # bytes of logs coded side by side
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 22  # of content, or one session
 CONTEXT_FIELD = 2  # bytes that naming a context costs in the index
@@ -84,13 +90,17 @@ class ModelResult:
 
 @dataclass(frozen=True)
 class _TokenisedSession:
-    """Session ``number`` on its way into a frame. ``tokens`` None: it has none and goes to the fallback."""
+    """Session ``number`` on its way into a frame. ``tokens`` None: it has none and goes to the fallback.
+
+    ``log``: it goes to the log coder.
+    """
 
     number: int
     session: Session
     tokens: Ids | None
     content: bytes
     patch: bytes = b""
+    log: bool = False
 
 
 class Codec(SessionDecoder):
@@ -272,7 +282,7 @@ class Codec(SessionDecoder):
         for group in _groups(sessions):
             for draft in self._drafts(group, start, bridge, options):
                 batch.append(draft)
-                tokens += len(draft.tokens) if isinstance(draft, _TokenisedSession) and draft.tokens is not None else 0
+                tokens += _work(draft) if isinstance(draft, _TokenisedSession) else 0
             start += len(group)
             if tokens >= BATCH_TOKENS:
                 yield batch
@@ -291,7 +301,7 @@ class Codec(SessionDecoder):
         if len(good) == len(group) and not (bridge and any(session.kind == "ids" for session in good)):
             try:
                 contents = [session.to_bytes() for session in good]
-                if any(map(options.by_zstd, contents)):
+                if any(map(options.by_zstd, contents)) or any(map(is_log, good, contents)):
                     raise ContentError("not all of the group are for the model")
                 tokens = transcript.to_tokens_many(good, self.bundle.tokenizer)
                 return [_TokenisedSession(*found) for found in zip(itertools.count(start), good, tokens, contents)]
@@ -311,6 +321,10 @@ class Codec(SessionDecoder):
         self, number: int, session: Session, bridge: TokenBridge | None, options: CodingOptions
     ) -> _TokenisedSession:
         content = session.to_bytes()  # raises if over a limit, before anything is made of it
+        if is_log(session, content):
+            if not options.keep_opaque:
+                transcript.refuse_opaque(session)
+            return _TokenisedSession(number, session, None, content, log=True)
         if options.by_zstd(content):
             if not options.keep_opaque:
                 transcript.refuse_opaque(session)
@@ -336,9 +350,12 @@ class Codec(SessionDecoder):
     ) -> list[Frame | PltzError]:
         """Return the shorter frame of each draft, checked to give the session back; an error is passed on."""
         good = [draft for draft in drafts if isinstance(draft, _TokenisedSession)]
-        coded = self._encode(good, options)
+        if options.progress:
+            begin(options.progress, "encode", sum(map(_work, good)))
+        logs, above = self._logs([draft for draft in good if draft.log], options, earlier)
+        coded = self._encode(good, options, logs)
         contexts = {} if earlier is None else self._follow(good, coded, options, earlier)
-        changed = self._changed(good, coded, bridge, options, contexts)
+        changed = self._changed(good, coded, bridge, options, contexts, above)
         frames = iter(changed.get(draft.number, frame) for draft, frame in zip(good, coded, strict=True))
         return [next(frames) if isinstance(draft, _TokenisedSession) else draft for draft in drafts]
 
@@ -363,8 +380,32 @@ class Codec(SessionDecoder):
                 out[n] = replace(one, lanes=None, steps=None) if by == file_layout(len(sequences[n])) else one
         return [out[n] for n in range(len(sequences))]
 
-    def _encode(self, drafts: list[_TokenisedSession], options: CodingOptions) -> list[Frame]:
-        """Return the shortest frame of each draft."""
+    def _logs(
+        self, drafts: Sequence[_TokenisedSession], options: CodingOptions, earlier: Neighbours | None
+    ) -> tuple[dict[int, Frame], dict[int, bytes]]:
+        """Return the frame of each log, and the bytes above it where it has a context, by number."""
+        frames: dict[int, Frame] = {}
+        above: dict[int, bytes] = {}
+        phased = isinstance(options.progress, PhasedProgress)
+        for batch in _log_batches(drafts):
+            contexts: dict[int, int] = {}
+            for draft in batch:
+                if earlier and (context := earlier.logs.context(draft.number, draft.content, self.logs.text)):
+                    contexts[draft.number], above[draft.number] = context.number, context.content
+            for by_model in (True, False):
+                mine = [draft for draft in batch if options.by_zstd(draft.content) is not by_model]
+                pairs = [(draft.content, above.get(draft.number, b"")) for draft in mine]
+                for draft, data in zip(mine, self.logs.encode(pairs, by_model=by_model), strict=True):
+                    frame = _log_frame(draft, data, contexts.get(draft.number))
+                    frames[draft.number] = frame if frame.fits else self._fallback_frame(draft.session, draft.content)
+            if options.progress and (phased or not options.verify):
+                options.progress(sum(map(_work, batch)))
+        return frames, above
+
+    def _encode(
+        self, drafts: list[_TokenisedSession], options: CodingOptions, logs: Mapping[int, Frame]
+    ) -> list[Frame]:
+        """Return the shortest frame of each draft. ``logs``: those of logs, by number."""
         sequences = [draft.tokens for draft in drafts if draft.tokens is not None]
         taken = [copies.find(tokens) for tokens in sequences]
         if self.expect:
@@ -375,14 +416,17 @@ class Codec(SessionDecoder):
             seconds = expected_seconds(self.coder, sequences, more=again, verify=options.verify, layout=by)
             if seconds is not None:
                 self.expect(seconds)
-        if options.progress:
-            begin(options.progress, "encode", sum(map(len, sequences)))
         phased = isinstance(options.progress, PhasedProgress)  # others count each token once, where it is verified
         whole = self._code(sequences, options, options.progress if phased or not options.verify else None)
         cut = self._cut(sequences, taken, whole, options)
         best = iter([cut.get(i, ModelResult(len(sequences[i]), one)) for i, one in enumerate(whole)])
         frames = []
         for draft in drafts:
+            if draft.log:
+                frames.append(logs[draft.number])
+                if self._note:
+                    self._note(_log_result(frames[-1]))
+                continue
             if draft.tokens is None:
                 frames.append(self._fallback_frame(draft.session, draft.content))
                 continue
@@ -512,21 +556,30 @@ class Codec(SessionDecoder):
         bridge: TokenBridge | None,
         options: CodingOptions,
         contexts: dict[int, Tokens],
+        above: Mapping[int, bytes],
     ) -> dict[int, ModelError]:
         """Decode frames and compare them with their sessions; return, by number, an error for each that changed.
 
-        Fallback frames are always checked, since they cost next to nothing. ``contexts``: by number, the context (m,)
-        that a session was coded after. The frames of its sessions are compared in their turn.
+        Fallback frames are always checked, since they cost next to nothing.
+
+        Args:
+            contexts: by number, the context (m,) that a session was coded after. The frames of its sessions are
+                compared in their turn.
+            above: the bytes above a log, by number.
         """
         pairs = zip(drafts, frames, strict=True)
-        chosen = [pair for pair in pairs if options.verify or not pair[1].kind.by_model]
+        chosen = [pair for pair in pairs if options.verify or not pair[1].has_tokens]
+        logs = [(draft, frame) for draft, frame in chosen if frame.log]
         if options.verify and options.progress:
-            begin(options.progress, "verify", sum(frame.coded for _, frame in chosen if frame.kind.by_model))
+            tokens_coded = sum(frame.coded for _, frame in chosen if frame.kind.by_model)
+            begin(options.progress, "verify", tokens_coded + sum(_work(draft) for draft, _ in logs))
         by_model = [(draft, frame) for draft, frame in chosen if frame.kind.by_model]
         behind = [contexts.get(draft.number) for draft, _ in by_model]
         tokens = iter(self._decode_after([frame for _, frame in by_model], behind, options.progress))
-        found = {}
+        found = self._changed_logs(logs, above, options)
         for draft, frame in chosen:
+            if frame.log:
+                continue
             ids = next(tokens) if frame.kind.by_model else None
             same = ids is not None and draft.tokens is not None and np.array_equal(ids, draft.tokens)
             if same and frame.kind is Kind.CHAT:
@@ -540,6 +593,70 @@ class Codec(SessionDecoder):
                     f"session {draft.number} does not come back from its frame ({changed}): nothing was kept"
                 )
         return found
+
+
+    def _changed_logs(
+        self, logs: Sequence[tuple[_TokenisedSession, Frame]], above: Mapping[int, bytes], options: CodingOptions
+    ) -> dict[int, ModelError]:
+        """Decode the frames of logs and compare; return, by number, an error for each that changed."""
+        found: dict[int, ModelError] = {}
+        frames = {draft.number: frame for draft, frame in logs}
+        for batch in _log_batches([draft for draft, _ in logs]):
+            rows = [
+                (frames[d.number].data, frames[d.number].count, above.get(d.number, b"")) for d in batch
+            ]
+            try:
+                contents: list[bytes | None] = [*self.logs.decode(rows)]
+            except CorruptError:
+                contents = [self._content_or_none(row) for row in rows]
+            for draft, content in zip(batch, contents, strict=True):
+                back = Session.from_bytes(draft.session.kind, content) if content == draft.content else None
+                if back is None or draft.session.difference(back):
+                    found[draft.number] = ModelError(
+                        f"session {draft.number} does not come back from its frame: nothing was kept"
+                    )
+            if options.progress:
+                options.progress(sum(map(_work, batch)))
+        return found
+
+    def _content_or_none(self, row: tuple[bytes, int, bytes]) -> bytes | None:
+        try:
+            return self.logs.decode([row])[0]
+        except CorruptError:
+            return None
+
+
+def _work(draft: _TokenisedSession) -> int:
+    """Return the tokens of a draft, of a log about, for progress."""
+    if draft.log:
+        return len(draft.content) // log_coder.BYTES_PER_TOKEN
+    return 0 if draft.tokens is None else len(draft.tokens)
+
+
+def _log_batches(drafts: Sequence[_TokenisedSession]) -> Iterator[list[_TokenisedSession]]:
+    """Yield runs of about `LOG_BATCH` bytes of content, or of one log."""
+    batch: list[_TokenisedSession] = []
+    size = 0
+    for draft in drafts:
+        batch.append(draft)
+        size += len(draft.content)
+        if size >= LOG_BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _log_frame(draft: _TokenisedSession, data: bytes, context: int | None) -> Frame:
+    kind = Kind[f"{draft.session.kind.upper()}_FALLBACK"]
+    check = content_check(kind, len(draft.content), draft.content)
+    return Frame(kind, len(draft.content), check, data, context=context, log=True)
+
+
+def _log_result(frame: Frame) -> ModelResult:
+    """Return the result of a log, of which the model coded a part."""
+    tokens = log_coder.parse(frame.data).coded_tokens if frame.log else 0
+    return ModelResult(tokens, Encoded(frame.data, 8.0 * len(frame.data), 0))
 
 
 def _layout(tokens: int, name: LayoutName) -> Layout:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict
 
+from pltz.coding.log import log_coder
 from pltz.plt_codec.errors import LimitError, UsageError
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class DecodeLimits:
                 tokens += frame.coded
             else:
                 plain += frame.count
+                tokens += log_coder.parse(frame.data).coded_tokens if frame.log and frame.count else 0
         most = FREE + PER_BYTE * stored if self.max_tokens == "auto" else self.max_tokens
         if most is not None and tokens > most:
             raise LimitError(

@@ -2,6 +2,7 @@
 
     frame --model--> bundle tokens --copies put back--> tokens --transcript, bridge--> session
           --zstd--> plain bytes ------------------------------------------------------> session
+          --log coder--> plain bytes -------------------------------------------------> session
 
 Frames are decoded side by side in batches, since an engine is fast only when many sequences run together. A
 file that lies about its counts is found out early. Memory is bounded by a batch, whatever the file holds.
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, cast, overload
 
 from pltz.coding.decode_limits import DecodeLimits
+from pltz.coding.log.log_coder import LogCoder
 from pltz.models.session import transcript
 from pltz.models.session.session import Kind as SessionKind
 from pltz.models.session.session import Session
@@ -33,6 +35,7 @@ BATCH_TOKENS = 1 << 20  # tokens decoded side by side
 BATCH_BYTES = 1 << 22  # bytes of files opened together
 BATCH_FILES = 4096  # files opened together
 KEPT = 1 << 22  # tokens of contexts that are kept from batch to batch, 32 MB
+KEPT_LOGS = 1 << 25  # bytes of logs that are contexts, of the same
 
 DEFAULT = DecodeLimits()  # where a caller names none
 OnError = Literal["raise", "return"]
@@ -49,6 +52,7 @@ class SessionDecoder:
     def __init__(self, bundle: Parts, coder: Coder) -> None:
         self.bundle = bundle
         self.coder = coder
+        self.logs = LogCoder(bundle, coder)
         self._fallback = Fallback(bundle.zstd_dict)
 
     def decompress(
@@ -105,10 +109,12 @@ class SessionDecoder:
         bridge = None if bridge is None or bridge.identity else bridge
         checks: dict[int, int] = {}
         known: dict[int, Tokens] = {}
+        known_logs: dict[int, bytes] = {}
         for part in _parts(frames):
             tokens = self._tokens(reader, frames[part], numbers[part], known, progress)
-            for frame, ids, number in zip(frames[part], tokens, numbers[part], strict=True):
-                session, checks[number] = self._restore(frame, ids, number, bridge)
+            contents = self._contents(reader, frames[part], numbers[part], known_logs, progress)
+            for frame, found, number in zip(frames[part], map(_either, tokens, contents), numbers[part], strict=True):
+                session, checks[number] = self._restore(frame, found, number, bridge)
                 size = limits.count(session, size)
                 yield session
         _check_contents(reader, checks)
@@ -177,7 +183,7 @@ class SessionDecoder:
         tokens = size = 0
         for file in files:
             opened = self._opened(file, bridge, limits)
-            more = sum(frame.count for frame in opened[1] if frame.kind.by_model)
+            more = sum(frame.count for frame in opened[1] if frame.has_tokens)
             if tokens + more > BATCH_TOKENS or size >= BATCH_BYTES or len(batch) >= BATCH_FILES:
                 yield from self._together(batch, bridge, progress, limits)
                 batch, tokens, size = [], 0, 0
@@ -216,14 +222,16 @@ class SessionDecoder:
         damaged one.
         """
         foreign = None if bridge is None or bridge.identity else bridge
-        tokens: Iterator[Tokens | None] | None = None
+        tokens: Iterator[Tokens | bytes | None] | None = None
         progress = limits.timed(progress)
         if len(batch) > 1:
             with contextlib.suppress(CorruptError):
                 starts = itertools.accumulate((len(frames) for _, frames in batch), initial=0)
                 pairs = [(frame, at) for (_, frames), at in zip(batch, starts, strict=False) for frame in frames]
                 contexts = [None if frame.context is None else at + frame.context for frame, at in pairs]
-                tokens = iter(self._decode([frame for frame, _ in pairs], contexts, progress))
+                every = [frame for frame, _ in pairs]
+                found_tokens = self._decode(every, contexts, progress)
+                tokens = map(_either, found_tokens, self._decode_logs(every, contexts, progress))
         for reader, frames in batch:
             try:
                 if isinstance(reader, PltzError):
@@ -296,15 +304,15 @@ class SessionDecoder:
         """
         every, place = list(frames), {number: at for at, number in enumerate(numbers)}
         found: list[Tokens | None] = [None] * len(frames)
-        while wanted := sorted({f.context for f in every if f.context is not None} - place.keys()):
+        while wanted := _wanted(every, place, log=False):
             place |= {number: at for at, number in enumerate(wanted, len(every))}
             every += reader.frames(wanted)
             found += [known.get(number) for number in wanted]
-        contexts = [None if f.context is None else place[f.context] for f in every]
+        contexts = [None if f.context is None or f.log else place[f.context] for f in every]
         found = self._decode(every, contexts, progress, found, len(frames))
         if sum(map(len, known.values())) > KEPT:
             known.clear()
-        for number in {f.context for f in every if f.context is not None}:
+        for number in {f.context for f in every if f.context is not None and f.kind.by_model}:
             known[number] = cast("Tokens", found[place[number]])[:CONTEXT_TOKENS].copy()
         return found[: len(frames)]
 
@@ -328,6 +336,7 @@ class SessionDecoder:
         tokens: list[Tokens | None] = [None] * len(frames) if found is None else list(found)
         counted = len(frames) if counted is None else counted
         left = [n for n, frame in enumerate(frames) if frame.kind.by_model and tokens[n] is None]
+        _check_contexts([n for n in left if contexts[n] is not None], frames, contexts)
         while left:
             ready = [n for n in left if (context := contexts[n]) is None or tokens[context] is not None]
             beside, own = [n for n in ready if n >= counted], [n for n in ready if n < counted]
@@ -338,6 +347,52 @@ class SessionDecoder:
                     tokens[n] = one
             left = [n for n in left if tokens[n] is None]
         return tokens
+
+    def _contents(
+        self,
+        reader: Reader,
+        frames: Sequence[Frame],
+        numbers: Sequence[int],
+        known: dict[int, bytes],
+        progress: Progress | None,
+    ) -> list[bytes | None]:
+        """Return the contents of the logs among frames of a file, None for others. Contexts are decoded too.
+
+        ``known``: contents decoded before, by number; those that were contexts now are added.
+        """
+        every, place = list(frames), {number: at for at, number in enumerate(numbers)}
+        found: list[bytes | None] = [None] * len(frames)
+        while wanted := _wanted(every, place, log=True):
+            place |= {number: at for at, number in enumerate(wanted, len(every))}
+            every += reader.frames(wanted)
+            found += [known.get(number) for number in wanted]
+        contexts = [None if f.context is None or not f.log else place[f.context] for f in every]
+        found = self._decode_logs(every, contexts, progress, found)
+        if sum(map(len, known.values())) > KEPT_LOGS:
+            known.clear()
+        for number in {f.context for f in every if f.context is not None and f.log}:
+            known[number] = cast("bytes", found[place[number]])
+        return found[: len(frames)]
+
+    def _decode_logs(
+        self,
+        frames: Sequence[Frame],
+        contexts: Sequence[int | None],
+        progress: Progress | None,
+        found: Sequence[bytes | None] | None = None,
+    ) -> list[bytes | None]:
+        """Return the content of each log, None for other frames. The arguments are those of `_decode`."""
+        contents: list[bytes | None] = [None] * len(frames) if found is None else list(found)
+        left = [n for n, frame in enumerate(frames) if frame.log and contents[n] is None]
+        _check_contexts([n for n in left if contexts[n] is not None], frames, contexts)
+        while left:
+            ready = [n for n in left if (context := contexts[n]) is None or contents[context] is not None]
+            above = [b"" if (context := contexts[n]) is None else contents[context] or b"" for n in ready]
+            batch = [(frames[n].data, frames[n].count, after) for n, after in zip(ready, above, strict=True)]
+            for n, content in zip(ready, self.logs.decode(batch, progress=progress), strict=True):
+                contents[n] = content
+            left = [n for n in left if contents[n] is None]
+        return contents
 
     def _decode_after(
         self, frames: Sequence[Frame], contexts: Sequence[Tokens | None], progress: Progress | None
@@ -357,12 +412,15 @@ class SessionDecoder:
         return [repeats.expand(tokens, frame.unpacked(len(past)), past) for tokens, frame, past in rows]
 
     def _restore(
-        self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None
+        self, frame: Frame, tokens: Tokens | bytes | None, number: int, bridge: TokenBridge | None
     ) -> tuple[Session, int]:
-        """Return the session of a frame, from its decoded tokens if it has any, and its content check, compared."""
+        """Return the session of a frame and its content check, compared.
+
+        ``tokens``: the decoded tokens, (T,), of a frame by the model, or the decoded content of a log.
+        """
         kind = cast(SessionKind, frame.kind.session)
-        if tokens is None:
-            content = self._fallback.decompress(frame.data, frame.count)
+        if tokens is None or isinstance(tokens, bytes):
+            content = self._fallback.decompress(frame.data, frame.count) if tokens is None else tokens
             check = _check_content(frame, content, number)
             return Session.from_bytes(kind, content), check
         if frame.kind is Kind.IDS:
@@ -393,6 +451,26 @@ def _contexts(reader: Reader, frames: Sequence[Frame], numbers: Sequence[int]) -
     return found
 
 
+def _wanted(frames: Sequence[Frame], known: Container[int], *, log: bool) -> list[int]:
+    """Return the numbers of the contexts of logs, or of other frames, that are not known yet."""
+    return sorted({f.context for f in frames if f.context is not None and f.log is log and f.context not in known})
+
+
+def _check_contexts(numbers: Iterable[int], frames: Sequence[Frame], contexts: Sequence[int | None]) -> None:
+    """Check that the context of a log is a log, and that of another session is none. Raises CorruptError.
+
+    ``numbers``: those of frames that have a context.
+    """
+    for n in numbers:
+        context = frames[cast("int", contexts[n])]
+        if context.log is not frames[n].log or not context.has_tokens:
+            raise CorruptError("a session is coded after one of another kind: the file is damaged")
+
+
+def _either(tokens: Tokens | None, content: bytes | None) -> Tokens | bytes | None:
+    return content if tokens is None else tokens
+
+
 def _line(at: int, contexts: Sequence[int | None], tokens: Sequence[Tokens | None]) -> list[Tokens]:
     """Return the tokens of the contexts that stand behind a frame, the nearest first."""
     line = []
@@ -407,7 +485,7 @@ def _parts(frames: Sequence[Frame]) -> Iterator[slice]:
     """Yield runs of frames of about BATCH_TOKENS tokens, so a file that lies about its counts is found out early."""
     start = tokens = 0
     for end, frame in enumerate(frames, 1):
-        tokens += frame.count if frame.kind.by_model else 0
+        tokens += frame.count if frame.has_tokens else 0
         if tokens >= BATCH_TOKENS:
             yield slice(start, end)
             start, tokens = end, 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pltz.coding.log.earlier_logs import EarlierLogs
 from pltz.coding.sketch import GRAM, Sketch, SketchIndex, hashes_of
 from pltz.plt_codec.container.columns import MOST_CONTEXTS
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, context_of
@@ -62,9 +63,13 @@ class Earlier:
 
 
 class Neighbours:
-    """The earlier sessions of a file that can be a context. Their tokens are kept within a budget, the latest ones."""
+    """The earlier sessions of a file that can be a context. Their tokens are kept within a budget, the latest ones.
+
+    ``logs``: those that are logs, each the context of logs alone.
+    """
 
     def __init__(self) -> None:
+        self.logs = EarlierLogs()
         self._sessions: list[Earlier] = []
         self._index = SketchIndex()
         self._indexed = 0  # sessions in the index; the others are added when one is looked for

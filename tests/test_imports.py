@@ -41,9 +41,9 @@ WINGS = {
     "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store"),
     "serving": ("eviction", "engines", "nightly"),
     "coding": (
-        "decode_limits expected_time options parts sketch",
+        "expected_time options parts sketch",
         "log",
-        "neighbours",
+        "decode_limits neighbours",
         "decoder",
         "codec",
         "partners",

@@ -56,9 +56,10 @@ LOOK_FROM = 1 << 13  # tokens of a text of which a sample is coded before the re
 SAMPLE, SAMPLES = 1 << 11, 2  # tokens per sample, and samples: they tell the bytes of a text within 15 %
 LEVELS = 0.85  # of the size of a text at a fast level of zstd: its size under `Fallback`, about
 KEPT = 4  # texts above that are kept
+BYTES_PER_TOKEN = 8  # of a log, per token that the model codes: about, for progress
 
 
-class _Text(NamedTuple):
+class Text(NamedTuple):
     """The text of a table, in tokens, (T,), and in bytes."""
 
     tokens: Tokens
@@ -78,9 +79,9 @@ class _Draft:
 
     content: bytes
     above: bytes
-    past: _Text
+    past: Text
     table: Table | None
-    text: _Text
+    text: Text
     copies: list[repeats.Copy]
     literals: Tokens
 
@@ -109,6 +110,14 @@ class Parsed:
     def name(self) -> Method:
         """Return the name of the method."""
         return METHODS[self.method]
+
+    @property
+    def coded_tokens(self) -> int:
+        """Return the tokens that the model decodes. Raises CorruptError."""
+        if self.method != MODEL:
+            return 0
+        copied = repeats.unpack(self.copies, self.count, MAX_BYTES) if self.copies else []
+        return self.count - sum(copy.length for copy in copied)
 
 
 def parse(frame: bytes) -> Parsed:
@@ -173,7 +182,7 @@ class LogCoder:
 
     def __init__(self, bundle: Parts, coder: Coder) -> None:
         self.tokenizer, self.coder = bundle.tokenizer, coder
-        self._pasts: OrderedDict[bytes, _Text] = OrderedDict()
+        self._pasts: OrderedDict[bytes, Text] = OrderedDict()
 
     # ---- content -> frame
 
@@ -206,22 +215,26 @@ class LogCoder:
         copies = repeats.find(text.tokens, past.tokens)
         return _Draft(content, above, past, split, text, copies, repeats.literals(text.tokens, copies))
 
-    def _past(self, above: bytes) -> _Text:
+    def text(self, content: bytes) -> Text:
+        """Return the text of a content, as one coded after it sees it."""
+        return self._past(content)
+
+    def _past(self, above: bytes) -> Text:
         """Return the text of the bytes above. The last ones asked for are remembered: a proof asks once more."""
         if above not in self._pasts:
-            self._pasts[above] = self._text(table.split(above)) if above else _Text(repeats.NOTHING, b"")
+            self._pasts[above] = self._text(table.split(above)) if above else Text(repeats.NOTHING, b"")
             if len(self._pasts) > KEPT:
                 self._pasts.popitem(last=False)
         self._pasts.move_to_end(above)
         return self._pasts[above]
 
-    def _text(self, split: Table) -> _Text:
+    def _text(self, split: Table) -> Text:
         """Return the text of a table."""
         texts = [piece.text.encode("utf-8", "surrogatepass") for piece in split.pieces]
         parts: list[Tokens] = [repeats.NOTHING]
         for piece, tokens in zip(split.pieces, self.tokenizer.encode_many(texts), strict=True):
             parts += [np.array([VOICES[piece.voice]]), tokens]
-        return _Text(np.concatenate(parts), b"".join(text + END for text in texts))
+        return Text(np.concatenate(parts), b"".join(text + END for text in texts))
 
     def _worth_the_model(self, drafts: Sequence[_Draft]) -> list[_Draft]:
         """Return the drafts whose text the model codes: all short ones, and those where a sample tells so."""

@@ -35,7 +35,14 @@ import numpy.typing as npt
 
 from pltz.plt_codec.container import lines
 from pltz.plt_codec.container.columns import HAS_TOKENS, KIND_BITS, MOST_CONTEXTS, NO_CONTEXT
-from pltz.plt_codec.container.frame import KIND_EXTENDED, MAX_COUNT, MAX_TOKENS_PER_BYTE, Frame, Kind
+from pltz.plt_codec.container.frame import (
+    EXTENDED_LOG,
+    KIND_EXTENDED,
+    MAX_COUNT,
+    MAX_TOKENS_PER_BYTE,
+    Frame,
+    Kind,
+)
 from pltz.plt_codec.container.header import MAX_HEADER, Header
 from pltz.plt_codec.container.index import Index, contents_check
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, UsageError, VersionError
@@ -71,6 +78,7 @@ class Info:
     offset: int  # bytes from the start of the file
     size: int  # bytes of the whole frame
     context: int | None = None  # number of the session that it was coded after
+    log: bool = False  # coded as a log
 
 
 def pack(header: Header, frames: Iterable[Frame]) -> bytes:
@@ -266,11 +274,12 @@ class Reader:
         size = int(self._sizes[index])
         offset = int(self._offsets[index])
         length = int(self._offsets[index + 1]) - offset
-        kind = size & KIND_EXTENDED
+        kind, log = size & KIND_EXTENDED, False
         if kind == KIND_EXTENDED and length:
-            kind = self._read(offset, 1)[0] & KIND_EXTENDED
+            head = self._read(offset, 1)[0]
+            kind, log = head & KIND_EXTENDED, bool(head & EXTENDED_LOG)
         count, check = size >> KIND_BITS, int(self._checks[index])
-        return Info(_known_kind(kind, index), count, check, offset, length, _number(int(self._contexts[index])))
+        return Info(_known_kind(kind, index), count, check, offset, length, _number(int(self._contexts[index])), log)
 
     def frame(self, index: int) -> Frame:
         """Return session ``index`` as it was given to `Writer.add`, with the part of its check that the file keeps.

@@ -26,7 +26,7 @@ def test_zstd_above_and_what_it_chose_is_told(tiny: Path, run: Run, cold: Path, 
     (tmp_path / "b.txt").write_bytes(b"")
     inputs, out = [tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "out.pltz"
     [line] = lines(run("compress", *inputs, "-o", out, "--zstd-above", "0.5 kB", "--json"))
-    assert line["methods"] == {"model": 1, "zstd": 1} and line["zstd_above"] == 500
+    assert line["methods"] == {"model": 1, "zstd": 1, "log": 0} and line["zstd_above"] == 500
     stored = lines(run("archive", "put", cold, *inputs, "--zstd-above", "500", "--json"))
     assert [one["method"] for one in stored] == ["zstd", "model"]
     assert run("compress", *inputs, "-o", out, "--zstd-above", "much").exit_code == 2

@@ -1,0 +1,121 @@
+"""Logs in a .pltz file: by the log coder, after earlier logs, beside chats that do not change by it."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pltz.coding.codec import Codec
+from pltz.coding.decode_limits import DecodeLimits
+from pltz.coding.log.log_coder import LogCoder, parse
+from pltz.models.session.session import Session
+from pltz.plt_codec.container.file import Reader, pack
+from pltz.plt_codec.container.frame import Kind
+from pltz.plt_codec.errors import CorruptError, LimitError, ModelError
+
+WORDS = ("open", "the file", "read", "error", "in line", "of a", "list", "that we", "want", "to see", "before")
+
+
+@pytest.fixture(scope="module")
+def codec() -> Codec:
+    return Codec.load()
+
+
+def events(count: int, seed: int) -> list[dict[str, Any]]:
+    """Return the events of a log that begins with a prompt, the same in each."""
+    dice, same = random.Random(seed), random.Random(0)
+    prompt = " ".join(same.choices(WORDS, k=900))
+    found: list[dict[str, Any]] = [{"type": "system", "text": prompt}]
+    for number in range(count):
+        text = " ".join(dice.choices(WORDS, k=30)) + f" {dice.random()}"
+        found.append({"uuid": f"{dice.getrandbits(128):032x}", "n": number, "text": text})
+    return found
+
+
+def as_text(value: list[dict[str, Any]]) -> Session:
+    return Session("text", b"".join(json.dumps(event).encode() + b"\n" for event in value))
+
+
+CHAT = Session("chat", {"messages": [{"role": "user", "content": "Where is my bicycle? " * 3}]})
+LOGS = [Session("chat", events(12, 1)), Session("chat", events(12, 2)), as_text(events(9, 3))]
+
+
+def test_logs_come_back_from_a_file_with_chats(codec: Codec) -> None:
+    sessions = [CHAT, LOGS[0], LOGS[1], CHAT, LOGS[2]]
+    data = codec.compress(sessions)
+    reader = Reader(data)
+    frames = list(reader)
+    assert [frame.log for frame in frames] == [False, True, True, False, True]
+    assert [reader.info(n).kind for n in (1, 4)] == [Kind.CHAT_FALLBACK, Kind.TEXT_FALLBACK]
+    assert codec.decompress(data) == sessions
+    assert [codec.decompress(data, [n])[0] for n in (4, 2, 0)] == [sessions[n] for n in (4, 2, 0)]
+    assert list(codec.decompress_many([data, codec.compress(LOGS)])) == [sessions, LOGS]
+
+
+def test_what_logs_say_alike_is_stored_once(codec: Codec) -> None:
+    data, alone = codec.compress(LOGS), codec.compress(LOGS, independent=True)
+    frames = list(Reader(data))
+    assert [frame.context for frame in frames][:2] == [None, 0]
+    assert frames[2].context in (0, 1)
+    assert len(frames[1].data) < 0.7 * Reader(alone).info(1).size
+    assert codec.decompress(data) == LOGS
+
+
+def test_chats_are_coded_as_without_logs_beside_them(codec: Codec) -> None:
+    chats = [CHAT, Session("chat", {"messages": [{"role": "assistant", "content": "It is in the shop." * 2}]})]
+    alone = list(Reader(codec.compress(chats)))
+    beside = [frame for frame in Reader(codec.compress([chats[0], LOGS[0], chats[1]])) if not frame.log]
+    contexts = {None: None, 0: 0}
+    assert [replace(frame, context=contexts[frame.context]) for frame in beside] == alone
+
+
+def test_a_log_has_one_method_and_a_small_one_is_none(codec: Codec) -> None:
+    whole = codec.compress([LOGS[0]], zstd_above=1000)
+    assert parse(Reader(whole).frame(0).data).name == "log + zstd"
+    assert codec.decompress(whole) == [LOGS[0]]
+    assert not Reader(codec.compress([Session("chat", events(12, 1)[1:3])])).frame(0).log
+
+
+def test_a_wrong_frame_is_not_kept(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = LogCoder.encode
+    monkeypatch.setattr(LogCoder, "encode", lambda *a, **k: [data[:-2] + b"zz" for data in encode(*a, **k)])
+    with pytest.raises(ModelError, match="session 0 does not come back"):
+        codec.compress([LOGS[0]])
+
+
+def test_frames_of_another_kind_as_context_are_refused(codec: Codec) -> None:
+    frames = list(Reader(codec.compress([CHAT, CHAT, *LOGS[:2]], independent=True)))
+    header = Reader(codec.compress([CHAT])).header
+    for wrong in ([*frames[:2], replace(frames[2], context=0)], [frames[2], replace(frames[0], context=0)]):
+        data = pack(header, wrong)
+        with pytest.raises(CorruptError, match="after one of another kind"):
+            codec.decompress(data)
+        results = list(codec.decompress_many([data, data], errors="return"))
+        assert all(isinstance(result, CorruptError) for result in results)
+
+
+def test_a_damaged_log_is_refused(codec: Codec) -> None:
+    frame = Reader(codec.compress([LOGS[0]])).frame(0)
+    header = Reader(codec.compress([CHAT])).header
+    for place in (12, len(frame.data) // 2, len(frame.data) - 1):
+        data = bytearray(frame.data)
+        data[place] ^= 1
+        with pytest.raises(CorruptError):
+            codec.decompress(pack(header, [replace(frame, data=bytes(data))]))
+
+
+def test_limits_count_the_tokens_of_a_log(codec: Codec) -> None:
+    prose = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text().split("\n\n")
+    log = Session("chat", [{"n": number, "text": text} for number, text in enumerate(prose[:40])])
+    data = codec.compress([log])
+    assert parse(Reader(data).frame(0).data).name == "log + model"
+    with pytest.raises(LimitError, match="tokens to decode"):
+        codec.decompress(data, limits=DecodeLimits(max_tokens=20))
+    with pytest.raises(LimitError, match="bytes of content"):
+        codec.decompress(data, limits=DecodeLimits(max_bytes=200))
+    assert codec.decompress(data) == [log]
