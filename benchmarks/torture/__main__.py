@@ -39,6 +39,8 @@ KILLED = 0.75  # share of the children that are to be killed
 AT_CALL = 0.5  # share of these that are killed before a disk call
 BEYOND = 1.15  # latest kill, as a factor of the time or the number of calls that an operation took so far
 FIRST_SECONDS, FIRST_CALLS = 0.2, 12  # estimates for an operation that has not run yet
+SKEWED = 0.2  # share of the children whose clock is wrong
+SKEWS = (-400 * 86400, -3600, 60, 86400 * 2, 86400 * 400)  # seconds by which it is
 PATIENCE = 120.0  # seconds after which a child counts as hung
 DAMAGES = 0.5  # share of the checks after which something is damaged
 REPAIRERS = 3  # killed over one damage, before the one that is not killed
@@ -66,6 +68,7 @@ grace = "0s"
 share = 0.2
 max_seconds = 5
 """
+SETTINGS = "archive.json"
 FAULTS = ("early-put", "early-erase", "drop-pack")
 
 
@@ -175,22 +178,24 @@ class Torture:
         return Fate(delay=self.dice.uniform(0, BEYOND * self.seconds.get(kind, FIRST_SECONDS)))
 
     def _launch(self, operation: Any, fate: Any) -> Any:
-        from pltz.benchmarks.torture.child import Child
+        from pltz.benchmarks.torture.child import Child, skew_clock
 
         self.record.stamp += 1
+        skew = self.dice.choice(SKEWS) if self.dice.random() < SKEWED else 0
+
+        def work(voice: Any) -> None:
+            if skew:
+                skew_clock(skew)
+            operation.work(self.world, voice)
+
         operation.stamp = self.record.stamp
         self.draw.leased |= operation.leases
         self._stamp(operation)
         self.totals.asked[operation.kind] += 1
         self.record.write(
-            number=operation.stamp, kind=operation.kind, asked=operation.asked(), fate=vars(fate)
+            number=operation.stamp, kind=operation.kind, asked=operation.asked(), fate=vars(fate), skew=skew
         )
-        child = Child(
-            operation.kind,
-            lambda voice: operation.work(self.world, voice),
-            fate,
-            self.folder / "children.log",
-        )
+        child = Child(operation.kind, work, fate, self.folder / "children.log")
         self.running.append((child, operation))
         return child
 
@@ -289,7 +294,7 @@ class Torture:
 
         self._operate(Drain())
         if left := [
-            p.name for p in (self.folder / "journal").iterdir() if p.suffix in (".journal", ".refused")
+            p.name for p in (self.folder / "journal").iterdir() if p.suffix in (".journal", ".refused", ".lost")
         ]:
             raise Wrong(f"the journal is drained, and has {left}")
         night = Nightly()
@@ -399,8 +404,9 @@ def _hurt(place: Path, dice: Random) -> str:
     folders = [
         f for f in ("packs", "parity", "index", "keys", "collect", "ledger") if any((place / f).iterdir())
     ]
+    folders += [SETTINGS] if (place / "parity" / SETTINGS).exists() else []
     folder = dice.choice(folders)
-    names = sorted((place / folder).iterdir())
+    names = [place / folder] if folder == SETTINGS else sorted((place / folder).iterdir())
     if folder == "packs":  # a condemned pack may have lost its parity
         names = [path for path in names if (place / "parity" / path.name).exists()]
     if folder == "keys":

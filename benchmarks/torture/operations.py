@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +94,7 @@ class World:
     def open(self, name: str) -> SessionArchive:
         """Open an archive with the bundle, to put chats and to read everything."""
         archive = TowerArchive.open(self.place(name), self.codecs, key=self.key(name))
+        archive.neighbours = True
         return SessionArchive(archive, [self.bundle])
 
     def open_plain(self, name: str) -> TowerArchive:
@@ -260,19 +262,7 @@ class Texts(Operation):
             if world.fault == "early-put":
                 for put in commit:
                     voice.ack(key=put.key, digest=put.digest)
-            sessions = [
-                NewSession(
-                    p.key[1],
-                    [_bytes(part) for part in p.parts],
-                    p.key[0],
-                    p.shared,
-                    p.base or "base",
-                    p.tags,
-                    "text",
-                )
-                for p in commit
-            ]
-            receipts = archive.put(sessions)
+            receipts = archive.put([_new_session(put) for put in commit])
             for put, receipt in zip(commit, receipts, strict=True):
                 if world.fault != "early-put":
                     voice.ack(key=put.key, digest=put.digest, version=receipt.id.hex())
@@ -310,6 +300,54 @@ class Chats(Texts):
             items = [PutRequest(p.key[1], _chat(p.parts), p.key[0], p.tags, base=p.base or None) for p in commit]
             for put, stored in zip(commit, sessions.put(items), strict=True):
                 voice.ack(key=put.key, digest=put.digest, version=stored.id.hex())
+
+
+class Twins(Texts):
+    """Put two versions of one session at once, by two writers of this archive: both are acknowledged and kept."""
+
+    kind = "two writers"
+
+    def plan(self, draw: Draw) -> bool:
+        puts = [put for _ in range(2) if (put := self._new(draw))]
+        if not puts:
+            return False
+        first = puts[0]
+        session = draw.record.main[first.key]
+        mark = draw.record.mark()
+        session.marks.add(mark)
+        second = self._put(draw.dice, first.key, session, mark)
+        self.commits = [[first], [second]]
+        self.leases = {first.key}
+        session.last = ""  # a put of either is not repeated: it would be a third version
+        session.pending |= {first.digest, second.digest}
+        self.places: list[tuple[list[Any], str]] = []
+        return True
+
+    def work(self, world: World, voice: Voice) -> None:
+        archives = [world.open_plain("main") for _ in self.commits]
+        voice.begin()
+        with ThreadPoolExecutor(len(archives)) as pool:
+            done = [
+                (put, pool.submit(archive.put, [_new_session(put)]))
+                for archive, [put] in zip(archives, self.commits, strict=True)
+            ]
+            for put, receipts in done:
+                [receipt] = receipts.result()
+                [version] = [v for v in archives[0].history(put.key[1], put.key[0]) if v.id == receipt.id]
+                place = [version.version, version.time, version.leaf.hex()]
+                voice.ack(key=put.key, digest=put.digest, version=receipt.id.hex(), place=place)
+
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
+        self.places.append((facts["place"], facts["version"]))
+        return super().heard(record, facts)
+
+    def ended(self, record: AcknowledgedRecord) -> None:
+        """Order the two as the archive does: by number, time and leaf."""
+        order = {version: number for number, (_, version) in enumerate(sorted(self.places))}
+        session = record.main[self.commits[0][0].key]
+        twins = sorted((k for k in session.known if k.version in order), key=lambda k: order[k.version])
+        session.known = [k for k in session.known if k.version not in order] + twins
+        super().ended(record)
 
 
 # ---- forgetting and erasing
@@ -564,6 +602,30 @@ class Rebuild(Upkeep):
         voice.begin()
         archive.rebuild()
         voice.ack()
+
+
+class MergeSessions(Upkeep):
+    """Rewrite the segments of every session as runs."""
+
+    kind = "merge"
+    allowed = r"Fenced: |ArchiveError: a collector keeps moving"
+
+    def work(self, world: World, voice: Voice) -> None:
+        archive = world.open(self.place).archive
+        voice.begin()
+        voice.ack(merged=archive.merge(cold=0).merged)
+
+
+class Cluster(Upkeep):
+    """Choose the sessions that new chats are coded after."""
+
+    kind = "cluster"
+    allowed = r"Fenced: |ArchiveError: a collector keeps moving"
+
+    def work(self, world: World, voice: Voice) -> None:
+        archive = world.open(self.place).archive
+        voice.begin()
+        voice.ack(tenants=archive.cluster(medoids=8).tenants)
 
 
 class Merge(Upkeep):
@@ -979,6 +1041,11 @@ def _text(dice: Random, mark: str) -> str:
     return f"{mark} " + " ".join(dice.choices(WORDS, k=count))
 
 
+def _new_session(put: PlannedPut) -> NewSession:
+    parts = [_bytes(part) for part in put.parts]
+    return NewSession(put.key[1], parts, put.key[0], put.shared, put.base or "base", put.tags, "text")
+
+
 def _bytes(part: bytes) -> Any:
     return np.frombuffer(part, np.uint8).astype(np.int64)
 
@@ -990,6 +1057,7 @@ def _chat(parts: tuple[Any, ...]) -> Content:
 OPERATIONS: dict[type[Operation], float] = {
     Texts: 9,
     Chats: 3,
+    Twins: 2,
     Forget: 3,
     Undelete: 3,
     Erase: 4,
@@ -999,6 +1067,8 @@ OPERATIONS: dict[type[Operation], float] = {
     Repair: 3,
     Rebuild: 2,
     Merge: 2,
+    MergeSessions: 2,
+    Cluster: 1,
     VerifyArchive: 1,
     Read: 3,
     CopyArchive: 4,
