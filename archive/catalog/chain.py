@@ -41,6 +41,7 @@ from pltz.plt_codec.limits import MAX_TOKENS
 MAX_SEGMENTS = 4096  # segments per tower
 BATCH, BATCH_TOKENS = 256, 1 << 20  # records, and tokens that they claim, decoded at once: they bound the memory
 LAST = 3  # hops from a record over neighbours; those at the last have none
+LACKING = -1  # segments of a tower that cannot be read
 NOTHING: Tokens = np.zeros(0, np.int64)
 
 T = TypeVar("T")
@@ -200,33 +201,76 @@ def lost_versions(catalog: Catalog, versions: Iterable[Version], bad: Container[
 
     Nothing is decoded.
     """
-    whole: list[dict[bytes, bool]] = [{NONE: True} for _ in range(LAST + 1)]  # by the neighbours that led there
+    known = _known()
     for version in versions:
-        if not _is_whole(catalog, version.leaf, bad, whole) and not version.forgotten:
+        if not _is_whole(catalog, version.leaf, bad, known) and not version.forgotten:
             yield version
 
 
-def _is_whole(
-    catalog: Catalog, leaf: bytes, bad: Container[bytes], known: Sequence[dict[bytes, bool]], hops: int = 0
-) -> bool:
-    """Return whether no segment of a tower is missing, nor any of the towers of its neighbours.
+def unreadable(catalog: Catalog, segments: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the segments of which the tower cannot be read, as its records tell; nothing is decoded."""
+    known = _known()
+    return (segment for segment in segments if not _is_whole(catalog, segment, (), known))
 
-    ``known``: the answers known already, by ``hops`` and segment. ``hops``: as in `Chains`.
+
+def deepest(records: Mapping[bytes, Collection[tuple[bytes, bytes]]]) -> set[bytes]:
+    """Return the segments that some of their records put into a circle, or too deep to be read.
+
+    ``records``: parent and neighbour in each record of a segment. A segment without records counts as a root.
     """
-    whole = known[hops]
+    sizes: dict[bytes, tuple[int, int]] = {}  # segments, and neighbours in a row, of the longest way up
+    astray = set[bytes]()
+    for segment in records:
+        path, open_ = [segment], set[bytes]()
+        while path:
+            at = path[-1]
+            needs = {one for row in records.get(at, ()) for one in row if one != NONE}
+            if at not in sizes and at not in open_:
+                open_.add(at)
+                path += [one for one in needs if one not in sizes]
+                continue
+            path.pop()
+            if at in sizes:
+                continue
+            ways = [(sizes.get(up, (0, 0)), sizes.get(near, (0, 0)), near) for up, near in records.get(at, ())]
+            long = 1 + max((up[0] for up, _, _ in ways), default=0)
+            hops = max((max(up[1], (1 + after[1]) * (near != NONE)) for up, after, near in ways), default=0)
+            if long > MAX_SEGMENTS or hops > LAST or any(one not in sizes for one in needs) or astray & needs:
+                astray.add(at)
+            sizes[at] = long, hops
+    return astray
+
+
+def _known() -> list[dict[bytes, int]]:
+    """Return what `_is_whole` knows at first, by the neighbours that lead to a tower."""
+    return [{NONE: 0} for _ in range(LAST + 1)]
+
+
+def _is_whole(
+    catalog: Catalog, leaf: bytes, bad: Container[bytes], known: Sequence[dict[bytes, int]], hops: int = 0
+) -> bool:
+    """Return whether no segment of a tower is missing, nor any of the towers of its neighbours, and none is too deep.
+
+    ``known``: the segments of towers known already, by ``hops`` and their last segment; LACKING where one is not whole.
+    ``hops``: as in `Chains`.
+    """
+    sizes = known[hops]
     chain: dict[bytes, None] = {}
     at = leaf
-    while at not in whole:
+    while at not in sizes:
         chain[at] = None
         places = [] if at in bad else catalog.lookup.find(SEGMENTS, at)
         neighbours = {place.record.neighbour for place in places if may_serve(place, hops)}
         lacks = not neighbours or places[0].record.parent in chain
         if lacks or not any(one == NONE or _is_whole(catalog, one, bad, known, hops + 1) for one in neighbours):
-            whole[at] = False
+            sizes[at] = LACKING
             break
         at = places[0].record.parent
-    whole |= dict.fromkeys(chain, whole[at])
-    return whole[leaf]
+    size = sizes[at]
+    for segment in reversed(chain):
+        size = size + 1 if 0 <= size < MAX_SEGMENTS and segment not in sizes else LACKING
+        sizes[segment] = size
+    return sizes[leaf] != LACKING
 
 
 def may_serve(item: Found, hops: int) -> bool:
@@ -239,7 +283,7 @@ def depth_of(catalog: Catalog, leaf: bytes) -> int | None:
 
     None where a segment is missing or more than `LAST` are needed.
     """
-    known: list[dict[bytes, bool]] = [{NONE: True} for _ in range(LAST + 1)]
+    known = _known()
     return next((n for n in range(LAST + 1) if _is_whole(catalog, leaf, (), known, LAST - n)), None)
 
 

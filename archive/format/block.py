@@ -600,6 +600,11 @@ class Block:
                 found.update(named for named, kind in kinds if kind in (TABLE, INLINE))
         return list(found)
 
+    @property
+    def has_neighbours(self) -> bool:
+        """Return whether any record has a neighbour."""
+        return bool(self._columns[NEIGHBOUR - 1].high)
+
     def _reference(self, column: int, row: int) -> bytes:
         how, number = self._columns[column - 1], self._columns[column][row]
         kind = how[row]

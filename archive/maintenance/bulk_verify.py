@@ -33,6 +33,7 @@ from pltz.archive.format.index_file import (
     SEGMENTS,
     SESSIONS,
     U64,
+    Location,
     Lookup,
     key_of,
     key_of_session,
@@ -58,13 +59,21 @@ class BulkVerified:
     """The contents of a pack proved sound.
 
     Attributes:
+        pack: id of the pack.
         records: number of records.
+        offsets: (B,) bytes; where its blocks begin.
+        bounds: (B,) number of segments up to the end of each block.
+        near: (B,) whether a record of the block has a neighbour.
         ids: (N, 2) halves of the ids of its segments.
         parents: (M, 2) halves of the ids of its records' parents and neighbours, each once, without those that are
             earlier records of the same block.
     """
 
+    pack: bytes
     records: int
+    offsets: Ints
+    bounds: Ints
+    near: npt.NDArray[np.bool_]
     ids: U64
     parents: U64
 
@@ -199,7 +208,10 @@ class BulkVerifier:
             return None
         elsewhere = np.frombuffer(b"".join(p for block in blocks for p in block.elsewhere()), np.uint8)
         every = np.concatenate([_NO_IDS, *ids])
-        return BulkVerified(count, _halves(every), _once(_halves(elsewhere.reshape(-1, SIZE))))
+        offsets, bounds = np.array([b.offset for b in blocks], np.int64), np.cumsum([0, *map(len, ids)])[1:]
+        near = np.array([block.has_neighbours for block in blocks], bool)
+        parents = _once(_halves(elsewhere.reshape(-1, SIZE)))
+        return BulkVerified(name, count, offsets, bounds, near, _halves(every), parents)
 
     def _match(self, name: bytes, section: int, blocks: Sequence[Block], keys: Iterable[U64]) -> bool:
         """Return whether the entries of a section are those of the records. ``keys``: of each block, in any order."""
@@ -244,17 +256,37 @@ def whole(swept: Sequence[BulkVerified]) -> bool:
 
     Also False where two parents begin with the same 8 bytes.
     """
+    parents, found = _named(swept)
+    there = np.zeros(len(parents), bool)
+    for _, _, at in found:
+        there[at] = True
+    return bool(there.all())
+
+
+def inner_blocks(swept: Sequence[BulkVerified]) -> Iterator[Location]:
+    """Yield the blocks that decide how deep towers are: those with neighbours, and those that others name.
+
+    Every circle of parents or neighbours, and every way of more than one block, goes through their records.
+    """
+    for s, rows, _ in _named(swept)[1]:
+        named = np.searchsorted(s.bounds, rows, side="right")
+        for block in np.union1d(np.flatnonzero(s.near), named).tolist():
+            yield Location(s.pack, int(s.offsets[block]))
+
+
+def _named(swept: Sequence[BulkVerified]) -> tuple[U64, list[tuple[BulkVerified, Ints, Ints]]]:
+    """Return the parents of all packs, (M, 2), and of each pack the rows of its ids that are such, and which."""
     parents = _once(np.concatenate([_halves(_NO_IDS), *(s.parents for s in swept)]))
-    if not len(parents):
-        return True
     begun = np.zeros(1 << 16, bool)  # first 16 bits of parents: with few parents, few ids pass this filter
     begun[parents[:, 0] >> _TOP] = True
-    there = np.zeros(len(parents), bool)
+    found = []
     for s in swept:
-        ids = s.ids[begun[s.ids[:, 0] >> _TOP]]
-        at = np.minimum(np.searchsorted(parents[:, 0], ids[:, 0]), len(parents) - 1)
-        there[at[(parents[at] == ids).all(1)]] = True
-    return bool(there.all())
+        rows = np.flatnonzero(begun[s.ids[:, 0] >> _TOP])
+        ids = s.ids[rows]
+        at = np.minimum(np.searchsorted(parents[:, 0], ids[:, 0]), max(len(parents) - 1, 0))
+        same = (parents[at] == ids).all(1) if len(parents) else np.zeros(0, bool)
+        found.append((s, rows[same], at[same]))
+    return parents, found
 
 
 def _order(numbers: U64 | Ints) -> npt.NDArray[np.intp]:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, compress
+from itertools import chain, compress, islice
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import (
@@ -22,7 +22,9 @@ from pltz.archive.catalog.chain import (
     RecordToDecode,
     decodable_groups,
     decode_records,
+    deepest,
     lost_versions,
+    unreadable,
 )
 from pltz.archive.catalog.freshness import Token, rolled_back, token_of
 from pltz.archive.catalog.ledger import MISSING, as_text
@@ -43,12 +45,13 @@ from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS
 from pltz.archive.format.settings import Settings
-from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, whole
+from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, inner_blocks, whole
 from pltz.archive.maintenance.erase import unfinished
 from pltz.archive.storage.store import is_there
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 
+MOST_ASTRAY = 1000  # crafted segments that are reported
 DECODE_RECORDS = 256  # records decoded between two looks at the clock
 
 
@@ -175,7 +178,8 @@ class Verifier:
         self._check_redundancy()
         self._check_indexes(digests(), doubted)
         self._hidden = self.catalog.damage.hidden_sessions(doubted)
-        if doubted or self._hidden or not self.report.complete or not whole(swept):
+        astray = self.catalog.listing.stable(lambda: self._astray(swept))
+        if doubted or self._hidden or not self.report.complete or not whole(swept) or astray:
             self.report.lost += self.catalog.listing.stable(self._lost)
         for problem in self.catalog.damage.problems:
             self._problems.add(problem)
@@ -207,6 +211,26 @@ class Verifier:
             self.report.cursor = pack
             if self._progress:
                 self._progress(self.report)
+
+    def _astray(self, swept: Sequence[BulkVerified]) -> set[bytes]:
+        """Return the segments of circles, and those below too many others or after too many neighbours in a row.
+
+        Those of which no other record is read are reported. Nothing is decoded.
+        """
+        records: dict[bytes, set[tuple[bytes, bytes]]] = {}
+        for place in inner_blocks(swept):
+            try:
+                _, block = self.catalog.lookup.block(place)
+            except (FormatError, FileNotFoundError):  # changed since it was proved: the next run tells
+                self.catalog.listing.note_stale()
+                continue
+            for record in block.heads():
+                if record.id is not None:
+                    records.setdefault(record.id, set()).add((record.parent, record.neighbour))
+        astray = deepest(records)
+        for segment in islice(unreadable(self.catalog, sorted(astray)), MOST_ASTRAY):
+            self._wrong("segment", segment.hex(), "is in a circle, or too deep: crafted, and refused by every reader")
+        return astray
 
     def _lost(self) -> list[Version]:
         """Return the versions of which something is missing, and name the sessions of which damage hides versions."""
@@ -368,6 +392,7 @@ class Verifier:
 
     def _note(self, items: Sequence[Found], answers: Sequence[Answer]) -> None:
         """Count the segments that decoded, and report the others."""
+        rooted = {NONE}  # segments of which all that they need is there
         for item, answer in zip(items, answers, strict=True):
             if not isinstance(answer, PltzError):
                 self.report.decoded += 1
@@ -375,25 +400,27 @@ class Verifier:
                 self.report.undecoded += 1
             elif isinstance(answer, LostError) and self._replaced(item):
                 continue  # of several records with neighbours those with fewer in a row are kept
-            elif isinstance(answer, LostError) and item.record.id and self._orphan(item):
+            elif isinstance(answer, LostError) and item.record.id and self._orphan(item, rooted):
                 self.report.bad.add(item.record.id)
             else:
                 self._undecodable(item, answer)
 
-    def _orphan(self, item: Found) -> bool:
+    def _orphan(self, item: Found, rooted: set[bytes]) -> bool:
         """Return whether a segment that a record is read with is absent, and no damage hides it.
 
-        That is one above it, or one of the towers of neighbours. Nothing live needed it then.
+        That is one above it, or one of the towers of neighbours. Nothing live needed it then. ``rooted``: segments that
+        need no absent one; others are added.
         """
-        seen, todo = {NONE}, [item.record.parent, item.record.neighbour]
+        seen, todo = set[bytes](), [item.record.parent, item.record.neighbour]
         while todo:
             at = todo.pop()
-            if at in seen:
+            if at in seen or at in rooted:
                 continue
             seen.add(at)
             if not (places := self.catalog.lookup.find(SEGMENTS, at)):
                 return not self.catalog.damage.hiding()
             todo += [places[0].record.parent, places[0].record.neighbour]
+        rooted |= seen
         return False
 
     def _replaced(self, item: Found) -> bool:

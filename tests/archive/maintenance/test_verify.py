@@ -21,8 +21,10 @@ from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import PltzError, UsageError
+from pltz.plt_codec.identity import NONE
 from tests.archive.conftest import ZlibCodec
+from tests.archive.peek import peek
 from tests.archive.sealed import RAW
 
 SESSIONS = 12  # of a segment each
@@ -270,3 +272,54 @@ def test_a_forgotten_record_whose_parent_was_collected_is_no_damage(
     report = archive.verify(decode=True)
     assert len(archive.catalog.listing.packs) == 2 and report.records == 5
     assert report.sound, report
+
+
+def crafted(archive: TowerArchive, rows: Sequence[tuple[bytes, bytes, bytes]], leaf: bytes) -> TowerArchive:
+    """Put records of segments (id, parent, neighbour) that no session has, and a session of one of them."""
+    archive.put([NewSession("sound", [np.arange(9)])])
+    [first] = peek(archive, "sound")
+    bare = first.record._replace(name=None, tags=b"", time=0, version=1)
+    session = first.record._replace(id=None, parent=leaf, name="crafted", tokens=0, bitstring=b"")
+    new = [bare._replace(id=id_, parent=parent, neighbour=near) for id_, parent, near in rows]
+    archive._writer.copy([(first.context, record) for record in new])
+    archive._writer.copy([(first.context, session)])
+    archive.write_index()
+    return archive
+
+
+def named(number: int) -> bytes:
+    return number.to_bytes(10, "big") + bytes(6)
+
+
+CIRCLES = {
+    "parents": [(named(1), named(2), NONE), (named(2), named(3), NONE), (named(3), named(1), NONE)],
+    "neighbours": [(named(1), NONE, named(2)), (named(2), NONE, named(1))],
+    "itself": [(named(1), named(1), NONE)],
+    "five neighbours in a row": [(named(n), NONE, named(n + 1) if n < 6 else NONE) for n in range(1, 7)],
+    "too many segments": [(named(n), named(n + 1) if n < 60 else NONE, NONE) for n in range(60, 0, -1)],
+}
+
+
+@pytest.mark.parametrize("shape", CIRCLES)
+def test_circles_and_towers_too_deep_are_found_without_decoding(
+    archive: TowerArchive, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.archive.catalog.chain.MAX_SEGMENTS", 50)
+    report = crafted(archive, CIRCLES[shape], named(1)).verify()
+    assert not report.sound and [v.name for v in report.lost] == ["crafted"]
+    with pytest.raises(PltzError):
+        archive.get("crafted")
+    assert archive.get("sound").tokens.tolist() == [*range(9)]
+
+
+def test_a_deep_tower_that_can_be_read_is_sound(archive: TowerArchive) -> None:
+    for turns in range(1, 40):
+        archive.put([NewSession("deep", [np.full(3, n) for n in range(turns)])])
+    assert archive.verify().sound and len(archive.get("deep").segments) == 39
+
+
+def test_circles_that_no_session_has_are_found(archive: TowerArchive) -> None:
+    crafted(archive, CIRCLES["parents"], NONE)
+    report = archive.verify()
+    assert not report.sound and not report.lost
+    assert [p.name for p in report.problems if p.kind == "segment"] == [named(n).hex() for n in (1, 2, 3)]
