@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ALWAYS = ("tests/test_imports.py", "tests/test_packaging.py")
 SECONDS = 60  # for everything
 LAST = 15  # of them are left for a test that began, and for the summary
-FILES = 60  # files of tests that a minute has use for; each takes time to be collected
+FILES = 40  # files of tests that a minute has use for; each takes time to be collected
 END, ORDER = "PLTZ_QUICK_END", "PLTZ_QUICK_ORDER"  # variables: time after which no test begins, tests in their order
 RUFF = sys.executable, "-m", "ruff", "check", "--quiet"
 NO_TIME = "the minute is over, and tests are left: `make test` runs them all"
@@ -64,10 +64,10 @@ def _nearest(file: PurePosixPath, known: list[str]) -> Iterator[list[str]]:
     room = PurePosixPath("tests", *inside.parent.parts[:1])
     name = inside.stem.removeprefix("test_")
     if file.suffix == ".md":
-        yield ["tests/test_documents.py"]
-    else:
-        own = {str(file), *(f"{folder}/test_{name}{end}" for end in (".py", "_command.py"))}
-        yield [test for test in known if test in own or test.startswith(f"{folder}/test_{name}_")]
+        yield from (["tests/test_documents.py"], [], [])
+        return
+    own = {str(file), *(f"{folder}/test_{name}{end}" for end in (".py", "_command.py"))}
+    yield [test for test in known if test in own or test.startswith(f"{folder}/test_{name}_")]
     in_room = [test for test in known if len(inside.parts) > 1 and test.startswith(f"{room}/")]
     yield [test for test in in_room if test.startswith(f"{folder}/")]
     yield in_room

@@ -31,5 +31,6 @@ def test_the_nearest_tests_of_each_file_come_first() -> None:
 
 
 def test_a_document_is_tested_as_one_and_other_files_select_nothing() -> None:
-    assert selected(["docs/archive.md"], TESTS)[2:] == ["tests/test_documents.py"]
+    for page in ("docs/archive.md", "archive/format/FORMAT.md"):
+        assert selected([page], TESTS)[2:] == ["tests/test_documents.py"]
     assert selected(["LICENSE", "gone/away.py"], TESTS) == list(ALWAYS)
