@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.format.context import SEALED
-from pltz.archive.format.object_names import PACKS, pack, packs_listed
+from pltz.archive.format.object_names import PACKS, key_pattern, pack, packs_listed
 from pltz.archive.format.pack import Pack
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import FormatError
@@ -114,7 +114,7 @@ BRING_BACK = (
 
 def path_of(domain: bytes) -> str:
     """Return the names of the key files of a domain, as people write them."""
-    return f"keys/{domain.hex()}-*"
+    return key_pattern(domain)
 
 
 def _no_file(domain: bytes) -> str:

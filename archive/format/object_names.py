@@ -155,6 +155,15 @@ def key_copies(domain: bytes, generation: int) -> tuple[str, str]:
     return KeyFileName(domain, generation, 0).name, KeyFileName(domain, generation, 1).name
 
 
+def key_pattern(domain: bytes) -> str:
+    """Return the names of all key files of a domain, as people write them.
+
+    >>> key_pattern(bytes(16))
+    'keys/00000000000000000000000000000000-*'
+    """
+    return f"{KEYS}/{domain.hex()}-*"
+
+
 def key_files_among(names: Iterable[str]) -> list[KeyFileName]:
     """Return the key files among the names in ``keys/``, in the order given.
 

@@ -5,7 +5,7 @@ A context that was never met is undecided. The first decisions move its probabil
 
     >>> writer, model = BitWriter(), {}
     >>> for bit in (1, 1, 0, 1): _ = writer.bit(model, 7, bit)
-    >>> writer.number(model, 1000)
+    >>> _ = writer.number(model, 1000)
     >>> reader, model = BitReader(writer.finish()), {}
     >>> [reader.bit(model, 7) for _ in range(4)], reader.number(model)
     ([1, 1, 0, 1], 1000)
