@@ -26,7 +26,7 @@ COLUMNS = ("name", "session", "tenant", "time")
 
 @dataclass(frozen=True)
 class RowName:
-    """What a row says of its session. ``time``: in seconds since 1970. None: the row does not say it."""
+    """Name, tenant and time that a row gives its session. ``time``: in seconds since 1970. None: not given."""
 
     name: str
     tenant: str | None = None

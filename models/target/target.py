@@ -437,7 +437,7 @@ class Target:
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether the chat template writes calls of tools and their results. Many drop them without a word."""
+        """Return whether the chat template writes calls of tools and their results. Many drop them without a word."""
         call = {"type": "function", "function": {"name": "pltz_name", "arguments": {"key": "pltz_value"}}}
         chat = [
             {"role": "user", "content": "Look."},
