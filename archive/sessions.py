@@ -362,6 +362,7 @@ class SessionArchive:
         single = isinstance(requests, Sequence) and len(requests) == 1
         pace = Pace(commit_bytes, commit_seconds)
         for batch in self._batches(self._prepared(requests), keep_opaque, pace, refused):
+            # a commit at a time: what is new is put, and what is there already is only answered
             began, coded = time.monotonic(), 0
             fresh = [cut for _, cut in batch if isinstance(cut, NewSession)]
             if coding:
@@ -370,6 +371,7 @@ class SessionArchive:
             receipts = iter(self.archive.put(fresh, dry_run=dry_run, expect=expect, refresh=not quick))
             if len(fresh) < len(batch):
                 self.archive.store.settle(PACKS)  # its writer may be between link and fsync
+            # the receipts, in the order of the requests
             took = time.monotonic() - began
             for request, cut in batch:
                 if isinstance(cut, Tower):
@@ -436,6 +438,7 @@ class SessionArchive:
                 if batch:
                     yield batch
                 raise
+            # a commit ends where it is full, where time is up, or where a session comes again
             full = tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS or pace.is_full(size, began)
             if request is None or full or _names(request) & names:
                 if batch:
@@ -509,6 +512,7 @@ class SessionArchive:
             if not keep_opaque:
                 transcript.refuse_opaque(session)
             return self._log_way(request, session, content)
+        # the bytes of the session, cut where the stored version has its segments
         by_zstd = self.zstd_above is not None and len(content) > self.zstd_above
         tower = self._last_tower(request)
         if request.continues and tower:
@@ -519,6 +523,7 @@ class SessionArchive:
             if session.kind == "chat" and not keep_opaque:
                 transcript.refuse_opaque(session)
             return plain
+        # its tokens, unless it is too long for the model or holds what the model does not code
         tokens: Tokens | None = None
         try:
             if not by_zstd:
@@ -690,6 +695,7 @@ class SessionArchive:
             base = request.base or name
             if len(known) < shared or (request.base and name != request.base):
                 known, shared = [], 0
+        # new segments begin where the caller said, behind those that are stored
         ends = [end for end in request.prefixes if 0 < end <= len(ids)]
         if not shared and base and ends and not known:
             shared = 1

@@ -408,6 +408,7 @@ class Codec(SessionDecoder):
         """Return the shortest frame of each draft. ``logs``: those of logs, by number."""
         sequences = [draft.tokens for draft in drafts if draft.tokens is not None]
         taken = [copies.find(tokens) for tokens in sequences]
+        # the time is told before the work
         if self.expect:
             again = sum(
                 len(s) - sum(copy.length for copy in t) for s, t in zip(sequences, taken, strict=True) if t
@@ -416,6 +417,7 @@ class Codec(SessionDecoder):
             seconds = expected_seconds(self.coder, sequences, more=again, verify=options.verify, layout=by)
             if seconds is not None:
                 self.expect(seconds)
+        # each session whole, and without its copies: the shorter counts
         phased = isinstance(options.progress, PhasedProgress)  # others count each token once, where it is verified
         whole = self._code(sequences, options, options.progress if phased or not options.verify else None)
         cut = self._cut(sequences, taken, whole, options)
@@ -430,6 +432,7 @@ class Codec(SessionDecoder):
             if draft.tokens is None:
                 frames.append(self._fallback_frame(draft.session, draft.content))
                 continue
+            # the model's frame, or the fallback where that is no longer
             coded = next(best)
             frame = _model_frame(draft, draft.tokens, coded)
             fits, size = frame.fits, len(frame.encode())
@@ -485,11 +488,13 @@ class Codec(SessionDecoder):
             earlier.add(one)
             if one.context is not None:
                 tried[at] = one
+        # each after its nearest one alone; what does not gain has no context
         contexts = {at: one.behind(1) for at, one in tried.items()}
         found = self._after(drafts, frames, tried, contexts, options)
         for at in tried.keys() - found.keys():
             tried[at].context = None
         left = {tried[at].number: at for at in found}
+        # then after the contexts of that one too, once it is settled which these are
         while left:  # at most `MOST_CONTEXTS` times
             ready = {at for at in left.values() if tried[at].settled(left)}
             again = {at: tried[at].behind() for at in sorted(ready)}
@@ -530,6 +535,7 @@ class Codec(SessionDecoder):
             if copied is not False:
                 more = copies.candidates(_tokens(drafts[at]), context, len(frames[at].encode()))
                 ways += [(at, copies.pack(taken), taken) for taken in more]
+        # the tokens that copies leave, coded behind the context
         rows = [copies.literals(_tokens(drafts[at]), taken) for at, _, taken in ways]
         coded = self._code(rows, options, None, [contexts[at] for at, _, _ in ways]) if rows else []
         found: dict[int, Frame] = {}
@@ -573,6 +579,7 @@ class Codec(SessionDecoder):
         if options.verify and options.progress:
             tokens_coded = sum(frame.coded for _, frame in chosen if frame.kind.by_model)
             begin(options.progress, "verify", tokens_coded + sum(_work(draft) for draft, _ in logs))
+        # frames of the model are decoded side by side
         by_model = [(draft, frame) for draft, frame in chosen if frame.kind.by_model]
         behind = [contexts.get(draft.number) for draft, _ in by_model]
         tokens = iter(self._decode_after([frame for _, frame in by_model], behind, options.progress))

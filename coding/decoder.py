@@ -232,6 +232,7 @@ class SessionDecoder:
                 every = [frame for frame, _ in pairs]
                 found_tokens = self._decode(every, contexts, progress)
                 tokens = map(_either, found_tokens, self._decode_logs(every, contexts, progress))
+        # an error is of its file alone; where the batch failed, each is read by itself
         for reader, frames in batch:
             try:
                 if isinstance(reader, PltzError):

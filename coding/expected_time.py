@@ -43,6 +43,7 @@ def expected_seconds(
     tokens = sum(map(len, sequences))
     if tokens + more < LEAST_TOKENS:
         return None
+    # the longest sequences, which set the layout, are coded once and timed
     sample: list[Tokens] = []
     left = SAMPLE
     for sequence in sorted(sequences, key=len, reverse=True):

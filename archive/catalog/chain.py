@@ -513,6 +513,7 @@ class Chains:
                 path.pop()
                 break
             at = places[0].record.parent
+        # limits, before anything is decoded
         if path and (len(path) > MAX_SEGMENTS or self._depth[at] + len(path) >= MAX_SEGMENTS):
             self._answers[leaf] = CorruptError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
             return []

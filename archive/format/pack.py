@@ -314,6 +314,7 @@ class Pack:
                 yield Damage(self.begin + at, after - at, str(exc))
                 at = after
                 continue
+            # of a block whose head is sound, damage costs the records of a piece of the body
             hurt = [(row, r, piece) for row, r in rows if (piece := block.piece(row)) in bad] if bad else []
             if bad:
                 rows = [(row, record) for row, record in rows if block.piece(row) not in bad]

@@ -106,6 +106,7 @@ class Collector:
         """
         self.catalog.refresh()
         self._want_evidence()
+        # what an earlier run condemned is finished first
         before = self.catalog.store.now() - grace
         self._before = before if grace else MAX_VALUE
         condemned = self.catalog.listing.condemned_by(before)
@@ -115,6 +116,7 @@ class Collector:
         if not dry_run:
             self._sweep_parity()
             self._tidy()
+        # then packs are chosen for the next run
         with self._census() as census:
             weights = census.weights()
             plan = self._choose(weights, dead_share, small) | self._from_the_future()
@@ -123,6 +125,7 @@ class Collector:
         if self.recoder and not dry_run and (left := list(filter(self.recoder.can_decode, left))):
             with suppress(FullError):  # the next run may have room
                 self.recoder.run(left)
+        # the plan is put even on a full disk, with fewer packs if need be
         least = sorted(plan, key=lambda pack: weights.get(pack, (0, 0))[1])[:FEW]
         if plan and not dry_run:
             with self.catalog.store.using_reserve(NOTING):

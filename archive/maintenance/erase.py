@@ -260,11 +260,13 @@ class Eraser:
         towers = self._look(lambda: self._towers(known.domain, name))
         if not towers:
             return self._over(Erasure(tenant, name), known, finished, False, dry_run)
+        # what the session had, and what is coded after it
         records = DomainRecords(self.catalog, known.domain)
         begun, doomed = known, self._look(lambda: self._dead(known, records)).union(*towers)
         if not dry_run:
             self._recoder.want_codecs(records.coded_after(doomed) - doomed)
             begun, towers = self._doom(known, name, towers, doomed)
+        # segments of other sessions stay; what was coded after the others is coded anew
         kept = doomed & self._look(lambda: self._used_by_others(tenant, known.domain, name))
         uses = self._look(lambda: self._uses(tenant, lambda v: (v.tenant, v.name) == (tenant, name)))
         going = doomed - kept
@@ -274,6 +276,7 @@ class Eraser:
         )
         if dry_run:
             return self._receipt(erasure, known, finished, uses)
+        # the keys of everything that goes are destroyed
         units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going | users)}
         trees = dict(begun.roots)
         for root in known.roots:

@@ -448,6 +448,7 @@ class Repairer:
             self.report.missing += missing
         except FormatError:
             self.report.uncounted += 1
+        # what indexes say of the pack, less what was read of it
         sessions, segments, covered = set[int](), set[int](), False
         known: dict[int, tuple[str, str]] = {}
         for session, called in _named(catalog):

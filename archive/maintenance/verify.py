@@ -159,6 +159,7 @@ class Verifier:
             for problem in self.catalog.damage.problems or [Problem("plan", object_names.PLANS, str(exc))]:
                 self._problems.add(problem)
             return self.report
+        # known before anything is read: lost packs, a roll back
         for pack in sorted(self.catalog.damage.missing()):
             self._wrong("pack", pack.hex(), "is gone, and no collector deleted it: run pltz archive repair")
         for loss in self.catalog.damage.losses():
@@ -169,6 +170,7 @@ class Verifier:
         self._progress = progress
         if max_seconds is not None:
             self._end = self.catalog.store.now() + max_seconds
+        # packs, while the digests of indexes are computed beside
         swept: list[BulkVerified] = []
         doubted: set[bytes] = set()  # packs that bulk verification did not prove: checked record by record
         spans = self._chosen(fraction, anywhere and decode)
@@ -177,6 +179,7 @@ class Verifier:
         self._check_copies()
         self._check_redundancy()
         self._check_indexes(digests(), doubted)
+        # sessions that are lost are looked for only where something may be
         self._hidden = self.catalog.damage.hidden_sessions(doubted)
         astray = self.catalog.listing.stable(lambda: self._astray(swept))
         if doubted or self._hidden or not self.report.complete or not whole(swept) or astray:
@@ -304,6 +307,7 @@ class Verifier:
             self._wrong("pack", pack.hex(), str(exc))
         except FileNotFoundError:
             return self._pass(b"")  # a collector deleted it
+        # record by record, from where the last run stopped
         waiting: list[Found] = []
         read = 0
         for item in self._records(pack):

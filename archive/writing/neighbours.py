@@ -123,6 +123,7 @@ class NeighbourEncoder:
                 prompt = [s for s in d.tower if s.own.domain_kind == BASE]
                 self._look(batch, d.tower[: len(prompt)], 0, fresh)
                 self._look(batch, d.tower, len(prompt), fresh)
+        # what time allows of what was proposed, among towers that can be read and proved
         towers, places = batch.towers, dict[bytes, Proofs]()
         tried = self._affordable(batch.proposed.values())
         for leaf in {leaf for _, leaf in tried} - towers.keys():
@@ -135,6 +136,7 @@ class NeighbourEncoder:
         self._encode_after([(s, towers[leaf], costs[leaf]) for s, leaf in tried if leaf in towers])
         for tower in towers.values():
             self.towers.add(tower)
+        # a trial that gained nothing needs no proof: that time may be spent on later ones
         for s, _ in tried:
             if s.near:
                 proofs |= places.get(s.neighbour, {})

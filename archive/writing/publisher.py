@@ -64,20 +64,24 @@ class Publisher:
         """
         while rows:
             contexts, records = zip(*rows, strict=True)
+            # one pack, of as many rows as it takes
             times = [r.time for r in records if r.name is not None]
             time = min(times) if times else self.catalog.store.now()
             salt, archive = self.catalog.store.random(16), self.catalog.ledger.archive
             builder = Builder(self.catalog.listing.epoch, time, salt, archive)
             count = builder.fill(contexts, records)
             part, rows = rows[:count], rows[count:]
+            # it is hashed while it is read back, record by record
             out = builder.lay_out()
             long = len(out.getbuffer()) >= WORTH
             hashing = partial(digest_before, out)
             with run_alongside(hashing) if long else nullcontext(hashing) as digest:
                 places = _read_back(out.getbuffer(), builder)
             data = sealed(out, digest())
+            # every new segment is decoded and compared before the pack has a name
             segments = [(new or {}).get(r.id or b"") for _, r in part]
             self._prove_decoding(part, segments)
+            # put and described at once; parity follows, as a copy that may be lost
             name = _pack_name(data)
             describing = partial(self._about, data, part, places)
             with run_alongside(describing) if long else nullcontext(describing) as about:

@@ -252,6 +252,7 @@ class ArchiveWriter:
         for codec, numbers in batches(segments):
             batch = [segments[n] for n in numbers]
             follows = isinstance(codec, Following) and codec.follows
+            # each segment alone, unless its codec always codes after what is above
             roots = [s for s in batch if not (follows and s.reached and len(s.tokens))]
             alone = [Plain(s.tokens, NOTHING) for s in roots]
             if self.expect and isinstance(codec, BundleCodec) and (seconds := codec.expected(alone)) is not None:
@@ -261,6 +262,7 @@ class ArchiveWriter:
                 segment.context = context(segment, ALONE) if codec.fast else segment.own
             if not codec.reach:
                 continue
+            # then after what is above it: the shorter of both is kept
             plain = [(s, Plain(s.tokens, s.above(codec.reach))) for s in batch if s.up]
             below = [(s, p) for s, p in plain if len(p.above) and len(p.tokens)]
             for (segment, _), data in zip(below, codec.encode([p for _, p in below]), strict=True):
