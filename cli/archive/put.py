@@ -456,7 +456,8 @@ def is_pltz(path: str) -> bool:
 def facts(stored: "PutReceipt") -> dict[str, Any]:
     """Return a stored session as JSON. ``bytes`` counts its new segments."""
     found: dict[str, Any] = {"tenant": stored.tenant, "name": stored.name, "kind": stored.kind}
-    found |= {"method": "model" if stored.by_model else "zstd", "tokens": stored.tokens}
+    found |= {"method": stored.method, "tokens": stored.tokens}
+    found |= {} if stored.opaque is None else {"opaque_bytes": stored.opaque}
     known = stored.tower - stored.segments
     found |= {"segments": stored.tower, "known": known, "bytes": stored.size}
     if stored.id:

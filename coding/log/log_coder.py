@@ -47,7 +47,7 @@ CHECK = 8  # bytes of the content's digest
 BYTES_PER_BYTE = 1 << 16  # of content, per byte of a frame and one
 
 REACH = 1 << 22  # bytes above that count at most,
-LEAST_REACH, REACH_PER_BYTE = 1 << 16, 64  # and for a content of so many bytes
+LEAST_REACH, REACH_PER_BYTE = 1 << 16, 16  # and for a content of so many bytes
 
 END = b"\xff"  # of a piece of text; no UTF-8 has it
 VOICES = tuple(SPECIALS.index(name) for name in ("user", "assistant", "tool", "system", "function", "message"))
@@ -168,8 +168,8 @@ def holds(frame: bytes, content: bytes) -> bool:
 def usable(above: bytes, count: int) -> bytes:
     """Return the last of the bytes above that count for a content of ``count`` bytes.
 
-    >>> len(usable(bytes(1 << 20), 10)), len(usable(bytes(1 << 20), 2000)), len(usable(bytes(9), 10))
-    (65536, 128000, 9)
+    >>> len(usable(bytes(1 << 20), 10)), len(usable(bytes(1 << 20), 9000)), len(usable(bytes(9), 10))
+    (65536, 144000, 9)
     """
     return above[-min(REACH, max(LEAST_REACH, REACH_PER_BYTE * count)) :]
 

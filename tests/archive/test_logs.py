@@ -77,7 +77,7 @@ def test_a_log_grows_by_its_new_lines(place: Path, coded: list[int]) -> None:
     assert (second.version, second.segments, second.tower) == (2, 1, 2)
     assert second.size < first.size / 4
     assert second.method in ("log + model", "log + zstd")
-    assert second.opaque == 16 * 4
+    assert second.opaque is not None and 60 <= second.opaque <= 64
     assert cold.get("log") == Session("chat", lines(44))
     assert SessionArchive.open(place).get("log", version=1) == Session("chat", lines(40))
 

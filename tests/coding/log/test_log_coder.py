@@ -125,4 +125,4 @@ def test_a_text_that_the_model_cannot_win_is_not_coded_by_it(
 
 def test_bytes_above_count_in_proportion_to_the_content() -> None:
     assert len(usable(bytes(1 << 23), 1 << 20)) == 1 << 22
-    assert len(usable(bytes(1 << 23), 4000)) == 256_000
+    assert len(usable(bytes(1 << 23), 9000)) == 144_000
