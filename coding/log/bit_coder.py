@@ -20,9 +20,10 @@ from pltz.plt_codec.errors import CorruptError
 Model = dict[int, int]
 
 START: Final = 32768 << 5  # an undecided context: probability of a one in 65536ths, and no experience
-LIMIT: Final = 30  # decisions after which a context moves by 1/32 each time
-RATES: Final = [65536 * 2 // (2 * n + 3) for n in range(LIMIT + 1)]  # in 65536ths, by experience
+LIMIT: Final = 12  # decisions after which a context always moves by the same share
+RATES: Final = [655360 // (10 * n + 17) for n in range(LIMIT + 1)]  # in 65536ths, by experience
 LEAST: Final = 24  # 65536ths that a probability keeps from 0 and from 1
+MOST: Final = 65536 - LEAST
 TOP: Final = 1 << 24
 MASK: Final = (1 << 32) - 1
 NUMBER_BITS: Final = 62  # numbers are below 2^62
@@ -35,11 +36,9 @@ def moved(state: int, bit: int) -> int:
     """Return a context's state after it met a bit."""
     p, n = state >> 5, state & 31
     if bit:
-        p += (65536 - p) * RATES[n] >> 16
-        p = min(p, 65536 - LEAST)
+        p += (MOST - p) * RATES[n] >> 16
     else:
-        p -= p * RATES[n] >> 16
-        p = max(p, LEAST)
+        p -= (p - LEAST) * RATES[n] >> 16
     return p << 5 | (n + 1 if n < LIMIT else LIMIT)
 
 
@@ -57,12 +56,24 @@ class Numbers:
     def number(self, model: Model, value: int = 0, base: int = 0) -> int:
         """Code a number from 0 to 2^62 - 1 under the contexts from ``base`` to ``base`` + 1023, and return it.
 
-        Its bit length comes first (64 leaves of a tree), then the bits below the leading one.
+        Its bit length comes first: up to 6 by a tree of three bits, longer ones by six bits more. Then come the bits
+        below the leading one.
         """
         length, node = value.bit_length(), 1
-        for shift in (5, 4, 3, 2, 1, 0):
-            node = node * 2 + self.bit(model, base + node, length >> shift & 1)
-        length = node - 64
+        short = min(7, length)
+        bit = self.bit
+        node = 2 + bit(model, base + 1, short >> 2)
+        node = node * 2 + bit(model, base + node, short >> 1 & 1)
+        short = node * 2 + bit(model, base + node, short & 1) - 8
+        if short == 7:
+            node = 1
+            for shift in (5, 4, 3, 2, 1, 0):
+                node = node * 2 + bit(model, base + 576 + node, length - 7 >> shift & 1)
+            length = node - 64 + 7
+            if length > NUMBER_BITS:
+                raise CorruptError("the columns of a log hold a number over 62 bits: the file is damaged")
+        else:
+            length = short
         if length < 2:
             return length
         left = length - 1

@@ -22,6 +22,8 @@ MOST_DIGITS: Final = 128  # of an id
 STAMPS: Final = 1 << 36  # milliseconds after which the time in OpenCode's ids starts again
 MOST_NUMBER: Final = 10**9  # of a line
 MOST_PLACES: Final = 30  # of a number behind its point
+SLACK: Final = 1  # bytes by which a value may be shorter than what is taken off for it
+INDENTS: Final = tuple(s.indent if type(s.indent) is int else len(str(s.indent or "")) for s in SPELLINGS)
 SHRINK: Final = 6  # characters of ASCII JSON that can become one byte
 
 
@@ -45,7 +47,9 @@ class Joiner:
         self._size = 0  # characters taken from it
         self._inside = False  # of a message, whose keys are not written
         self._odd = 0  # 1: a value of the object was not coded the way that its field used last
-        self._left = count  # bytes that may still be made
+        self._count = count
+        self._left = count + SLACK  # bytes that may still be made
+        self._indent, self._base = 0, 0  # characters per depth that values are indented by, from a depth on
 
     # ---- units
 
@@ -60,7 +64,7 @@ class Joiner:
             if made < count:
                 out.append(b"\n")
                 made += 1
-            self._left = count - made
+            self._left = count - made + SLACK
         if made > count:
             damaged(f"more than the {count} bytes of the log")
         if self._pieces_at < len(self._pieces) or self._bits_at < len(self._bits):
@@ -81,6 +85,7 @@ class Joiner:
             style = past.style = coder.number(past.model, 0, codes.STYLE)
             if style >= len(SPELLINGS):
                 damaged(f"spelling {style}")
+            self._indent, self._base = INDENTS[style], 0
             if kind == codes.LINE:
                 text = self._spelled(self._value(past.root, 0), style)
                 self._flush()
@@ -195,8 +200,9 @@ class Joiner:
             if value is Slot:
                 damaged("a value like none before")
             slot.last = value
-            if type(value) is str:
+            if isinstance(value, (str, bytes)):
                 self._spend(len(value))
+            if type(value) is str:
                 self._past.met(value, slot)
             return value
         if op == codes.JSON:
@@ -243,7 +249,7 @@ class Joiner:
         field.shape = slot.follows[last] = shape
         keys = past.shapes[shape]
         if not self._inside:
-            self._spend(sum(map(len, keys)) + 2 * len(keys))
+            self._spend(sum(map(len, keys)) + (2 + self._indent * (depth - self._base + 1)) * len(keys))
         odd, self._odd = self._odd, 0
         value = {key: self._value(child, depth + 1) for key, child in zip(keys, past.fields(slot, shape), strict=True)}
         self._odd = odd
@@ -280,6 +286,7 @@ class Joiner:
         size = self._coder.number(field.slot.model, 0, codes.COUNT)
         if size > self._left:
             damaged("more values than bytes of the log")
+        self._spend(self._indent * (depth - self._base + 1) * size)
         element = self._past.element(field.slot)
         values = []
         for _ in range(size):
@@ -433,15 +440,22 @@ class Joiner:
             damaged(f"spelling {style}")
         if depth >= codes.MAX_DEPTH:
             damaged("values too deep in each other")
-        return self._spelled(self._value(self._past.inner(slot), depth + 1), style)
+        outside = self._indent, self._base
+        self._indent, self._base = INDENTS[style], depth + 1
+        text = self._spelled(self._value(self._past.inner(slot), depth + 1), style)
+        self._indent, self._base = outside
+        if len(text) > self._count:  # each JSON in JSON may double what it quotes
+            damaged("more than the bytes of the log")
+        return text
 
     def _message(self, slot: Slot, depth: int) -> str:
         flavour = self._coder.number(slot.model, 0, codes.FLAVOUR)
         if depth >= codes.MAX_DEPTH or flavour >= opaque.LOOSE:
             damaged(f"a message of flavour {flavour}")
-        inside, self._inside = self._inside, True
+        outside = self._inside, self._indent
+        self._inside, self._indent = True, 0
         value = self._value(self._past.message(slot), depth + 1)
-        self._inside = inside
+        self._inside, self._indent = outside
         try:
             data = protobuf.write_message(value)
         except ValueError as exc:
@@ -616,10 +630,9 @@ class Joiner:
                 found = self._start(model)
                 rest = found.mark(0) + body
             line = SIGNS[sign] + rest if sign < 3 else rest
-            self._left -= len(line) - len(body)
+            self._spend(len(line) - len(body))
             state.passed(rest, sign, found)
             lines.append(line)
-        self._spend(0)
 
     def _pointer(self, model: Model, last: int) -> int:
         base, most = codes.MARK + 32 + 8 * last, len(POINTERS) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ SHORTEST_LINE: Final = 40  # characters of such a line
 SHORTEST_OPAQUE: Final = 8  # characters
 STAMPS: Final = 1 << 36  # milliseconds after which the time in OpenCode's ids starts again
 SHORTEST_PARSED: Final = 8  # characters
+TRIES: Final = 8  # times that each byte is looked at as a part of a document, at most on average
 LONGEST_INDENT: Final = 200
 ASCII: Final = 2  # the spelling of JSON text
 BLOCK: Final = re.compile(
@@ -44,6 +46,8 @@ class Splitter:
         self._size = 0  # characters of them
         self._odd = 0  # 1: a value of the object was not coded the way that its field used last
         self._speaker = OTHER  # of the unit
+        self._starts: list[int] = []  # of lines, in bytes, where the log has parts of documents
+        self._tries = 0  # bytes that may still be looked at as parts of documents
 
     # ---- units
 
@@ -55,6 +59,8 @@ class Splitter:
         if not lines[-1]:
             lines.pop()  # a log that ends in a line end has no unit behind it
         ends = _block_ends(lines)
+        self._starts = [0, *itertools.accumulate(len(line) + 1 for line in lines)] if ends else []
+        self._tries = TRIES * len(data)
         at = 0
         while at < len(lines):
             at = self._block(lines, at, ends.get(at, at)) or at + 1
@@ -100,9 +106,11 @@ class Splitter:
     def _block(self, lines: list[bytes], begin: int, end: int) -> int | None:
         """Code the lines of a part of a document and return the line after it, or code one line and return None."""
         match = BLOCK.fullmatch(lines[begin])
-        if match is None or (end == begin) == bool(match[4]) or _divided(lines, begin, end, match):
+        size = len(lines[begin]) if end == begin else self._starts[end + 1] - self._starts[begin]
+        if match is None or (end == begin) == bool(match[4]) or _divided(match, size) or size > self._tries:
             self._line(lines[begin])
             return None
+        self._tries -= size
         try:
             text = b"\n".join(lines[begin : end + 1])[match.start(3) :].decode()
             comma = text[-1] == ","
@@ -742,12 +750,11 @@ def _block_ends(lines: list[bytes]) -> dict[int, int]:
     return ends
 
 
-def _divided(lines: list[bytes], begin: int, end: int, match: re.Match[bytes]) -> bool:
+def _divided(match: re.Match[bytes], size: int) -> bool:
     """Return whether a part of a document is better coded as the parts in it: it may grow, or is long."""
-    if end == begin:
+    if not match[4]:
         return False
-    most = 2000 if not match[1] else 4000 if match[4] == b"[" else 1 << 20
-    return sum(map(len, lines[begin : begin + most])) > most or sum(map(len, lines[begin : end + 1])) > most
+    return size > (2000 if not match[1] else 4000 if match[4] == b"[" else 1 << 20)
 
 
 def _head(style: int, depth: int, key: str | None) -> bytes:

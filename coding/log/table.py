@@ -31,9 +31,11 @@ from pltz.coding.log.bit_coder import BitLearner, BitReader, BitWriter
 from pltz.coding.log.joiner import Joiner
 from pltz.coding.log.past import Past
 from pltz.coding.log.splitter import Splitter
-from pltz.plt_codec.errors import CorruptError, VersionError
+from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.versions import Readers
 
-VERSION: Final = 3
+VERSION: Final = 4
+VERSIONS: Final = Readers("the table of a log", {VERSION: Joiner})
 
 
 class Piece(NamedTuple):
@@ -83,10 +85,9 @@ def join(
     """
     if not columns:
         raise CorruptError("expected the columns of a log, found no bytes: the file is damaged")
-    if columns[0] != VERSION:
-        raise VersionError(f"expected columns of version {VERSION}, found {columns[0]}: update pltz")
+    read = VERSIONS.of(columns[0])
     texts = [piece if isinstance(piece, str) else piece.text for piece in pieces]
-    return Joiner(_past(above), BitReader(columns[1:]), opaque, texts, count).content(count)
+    return read(_past(above), BitReader(columns[1:]), opaque, texts, count).content(count)
 
 
 def looks_like_log(data: bytes) -> bool:

@@ -26,6 +26,7 @@ from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.format.settings import Settings
 from pltz.benchmarks.random_calibration import random_calibration
+from pltz.coding.log import table
 from pltz.kv.engines.streams import PRECISION, SYMBOLS, TABLES, Tables
 from pltz.kv.predictive import calibration
 from pltz.kv.predictive.calibration import Calibration, KVShape
@@ -46,6 +47,7 @@ from tests.archive.format.test_pack import pack_of
 ROOT = Path(__file__).resolve().parents[2]
 ID = b"identity........"
 OWN = segment.Name(ID, 0)
+LINE = b'{"type":"user"}\n'
 
 
 @dataclass
@@ -118,6 +120,11 @@ FORMATS = {
     "calibration": Format(calibration, a_calibration, Calibration.load),
     "warm file": Format(warm_file, a_warm_file, read_warm_file),
     "bundle": Format(folder, a_bundle, BundleFolder.open),
+    "table": Format(
+        table,
+        lambda _: table.split(LINE),
+        lambda made: table.join(made.columns, made.opaque, made.pieces, len(LINE)),
+    ),
 }
 
 
@@ -149,6 +156,7 @@ def test_the_document_names_the_versions_that_are_written() -> None:
         "bundle": [folder.FORMAT],
         "journal": [segment.VERSION],
         "calibration": [calibration.VERSION],
+        "table": [table.VERSION],
     }
     found = {re.split(r"[` :]+", name.strip("`"))[0]: [int(n) for n in told.split(",")] for name, told in rows}
     assert found == written

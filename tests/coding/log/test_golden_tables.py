@@ -1,0 +1,44 @@
+"""Golden tables give their logs, and the logs the same tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pltz.coding.log import table
+from pltz.coding.log.table import Piece, Table
+from pltz.plt_codec.errors import VersionError
+
+FOLDER = Path(__file__).parents[2] / "golden" / "tables"
+ROWS: list[dict[str, Any]] = json.loads((FOLDER / f"version-{table.VERSION}.json").read_text(encoding="utf-8"))
+
+
+def maker() -> ModuleType:
+    """make.py beside the files."""
+    spec = importlib.util.spec_from_file_location("golden_tables", FOLDER / "make.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['name']}-{row['part']}")
+def test_golden_tables_join_and_split_again(row: dict[str, Any]) -> None:
+    data, above = maker().parts(row["name"])[row["part"]]
+    pieces = [Piece(*piece) for piece in row["pieces"]]
+    known = Table(bytes.fromhex(row["columns"]), bytes.fromhex(row["opaque"]), pieces, row["opaque_bits"])
+    assert table.join(known.columns, known.opaque, known.pieces, row["count"], above) == data
+    assert table.split(data, above) == known
+
+
+@pytest.mark.parametrize("version", [0, table.VERSION - 1, table.VERSION + 1, 255])
+def test_tables_of_other_versions_are_refused(version: int) -> None:
+    row = ROWS[0]
+    columns = bytes([version]) + bytes.fromhex(row["columns"])[1:]
+    with pytest.raises(VersionError, match=rf"version {version}, .*this pltz reads {table.VERSION}:"):
+        table.join(columns, bytes.fromhex(row["opaque"]), [piece[1] for piece in row["pieces"]], row["count"])
