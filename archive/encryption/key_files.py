@@ -32,6 +32,7 @@ from pltz.archive.format.object_names import (
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import NONE, SIZE, digest
+from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTk"
 VERSION = 2
@@ -84,23 +85,32 @@ class KeyFile:
     @classmethod
     def decode(cls, data: bytes) -> KeyFile:
         """Return the key file in these bytes, without a key. Raises CorruptError, VersionError."""
-        begin = HEAD.size + KDF.size + 1
-        if len(data) < begin + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
+        if len(data) < LEAST or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
             raise CorruptError("a key file does not match its checksum: damaged")
-        magic, version, kdf, reserved, domain, generation = HEAD.unpack_from(data)
-        n, r, p, zero, salt = KDF.unpack_from(data, HEAD.size)
-        if magic != MAGIC:
+        if data[: len(MAGIC)] != MAGIC:
             raise CorruptError("a key file does not start as one: damaged")
-        if version != VERSION or any(reserved) or zero or kdf > SCRYPT:
-            which = "a newer" if version >= VERSION else "the older"
-            raise VersionError(f"a key file of version {version}, expected {VERSION}: use {which} pltz")
-        if kdf == SCRYPT and not (1 <= n <= 30 and 1 <= r and 1 <= p <= 16 and (128 << n) * r <= MAX_SCRYPT):
-            raise CorruptError(f"a key file asks for scrypt with n 2^{n}, r {r}, p {p}: refused")
-        end = begin + LINEAGE * data[begin - 1]
-        if end > len(data) - SIZE:
-            raise CorruptError("a key file ends in its lineages: damaged")
-        lineages = tuple(data[at : at + LINEAGE] for at in range(begin, end, LINEAGE))
-        return cls(domain, generation, data[end:-SIZE], kdf, (n, r, p), salt, lineages)
+        read = VERSIONS.of(data[len(MAGIC)])
+        return read(data)
+
+
+def _read(data: bytes) -> KeyFile:
+    """Return the key file in a file of version 2, whose digest and magic are right."""
+    _, _, kdf, reserved, domain, generation = HEAD.unpack_from(data)
+    n, r, p, zero, salt = KDF.unpack_from(data, HEAD.size)
+    if any(reserved) or zero or kdf > SCRYPT:
+        raise VersionError("a key file has fields of a newer version: use a newer pltz")
+    if kdf == SCRYPT and not (1 <= n <= 30 and 1 <= r and 1 <= p <= 16 and (128 << n) * r <= MAX_SCRYPT):
+        raise CorruptError(f"a key file asks for scrypt with n 2^{n}, r {r}, p {p}: refused")
+    begin = HEAD.size + KDF.size + 1
+    end = begin + LINEAGE * data[begin - 1]
+    if end > len(data) - SIZE:
+        raise CorruptError("a key file ends in its lineages: damaged")
+    lineages = tuple(data[at : at + LINEAGE] for at in range(begin, end, LINEAGE))
+    return KeyFile(domain, generation, data[end:-SIZE], kdf, (n, r, p), salt, lineages)
+
+
+VERSIONS = Readers("the key file", {VERSION: _read})
+LEAST = HEAD.size + KDF.size + 1 + SIZE  # bytes of a file
 
 
 def root_id(lineage: bytes, generation: int) -> bytes:

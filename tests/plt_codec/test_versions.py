@@ -19,6 +19,7 @@ import torch
 from pltz.archive.catalog import ledger
 from pltz.archive.catalog.ledger import EntryKind, LedgerEntry
 from pltz.archive.encryption import key_files
+from pltz.archive.encryption.key_files import KeyFile
 from pltz.archive.format import candidate_file, index_file, pack, parity, plan, settings
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.pack import Pack
@@ -100,6 +101,7 @@ FORMATS = {
     "pack": Format(pack, lambda _: pack_of(1), Pack.of),
     "index": Format(index_file, lambda _: index_file.build([], {}), FileIndex.of),
     "ledger": Format(ledger, lambda _: LedgerEntry(EntryKind.DELETED, ID, 5, frozenset()).encode(), LedgerEntry.decode),
+    "keys": Format(key_files, lambda _: KeyFile(ID, 1, b"box").encode(), KeyFile.decode),
     "plan": Format(plan, lambda _: CollectionPlan(1, ID, frozenset([ID]), 5).encode(), CollectionPlan.decode),
     "parity": Format(parity, lambda _: Parity.of(ID, b"x").encode(), Parity.decode),
     "candidates": Format(
