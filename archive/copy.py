@@ -149,19 +149,20 @@ def _again(source: TowerArchive, version: Version, work: Callable[[], T]) -> T |
 def _erased(source: TowerArchive, version: Version) -> bool:
     """Return whether a listed version was erased since, or forgotten and collected.
 
-    The proof is that its record is there and its key is not, or that no record is left and a collector
-    deleted the pack.
+    The proof is that its record is there and its key is not, or that a collector deleted the pack, and that no other
+    record of it is left: an erase of another session may have moved it.
     """
     catalog, pack = source.catalog, version.location.pack
     if pack in catalog.listing.packs:
         try:
             item = catalog.lookup.head(version.location)
-            return catalog.keys.gone(item.context, key_of_session(item.record, item.context))
+            if not catalog.keys.gone(item.context, key_of_session(item.record, item.context)):
+                return False
         except FileNotFoundError:
             catalog.refresh()
         except FormatError:
             return False
-    if pack in catalog.listing.packs or pack in catalog.damage.missing():
+    if pack in catalog.damage.missing():
         return False
     return all(known.id != version.id for known in source.history(version.name, version.tenant))
 

@@ -68,7 +68,10 @@ WINGS = {
         "timing products random_calibration kv_targets",
         "peers plots communities",
         "field speed hook nightly known_lines",
-        "measure_bounds measure_cuda measure_kv measure_limits measure_logs measure_split measure_distances",
+        (
+            "measure_bounds measure_cuda measure_distances measure_erases measure_kv measure_limits measure_logs "
+            "measure_split"
+        ),
         "trace_session",
         "torture __main__",
     ),

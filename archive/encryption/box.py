@@ -8,7 +8,7 @@ A unit is a segment or a session. Its key is a leaf of a tree in which each node
 hash. The root alone stands for 2^64 keys, and a put writes none. To destroy one key, the tree is *punctured*:
 the nodes on the path to it are replaced by the siblings beside the path. Every other key can still be derived
 from these, and this one never again (Goldreich, Goldwasser, Micali 1986; punctured as in Boneh and Waters
-2013).
+2013). `Tree.without` leaves fewer nodes, for records that are put again under another root.
 
     >>> tree = Tree.root(bytes(32))
     >>> holed = tree.puncture(7)
@@ -24,7 +24,7 @@ open.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
@@ -36,6 +36,7 @@ TAG = 16  # bytes by which a box is longer than its content
 KEY = 32  # bytes
 UNIT = 8  # leading bytes of an id, which name its unit
 LEVELS, BITS = 16, 4  # levels of the tree below the root, and bits of the unit per level
+DEEPEST = 3  # level of the nodes that `Tree.without` leaves, at most 4096
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ class Tree:
             key = _child(key, unit >> BITS * (LEVELS - depth) & (1 << BITS) - 1)
         return key
 
+    def has(self, unit: int) -> bool:
+        """Return whether the key of a unit is there."""
+        return self._above(unit) is not None
+
     def puncture(self, unit: int) -> Tree:
         """Return the tree without the key of a unit."""
         above = self._above(unit)
@@ -81,12 +86,54 @@ class Tree:
             key = _child(key, prefix - first)
         return Tree(nodes)
 
+    def without(self, units: Iterable[int], live: Collection[int]) -> tuple[Tree, set[int]]:
+        """Return the tree without the keys of some units, and the live units whose keys went with them.
+
+        A hole of one unit takes nodes of all 16 levels. This one is cut no deeper than `DEEPEST`: live units beside it
+        in the same node lose their keys too, so their records are to be put again before. Nodes under which nothing is
+        live are left out.
+
+        Args:
+            live: all units that have a record and are to keep a key; none of ``units``.
+
+        >>> tree, moved = Tree.root(bytes(32)).without([7], [8, 1 << 60, 1 << 52])
+        >>> sorted(tree.nodes), moved
+        ([(1, 1), (3, 1)], {8})
+        """
+        there = [{_prefix(unit, depth) for unit in live} for depth in range(DEEPEST + 1)]
+        nodes, cut = dict(self.nodes), dict[int, set[int]]()
+        for unit in units:
+            if (above := Tree(nodes)._above(unit)) is None:
+                continue
+            depth, key = above
+            del nodes[depth, prefix := _prefix(unit, depth)]
+            while depth < DEEPEST and prefix in there[depth]:
+                depth += 1
+                prefix = _prefix(unit, depth)
+                first = prefix & ~((1 << BITS) - 1)
+                siblings = {n for n in range(first, first + (1 << BITS)) if n != prefix} & there[depth]
+                nodes |= {(depth, n): _child(key, n - first) for n in siblings}
+                key = _child(key, prefix - first)
+            cut.setdefault(depth, set()).add(prefix)
+        moved = {unit for unit in live if any(_prefix(unit, depth) in gone for depth, gone in cut.items())}
+        kept = {
+            (depth, prefix): key
+            for (depth, prefix), key in nodes.items()
+            if prefix >> BITS * max(0, depth - DEEPEST) in there[min(depth, DEEPEST)]
+        }
+        return Tree(kept), moved
+
     def _above(self, unit: int) -> tuple[int, bytes] | None:
         """Return depth and key of the node from which a unit's key is derived."""
         for depth in range(LEVELS + 1):
             if key := self.nodes.get((depth, unit >> BITS * (LEVELS - depth))):
                 return depth, key
         return None
+
+
+def _prefix(unit: int, depth: int) -> int:
+    """Return the first bits of a unit, as many as ``depth`` levels have."""
+    return unit >> BITS * (LEVELS - depth)
 
 
 def unit_of(identity: bytes) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pltz.archive.encryption.box import KEY, UNIT, Tree, unit_of
 from pltz.archive.encryption.key_files import MAX_LINEAGES, governs, root_id
@@ -21,14 +20,7 @@ from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.varint import read_varint, write_varint
 
 NODE = struct.Struct("<BQ32s")  # depth, prefix, key
-MAX_ROOTS, MAX_NODES = 4096, 1 << 20
-
-
-class Unit(NamedTuple):
-    """A key of a domain: its tree and its leaf."""
-
-    root: bytes
-    number: int
+MAX_ROOTS, MAX_NODES = 1 << 16, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -37,7 +29,7 @@ class DomainKeys:
 
     Attributes:
         roots: root id -> tree. New records use the last. An empty tree was erased.
-        doomed: units whose erasure has begun.
+        doomed: units whose erasure has begun, under all roots but the last.
         lineages: those of its roots, 4 bytes each; new roots are of the last (`key_files`).
     """
 
@@ -47,7 +39,7 @@ class DomainKeys:
     name: str
     id_key: bytes
     roots: dict[bytes, Tree]
-    doomed: frozenset[Unit] = frozenset()
+    doomed: frozenset[int] = frozenset()
     lineages: tuple[bytes, ...] = ()
 
     @property
@@ -59,6 +51,11 @@ class DomainKeys:
     def older(self) -> frozenset[bytes]:
         """Return the ids of the roots before the newest that are not empty."""
         return frozenset(root for root, tree in self.roots.items() if tree.nodes and root != self.newest)
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of nodes of all trees."""
+        return sum(len(tree.nodes) for tree in self.roots.values())
 
     @property
     def newest(self) -> bytes:
@@ -93,7 +90,7 @@ class DomainKeys:
             out += [root, write_varint(len(tree.nodes))]
             out += [NODE.pack(*at, key) for at, key in sorted(tree.nodes.items())]
         out.append(write_varint(len(self.doomed)))
-        out += [unit.root + unit.number.to_bytes(UNIT, "big") for unit in sorted(self.doomed)]
+        out += [unit.to_bytes(UNIT, "big") for unit in sorted(self.doomed)]
         return b"".join(out)
 
     @classmethod
@@ -108,9 +105,7 @@ class DomainKeys:
             root = reader.take(UNIT)
             rows = [NODE.unpack(reader.take(NODE.size)) for _ in range(reader.count(MAX_NODES))]
             roots[root] = Tree({(depth, prefix): key for depth, prefix, key in rows})
-        doomed = frozenset(
-            Unit(reader.take(UNIT), unit_of(reader.take(UNIT))) for _ in range(reader.count(MAX_NODES))
-        )
+        doomed = frozenset(unit_of(reader.take(UNIT)) for _ in range(reader.count(MAX_NODES)))
         reader.end()
         if not roots or kind not in (TENANT, BASE):
             raise CorruptError("the keys of a domain have no root: damaged")

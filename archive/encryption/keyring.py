@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from pltz.archive.encryption.box import KEY, UNIT, Tree, keyed, seal, subkey, unit_of, unseal
-from pltz.archive.encryption.domain_keys import DomainKeys, KeyReader, Unit
+from pltz.archive.encryption.domain_keys import DomainKeys, KeyReader
 from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
 from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile, KeyFolder, root_id
 from pltz.archive.encryption.keys import Secret
@@ -208,7 +208,7 @@ class Keyring:
         if keys is None:
             return False
         tree = keys.roots.get(context.root)
-        return keys.governs(context.root) if tree is None else tree.key(unit_of(identity)) is None
+        return keys.governs(context.root) if tree is None else not tree.has(unit_of(identity))
 
     def doomed(self, context: Context, identity: bytes) -> bool:
         try:
@@ -217,8 +217,7 @@ class Keyring:
             return False
         if keys is None:
             return False
-        doomed_whole = keys.kind == BASE and context.root != keys.newest
-        return doomed_whole or Unit(context.root, unit_of(identity)) in keys.doomed
+        return context.root != keys.newest and (keys.kind == BASE or unit_of(identity) in keys.doomed)
 
     def of(self, domain: bytes) -> DomainKeys | None:
         """Return the keys of a domain as of the last refresh; None if it has none.

@@ -1,6 +1,7 @@
 """DomainRecords: the segments of one domain and their neighbours, from the raw packs, each of which is read once.
 
-    packs not read yet --heads of their blocks--> segments of the domain, and those coded after each
+    packs not read yet --heads of their blocks--> segments of the domain, those coded after each, and the units that
+                                                  have a record under each root of its keys
 
 An erase asks twice: before it begins, and again for what writers put meanwhile. Packs never change, so the second look
 reads only those that are new.
@@ -12,11 +13,20 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.encryption.box import unit_of
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import RUN, Context
+from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.pack import Damage
+from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.identity import NONE
+
+
+def identities(record: Record, context: Context) -> list[bytes]:
+    """Return the segment id and the session key of a record, as far as it has them: each names a unit."""
+    found = [] if record.id is None else [record.id]
+    return found if record.name is None else [*found, key_of_session(record, context)]
 
 
 @dataclass
@@ -25,6 +35,7 @@ class _PackRecords:
 
     segments: set[bytes] = field(default_factory=set)
     named_by: dict[bytes, list[tuple[Context, bytes]]] = field(default_factory=dict)
+    units: dict[bytes, set[int]] = field(default_factory=dict)  # root -> units
     runs: bool = False
 
 
@@ -54,6 +65,15 @@ class DomainRecords:
         return set[bytes]().union(*(found.segments for found in self._packs.values()))
 
     @property
+    def units(self) -> dict[bytes, set[int]]:
+        """Return the units that have a record under each root, of segments and of sessions."""
+        units: dict[bytes, set[int]] = {}
+        for found in self._packs.values():
+            for root, some in found.units.items():
+                units.setdefault(root, set()).update(some)
+        return units
+
+    @property
     def have_dead_copies(self) -> bool:
         """Return whether a run or a neighbour may have left records of sessions that are gone."""
         return any(found.runs or found.named_by for found in self._packs.values())
@@ -78,7 +98,11 @@ class DomainRecords:
                         raise ArchiveError(f"pack {pack.hex()} is damaged ({item.why}): repair first")
                     continue
                 record, context = item.record, item.context
-                if context.domain != self.domain or not record.id:
+                if context.domain != self.domain or record.mark:
+                    continue
+                units = found.units.setdefault(context.root, set())
+                units |= {unit_of(identity) for identity in identities(record, context)}
+                if record.id is None:
                     continue
                 found.segments.add(record.id)
                 found.runs |= bool(context.mode & RUN)

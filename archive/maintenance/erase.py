@@ -7,7 +7,8 @@ The proof reads the raw files. Spec: FORMAT.md, "Erase".
                 rely on them
               2 look again: versions put meanwhile are doomed too (step 1 again); segments that other sessions
                 share stay
-              3 publish a generation with the units punctured out of the older trees
+              3 publish a generation with the units punctured out of the older trees (`holes.py`); records that lose
+                their keys by that are put again before (`reroot.py`)
               Between 2 and 3, segments of other sessions that were coded after one that goes are put again without it,
               and their old records are erased too: they would tell whether a guess at what is gone is right
     base      1 publish a generation with a new tree: writers no longer rely on records under the older ones
@@ -43,10 +44,11 @@ from pltz.archive.catalog.chain import LAST
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem
 from pltz.archive.encryption.box import KEY, Tree, unit_of
-from pltz.archive.encryption.domain_keys import DomainKeys, Unit
+from pltz.archive.encryption.domain_keys import DomainKeys
+from pltz.archive.encryption.holes import punctured, without
 from pltz.archive.encryption.key_files import LINEAGE, KeyFolder, generation_of, root_id
 from pltz.archive.encryption.keyring import MASTER, Keyring
-from pltz.archive.errors import ArchiveError, Fenced, NotFound
+from pltz.archive.errors import ArchiveError, Fenced, FullError, NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.index_file import SEGMENTS, key_of_session
@@ -54,11 +56,14 @@ from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.humanize import counted
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.recode import Recoder
+from pltz.archive.maintenance.reroot import Rerooter
+from pltz.archive.writing.candidates import read_groups
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.identity import NONE
 
 T = TypeVar("T")
 
+NOTHING = Tree({})  # of a root that was destroyed
 AT_ONCE = "something of this tenant or base was erased at the same time: erase again"
 PAST = 1 << 20  # generations by which new keys are ahead of lost ones: what comes back is older
 
@@ -87,6 +92,7 @@ class Erasure:
         tenant, name, base: the names given.
         segments: number of segments whose keys were destroyed.
         shared: number of segments that stay because other sessions of the tenant share them.
+        moved: number of records that were put again under other keys, so that the key file stays small.
         recoded: number of segments of other sessions that were coded after an erased one, and put again without it.
         records: number of records in the raw packs whose keys are gone.
         files: number of key files overwritten and deleted.
@@ -102,6 +108,7 @@ class Erasure:
     segments: int = 0
     shared: int = 0
     recoded: int = 0
+    moved: int = 0
     records: int = 0
     files: int = 0
     unread: int = 0
@@ -168,7 +175,7 @@ class Eraser:
             over = self._over(Erasure(tenant, None), known, finished, bases, dry_run)
             if dry_run:
                 return over
-            records, unread = self._prove(known.domain, set(known.roots), None)
+            records, unread = self._prove(known.domain, None, None)
             return replace(over, records=over.records + records, unread=unread)
         versions = sum(v.tenant == tenant for v in self.catalog.lookup.all_versions())
         # damage hinders the erasure of bases, not of the tenant
@@ -180,8 +187,8 @@ class Eraser:
             return self._receipt(Erasure(tenant, None, versions=versions), known, finished, uses)
         for use in free:
             self._begin(self._known(BASE, use.name))
-        erased = {"name": "", "kind": TENANT, "id_key": bytes(KEY), "doomed": frozenset[Unit]()}
-        done = [self._empty(known, set(known.roots), **erased)]
+        erased = {"name": "", "kind": TENANT, "id_key": bytes(KEY), "doomed": frozenset[int]()}
+        done = [self._empty(known, None, **erased)]
         for use in free:
             base = self._known(BASE, use.name)
             if users := self.users(base.domain, base.older):
@@ -210,7 +217,7 @@ class Eraser:
         if users := self.users(known.domain, known.roots):
             raise ArchiveError(f"{_standing(name, users)}: erase these first; nothing was erased")
         records = (record for record in self._records(known.domain) if record)
-        found = {i for r in records for i in r.ids if known.roots[r.root].key(unit_of(i)) is not None}
+        found = {i for r in records for i in r.ids if known.roots.get(r.root, NOTHING).has(unit_of(i))}
         if not found:
             return self._over(Erasure(None, None, name), known, finished, True, dry_run)
         erasure = Erasure(None, None, name, segments=len(found))
@@ -242,7 +249,7 @@ class Eraser:
             return self._receipt(erasure, keys, finished)
         if not self.keys.begin(keys):
             raise Fenced(AT_ONCE)
-        done = _Done(self.keys.shred(keys), *self._prove(domain, roots, None))
+        done = _Done(self.keys.shred(keys), *self._prove(domain, set(roots), None))
         return self._receipt(erasure, keys, finished, done=[done])
 
     def session(self, tenant: str, name: str, *, dry_run: bool = False) -> Erasure:
@@ -278,12 +285,37 @@ class Eraser:
             return self._receipt(erasure, known, finished, uses)
         # the keys of everything that goes are destroyed
         units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going | users)}
-        trees = dict(begun.roots)
-        for root in known.roots:
-            for unit in units:
-                trees[root] = trees[root].puncture(unit)
-        done = begun.following(roots=trees, doomed=frozenset[Unit]())
-        return self._receipt(erasure, known, finished, uses, [self._destroy(done, set(known.roots), units)])
+        self._look(records.read)
+        roots, moved = self._without(begun, records.units, units)
+        done = begun.following(roots=roots, doomed=frozenset[int]())
+        destroyed = self._destroy(done, set(known.roots), units)
+        return replace(self._receipt(erasure, known, finished, uses, [destroyed]), moved=moved)
+
+    def _without(
+        self, begun: DomainKeys, records: dict[bytes, set[int]], units: set[int]
+    ) -> tuple[dict[bytes, Tree], int]:
+        """Return the roots without the keys of some units, and the number of records put again for that.
+
+        ``records``: the units that have a record under each root; those of sketches are added.
+        """
+        if self.catalog.ledger.losses():  # a pack that was given up may come back, and then its records need their keys
+            return punctured(begun, units), 0
+        for root, sketches in self._sketches(begun.domain).items():
+            records.setdefault(root, set()).update(sketches)
+        roots, moves = without(begun, records, units)
+        try:
+            return roots, Rerooter(self.catalog, self.keys, self._recoder.writer).run(begun, moves)
+        except FullError:
+            return punctured(begun, units), 0
+
+    def _sketches(self, domain: bytes) -> dict[bytes, set[int]]:
+        """Return the units of the sketches in candidate files, by root. Those of moved records are lost."""
+        found: dict[bytes, set[int]] = {}
+        for group, boxes in read_groups(self.catalog, self.keys.archive):
+            if group.domain == domain:
+                with suppress(FormatError):
+                    found.setdefault(group.root, set()).update(unit_of(segment) for segment, _ in boxes.read())
+        return found
 
     def _doom(
         self, known: DomainKeys, name: str, towers: list[set[bytes]], doomed: set[bytes]
@@ -299,7 +331,7 @@ class Eraser:
             units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, doomed)}
             begun = begun.following(
                 roots=known.roots | fresh,
-                doomed=frozenset(Unit(root, unit) for root in known.roots for unit in units),
+                doomed=frozenset(units),
             )
             self._publish(begun)
             towers = self._look(lambda: self._towers(known.domain, name))
@@ -338,13 +370,14 @@ class Eraser:
         """Return a root that begins in the generation after these keys."""
         return {known.next_root: Tree.root(self.catalog.store.random(KEY))}
 
-    def _empty(self, known: DomainKeys, roots: Collection[bytes], **changes: Any) -> _Done:
-        """Destroy all keys under some roots of a domain, and prove it."""
-        emptied = {root: Tree({}) if root in roots else tree for root, tree in known.roots.items()}
-        return self._destroy(known.following(roots=emptied, **changes), set(roots), None)
+    def _empty(self, known: DomainKeys, roots: Collection[bytes] | None, **changes: Any) -> _Done:
+        """Destroy all keys under some roots of a domain, None is all, and prove it."""
+        kept = {root: tree for root, tree in known.roots.items() if roots is not None and root not in roots}
+        done = known.following(roots=kept or {known.newest: NOTHING}, **changes)
+        return self._destroy(done, None if roots is None else set(roots), None)
 
-    def _destroy(self, keys: DomainKeys, roots: set[bytes], units: set[int] | None) -> _Done:
-        """Publish keys without the erased ones, destroy the older generations, and prove it."""
+    def _destroy(self, keys: DomainKeys, roots: set[bytes] | None, units: set[int] | None) -> _Done:
+        """Publish keys without the erased ones, destroy the older generations, and prove it. Arguments as `_prove`."""
         self._publish(keys)
         files = self.keys.shred(keys)
         return _Done(files, *self._prove(keys.domain, roots, units))
@@ -507,10 +540,10 @@ class Eraser:
 
         return self._look(work)
 
-    def _prove(self, domain: bytes, roots: set[bytes], units: set[int] | None) -> tuple[int, int]:
+    def _prove(self, domain: bytes, roots: set[bytes] | None, units: set[int] | None) -> tuple[int, int]:
         """Return the records of the units, none of which opens, and the packs that could not be read whole.
 
-        Reads files, not indexes: packs, and the keys as they are on the disk now. ``units``: None is all.
+        Reads files, not indexes: packs, and the keys as they are on the disk now. ``roots``, ``units``: None is all.
         Raises ArchiveError where a record opens.
         """
         strange = {file.generation for _, file in self.keys.folder.strangers() if file.domain == domain}
@@ -523,10 +556,9 @@ class Eraser:
         for record in self._records(domain):
             if record is None:
                 unread += 1
-            elif record.root in roots:
+            elif roots is None or record.root in roots:
                 mine = [i for i in record.ids if units is None or unit_of(i) in units]
-                tree = known.roots.get(record.root, Tree({}))
-                if any(tree.key(unit_of(i)) is not None for i in mine):
+                if any(known.roots.get(record.root, NOTHING).has(unit_of(i)) for i in mine):
                     raise ArchiveError(f"a record in {record.pack} still opens: erase again")
                 records += bool(mine)
         return records, unread
@@ -644,9 +676,8 @@ def unfinished(catalog: Catalog) -> Iterator[Problem]:
 
 def _doomed(catalog: Catalog, keys: Keyring, known: DomainKeys) -> str:
     """Return a sentence that names the sessions that an erase doomed and did not erase."""
-    units = {unit.number for unit in known.doomed}
     names = {v.name for v in catalog.lookup.all_versions() if v.tenant == known.name}
-    going = sorted(n for n in names if unit_of(keys.session_key(known.domain, n)) in units)
+    going = sorted(n for n in names if unit_of(keys.session_key(known.domain, n)) in known.doomed)
     what = ", ".join(map(repr, going)) or "a session that is gone"
     return (
         f"the erase of {what} of tenant {known.name!r} began, and is unfinished or goes on now: "

@@ -352,13 +352,27 @@ class DirectoryStore:
     def _free_reserve(self) -> bool:
         """Free the first existing part of the reserve that may be used. Raises WriterFailed."""
         for name in [*RESERVES][: self._parts]:
+            twins = self._twins(name)
             try:
                 self.disk.unlink(name)
             except OSError:  # already used
                 continue
+            for twin in twins:
+                self._drop(twin)
             self._sync_directory("")
             return True
         return False
+
+    def _twins(self, name: str) -> Sequence[str]:
+        """Return the names in ``tmp/`` that a kill left while a part of the reserve was put: they hold its room."""
+        size, found = RESERVES[name], []
+        with suppress(OSError):
+            data = self.disk.read(name, 0, size)
+            for other, bytes_ in self.disk.names(object_names.TEMPORARY):
+                path = f"{object_names.TEMPORARY}/{other}"
+                if bytes_ == size and self.disk.read(path, 0, size) == data:
+                    found.append(path)
+        return found
 
     def _keep_reserve(self) -> None:
         """Create missing parts of the reserve. Raises StoreError, WriterFailed.

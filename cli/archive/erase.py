@@ -106,6 +106,8 @@ def as_text(done: "Erasure", place: str, dry_run: bool) -> str:
         lines = [f"{counted(done.versions, 'version')} {verb}"]
     if done.name is not None:
         lines.append(f"{segments} with them; kept, as other sessions share them: {done.shared:,}")
+    if done.moved:
+        lines.append(f"{counted(done.moved, 'record')} of other sessions put again under new keys")
     lines += [use_of(use, place, dry_run) for use in done.bases]
     if not dry_run:
         lines.append(f"{counted(done.files, 'key file')} overwritten and deleted")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pltz.archive import copy as transfer
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.box import BITS, KEY, LEVELS, Tree, seal, unseal
-from pltz.archive.encryption.domain_keys import DomainKeys, Unit
+from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
@@ -294,7 +294,7 @@ def test_keys_come_back(name: str, count: int, holes: list[int], generation: int
     roots = {bytes([n]) * 8: Tree.root(bytes([n]) * KEY) for n in range(count)}
     for hole in holes:
         roots[bytes(8)] = roots[bytes(8)].puncture(hole)
-    doomed = frozenset(Unit(bytes(8), hole) for hole in holes)
+    doomed = frozenset(holes)
     name = name.encode("utf-8", "ignore").decode()
     keys = DomainKeys(b"d" * 16, generation, 1, name, b"i" * KEY, roots, doomed)
     assert DomainKeys.decode(b"d" * 16, generation, keys.encode()) == keys

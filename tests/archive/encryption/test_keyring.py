@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pltz.archive.encryption.domain_keys import Unit
 from pltz.archive.encryption.keyring import MASTER, Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
@@ -113,7 +112,7 @@ def test_a_second_process_does_not_publish_the_same_generation(store: DirectoryS
     domain = first.context(TENANT, "acme").domain
     ours, theirs = first.of(domain), second.of(domain)
     assert ours and theirs and first.publish(ours.following())
-    assert not second.publish(theirs.following(doomed=frozenset({Unit(theirs.newest, 1)})))
+    assert not second.publish(theirs.following(doomed=frozenset({1})))
 
 
 def test_records_of_unknown_keys_are_refused_by_name(store: DirectoryStore) -> None:

@@ -1,0 +1,180 @@
+"""Erases that put records of other sessions again under newer keys: these stay whole, and what is erased is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.copy import copy
+from pltz.archive.encryption import box, holes
+from pltz.archive.encryption.keyring import Keyring
+from pltz.archive.errors import FullError
+from pltz.archive.format.ids import TENANT
+from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.maintenance.reroot import Rerooter
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
+from tests.archive.maintenance.test_erase import raw_records_open
+from tests.archive.sealed import chat, reopen, tokens
+
+
+@pytest.fixture
+def moving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Move all live records of a root in which a hole is made: holes are cut at the root itself."""
+    monkeypatch.setattr(box, "DEEPEST", 0)
+
+
+def key_file(archive: TowerArchive, disk: SimDisk) -> int:
+    """Return the bytes of the tenant's key file."""
+    begin = f"keys/{archive.keys.domain(TENANT, 'acme').hex()}"
+    return max(len(data) for path, data in disk.seen.files().items() if path.startswith(begin))
+
+
+def test_many_erases_leave_a_small_key_file(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
+    """Each erase added a root and a hole of its own in all older ones: a file of 2.3 MiB after 15 erases."""
+    sealed.put([chat(f"s{n}", [n]) for n in range(40)])
+    sizes = []
+    for number in range(40):
+        sealed.erase("acme", f"s{number}")
+        sizes.append(key_file(sealed, disk))
+        if number % 10 == 0:
+            sealed.put([chat(f"kept {number}", [number, number])])
+    assert max(sizes) < 32_000
+    whole = reopen(disk, codec)
+    assert [v.name for v in whole.ls()] == sorted(f"kept {n}" for n in range(0, 40, 10))
+    assert all(tokens(whole, f"kept {n}") == [n, n] for n in range(0, 40, 10)) and whole.verify(decode=True).sound
+
+
+def test_a_hole_in_many_roots_thins_them_out(
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holes.without, "__defaults__", (4,))
+    moved = 0
+    for number in range(12):
+        sealed.put([chat(f"a{number}", [number]), chat(f"b{number}", [number, 1])])
+        moved += sealed.erase("acme", f"b{number}").moved
+    assert isinstance(sealed.keys, Keyring)
+    keys = sealed.keys.of(sealed.keys.domain(TENANT, "acme"))
+    assert keys and keys.nodes <= 5 and moved > 0
+    for _ in range(2):
+        whole = reopen(disk, codec)
+        assert all(tokens(whole, f"a{n}") == [n] for n in range(12)) and whole.verify(decode=True).sound
+        whole.collect(dead_share=0)
+        whole.collect(dead_share=0)
+
+
+@pytest.mark.usefixtures("moving")
+def test_runs_marks_and_versions_move_whole(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
+    """Move a merged session, one that grew out of it, forgotten versions and a session that shares its turns."""
+    for end in range(1, 5):
+        sealed.put([chat("grown", *([n] for n in range(end)))])
+    sealed.put([chat("plain", [9], [8]), chat("gone", [9], [7])])
+    sealed.merge(cold=0)
+    sealed.put([chat("fork", [0], [1], [5])])
+    sealed.forget([sealed.version("grown", "acme", version=2)])
+    history = [(v.version, v.time, v.forgotten) for v in sealed.history("grown", "acme")]
+    domain = sealed.keys.domain(TENANT, "acme")
+    done = sealed.erase("acme", "gone")
+    assert done.moved >= 3 and done.shared >= 1
+    for _ in range(2):
+        whole = reopen(disk, codec)
+        assert [(v.version, v.time, v.forgotten) for v in whole.history("grown", "acme")] == history
+        for end in range(1, 5):
+            assert whole.get("grown", "acme", end).tokens[30:].tolist() == list(range(end))
+        assert tokens(whole, "plain") == [9, 8] and tokens(whole, "fork") == [0, 1, 5]
+        assert whole.verify(decode=True).sound and Repairer(DirectoryStore(disk)).run().whole
+        whole.collect(dead_share=0, grace=100)
+        whole.collect(dead_share=0, grace=100)
+    before = raw_records_open(disk, codec, domain)
+    reopen(disk, codec).erase("acme", "grown")
+    after = raw_records_open(disk, codec, domain)
+    whole = reopen(disk, codec)
+    assert tokens(whole, "fork") == [0, 1, 5] and tokens(whole, "plain") == [9, 8] and len(after) < len(before)
+    reopen(disk, codec).erase("acme", "plain")  # the run moves once more, without the session that is gone
+    whole = reopen(disk, codec)
+    assert tokens(whole, "fork") == [0, 1, 5] and whole.verify(decode=True).sound
+    assert [v.name for v in whole.ls(history=True, forgotten=True)] == ["fork"]
+
+
+@pytest.mark.usefixtures("moving")
+def test_a_copy_finds_versions_that_were_moved_since_they_were_listed(
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    sealed.put([chat("a", [1]), chat("b", [2])])
+    listed = list(sealed.ls())
+    assert reopen(disk, codec).erase("acme", "b").moved
+    to = TowerArchive.create(DirectoryStore(SimDisk()), [codec])
+    found = {done.version.name: done.erased for done in copy(sealed, listed, to)}
+    assert found == {"a": False, "b": True} and tokens(to, "a") == [1]
+
+
+@pytest.mark.usefixtures("moving")
+def test_a_writer_that_relied_on_moved_records_puts_them_again(
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    sealed.put([chat("a", [1]), chat("b", [2])])
+    writer = reopen(disk, codec)
+    writer.before(writer.version("a", "acme"))  # remembered, and proved to decode
+    assert sealed.erase("acme", "b").moved
+    writer.put([chat("a", [1], [3])])
+    whole = reopen(disk, codec)
+    assert tokens(whole, "a") == [1, 3] and whole.verify(decode=True).sound
+
+
+def test_a_root_that_no_record_uses_goes(sealed: TowerArchive, disk: SimDisk) -> None:
+    """So a writer that began before, and is refused, leaves nothing that opens."""
+    sealed.put([chat("a", [1]), chat("b", [2]), chat("c", [3])])
+    for name in ("a", "b"):
+        sealed.erase("acme", name)
+    assert isinstance(sealed.keys, Keyring)
+    keys = sealed.keys.of(sealed.keys.domain(TENANT, "acme"))
+    assert keys and len(keys.roots) == 2, "that of c, and one for what is put next"
+
+
+def test_a_full_disk_takes_holes_of_their_own(
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise FullError("the disk is full")
+
+    sealed.put([chat("a", [1]), chat("b", [2])])
+    monkeypatch.setattr(Rerooter, "run", full)
+    assert sealed.erase("acme", "b").moved == 0
+    whole = reopen(disk, codec)
+    assert tokens(whole, "a") == [1] and whole.verify(decode=True).sound and key_file(sealed, disk) > 9_000
+    monkeypatch.undo()
+    sealed.put([chat("c", [3])])
+    sealed.erase("acme", "c")
+    assert key_file(sealed, disk) < 5_000 and tokens(reopen(disk, codec), "a") == [1]
+
+
+def test_a_lost_pack_that_comes_back_still_opens(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
+    for name in ("a", "b", "c"):
+        sealed.put([chat(name, [ord(name)])])
+    pack = sealed.version("c", "acme").location.pack.hex()
+    lost = {path: disk.seen.files()[path] for path in (f"packs/{pack}", f"parity/{pack}")}
+    for path in lost:
+        disk.unlink(path)
+    sealed.write_index()
+    Repairer(DirectoryStore(disk)).run()
+    archive = reopen(disk, codec)
+    archive.acknowledge()
+    archive.erase("acme", "a")
+    for path, data in lost.items():
+        disk.write_new(path, data)
+    whole = reopen(disk, codec)
+    assert tokens(whole, "b") == [ord("b")] and tokens(whole, "c") == [ord("c")]
+
+
+def test_the_room_of_a_reserve_that_a_kill_left_twice_is_freed(tmp_path: Path, codec: SegmentCodec) -> None:
+    disk = SimDisk()
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    archive.put([chat("a", [1])])
+    disk.link("reserve", "tmp/left")
+    disk.capacity = disk.used
+    archive.forget([archive.version("a", "acme")])
+    assert np.array_equal([v.forgotten for v in archive.history("a", "acme")], [True])
