@@ -350,7 +350,7 @@ class SessionArchive:
             expect: called with the expected seconds before a commit of many tokens is coded.
             coding: called with the sessions of a commit and the bytes of their content, before they are coded.
             refused: called with a request that cannot be coded and its error, which is then not raised.
-            commit_bytes: content of a commit, at most, unless a session has more.
+            commit_bytes: content of a commit, at most, unless one session has more.
             commit_seconds: time that coding a commit should take, at most, by the commits before it.
 
         Raises:
@@ -458,11 +458,14 @@ class SessionArchive:
                     raise
                 refused(request, exc)
                 continue
+            amount = _size_of(new) if isinstance(new, NewSession) else 0
+            if batch and size + amount > pace.limit:  # what is there does not wait for a large session
+                yield batch
+                batch, names, tokens, size, began = [], set(), 0, 0, time.monotonic()
             batch.append((request, new))
             names.add((request.tenant, request.name))
-            if isinstance(new, NewSession):
-                tokens += sum(map(len, new.segments))
-                size += _size_of(new)
+            tokens += sum(map(len, new.segments)) if isinstance(new, NewSession) else 0
+            size += amount
 
     def _prepared(self, requests: Iterable[PutRequest]) -> Iterator[PutRequest]:
         """Yield requests. Decode what they extend side by side: of AT_ONCE requests, or of READ_BYTES.

@@ -141,8 +141,9 @@ def thaw(
 def want_positions(cold: "Archive", version: "Version", target: str) -> None:
     """Refuse a session of more tokens than a target has positions, where that is known before the model is loaded.
 
-    It is known of token ids, and of what zstd coded, which costs nothing to decode: an agent's log then has at least
-    the tokens of its messages. Raises ContentError.
+    It is known of token ids. An agent's log has at least the tokens of its messages, which only decoding tells. It is
+    decoded for that where zstd coded it, in no time, or where it is so large that it will hardly fit. Raises
+    ContentError.
     """
     from pltz.models.target.checkpoint import positions_of, resolve, tokenizer_json_of
 
@@ -150,7 +151,7 @@ def want_positions(cold: "Archive", version: "Version", target: str) -> None:
     most = positions_of(folder)
     if most is None:
         return
-    least = tokens_at_least(cold, version, tokenizer_json_of(folder))
+    least = tokens_at_least(cold, version, most, tokenizer_json_of(folder))
     if least > most:
         raise ContentError(
             f"session {version.name!r} has {least:,} tokens or more, and the target {target} {most:,} positions: "
@@ -158,18 +159,21 @@ def want_positions(cold: "Archive", version: "Version", target: str) -> None:
         )
 
 
-def tokens_at_least(cold: "Archive", version: "Version", tokenizer_json: bytes) -> int:
-    """Return a number of tokens that a session has at least for a target; 0 where only decoding would tell."""
+def tokens_at_least(cold: "Archive", version: "Version", most: int, tokenizer_json: bytes) -> int:
+    """Return a number of tokens that a session has at least for a target of so many positions; 0 where it may fit."""
     from tokenizers import Tokenizer
 
     from pltz.archive.codecs.codec import BytesCodec
-    from pltz.archive.version_sizes import tokens_of
+    from pltz.archive.version_sizes import method_of, tokens_of
     from pltz.archive.writing.new_session import KINDS
     from pltz.datasets.conversation import conversation
 
     if KINDS[version.kind] == "ids":
         return tokens_of(cold.tower, version)
     if version.tokenizer != BytesCodec.tokenizer:
+        return 0
+    by_zstd = method_of(cold.tower.record(version.leaf).context) == "zstd"
+    if not by_zstd and tokens_of(cold.tower, version) <= PER_TOKEN * most:
         return 0
     messages = conversation(cold.sessions.read(version))
     texts = [message["content"] for message in messages or ()]
@@ -198,6 +202,9 @@ def close(hot: "HotStore") -> None:
             "Free room on the disk, or raise --hot-budget",
             err=True,
         )
+
+
+PER_TOKEN = 64  # bytes of a log per token of its conversation: three times as many as logs have in the mean
 
 
 @dataclass(frozen=True)

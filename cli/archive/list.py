@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SIZES = ("size", "tokens", "segments")
 FIELDS = ("tenant", "name", "version", "time", "age", "kind", "tags", "forgotten", "id", "method", *SIZES, "turns")
 LONG: Decorator = click.option(
-    "-l", "--long", is_flag=True, help="With method, size, tokens (bytes under zstd), segments and age of each."
+    "-l", "--long", is_flag=True, help="With method, size, tokens (bytes under zstd and of logs), segments, age."
 )
 TURNS: Decorator = click.option(
     "--turns", is_flag=True, help="With the messages of each chat. They are counted by decoding it, which takes time."

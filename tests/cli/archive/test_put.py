@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -127,3 +128,22 @@ def test_rows_that_name_their_sessions(run: Run, cold: Path, tmp_path: Path) -> 
     assert [row["version"] for row in lines(run(*put, query, "--json"))] == [1, 1, 2]
     bad = run(*put, "SELECT 7.5 AS name, body AS session FROM chats")
     assert bad.exit_code == 5 and "as name, found float" in bad.stderr
+
+
+def test_a_large_session_is_a_commit_of_its_own(
+    run: Run, cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pltz.archive.tower_archive import TowerArchive
+
+    put, commits = TowerArchive.put, list[int]()
+
+    def counted(self: TowerArchive, sessions: Sequence[object], **options: object) -> object:
+        commits.append(len(sessions))
+        return put(self, sessions, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TowerArchive, "put", counted)
+    for name, size in (("a", 10), ("b", 10), ("c", 5000), ("d", 10), ("e", 10)):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / f"in/{name}.txt").write_text(f"{name} " * size)
+    assert len(lines(run("archive", "put", cold, tmp_path / "in", "--commit-bytes", "1000", "--json"))) == 5
+    assert commits == [2, 1, 2]
