@@ -48,7 +48,7 @@ AT_ONCE = 1000  # sessions of keys alone, any of which is erased next
 
 
 class Figures(NamedTuple):
-    """What was measured after so many erases.
+    """The figures measured after so many erases.
 
     Attributes:
         key_file: bytes of the newest key file.

@@ -19,6 +19,7 @@ FILES = sorted(
 WORDS = 30  # of the first sentence
 BOXES = "├└│"
 ITEM = "* "
+QUESTION = re.compile(r"(What|Of|Whether|Where|Who|That|Those|How|As|From|When|Which)\b")
 
 
 def faults(head: str) -> list[str]:
@@ -57,6 +58,16 @@ def test_a_module_begins_with_a_sentence_and_keeps_its_lines(path: Path) -> None
     head = ast.get_docstring(ast.parse(text), clean=False)  # cleaned, a head of one table is not indented
     assert head is not None or not text.strip(), "it has no head"
     assert not faults(head or "A file without content.")
+
+
+def test_no_docstring_begins_with_a_question() -> None:
+    """A function's begins with a verb, a class's with a noun."""
+    found = []
+    for path in FILES:
+        for node in ast.walk(ast.parse((ROOT / path).read_text("utf8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and QUESTION.match(ast.get_docstring(node) or ""):
+                found.append(f"{path}:{node.lineno} {node.name}")
+    assert not found
 
 
 @pytest.mark.parametrize(

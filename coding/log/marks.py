@@ -21,7 +21,7 @@ PATIENCE: Final = 2  # lines without a mark after which a numbering is over
 
 
 class Numbering(NamedTuple):
-    """How lines are numbered, and the number of the last one."""
+    """The way in which lines are numbered, and the number of the last one."""
 
     path: str  # that each line starts with, with the colon behind it
     signed: bool  # one of POINTERS stands before the number
@@ -94,7 +94,7 @@ def numbering_of(line: str) -> Numbering | None:
 
 
 class Marks:
-    """What the lines of a text met so far say about the mark of the next one."""
+    """The lines of a text met so far, which foretell the mark of the next one."""
 
     __slots__ = ("lines", "missed", "new", "numbering", "old", "pointer", "sign")
 

@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What a log was split into."""
+    """The parts that a log was split into."""
 
     columns: bytes  # packed
     opaque: bytes  # stored as they are
