@@ -377,6 +377,10 @@ class BytesCodec:
         """Return the bytes of each segment under zstd. Raises ContentError for an id over 255."""
         return [self._fallback.compress(_as_bytes(p.tokens)) for p in batch]
 
+    def may_reach(self, tokens: Sequence[Tokens], size: int) -> bool:
+        """Return whether segments, (T,) each, may take ``size`` bytes or less together, judged by a cheap look."""
+        return self._fallback.may_reach(b"".join(map(_as_bytes, tokens)), size)
+
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         """Return the bytes of each segment as ids, (count,). Raises CorruptError."""
         return [np.frombuffer(self._plain(c), np.uint8).astype("<u4") for c in batch]

@@ -25,7 +25,7 @@ from pltz.archive.catalog.history import MAX_FLOOR
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers
-from pltz.archive.codecs.codec import BundleCodec, Following, Plain, layout_mode
+from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Following, Plain, layout_mode
 from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import ids
@@ -120,8 +120,9 @@ class ArchiveWriter:
     ) -> tuple[list[PendingVersion], list[PendingSegment]]:
         """Return each session's way with the fewest new bytes, of equal ones the first, and their segments.
 
-        A way that adds nothing is taken before anything is coded. Where the first way extends a stored session by
-        a short turn, the others are not coded: they would store the whole session again (`_is_beyond`).
+        A way that adds nothing is taken before anything is coded. Others than the first are not coded where it extends
+        a stored session by a short turn, so that they would store the whole session again, nor where a cheap look tells
+        that they cannot win (`_is_beyond`).
         """
         if len(drafts) == len(sessions):
             return drafts, segments
@@ -379,14 +380,18 @@ def new_bytes(way: PendingVersion, coded: Mapping[bytes, PendingSegment]) -> int
 def _is_beyond(
     first: PendingVersion, other: PendingVersion, stored: Collection[bytes], coded: Mapping[bytes, PendingSegment]
 ) -> bool:
-    """Return whether a way cannot be expected to beat the first, which extends stored segments and is coded.
+    """Return whether a way cannot be expected to beat the first, which is coded.
 
-    It would have to code its tokens, bytes of the session, in 1 / BEYOND of their number. Where it could, the
-    first way costs at most that share of the session more. Coding 16 kB by zstd for each turn took 40 ms.
+    Where the first extends stored segments, the other would have to code its tokens, bytes of the session, in
+    1 / BEYOND of their number. Where it could, the first way costs at most that share of the session more. Coding 16 kB
+    by zstd for each turn took 40 ms. Else a fast level of zstd tells what its slowest can come to.
     """
+    size = new_bytes(first, coded)
     extends = any(s.id in stored for s in first.tower)
-    left = sum(len(s.tokens) for s in other.tower if s.id not in stored)
-    return extends and BEYOND * new_bytes(first, coded) <= left
+    left = [s.tokens for s in other.tower if s.id not in stored]
+    if extends and BEYOND * size <= sum(map(len, left)):
+        return True
+    return isinstance(other.codec, BytesCodec) and size < NO_RECORD and not other.codec.may_reach(left, size)
 
 
 @contextmanager
