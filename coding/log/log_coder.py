@@ -52,7 +52,8 @@ LEAST_REACH, REACH_PER_BYTE = 1 << 16, 16  # and for a content of so many bytes
 END = b"\xff"  # of a piece of text; no UTF-8 has it
 VOICES = tuple(SPECIALS.index(name) for name in ("user", "assistant", "tool", "system", "function", "message"))
 
-LOOK_FROM = 1 << 13  # tokens of a text of which a sample is coded before the rest
+LOOK_FROM = 1 << 14  # tokens of a text of which a sample is coded before the rest, where it is in doubt
+DOUBT = 0.65  # bytes under zstd per token left for the model, below which it is: the model takes 0.3 to 0.6
 SAMPLE, SAMPLES = 1 << 11, 2  # tokens per sample, and samples: they tell the bytes of a text within 15 %
 LEVELS = 0.85  # of the size of a text at a fast level of zstd: its size under `Fallback`, about
 KEPT = 4  # texts above that are kept
@@ -237,9 +238,11 @@ class LogCoder:
         return Text(np.concatenate(parts), b"".join(text + END for text in texts))
 
     def _worth_the_model(self, drafts: Sequence[_Draft]) -> list[_Draft]:
-        """Return the drafts whose text the model codes: all short ones, and those where a sample tells so."""
+        """Return the drafts whose text the model codes: all but those where zstd is near, and a sample tells so."""
         able = [draft for draft in drafts if draft.table and len(draft.text.tokens)]
         long = [draft for draft in able if len(draft.literals) >= LOOK_FROM]
+        packed = {id(d): LEVELS * Fallback.after(d.past.data).fast_size(d.text.data) for d in long}
+        long = [draft for draft in long if packed[id(draft)] < DOUBT * len(draft.literals)]
         samples = [sample for draft in long for sample in _samples(draft.literals)]
         coded = self.coder.encode([tokens for _, tokens in samples], contexts=[before for before, _ in samples])
         sizes = iter([len(one.data) for one in coded])
@@ -247,7 +250,7 @@ class LogCoder:
         for draft in long:
             size = sum(next(sizes) for _ in range(SAMPLES)) * len(draft.literals) / (SAMPLES * SAMPLE)
             size += len(repeats.pack(draft.copies)) if draft.copies else 0
-            if LEVELS * Fallback.after(draft.past.data).fast_size(draft.text.data) < size:
+            if packed[id(draft)] < size:
                 lost.add(id(draft))
         return [draft for draft in able if id(draft) not in lost]
 
