@@ -91,8 +91,12 @@ class DamageReport:
 
         Heads of blocks decide, in missing packs and in ``packs``. Raises StoreError.
         """
+        return self._listing.stable(lambda: self._hidden_sessions(packs))
+
+    def _hidden_sessions(self, packs: AbstractSet[bytes]) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
-        doubted = self.missing() | packs
+        missing = self.missing()
+        doubted = missing | (packs & self._listing.packs.keys())  # others were deleted by a collector meanwhile
         blocks: dict[Location, bool] = {}
         for index in list(self._listing.indexes.values()) if doubted else []:
             try:
@@ -101,17 +105,19 @@ class DamageReport:
                 continue
             for key, at in named:
                 if at not in blocks:
-                    blocks[at] = self._reads(at)
+                    blocks[at] = at.pack not in missing and self._reads(at)
                 if not blocks[at]:
                     found.setdefault(key, at.pack)
         return found
 
     def _reads(self, block: Location) -> bool:
-        """Return whether the head of a block can be read."""
+        """Return whether the head of a block can be read. Where its pack was deleted, the listing is stale."""
         try:
             self._lookup.block(block)
-        except (FormatError, FileNotFoundError):
+        except FormatError:
             return False
+        except FileNotFoundError:
+            self._listing.note_stale()
         return True
 
     def hides(self, section: int, identity: bytes, since: int = 0) -> PackState | None:

@@ -222,9 +222,13 @@ class Verifier:
         """
         records: dict[bytes, set[tuple[bytes, bytes]]] = {}
         for place in inner_blocks(swept):
+            if place.pack not in self.catalog.listing.packs:
+                continue  # a collector deleted it, and what is live is in another
             try:
                 _, block = self.catalog.lookup.block(place)
-            except (FormatError, FileNotFoundError):  # changed since it was proved: the next run tells
+            except FormatError:  # changed since it was proved: the next run tells
+                continue
+            except FileNotFoundError:
                 self.catalog.listing.note_stale()
                 continue
             for record in block.heads():

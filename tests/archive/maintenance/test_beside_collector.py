@@ -10,6 +10,7 @@ import pytest
 from pltz import Archive
 from pltz.archive.maintenance.cluster import Clusterer
 from pltz.archive.maintenance.merge import Merger
+from pltz.archive.maintenance.verify import Verifier
 from pltz.plt_codec.errors import PltzError
 
 TICKET = "Ticket %d. The customer of Bonn reports that the lamp does not start after the update of last week, and asks."
@@ -87,3 +88,23 @@ def test_a_merge_beside_a_collector_merges_what_it_would_alone(
     monkeypatch.setattr(Merger, "_own", wrapped)
     assert archive.merge(cold=0).merged == 4 and fired[0] > 0
     assert Archive.open(tmp_path).verify(decode=True).sound
+
+
+@pytest.mark.parametrize("step", ["_swept", "_check_packs", "_astray", "_check_indexes"])
+def test_verify_calls_no_pack_damaged_that_a_collector_deletes(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path)
+    archive = Archive.open(tmp_path)
+    archive.tower.write_index()
+    inner, fired = vars(Verifier)[step], list[int]()
+
+    def wrapped(self: Any, *words: Any, **named: Any) -> Any:
+        if not fired:
+            fired.append(1)
+            Archive.open(tmp_path).tower.collect(grace=0)
+        return inner(self, *words, **named)
+
+    monkeypatch.setattr(Verifier, step, wrapped)
+    report = archive.verify()
+    assert report.sound, report.problems
