@@ -90,7 +90,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Request:
+class _ThawRequest:
     """One version being thawed, for all callers that asked for it.
 
     ``max_kl``: bits per token that hot KV may lose. ``kl``: what the KV that was found may lose, by receipts.
@@ -154,7 +154,7 @@ class _Request:
         """Return the ids up to the end of the run, (T,) int32, and the KV of the first of them."""
         return self.target_tokens.ids[: self.target_tokens.cuts[self.end_of_run]], self.cache
 
-    def adopt(self, other: _Request) -> None:
+    def adopt(self, other: _ThawRequest) -> None:
         """Adopt the result of another request for the same prefix."""
         self.cache = None if other.cache is None else share(other.cache)
         self.logits = other.logits
@@ -216,8 +216,8 @@ class Thawer:
         self._lock = Lock()  # over requests
         self._reading = Lock()  # an archive belongs to one thread
         self._working = Lock()  # one batch at a time
-        self._requests: dict[tuple[bytes, float], _Request] = {}
-        self._waiting: list[_Request] = []
+        self._requests: dict[tuple[bytes, float], _ThawRequest] = {}
+        self._waiting: list[_ThawRequest] = []
 
     def thaw(self, name: str, tenant: str = "default", version: int | None = None) -> Thawed:
         """Make a session hot and return its cache, ids and logits.
@@ -260,7 +260,7 @@ class Thawer:
             self._refiner.close()
 
     def _refined(
-        self, wanted: Wanted, request: _Request | PltzError, answer: Thawed | PltzError
+        self, wanted: Wanted, request: _ThawRequest | PltzError, answer: Thawed | PltzError
     ) -> Thawed | PltzError:
         """Let the exact KV of a lossy answer be computed in the background, of the same version."""
         if self._refiner is None or isinstance(request, PltzError) or isinstance(answer, PltzError):
@@ -281,7 +281,7 @@ class Thawer:
 
     # ---- requests
 
-    def _admit_all(self, wanted: Sequence[Wanted]) -> list[_Request | PltzError]:
+    def _admit_all(self, wanted: Sequence[Wanted]) -> list[_ThawRequest | PltzError]:
         """Return the request of each, or its error, all by one look at the archive."""
         try:
             with self._reading, self.cold.archive.catalog.one_look(self._max_age):
@@ -289,7 +289,7 @@ class Thawer:
         except PltzError as exc:  # the look failed
             return [exc for _ in wanted]
 
-    def _admit(self, wanted: Wanted, max_kl: float | None = None) -> _Request | PltzError:
+    def _admit(self, wanted: Wanted, max_kl: float | None = None) -> _ThawRequest | PltzError:
         """Return the request of a version: one under way, or a new one that waits.
 
         ``max_kl``: if not the thawer's. The caller holds ``_reading``.
@@ -304,12 +304,12 @@ class Thawer:
         with self._lock:
             request = self._requests.get((version.id, max_kl))
             if request is None:
-                request = _Request(version, began, asked_at, time.perf_counter(), max_kl)
+                request = _ThawRequest(version, began, asked_at, time.perf_counter(), max_kl)
                 self._requests[version.id, max_kl] = request
                 self._waiting.append(request)
             return request
 
-    def _answer(self, request: _Request) -> Thawed | PltzError:
+    def _answer(self, request: _ThawRequest) -> Thawed | PltzError:
         """Work, or wait for the thread that works, until a request is done.
 
         Returns a cache of the caller's own.
@@ -340,7 +340,7 @@ class Thawer:
                     del self._requests[request.version.id, request.max_kl]
                     request.done.set()
 
-    def _thaw(self, batch: list[_Request]) -> None:
+    def _thaw(self, batch: list[_ThawRequest]) -> None:
         timer = StageTimer(self.target.device)
         with self._reading:
             self._each(batch, self._find_path)
@@ -372,7 +372,7 @@ class Thawer:
             ids = request.target_tokens.ids.astype(np.int64)
             request.end(Thawed(request.cache, ids, request.logits, stages, request.kl, lossy=request.lossy))
 
-    def _each(self, batch: list[_Request], step: Callable[[_Request], None]) -> None:
+    def _each(self, batch: list[_ThawRequest], step: Callable[[_ThawRequest], None]) -> None:
         """Apply a step to all requests without an error. An error affects its own request only."""
         for request in _pending(batch):
             try:
@@ -382,7 +382,7 @@ class Thawer:
 
     # ---- steps
 
-    def _find_path(self, request: _Request) -> None:
+    def _find_path(self, request: _ThawRequest) -> None:
         """Find the segments of a tower from the root: from hot nodes where possible, else from the archive's
         records.
         """
@@ -404,17 +404,17 @@ class Thawer:
             at = above
         request.path = path[::-1]
 
-    def _hold(self, request: _Request) -> None:
+    def _hold(self, request: _ThawRequest) -> None:
         if self.hot is not None and request.exact:
             request.lease = self.hot.hold(self._space, request.path, request.began, max_kl=request.max_kl)
 
-    def _hold_run(self, request: _Request) -> None:
+    def _hold_run(self, request: _ThawRequest) -> None:
         """Hold the hot segments of a tower that were not known before its run was decoded."""
         if not request.exact:
             request.exact = True
             self._hold(request)
 
-    def _queue_prefill(self, batch: list[_Request]) -> QueuedPrefill | None:
+    def _queue_prefill(self, batch: list[_ThawRequest]) -> QueuedPrefill | None:
         """Return the queued prefill for the batch's only request, or None.
 
         It needs segments of which nothing is hot, whose tokens are the target's ids. Decoders that do not decode
@@ -431,7 +431,7 @@ class Thawer:
             return QueuedPrefill(self.target, count, self._watch(count)) if 0 < count <= most else None
         return None
 
-    def _accept(self, queued: QueuedPrefill, batch: list[_Request]) -> bool:
+    def _accept(self, queued: QueuedPrefill, batch: list[_ThawRequest]) -> bool:
         """Give the queued prefill to the only request. Returns False if it does not match the request's ids."""
         found = queued.found(batch[0].target_tokens.ids) if batch else None
         if found is None:
@@ -442,7 +442,7 @@ class Thawer:
         request.at = len(request.path)
         return True
 
-    def _decode(self, batch: list[_Request], queued: QueuedPrefill | None = None) -> None:
+    def _decode(self, batch: list[_ThawRequest], queued: QueuedPrefill | None = None) -> None:
         """Decode the towers of all requests, except hot segments. ``queued``: told of ids that are still being decoded.
 
         If one is lost, decode one by one to learn which.
@@ -460,13 +460,13 @@ class Thawer:
             request.tower = tower
             request.path = [segment for segment, _ in tower.segments]  # those inside a run are known only now
 
-    def _find_base(self, request: _Request) -> None:
+    def _find_base(self, request: _ThawRequest) -> None:
         """Count the segments that tenants share. Those of a hot request were pinned when they came."""
         assert request.tower is not None
         if self.hot is not None and not len(request.lease):
             request.shared, _ = base_of(self.cold.archive, request.tower)
 
-    def _known(self, batch: list[_Request]) -> dict[bytes, KnownSegment]:
+    def _known(self, batch: list[_ThawRequest]) -> dict[bytes, KnownSegment]:
         """Return the archive's tokens for the hot segments of a batch."""
         known: dict[bytes, KnownSegment] = {}
         for request in () if self._sealed else batch:
@@ -476,7 +476,7 @@ class Thawer:
                 above = segment
         return known
 
-    def _find_ids(self, request: _Request) -> None:
+    def _find_ids(self, request: _ThawRequest) -> None:
         """Find the target's ids, and count the hot segments that were computed from exactly these."""
         assert request.tower is not None
         request.target_tokens = self._reader.read(request.tower)
@@ -494,7 +494,7 @@ class Thawer:
         if count == len(request.path) and blocks[-1].logits is not None:
             request.logits = blocks[-1].logits.to(self.target.device)
 
-    def _joined(self, request: _Request) -> tuple[int, DynamicCache | None]:
+    def _joined(self, request: _ThawRequest) -> tuple[int, DynamicCache | None]:
         """Join the blocks that a request holds, up to the first damaged one, which is dropped.
 
         Returns their number and the cache, None where no id is in it. Raises ModelError where the device has no room.
@@ -521,7 +521,7 @@ class Thawer:
     def _no_room(self) -> ModelError:
         return ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once")
 
-    def _drop(self, request: _Request, number: int) -> None:
+    def _drop(self, request: _ThawRequest, number: int) -> None:
         """Forget a block that cannot be decoded, and hold only those above it."""
         segment, damaged = request.lease.segments[number], request.lease.blocks[number].damaged
         request.lease.keep(number)
@@ -529,14 +529,14 @@ class Thawer:
             with suppress(WarmFileError):  # the folder cannot be written: the session is served all the same
                 self.hot.discard(self._space, segment)
 
-    def _prefill(self, batch: list[_Request]) -> None:
+    def _prefill(self, batch: list[_ThawRequest]) -> None:
         """Prefill run by run: first the segments that most requests share, last each request's own.
 
         A run ends where sharing changes.
         """
         while left := [r for r in _pending(batch) if r.logits is None or r.at < len(r.path)]:
             shared = Counter(segment for r in left for segment in r.path[r.at :])
-            runs: dict[bytes, list[_Request]] = {}
+            runs: dict[bytes, list[_ThawRequest]] = {}
             for request in left:
                 request.end_of_run = _end_of_run(request, shared)
                 runs.setdefault(request.prefix, []).append(request)
@@ -548,12 +548,12 @@ class Thawer:
             for request in left:
                 request.at = request.end_of_run
 
-    def _groups(self, requests: list[_Request]) -> list[list[_Request]]:
+    def _groups(self, requests: list[_ThawRequest]) -> list[list[_ThawRequest]]:
         """Group requests of similar length, as many as fit in one pass.
 
         A request with none like it stays alone.
         """
-        groups: list[list[_Request]] = []
+        groups: list[list[_ThawRequest]] = []
         for request in sorted(requests, key=lambda r: r.new):
             if groups and self._fits([*groups[-1], request]):
                 groups[-1].append(request)
@@ -561,13 +561,13 @@ class Thawer:
                 groups.append([request])
         return groups
 
-    def _fits(self, group: list[_Request]) -> bool:
+    def _fits(self, group: list[_ThawRequest]) -> bool:
         width = len(group) * group[-1].new  # sorted: the last is the longest
         past = len(group) * max(r.target_tokens.cuts[r.at] for r in group)
         waste = width - sum(r.new for r in group)
         return width <= self._together and past <= PAST * self._together and waste <= WASTE * width
 
-    def _pass(self, group: list[_Request]) -> None:
+    def _pass(self, group: list[_ThawRequest]) -> None:
         """Run the target once over the runs of several requests.
 
         If that fails, run each alone to find the faulty one.
@@ -584,7 +584,7 @@ class Thawer:
         if not found:
             self._each(group, self._pass_alone)
 
-    def _pass_alone(self, request: _Request) -> None:
+    def _pass_alone(self, request: _ThawRequest) -> None:
         ids, cache = request.row
         own = None if cache is None else share(cache)
         request.watch, request.place = self._watch(request.new), 0
@@ -597,7 +597,7 @@ class Thawer:
 
         return Watch(new) if self.hot is not None and self.hot.lossy else None
 
-    def _insert(self, request: _Request) -> None:
+    def _insert(self, request: _ThawRequest) -> None:
         """Put every segment that was not hot into the store, and pin a base that tenants share."""
         import torch
 
@@ -606,7 +606,7 @@ class Thawer:
         with suppress(torch.OutOfMemoryError):  # out of memory: the session is hot, but none of it is kept
             self._keep(self.hot, request, request.cache)
 
-    def _keep(self, hot: HotStore, request: _Request, cache: DynamicCache) -> None:
+    def _keep(self, hot: HotStore, request: _ThawRequest, cache: DynamicCache) -> None:
         assert request.tower is not None
         mass = None if request.watch is None else request.watch.mass(request.place, len(request.target_tokens.ids))
         for number in range(request.hot, len(request.path)):
@@ -622,11 +622,11 @@ class Thawer:
             hot.pin(self._space, request.path[: request.shared])
 
 
-def _pending(batch: list[_Request]) -> list[_Request]:
+def _pending(batch: list[_ThawRequest]) -> list[_ThawRequest]:
     return [request for request in batch if request.answer is None]
 
 
-def _end_of_run(request: _Request, shared: Counter[bytes]) -> int:
+def _end_of_run(request: _ThawRequest, shared: Counter[bytes]) -> int:
     """Return the number of the segment up to which as many requests share as at the next one."""
     end = request.at
     while end < len(request.path) and shared[request.path[end]] == shared[request.path[request.at]]:
