@@ -10,7 +10,9 @@ says that an archive is sound, looks here first. Spec: FORMAT.md, "Encryption".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 
 from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.format.context import SEALED
@@ -19,6 +21,9 @@ from pltz.archive.format.pack import Pack
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.identity import NONE
+
+READERS = 16  # tables read at once: one from a bucket waits for the network
+FEW = 64  # packs whose tables are read one after the other
 
 
 class KeyCheck:
@@ -43,11 +48,11 @@ class KeyCheck:
         if self._roots is None:
             sizes = packs_listed(self.store.list(PACKS))
             self._tables = {name: self._tables[name] for name in self._tables.keys() & sizes.keys()}
-            for name in sorted(sizes.keys() - self._tables.keys()):
-                try:
-                    self._tables[name] = self._table(name, sizes[name])
-                except (FormatError, FileNotFoundError):  # verify reports damage; a collector may delete a pack
-                    continue
+            new = sorted(sizes.keys() - self._tables.keys())
+            slices = [[(name, sizes[name]) for name in new[n::READERS]] for n in range(READERS if new else 0)]
+            with ThreadPoolExecutor(READERS) if len(new) > FEW else nullcontext() as pool:
+                for found in (pool.map if pool else map)(self._read, slices):
+                    self._tables |= found
             self._roots = {}
             for domain, root in frozenset[tuple[bytes, bytes]]().union(*self._tables.values()):
                 self._roots.setdefault(domain, set()).add(root)
@@ -99,6 +104,14 @@ class KeyCheck:
         """Yield the name of each key file with keys that the newest of its domain never had, and a sentence."""
         for name, _ in self.folder.strangers():
             yield name, "has keys that the newest key file of its domain never had: it stays; move one of them away"
+
+    def _read(self, packs: Sequence[tuple[bytes, int]]) -> dict[bytes, frozenset[tuple[bytes, bytes]]]:
+        """Return the tables of packs, given by id and size, without those that cannot be read."""
+        found = {}
+        for name, size in packs:
+            with suppress(FormatError, FileNotFoundError):  # verify reports damage; a collector may delete a pack
+                found[name] = self._table(name, size)
+        return found
 
     def _table(self, name: bytes, size: int) -> frozenset[tuple[bytes, bytes]]:
         file = pack(name)

@@ -260,3 +260,14 @@ def test_a_key_file_names_its_lineages_in_the_clear(sealed: TowerArchive, disk: 
     [data] = {data for data in keys_of(sealed, disk).values()}
     file = KeyFile.decode(data)
     assert len(file.lineages) == 1 and all(root[:4] == file.lineages[0] and file.governs(root) for root in roots)
+
+
+def test_the_roots_of_many_packs_are_read_side_by_side(
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        sealed.put([chat("a", [number]), chat("b", [number], tenant=f"t{number}")])
+    one = reopen(disk, codec, None).catalog.key_check
+    monkeypatch.setattr("pltz.archive.encryption.key_check.FEW", 2)
+    many = reopen(disk, codec, None).catalog.key_check
+    assert one and many and one.roots == many.roots and len(many.roots) == 14
