@@ -63,6 +63,7 @@ LEFT = 86400  # seconds after which a file in tmp/ counts as left by a killed wr
 COPYING, NOTING = 1, 2  # parts of the store's reserve that each may use
 FEW = 512  # packs per plan where there is no room for a longer one
 COPIED = 2 * SMALL  # bytes of records copied at once, about: enough that no new pack is small, and bounded memory
+STOPS = "collecting stops and deletes nothing"
 GOING = "another collector is deleting what was condemned: collect again"
 PART = {SEGMENT: segment_only, SESSION: session_only}  # copies one part where only that is live
 
@@ -106,6 +107,9 @@ class Collector:
         """
         self.catalog.refresh()
         self._want_evidence()
+        check = self.catalog.key_check
+        if check and (faults := check.faults()):
+            raise ArchiveError(f"{faults[min(faults)]}; {STOPS}")
         # what an earlier run condemned is finished first
         before = self.catalog.store.now() - grace
         self._before = before if grace else MAX_VALUE
@@ -349,7 +353,7 @@ class Collector:
         """Raise ArchiveError where anything names an absent pack, plan or key file that the ledger does not explain."""
         catalog = self.catalog
         if lacking := catalog.keyless():
-            raise ArchiveError(f"{lacking[min(lacking)]}; collecting stops and deletes nothing")
+            raise ArchiveError(f"{lacking[min(lacking)]}; {STOPS}")
         if missing := catalog.damage.missing():
             raise ArchiveError(
                 f"pack {min(missing).hex()} is gone, and no collector deleted it: "

@@ -527,9 +527,6 @@ class Eraser:
         any domain are damaged or gone.
         """
         wanted = {(domain, root) for root in roots}
-        others = self.catalog.keyless().keys() - {domain}
-        if others:  # sessions of these tenants are not listed
-            raise ArchiveError(f"{self.catalog.keyless()[min(others)]}; nothing was erased")
 
         def work() -> dict[tuple[str, str], bool]:
             grounds, found = Grounds(self.catalog), dict[tuple[str, str], bool]()
@@ -538,7 +535,11 @@ class Eraser:
                     found[v.tenant, v.name] = v.forgotten and found.get((v.tenant, v.name), True)
             return found
 
-        return self._look(work)
+        found = self._look(work)
+        lacking = self.catalog.keyless()  # met on the way, too: sessions of these tenants are not listed
+        if others := lacking.keys() - {domain}:
+            raise ArchiveError(f"{lacking[min(others)]}; nothing was erased")
+        return found
 
     def _prove(self, domain: bytes, roots: set[bytes] | None, units: set[int] | None) -> tuple[int, int]:
         """Return the records of the units, none of which opens, and the packs that could not be read whole.

@@ -167,6 +167,11 @@ def test_damaged_keys_of_one_tenant_do_not_blind_the_others(
     archive.want_whole("listed", "other")
     archive.put([chat("d", [4], tenant="other")])
     assert not repaired(disk).whole
+    for key in (RAW, None):
+        with pytest.raises(ArchiveError, match="collecting stops"):
+            reopen(disk, codec, key).collect()
+    with pytest.raises(ArchiveError, match="nothing was erased"):
+        archive.erase_base("base")  # sessions of acme may stand on it
 
 
 def test_a_base_whose_keys_are_gone_is_told_and_not_begun_again(
