@@ -34,7 +34,7 @@ from pltz.coding.log.splitter import Splitter
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.versions import Readers
 
-VERSION: Final = 4
+VERSION: Final = 5
 VERSIONS: Final = Readers("the table of a log", {VERSION: Joiner})
 
 
