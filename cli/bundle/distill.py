@@ -103,6 +103,7 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
 @train.WORK
 @train.DEVICE
 @train.THREADS
+@train.STOP_AFTER
 @train.FORCE
 @options.PROGRESS
 @options.JSON
@@ -111,6 +112,7 @@ def distill(
     work: str | None,
     device: str,
     threads: int | None,
+    stop_after: float | None,
     force: bool,
     progress: bool | None,
     as_json: bool,
@@ -129,7 +131,7 @@ def distill(
     found = settings_of(**chosen)
     if wanted(progress):
         click.echo(method(found), err=True)
-    train.run(found, output, work, device, threads, force, progress, as_json)
+    train.run(found, output, work, device, threads, stop_after, force, progress, as_json)
 
 
 def settings_of(

@@ -4,6 +4,8 @@
 """
 
 import json
+import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,12 @@ DEVICE = click.option(
 THREADS = click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads of training.  [default: torch's]"
 )
+STOP_AFTER = click.option(
+    "--stop-after",
+    type=click.FloatRange(min=1.0),
+    metavar="SECONDS",
+    help="Stop training that late with a snapshot; the same command goes on from it.  [default: never]",
+)
 FORCE = click.option("--force", is_flag=True, help="Replace the bundle in the output folder.")
 
 
@@ -56,6 +64,7 @@ FORCE = click.option("--force", is_flag=True, help="Replace the bundle in the ou
 @WORK
 @DEVICE
 @THREADS
+@STOP_AFTER
 @FORCE
 @options.PROGRESS
 @options.JSON
@@ -66,6 +75,7 @@ def train(
     work: str | None,
     device: str,
     threads: int | None,
+    stop_after: float | None,
     force: bool,
     progress: bool | None,
     as_json: bool,
@@ -76,7 +86,7 @@ def train(
     are needed. Begin with --example.
 
     The stages leave their results in the work folder, named by their inputs. So a run that was killed resumes where it
-    was. After a change of the configuration only the stages that depend on it run again. The file log.txt there holds
+    was. With --stop-after it ends in time, and resumes on another machine too, once the work folder is copied there. After a change of the configuration only the stages that depend on it run again. The file log.txt there holds
     all lines that --progress shows. The work folder may be removed when the bundle is finished.
     """
     from pltz.models.training import settings
@@ -87,7 +97,7 @@ def train(
     if config is None or output is None:
         raise UsageError("expected --config FILE and --output DIR (--example prints a configuration)")
     found = settings.load(Path(config))
-    run(found, output, work, device, threads, force, progress, as_json)
+    run(found, output, work, device, threads, stop_after, force, progress, as_json)
 
 
 def run(
@@ -96,11 +106,13 @@ def run(
     work: str | None,
     device: str,
     threads: int | None,
+    stop_after: float | None,
     force: bool,
     progress: bool | None,
     as_json: bool,
 ) -> None:
     """Run the pipeline and report its result. Raises what `pipeline.train` raises, UsageError without torch."""
+    began = time.monotonic()
     need("train", "training", "torch", "transformers")
     import torch
 
@@ -123,19 +135,23 @@ def run(
         return {**figures, "machine": machine.describe(codec.coder, "cpu", threads)}
 
     target = Path(output)
-    card = pipeline.train(
-        found,
-        pipeline.TrainingRun(
-            output=target,
-            work=Path(work) if work else target.with_name(target.name + ".work"),
-            read=read,
-            measure=measure,
-            device=device,
-            processes=torch.cuda.device_count() if device == "cuda" else 1,
-            force=force,
-            tell=(lambda line: click.echo(line, err=True)) if shown else (lambda line: None),
-        ),
+    the_run = pipeline.TrainingRun(
+        output=target,
+        work=Path(work) if work else target.with_name(target.name + ".work"),
+        read=read,
+        measure=measure,
+        device=device,
+        processes=torch.cuda.device_count() if device == "cuda" else 1,
+        force=force,
+        tell=(lambda line: click.echo(line, err=True)) if shown else (lambda line: None),
+        deadline=began + stop_after if stop_after else math.inf,
     )
+    try:
+        card = pipeline.train(found, the_run)
+    except pipeline.Stopped as exc:
+        line = f"{exc}: run the same command again to go on"
+        write_text(json.dumps({"output": output, "stopped": str(exc)}) if as_json else line)
+        return
     report(card, output, as_json)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,12 @@ class Sampler:
         chance = weight / mean  # `weight` is a share of tokens; draw sessions
         self.chance = chance / chance.sum()
         self.waiting: np.ndarray | None = None  # a session that did not fit into the row before
+
+    def begin(self, seed: list[int]) -> None:
+        """Begin to draw anew, so that what follows depends on the seed alone."""
+        self.rng, self.waiting = np.random.default_rng(seed), None
+        if self.change:
+            self.change.rng = self.rng
 
     def session(self) -> np.ndarray:
         """Return the tokens (T,) of one random session."""
@@ -301,28 +308,36 @@ class Augment:
 
 
 class _Rows(IterableDataset[Tensor]):
-    """An endless stream of batches, (KEYS, rows, row) int32, different in each process and worker."""
+    """An endless stream of batches, (KEYS, rows, row) int32, from the one of number `first` on.
 
-    def __init__(self, folder: Path, options: dict[str, Any], rows: int, seed: list[int]) -> None:
-        self.folder, self.options, self.rows, self.seed = folder, options, rows, seed
+    A batch depends on the seed and its number alone, and workers take turns. So a run that goes on, whatever the
+    machine's cores, sees the batches of an unbroken one.
+    """
+
+    def __init__(self, folder: Path, options: dict[str, Any], rows: int, seed: list[int], first: int) -> None:
+        self.folder, self.options, self.rows, self.seed, self.first = folder, options, rows, seed, first
 
     def __iter__(self) -> Iterator[Tensor]:
         worker = get_worker_info()
-        sampler = Sampler(self.folder, seed=[*self.seed, worker.id if worker else 0], **self.options)
-        while True:
+        mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        sampler = Sampler(self.folder, seed=self.seed, **self.options)
+        for number in count(self.first + mine, workers):
+            sampler.begin([*self.seed, number])
             batch = sampler.rows(self.rows)
             yield torch.from_numpy(np.stack([batch[k] for k in KEYS]))
 
 
-def load_batches(folder: Path, options: dict[str, Any], rows: int, seed: int, rank: Ranks) -> Iterator[Batch]:
+def load_batches(
+    folder: Path, options: dict[str, Any], rows: int, seed: int, rank: Ranks, first: int = 0
+) -> Iterator[Batch]:
     """Yield batches of `rows` rows on the rank's device, each by key (rows, row) int32.
 
-    `options`: those of `Sampler`.
+    `options`: those of `Sampler`. `first`: number of the first batch.
     """
     gpu = rank.device.startswith("cuda")
     workers = max(1, min(WORKERS, (os.cpu_count() or 2) // rank.count - 2)) if gpu else 0
     loader = DataLoader(
-        _Rows(folder, options, rows, [seed, rank.number]),
+        _Rows(folder, options, rows, [seed, rank.number], first),
         batch_size=None,
         num_workers=workers,
         pin_memory=gpu,

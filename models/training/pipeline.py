@@ -40,7 +40,7 @@ from pltz.models.bundle.tokenizer import BundleTokenizer, Ids
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens_many
 from pltz.models.target.checkpoint import resolve, tokenizer_json_of
-from pltz.models.training import checkpoint, records
+from pltz.models.training import checkpoint, records, snapshot
 from pltz.models.training.checkpoint import NetConfig
 from pltz.models.training.corpus import Corpus
 from pltz.models.training.export import export
@@ -57,13 +57,13 @@ from pltz.models.training.stages import (
     read_json,
     write_json,
 )
-from pltz.models.training.trainer import CHECKPOINT, REPORT, Machine, TrainingJob, fit
+from pltz.models.training.trainer import REPORT, Machine, Stopped, TrainingJob, fit
 from pltz.models.training.vocabulary import covered
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.weights import Weights
 from pltz.plt_codec.zstd import Fallback
 
-__all__ = ["TrainingRun", "can_teach", "train"]
+__all__ = ["Stopped", "TrainingRun", "can_teach", "train"]
 
 ROUNDS = ((0.85, 0.9, 0.93, 0.96, 1.04), (0.975, 1.025))  # factors, coarse and then fine
 
@@ -74,6 +74,7 @@ def train(settings: TrainSettings, run: TrainingRun) -> dict[str, Any]:
     Raises:
         UsageError: settings or files that cannot be used, or an output that is there.
         ModelError: a target that cannot teach.
+        Stopped: the deadline is over.
     """
     if run.output.exists() and not run.force and not _ours(run.output):
         raise UsageError(f"{run.output} exists and is no bundle: choose another output")
@@ -194,7 +195,8 @@ class Learning:
             self.start.check_shape(job.config)
             start = self.work.stage("start", self.start.key, self.start.write)
             job = dataclasses.replace(job, start=start)
-        key: list[Any] = [streams.name, dataclasses.asdict(self.s.student), job.sampling, self.s.seed]
+        settings = dataclasses.asdict(dataclasses.replace(self.s.student, start=""))  # its place may be another elsewhere
+        key: list[Any] = [streams.name, settings, job.sampling, self.s.seed]
         key += [job.start.name if job.start else None]
         if t and t.share > 0:
             job = dataclasses.replace(job, teacher=teacher, target=t.target, share=t.share, temperature=t.temperature)
@@ -222,8 +224,8 @@ class Learning:
         )
 
     def _fit(self, job: TrainingJob, folder: Path) -> None:
-        fit(job, folder, Machine(self.c.run.device, self.say, self.c.run.processes))
-        (folder / CHECKPOINT).unlink(missing_ok=True)
+        fit(job, folder, Machine(self.c.run.device, self.say, self.c.run.processes, self.c.run.deadline))
+        snapshot.remove(folder)
 
 
 def _tokenizer(streams: Path) -> bytes:

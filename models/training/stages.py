@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -115,6 +116,7 @@ class TrainingRun:
         processes: number of processes that train together; on GPUs one each.
         force: replace `output`.
         tell: called with every line of the log.
+        deadline: of `time.monotonic`, at which training stops with a snapshot; inf: none.
     """
 
     output: Path
@@ -125,6 +127,7 @@ class TrainingRun:
     processes: int
     force: bool
     tell: Say
+    deadline: float = math.inf
 
 
 class RunContext:

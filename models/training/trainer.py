@@ -5,8 +5,9 @@ are compiled, and worker processes make the batches. With several GPUs, each has
 batches, and gradients are averaged. On a CPU, attention is the plain product with a dense mask (FlexAttention
 has no backward there).
 
-A run that was killed goes on from its last checkpoint (resume.pt), with the optimisers' memory. The data order
-after a checkpoint is drawn anew from (seed, step), so a resumed run sees other batches than an unbroken one.
+A run that was killed or stopped goes on from its last snapshot (snapshot.py), with the optimisers' memory. Batches are
+drawn by (seed, step). So for a number of steps, on a CPU with as many threads, it ends with the weights of an unbroken
+run.
 """
 
 from __future__ import annotations
@@ -18,17 +19,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
-from pltz.models.bundle.folder import sync
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.target.target import Target
-from pltz.models.training import checkpoint, distributed
+from pltz.models.training import checkpoint, distributed, snapshot
 from pltz.models.training.checkpoint import NetConfig
 from pltz.models.training.dataloader import Batch, load_batches
 from pltz.models.training.distil import NetTeacher, TargetTeacher, Teaching
@@ -39,7 +38,6 @@ from pltz.models.training.schedule import Schedule, clipped, optimisers
 from pltz.models.training.stages import Say
 from pltz.plt_codec.errors import ModelError, UsageError
 
-CHECKPOINT = "resume.pt"
 REPORT = "fit.json"
 CHECKPOINT_EVERY = 5.0  # seconds, at least,
 CHECKPOINT_SHARE = 50  # and at least so many times the time of the last one
@@ -92,11 +90,17 @@ class Machine:
         device: "cuda" or "cpu".
         say: called with the lines of the log.
         processes: their number; on GPUs one each.
+        deadline: of `time.monotonic`, at which a run stops with a snapshot; inf: none.
     """
 
     device: str
     say: Say
     processes: int = 1
+    deadline: float = math.inf
+
+
+class Stopped(Exception):
+    """A run has met its deadline, and can go on from its snapshot."""
 
 
 def fit(job: TrainingJob, folder: Path, machine: Machine) -> dict[str, Any]:
@@ -107,29 +111,34 @@ def fit(job: TrainingJob, folder: Path, machine: Machine) -> dict[str, Any]:
 
     Raises:
         UsageError: the loss is no longer a number, or there are fewer GPUs.
-        ModelError: a damaged checkpoint, one of another net, or a teacher that cannot teach.
+        ModelError: a damaged snapshot, one of another net, or a teacher that cannot teach.
+        Stopped: the deadline is over.
     """
     if (folder / REPORT).is_file():
         report: dict[str, Any] = json.loads((folder / REPORT).read_text("utf8"))
         return report
     if machine.device == "cuda" and torch.cuda.device_count() < machine.processes:
         raise UsageError(f"expected {machine.processes} GPUs, found {torch.cuda.device_count()}")
-    with distributed.together(machine.processes, machine.device, _beside, (job, folder)) as first:
-        return _fit(job, folder, machine.say, first)
+    with distributed.together(machine.processes, machine.device, _beside, (job, folder, machine.deadline)) as first:
+        return _fit(job, folder, machine.say, first, machine.deadline)
 
 
-def _beside(rank: Ranks, job: TrainingJob, folder: Path) -> None:
+def _beside(rank: Ranks, job: TrainingJob, folder: Path, deadline: float) -> None:
     """Run a process beside the first: it does the same, but writes no line and no file."""
-    _fit(job, folder, lambda line: None, rank)
+    _fit(job, folder, lambda line: None, rank, deadline)
 
 
-def _fit(job: TrainingJob, folder: Path, say: Say, rank: Ranks) -> dict[str, Any]:
-    trainer = Trainer(job, folder, say, rank)
-    rows = job.schedule.rows
-    trainer.run(load_batches(job.streams, {**job.sampling, "row": job.schedule.row}, rows, trainer.seed, rank))
+def _fit(job: TrainingJob, folder: Path, say: Say, rank: Ranks, deadline: float) -> dict[str, Any]:
+    trainer = Trainer(job, folder, say, rank, deadline)
+    options = {**job.sampling, "row": job.schedule.row}
+    done = trainer.run(load_batches(job.streams, options, job.schedule.rows, job.seed, rank, trainer.step))
     if not rank.first:
         rank.part()
         return {}
+    if not done:
+        trainer.save()
+        rank.part()
+        raise Stopped(f"stopped after step {trainer.step}, {trainer.elapsed:.0f} s of training")
     say(f"  saves after {trainer.elapsed:.0f} s of training")
     trainer.save()
     checkpoint.write(rounded_net(trainer.net), folder)
@@ -168,14 +177,15 @@ class Trainer:
     """A net, its optimisers and the clock.
 
     Args:
-        folder: of the job; resume.pt there is where it goes on.
+        folder: of the job; a snapshot there is where it goes on.
+        deadline: see `Machine`.
 
     Raises:
-        ModelError: a damaged checkpoint or start, or one of another net.
+        ModelError: a damaged snapshot or start, or one of another net.
     """
 
-    def __init__(self, job: TrainingJob, folder: Path, say: Say, rank: Ranks) -> None:
-        self.job, self.path, self.say, self.rank = job, folder / CHECKPOINT, say, rank
+    def __init__(self, job: TrainingJob, folder: Path, say: Say, rank: Ranks, deadline: float = math.inf) -> None:
+        self.job, self.folder, self.say, self.rank, self.deadline = job, folder, say, rank, deadline
         self.step, self.elapsed, self.tokens, self.bits = 0, 0.0, 0, 0.0
         self.gpu = rank.device.startswith("cuda")
         torch.manual_seed(job.seed)
@@ -186,8 +196,6 @@ class Trainer:
         self.optimisers = optimisers(self.net, job.schedule, fused=self.gpu)
         for optimiser, memory in zip(self.optimisers, saved or [], strict=bool(saved)):
             optimiser.load_state_dict(memory)
-        self.seed = job.seed * 100_003 + self.step
-        torch.manual_seed(self.seed + rank.number)
         teacher = job.load_teacher(rank.device)
         self.mask: Any = create_block_mask
         if self.gpu:
@@ -198,11 +206,10 @@ class Trainer:
         say(f"  {parameters / 1e6:.2f} M parameters on {rank.count} x {rank.device}")
 
     def _load(self) -> list[Any]:
-        """Load the checkpoint, else the start, and return the optimisers' state where there is one."""
-        start = self.job.start
+        """Load the snapshot, else the start, and return the optimisers' state where there is one."""
+        start, saved = self.job.start, snapshot.load(self.folder, self.rank.device)
         try:
-            if self.path.is_file():
-                saved = torch.load(self.path, map_location=self.rank.device, weights_only=True)
+            if saved is not None:
                 self.net.load_state_dict(saved["net"])
                 self.step, self.elapsed = saved["step"], saved["elapsed"]
                 self.tokens, self.bits = saved["tokens"], saved["bits"]
@@ -212,8 +219,8 @@ class Trainer:
                 origin = checkpoint.read(start)
                 tensors = grown(origin.floats(), origin.config, self.job.config, self.job.seed)
                 self.net.load_state_dict({k: torch.from_numpy(v) for k, v in tensors.items()})
-        except (RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as exc:
-            folder = self.path.parent if self.path.is_file() else start
+        except (RuntimeError, ValueError, KeyError) as exc:
+            folder = start if saved is None else self.folder
             raise ModelError(
                 f"what is in {folder} is damaged, or of a net of another shape: remove it and run again"
             ) from exc
@@ -223,13 +230,15 @@ class Trainer:
         """Return the share of the budget used."""
         return self.job.schedule.done(self.step, self.elapsed)
 
-    def run(self, batches: Iterator[Batch]) -> None:
-        """Run steps until the budget is used."""
+    def run(self, batches: Iterator[Batch]) -> bool:
+        """Run steps until the budget is used, or until the deadline. Return whether the budget is used."""
         first, before = self.step, self.elapsed
         begin = saved = told = time.monotonic()
         told_tokens, cost = self.tokens, 0.0
         sums: list[Tensor] = []
         while self.share() < 1.0:
+            if self.deadline < math.inf and self.rank.agree(time.monotonic()) >= self.deadline:
+                return False
             sums.append(self._one(next(batches)))
             if self.gpu and self.step == first + UNTIMED:  # the clock starts when everything is compiled
                 torch.cuda.synchronize()
@@ -246,6 +255,7 @@ class Trainer:
                 self.save()
                 saved = time.monotonic()
                 cost = saved - now
+        return True
 
     def _tell(self, sums: list[Tensor], speed: float) -> None:
         """Write a line of progress.
@@ -261,11 +271,12 @@ class Trainer:
             f"about {left:.0f} s left"
         )
         if not math.isfinite(self.bits):
-            self.path.unlink(missing_ok=True)  # it may be as bad
+            snapshot.remove(self.folder)  # it may be as bad
             raise UsageError(f"training left the numbers after {self.step} steps: lower its rates")
 
     def _one(self, batch: Batch) -> Tensor:
         """Run one step; return the mean nats per token of the data, on the device."""
+        torch.manual_seed((self.job.seed * 100_003 + self.step) * self.rank.count + self.rank.number)
         factor = self.job.schedule.factor(self.step, self.elapsed)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
@@ -292,13 +303,10 @@ class Trainer:
         }
 
     def save(self) -> None:
-        """Write a checkpoint, whole or not at all."""
-        part = self.path.with_suffix(".part")
+        """Write a snapshot, whole or not at all."""
         saved = {
             "net": state(self.net),
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
             **{k: getattr(self, k) for k in ("step", "elapsed", "tokens", "bits")},
         }
-        torch.save(saved, part)
-        sync(part)
-        os.replace(part, self.path)
+        snapshot.save(self.folder, self.step, saved)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from torch import Tensor
 
 from pltz.datasets.loaders import sample_path
+from pltz.models.training import dataloader
 from pltz.models.training.records import LabelledSession
 
 Run = Callable[..., Result]
@@ -447,3 +449,25 @@ def test_train_with_a_bundle_that_teaches(
     assert card["settings"]["teacher"]["bundle"] == "other"
     assert "- teacher: the bundle other, 0.5 of the loss" in (project / "mine/CARD.md").read_text()
     assert card["training"]["student"]["bits_per_token"] < 10.0  # by chance
+
+
+def test_a_run_that_stops_in_time_says_how_to_go_on(
+    run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pltz.models.training import trainer
+
+    one = trainer.Trainer._one
+
+    def late(self: trainer.Trainer, batch: dataloader.Batch) -> Tensor:
+        self.deadline = 0.0
+        return one(self, batch)
+
+    output = project / "mine"
+    call = ("bundle", "train", "--config", project / "tiny.toml", "--output", output, "--device", "cpu", "--threads", 1)
+    monkeypatch.setattr(trainer.Trainer, "_one", late)
+    done = run(*call, "--stop-after", 10_000)
+    assert done.exit_code == 0 and "stopped after step 1" in done.stdout and "same command again" in done.stdout
+    assert not output.exists() and list(project.glob("mine.work/*.part/**/resume-000000001/000"))
+    monkeypatch.undo()
+    done = run(*call, "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout)["id"] and output.is_dir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from pltz.models.training import (
     checkpoint,
     dataloader,
+    snapshot,
     trainer,
 )
 from pltz.models.training import net as nets
@@ -71,6 +73,46 @@ def test_a_net_learns_and_a_checkpoint_goes_on(
     assert trainer.fit(a_job(streams, steps=12), second, HERE) == report and len(steps) == 13  # nothing is left
 
 
+def test_a_run_that_stops_goes_on_elsewhere_to_the_same_weights(
+    streams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops at its deadline after three steps of six, in files of at most PART bytes, and they are copied."""
+    monkeypatch.setattr(snapshot, "PART", 1 << 16)
+    nets_of, steps, one = {}, [], trainer.Trainer._one
+    for name in ("whole", "here"):
+        (tmp_path / name).mkdir()
+
+    def counted(self: Any, batch: Any) -> Any:
+        steps.append(self.step)
+        if len(steps) == 3:
+            self.deadline = 0.0
+        return one(self, batch)
+
+    trainer.fit(a_job(streams), tmp_path / "whole", HERE)
+    monkeypatch.setattr(trainer.Trainer, "_one", counted)
+    with pytest.raises(trainer.Stopped, match="after step 3"):
+        trainer.fit(a_job(streams), tmp_path / "here", Machine("cpu", no_say, deadline=1e300))
+    parts = [path.stat().st_size for path in (tmp_path / "here" / "resume-000000003").iterdir()]
+    assert len(parts) > 3 and max(parts) == 1 << 16
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    trainer.fit(a_job(streams), tmp_path / "there", HERE)
+    assert steps == [0, 1, 2, 3, 4, 5]
+    for name in ("whole", "there"):
+        nets_of[name] = (tmp_path / name / checkpoint.NET).read_bytes()
+    assert nets_of["whole"] == nets_of["there"]
+
+
+def test_batches_depend_on_their_number_alone(streams: Path) -> None:
+    options = {**SAMPLING, "row": 128}
+    whole = load_batches(streams, options, 2, 5, Ranks(0, 1, "cpu"))
+    later = load_batches(streams, options, 2, 5, Ranks(0, 1, "cpu"), first=2)
+    seen = [next(whole) for _ in range(4)]
+    for before in (seen[2], seen[3]):
+        after = next(later)
+        assert all(torch.equal(before[key], after[key]) for key in dataloader.KEYS)
+    assert not torch.equal(seen[0]["input"], seen[1]["input"])
+
+
 @pytest.mark.slow
 def test_two_processes_take_one_step_on_the_rows_of_both(streams: Path, tmp_path: Path) -> None:
     """Both end with the weights that one process makes of the mean of both losses; neither's rows alone give it."""
@@ -82,14 +124,16 @@ def test_two_processes_take_one_step_on_the_rows_of_both(streams: Path, tmp_path
     job = a_job(streams, start, steps=1, warmup=1)
     report = trainer.fit(job, folder, Machine("cpu", no_say, 2))
     assert report["steps"] == 1 and report["tokens"] == 2 * 128
-    found = torch.load(folder / "resume.pt", weights_only=True)["net"]
+    state = snapshot.load(folder, "cpu")
+    assert state is not None
+    found = state["net"]
 
     def stepped(numbers: list[int]) -> dict[str, torch.Tensor]:
         net = nets.built(checkpoint.read(start))
         made = optimisers(net, job.schedule, fused=False)
         options = {**job.sampling, "row": job.schedule.row}
         for number in numbers:
-            batch = next(load_batches(streams, options, 1, job.seed * 100_003, Ranks(number, 2, "cpu")))
+            batch = next(load_batches(streams, options, 1, job.seed, Ranks(number, 2, "cpu")))
             loss, _ = trainer.Objective(net, None, 0.0).losses(batch, nets.mask_of(batch, TINY.memory))
             (loss / len(numbers)).backward()
         torch.nn.utils.clip_grad_norm_(clipped(net), 1.0)
@@ -108,10 +152,14 @@ def test_training_that_cannot_go_on_says_so(
     streams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "REPORT_EVERY", 0.0)
-    (tmp_path / "resume.pt").write_bytes(b"PK\x03\x04 torn")
-    with pytest.raises(ModelError, match="damaged"):
+    snapshot.save(tmp_path, 3, {"net": {}})
+    with pytest.raises(ModelError, match="another shape"):
         trainer.fit(a_job(streams), tmp_path, HERE)
-    (tmp_path / "resume.pt").unlink()
+    (tmp_path / "resume-000000003" / "000").write_bytes(b"PK\x03\x04 torn")
+    with pytest.raises(ModelError, match="resume-000000003 is damaged"):
+        trainer.fit(a_job(streams), tmp_path, HERE)
+    snapshot.remove(tmp_path)
+    assert not snapshot.saved(tmp_path)
     one = Net(TINY)
     with torch.no_grad():
         one.member_bias.fill_(torch.nan)
