@@ -16,6 +16,7 @@ Each file in benchmarks/results holds the lines of JSON of these commands, run o
     bench nightly --full --json > nightly.json
     python -m pltz.benchmarks.measure_distances > distances.json
     python -m pltz.benchmarks.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
+    pltz bundle train --config models/training/mini.toml ...: the lines of its log.txt, as training_mini.json
     pltz bench kv --target smollm2 --calibration ... --data chat_test.jsonl.zst --device cuda --json > kv.json
 """
 
@@ -23,7 +24,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pltz.benchmarks.plots import archive, distances, field, kv, nightly, speed, thaw
+from pltz.benchmarks.plots import archive, distances, field, kv, nightly, speed, thaw, training
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -48,6 +49,7 @@ def main() -> None:
     figures["distances"] = distances.heat(lines("distances")[0], ".svg")
     figures["kv"] = kv.curves([one for one in lines("kv") if one["target"] in ("smollm2", "key-bias")], ".svg")
     figures["kv_device"] = kv.tiers(lines("kv_device"), ".svg")
+    figures["training_mini"] = training.loss(lines("training_mini")[0], ".svg")
     for name, data in figures.items():
         (RESULTS / f"{name}.svg").write_bytes(data)
         print(RESULTS / f"{name}.svg")

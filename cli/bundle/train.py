@@ -86,8 +86,9 @@ def train(
     are needed. Begin with --example.
 
     The stages leave their results in the work folder, named by their inputs. So a run that was killed resumes where it
-    was. With --stop-after it ends in time, and resumes on another machine too, once the work folder is copied there. After a change of the configuration only the stages that depend on it run again. The file log.txt there holds
-    all lines that --progress shows. The work folder may be removed when the bundle is finished.
+    was. With --stop-after it ends in time, and resumes on another machine too, once the work folder is copied there.
+    After a change of the configuration only the stages that depend on it run again. The file log.txt there holds all
+    lines that --progress shows. The work folder may be removed when the bundle is finished.
     """
     from pltz.models.training import settings
 

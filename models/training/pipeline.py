@@ -195,7 +195,7 @@ class Learning:
             self.start.check_shape(job.config)
             start = self.work.stage("start", self.start.key, self.start.write)
             job = dataclasses.replace(job, start=start)
-        settings = dataclasses.asdict(dataclasses.replace(self.s.student, start=""))  # its place may be another elsewhere
+        settings = dataclasses.asdict(dataclasses.replace(self.s.student, start=""))  # its folder may move
         key: list[Any] = [streams.name, settings, job.sampling, self.s.seed]
         key += [job.start.name if job.start else None]
         if t and t.share > 0:
