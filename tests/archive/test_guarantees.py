@@ -35,7 +35,7 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy, expired
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
-from pltz.archive.storage.store import RESERVES, DirectoryStore
+from pltz.archive.storage.store import RESERVES, DirectoryStore, Store
 from pltz.archive.tower_archive import TowerArchive
 from pltz.plt_codec.errors import PltzError
 from tests.archive.conftest import ZlibCodec
@@ -55,6 +55,7 @@ Key = tuple[str, str]
 Event = tuple[str, int] | None
 T = TypeVar("T")
 
+ARCHIVE_KEY = "0" * 32  # without both copies of this key nothing opens
 BESIDE = "y", "beside"  # the session that a writer beside puts
 HANDLE = st.integers(0, HANDLES - 1)
 TENANT = st.sampled_from("xy")
@@ -64,6 +65,12 @@ EVENT = st.none() | st.tuples(st.sampled_from(["kill", "collector", "writer"]), 
 
 class Killed(BaseException):
     """The end of a process by a kill."""
+
+
+READS = frozenset(("names", "changed", "read", "view", "open"))
+CHANGES = frozenset(
+    ("make_directory", "write_new", "overwrite", "append", "truncate", "sync_file", "link", "unlink", "sync_directory")
+)
 
 
 class InterruptedDisk(SimDisk):
@@ -77,26 +84,20 @@ class InterruptedDisk(SimDisk):
         """Let something happen before one of the next calls; 0: before none."""
         self._left, self._happen = calls, happen
 
+    @property
+    def calls_waited(self) -> int:
+        """Return the calls since `wait`, where nothing was to happen."""
+        return -self._left
+
     def _step(self) -> None:
         self._left -= 1
         if not self._left:
             self._happen()
 
-    def _count(self) -> None:
-        self._step()
-        super()._count()
-
-    def names(self, path: str) -> list[tuple[str, int]]:
-        self._step()
-        return super().names(path)
-
-    def view(self, path: str) -> memoryview:
-        self._step()
-        return super().view(path)
-
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        self._step()
-        return super().read(path, offset, size)
+    def __getattribute__(self, name: str) -> Any:
+        if name in READS or name in CHANGES:  # before the call looks at anything
+            self._step()
+        return super().__getattribute__(name)
 
 
 class BoundedCodec(ZlibCodec):
@@ -161,7 +162,10 @@ class GuardedMachine(NeighbourMachine):
     start = hypothesis.stateful.initialize()(start)
 
     def open(self) -> TowerArchive:
-        archive = TowerArchive.open(self.store(), [self.codec], key=self.key)
+        return self.opened(self.store())
+
+    def opened(self, store: Store) -> TowerArchive:
+        archive = TowerArchive.open(store, [self.codec], key=self.key)
         archive.neighbours = True
         return archive
 
@@ -260,11 +264,15 @@ class GuardedMachine(NeighbourMachine):
     @property
     def harmless(self) -> bool:
         """Return whether no damaged file keeps anything from being read."""
-        return all(path.startswith(("parity/", "index/")) for path in self.hurt)
+        return all(
+            path.startswith(("parity/", "index/")) or (path.startswith("keys/") and other_copy(path) not in self.hurt)
+            for path in self.hurt
+        )
 
     # ---- operations
 
     def put_session(self, handle: int, key: Key, turns: list[list[int]], event: Event) -> None:
+        self.disk.clock += 1  # two puts over hidden versions in one second have one number
         session = self.session(*key, turns)
         receipts = self.act(event, lambda: self.handles[handle].put([session]))
         if receipts:
@@ -347,11 +355,48 @@ class GuardedMachine(NeighbourMachine):
         self.collect(handle, 0.01, 0, None)
         self.collect(handle, 0.01, 0, None)
 
-    @rule(handle=HANDLE, call=st.integers(1, 60), clusters=st.booleans())
-    def maintain_beside_a_collector(self, handle: int, call: int, clusters: bool) -> None:
-        """Merge or cluster while the packs go that are read."""
-        self.collect(handle, 0.01, 0, None)
-        (self.cluster if clusters else self.merge)(handle, ("collector", call))
+    @rule(share=st.integers(1, 100), clusters=st.booleans())
+    def maintain_beside_a_collector(self, share: int, clusters: bool) -> None:
+        """Merge or cluster while the packs go that are read: after a percentage of its calls, tried on a copy."""
+        if self.hurt:
+            return
+        self.collect(0, 0.01, 0, None)
+        self.handles[0] = self.open()
+        twin = InterruptedDisk(self.disk.seen, self.disk.seed)
+        archive = self.opened(DirectoryStore(twin))
+        twin.wait(0, lambda: None)
+        archive.cluster(medoids=2) if clusters else archive.merge(cold=0)
+        (self.cluster if clusters else self.merge)(0, ("collector", max(1, twin.calls_waited * share // 100)))
+
+    @precondition(lambda self: self.turns and not self.hurt)
+    @rule(turn=TURN, data=st.data())
+    def grow_while_packs_are_away(self, turn: list[int], data: st.DataObject) -> None:
+        """Put a version while the packs of all earlier ones are away, and bring these back."""
+        key = data.draw(st.sampled_from(sorted(self.turns)))
+        self.settle()
+        self.write_index(0, None)
+        packs = {f"packs/{v.location.pack.hex()}" for v in self.open().history(key[1], key[0])}
+        self.hurt, self.mendable = {path: self.disk.seen.files()[path] for path in sorted(packs)}, False
+        for path in self.hurt:
+            self.disk.vanish(path)
+        self.put_session(1, key, [*self.turns[key], turn], None)
+        self.put_back()
+
+    @rule(turns=st.lists(TURN, min_size=2, max_size=3), at=st.integers(1, 99))
+    def flip_in_a_run(self, turns: list[list[int]], at: int) -> None:
+        """Grow a session, merge it, free what was replaced, and change a byte of its run."""
+        if self.hurt:
+            return
+        for count in range(1, len(turns) + 1):
+            self.put_session(0, ("x", "run"), turns[:count], None)
+        self.merge_and_free(0)
+        archive = self.open()
+        [*_, version] = archive.history("run", "x")
+        path, bits = f"packs/{version.location.pack.hex()}", archive.record(version.leaf).record.bitstring
+        data = self.disk.seen.files()[path]
+        place = data.find(bits) + len(bits) * at // 100
+        self.hurt, self.mendable = {path: data}, f"parity/{version.location.pack.hex()}" in self.disk.seen.names
+        self.overwrite(path, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
 
     @rule(handle=HANDLE, keep=st.integers(1, 2))
     def expire_in_the_night(self, handle: int, keep: int) -> None:
@@ -392,7 +437,7 @@ class GuardedMachine(NeighbourMachine):
     @precondition(lambda self: not self.hurt)
     @rule(kind=st.sampled_from(["changed", "cut", "zeroed", "gone"]), twice=st.booleans(), data=st.data())
     def damage(self, kind: str, twice: bool, data: st.DataObject) -> None:
-        """Damage a file, or a pack together with its parity where an index names the pack."""
+        """Damage a file. Twice: a pack and its parity, where an index names the pack, or both copies of keys."""
         self.settle()
         files = {p: d for p, d in self.disk.seen.files().items() if d and self.is_victim(p)}
         folder = data.draw(st.sampled_from(sorted({p.partition("/")[0] for p in files})))
@@ -408,6 +453,10 @@ class GuardedMachine(NeighbourMachine):
             self.hurt[f"parity/{pack}"] = files[f"parity/{pack}"]
             self.disk.vanish(f"parity/{pack}")
             self.mendable = False
+        if twice and folder == "keys" and (other := other_copy(path)) in files and ARCHIVE_KEY not in path:
+            self.hurt[other] = files[other]
+            self.disk.vanish(other)
+            self.mendable = False
         if kind == "gone":
             self.disk.vanish(path)
             return
@@ -421,7 +470,7 @@ class GuardedMachine(NeighbourMachine):
 
     def is_victim(self, path: str) -> bool:
         """Return whether a file is damaged in these walks."""
-        return path not in RESERVES and path.partition("/")[0] not in ("tmp", "damaged", "keys")
+        return path not in RESERVES and path.partition("/")[0] not in ("tmp", "damaged")
 
     def overwrite(self, path: str, data: bytes) -> None:
         """Give a file other bytes, durably."""
@@ -541,6 +590,19 @@ class SealedMachine(GuardedMachine):
 
     key = RAW
 
+    @precondition(lambda self: not self.hurt)
+    @rule(data=st.data())
+    def lose_keys(self, data: st.DataObject) -> None:
+        """Remove both copies of the keys of a tenant or a base."""
+        files = self.disk.seen.files()
+        paths = sorted(p for p in files if p.startswith("keys/") and p.endswith("-0") and ARCHIVE_KEY not in p)
+        if not paths or other_copy(path := data.draw(st.sampled_from(paths))) not in files:
+            return
+        self.settle()
+        self.hurt, self.mendable = {p: files[p] for p in (path, other_copy(path))}, False
+        for lost in self.hurt:
+            self.disk.vanish(lost)
+
     @rule(handle=HANDLE, event=EVENT, data=st.data())
     def erase(self, handle: int, event: Event, data: st.DataObject) -> None:
         chosen = sorted(key for key, versions in self.known.items() if any(not v.may_go for v in versions))
@@ -556,6 +618,11 @@ class SealedMachine(GuardedMachine):
         self.known.pop(key)
         self.turns.pop(key, None)
         self.doubts.pop(key, None)
+
+
+def other_copy(path: str) -> str:
+    """Return the path of the other copy of a key file."""
+    return path[:-1] + ("1" if path.endswith("0") else "0")
 
 
 def tokens_of(session: Any) -> tuple[int, ...]:
