@@ -36,7 +36,7 @@ class PutMeter:
         self._commits = 0
         self._coding = (0, 0)  # sessions and bytes of the commit under way
         self._began: float | None = None  # when the first commit was begun
-        self._expected = ExpectedTime(bar, ADVICE, silent=dry_run)
+        self._expected = ExpectedTime(bar, ADVICE, work="coding the rest", silent=dry_run)
         self._say_how_it_ends()
         bar.begin("read", self._total, "bytes")
 

@@ -164,11 +164,11 @@ class Progress:
 class ExpectedTime:
     """Says on stderr how long the work takes, once, and only where it is longer than SAID_S.
 
-    ``advice``: what to do about it, a sentence.
+    ``advice``: what to do about it, a sentence. ``work``: what takes so long.
     """
 
-    def __init__(self, bar: Progress, advice: str, *, silent: bool = False) -> None:
-        self._bar, self._advice, self._told = bar, advice, silent
+    def __init__(self, bar: Progress, advice: str, *, work: str = "coding", silent: bool = False) -> None:
+        self._bar, self._advice, self._work, self._told = bar, advice, work, silent
 
     def __call__(self, seconds: float) -> None:
         """Say that it takes so many seconds."""
@@ -176,5 +176,5 @@ class ExpectedTime:
             return
         self._told = True
         with self._bar.hidden():
-            text = f"coding takes about {duration(seconds)} on this machine; {self._advice}"
+            text = f"{self._work} takes about {duration(seconds)} on this machine; {self._advice}"
             print(text, file=sys.stderr, flush=True)
