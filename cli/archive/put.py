@@ -243,7 +243,7 @@ class PutOptions(TypedDict, total=False):
 
 def put_all(
     cold: "Archive",
-    items: "Iterator[tuple[PutRequest, int]]",
+    items: "Iterator[tuple[PutRequest, int, bool]]",
     total: int | None,
     how: PutOptions,
     dry_run: bool,
@@ -252,7 +252,7 @@ def put_all(
 ) -> int:
     """Put the sessions, report each when it is durable, then report the totals. Return the exit code.
 
-    ``items``: with the bytes that each was read from, of ``total`` in all.
+    ``items``: with the bytes that each was read from, of ``total`` in all, and whether it is the log of an agent.
     """
     token = ""
     with Progress("read", unit="bytes", shown=wanted(progress)) as bar:
@@ -291,8 +291,8 @@ class SessionNames:
         if self.name is not None and self.key is not None:
             raise UsageError("--name and --name-key exclude each other")
 
-    def items(self, source: "PutInputs", extra: dict[str, Any]) -> "Iterator[tuple[PutRequest, int]]":
-        """Yield the sessions as items, each with the bytes that it was read from.
+    def items(self, source: "PutInputs", extra: dict[str, Any]) -> "Iterator[tuple[PutRequest, int, bool]]":
+        """Yield the sessions as items, each with the bytes that it was read from, and whether it is an agent's log.
 
         Raises UsageError where --name meets a second session, or two files give one name. Raises ContentError where the
         key is missing.
@@ -313,7 +313,7 @@ class SessionNames:
             if self.name is None and self.key is None and row.given is None:
                 files.want(row.head, row.file)
             request = PutRequest(self._name(row), row.session, target=row.target, tokenizer=row.tokenizer, **extra)
-            yield self._as_row(request, row.given), row.size
+            yield self._as_row(request, row.given), row.size, row.number is None
 
     def _as_row(self, request: "PutRequest", given: "RowName | None") -> "PutRequest":
         """Return a request with the tenant and time that its row says, where the row also names it."""

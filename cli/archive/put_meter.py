@@ -7,6 +7,7 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -20,9 +21,23 @@ if TYPE_CHECKING:
     from pltz.plt_codec.errors import PltzError
 
 TOLD_COMMITS = 3  # commits of new sessions after which the time of the rest is said
+UNKNOWN = 0.2  # share of the rest that may be of a sort of which nothing was coded yet
 TOLD_SHARE = 0.2  # of the bytes, after which it is said in any case
 ADVICE = "Ctrl-C keeps what is stored, and --zstd-above SIZE sends large sessions to zstd"
 TOLD_S = 5.0  # seconds of storing before which it is not
+
+
+@dataclass
+class _Pace:
+    """Sessions of one sort: bytes that are read and not stored, and bytes that were coded in so many seconds."""
+
+    left: int = 0
+    coded: int = 0
+    seconds: float = 0.0
+
+    def rest(self) -> float:
+        """Return the seconds that what is left takes."""
+        return self.left * self.seconds / self.coded if self.coded else 0.0
 
 
 class PutMeter:
@@ -31,19 +46,24 @@ class PutMeter:
     def __init__(self, bar: Progress, total: int | None, *, dry_run: bool) -> None:
         self.sessions = self.frozen = self.refused = 0
         self._bar, self._total, self._dry_run = bar, total or None, dry_run
-        self._waiting: deque[tuple[str, int]] = deque()  # name and bytes of sessions that are read, not stored
+        self._waiting: deque[tuple[str, int, bool]] = deque()  # name, bytes, is a log: of sessions read, not stored
+        self._paces = {True: _Pace(), False: _Pace()}  # of logs, and of others, which take longer per byte
+        self._commit = {True: 0, False: 0}  # bytes of the commit under way, of logs and of others
+        self._took: float | None = None  # seconds of it, once it is done
         self._read = self._done = self._worked = 0  # bytes
         self._commits = 0
         self._coding = (0, 0)  # sessions and bytes of the commit under way
         self._began: float | None = None  # when the first commit was begun
+        self._since = 0.0  # when the commit under way was
         self._expected = ExpectedTime(bar, ADVICE, work="coding the rest", silent=dry_run)
         self._say_how_it_ends()
         bar.begin("read", self._total, "bytes")
 
-    def reading(self, items: "Iterable[tuple[PutRequest, int]]") -> "Iterator[PutRequest]":
-        """Yield requests without the bytes that each was read from, and count these."""
-        for request, amount in items:
-            self._waiting.append((request.name, amount))
+    def reading(self, items: "Iterable[tuple[PutRequest, int, bool]]") -> "Iterator[PutRequest]":
+        """Yield requests without the bytes that each was read from and whether it is a log, and count these."""
+        for request, amount, log in items:
+            self._waiting.append((request.name, amount, log))
+            self._paces[log].left += amount
             self._read += amount
             if self._bar.label == "read":
                 self._bar.add(amount)
@@ -51,7 +71,8 @@ class PutMeter:
 
     def coding(self, sessions: int, content: int) -> None:
         """Say that a commit of so many sessions and bytes of content is coded now."""
-        self._coding = sessions, content
+        self._settle()
+        self._coding, self._since = (sessions, content), time.monotonic()
         self._commits += bool(content)
         if self._began is None:
             self._began = time.monotonic()
@@ -66,16 +87,31 @@ class PutMeter:
             self._expected(seconds * max(1.0, left / content))
 
     def stored(self, receipt: "PutReceipt") -> None:
-        """Count a session that is stored, and say once how long the rest takes."""
+        """Count a session that is stored."""
+        if self._took is None:  # the first receipt of a commit
+            self._took = time.monotonic() - self._since
         self.sessions += 1
         self.frozen += receipt.size
         self._count(receipt.name, skipped=receipt.unchanged)
         self._say_how_it_ends()
-        if self._total is None or self._began is None or not self._worked or self._done >= self._total:
+
+    def _settle(self) -> None:
+        """Count the time of the commit that is done, and say once how long the rest takes."""
+        total, took = sum(self._commit.values()), self._took
+        for log, amount in self._commit.items():
+            if total and took is not None:
+                self._paces[log].coded += amount
+                self._paces[log].seconds += took * amount / total
+        self._commit, self._took = {True: 0, False: 0}, None
+        if self._total is None or self._began is None or not self._worked:
             return
-        spent = time.monotonic() - self._began
-        if spent >= TOLD_S and (self._commits >= TOLD_COMMITS or self._done >= TOLD_SHARE * self._total):
-            self._expected(spent * (self._total - self._done) / self._worked)
+        early = self._commits < TOLD_COMMITS and self._done < TOLD_SHARE * self._total
+        rest = sum(pace.left for pace in self._paces.values())
+        unknown = any(not pace.coded and pace.left > UNKNOWN * rest for pace in self._paces.values())
+        if not (early or unknown or time.monotonic() - self._began < TOLD_S):
+            seconds = sum(pace.rest() for pace in self._paces.values())
+            unread = max(0, self._total - self._read)
+            self._expected(seconds + unread * sum(p.seconds for p in self._paces.values()) / self._worked)
 
     def refuse(self, request: "PutRequest", error: "PltzError") -> None:
         """Print why a session was refused."""
@@ -88,9 +124,11 @@ class PutMeter:
         """Count the bytes of the first session of this name that waits."""
         found = next(one for one in self._waiting if one[0] == name)
         self._waiting.remove(found)
-        amount = found[1]
+        _, amount, log = found
         self._done += amount
+        self._paces[log].left -= amount
         self._worked += 0 if skipped else amount
+        self._commit[log] += 0 if skipped else amount
         if self._bar.label == "store":
             self._bar.add(amount, skipped=skipped)
 

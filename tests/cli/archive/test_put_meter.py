@@ -6,7 +6,7 @@ import pytest
 
 from pltz.archive.sessions import PutReceipt, PutRequest
 from pltz.cli.archive.put_meter import PutMeter
-from pltz.cli.ui.progress import Progress
+from pltz.cli.ui.progress import Progress, duration
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError
 
@@ -18,18 +18,25 @@ def test_the_time_of_the_rest_is_said_once(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr("pltz.cli.archive.put_meter.time.monotonic", lambda: clock[0])
     bar = Progress("read", unit="bytes", shown=False)
     meter = PutMeter(bar, 1000, dry_run=False)
-    items = [(PutRequest(str(n), Session("text", b"")), 100) for n in range(10)]
+    items = [(PutRequest(str(n), Session("text", b"")), 100, n > 6) for n in range(10)]
     assert [request.name for request in meter.reading(items)] == [str(n) for n in range(10)]
     assert (bar.label, bar.count) == ("read", 1000)
     meter.coding(3, 300)
     assert (bar.label, bar.note) == ("store", "coding 3 sessions, 300 B")
+    clock[0] += 20
     meter.stored(replace(RECEIPT, name="0", unchanged=True))  # took no time
     meter.refuse(items[1][0], ContentError("an image"))
-    clock[0] += 20
-    meter.stored(replace(RECEIPT, name="2"))  # 100 bytes in 20 s, 700 bytes left
-    meter.coding(7, 700)
-    meter.stored(replace(RECEIPT, name="3"))
+    meter.stored(replace(RECEIPT, name="2"))  # 100 bytes in 20 s
+    meter.coding(4, 400)  # three logs of the other seven sessions: of them nothing is known
+    assert capsys.readouterr().err == "refused: an image\n"
+    clock[0] += 42
+    for name in ("3", "4", "5", "7"):
+        meter.stored(replace(RECEIPT, name=name))
+    meter.coding(3, 300)  # 0.12 s per byte: 100 bytes of chats and 200 of logs are left
+    meter.stored(replace(RECEIPT, name="6"))
+    meter.coding(2, 200)
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "refused: an image"
-    assert len(said) == 2 and said[1].startswith("coding the rest takes about 2 min") and "Ctrl-C keeps" in said[1]
-    assert (meter.sessions, meter.refused, bar.count) == (3, 1, 400)
+    assert len(said) == 1 and "Ctrl-C keeps" in said[0]
+    chats, logs = (20 + 42 * 300 / 400) / 400, (42 * 100 / 400) / 100
+    assert said[0].startswith(f"coding the rest takes about {duration(100 * chats + 200 * logs)} ")
+    assert (meter.sessions, meter.refused, bar.count) == (7, 1, 800)
