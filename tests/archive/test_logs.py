@@ -13,6 +13,7 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec, Coded, Plain
 from pltz.archive.codecs.logs import LogCodec, method_of
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
@@ -158,6 +159,24 @@ def test_a_damaged_pack_is_told_and_repaired(place: Path) -> None:
     archive = SessionArchive.open(place).archive
     Repairer(archive.store).run()
     assert SessionArchive.open(place).get("log") == Session("chat", lines(40))
+
+
+def test_a_sealed_log_grows_and_can_be_erased(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 40)
+
+    def opened() -> SessionArchive:
+        return SessionArchive.open(tmp_path / "sealed", key=Secret.file(key), create=True)
+
+    put(opened(), 40)
+    grown = put(opened(), 44)
+    assert (grown.segments, grown.tower) == (1, 2)
+    assert put(opened(), 44).unchanged
+    cold = opened()
+    assert cold.get("log") == Session("chat", lines(44))
+    assert cold.archive.erase("default", "log").segments == 2
+    with pytest.raises(PltzError):
+        opened().get("log")
 
 
 def test_the_codec_checks_its_bytes_and_reads_other_bundles() -> None:
