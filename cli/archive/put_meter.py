@@ -29,11 +29,22 @@ TOLD_S = 5.0  # seconds of storing before which it is not
 
 @dataclass
 class _Pace:
-    """Sessions of one sort: bytes that are read and not stored, and bytes that were coded in so many seconds."""
+    """Sessions of one sort: bytes that are read and not stored, and bytes that were coded in so many seconds.
+
+    The first commit of a sort is not counted: what it needs is loaded in it.
+    """
 
     left: int = 0
     coded: int = 0
     seconds: float = 0.0
+    begun: bool = False
+
+    def took(self, amount: int, seconds: float) -> None:
+        """Count a commit of so many bytes."""
+        if self.begun:
+            self.coded += amount
+            self.seconds += seconds
+        self.begun = self.begun or amount > 0
 
     def rest(self) -> float:
         """Return the seconds that what is left takes."""
@@ -100,8 +111,7 @@ class PutMeter:
         total, took = sum(self._commit.values()), self._took
         for log, amount in self._commit.items():
             if total and took is not None:
-                self._paces[log].coded += amount
-                self._paces[log].seconds += took * amount / total
+                self._paces[log].took(amount, took * amount / total)
         self._commit, self._took = {True: 0, False: 0}, None
         if self._total is None or self._began is None or not self._worked:
             return
@@ -110,8 +120,9 @@ class PutMeter:
         unknown = any(not pace.coded and pace.left > UNKNOWN * rest for pace in self._paces.values())
         if not (early or unknown or time.monotonic() - self._began < TOLD_S):
             seconds = sum(pace.rest() for pace in self._paces.values())
-            unread = max(0, self._total - self._read)
-            self._expected(seconds + unread * sum(p.seconds for p in self._paces.values()) / self._worked)
+            unread, coded = max(0, self._total - self._read), sum(pace.coded for pace in self._paces.values())
+            spent = sum(pace.seconds for pace in self._paces.values())
+            self._expected(seconds + unread * spent / max(1, coded))
 
     def refuse(self, request: "PutRequest", error: "PltzError") -> None:
         """Print why a session was refused."""

@@ -32,11 +32,15 @@ def test_the_time_of_the_rest_is_said_once(monkeypatch: pytest.MonkeyPatch, caps
     clock[0] += 42
     for name in ("3", "4", "5", "7"):
         meter.stored(replace(RECEIPT, name=name))
-    meter.coding(3, 300)  # 0.12 s per byte: 100 bytes of chats and 200 of logs are left
-    meter.stored(replace(RECEIPT, name="6"))
-    meter.coding(2, 200)
+    meter.coding(2, 200)  # the first commit of a sort is not counted, as things are loaded in it
+    clock[0] += 30
+    for name in ("6", "8"):
+        meter.stored(replace(RECEIPT, name=name))
+    assert capsys.readouterr().err == ""
+    meter.coding(1, 100)  # logs took 15 s for 100 bytes, and 100 bytes are left
+    meter.stored(replace(RECEIPT, name="9"))
+    meter.coding(0, 0)
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "Ctrl-C keeps" in said[0]
-    chats, logs = (20 + 42 * 300 / 400) / 400, (42 * 100 / 400) / 100
-    assert said[0].startswith(f"coding the rest takes about {duration(100 * chats + 200 * logs)} ")
-    assert (meter.sessions, meter.refused, bar.count) == (7, 1, 800)
+    assert len(said) == 1 and said[0].startswith(f"coding the rest takes about {duration(15)} ")
+    assert "Ctrl-C keeps" in said[0]
+    assert (meter.sessions, meter.refused, bar.count) == (9, 1, 1000)
