@@ -30,9 +30,10 @@ def maker() -> ModuleType:
 def test_golden_frames_thaw_and_freeze_again(path: Path) -> None:
     bundle_id, version, case = path.stem.split("-")
     content, above, by_model = maker().CASES[case]
-    bundle = Bundle.find(bytes.fromhex(bundle_id))
+    older = int(version) < table.VERSION  # no model is asked, so the bundle that made it need not be here
+    bundle = Bundle.load() if older else Bundle.find(bytes.fromhex(bundle_id))
     coder, frame = LogCoder(bundle, bundle.coder()), path.read_bytes()
-    if int(version) < table.VERSION and case != "whole":
+    if older and case != "whole":
         with pytest.raises(VersionError):
             coder.decode([(frame, len(content), above)])
         return
