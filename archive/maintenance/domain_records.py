@@ -52,6 +52,7 @@ class DomainRecords:
         Raises ArchiveError where some records cannot be read, StoreError.
         """
         listing = self.catalog.listing
+        listing.absent()  # adds packs that an incomplete listing omitted
         self._packs = {pack: found for pack, found in self._packs.items() if pack in listing.packs}
         for pack in sorted(listing.packs.keys() - self._packs.keys()):
             try:

@@ -298,7 +298,9 @@ class Eraser:
 
         ``records``: the units that have a record under each root; those of sketches are added.
         """
-        if self.catalog.ledger.losses():  # a pack that was given up may come back, and then its records need their keys
+        # Records that are not seen need their keys: those of a pack that was given up and may come back, and those that
+        # a list of packs may leave out again.
+        if self.catalog.ledger.losses() or self.catalog.listing.unlisted:
             return punctured(begun, units), 0
         for root, sketches in self._sketches(begun.domain).items():
             records.setdefault(root, set()).update(sketches)

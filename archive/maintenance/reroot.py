@@ -80,6 +80,7 @@ class Rerooter:
     def _places(self, domain: bytes, moves: Mapping[bytes, AbstractSet[int]]) -> Iterator[Found]:
         """Yield the records that have one of these units. Raises ArchiveError where a pack is damaged."""
         listing = self.catalog.listing
+        listing.absent()  # adds packs that an incomplete listing omitted
         for pack in sorted(listing.packs):
             try:
                 if not any(c.domain == domain and c.root in moves for c in listing.opened(pack).head.contexts):
