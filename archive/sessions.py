@@ -245,10 +245,10 @@ class SessionArchive:
         self._tokenizers = {b.tokenizer.fingerprint: b.tokenizer for b in bundles}
         self._codecs: dict[bytes, SegmentCodec] = {}  # tokenizer -> the first codec that takes its ids
         for codec in archive.codecs:
-            if not isinstance(codec, BytesCodec | IdsCodec | LogCodec):
+            if isinstance(codec, LogCodec):
+                codec.zstd_above = zstd_above
+            elif not isinstance(codec, BytesCodec | IdsCodec):
                 self._codecs.setdefault(codec.tokenizer, codec)
-        self._logs = next(codec for codec in archive.codecs if isinstance(codec, LogCodec))
-        self._logs.zstd_above = zstd_above
 
     @classmethod
     def create(
@@ -605,7 +605,7 @@ class SessionArchive:
             kind=session.kind,
             target=request.fingerprint,
             time=request.time,
-            codec=self._logs,
+            codec=next(codec for codec in self.archive.codecs if isinstance(codec, LogCodec)),
         )
 
     def _last_tower(self, request: PutRequest) -> Tower | None:
