@@ -67,7 +67,7 @@ WINGS = {
     "benchmarks": (
         "timing products random_calibration kv_targets",
         "peers plots communities",
-        "field speed hook nightly known_lines",
+        "field speed hook nightly known_lines log_text repository_text",
         (
             "measure_bounds measure_cuda measure_distances measure_erases measure_kv measure_limits measure_logs "
             "measure_split measure_tables"

@@ -183,11 +183,11 @@ def rounded(state: Mapping[str, Floats], config: NetConfig) -> Rounded:
     matrices: dict[str, Int8Rows] = {}
     for name, value in state.items():
         if value.ndim == 2:
-            matrices[name] = rows(_unit(value) if name == "embed" and not config.gated else value, _step(name, config))
+            matrices[name] = rows(unit(value) if name == "embed" and not config.gated else value, _step(name, config))
     return Rounded(config, matrices, {k: v.astype(np.float32) for k, v in state.items() if v.ndim != 2})
 
 
-def _unit(table: Floats) -> Floats:
+def unit(table: Floats) -> Floats:
     """Scale rows to root mean square 1: in contract 1 only the direction of a table's row counts (net.Net.table)."""
     out: Floats = table / np.sqrt((table.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-12)
     return out
