@@ -1,11 +1,12 @@
-"""Measure logs of coding agents as .pltz files, each alone and all in one, against zstd -19.
+"""Measure logs of coding agents as .pltz files, each alone and all in one, against zstd -19 and xz -9e.
 
     python -m pltz.benchmarks.measure_logs agents_validation.jsonl.zst
     python -m pltz.benchmarks.measure_logs agents_validation.jsonl.zst --bundle base --device cuda
 
 A record has a "kind" (claude-code, codex, ...) and a "text", the bytes of one log. Each is read as `pltz compress
 --exact` reads it, coded with proof, decoded again and compared. All bytes of a file count. Beside it stands zstd -19
-with a window of 2^27, of each log alone and of all in one stream. *Opaque* bytes are those of uuids, ids, hashes and
+with a window of 2^27, with and without long-distance matching, whichever is shorter, and xz -9e: of each log alone and
+of all in one stream. *Opaque* bytes are those of uuids, ids, hashes and
 signatures, counted as bits: no coder shrinks them. r / z is the share of zstd's bytes, both less the opaque ones. kB/s
 are those of the log per second of processor time of the whole encoding, the proof by decoding included.
 """
@@ -13,6 +14,7 @@ are those of the log per second of processor time of the whole encoding, the pro
 from __future__ import annotations
 
 import json
+import lzma
 import time
 from collections import defaultdict
 from typing import Any
@@ -31,7 +33,8 @@ from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import ModelError, UsageError
 
 LEVEL, WINDOW = 19, 27
-COUNTED = "logs", "raw", "opaque", "zstd", "file", "encode_s", "decode_s", "encode_cpu_s"
+ONE = {"zstd": "zstd_one_stream", "xz": "xz_one_stream", "file": "one_file"}
+COUNTED = "logs", "raw", "opaque", "zstd", "xz", "file", "encode_s", "decode_s", "encode_cpu_s"
 
 
 @click.command()
@@ -54,18 +57,20 @@ def main(
         groups[row["kind"]].append(row)
         groups["all"].append(row)
     kinds_found = {kind: _summed(mine) for kind, mine in sorted(groups.items(), key=lambda item: item[0] == "all")}
-    click.echo(f"{'kind':12} {'logs':>4} {'raw':>10} {'opaque':>8} {'zstd':>9} {'file':>9} {'r/z':>6} {'kB/s':>6}")
+    heads = "opaque", "zstd", "xz", "file"
+    click.echo(f"{'kind':12} {'logs':>4} {'raw':>10} {' '.join(f'{head:>9}' for head in heads)} {'r/z':>6} {'kB/s':>6}")
     for kind, one in kinds_found.items():
         click.echo(
-            f"{kind:12} {one['logs']:4} {one['raw']:10,} {one['opaque']:8,} {one['zstd']:9,} {one['file']:9,} "
+            f"{kind:12} {one['logs']:4} {one['raw']:10,} {' '.join(f'{one[head]:9,}' for head in heads)} "
             f"{one['share']:6.3f} {one['raw'] / 1000 / one['encode_cpu_s']:6.1f}"
         )
-    found: dict[str, Any] = {"kinds": kinds_found, "zstd_one_stream": _zstd(b"".join(text for _, text in logs))}
+    stream = b"".join(text for _, text in logs)
+    found: dict[str, Any] = {"kinds": kinds_found, "zstd_one_stream": _zstd(stream), "xz_one_stream": _xz(stream)}
     if one_file:
         start = time.perf_counter()
         found["one_file"] = len(_file(codec, [text for _, text in logs], independent=False))
         found["one_file_s"] = time.perf_counter() - start
-        click.echo(f"all in one: zstd {found['zstd_one_stream']:,}, file {found['one_file']:,}")
+        click.echo(f"all in one: {', '.join(f'{name} {found[key]:,}' for name, key in ONE.items())}")
     about = machine.describe(codec.coder, device, threads)
     click.echo(json.dumps({"data": data, "bundle": codec.bundle.id.hex(), **found, "logs": rows, **about}))
 
@@ -106,6 +111,7 @@ def _measured(codec: Codec, kind: str, text: bytes) -> dict[str, Any]:
         "raw": len(text),
         "opaque": len(table.split(text).opaque),
         "zstd": _zstd(text),
+        "xz": _xz(text),
         "file": len(data),
         "kinds": [reader.info(number).kind.name for number in range(len(reader))],
         "encode_s": middle - start,
@@ -115,8 +121,17 @@ def _measured(codec: Codec, kind: str, text: bytes) -> dict[str, Any]:
 
 
 def _zstd(text: bytes) -> int:
-    parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, window_log=WINDOW)
-    return len(zstandard.ZstdCompressor(compression_params=parameters).compress(text))
+    """Return the bytes of a text under zstd."""
+    sizes = []
+    for far in (False, True):
+        parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, window_log=WINDOW, enable_ldm=far)
+        sizes.append(len(zstandard.ZstdCompressor(compression_params=parameters).compress(text)))
+    return min(sizes)
+
+
+def _xz(text: bytes) -> int:
+    """Return the bytes of a text under xz."""
+    return len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
 
 
 def _summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
