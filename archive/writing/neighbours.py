@@ -133,7 +133,10 @@ class NeighbourEncoder:
             else:
                 self._deep.pop(leaf, None)
         costs = {leaf: NEIGHBOUR_BYTES if leaf in places else TOGETHER_BYTES for leaf in towers}
-        self._encode_after([(s, towers[leaf], costs[leaf]) for s, leaf in tried if leaf in towers])
+        # a candidate that is read after a segment, perhaps a copy in a condemned pack, is no neighbour of that segment
+        after = {leaf: {name for name, _ in tower} | self._needs.get(leaf, set()) for leaf, tower in towers.items()}
+        pairs = [(s, leaf) for s, leaf in tried if leaf in towers and s.id not in after[leaf]]
+        self._encode_after([(s, towers[leaf], costs[leaf]) for s, leaf in pairs])
         for tower in towers.values():
             self.towers.add(tower)
         # a trial that gained nothing needs no proof: that time may be spent on later ones

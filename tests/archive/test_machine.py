@@ -216,6 +216,22 @@ TestNeighbours = NeighbourMachine.TestCase
 TestNeighbours.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 
 
+def test_a_segment_put_again_is_no_neighbour_of_itself() -> None:
+    """Its old copy, in a condemned pack, was still a candidate. Both records were lost once that pack was deleted."""
+    machine = NeighbourMachine()
+    machine.start()
+    machine.put_with_a_fault(call=6, code=errno.ENOSPC, handle=1, kept=False)
+    [version] = machine.handles[0].ls(history=True)
+    machine.handles[0].forget([version])
+    machine.forgotten.add((version.tenant, version.name, version.version))
+    machine.collect(handle=0, share=0.01)
+    for _ in range(3):
+        machine.merge(handle=0)
+    machine.collect(handle=0, share=0.01)
+    machine.put_with_a_fault(call=6, code=errno.ENOSPC, handle=1, kept=False)
+    machine.everything_is_there()
+
+
 class BucketMachine(ArchiveMachine):
     """The same machine over a bucket of a real server. Requests fail before or after the server has done its work."""
 

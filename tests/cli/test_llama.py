@@ -19,7 +19,7 @@ from pltz.serving.engines.llama_server import fingerprint_gguf
 from tests.serving.engines.test_llama_server import Replay, serving
 
 Run = Callable[..., Result]
-SLOT = Path(__file__).parents[1] / "archive" / "engines" / "recorded" / "slot.bin"
+SLOT = Path(__file__).parents[1] / "serving" / "engines" / "recorded" / "slot.bin"
 
 
 class AnyPrompt(Replay):
