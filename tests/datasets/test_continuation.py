@@ -1,4 +1,4 @@
-"""Whether a session continues an earlier one: by its bytes, its events or its messages."""
+"""A session continues an earlier one by its bytes, its events or its messages, or it does not."""
 
 import json
 from typing import Any

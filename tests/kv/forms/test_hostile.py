@@ -169,7 +169,7 @@ def test_a_header_of_any_values_is_refused(calibration: Calibration) -> None:
 
 
 def test_tensors_that_overlap_are_refused(calibration: Calibration) -> None:
-    """Of equal sizes, with a gap where one of them was: the sum of their sizes is that of the body."""
+    """Refuse pieces of equal sizes with a gap where one of them was, though their sizes add up to that of the body."""
     data = _file(calibration)
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
