@@ -24,10 +24,10 @@ from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.archive.tower_archive import TowerArchive
 from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.sealed import RAW
+from tests.archive.towers import TowerArchive
 
 SHORT = 100  # tokens of the dictionary of a codec with copies
 

@@ -9,8 +9,8 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.pack import Damage, Pack, RecordPlace
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(30)
 RAW = Secret(b"sixteen bytes or more", 0)

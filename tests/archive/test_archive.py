@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import pltz
+from pltz import PutRequest
 from pltz.archive import sessions
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.codecs.codec import BundleCodec
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.retention import Policy
-from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.thaw.target_tokens import TargetTokenReader
 from pltz.datasets.given import as_session
 from pltz.models.bundle.bundle import Bundle, write_bundle
@@ -24,6 +24,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import random_weights
 from tests.archive.conftest import S3Server
+from tests.archive.towers import SessionArchive
 
 BAD: Any = 2.5  # no session
 CHAT = {"messages": [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Hi!"}]}

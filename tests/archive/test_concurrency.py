@@ -16,9 +16,9 @@ from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import Head, digests, segment_digest, segment_head
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.identity import NONE
+from tests.archive.towers import TowerArchive
 
 DICE = np.random.default_rng(4)
 

@@ -15,9 +15,9 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import UsageError
+from tests.archive.towers import TowerArchive
 
 KEYS = [None, Secret(b"sixteen bytes or more", 0)]
 PROMPT = np.arange(30)

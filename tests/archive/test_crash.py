@@ -20,11 +20,11 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format.context import RUN
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.candidates import Place, tower_sketch
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.identity import NONE
+from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)
 Facts = frozenset[tuple[str, int, tuple[int, ...], bool]]  # name, number, tokens, forgotten

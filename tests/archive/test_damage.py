@@ -24,11 +24,11 @@ from pltz.archive.format.record import Record
 from pltz.archive.format.settings import Settings
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import FormatError, PltzError, VersionError
 from pltz.plt_codec.identity import NONE, digest
 from tests.archive.sealed import without_reserve
+from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(30)
 

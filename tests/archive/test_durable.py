@@ -26,8 +26,8 @@ from pltz.archive.sessions import base_of
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(30)
 

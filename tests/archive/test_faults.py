@@ -27,10 +27,10 @@ from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError
 from tests.archive.sealed import RAW
+from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)
 SESSIONS: dict[str, list[int]] = {name: [*range(20), *[ord(name)] * 9] for name in "abcd"}

@@ -16,8 +16,8 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(30)
 KEY = Secret(b"sixteen bytes, or more", 0)

@@ -11,9 +11,9 @@ from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError
+from tests.archive.towers import TowerArchive
 
 
 def reopened(disk: SimDisk, codec: SegmentCodec) -> TowerArchive:

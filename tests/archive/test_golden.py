@@ -16,13 +16,13 @@ from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive, open_keys
 from pltz.archive.writing.candidates import Place, read_candidates
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE
 from tests.archive.peek import records
+from tests.archive.towers import TowerArchive, open_keys
 from tests.golden.archives.make import (
     FORGOTTEN,
     GREW,

@@ -36,11 +36,11 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy, expired
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore, Store
-from pltz.archive.tower_archive import TowerArchive
 from pltz.plt_codec.errors import PltzError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import RAW
 from tests.archive.test_machine import NAMES, NeighbourMachine
+from tests.archive.towers import TowerArchive
 
 SEEDS = range(4)
 MORE = range(4, 60)

@@ -12,8 +12,8 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from tests.archive.towers import TowerArchive
 
 
 @pytest.fixture

@@ -24,12 +24,12 @@ from pltz.archive.format.settings import Settings
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import NONE, digest
 from pltz.plt_codec.varint import write_varint
 from tests.archive.peek import peek, records
+from tests.archive.towers import TowerArchive
 
 
 def smuggle(disk: SimDisk, builder: Builder) -> bytes:

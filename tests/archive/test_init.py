@@ -16,9 +16,9 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.object_names import FOLDERS, SETTINGS
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
+from tests.archive.towers import TowerArchive
 
 KEYS = [Secret(b"sixteen bytes, %d" % n, 0) for n in range(4)]
 CALLS = "make", "put", "read", "list", "delete", "shred"

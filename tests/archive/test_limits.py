@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz import PutRequest
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.format import record
-from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
@@ -27,6 +26,7 @@ from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.eviction.worker import drain
 from tests.archive.conftest import ZlibCodec
+from tests.archive.towers import SessionArchive, TowerArchive
 
 
 def test_a_put_of_too_many_tokens_is_refused(archive: TowerArchive) -> None:

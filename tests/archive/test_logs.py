@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz import PutReceipt, PutRequest
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec, Coded, Plain
 from pltz.archive.codecs.logs import LogCodec, method_of
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
 from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, PltzError
+from tests.archive.towers import SessionArchive
 
 
 def lines(count: int, seed: int = 0) -> list[dict[str, Any]]:

@@ -26,9 +26,9 @@ from pltz.archive.format.context import COPIES, TOWER
 from pltz.archive.storage.s3 import ObjectStore
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from tests.archive.conftest import ZlibCodec
+from tests.archive.towers import TowerArchive
 
 if TYPE_CHECKING:
     from tests.archive.conftest import S3Server

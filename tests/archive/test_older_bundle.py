@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pltz import PutRequest
 from pltz.archive.codecs.codec import BytesCodec
-from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.writing import writer
 from pltz.models.bundle import locations
 from pltz.models.bundle.bridge import Bridge
@@ -17,6 +17,7 @@ from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import BundleMismatch
 from pltz.plt_codec.weights import random_weights
+from tests.archive.towers import SessionArchive
 from tests.models.target_tokenizers import target
 
 CHAT = Session("chat", {"messages": [{"role": "user", "content": "an older one"}]})

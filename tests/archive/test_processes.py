@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pltz.archive.codecs.codec import BytesCodec
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from tests.archive.towers import TowerArchive
 
 if TYPE_CHECKING:
     from tests.archive.conftest import S3Server
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WRITER = """
 import sys
 import numpy as np
-from pltz.archive.tower_archive import TowerArchive
+from tests.archive.towers import TowerArchive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError
 from pltz.archive.writing.new_session import NewSession

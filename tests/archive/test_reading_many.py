@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pltz import PutRequest
 from pltz.archive import sessions
 from pltz.archive.archive import Archive
 from pltz.archive.catalog import chain
@@ -15,11 +16,10 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import BundleCodec, Coded
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import Tokens
-from pltz.archive.sessions import PutRequest
-from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.transcript import to_tokens_many
+from tests.archive.towers import Tower, TowerArchive
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pltz import PutRequest
 from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
-from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.writing import writer
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.weights import random_weights
+from tests.archive.towers import SessionArchive
 
 
 @pytest.fixture(scope="module")

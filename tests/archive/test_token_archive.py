@@ -11,25 +11,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pltz import PutReceipt, PutRequest
 from pltz.archive.codecs.codec import BundleCodec
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import tenant_of
-from pltz.archive.sessions import (
-    MAX_SEGMENT,
-    PutReceipt,
-    PutRequest,
-    SessionArchive,
-    codecs_of,
-)
+from pltz.archive.sessions import MAX_SEGMENT, codecs_of
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.weights import random_weights
 from tests.archive.test_durable import killed_before_sync
+from tests.archive.towers import SessionArchive, TowerArchive
 from tests.models.target_tokenizers import PAGE, target
 
 SYSTEM = np.random.default_rng(1).integers(20, 1000, 80)

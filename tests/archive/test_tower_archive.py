@@ -19,9 +19,9 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
+from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(100)
 

@@ -22,16 +22,16 @@ from pltz.archive.format.pack import Pack
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
+from tests.archive.towers import TowerArchive
 
 DICE = np.random.default_rng(0)
 SIZE = 4000  # tokens per session, each a byte of its bitstring, without repeats
 CUT = """
 import os, sys
 from pathlib import Path
-from pltz.archive.tower_archive import TowerArchive
+from tests.archive.towers import TowerArchive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.plt_codec.errors import CorruptError

@@ -13,9 +13,9 @@ import pytest
 from click.testing import Result
 
 from pltz.archive.format.ids import target_of
-from pltz.archive.sessions import SessionArchive
 from pltz.models.target.checkpoint import resolve
 from pltz.serving.engines.llama_server import fingerprint_gguf
+from tests.archive.towers import SessionArchive
 from tests.serving.engines.test_llama_server import Replay, serving
 
 Run = Callable[..., Result]

@@ -18,7 +18,6 @@ from pltz.archive.format.context import COPIES, TOWER
 from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import BundleMismatch, CorruptError
@@ -26,6 +25,7 @@ from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.repeats import end_of
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import peek, records
+from tests.archive.towers import TowerArchive
 
 
 class Counting(ZlibCodec):

@@ -9,9 +9,9 @@ from pltz.archive.catalog.freshness import Token, known_packs, rolled_back, toke
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import UsageError
+from tests.archive.towers import TowerArchive
 
 
 def put(archive: TowerArchive, count: int) -> Token:

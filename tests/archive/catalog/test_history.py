@@ -17,9 +17,9 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from tests.archive.sealed import RAW
+from tests.archive.towers import TowerArchive
 
 BOTH = pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
 NAME = "session-" + 80 * "s"  # a run has it once, which makes even four versions worth one

@@ -17,9 +17,9 @@ from pltz.archive.format.object_names import ledger_copies
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import FormatError, PltzError
+from tests.archive.towers import TowerArchive
 
 NAMES = ("a", "b", "c")
 

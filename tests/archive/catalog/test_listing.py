@@ -15,8 +15,8 @@ from pltz.archive.errors import ArchiveError
 from pltz.archive.format import object_names
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.simulated_disk import SimDisk
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from tests.archive.towers import TowerArchive
 
 
 @pytest.fixture

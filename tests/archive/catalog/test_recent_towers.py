@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz import PutRequest
 from pltz.archive.catalog.recent_towers import RecentTowers
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import Location
-from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.datasets import sample_sessions
 from pltz.models.session.session import Session
 from tests.archive.peek import peek
+from tests.archive.towers import SessionArchive
 
 
 def tower(*leaves: int, tokens: int = 10) -> list[tuple[bytes, Tokens]]:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from pltz.archive.codecs.bridged import BridgedCodec, _Parts
 from pltz.archive.codecs.codec import BundleCodec, Coded, Plain
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
 from pltz.plt_codec.varint import write_varint
 from pltz.plt_codec.weights import random_weights
+from tests.archive.towers import TowerArchive
 from tests.models.target_tokenizers import PAGE, target
 
 KINDS = ["byte-level", "llama3", "mistral", "wordpiece"]

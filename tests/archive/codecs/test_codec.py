@@ -12,7 +12,6 @@ from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Coded, Plain, lay
 from pltz.archive.format.context import ALONE, COPIES, FAST, TOWER, TURN, Context
 from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.record import Record
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec import repeats
@@ -20,6 +19,7 @@ from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 from pltz.plt_codec.weights import random_weights
 from tests.archive.peek import peek
+from tests.archive.towers import TowerArchive
 
 NOTHING = np.zeros(0, np.int64)
 

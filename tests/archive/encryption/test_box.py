@@ -29,10 +29,10 @@ from pltz.archive.format.record import Record
 from pltz.archive.sessions import base_of
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 from tests.archive.sealed import RAW, chat, reopen, tokens
+from tests.archive.towers import TowerArchive
 
 units = st.integers(0, 2**64 - 1)
 

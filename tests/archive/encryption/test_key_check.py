@@ -14,9 +14,9 @@ from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.plt_codec.errors import PltzError
 from tests.archive.sealed import RAW, chat, reopen, tokens
+from tests.archive.towers import TowerArchive
 
 Files = dict[str, bytes]
 LIMIT = 1 << 20

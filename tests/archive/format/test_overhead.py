@@ -9,8 +9,8 @@ import numpy as np
 
 from pltz.archive.codecs.codec import NO_MARK, Coded, Plain
 from pltz.archive.format.ids import Tokens
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from tests.archive.towers import TowerArchive
 
 SESSIONS = 20_000
 BITSTRING = 200  # bytes: a mean chat

@@ -17,9 +17,9 @@ from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, _order, whole
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.identity import SIZE
+from tests.archive.towers import TowerArchive
 
 
 @pytest.fixture

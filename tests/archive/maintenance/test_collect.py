@@ -11,9 +11,9 @@ from pltz.archive.format import object_names
 from pltz.archive.format.pack import Damage
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.identity import NONE
+from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)
 

@@ -25,10 +25,10 @@ from pltz.archive.maintenance.erase import BaseUse, Eraser
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError, UsageError
 from tests.archive.sealed import PROMPT, RAW, chat, records_of, reopen, tokens
+from tests.archive.towers import TowerArchive
 
 
 def raw_records_open(disk: SimDisk, codec: SegmentCodec, domain: bytes) -> list[bytes]:

@@ -10,8 +10,8 @@ from pltz.archive.errors import ArchiveError
 from pltz.archive.format.record import FORGET
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from tests.archive.towers import TowerArchive
 
 DAY = 86400
 WEEK = 7 * DAY

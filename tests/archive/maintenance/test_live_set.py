@@ -18,8 +18,8 @@ from pltz.archive.format.ids import SEGMENT_SIZE
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, UNDELETE, Mark, Record
 from pltz.archive.maintenance.live_set import MARK, SEGMENT, SESSION, LiveSet
-from pltz.archive.tower_archive import TowerArchive
 from pltz.plt_codec.identity import NONE, digest
+from tests.archive.towers import TowerArchive
 
 PARENTS = [NONE] + [bytes([n // 2 + 1]) * 16 for n in range(9)]  # a tree: of segment n + 1
 IDS = [bytes([n + 1]) * 16 for n in range(10)]
@@ -181,7 +181,7 @@ def test_a_disk_that_is_full_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -
 MEASURE = """
 import sys
 from pathlib import Path
-from pltz.archive.tower_archive import TowerArchive
+from tests.archive.towers import TowerArchive
 def peak():
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return 1024 * int(line.split()[1])

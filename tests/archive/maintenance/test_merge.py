@@ -22,12 +22,12 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.format.run import Run, pack_run, unpack_run
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import records
 from tests.archive.sealed import RAW, reopen
+from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)
 TURNS = [np.concatenate([[1000 + n], np.arange(40)]) for n in range(6)]

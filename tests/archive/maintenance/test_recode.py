@@ -18,11 +18,11 @@ from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import Eraser, Erasure
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.identity import NONE
 from tests.archive.peek import peek, records
 from tests.archive.sealed import RAW, reopen
+from tests.archive.towers import TowerArchive
 
 Ids = np.ndarray[Any, Any]
 TEMPLATE = np.random.default_rng(3).integers(0, 60_000, 60)

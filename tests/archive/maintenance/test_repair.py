@@ -27,12 +27,12 @@ from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.archive.tower_archive import TowerArchive, open_keys
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 from pltz.plt_codec.identity import digest
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import without_reserve
+from tests.archive.towers import TowerArchive, open_keys
 
 PROMPT = np.arange(30)
 KEY = Secret(b"sixteen bytes or more", 0)

@@ -17,9 +17,9 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.maintenance.reroot import Rerooter
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from tests.archive.maintenance.test_erase import raw_records_open
 from tests.archive.sealed import chat, reopen, tokens
+from tests.archive.towers import TowerArchive
 
 
 @pytest.fixture

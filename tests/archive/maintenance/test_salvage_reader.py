@@ -19,9 +19,9 @@ from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.maintenance.salvage_reader import SECTOR, SalvageReader
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.plt_codec.identity import NONE, digest
+from tests.archive.towers import TowerArchive
 
 SIZE = 24 << 20  # bytes of records
 

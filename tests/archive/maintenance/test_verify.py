@@ -19,13 +19,13 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.maintenance.verify import Report
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.plt_codec.identity import NONE
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import peek
 from tests.archive.sealed import RAW
+from tests.archive.towers import TowerArchive
 
 SESSIONS = 12  # of a segment each
 

@@ -17,9 +17,9 @@ from pltz.archive.format.index_file import FileIndex
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.store import DirectoryStore, Store, open_store
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, UsageError
+from tests.archive.towers import TowerArchive
 
 if TYPE_CHECKING:
     from tests.archive.conftest import S3Server

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz import PutRequest
 from pltz.archive.thaw.thawed import KV_NOISE, kv_difference
 from pltz.archive.thaw.thawer import Thawer
 from pltz.kv.store.stage_timer import StageTimer
@@ -16,6 +16,7 @@ from pltz.models.session.session import Session
 from pltz.models.target.target import Target
 from pltz.plt_codec.engines.queued import Queued, Told
 from pltz.plt_codec.errors import CorruptError, ModelError
+from tests.archive.towers import SessionArchive
 
 IDS = np.arange(100, 180)
 ROOM = 1 << 26

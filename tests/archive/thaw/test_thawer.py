@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz import PutRequest
 from pltz.archive.codecs.bridged import BridgedCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError, NotFound
-from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.thaw.thawed import KV_NOISE, Thawed, kv_difference
 from pltz.archive.thaw.thawer import Thawer, Wanted
 from pltz.archive.writing.new_session import NewSession
@@ -31,6 +31,7 @@ from pltz.plt_codec.errors import (
     UsageError,
 )
 from tests.archive.peek import peek
+from tests.archive.towers import SessionArchive
 from tests.kv.store.conftest import by_model
 
 NAMES = ["a/0", "a/1", "a/2", "a/3", "a/4", "text", "ids", "meta", "plain"]

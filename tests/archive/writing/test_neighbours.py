@@ -19,7 +19,6 @@ from pltz.archive.format.context import FAST, RUN, TURN
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.candidates import Place, read_candidates, read_groups
 from pltz.archive.writing.neighbours import GRANTED, PROOF, SAVED_UP, TRIAL, NeighbourEncoder
 from pltz.archive.writing.new_session import NewSession
@@ -28,6 +27,7 @@ from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import NONE, digest
 from tests.archive.peek import peek, records
 from tests.archive.sealed import RAW
+from tests.archive.towers import TowerArchive
 
 Ids = np.ndarray[Any, Any]
 TEMPLATE = np.random.default_rng(3).integers(0, 60_000, 300)

@@ -16,12 +16,12 @@ from pltz.archive.format.pack import MANY_CHILDREN, RecordPlace
 from pltz.archive.format.record import Record
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing import publisher
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.publisher import ABREAST, _compare, shared_places
 from pltz.plt_codec.errors import ContentError
 from pltz.plt_codec.identity import NONE
+from tests.archive.towers import TowerArchive
 
 DICE = np.random.default_rng(6)
 

@@ -13,10 +13,10 @@ from pltz.archive.codecs.codec import BytesCodec, Plain
 from pltz.archive.errors import Fenced
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.writer import ArchiveWriter
 from tests.archive.conftest import ZlibCodec
+from tests.archive.towers import TowerArchive
 
 NOISE = np.random.default_rng(3).integers(0, 256, 300).astype(np.uint8)
 AGAIN = np.frombuffer(b"again and again " * 20, np.uint8)

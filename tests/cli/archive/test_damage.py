@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pltz.archive.tower_archive import TowerArchive
+from tests.archive.towers import TowerArchive
 from tests.cli.commands import Put, Run
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")

@@ -17,10 +17,10 @@ import pytest
 
 from pltz.archive.format.context import ALONE, FAST
 from pltz.archive.humanize import size
-from pltz.archive.tower_archive import TowerArchive
 from pltz.datasets import sample_sessions
 from pltz.plt_codec.container.file import Reader
 from tests.archive.peek import peek
+from tests.archive.towers import TowerArchive
 from tests.cli.commands import Put, Run, chat, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -265,7 +265,8 @@ def test_a_name_does_not_steer_the_terminal(run: Run, cold: Path, put: Put) -> N
 
 KILLED = """
 import sys
-from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz import PutRequest
+from tests.archive.towers import SessionArchive
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 cold = SessionArchive.open(sys.argv[1], [Bundle.load(sys.argv[2])])

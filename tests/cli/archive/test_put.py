@@ -74,7 +74,7 @@ def test_what_was_put_before_an_error_is_stored(run: Run, cold: Path, logs: Path
 def test_an_interrupted_put_keeps_its_commits_and_goes_on(
     run: Run, cold: Path, logs: Path, small_commits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pltz.archive.tower_archive import TowerArchive
+    from tests.archive.towers import TowerArchive
 
     put, calls = TowerArchive.put, []
 
@@ -133,7 +133,7 @@ def test_rows_that_name_their_sessions(run: Run, cold: Path, tmp_path: Path) -> 
 def test_a_large_session_is_a_commit_of_its_own(
     run: Run, cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pltz.archive.tower_archive import TowerArchive
+    from tests.archive.towers import TowerArchive
 
     put, commits = TowerArchive.put, list[int]()
 

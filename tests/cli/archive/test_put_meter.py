@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pltz.archive.sessions import PutReceipt, PutRequest
+from pltz import PutReceipt, PutRequest
 from pltz.cli.archive.put_meter import PutMeter
 from pltz.cli.ui.progress import Progress, duration
 from pltz.models.session.session import Session

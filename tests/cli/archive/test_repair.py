@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.cli.ui.groups import RootGroup
+from tests.archive.towers import TowerArchive
 
 LAZY = {
     "repair": "pltz.cli.archive.repair:repair",

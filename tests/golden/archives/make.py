@@ -27,10 +27,10 @@ from pltz.archive.format.settings import FORMAT
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.identity import digest
+from tests.archive.towers import TowerArchive
 
 HERE = Path(__file__).parent
 KEY = Secret(b"a key of golden archives", 0)

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from pltz import PutRequest
 from pltz.archive.codecs.codec import BytesCodec
-from pltz.archive.sessions import PutRequest, SessionArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.kv.store.kv_block import KVBlock
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target
 from pltz.plt_codec.weights import random_weights
+from tests.archive.towers import SessionArchive
 
 SPACE = b"space..........."
 

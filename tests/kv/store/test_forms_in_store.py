@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.archive.sessions import SessionArchive
 from pltz.archive.thaw.thawed import kv_difference
 from pltz.archive.thaw.thawer import Thawer, Wanted
 from pltz.kv.calibrate.fitting import Plan, calibrate
@@ -35,6 +34,7 @@ from pltz.kv.store.tier import HostTier, StoredBlock
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
 from pltz.plt_codec.identity import NONE
+from tests.archive.towers import SessionArchive
 
 ROOM = 1 << 26
 SPACE, SEGMENT, PARENT = b"a target........", b"segment.........", b"parent.........."

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from pltz.archive.sessions import SessionArchive
 from pltz.archive.thaw.thawed import kv_difference
 from pltz.archive.thaw.thawer import Thawer
 from pltz.kv.port.codec import Span
@@ -22,6 +21,7 @@ from pltz.kv.store.tier import DeviceTier, HostTier
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE
+from tests.archive.towers import SessionArchive
 from tests.kv.store.conftest import SPACE, Blocks
 from tests.kv.store.test_tier import RAW_SIZE, Drawer, Rounded
 

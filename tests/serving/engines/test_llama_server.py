@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pltz.archive.sessions import SessionArchive
 from pltz.cli.root import cli
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ContentError, ModelError, TargetMismatch, UsageError
@@ -30,6 +29,7 @@ from pltz.serving.engines.llama_slots import read_slot_ids
 from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.eviction.worker import drain
+from tests.archive.towers import SessionArchive
 from tests.serving.engines.llama_process import running
 from tests.serving.engines.record_llama_server import MESSAGES, OPTIONS, RECORDED, STYLED
 from tests.serving.engines.served_models import write_gguf, write_gguf_lora

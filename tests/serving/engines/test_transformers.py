@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from pltz.archive.sessions import SessionArchive
 from pltz.models.target.target import Target
+from tests.archive.towers import SessionArchive
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "transformers_serving.py"
 

@@ -18,13 +18,13 @@ import pytest
 
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import target_of, tenant_of
-from pltz.archive.sessions import SessionArchive
 from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import TargetMismatch, UsageError
 from pltz.serving.engines.vllm_request import VllmEngine
 from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.eviction.journal.entry import MAX_PREFIXES
 from pltz.serving.eviction.worker import drain
+from tests.archive.towers import SessionArchive
 from tests.serving.engines.served_models import write_peft_lora
 
 PYTHON = os.environ.get("PLTZ_VLLM_PYTHON", "")

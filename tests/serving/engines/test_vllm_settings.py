@@ -12,7 +12,6 @@ import pytest
 
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import KeyMismatch
-from pltz.archive.sessions import SessionArchive
 from pltz.archive.storage.disk import OsDisk
 from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import UsageError
@@ -23,6 +22,7 @@ from pltz.serving.eviction.journal.lock import FileLocks
 from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.settings import HookSettings
 from pltz.serving.eviction.worker import drain
+from tests.archive.towers import SessionArchive
 from tests.serving.engines import fake_vllm
 from tests.serving.engines.test_vllm import IDS, request
 from tests.serving.eviction.opened import eventually

@@ -16,12 +16,12 @@ from vllm.inputs import EmbedsPrompt, TokensPrompt
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request, RequestStatus
 
-from pltz.archive.sessions import SessionArchive
 from pltz.datasets import sample_sessions
 from pltz.models.target.checkpoint import fingerprint_of
 from pltz.plt_codec.errors import PltzError
 from pltz.serving.engines.vllm_request import VllmEngine
 from pltz.serving.eviction.worker import drain
+from tests.archive.towers import SessionArchive
 
 BEFORE, AFTER = 48, 48  # tokens of the answer before the freeze, and after the thaw
 

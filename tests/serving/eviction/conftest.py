@@ -14,16 +14,15 @@ import numpy as np
 import pytest
 
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.sessions import SessionArchive
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.serving.eviction.hook import EvictionHook, HookSettings
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.lock import FileLocks, Lock
 from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.tokenizers import Tokenizers
 from pltz.serving.eviction.worker import Worker
+from tests.archive.towers import SessionArchive, TowerArchive
 from tests.serving.eviction.opened import TARGET, BadDisk, Opened
 
 

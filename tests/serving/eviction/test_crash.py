@@ -11,10 +11,10 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.plt_codec.errors import PltzError
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.writer import Journal
+from tests.archive.towers import TowerArchive
 from tests.serving.eviction.conftest import Bench, entry
 
 Facts = tuple[str, tuple[int, ...]]

@@ -16,13 +16,13 @@ from pltz.archive.errors import StoreError
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import BLOCK, DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.tower_archive import TowerArchive
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.lock import FileLocks
 from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.journal.writer import Journal
 from pltz.serving.eviction.tokenizers import Tokenizers
 from pltz.serving.eviction.worker import Worker
+from tests.archive.towers import TowerArchive
 from tests.serving.eviction.conftest import Bench, MemoryLocks, entry
 
 Facts = tuple[str, tuple[int, ...]]

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.sessions import SessionArchive
 from pltz.archive.storage.disk import OsDisk
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import UsageError
@@ -30,6 +29,7 @@ from pltz.serving.eviction.journal.reader import JournalReader
 from pltz.serving.eviction.journal.segment import Name
 from pltz.serving.eviction.refusals import read_refusals
 from pltz.serving.eviction.worker import WORKER_LOCK, drain
+from tests.archive.towers import SessionArchive
 from tests.models.target_tokenizers import PAGE, target
 from tests.serving.eviction.conftest import Bench, entry
 from tests.serving.eviction.opened import eventually

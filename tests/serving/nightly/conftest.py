@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from pltz.archive.sessions import SessionArchive
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle
 from pltz.serving.nightly import config, job
+from tests.archive.towers import SessionArchive
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,6 @@ import zstandard
 from pltz.archive.codecs.codec import BundleCodec, BytesCodec, SegmentCodec
 from pltz.archive.errors import Fenced, StoreError
 from pltz.archive.format import object_names
-from pltz.archive.sessions import SessionArchive
-from pltz.archive.tower_archive import TowerArchive
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE
@@ -22,6 +20,7 @@ from pltz.plt_codec.limits import MAX_BYTES
 from pltz.serving.nightly import freeze
 from pltz.serving.nightly.state import Busy
 from tests.archive.peek import records
+from tests.archive.towers import SessionArchive, TowerArchive
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -164,7 +164,7 @@ def test_two_runs_at_once_do_no_harm(logs: Nightly) -> None:
 
 def test_two_jobs_with_one_archive_at_once(logs: Nightly, make_chat: Any, make_lines: Any) -> None:
     """Each with a state of its own: all sessions of both are there, and the archive is sound."""
-    from pltz.archive.sessions import SessionArchive
+    from tests.archive.towers import SessionArchive
 
     other = logs.write(
         "other.toml",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pltz.archive.sessions import SessionArchive
 from pltz.plt_codec.errors import UsageError
 from pltz.serving.nightly import config, job
 from pltz.serving.nightly.sources import jsonl
+from tests.archive.towers import SessionArchive
 
 if TYPE_CHECKING:
     from collections.abc import Callable

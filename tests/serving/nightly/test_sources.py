@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from pltz.archive.sessions import SessionArchive
 from pltz.datasets.byte_input import CHUNK
 from pltz.datasets.session_columns import moment
 from pltz.plt_codec.errors import ContentError, UsageError
@@ -32,6 +31,7 @@ from pltz.serving.nightly.sources import database, jsonl
 from pltz.serving.nightly.sources.database import SqliteSource
 from pltz.serving.nightly.sources.jsonl import JsonlSource
 from pltz.serving.nightly.sources.source import SourceEntry, Unreadable
+from tests.archive.towers import SessionArchive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
