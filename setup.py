@@ -83,6 +83,15 @@ setup(
             extra_link_args=EXTRA,
             optional=True,
         ),
+        Extension(
+            "pltz.kv.pool._attend",
+            sources=["kv/pool/attend.c"],
+            depends=["kv/pool/attend_body.h"],
+            extra_compile_args=[*FLAGS, *EXTRA],
+            extra_link_args=EXTRA,
+            libraries=["m"],
+            optional=True,
+        ),
     ],
     # sources belong in the sdist, not in a wheel
     exclude_package_data={
@@ -91,6 +100,7 @@ setup(
         "pltz.serving.eviction": ["ids.c"],
         "pltz.kv": ["*.md"],
         "pltz.kv.engines": ["ans.c"],
+        "pltz.kv.pool": ["attend.c", "attend_body.h"],
         "pltz.kv.predictive": ["layers.c", "layers_body.h"],
         "pltz.kv.store": ["*.md"],
     },

@@ -9,3 +9,9 @@ class WarmFileError(PltzError):
     """A warm file cannot be removed, so content that must go may still be on the disk."""
 
     exit_code = 7
+
+
+class PoolFull(PltzError):
+    """A pool has no block left, and none that nobody holds."""
+
+    exit_code = 7

@@ -38,7 +38,7 @@ WINGS = {
         "container",
     ),
     "models": ("bundle", "session", "target", "training"),
-    "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store"),
+    "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store pool"),
     "serving": ("eviction", "engines", "nightly"),
     "coding": (
         "expected_time options parts sketch",

@@ -76,17 +76,7 @@ class Q4Codec(CompactForm):
         mean = mean_of(still[:, :, :, sinks:])
         still = still - mean.float()[:, :, :, None]
         turned = hadamard(still[:, :, :, torch.from_numpy(others).to(kv.device)])
-        book = _book(kv.device)
-        edges = (book[1:] + book[:-1]) / 2
-        scale = turned.pow(2).mean(-1).sqrt()
-        for _ in range(3):  # the best scale for the codes, and the best codes for the scale
-            codes = torch.bucketize(turned / scale.clamp_min(1e-20)[..., None], edges)
-            picked = book[codes]
-            scale = (turned * picked).sum(-1) / picked.pow(2).sum(-1)
-        half = scale.half()
-        if not bool(torch.isfinite(half).all()):
-            raise UsageError("keys or values are too large for a float16 scale: keep them in the form raw")
-        codes = torch.bucketize(turned / half.float().clamp_min(2.0**-24)[..., None], edges).to(torch.uint8)
+        codes, half = levels(turned)
         at = torch.from_numpy(fine).to(kv.device)
         seen = still[:, :, :, at]
         rest, rest_scale = quantise(seen, (seen.abs().amax(-1) / 127).half())
@@ -158,6 +148,26 @@ def _parts(tokens: int, span: Span) -> tuple[int, NDArray[np.int64]]:
     sinks = sinks_of(span, tokens)
     order = np.argsort(span.observed()[sinks:], kind="stable") + sinks
     return sinks, np.sort(order[max(len(order) - FINE, 0) :]).astype(np.int64)
+
+
+def levels(turned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the codes of rotated rows (..., D), uint8 below 16, and their scales (...), float16.
+
+    Raises UsageError where a float16 cannot hold a scale.
+    """
+    import torch
+
+    book = _book(turned.device)
+    edges = (book[1:] + book[:-1]) / 2
+    scale = turned.pow(2).mean(-1).sqrt()
+    for _ in range(3):  # the best scale for the codes, and the best codes for the scale
+        codes = torch.bucketize(turned / scale.clamp_min(1e-20)[..., None], edges)
+        picked = book[codes]
+        scale = (turned * picked).sum(-1) / picked.pow(2).sum(-1)
+    half = scale.half()
+    if not bool(torch.isfinite(half).all()):
+        raise UsageError("keys or values are too large for a float16 scale: keep them in the form raw")
+    return torch.bucketize(turned / half.float().clamp_min(2.0**-24)[..., None], edges).to(torch.uint8), half
 
 
 @functools.cache

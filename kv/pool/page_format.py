@@ -1,0 +1,227 @@
+"""PageFormat: rows of a fixed number of bytes that the KV of each token becomes. Spec: FORMAT.md, "Pages".
+
+    kv (layers, 2, heads, T, D)  --pack-->  rows of T tokens: "kv", "scale"  --unpack-->  kv
+
+A row depends on its token and its position alone. So rows may be written one by one, read in any order, shared by
+sessions that begin alike, and attended to as they lie. Keys are at their positions. A key bias would need a coarse
+scale, so the centre, a mean key at position 0, is turned to the position and subtracted first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pltz.kv.forms.q4 import HALF_BOOK, butterflies, hadamard, levels
+from pltz.kv.forms.q8 import LARGEST, SINKS, quantise
+from pltz.kv.port.rotary import Rotary, turned
+from pltz.models.target.cache import pairs_of
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from pltz.models.target.target import Target
+
+    Rows = Mapping[str, torch.Tensor]
+
+KINDS = ("raw", "q8", "q4")
+BOOK = HALF_BOOK + tuple(-c for c in HALF_BOOK)  # by nibble: bit 3 is the sign, the others say the centroid
+TILE = 64  # tokens of a tile of attention, in attend.c too
+SAMPLE = 512  # ids of the prefill that finds the centre
+
+
+@dataclass(frozen=True, eq=False)
+class PageFormat:
+    """The pages of a target's KV.
+
+    ``kind``: "raw", "q8" or "q4". ``dtype``: of the KV. ``rotary``: the target's. ``centre``: (layers, 2, heads, D)
+    float32, the mean key at position 0 and the mean value; None for raw pages.
+    """
+
+    kind: str
+    layers: int
+    heads: int
+    dim: int
+    dtype: torch.dtype
+    rotary: Rotary | None = None
+    centre: torch.Tensor | None = None
+    _angles: dict[torch.device, PageAngles] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raise UsageError unless the parts fit."""
+        if self.kind not in KINDS:
+            raise UsageError(f"expected pages of a kind of {', '.join(KINDS)}, got {self.kind!r}")
+        if self.kind == "raw":
+            return
+        shape = (self.layers, 2, self.heads, self.dim)
+        if self.rotary is None or self.centre is None or tuple(self.centre.shape) != shape:
+            raise UsageError(f"expected the rotary embedding of the target, and a centre of shape {shape}")
+        if self.kind == "q4" and (self.dim < 2 or self.dim & (self.dim - 1)):
+            raise UsageError(f"expected heads of a power of two for pages of q4, got {self.dim}: take q8")
+
+    @classmethod
+    def of(cls, target: Target, kind: str = "q4") -> PageFormat:
+        """Return the pages of a target. Its centre is that of a prefill of ids spread over its vocabulary.
+
+        So it is the same in every process, and no session's content is in it. Raises ModelError where keys cannot be
+        turned; raw pages take them.
+        """
+        import torch
+
+        rotary = None if kind == "raw" else Rotary.of(target)
+        limit = min(SAMPLE, target.max_positions or SAMPLE)
+        ids = [(n * 7919 + 11) % target.vocab_size for n in range(limit)]
+        with torch.inference_mode():
+            cache, _ = target.prefill(ids if rotary else ids[:1])
+            kv = torch.stack([torch.cat(pair) for pair in pairs_of(cache)])
+            centre = None if rotary is None else centre_of(kv, rotary)
+        layers, _, heads, _, dim = kv.shape
+        return cls(kind, layers, heads, dim, kv.dtype, rotary, centre)
+
+    @property
+    def sinks(self) -> int:
+        """Return the number of tokens at the beginning of a session that are kept exactly, beside their rows."""
+        return 0 if self.kind == "raw" else SINKS
+
+    @property
+    def width(self) -> int:
+        """Return the elements of a row's "kv": those of the key, then those of the value."""
+        return self.dim if self.kind == "q4" else 2 * self.dim
+
+    @property
+    def types(self) -> dict[str, tuple[int, torch.dtype]]:
+        """Return, for each tensor of pages, the elements of a row and their type."""
+        import torch
+
+        if self.kind == "raw":
+            return {"kv": (self.width, self.dtype)}
+        return {"kv": (self.width, torch.uint8 if self.kind == "q4" else torch.int8), "scale": (2, torch.float16)}
+
+    @property
+    def token_bytes(self) -> int:
+        """Return the bytes that a token takes over all layers."""
+        return self.layers * self.heads * sum(size * dtype.itemsize for size, dtype in self.types.values())
+
+    def angles(self, tokens: int, device: torch.device) -> PageAngles:
+        """Return the angles that attention over pages of up to ``tokens`` tokens needs, on a device. They are kept."""
+        found = self._angles.get(device)
+        if found is None or found.tile_cos.shape[0] * TILE < tokens:
+            tiles = 1 << max(-(-tokens // TILE) - 1, 3).bit_length()
+            found = self._angles[device] = PageAngles.of(self.rotary, tiles, device)
+        return found
+
+    def pack(self, kv: torch.Tensor, start: int) -> dict[str, torch.Tensor]:
+        """Return the rows (layers, T, heads, elements) of KV (layers, 2, heads, T, D) at positions from ``start``.
+
+        Rows of sinks are zeros where the kind keeps sinks. Raises UsageError for KV that is not finite, or too large.
+        """
+        import torch
+
+        if kv.dim() != 5 or (kv.shape[0], kv.shape[1], kv.shape[2], kv.shape[4]) != (
+            self.layers, 2, self.heads, self.dim,
+        ):  # fmt: skip
+            raise UsageError(f"expected KV of {self.layers} layers, {self.heads} heads of {self.dim}, got {kv.shape}")
+        if self.kind == "raw":
+            return {"kv": kv.permute(0, 3, 2, 1, 4).flatten(3).to(self.dtype)}
+        apart = kv.float() - self._placed(self._centre(kv.device), start, kv.shape[3])
+        apart[:, :, :, : max(self.sinks - start, 0)] = 0
+        if not bool(torch.isfinite(apart).all()):
+            raise UsageError("keys or values are not finite: keep them in raw pages")
+        apart = apart.permute(0, 3, 2, 1, 4)  # (layers, T, heads, 2, D)
+        if self.kind == "q8":
+            codes, scale = quantise(apart, (apart.abs().amax(-1) / LARGEST).half())
+        else:
+            codes, scale = levels(hadamard(apart))
+            codes = torch.where(codes < 8, 15 - codes, codes - 8)
+            codes = codes[..., 0::2] | codes[..., 1::2] << 4
+        return {"kv": codes.flatten(3), "scale": scale}
+
+    def unpack(self, rows: Rows, start: int) -> torch.Tensor:
+        """Return the KV (layers, 2, heads, T, D) of rows at positions from ``start``."""
+        return self._unpacked(rows, start, None)
+
+    def unpack_layer(self, layer: int, rows: Rows) -> torch.Tensor:
+        """Return KV (B, 2, heads, T, D) of one layer: of rows (B, T, heads, elements) at positions from 0."""
+        return self._unpacked(rows, 0, layer)
+
+    def _unpacked(self, rows: Rows, start: int, layer: int | None) -> torch.Tensor:
+        import torch
+
+        codes = rows["kv"].unflatten(3, (2, -1))  # (n, T, heads, 2, elements of a half)
+        if self.kind == "raw":
+            exact: torch.Tensor = codes.permute(0, 3, 2, 1, 4).contiguous()
+            return exact
+        scale = rows["scale"].float()[..., None]
+        if self.kind == "q8":
+            apart = codes.float() * scale
+        else:
+            both = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+            apart = butterflies(book(codes.device)[both.int()] * (scale * self.dim**-0.5))
+        centre = self._centre(codes.device)
+        centre = centre if layer is None else centre[layer : layer + 1]
+        kv: torch.Tensor = apart.permute(0, 3, 2, 1, 4) + self._placed(centre, start, codes.shape[1])
+        return kv.to(self.dtype)
+
+    def _centre(self, device: torch.device) -> torch.Tensor:
+        if self.centre is None:
+            raise UsageError("expected a centre")
+        return self.centre.to(device)
+
+    def _placed(self, centre: torch.Tensor, start: int, tokens: int) -> torch.Tensor:
+        """Return a centre (n, 2, heads, D) at positions, (n, 2, heads, tokens, D)."""
+        import torch
+
+        if self.rotary is None:
+            raise UsageError("expected a rotary embedding")
+        cos, sin = self.rotary.angles(start, tokens, centre.device)
+        wide = centre[:, :, :, None].expand(-1, -1, -1, tokens, -1)
+        return torch.stack([turned(wide[:, 0], cos, sin), wide[:, 1]], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class PageAngles:
+    """Cosines and sines by which attention turns a centre: position = TILE tile + place.
+
+    ``tile_cos``, ``tile_sin``: of the first position of each tile, (tiles, n). ``cos``, ``sin``: of the places, (TILE,
+    n). float32; n is the number of frequencies, rounded up to a multiple of 16 with zeros.
+    """
+
+    tile_cos: torch.Tensor
+    tile_sin: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    @classmethod
+    def of(cls, rotary: Rotary | None, tiles: int, device: torch.device) -> PageAngles:
+        """Return the angles of a rotary embedding, or of none."""
+        import torch
+
+        inv_freq = torch.zeros(0, dtype=torch.float64) if rotary is None else rotary.inv_freq
+        count = len(inv_freq)
+        inv_freq = torch.nn.functional.pad(inv_freq.cpu(), (0, -count % 16))
+        real = torch.arange(len(inv_freq)) < count
+
+        def of_positions(step: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+            angle = (step * torch.arange(count, dtype=torch.float64))[:, None] * inv_freq
+            return (angle.cos() * real).float().to(device), (angle.sin() * real).float().to(device)
+
+        return cls(*of_positions(TILE, tiles), *of_positions(1, TILE))
+
+
+def centre_of(kv: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """Return the mean (layers, 2, heads, D), float32, of KV (layers, 2, heads, T, D) from position 0, without sinks."""
+    import torch
+
+    still = torch.stack([rotary.turn(kv[:, 0], 0, back=True), kv[:, 1].float()], 1)
+    return still[:, :, :, min(SINKS, kv.shape[3] - 1) :].mean(3)
+
+
+@functools.cache
+def book(device: torch.device) -> torch.Tensor:
+    """Return the centroids by nibble, (16,) float32, on a device."""
+    import torch
+
+    return torch.tensor(BOOK, device=device)

@@ -1,0 +1,236 @@
+"""Blocks of a pool: who holds them, what a full pool says, copies on write, spills, and sessions over them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from pltz.kv.errors import PoolFull
+from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.pool.packed_session import PackedSession
+from pltz.kv.pool.prefix_tree import PrefixTree
+from pltz.plt_codec.errors import UsageError
+from tests.kv.pool.pages import form, random_kv
+
+KINDS = pytest.mark.parametrize("kind", ["raw", "q8", "q4"])
+
+
+def pool(kind: str = "q4", blocks: int = 12, host: int = 12, block: int = 16) -> BlockPool:
+    return BlockPool(form(kind), blocks * block, block=block, host_tokens=host * block)
+
+
+@KINDS
+def test_a_session_comes_back(kind: str) -> None:
+    kv = random_kv(100)
+    session = PackedSession.of(kv, pool(kind), keep=10)
+    found = session.kv()
+    assert (session.tokens, session.packed, found.shape) == (100, 90, kv.shape)
+    first = session.sinks
+    assert torch.equal(found[:, :, :, :first], kv[:, :, :, :first]) and torch.equal(found[..., 90:, :], kv[..., 90:, :])
+    assert (found - kv).square().mean().sqrt() < 0.2
+    assert not torch.equal(found, kv) or kind == "raw"
+
+
+@KINDS
+@pytest.mark.parametrize("block", [16, 256])
+def test_packing_in_steps_gives_the_same_bytes(kind: str, block: int) -> None:
+    kv, ours = random_kv(300), pool(kind, blocks=40 if block == 16 else 4, block=block)
+    whole = PackedSession.of(kv, ours, keep=7)
+    steps = PackedSession.of(kv[:, :, :, :50], ours, keep=0)
+    for at in range(50, 300, 25):
+        steps.exact = torch.cat([steps.exact, kv[:, :, :, at : at + 25]], 3)
+        steps.pack(keep=7)
+    assert torch.equal(steps.kv(), whole.kv())
+
+
+def test_a_session_of_few_tokens_takes_no_block() -> None:
+    ours = pool()
+    session = PackedSession.of(random_kv(4), ours, keep=0)
+    assert (session.blocks, session.tokens, ours.device.free) == ([], 4, 12)
+    assert torch.equal(session.kv(), random_kv(4))
+
+
+def test_a_full_pool_says_what_to_do_and_keeps_what_it_has() -> None:
+    ours = pool(blocks=6)
+    session = PackedSession.of(random_kv(64), ours, keep=0)
+    before = session.kv()
+    with pytest.raises(PoolFull, match="2 free blocks of 6 on cpu, and 4 are needed: release or spill"):
+        PackedSession.of(random_kv(64, seed=1), ours, keep=0)
+    assert ours.device.free == 2
+    assert torch.equal(session.kv(), before)
+    session.release()
+    session.release()
+    assert ours.device.free == 6
+
+
+def test_a_shared_block_is_copied_before_it_is_written() -> None:
+    ours, kv = pool(), random_kv(40)
+    one = PackedSession.of(kv[:, :, :, :24], ours, keep=0)  # a block and a half
+    other = one.fork()
+    assert ours.device.free == 10
+    other.exact = torch.cat([other.exact, kv[:, :, :, 24:]], 3)
+    other.pack(keep=0)
+    assert other.blocks[0] == one.blocks[0] and other.blocks[1] != one.blocks[1]
+    assert torch.equal(other.kv(), PackedSession.of(kv, ours, keep=0).kv())
+    assert torch.equal(one.kv(), other.kv()[:, :, :, :24])
+    with pytest.raises(UsageError, match="others hold"):
+        ours.device.write(one.blocks, 0, ours.form.pack(kv[:, :, :, :16], 0))
+
+
+def test_blocks_are_held_as_often_as_they_are_retained() -> None:
+    slab = pool().device
+    blocks = slab.allocate(3)
+    slab.retain(blocks[:1])
+    slab.release(blocks)
+    assert slab.free == 11
+    for wrong in (blocks, [12], [-1]):
+        with pytest.raises(UsageError, match="held"):
+            slab.release(wrong)
+    slab.release(blocks[:1])
+    assert slab.free == 12
+    with pytest.raises(UsageError, match="more often"):
+        slab.release(slab.allocate(1) * 2)
+
+
+@KINDS
+def test_spilled_and_warmed_sessions_have_the_same_bytes(kind: str) -> None:
+    ours = pool(kind)
+    session, other = (PackedSession.of(random_kv(100, seed=n), ours, keep=10) for n in range(2))
+    before = session.kv(), other.kv()
+    session.spill()
+    with pytest.raises(UsageError, match="warm"):
+        session.kv()
+    assert ours.host is not None
+    assert (ours.device.free, ours.host.free) == (6, 6)
+    third = PackedSession.of(random_kv(90, seed=2), ours, keep=0)
+    with pytest.raises(PoolFull, match="free blocks"):
+        session.warm()
+    third.release()
+    session.warm()
+    assert torch.equal(session.kv(), before[0]) and torch.equal(other.kv(), before[1])
+    assert (ours.device.free, ours.host.free) == (0, 12)
+    for one in (session, other):
+        one.release()
+    assert ours.device.free == 12
+
+
+def test_without_host_memory_nothing_is_spilled() -> None:
+    ours = pool(host=0)
+    session = PackedSession.of(random_kv(64), ours, keep=0)
+    with pytest.raises(PoolFull, match="host_tokens"):
+        session.spill()
+    assert session.kv().shape[3] == 64
+
+
+def test_sizes_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="16 or 256"):
+        BlockPool(form("q4"), 100, block=20)
+    with pytest.raises(UsageError, match="at least a block"):
+        BlockPool(form("q4"), 100, block=256)
+    with pytest.raises(PoolFull, match="take fewer tokens"):
+        BlockPool(form("q4"), 1 << 44)
+
+
+IDS = list(range(1000, 1200))
+
+
+@KINDS
+def test_a_prefix_is_shared_within_a_tenant(kind: str) -> None:
+    ours = pool(kind)
+    tree = PrefixTree(ours)
+    session = PackedSession.of(random_kv(100), ours, keep=10)  # 5 full blocks and 10 tokens
+    assert tree.insert("acme", IDS[:100], session) == 5
+    assert tree.insert("acme", IDS[:100], session) == 0
+    assert tree.match("other", IDS) is None
+    assert tree.match("acme", IDS[1:]) is None
+    found = tree.match("acme", [*IDS[:50], 7, 7, 7])
+    assert found is not None and (found.tokens, found.blocks) == (48, session.blocks[:3])
+    assert torch.equal(found.kv(), session.kv()[:, :, :, :48])
+    assert tree.match("acme", IDS[:48]) is not None  # 32: the last id is left to run
+    before = session.kv()
+    session.release()
+    assert torch.equal(found.kv(), before[:, :, :, :48])
+    free = ours.device.free
+    tree.clear("acme", IDS[:32])
+    assert len(tree) == 1
+    found.release()
+    assert ours.device.free > free
+
+
+def test_a_full_pool_gives_up_the_prefixes_that_nobody_uses() -> None:
+    ours = pool(blocks=14, host=0)
+    tree = PrefixTree(ours)
+    for n in range(2):
+        session = PackedSession.of(random_kv(64, seed=n), ours, keep=0)
+        tree.insert("acme", [n, *IDS[:63]], session)  # 4 blocks and 2 of the sinks, in float32
+        session.release()
+    used = tree.match("acme", [0, *IDS[:63], 9])
+    assert used is not None and ours.device.free == 2
+    PackedSession.of(random_kv(64, seed=3), ours, keep=0)
+    assert len(tree) == 6  # the ends of the one not used lately went
+    kept = tree.match("acme", [0, *IDS[:63], 1])
+    assert kept is not None and kept.tokens == 64
+    assert torch.equal(used.kv(), kept.kv())
+    with pytest.raises(PoolFull):
+        PackedSession.of(random_kv(160, seed=4), ours, keep=0)
+    assert torch.equal(used.kv(), kept.kv())
+
+
+def test_prefixes_go_to_host_memory_and_come_back() -> None:
+    ours = pool(host=10)
+    tree = PrefixTree(ours)
+    session = PackedSession.of(random_kv(96), ours, keep=0)
+    before = session.kv()
+    tree.insert("acme", IDS[:96], session)
+    session.release()
+    other = PackedSession.of(random_kv(128, seed=1), ours, keep=0)
+    assert ours.host is not None and ours.host.free == 6
+    there = tree.match("acme", IDS)
+    assert there is not None and there.tokens == 32  # there is no room for the rest
+    other.release()
+    found = tree.match("acme", IDS)
+    assert found is not None and torch.equal(found.kv(), before)
+    assert ours.host.free == 10
+
+
+def test_no_block_is_lost_or_given_twice() -> None:
+    """Any order of calls: sessions keep their bytes, and in the end all blocks are free."""
+    draw = random.Random(5)
+    ours = pool(blocks=14, host=9)
+    tree = PrefixTree(ours)
+    live: list[tuple[PackedSession, torch.Tensor, list[int]]] = []
+    refused = 0
+    for _ in range(300):
+        act = draw.randrange(6)
+        try:
+            if act < 2:
+                ids = [draw.randrange(2), *IDS[: draw.randrange(20, 70)]]
+                found = tree.match(str(draw.randrange(2)), ids)
+                kv = random_kv(len(ids), seed=ids[0])
+                if found is None:
+                    found = PackedSession.of(kv, ours, keep=3)
+                    tree.insert("0", ids, found)
+                live.append((found, found.kv(), ids))
+            elif live:
+                session, kv, ids = live[draw.randrange(len(live))]
+                if act == 2 and not session.spilled:
+                    session.spill()
+                elif act == 3:
+                    session.warm()
+                elif act == 4 and not session.spilled:
+                    live.append((session.fork(), kv, ids))
+                elif act == 5:
+                    session.release()
+                    live = [one for one in live if one[0] is not session]
+        except PoolFull:
+            refused += 1
+        for session, kv, _ in live:
+            assert session.spilled or torch.equal(session.kv(), kv)
+    assert refused
+    for session, _, _ in live:
+        session.release()
+    tree.clear()
+    assert ours.host is not None
+    assert (ours.device.free, ours.host.free) == (14, 9)
