@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 PACKS, INDEXES, PLANS, PARITY = "packs", "index", "collect", "parity"
 LEDGER, KEYS, DAMAGED, TEMPORARY = "ledger", "keys", "damaged", "tmp"
-FOLDERS = (PACKS, PARITY, INDEXES, PLANS, LEDGER, KEYS, DAMAGED, TEMPORARY)
+MANIFEST = "manifest"
+FOLDERS = (PACKS, PARITY, INDEXES, PLANS, LEDGER, KEYS, MANIFEST, DAMAGED, TEMPORARY)
 
 SETTINGS = "archive.json"
 SETTINGS_COPY = f"{PARITY}/{SETTINGS}"
@@ -109,6 +110,15 @@ def plans_among(names: Iterable[str]) -> set[int]:
     """Return the epochs of the plans among the names in ``collect/``, or of their copies in ``parity/``.
 
     >>> plans_among(["000000000000000a", "00" * 16])
+    {10}
+    """
+    return {int(name, 16) for name in names if _EPOCH.fullmatch(name)}
+
+
+def numbers_among(names: Iterable[str]) -> set[int]:
+    """Return the numbers of the contents of a register among the names in its folder, on a disk.
+
+    >>> numbers_among(["000000000000000a", "current"])
     {10}
     """
     return {int(name, 16) for name in names if _EPOCH.fullmatch(name)}

@@ -5,6 +5,7 @@
 
 A put is one PUT with ``If-None-Match: *``: the object appears whole or not at all, or another writer's is
 there. Such stores list strongly consistently, and an answered PUT is durable, so there is nothing to sync.
+A register is one object, replaced by a PUT with ``If-Match: <ETag>``.
 When a name is taken, reading the object tells a lost answer from another writer: every name is a digest, or
 the bytes hold a random number of their writer.
 
@@ -26,7 +27,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pltz.archive.errors import StoreError
@@ -35,7 +36,7 @@ from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.object_names import INDEXES, folder_of, last_part
 from pltz.archive.storage.disk import OsFile
-from pltz.archive.storage.store import MOST_WHOLE, Opened
+from pltz.archive.storage.store import MOST_WHOLE, Content, Opened
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.identity import digest
 
@@ -104,15 +105,22 @@ class ObjectStore:
         )
 
     def make(self) -> None:
-        """Check that the store gives a name only once. There are no folders to make. Raises StoreError."""
-        name = object_names.temporary(self.random(16))
-        first, second = self._create(name, b"1"), self._create(name, b"2")
-        self.delete(name)
-        if not first or second:
-            raise StoreError(
-                f"{self.place.url} does not honour If-None-Match on PUT: two writers could overwrite each other; "
-                "use a store that does (S3 and most that speak like it, in newer versions)"
-            )
+        """Check that the store gives a name only once, and replaces only what was compared. Raises StoreError.
+
+        There are no folders to make.
+        """
+        folder = object_names.temporary(self.random(16))
+        first = self.swap(folder, b"1", None)
+        taken = self.swap(folder, b"2", None)
+        second = self.swap(folder, b"3", first)
+        late = self.swap(folder, b"4", first)
+        self.delete(_current(folder))
+        for honoured, condition in (taken == first, "If-None-Match"), (second == late != first, "If-Match"):
+            if not honoured or not first:
+                raise StoreError(
+                    f"{self.place.url} does not honour {condition} on PUT: two writers could overwrite each other; "
+                    "use a store that does (S3 and most that speak like it, in newer versions)"
+                )
 
     def put(self, name: str, data: bytes) -> bool:
         """Put an object as `Store.put` says. Raises StoreError."""
@@ -178,6 +186,46 @@ class ObjectStore:
 
         with suppress(FileNotFoundError):
             self._called(f"delete {name}", lambda: obstore.delete(self._remote, name), missing=name)
+
+    def load(self, register: str, known: Content | None = None) -> Content | None:
+        import obstore
+        from obstore.exceptions import NotModifiedError
+
+        name = _current(register)
+
+        def get() -> Content:
+            try:
+                found = obstore.get(self._remote, name, options={"if_none_match": known.tag} if known else {})
+            except NotModifiedError:
+                assert known
+                return known
+            if found.meta["size"] > MOST_WHOLE:
+                raise CorruptError(f"{name} has {found.meta['size']} bytes, more than any of ours: damaged")
+            return Content(bytes(found.bytes()), found.meta["e_tag"] or "")
+
+        try:
+            return self._called(f"read {name}", get, missing=name)
+        except FileNotFoundError:
+            return None
+
+    def swap(self, register: str, data: bytes, before: Content | None) -> Content | None:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
+
+        name = _current(register)
+
+        def put() -> str | None:
+            try:
+                how: Any = {"e_tag": before.tag} if before else "create"
+                return obstore.put(self._remote, name, data, mode=how, use_multipart=False)["e_tag"]
+            except (AlreadyExistsError, PreconditionError, NotFoundError, FileNotFoundError) as exc:
+                if CODE.search(text := str(exc)) and "NoSuchBucket" in text:
+                    raise
+                return None
+
+        if tag := self._called(f"write {name}", put):
+            return Content(data, tag)
+        return self.load(register)  # a lost answer and a retry look like a refusal: then these are our bytes
 
     def left(self, before: int) -> Sequence[str]:
         """Return nothing: an object is put at once, so no temporary files are left."""
@@ -264,6 +312,11 @@ class ObjectStore:
             if isinstance(exc, FileNotFoundError) and missing and code != "NoSuchBucket":
                 raise FileNotFoundError(2, "no such object", missing) from exc
             raise StoreError(f"cannot {what} in {self.place.url}: {_why(exc, status, code, text)}") from exc
+
+
+def _current(register: str) -> str:
+    """Return the name of the object that holds the content of a register."""
+    return f"{register}/current"
 
 
 def _connect(place: BucketPlace) -> S3Store:

@@ -1,4 +1,4 @@
-"""Stores: objects by name, with put-if-absent, ranged read, list, size and delete.
+"""Stores: objects by name, with put-if-absent, ranged read, list, size and delete, and registers.
 
 `Store` is the interface; `open_store` returns the one for a path or URL. `s3.ObjectStore` is a bucket (PUT
 with ``If-None-Match: *``, ranged GET, LIST, DELETE). `DirectoryStore` is a local directory over `disk.Disk`.
@@ -7,6 +7,9 @@ a name never stands for bytes that are not durable.
 
 A crash before the link leaves a file in ``tmp/``. A crash after it leaves the object or not, whole in both
 cases.
+
+A register is the only thing that changes: its content is replaced by who knows its present one (`Store.swap`). A bucket
+compares the ETag. A directory numbers the contents, and gives each number to one writer: see FORMAT.md, "Manifest".
 
 A directory keeps a reserve, so that a full disk can be emptied: see `Store.using_reserve` and FORMAT.md,
 "Reserve".
@@ -18,7 +21,7 @@ import errno
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pltz.archive.errors import (
     ArchiveError,
@@ -43,14 +46,22 @@ BAD_BYTES = (
     errno.EBADMSG,
     errno.EUCLEAN,
 )  # errors of a disk or file system for unreadable bytes
+TURNS = 100  # at a register that others replace meanwhile
 RESERVES = {  # bytes; the second part is for plans and ledger entries that precede deletions
     RESERVE: 256 << 10,
     RESERVE_COLLECT: 64 << 10,
 }
 
 
+class Content(NamedTuple):
+    """The content of a register, and the tag that the store gave it. No two contents are of the same bytes."""
+
+    data: bytes
+    tag: str
+
+
 class Store(Protocol):
-    """A store of whole, immutable objects.
+    """A store of whole, immutable objects, and of registers.
 
     Listing is strongly consistent: it contains everything put before.
     """
@@ -103,6 +114,24 @@ class Store(Protocol):
 
     def settle(self, folder: str) -> None:
         """Make everything listed in a folder durable, whichever process put it. Raises WriterFailed."""
+
+    def load(self, register: str, known: Content | None = None) -> Content | None:
+        """Return the content of a register, one that was acknowledged before the call or a later one; None without one.
+
+        ``register``: the name of a folder that has nothing else. ``known``: returned as it is where it is the present
+        one. Raises StoreError, UnreadableError.
+        """
+
+    def swap(self, register: str, data: bytes, before: Content | None) -> Content | None:
+        """Replace the content of a register where its present one is ``before``; None: where it has none.
+
+        ``data`` has random bytes, so that no content ever comes back.
+        Returns what it has now: ``data``, durably, or what another was first with, or None where it lost its content.
+
+        Raises:
+            StoreError: not acknowledged, as it was, or replaced where an answer was lost.
+            WriterFailed: a sync failed, so nothing may be trusted.
+        """
 
     def using_reserve(self, parts: int) -> AbstractContextManager[None]:
         """Return a context in which puts on a full disk may use the first ``parts`` parts of the reserve.
@@ -169,24 +198,7 @@ class DirectoryStore:
     def put(self, name: str, data: bytes) -> bool:
         """Put an object as `Store.put` says. Raises StoreError, FullError, WriterFailed."""
         self._check()
-        random = self.disk.random(16)
-        temporary, folder = object_names.temporary(random), folder_of(name)
-        try:
-            self._with_room(lambda: self._write(temporary, data))
-        except OSError as exc:
-            raise _named(f"write {name}", exc, len(data)) from exc
-        try:
-            self.disk.sync_file(temporary)
-        except FileNotFoundError as exc:  # a collector deleted the file of a writer that stalled for a day
-            raise _named(f"write {name}", exc) from exc
-        except OSError as exc:
-            self._fail(f"{name}: {exc}", exc)
-        if not self._parts and name not in RESERVES:
-            try:  # the new file may occupy space that a collector freed for itself
-                self._keep_reserve()
-            except StoreError:
-                self._drop(temporary)
-                raise
+        temporary, folder = self._staged(name, data), folder_of(name)
         try:
             self._with_room(lambda: self._in_folder(name, lambda: self.disk.link(temporary, name)))
         except (FileExistsError, FileNotFoundError) as exc:
@@ -199,10 +211,7 @@ class DirectoryStore:
         except OSError as exc:
             self._drop(temporary)
             raise _named(f"link {name}", exc) from exc
-        self._sync_directory(folder)
-        if folder not in self._lasting:  # another writer may have made it again without a sync yet
-            self._sync_directory("")
-            self._lasting.add(folder)
+        self._sync_folder(folder)
         self._drop(temporary)
         return True
 
@@ -296,6 +305,47 @@ class DirectoryStore:
             ):  # an empty folder that was dropped lists nothing
                 self._fail(f"{folder or 'root'}: {exc}", exc)
 
+    def load(self, register: str, known: Content | None = None) -> Content | None:
+        following = _numbered(register, int(known.tag, 16) + 1) if known else ""
+        if known and not self._is_named(following) and self._is_there(register, known):
+            return known
+        for _ in range(TURNS):
+            numbers = self._numbers(register)
+            if not numbers:
+                return None
+            try:
+                return Content(bytes(self.view(_numbered(register, numbers[-1]))), f"{numbers[-1]:016x}")
+            except FileNotFoundError:  # replaced meanwhile
+                continue
+        raise StoreError(f"others replace {register} all the time: try again")
+
+    def swap(self, register: str, data: bytes, before: Content | None) -> Content | None:
+        self._check()
+        number = int(before.tag, 16) + 1 if before else 1
+        name = _numbered(register, number)
+        temporary = self._staged(name, data)
+        try:
+            self._with_room(lambda: self._in_folder(name, lambda: self.disk.link(temporary, name)))
+        except FileExistsError:
+            self._drop(temporary)
+            return self.load(register)
+        except OSError as exc:
+            self._drop(temporary)
+            raise _named(f"link {name}", exc) from exc
+        # the number was free: nobody had it yet, or it is gone again, as all before it are
+        if before:
+            lost = not self._is_there(register, before)
+        else:
+            lost = max(self._numbers(register), default=number) > number
+        if lost:
+            self._drop(name)
+            self._drop(temporary)
+            return self.load(register)
+        self._drop_below(register, number)
+        self._sync_folder(register)
+        self._drop(temporary)
+        return Content(data, f"{number:016x}")
+
     @contextmanager
     def using_reserve(self, parts: int) -> Iterator[None]:
         before, self._parts = self._parts, max(parts, self._parts)
@@ -328,6 +378,66 @@ class DirectoryStore:
 
     def random(self, size: int) -> bytes:
         return self.disk.random(size)
+
+    def _staged(self, name: str, data: bytes) -> str:
+        """Write a file under ``tmp/``, sync it and return its path. ``name``: its name to be, for errors.
+
+        Raises StoreError, FullError, WriterFailed.
+        """
+        temporary = object_names.temporary(self.disk.random(16))
+        try:
+            self._with_room(lambda: self._write(temporary, data))
+        except OSError as exc:
+            raise _named(f"write {name}", exc, len(data)) from exc
+        try:
+            self.disk.sync_file(temporary)
+        except FileNotFoundError as exc:  # a collector deleted the file of a writer that stalled for a day
+            raise _named(f"write {name}", exc) from exc
+        except OSError as exc:
+            self._fail(f"{name}: {exc}", exc)
+        if not self._parts and name not in RESERVES:
+            try:  # the new file may occupy space that a collector freed for itself
+                self._keep_reserve()
+            except StoreError:
+                self._drop(temporary)
+                raise
+        return temporary
+
+    def _numbers(self, register: str) -> Sequence[int]:
+        """Return the numbers of a register's contents that are there, ascending. Raises StoreError."""
+        return sorted(object_names.numbers_among(self._names(register)))
+
+    def _is_there(self, register: str, content: Content) -> bool:
+        """Return whether a content is there. Its number is not enough: after a loss the numbers begin again.
+
+        Raises StoreError.
+        """
+        try:
+            return self.read(_numbered(register, int(content.tag, 16)), 0, len(content.data) + 1) == content.data
+        except (FileNotFoundError, UnreadableError):
+            return False
+
+    def _is_named(self, name: str) -> bool:
+        """Return whether a file has this name. Raises StoreError."""
+        try:
+            self.disk.changed(name)
+        except FileNotFoundError:
+            return False
+        except OSError as exc:
+            raise _named(f"look at {name}", exc) from exc
+        return True
+
+    def _drop_below(self, register: str, number: int) -> None:
+        """Unlink the contents before a number, the lowest first: a number is free only after all before it are gone."""
+        for old in self._numbers(register):
+            if old >= number:
+                return
+            try:
+                self.disk.unlink(_numbered(register, old))
+            except FileNotFoundError:
+                continue
+            except OSError:  # it stays below the newest, where nothing reads it
+                return
 
     def _write(self, path: str, data: bytes) -> None:
         """Create a file, and remove it again where that fails. Raises OSError, StoreError."""
@@ -456,6 +566,13 @@ class DirectoryStore:
         except OSError as exc:
             self._fail(f"{folder or 'root'}: {exc}", exc)
 
+    def _sync_folder(self, folder: str) -> None:
+        """Sync a folder that got a name, and the first time the root, which has its own. Raises WriterFailed."""
+        self._sync_directory(folder)
+        if folder not in self._lasting:  # another writer may have made it again without a sync yet
+            self._sync_directory("")
+            self._lasting.add(folder)
+
     def _fail(self, why: str, exc: OSError) -> None:
         self.failed = why
         raise WriterFailed(
@@ -513,6 +630,11 @@ def open_store(place: str | os.PathLike[str]) -> Store:
     if os.path.exists(place) and not os.path.isdir(place):
         raise UsageError(f"expected the directory of an archive, found a file: {name}")
     return DirectoryStore(OsDisk(place))
+
+
+def _numbered(register: str, number: int) -> str:
+    """Return the name of the content of this number in a register."""
+    return f"{register}/{number:016x}"
 
 
 def _unread(name: str, exc: OSError) -> StoreError | UnreadableError:

@@ -109,7 +109,7 @@ def sealed(disk: SimDisk, codec: ZlibCodec) -> TowerArchive:
 
 
 class S3Server:
-    """moto's S3 server on a free port, behind a proxy that can fail requests, lose answers, and ignore If-None-Match.
+    """moto's S3 server on a free port, behind a proxy that can fail requests, lose answers, and ignore conditions.
 
     Requests pass the proxy one at a time: S3 decides a conditional PUT atomically, which moto alone does not promise.
     """
@@ -141,7 +141,7 @@ class S3Server:
 
     def reset(self) -> None:
         """Stop all faults."""
-        self.failing, self.failures, self.skip, self.late, self.ignoring = "", 1 << 30, 0, False, False
+        self.failing, self.failures, self.skip, self.late, self.ignoring = "", 1 << 30, 0, False, ""
         self.only = ""  # method
         self.requests: list[str] = []
 
@@ -165,7 +165,7 @@ class S3Server:
             fails = bool(self.failing) and self.failures > 0 and self.skip <= 0 and wanted
             self.skip -= 1
             if self.ignoring:
-                environ.pop("HTTP_IF_NONE_MATCH", None)
+                environ.pop(self.ignoring, None)
             if fails:
                 self.failures -= 1
                 if self.late:

@@ -16,6 +16,7 @@ from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
+from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store, open_store
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, UsageError
@@ -85,6 +86,102 @@ def test_one_of_many_wins_a_name(store: Store) -> None:
             won = list(pool.map(lambda n, turn=turn: store.put(f"collect/{turn}", b"%d" % n), range(8)))
         assert won.count(True) == 1
         assert store.read(f"collect/{turn}", 0, 9) == b"%d" % won.index(True)
+
+
+def test_a_register_is_replaced_by_who_knows_its_content(store: Store) -> None:
+    assert store.load("manifest") is None
+    first = store.swap("manifest", b"first", None)
+    assert first and first.data == b"first" and store.load("manifest") == first
+    assert store.load("manifest", first) is first
+    second = store.swap("manifest", b"second", first)
+    assert second and second.data == b"second" and store.load("manifest", first) == second != first
+    for known in (None, first):
+        assert store.swap("manifest", b"late", known) == second
+    third = store.swap("manifest", b"third", second)
+    assert third and third.data == b"third" and store.load("manifest") == third
+    assert store.swap("manifest", b"late", second) == third
+    assert len(store.list("manifest")) == 1 and not store.list("packs")
+
+
+def test_a_register_of_which_the_content_is_lost_begins_again(store: Store) -> None:
+    old = store.swap("manifest", b"old", None)
+    assert old
+    for name in store.list("manifest"):
+        store.delete(f"manifest/{name}")
+    assert store.load("manifest", old) is None and store.swap("manifest", b"late", old) is None
+    new = store.swap("manifest", b"new", None)
+    assert new and new.data == b"new" and store.load("manifest", old) == new
+
+
+def test_one_of_many_replaces_a_content(store: Store) -> None:
+    before = None
+    for turn in range(5):
+        with ThreadPoolExecutor(8) as pool:
+            ends = list(pool.map(lambda n, b=before, t=turn: store.swap("manifest", b"%d %d" % (t, n), b), range(8)))
+        before = store.load("manifest")
+        won = [n for n, end in enumerate(ends) if end and end.data == b"%d %d" % (turn, n)]
+        assert before and len(won) == 1 and before.data == b"%d %d" % (turn, won[0])
+
+
+def test_no_swap_is_lost_among_many(store: Store) -> None:
+    """Each of 4 writers adds its numbers one by one: all are in the end, however often they are refused."""
+
+    def add(number: int) -> None:
+        for n in range(number, 20, 4):
+            while True:
+                before = store.load("manifest")
+                data = (before.data if before else b"") + bytes([n])
+                if (after := store.swap("manifest", data, before)) and n in after.data:
+                    break
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    content = store.load("manifest")
+    assert content and sorted(content.data) == list(range(20))
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_crash_leaves_a_register_as_it_was_or_replaced(before: bool) -> None:
+    """Or without a content, which the archive's packs make again. What was acknowledged stays."""
+    disk = SimDisk()
+    store = DirectoryStore(disk)
+    store.make()
+    old = store.swap("manifest", b"old", None) if before else None
+    left: list[bytes | None] = []
+
+    def watch() -> None:
+        for state in disk.crashes("tmp"):
+            found = DirectoryStore(SimDisk(state)).load("manifest")
+            left.append(found.data if found else None)
+
+    disk.watch = watch
+    assert store.swap("manifest", b"new", old)
+    assert set(left) <= {b"old" if before else None, b"new", None} and b"new" in left
+    assert {DirectoryStore(SimDisk(state)).load("manifest") for state in disk.crashes()} == {store.load("manifest")}
+
+
+def test_a_writer_that_stalled_does_not_take_a_number_again() -> None:
+    """Others went past the number and freed it."""
+    disk = SimDisk()
+    store, slow = DirectoryStore(disk), DirectoryStore(disk)
+    store.make()
+    before = store.swap("manifest", b"0", None)
+    content = before
+    for turn in range(1, 4):
+        content = store.swap("manifest", b"%d" % turn, content)
+    assert slow.swap("manifest", b"late", before) == content == store.load("manifest")
+    assert len(store.list("manifest")) == 1
+
+
+def test_what_a_killed_writer_left_is_taken_away(tmp_path: Path) -> None:
+    store = DirectoryStore(OsDisk(tmp_path), reserve=False)
+    store.make()
+    first = store.swap("manifest", b"first", None)
+    assert first
+    second = store.swap("manifest", b"second", first)
+    store.put(f"manifest/{first.tag}", b"first")  # the second writer was killed before it took it away
+    assert store.load("manifest", first) == second
+    assert store.swap("manifest", b"third", second) == store.load("manifest") and len(store.list("manifest")) == 1
 
 
 def session(name: str, *turns: int) -> NewSession:
@@ -206,9 +303,27 @@ def test_an_answer_that_is_lost_is_no_failure(s3: S3Server) -> None:
     assert not store.put("packs/a", b"2")
 
 
-def test_a_store_that_overwrites_is_refused(s3: S3Server, codec: SegmentCodec) -> None:
-    s3.ignoring = True
-    with pytest.raises(StoreError, match="If-None-Match"):
+def test_a_swap_whose_answer_is_lost_is_no_failure(s3: S3Server) -> None:
+    store = ObjectStore(s3.place())
+    first = store.swap("manifest", b"1", None)
+    s3.failing, s3.failures, s3.late, s3.only = "500 Internal Server Error", 1, True, "PUT"
+    second = store.swap("manifest", b"2", first)
+    assert second and second.data == b"2" and store.load("manifest") == second
+
+
+def test_a_register_is_one_request(s3: S3Server) -> None:
+    store = ObjectStore(s3.place())
+    first = store.swap("manifest", b"1", None)
+    s3.requests.clear()
+    assert store.load("manifest", first) is first
+    second = store.swap("manifest", b"2", first)
+    assert second and [r.partition(" ")[0] for r in s3.requests] == ["GET", "PUT"]
+
+
+@pytest.mark.parametrize("condition", ["If-None-Match", "If-Match"])
+def test_a_store_that_overwrites_is_refused(s3: S3Server, codec: SegmentCodec, condition: str) -> None:
+    s3.ignoring = f"HTTP_{condition.upper().replace('-', '_')}"
+    with pytest.raises(StoreError, match=f"honour {condition} "):
         TowerArchive.create(ObjectStore(s3.place()), [codec])
 
 
