@@ -390,7 +390,7 @@ class Codec(SessionDecoder):
         for batch in _log_batches(drafts):
             contexts: dict[int, int] = {}
             for draft in batch:
-                if earlier and (context := earlier.logs.context(draft.number, draft.content, self.logs.text)):
+                if earlier and (context := earlier.logs.context(draft.number, draft.content)):
                     contexts[draft.number], above[draft.number] = context.number, context.content
             for by_model in (True, False):
                 mine = [draft for draft in batch if options.by_zstd(draft.content) is not by_model]

@@ -125,11 +125,14 @@ class SketchIndex:
         return number
 
     def nearest(self, tokens: npt.NDArray[np.integer[Any]], count: int = 1) -> list[Neighbour]:
-        """Return at most ``count`` sketches that share most 4-grams with a sequence, (T,), best first.
+        """Return at most ``count`` sketches that share most 4-grams with a sequence, (T,), best first."""
+        return self.nearest_to(hashes_of(tokens), count)
+
+    def nearest_to(self, wanted: Hashes, count: int = 1) -> list[Neighbour]:
+        """Return at most ``count`` sketches that share most of these hashes, (h,), distinct and ascending, best first.
 
         Of equal ones the last added comes first. Sketches with fewer than `LEAST_HITS` hashes in common are left out.
         """
-        wanted = hashes_of(tokens)
         hits = np.zeros(len(self._scales), np.int64)
         begin = np.searchsorted(self._hashes, wanted, "left")
         length = np.searchsorted(self._hashes, wanted, "right") - begin

@@ -216,10 +216,6 @@ class LogCoder:
         copies = repeats.find(text.tokens, past.tokens)
         return _Draft(content, above, past, split, text, copies, repeats.literals(text.tokens, copies))
 
-    def text(self, content: bytes) -> Text:
-        """Return the text of a content, as one coded after it sees it."""
-        return self._past(content)
-
     def _past(self, above: bytes) -> Text:
         """Return the text of the bytes above. The last ones asked for are remembered: a proof asks once more."""
         if above not in self._pasts:

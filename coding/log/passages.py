@@ -1,0 +1,65 @@
+"""Passages: the lines that a log quotes, hashed, so that logs which quote the same are found without reading them.
+
+    content bytes --cut at quotes and line ends, also escaped ones--> lines --crc32 of the long ones--> hashes
+
+Agents put the same instructions, manuals and files into log after log. The hashes of a log stand for them in a sketch
+(coding/sketch.py). Where the lines are cut depends on the content alone, so a passage has the same hashes wherever it
+stands. Hashes that a sketch shares tell which earlier log is nearest, and a fast zstd whether it is worth it: short
+keys and ids are in no hash, and not every line that is shared saves much.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import numpy as np
+
+from pltz.coding.log.log_coder import usable
+from pltz.coding.sketch import Hashes, Sketch
+from pltz.plt_codec.identity import digest
+from pltz.plt_codec.zstd import Fallback
+
+PASSAGES: Final = digest(b"pltz tokenizer", b"passages")  # stands for the tokenizer where sketches are of passages
+HASHES = 256  # of a sketch
+LEAST_SHARED = 0.01  # of the passages of a log: with less in common an earlier log is not looked at
+LEAST_GAIN = 0.04  # of the bytes of a log under a fast zstd
+LONGER = 8  # times as long as a log what is read before it may be,
+ALWAYS = 1 << 18  # or so many bytes
+
+T = TypeVar("T")
+_CUTS: Final = re.compile(rb'\\+[nrt]|\\*"|\n| (?=[cw])')  # long lines within, too
+_SHORTEST = 32  # bytes of a passage
+
+
+def passages_of(content: bytes) -> Hashes:
+    """Return the distinct hashes of the passages of a log, ascending, (h,).
+
+    >>> log = b'{"text": "a line that stands in another log too\\\\nand this one, which is as long as that"}'
+    >>> len(passages_of(log)), len(np.intersect1d(passages_of(log), passages_of(log.replace(b"and", b"or"))))
+    (2, 1)
+    """
+    found = [zlib.crc32(line) for line in _CUTS.split(content) if len(line) >= _SHORTEST]
+    return np.unique(np.array(found, np.uint32))
+
+
+def sketch_of_passages(hashes: Hashes) -> Sketch:
+    """Return the sketch of a log with these passages, (h,)."""
+    return Sketch(len(hashes), hashes[:HASHES].copy())
+
+
+def most_before(size: int) -> int:
+    """Return how many bytes may be read before a log of so many bytes can be."""
+    return max(ALWAYS, LONGER * size)
+
+
+def worth_most(content: bytes, earlier: Sequence[T], content_of: Callable[[T], bytes]) -> T | None:
+    """Return the earlier log after which a fast zstd makes a log smallest, or None where none is worth it."""
+    if not earlier:
+        return None
+    alone = Fallback().fast_size(content)
+    sizes = [Fallback.after(usable(content_of(one), len(content))).fast_size(content) for one in earlier]
+    size, best = min(zip(sizes, range(len(earlier)), strict=True))
+    return earlier[best] if size < (1 - LEAST_GAIN) * alone else None
