@@ -287,6 +287,25 @@ def depth_of(catalog: Catalog, leaf: bytes) -> int | None:
     return next((n for n in range(LAST + 1) if _is_whole(catalog, leaf, (), known, LAST - n)), None)
 
 
+def reading_of(catalog: Catalog, leaf: bytes) -> int | None:
+    """Return the tokens that are decoded to read a tower, those of its neighbours included, as its records tell.
+
+    None where a segment is missing.
+    """
+    seen, todo, total = {NONE}, [leaf], 0
+    while todo:
+        at = todo.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        places = catalog.lookup.find(SEGMENTS, at)
+        if not places:
+            return None
+        total += places[0].record.tokens
+        todo += [places[0].record.parent, places[0].record.neighbour]
+    return total
+
+
 class KnownSegment(NamedTuple):
     """A segment that the caller already has, so it is neither read nor decoded.
 

@@ -26,7 +26,7 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import Record
 from pltz.coding.neighbours import LONGEST
-from pltz.coding.sketch import Sketch, SketchIndex, sketch_of
+from pltz.coding.sketch import Hashes, Sketch, SketchIndex, hashes_of, sketch_of
 from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.identity import NONE
 
@@ -80,15 +80,21 @@ class Candidates:
 
         None where it shares too few, or there is no candidate.
         """
+        found = self.nearest_to(place, hashes_of(tokens), LEAST_SHARE * len(tokens), 1)
+        return found[0] if found else None
+
+    def nearest_to(self, place: Place, wanted: Hashes, least: float, count: int) -> list[tuple[float, bytes]]:
+        """Return how many of these hashes, (h,), the nearest candidates of a domain share, and their ids.
+
+        Best first, at most ``count``, those that share ``least`` or more.
+        """
         for group, boxes in self._unread.pop(place, ()):
             with suppress(FormatError):  # the digest of the file was right, so a sketch that does not open is gone
                 for segment, sketch in open_sketches(self._keys, group, boxes):
                     self.add(place, segment, sketch)
         index = self._indexes.get(place)
-        found = index.nearest(tokens) if index else []
-        if not found or found[0].shared < LEAST_SHARE * len(tokens):
-            return None
-        return found[0].shared, self._names[place][found[0].number]
+        found = index.nearest_to(wanted, count) if index else []
+        return [(one.shared, self._names[place][one.number]) for one in found if one.shared >= least]
 
     def clear(self) -> None:
         """Forget all candidates."""

@@ -18,6 +18,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import LAST, Chains, depth_of
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
 from pltz.archive.codecs.codec import Plain, copies_fit, layout_mode
+from pltz.archive.codecs.logs import LogCodec
 from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.format.context import ALONE, COPIES, TOWER
 from pltz.archive.format.ids import BASE
@@ -100,7 +101,7 @@ class NeighbourEncoder:
         for segment in segments:
             if segment.id not in relied or (leaf := self.proved.neighbour(segment.id)) == NONE:
                 continue
-            if stored := self._stored_tower(leaf, _hops(segment)):
+            if stored := self.stored_tower(leaf, _hops(segment)):
                 segment.near = stored[0]
                 proofs |= stored[1]
             else:
@@ -119,7 +120,7 @@ class NeighbourEncoder:
         batch = _Batch()
         self._grant(fresh.values())
         for d in drafts:
-            if d.tower and d.tower[0].codec.reach:
+            if d.tower and d.tower[0].codec.reach and not isinstance(d.codec, LogCodec):  # see `LogNeighbours`
                 prompt = [s for s in d.tower if s.own.domain_kind == BASE]
                 self._look(batch, d.tower[: len(prompt)], 0, fresh)
                 self._look(batch, d.tower, len(prompt), fresh)
@@ -127,7 +128,7 @@ class NeighbourEncoder:
         towers, places = batch.towers, dict[bytes, Proofs]()
         tried = self._affordable(batch.proposed.values())
         for leaf in {leaf for _, leaf in tried} - towers.keys():
-            stored = self._stored_tower(leaf, LAST - (self._deep_of(leaf) or 0))
+            stored = self.stored_tower(leaf, LAST - (self.deep_of(leaf) or 0))
             if stored and self.proved.has_record(leaf):
                 towers[leaf], places[leaf] = stored
             else:
@@ -149,12 +150,12 @@ class NeighbourEncoder:
 
     def _serves(self, tower: _Tower) -> bool:
         """Return whether a tower of this put, coded by now, may serve others."""
-        near = [self._deep_of(s.neighbour) for s in tower.segments if s.near]
+        near = [self.deep_of(s.neighbour) for s in tower.segments if s.near]
         deep = max([tower.stored, *(LAST if behind is None else 1 + behind for behind in near)])
         self._deep[tower.candidate.segment] = deep
         return deep <= tower.most
 
-    def _deep_of(self, leaf: bytes) -> int | None:
+    def deep_of(self, leaf: bytes) -> int | None:
         """Return the neighbours in a row that a candidate is read with; None where it cannot serve."""
         if leaf not in self._deep:
             if len(self._deep) >= KNOWN:
@@ -222,7 +223,7 @@ class NeighbourEncoder:
     def _propose(self, batch: _Batch, segment: PendingSegment) -> int:
         """Find a candidate for a segment, and return the neighbours in a row that it is read with then; 0 for none."""
         found = self._proposed(segment, batch.new)
-        deep = self._deep_of(found[1]) if found else None
+        deep = self.deep_of(found[1]) if found else None
         if found is None or deep is None or deep > _most(segment):
             return 0
         batch.proposed[segment.id] = segment, found[1], found[0]
@@ -257,7 +258,7 @@ class NeighbourEncoder:
         found = [c.nearest(place, segment.tokens) for c, place in ways]
         return max((one for one in found if one and one[1] not in above), default=None)
 
-    def _stored_tower(self, leaf: bytes, hops: int) -> tuple[Segments, Proofs] | None:
+    def stored_tower(self, leaf: bytes, hops: int) -> tuple[Segments, Proofs] | None:
         """Return the tower of a stored candidate with its proofs; None where it cannot serve.
 
         ``hops``: of the segments that it is to serve (`_hops`).

@@ -20,7 +20,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import NOTHING
 from pltz.archive.catalog.history import MAX_FLOOR
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
@@ -42,6 +41,7 @@ from pltz.archive.writing.batch import (
     draft,
     session_rows,
 )
+from pltz.archive.writing.log_neighbours import LogNeighbours
 from pltz.archive.writing.neighbours import NeighbourEncoder
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.publisher import Publisher
@@ -64,6 +64,7 @@ class ArchiveWriter:
         self.expect: Expect | None = None
         self.recent = RecentTowers()
         self.neighbours = NeighbourEncoder(catalog, codecs, self.proved)
+        self.logs = LogNeighbours(self.neighbours, catalog.keys)
         self._publisher = Publisher(catalog, self.proved, parity)
 
     def put(self, sessions: Sequence[NewSession], *, dry_run: bool = False) -> list[CommitReceipt]:
@@ -93,6 +94,8 @@ class ArchiveWriter:
         drafts, segments = self._choose(sessions, drafts, segments, stored)
         fresh, relied = self._sort_out(segments, stored)
         near = self.neighbours.lean_on(fresh, segments, relied) if relied else {}
+        found, logs = self.logs.choose(drafts, fresh)
+        near |= found
         self._encode(list(fresh.values()))
         new = [] if self.neighbours.candidates is None else self.neighbours.encode(drafts, fresh, near)
         self._number(drafts)
@@ -109,6 +112,7 @@ class ArchiveWriter:
             self.recent.add([(s.id, s.tokens) for s in d.tower])
         if new:
             self.neighbours.add(new)
+        self.logs.add(logs, drafts)
         return [d.receipt() for d in drafts]
 
     def _choose(
@@ -187,6 +191,7 @@ class ArchiveWriter:
         """Forget the tokens of sessions, and the candidates: some are about to be erased."""
         self.recent.clear()
         self.neighbours.clear()
+        self.logs.clear()
 
     def copy(self, rows: Iterable[tuple[Context, Record]]) -> None:
         """Put stored records unchanged (for the collector). Raises the errors of `Publisher.put`."""
@@ -253,9 +258,9 @@ class ArchiveWriter:
         for codec, numbers in batches(segments):
             batch = [segments[n] for n in numbers]
             follows = isinstance(codec, Following) and codec.follows
-            # each segment alone, unless its codec always codes after what is above
+            # each segment alone, a log after its neighbour, unless its codec always codes after what is above
             roots = [s for s in batch if not (follows and s.reached and len(s.tokens))]
-            alone = [Plain(s.tokens, NOTHING) for s in roots]
+            alone = [Plain(s.tokens, s.before(ALONE)) for s in roots]
             if self.expect and isinstance(codec, BundleCodec) and (seconds := codec.expected(alone)) is not None:
                 self.expect(seconds)
             for segment, data in zip(roots, codec.encode(alone), strict=True):

@@ -21,7 +21,8 @@ def manual(seed: int, words: int = 600) -> str:
 
 def log(*texts: str, noise: int = 0) -> bytes:
     own = [f"{random.Random(noise + n).random()} is said here and nowhere else {noise}" for n in range(9)]
-    return b"".join(json.dumps({"uuid": f"{1000 * noise + n:032x}", "text": t}).encode() + b"\n" for n, t in enumerate((*own, *texts)))
+    lines = [{"uuid": f"{1000 * noise + n:032x}", "text": text} for n, text in enumerate((*own, *texts))]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
 def shared(a: bytes, b: bytes) -> float:

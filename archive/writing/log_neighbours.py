@@ -1,0 +1,160 @@
+"""LogNeighbours: name the earlier log of its tenant that each new log is coded after, before it is coded.
+
+    new log --passages--> the nearest logs of its tenant --tower, proved--> fast zstd, alone and after each--> neighbour
+
+Other segments are coded alone and after a neighbour, and the shorter record is put. A log takes seconds, so it is coded
+once: the passages that it quotes (coding/log/passages.py) and a fast zstd tell beforehand whether the neighbour pays.
+Only the first segment of a log has one. What is added later is coded after the log itself.
+
+Reading a log takes that of its neighbour and of those before it, at most `most_before` of its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pltz.archive.catalog.chain import LAST, reading_of
+from pltz.archive.catalog.recent_towers import Segments
+from pltz.archive.codecs.logs import LogCodec
+from pltz.archive.encryption.keys import Encryption
+from pltz.archive.format.ids import TENANT
+from pltz.archive.writing.batch import PendingSegment, PendingVersion
+from pltz.archive.writing.candidates import Candidate, Candidates, Place
+from pltz.archive.writing.neighbours import GRANTED, PROOF, NeighbourEncoder
+from pltz.archive.writing.verified_segments import Proofs
+from pltz.coding.log.passages import (
+    LEAST_SHARED,
+    PASSAGES,
+    most_before,
+    passages_of,
+    sketch_of_passages,
+    worth_most,
+)
+
+TRIED = 3  # of the nearest logs
+KNOWN = 1 << 18  # logs of which it is remembered how much is read to read them
+
+
+class _Earlier(NamedTuple):
+    """An earlier log that a new one may be coded after.
+
+    Attributes:
+        tower: its segments.
+        proofs: of those that are stored, and of those that they are read with.
+        deep: neighbours in a row that it is read with.
+        read: tokens that are decoded to read it.
+    """
+
+    tower: Segments
+    proofs: Proofs
+    deep: int
+    read: int
+
+
+class LogNeighbours:
+    """Names the neighbours of new logs. One per writer."""
+
+    def __init__(self, near: NeighbourEncoder, keys: Encryption) -> None:
+        self.near, self.candidates = near, Candidates(keys)
+        self._reads: dict[bytes, int | None] = {}  # tokens decoded to read each candidate; None: it cannot serve
+
+    def choose(
+        self, drafts: Sequence[PendingVersion], fresh: Mapping[bytes, PendingSegment]
+    ) -> tuple[Proofs, list[Candidate]]:
+        """Name the neighbours of the new logs of a put.
+
+        Returns the proofs of the neighbours that are stored, and the candidates among the new logs, for `add` once
+        they are durable.
+        """
+        proofs: Proofs = {}
+        logs = {s.id: d for d in drafts if d.tower and (s := _root(d, fresh))}
+        credit: dict[Place, float] = {}
+        for d in logs.values():
+            place = _place(d)
+            credit[place] = credit.get(place, 0.0) + GRANTED * sum(len(s.tokens) for s in d.tower)
+        new, made, known = Candidates(), list[Candidate](), dict[bytes, _Earlier]()
+        for d in logs.values():
+            root, place = fresh[d.tower[0].id], _place(d)
+            passages = passages_of(_bytes(d.tower[0].tokens))
+            # the nearest logs, those of this put and stored ones
+            least = LEAST_SHARED * len(passages)
+            found = [one for c in (new, self.candidates) for one in c.nearest_to(place, passages, least, TRIED)]
+            earlier = list[_Earlier]()
+            for _, leaf in sorted(found, reverse=True)[:TRIED]:
+                if leaf not in known and (one := self._stored(leaf, place, credit)):
+                    known[leaf] = one
+                if leaf in known and self._fits(known[leaf], root):
+                    earlier.append(known[leaf])
+            chosen = worth_most(_bytes(root.tokens), earlier, _content)
+            if chosen:
+                root.near = chosen.tower
+                proofs |= chosen.proofs
+            # it may serve others, as a whole
+            own = sum(len(s.tokens) for s in d.tower)
+            one = _Earlier([(s.id, s.tokens) for s in d.tower], {}, 0, own)
+            if chosen:
+                one = one._replace(proofs=chosen.proofs, deep=1 + chosen.deep, read=own + chosen.read)
+            if one.deep < LAST and all(s.id in fresh for s in d.tower):
+                known[d.leaf] = one
+                made.append(Candidate(place, d.leaf, sketch_of_passages(passages)))
+                new.add(*made[-1])
+        return proofs, made
+
+    def _fits(self, earlier: _Earlier, root: PendingSegment) -> bool:
+        """Return whether a log may be coded after an earlier one."""
+        within = earlier.deep < LAST and earlier.read <= most_before(len(root.tokens))
+        return within and root.id not in {name for name, _ in earlier.tower} | earlier.proofs.keys()
+
+    def _stored(self, leaf: bytes, place: Place, credit: dict[Place, float]) -> _Earlier | None:
+        """Return a stored log, read and proved, as far as the time granted to its tenant allows; None where not."""
+        deep, near = self.near.deep_of(leaf), self.near
+        if leaf not in self._reads:
+            if len(self._reads) >= KNOWN:
+                self._reads.clear()
+            self._reads[leaf] = reading_of(near.catalog, leaf)
+        read = self._reads[leaf]
+        if deep is None or deep >= LAST or read is None:
+            return None
+        if near.towers.get(leaf) is None:
+            if credit[place] < PROOF * read:
+                return None
+            credit[place] -= PROOF * read
+        found = near.stored_tower(leaf, LAST - deep)
+        if found is None or not near.proved.has_record(leaf):
+            return None
+        near.towers.add(found[0])
+        return _Earlier(*found, deep, read)
+
+    def add(self, made: Iterable[Candidate], drafts: Sequence[PendingVersion]) -> None:
+        """Add logs that are durable by now."""
+        towers = {d.leaf: d for d in drafts}
+        for one in made:
+            self.candidates.add(*one)
+            self.near.towers.add([(s.id, s.tokens) for s in towers[one.segment].tower])
+
+    def clear(self) -> None:
+        """Forget all candidates: some are about to be erased."""
+        self.candidates.clear()
+        self._reads.clear()
+
+
+def _root(draft: PendingVersion, fresh: Mapping[bytes, PendingSegment]) -> PendingSegment | None:
+    """Return the first segment of a log that is new, None of any other session."""
+    root = draft.tower[0]
+    is_new_log = isinstance(draft.codec, LogCodec) and root.id in fresh and not fresh[root.id].coded
+    return root if is_new_log and root.own.domain_kind == TENANT else None
+
+
+def _place(draft: PendingVersion) -> Place:
+    return Place(draft.tower[0].own.domain, PASSAGES)
+
+
+def _content(earlier: _Earlier) -> bytes:
+    return b"".join(_bytes(tokens) for _, tokens in earlier.tower)
+
+
+def _bytes(tokens: np.ndarray) -> bytes:
+    return tokens.astype(np.uint8).tobytes()
