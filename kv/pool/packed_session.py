@@ -92,6 +92,20 @@ class PackedSession:
         """Return a cache of transformers with the KV of all tokens, unpacked. ``config``: the model's."""
         return cache_of([(layer[:1], layer[1:]) for layer in self.kv()], config)
 
+    def cut(self, tokens: int) -> None:
+        """Drop all but the first ``tokens`` tokens. Blocks beyond them are given back."""
+        self._check()
+        if not 0 <= tokens <= self.tokens:
+            raise UsageError(f"the session has {self.tokens} tokens: cannot cut it to {tokens}")
+        exact = self.sinks + max(tokens - self.packed, 0)
+        packed = min(tokens, self.packed)
+        if packed <= self.pool.form.sinks:
+            packed, exact = 0, min(exact, tokens)
+        needed = -(-packed // self.pool.block)
+        self.pool.device.release(self.blocks[needed:])
+        self.exact = self.exact[:, :, :, :exact]
+        self.blocks, self.packed = self.blocks[:needed], packed
+
     def fork(self) -> PackedSession:
         """Return another session of the same tokens that goes its own way. Its blocks are shared until one writes."""
         self._check()

@@ -1,0 +1,189 @@
+"""Batches of packed sessions: what `generate` gives each, what a pass computes, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from pltz.datasets import sample_sessions
+from pltz.kv.pool import cpu_attention, page_attention
+from pltz.kv.pool.batch_cache import BatchKVCache
+from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.pool.packed_session import PackedSession
+from pltz.kv.pool.page_attention import use_pages
+from pltz.models.target.target import Target
+from pltz.plt_codec.errors import UsageError
+
+LENGTHS, NEW = (150, 40, 300), ((11, 5, 9, 3), (7,), (5, 2))
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    target = Target.load("mini-llama", dtype="float32")  # products of bfloat16 depend on the batch
+    use_pages(target.model)
+    return target
+
+
+@pytest.fixture(scope="module")
+def texts(target: Target) -> list[list[int]]:
+    chat = "".join(message["content"] for one in sample_sessions()[:30] for message in one.value["messages"])
+    ids = [int(one) for one in target.tokenize(chat)]
+    return [ids[1000 * n : 1000 * n + tokens] for n, tokens in enumerate(LENGTHS)]
+
+
+def session_of(target: Target, pool: BlockPool, ids: Sequence[int], keep: int = 16) -> PackedSession:
+    with torch.inference_mode():
+        return PackedSession.of(target.prefill(ids)[0], pool, keep=keep)
+
+
+def generated(target: Target, cache: Any, inputs: dict[str, torch.Tensor], count: int) -> list[list[int]]:
+    with torch.inference_mode():
+        found = target.model.generate(
+            **inputs, past_key_values=cache, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
+        )
+    return [row[inputs["input_ids"].shape[1] :].tolist() for row in found]
+
+
+@pytest.mark.parametrize("kind", ["raw", "q8", "q4"])
+def test_each_session_of_a_batch_continues_as_alone(target: Target, texts: list[list[int]], kind: str) -> None:
+    """100 tokens, so that tails are packed on the way."""
+    pool = BlockPool.of(target, kind, 4096)
+    sessions = [session_of(target, pool, ids) for ids in texts]
+    alone = []
+    for session, new in zip(sessions, NEW, strict=True):
+        cache = BatchKVCache.merge([session], keep=16)
+        alone += generated(target, cache, cache.inputs([new]), 100)
+        cache.release()
+    cache = BatchKVCache.merge(sessions, keep=16)
+    found = generated(target, cache, cache.inputs(NEW), 100)
+    assert found == alone
+    assert all(packed > session.packed for packed, session in zip(cache.packed, sessions, strict=True))
+    assert cache.tokens() == [len(ids) + len(new) + 99 for ids, new in zip(texts, NEW, strict=True)]
+    if kind == "raw":
+        for ids, new, text in zip(texts, NEW, found, strict=True):
+            whole = torch.tensor([[*ids, *new]])
+            inputs = {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
+            assert generated(target, None, inputs, 100)[0] == text
+    cache.release()
+    for session in sessions:
+        session.release()
+    assert pool.device.free == pool.device.blocks
+
+
+def test_an_extracted_session_goes_on_in_another_batch(target: Target, texts: list[list[int]]) -> None:
+    pool = BlockPool.of(target, "q4", 4096)
+    sessions = [session_of(target, pool, ids) for ids in texts]
+    cache = BatchKVCache.merge(sessions, keep=16)
+    first = generated(target, cache, cache.inputs(NEW), 70)
+    whole = generated(target, cache, cache.inputs([[row[-1]] for row in first]), 30)
+    again = BatchKVCache.merge(sessions, keep=16)
+    generated(target, again, again.inputs(NEW), 70)
+    last = [again.extract(row) for row in (2, 0)]
+    assert [one.tokens for one in last] == [300 + 2 + 69, 150 + 4 + 69]
+    other = BatchKVCache.merge(last, keep=16)
+    found = generated(target, other, other.inputs([[first[2][-1]], [first[0][-1]]]), 30)
+    assert found == [whole[2], whole[0]]
+    short = again.extract(0, 60)
+    assert (short.tokens, short.packed, len(short.blocks)) == (60, 60, 4)
+    assert torch.equal(short.kv(), sessions[0].kv()[:, :, :, :60])
+    assert again.extract(1, 3).kv().shape[3] == 3
+
+
+@pytest.mark.skipif(not cpu_attention.there(), reason="no C compiler at the installation")
+def test_compiled_attention_gives_the_logits_of_torch(
+    target: Target, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = BlockPool.of(target, "q4", 4096)
+    sessions = [session_of(target, pool, ids) for ids in texts]
+
+    def logits() -> torch.Tensor:
+        cache = BatchKVCache.merge(sessions)
+        inputs = cache.inputs([[5], [6], [7]])
+        places = torch.tensor([[n] for n in cache.tokens()])
+        with torch.inference_mode():
+            ids = inputs.pop("input_ids")[:, -1:]
+            return target.model(ids, **inputs, position_ids=places, past_key_values=cache).logits  # type: ignore[no-any-return]
+
+    compiled = logits()
+    monkeypatch.setattr(page_attention, "_packed", lambda *args: None)
+    assert (compiled - logits()).abs().max() < 1e-4 * compiled.abs().max()
+
+
+@pytest.mark.skipif(not cpu_attention.there(), reason="no C compiler at the installation")
+def test_attention_of_blocks_is_watched(target: Target, texts: list[list[int]]) -> None:
+    pool = BlockPool.of(target, "q8", 4096)
+    cache = BatchKVCache.merge([session_of(target, pool, ids) for ids in texts], keep=16)
+    with pytest.raises(UsageError, match="watch"):
+        cache.block_mass(0, 4)
+    cache.watch()
+    generated(target, cache, cache.inputs(NEW), 100)
+    heads = target.model.config.num_attention_heads
+    for row, table in enumerate(cache.tables):
+        mass = cache.block_mass(row, heads)
+        assert mass.shape == (len(table),) and (mass > 0).all() and 0.05 < mass.sum() < 1
+
+
+def test_beams_share_blocks(target: Target, texts: list[list[int]]) -> None:
+    pool = BlockPool.of(target, "raw", 4096)
+    session = session_of(target, pool, texts[0])
+    cache = BatchKVCache.merge([session], keep=16)
+    cache.batch_repeat_interleave(3)
+    inputs = cache.inputs([[11], [11], [11]])
+    rows = generated(target, cache, inputs, 80)
+    assert rows[0] == rows[1] == rows[2] and len({tuple(table) for table in cache.tables}) == 3
+    assert len({table[0] for table in cache.tables}) == 1
+    cache.reorder_cache(torch.tensor([2, 2]))
+    cache.release()
+    session.release()
+    assert pool.device.free == pool.device.blocks
+
+
+def test_columns_that_are_still_exact_can_be_dropped(target: Target, texts: list[list[int]]) -> None:
+    pool = BlockPool.of(target, "q4", 4096)
+    cache = BatchKVCache.merge([session_of(target, pool, texts[0])], keep=16)
+    first = generated(target, cache, cache.inputs([[11]]), 9)
+    cache.crop(-9)
+    assert cache.tokens() == [150]
+    assert generated(target, cache, cache.inputs([[11]]), 9) == first
+    with pytest.raises(UsageError, match="last 9 columns"):
+        cache.crop(-10)
+
+
+def test_what_is_refused(target: Target, texts: list[list[int]]) -> None:
+    pool, other = (BlockPool.of(target, "q4", 1024, host_tokens=1024) for _ in range(2))
+    one, two = session_of(target, pool, texts[0]), session_of(target, other, texts[0])
+    with pytest.raises(UsageError, match="one pool"):
+        BatchKVCache.merge([one, two])
+    with pytest.raises(UsageError, match="at least one"):
+        BatchKVCache.merge([one]).inputs([[]])
+    two.spill()
+    with pytest.raises(UsageError, match="warm"):
+        BatchKVCache.merge([two])
+    cache = BatchKVCache.merge([one])
+    target.model.set_attn_implementation("sdpa")
+    try:
+        with pytest.raises(UsageError, match="use_pages"):
+            generated(target, cache, cache.inputs([[1]]), 2)
+    finally:
+        use_pages(target.model)
+    with pytest.raises(UsageError, match="merge anew"):
+        generated(target, cache, cache.inputs([[1]]), 2)
+
+
+def test_prefixes_serve_a_batch(target: Target, texts: list[list[int]]) -> None:
+    from pltz.kv.pool.prefix_tree import PrefixTree
+
+    pool = BlockPool.of(target, "q4", 4096)
+    tree = PrefixTree(pool)
+    tree.insert("acme", texts[2], session_of(target, pool, texts[2]))
+    found = tree.match("acme", texts[2])
+    assert found is not None and found.tokens == 272
+    cache = BatchKVCache.merge([found], keep=16)
+    again = generated(target, cache, cache.inputs([[*texts[2][272:], 5]]), 20)
+    whole = BatchKVCache.merge([session_of(target, pool, texts[2])], keep=16)
+    assert again == generated(target, whole, whole.inputs([[5]]), 20)
+
+
