@@ -27,8 +27,6 @@ import numpy as np
 
 from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.format.ids import BASE, LEAF, TENANT, segment_of
 from pltz.archive.format.index_file import key_of_session
@@ -36,6 +34,8 @@ from pltz.archive.format.object_names import PACKS
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
 from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.archive.writing.new_session import KINDS, CommitReceipt, NewSession
+from pltz.coding.codecs.codec import SegmentCodec
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 

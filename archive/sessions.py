@@ -44,13 +44,6 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import numpy as np
 
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.codecs.codec import (
-    BundleCodec,
-    BytesCodec,
-    IdsCodec,
-    SegmentCodec,
-)
-from pltz.archive.codecs.logs import LogCodec, method_of
 from pltz.archive.encryption.keys import LockedArchive
 from pltz.archive.errors import KeyMismatch, LostError, NotFound
 from pltz.archive.format import ids as identity
@@ -60,6 +53,13 @@ from pltz.archive.format.object_names import PACKS
 from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.archive.writing.new_session import KINDS, CommitReceipt, NewSession
 from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS, Pace
+from pltz.coding.codecs.codec import (
+    BundleCodec,
+    BytesCodec,
+    IdsCodec,
+    SegmentCodec,
+)
+from pltz.coding.codecs.logs import LogCodec, method_of
 from pltz.coding.log.log_coder import METHODS
 from pltz.coding.log.log_look import is_log
 from pltz.datasets.continuation import continues
@@ -302,7 +302,7 @@ class SessionArchive:
 
     def add(self, tokenizer: bytes) -> bytes:
         """Add another tokenizer, by its tokenizer.json, and return its fingerprint. Raises ModelError."""
-        from pltz.archive.codecs.bridged import BridgedCodec
+        from pltz.coding.codecs.bridged import BridgedCodec
         from pltz.models.bundle.bridge import Bridge
 
         bridge = Bridge(tokenizer, self.tokenizer)

@@ -29,8 +29,6 @@ from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem
 from pltz.archive.catalog.recent_towers import RecentTowers
-from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, Secret
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
@@ -52,6 +50,8 @@ from pltz.archive.writing.candidates import read_candidates
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.codec import SegmentCodec
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.plt_codec.identity import NONE, SIZE

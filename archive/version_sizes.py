@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pltz.archive.codecs.codec import BytesCodec, IdsCodec
-from pltz.archive.format.context import RUN, TOWER, Context
+from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.run import unpack_run
+from pltz.coding.codecs.codec import BytesCodec, IdsCodec
+from pltz.coding.codecs.modes import TOWER
 from pltz.models.bundle import locations
 from pltz.plt_codec.errors import PltzError
 

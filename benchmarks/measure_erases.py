@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.encryption.box import KEY, Tree, seal, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.holes import without
@@ -39,6 +38,7 @@ from pltz.archive.format.ids import TENANT
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import BytesCodec
 
 OWNER = "acme"
 ROUND = 20  # sessions put and erased per round

@@ -163,9 +163,9 @@ def tokens_at_least(cold: "Archive", version: "Version", most: int, tokenizer_js
     """Return a number of tokens that a session has at least for a target of so many positions; 0 where it may fit."""
     from tokenizers import Tokenizer
 
-    from pltz.archive.codecs.codec import BytesCodec
     from pltz.archive.version_sizes import method_of, tokens_of
     from pltz.archive.writing.new_session import KINDS
+    from pltz.coding.codecs.codec import BytesCodec
     from pltz.datasets.conversation import conversation
 
     if KINDS[version.kind] == "ids":

@@ -43,6 +43,7 @@ WINGS = {
     "coding": (
         "expected_time options parts sketch",
         "log",
+        "codecs",
         "decode_limits neighbours",
         "decoder",
         "codec",
@@ -54,7 +55,6 @@ WINGS = {
         "format",
         "storage",
         "encryption",
-        "codecs",
         "catalog",
         "writing",
         "maintenance",

@@ -24,15 +24,16 @@ from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
-from pltz.archive.codecs.codec import Chained, Coded, Queueing, SegmentCodec, coding
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
 from pltz.archive.format import ids as identity
-from pltz.archive.format.context import RUN, TOWER, WITHIN
+from pltz.archive.format.context import RUN, WITHIN, coding
 from pltz.archive.format.ids import BASE, LEAF, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import unpack_run
+from pltz.coding.codecs.codec import Chained, Coded, Queueing, SegmentCodec
+from pltz.coding.codecs.modes import TOWER
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 from pltz.plt_codec.identity import NONE

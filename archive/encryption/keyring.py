@@ -18,12 +18,13 @@ from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
 from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, SCRYPT, KeyFile, KeyFolder, root_id
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch, MissingKeys
-from pltz.archive.format.context import COPIES, RUN, SEALED, WITHIN, Context
+from pltz.archive.format.context import RUN, SEALED, WITHIN, Context
 from pltz.archive.format.ids import BASE, Head, Tokens
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import MAX_TAGS, Record
 from pltz.archive.format.run import unpack_run
 from pltz.archive.storage.store import Store, is_there
+from pltz.coding.codecs.modes import COPIES
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.identity import NONE, SIZE
 from pltz.plt_codec.varint import write_varint

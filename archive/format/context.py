@@ -8,15 +8,15 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from pltz.archive.format.record import MAX_NAME
+from pltz.archive.format.record import MAX_NAME, Record
+from pltz.coding.codecs.codec import SegmentCodec
+from pltz.coding.codecs.modes import ALONE, CODING, COPIES, TOWER, TURN
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.varint import read_varint, write_varint
 
 FORM = struct.Struct("<B16s16s16sH16sBBB8s5s")
-ALONE, TOWER, FAST, TURN, RUN, WITHIN = 0, 1, 2, 4, 8, 16  # bits of the mode
-CODING = TOWER | FAST | TURN  # the bits that tell how tokens are coded
-COPIES = 32  # stands beside them for a record whose bitstring begins with copies; no bit of a context
+RUN, WITHIN = 8, 16  # bits of the mode beside those of `coding.codecs.modes`
 CLEAR, SEALED = 0, 1  # ciphers
 NO_ROOT = bytes(8)
 
@@ -56,6 +56,13 @@ class Context:
             bytes(5),
         )
         return fixed + write_varint(len(name)) + name
+
+
+def coding(codec: SegmentCodec, context: Context, record: Record) -> int:
+    """Return the bits that tell how a record's tokens were coded. Raises CorruptError where its codec has no copies."""
+    if record.copied and not codec.mode & COPIES:
+        raise CorruptError("a record has copies, which its codec never makes: damaged")
+    return context.mode & CODING | COPIES * record.copied
 
 
 def is_mode(mode: int) -> bool:

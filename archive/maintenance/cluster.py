@@ -36,8 +36,6 @@ from pltz.archive.catalog.chain import BATCH, NOTHING, Chains, context_after, de
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import Segments
-from pltz.archive.codecs.codec import Plain, SegmentCodec
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates
 from pltz.archive.format.context import NO_ROOT, RUN, WITHIN, Context
@@ -46,6 +44,8 @@ from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.writing.candidates import LEAST_GRAMS, LEAST_SHARE, read_groups, seal_sketch, tower_sketch
 from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES, most_in_a_row
+from pltz.coding.codecs.codec import Plain, SegmentCodec
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.neighbours import LONGEST
 from pltz.coding.sketch import Sketch
 from pltz.plt_codec.errors import FormatError, PltzError

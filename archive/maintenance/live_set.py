@@ -18,9 +18,10 @@ from typing import NamedTuple, Self
 
 from pltz.archive.catalog.chain import LAST
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.context import ALONE, RUN, WITHIN
+from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, Record
+from pltz.coding.codecs.modes import ALONE
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.varint import MAX_VALUE
 

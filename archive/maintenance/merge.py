@@ -27,8 +27,6 @@ from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version, older_versions, version_of
 from pltz.archive.catalog.recent_towers import Segments
-from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, layout_mode, ways_of
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import RUN, WITHIN, Context
 from pltz.archive.format.ids import TENANT, Tokens
@@ -36,6 +34,8 @@ from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.format.run import MAX_RUN, OlderVersion, Run, pack_run
 from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec, layout_mode, ways_of
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_TOKENS

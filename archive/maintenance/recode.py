@@ -17,14 +17,14 @@ import numpy as np
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING, Chains
 from pltz.archive.catalog.listing import Found
-from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec, layout_mode, ways_of
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.record import Record
 from pltz.archive.writing.batch import Row
 from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec, layout_mode, ways_of
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import BundleMismatch, PltzError
 from pltz.plt_codec.identity import NONE
 

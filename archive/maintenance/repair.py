@@ -33,7 +33,6 @@ from pltz.archive.catalog.chain import lost_versions
 from pltz.archive.catalog.ledger import MAX_FILE as MAX_ENTRY
 from pltz.archive.catalog.ledger import PackState, decode_as
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import ArchiveError, StoreError
@@ -59,6 +58,7 @@ from pltz.archive.maintenance.salvage_reader import SalvageReader
 from pltz.archive.storage.store import Store, is_there, remains
 from pltz.archive.writing.publisher import shared_places, shared_ranges
 from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 from pltz.plt_codec.identity import digest
 

@@ -31,13 +31,12 @@ from pltz.archive.catalog.ledger import MISSING, as_text
 from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem, Problems
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.encryption.key_files import MAX_SIZE as MAX_KEYS
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.errors import ArchiveError, KeyMismatch, LostError
 from pltz.archive.format import object_names
-from pltz.archive.format.context import TOWER, WITHIN
+from pltz.archive.format.context import WITHIN
 from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, key_of_session, keys_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
@@ -48,6 +47,8 @@ from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, inner_blocks, whole
 from pltz.archive.maintenance.erase import unfinished
 from pltz.archive.storage.store import is_there
+from pltz.coding.codecs.modes import TOWER
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 

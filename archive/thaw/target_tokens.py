@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.archive.codecs.bridged import BridgedCodec
-from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.writing.new_session import KINDS
+from pltz.coding.codecs.bridged import BridgedCodec
+from pltz.coding.codecs.codec import BytesCodec
 from pltz.datasets import registry
 from pltz.datasets.conversation import conversation, rendered
 from pltz.datasets.input_format import HEAD

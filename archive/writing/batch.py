@@ -18,14 +18,15 @@ import numpy as np
 from pltz.archive.catalog.chain import NOTHING, context_after
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import Segments
-from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format import ids
-from pltz.archive.format.context import TOWER, Context
+from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.writing.new_session import KINDS, CommitReceipt, NewSession, check
+from pltz.coding.codecs.codec import SegmentCodec
+from pltz.coding.codecs.modes import TOWER
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.identity import NONE
 
 BATCH_TOKENS = 1 << 22  # tokens per call of a codec

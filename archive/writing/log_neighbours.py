@@ -18,13 +18,13 @@ import numpy as np
 
 from pltz.archive.catalog.chain import LAST, reading_of
 from pltz.archive.catalog.recent_towers import Segments
-from pltz.archive.codecs.logs import LogCodec
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format.ids import TENANT
 from pltz.archive.writing.batch import PendingSegment, PendingVersion
 from pltz.archive.writing.candidates import Candidate, Candidates, Place
 from pltz.archive.writing.neighbours import GRANTED, PROOF, NeighbourEncoder
 from pltz.archive.writing.verified_segments import Proofs
+from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.log.passages import (
     LEAST_SHARED,
     PASSAGES,

@@ -17,15 +17,15 @@ from typing import NamedTuple
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import LAST, Chains, depth_of
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
-from pltz.archive.codecs.codec import Plain, copies_fit, layout_mode
-from pltz.archive.codecs.logs import LogCodec
-from pltz.archive.codecs.registry import CodecRegistry
-from pltz.archive.format.context import ALONE, COPIES, TOWER
 from pltz.archive.format.ids import BASE
 from pltz.archive.format.index_file import Location
 from pltz.archive.writing.batch import PendingSegment, PendingVersion, batches
 from pltz.archive.writing.candidates import Candidate, Candidates, Place, tower_sketch
 from pltz.archive.writing.verified_segments import Proofs, VerifiedSegments
+from pltz.coding.codecs.codec import Plain, copies_fit, layout_mode
+from pltz.coding.codecs.logs import LogCodec
+from pltz.coding.codecs.modes import ALONE, COPIES, TOWER
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.identity import NONE

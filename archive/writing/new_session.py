@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pltz.archive.catalog.chain import MAX_SEGMENTS
-from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import MAX_NAME
+from pltz.coding.codecs.codec import SegmentCodec
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import ContentError, LimitError, UsageError
 from pltz.plt_codec.identity import SIZE
 from pltz.plt_codec.limits import MAX_TOKENS

@@ -16,11 +16,10 @@ from itertools import groupby
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.codecs.codec import Coded, coding
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format import ids, object_names
-from pltz.archive.format.context import WITHIN, Context
+from pltz.archive.format.context import WITHIN, Context, coding
 from pltz.archive.format.ids import BASE, U32, Tokens, many
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, Location, key_of_session
 from pltz.archive.format.pack import (
@@ -38,6 +37,7 @@ from pltz.archive.format.record import Record
 from pltz.archive.storage.store import is_there
 from pltz.archive.writing.batch import PendingSegment, Row, batches
 from pltz.archive.writing.verified_segments import VerifiedSegments
+from pltz.coding.codecs.codec import Coded
 from pltz.plt_codec.errors import ContentError
 
 ABREAST = 32  # segments per comparison

@@ -15,13 +15,14 @@ import numpy as np
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING, Chains, context_after, may_serve
 from pltz.archive.catalog.listing import Found
-from pltz.archive.codecs.codec import Coded, SegmentCodec, Vouching, coding
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.format import ids
-from pltz.archive.format.context import RUN, TOWER, WITHIN
+from pltz.archive.format.context import RUN, WITHIN, coding
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.writing.batch import PendingSegment
+from pltz.coding.codecs.codec import Coded, SegmentCodec, Vouching
+from pltz.coding.codecs.modes import TOWER
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 

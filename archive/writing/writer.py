@@ -24,11 +24,9 @@ from pltz.archive.catalog.history import MAX_FLOOR
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers
-from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Following, Plain, layout_mode
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import ids
-from pltz.archive.format.context import ALONE, RUN, TOWER, WITHIN, Context
+from pltz.archive.format.context import RUN, WITHIN, Context
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.format.record import FORGET, Mark, Record, pack_tags, tokens_fit
@@ -46,6 +44,9 @@ from pltz.archive.writing.neighbours import NeighbourEncoder
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Following, Plain, layout_mode
+from pltz.coding.codecs.modes import ALONE, TOWER
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.identity import NONE
 
 if TYPE_CHECKING:

@@ -22,12 +22,10 @@ from typing import Any
 import numpy as np
 
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.copy import copy
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
-from pltz.archive.format.context import ALONE
 from pltz.archive.format.object_names import PACKS, packs_among
 from pltz.archive.format.object_names import pack as pack_name
 from pltz.archive.format.pack import Damage, Pack
@@ -38,6 +36,8 @@ from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.benchmarks.torture.child import Line, Voice
 from pltz.benchmarks.torture.record import AcknowledgedRecord, Key, KnownSession, Seen, digest_of
+from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
+from pltz.coding.codecs.modes import ALONE
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session as Content
 from pltz.plt_codec.errors import FormatError, PltzError

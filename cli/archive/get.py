@@ -192,7 +192,7 @@ def _as_pltz(
     threads: int | None,
     bar: Progress,
 ) -> bytes:
-    from pltz.archive.codecs.codec import BytesCodec
+    from pltz.coding.codecs.codec import BytesCodec
 
     if any(v.tokenizer not in (cold.sessions.tokenizer.fingerprint, BytesCodec.tokenizer) for v in chosen):
         raise UsageError(

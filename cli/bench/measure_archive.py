@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from pltz.archive.archive import Archive
 from pltz.archive.child_python import command, environment, safe_path
-from pltz.archive.codecs.codec import NO_MARK, Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import Tokens
@@ -32,6 +31,7 @@ from pltz.archive.format.pack import MAX_SIZE
 from pltz.archive.sessions import PutRequest
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import NO_MARK, Coded, Plain
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.transcript import to_tokens_many
 from pltz.plt_codec.errors import CorruptError, ModelError

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import NO_MARK, Coded, Plain, copies_of
-from pltz.archive.format.context import ALONE, COPIES, TOWER
 from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
+from pltz.coding.codecs.codec import NO_MARK, Coded, Plain, copies_of
+from pltz.coding.codecs.modes import ALONE, COPIES, TOWER
 from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.sealed import RAW

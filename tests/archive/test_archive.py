@@ -14,10 +14,10 @@ import pltz
 from pltz import PutRequest
 from pltz.archive import sessions
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.codecs.codec import BundleCodec
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.retention import Policy
 from pltz.archive.thaw.target_tokens import TargetTokenReader
+from pltz.coding.codecs.codec import BundleCodec
 from pltz.datasets.given import as_session
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.format import block
 from pltz.archive.format import ids as identity
@@ -17,6 +16,7 @@ from pltz.archive.format.ids import Head, digests, segment_digest, segment_head
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import BytesCodec
 from pltz.plt_codec.identity import NONE
 from tests.archive.towers import TowerArchive
 

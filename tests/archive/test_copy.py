@@ -10,12 +10,12 @@ import pytest
 
 from pltz.archive import copy
 from pltz.archive.catalog.lookup import RecordLookup
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import UsageError
 from tests.archive.towers import TowerArchive
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format.context import RUN
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.candidates import Place, tower_sketch
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.identity import NONE
 from tests.archive.towers import TowerArchive

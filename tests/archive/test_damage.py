@@ -14,7 +14,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import segment_of
 from pltz.archive.format.index_file import FileIndex
@@ -25,6 +24,7 @@ from pltz.archive.format.settings import Settings
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import FormatError, PltzError, VersionError
 from pltz.plt_codec.identity import NONE, digest
 from tests.archive.sealed import without_reserve

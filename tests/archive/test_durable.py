@@ -15,7 +15,6 @@ import pytest
 from pltz.archive import tower_archive as module
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup, Version
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.copy import copy
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
 from pltz.archive.format import index_file as index
@@ -27,6 +26,7 @@ from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(30)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import BytesCodec, SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format.object_names import FOLDERS
@@ -17,6 +16,7 @@ from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(30)

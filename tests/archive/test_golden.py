@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import BundleCodec, BytesCodec
 from pltz.archive.errors import ArchiveError, MissingKeys
-from pltz.archive.format.context import RUN, TOWER, TURN
+from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.maintenance.repair import Repaired, Repairer
@@ -18,6 +17,8 @@ from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.candidates import Place, read_candidates
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec
+from pltz.coding.codecs.modes import TOWER, TURN
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE

@@ -27,15 +27,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.codecs.codec import Coded
 from pltz.archive.copy import copy
 from pltz.archive.errors import NotFound
-from pltz.archive.format.context import COPIES, TOWER
 from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy, expired
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore, Store
+from pltz.coding.codecs.codec import Coded
+from pltz.coding.codecs.modes import COPIES, TOWER
 from pltz.plt_codec.errors import PltzError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import RAW

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import segment_of
@@ -25,6 +24,7 @@ from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import NONE, digest
 from pltz.plt_codec.varint import write_varint

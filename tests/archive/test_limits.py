@@ -11,11 +11,11 @@ import pytest
 
 from pltz import PutRequest
 from pltz.archive.catalog.chain import Chains
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.format import record
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, LimitError

@@ -12,11 +12,11 @@ import pytest
 
 from pltz import PutReceipt, PutRequest
 from pltz.archive.archive import Archive
-from pltz.archive.codecs.codec import BytesCodec, Coded, Plain
-from pltz.archive.codecs.logs import LogCodec, method_of
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError
 from pltz.archive.maintenance.repair import Repairer
+from pltz.coding.codecs.codec import BytesCodec, Coded, Plain
+from pltz.coding.codecs.logs import LogCodec, method_of
 from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session

@@ -20,13 +20,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pltz.archive.codecs.codec import BytesCodec, SegmentCodec
 from pltz.archive.errors import ArchiveError, NotFound, WriterFailed
-from pltz.archive.format.context import COPIES, TOWER
 from pltz.archive.storage.s3 import ObjectStore
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
+from pltz.coding.codecs.modes import COPIES, TOWER
 from tests.archive.conftest import ZlibCodec
 from tests.archive.towers import TowerArchive
 

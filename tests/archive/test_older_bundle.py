@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pltz import PutRequest
-from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.writing import writer
+from pltz.coding.codecs.codec import BytesCodec
 from pltz.models.bundle import locations
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle, write_bundle

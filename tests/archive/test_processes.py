@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import BytesCodec
 from tests.archive.towers import TowerArchive
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ WRITER = """
 import sys
 import numpy as np
 from tests.archive.towers import TowerArchive
-from pltz.archive.codecs.codec import BytesCodec
+from pltz.coding.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError
 from pltz.archive.writing.new_session import NewSession
 place, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])

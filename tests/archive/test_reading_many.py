@@ -13,9 +13,9 @@ from pltz.archive import sessions
 from pltz.archive.archive import Archive
 from pltz.archive.catalog import chain
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.codecs.codec import BundleCodec, Coded
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import Tokens
+from pltz.coding.codecs.codec import BundleCodec, Coded
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.transcript import to_tokens_many

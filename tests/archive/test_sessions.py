@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pltz import PutRequest
-from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
 from pltz.archive.writing import writer
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.lanes import LayoutName

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import NO_MARK, BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.errors import ArchiveError, Fenced, LostError, NotFound, StoreError, WriterFailed
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import Tokens
@@ -20,6 +19,7 @@ from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import NO_MARK, BytesCodec, Coded, Plain, SegmentCodec
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
 from tests.archive.towers import TowerArchive
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError, LostError, StoreError, UnreadableError
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.pack import Pack
@@ -23,6 +22,7 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import BytesCodec
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.towers import TowerArchive
 
@@ -32,7 +32,7 @@ CUT = """
 import os, sys
 from pathlib import Path
 from tests.archive.towers import TowerArchive
-from pltz.archive.codecs.codec import BytesCodec
+from pltz.coding.codecs.codec import BytesCodec
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.plt_codec.errors import CorruptError
 place, what = Path(sys.argv[1]), sys.argv[2]

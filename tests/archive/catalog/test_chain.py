@@ -11,14 +11,14 @@ import pytest
 from pltz.archive.catalog import chain
 from pltz.archive.catalog.chain import BATCH, Answer, Chains, KnownSegment, RecordToDecode, decode_records
 from pltz.archive.catalog.listing import Found
-from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import LostError
-from pltz.archive.format.context import COPIES, TOWER
 from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
+from pltz.coding.codecs.modes import COPIES, TOWER
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import BundleMismatch, CorruptError
 from pltz.plt_codec.identity import NONE

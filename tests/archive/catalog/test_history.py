@@ -9,7 +9,6 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.history import MAX_FLOOR
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import key_of
@@ -18,6 +17,7 @@ from pltz.archive.retention import Policy
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.sealed import RAW
 from tests.archive.towers import TowerArchive
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.archive.catalog.ledger import EntryKind, LedgerEntry, PackLedger, PackState
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.copy import copy
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.format.object_names import ledger_copies
@@ -18,6 +17,7 @@ from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import FormatError, PltzError
 from tests.archive.towers import TowerArchive
 

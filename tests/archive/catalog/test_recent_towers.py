@@ -67,7 +67,7 @@ def grown(folder: Path, *, remember: bool) -> tuple[SessionArchive, list[tuple[i
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the number of segments of each call of a decoder."""
-    from pltz.archive.codecs.codec import BundleCodec
+    from pltz.coding.codecs.codec import BundleCodec
 
     counts: list[int] = []
     decode = BundleCodec.decode

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.archive import copy as transfer
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.box import BITS, KEY, LEVELS, Tree, seal, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
@@ -30,6 +29,7 @@ from pltz.archive.sessions import base_of
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 from tests.archive.sealed import RAW, chat, reopen, tokens
 from tests.archive.towers import TowerArchive
@@ -113,7 +113,7 @@ def test_a_sealed_archive_gives_back_what_was_put(
 
 
 def test_no_name_label_or_content_is_readable_in_files_or_file_names(tmp_path: Path) -> None:
-    from pltz.archive.codecs.codec import BytesCodec
+    from pltz.coding.codecs.codec import BytesCodec
 
     secret, words = tmp_path / "key", ["the-name", "the-tenant", "the-label", "the-prompt", "the-answer"]
     secret.write_bytes(bytes(range(32)))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.key_files import KeyFile
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError, MissingKeys, NotFound
@@ -14,6 +13,7 @@ from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
 from tests.archive.sealed import RAW, chat, reopen, tokens
 from tests.archive.towers import TowerArchive

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pltz.archive.codecs.codec import NO_MARK, Coded, Plain
 from pltz.archive.format.ids import Tokens
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import NO_MARK, Coded, Plain
 from tests.archive.towers import TowerArchive
 
 SESSIONS = 20_000

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import index_file
 from pltz.archive.format.index_file import SEGMENTS, U64, FileIndex, MemoryIndex, by_section
 from pltz.archive.format.pack import Damage
@@ -18,6 +17,7 @@ from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, _or
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.identity import SIZE
 from tests.archive.towers import TowerArchive
 

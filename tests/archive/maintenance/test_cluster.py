@@ -7,10 +7,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import Plain, SegmentCodec
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import TENANT, Tokens
 from pltz.archive.maintenance.cluster import NEAREST, _k_medoids, _medoids, _Session
+from pltz.coding.codecs.codec import Plain, SegmentCodec
 from pltz.coding.sketch import sketch_of
 
 RANDOM = np.random.default_rng(5)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.lookup import RecordLookup, Version
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.box import KEY, Tree, unit_of, unseal
 from pltz.archive.encryption.domain_keys import MAX_ROOTS, DomainKeys
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
@@ -26,6 +25,7 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError, UsageError
 from tests.archive.sealed import PROMPT, RAW, chat, records_of, reopen, tokens
 from tests.archive.towers import TowerArchive

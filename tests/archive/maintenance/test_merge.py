@@ -13,7 +13,6 @@ import pytest
 from pltz.archive import copy
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Found
-from pltz.archive.codecs.codec import Coded, Plain, SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound
 from pltz.archive.format import object_names
@@ -23,6 +22,7 @@ from pltz.archive.format.run import Run, pack_run, unpack_run
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import records

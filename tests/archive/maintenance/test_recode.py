@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound
@@ -19,6 +18,7 @@ from pltz.archive.maintenance.erase import Eraser, Erasure
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.identity import NONE
 from tests.archive.peek import peek, records
 from tests.archive.sealed import RAW, reopen

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.ledger import PackLedger
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import StoreError
@@ -28,6 +27,7 @@ from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 from pltz.plt_codec.identity import digest
 from tests.archive.conftest import ZlibCodec

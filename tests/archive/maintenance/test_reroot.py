@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.copy import copy
 from pltz.archive.encryption import box, holes
 from pltz.archive.encryption.keyring import Keyring
@@ -17,6 +16,7 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.maintenance.reroot import Rerooter
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.maintenance.test_erase import raw_records_open
 from tests.archive.sealed import chat, reopen, tokens
 from tests.archive.towers import TowerArchive

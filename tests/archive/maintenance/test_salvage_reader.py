@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import BytesCodec
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format.byte_source import Held
 from pltz.archive.format.ids import TENANT, segment_of
@@ -20,6 +18,8 @@ from pltz.archive.maintenance.salvage_reader import SECTOR, SalvageReader
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.codec import BytesCodec
+from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.identity import NONE, digest
 from tests.archive.towers import TowerArchive
 

@@ -10,7 +10,6 @@ import pytest
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.freshness import Token
-from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format import block
 from pltz.archive.format.ids import Tokens
@@ -20,6 +19,7 @@ from pltz.archive.maintenance.verify import Report
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import Coded, Plain
 from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.plt_codec.identity import NONE
 from tests.archive.conftest import ZlibCodec

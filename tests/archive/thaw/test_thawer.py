@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from pltz import PutRequest
-from pltz.archive.codecs.bridged import BridgedCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.thaw.thawed import KV_NOISE, Thawed, kv_difference
 from pltz.archive.thaw.thawer import Thawer, Wanted
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.bridged import BridgedCodec
 from pltz.kv.store.store import HotStore, space_of
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.chain import LAST
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import object_names
 from pltz.archive.format.candidate_file import CandidateGroup, pack_candidates, unpack_candidates
-from pltz.archive.format.context import FAST, RUN, TURN
+from pltz.archive.format.context import RUN
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.candidates import Place, read_candidates, read_groups
 from pltz.archive.writing.neighbours import GRANTED, PROOF, SAVED_UP, TRIAL, NeighbourEncoder
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
+from pltz.coding.codecs.modes import FAST, TURN
 from pltz.coding.neighbours import LONGEST
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import NONE, digest
@@ -159,7 +160,7 @@ def test_copies_that_claim_too_many_tokens_are_not_written(
     archive = TowerArchive.create(DirectoryStore(SimDisk()), [copying_codec])
     archive.neighbours = True
     put(archive, "a0", "a1")
-    monkeypatch.setattr("pltz.archive.codecs.codec.MAX_TOKENS_PER_BYTE", 1)
+    monkeypatch.setattr("pltz.coding.codecs.codec.MAX_TOKENS_PER_BYTE", 1)
     put(archive, "a2")
     found = [peek(archive, name, "acme")[-1].record for name in ("a1", "a2")]
     assert [(record.neighbour != NONE, record.copied) for record in found] == [

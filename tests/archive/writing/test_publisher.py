@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import BytesCodec, Coded
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format import ids
 from pltz.archive.format.context import Context
@@ -19,6 +18,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing import publisher
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.publisher import ABREAST, _compare, shared_places
+from pltz.coding.codecs.codec import BytesCodec, Coded
 from pltz.plt_codec.errors import ContentError
 from pltz.plt_codec.identity import NONE
 from tests.archive.towers import TowerArchive

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import BytesCodec, Plain
 from pltz.archive.errors import Fenced
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.codec import BytesCodec, Plain
 from tests.archive.conftest import ZlibCodec
 from tests.archive.towers import TowerArchive
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from pltz.archive.format.context import ALONE, FAST
 from pltz.archive.humanize import size
+from pltz.coding.codecs.modes import ALONE, FAST
 from pltz.datasets import sample_sessions
 from pltz.plt_codec.container.file import Reader
 from tests.archive.peek import peek

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.writing.new_session import NewSession
 from pltz.cli.ui.groups import RootGroup
+from pltz.coding.codecs.codec import BytesCodec
 from tests.archive.towers import TowerArchive
 
 LAZY = {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.archive.codecs.codec import Coded, Plain
 from pltz.cli.bench import archive as bench_archive
 from pltz.cli.bench.measure_archive import ReadyCodec
+from pltz.coding.codecs.codec import Coded, Plain
 from pltz.plt_codec.errors import CorruptError
 
 Run = Callable[..., Result]

@@ -19,7 +19,6 @@ from unittest import mock
 
 import numpy as np
 
-from pltz.archive.codecs.codec import BundleCodec, BytesCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.object_names import FOLDERS, SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
@@ -28,6 +27,7 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.identity import digest
 from tests.archive.towers import TowerArchive

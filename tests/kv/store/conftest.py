@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pltz import PutRequest
-from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import BytesCodec
 from pltz.kv.store.kv_block import KVBlock
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.serving.eviction.hook import EvictionHook, HookSettings
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.lock import FileLocks, Lock

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.writer import Journal

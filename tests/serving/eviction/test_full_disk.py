@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import BLOCK, DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.serving.eviction.journal.entry import JournalEntry
 from pltz.serving.eviction.journal.lock import FileLocks
 from pltz.serving.eviction.journal.reader import JournalReader

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format.ids import target_of, tenant_of
 from pltz.archive.storage.disk import OsDisk
+from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.serving.eviction import eviction_queue
 from pltz.serving.eviction import token_buffer as snapshot

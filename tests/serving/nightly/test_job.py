@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zstandard
 
-from pltz.archive.codecs.codec import BundleCodec, BytesCodec, SegmentCodec
 from pltz.archive.errors import Fenced, StoreError
 from pltz.archive.format import object_names
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, SegmentCodec
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pltz.archive.codecs.codec import BundleCodec, Coded
 from pltz.archive.format.ids import Tokens
+from pltz.coding.codecs.codec import BundleCodec, Coded
 from pltz.serving.nightly import config
 from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.sources import jsonl

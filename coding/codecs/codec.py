@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from pltz.archive.format.context import ALONE, CODING, COPIES, FAST, TOWER, TURN, Context
-from pltz.archive.format.ids import Tokens
-from pltz.archive.format.record import Record
+from pltz.coding.codecs.modes import ALONE, CODING, COPIES, FAST, TOWER, TURN, Identity
 from pltz.coding.expected_time import expected_seconds
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
@@ -40,6 +38,7 @@ from pltz.plt_codec.lanes import (
     turn_layout,
 )
 from pltz.plt_codec.repeats import Copy
+from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
@@ -195,13 +194,6 @@ def ways_of(codec: SegmentCodec, above: Tokens) -> list[tuple[int, Tokens]]:
     return [after] if isinstance(codec, Following) and codec.follows else [alone, after]
 
 
-def coding(codec: SegmentCodec, context: Context, record: Record) -> int:
-    """Return the bits that tell how a record's tokens were coded. Raises CorruptError where its codec has no copies."""
-    if record.copied and not codec.mode & COPIES:
-        raise CorruptError("a record has copies, which its codec never makes: damaged")
-    return context.mode & CODING | COPIES * record.copied
-
-
 def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
     """Return the embedded bundle of this id and this tokenizer; None if there is none."""
     from pltz.models.bundle.bundle import Bundle
@@ -271,7 +263,7 @@ def copies_of(coded: Coded) -> tuple[list[Copy], bytes]:
 
 
 class BundleCodec:
-    """A decoder bundle's coder, after the last tokens of the tower (FORMAT.md, "Bitstrings").
+    """A decoder bundle's coder, after the last tokens of the tower (archive/format/FORMAT.md, "Bitstrings").
 
     ``layout``: layout of the segments that it codes; it reads both. The coder is `Bundle.coder`.
     """
@@ -412,7 +404,7 @@ class IdsCodec:
         self._fallback = Fallback()
 
     @classmethod
-    def fits(cls, context: Context) -> bool:
+    def fits(cls, context: Identity) -> bool:
         """Return whether segments of this context were coded by such a codec."""
         fixed = context.bundle, context.contract, context.mode & CODING
         return fixed == (cls.bundle_id, cls.contract, cls.mode)

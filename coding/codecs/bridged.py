@@ -1,4 +1,4 @@
-"""Bridged codec: segments of a target's own token ids, coded through a bundle (FORMAT.md, "Bitstrings").
+"""Bridged codec: segments of a target's own token ids, coded through a bundle (archive/format/FORMAT.md, "Bitstrings").
 
     ids of the target --bridge--> bundle tokens, patch --frame after the text above--> bitstring
 
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.archive.codecs.codec import NO_MARK, Coded, Plain, embedded, encode_frames, frame_item, layout_mode
-from pltz.archive.format.context import FAST, TOWER, TURN
-from pltz.archive.format.ids import Tokens
+from pltz.coding.codecs.codec import NO_MARK, Coded, Plain, embedded, encode_frames, frame_item, layout_mode
+from pltz.coding.codecs.modes import FAST, TOWER, TURN
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import LayoutName
+from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.varint import read_varint, write_varint
 
 if TYPE_CHECKING:

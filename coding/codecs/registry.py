@@ -1,4 +1,4 @@
-"""The codecs of an archive, looked up by what they decode.
+"""Codecs, looked up by what they decode.
 
     codecs = CodecRegistry([BundleCodec(bundle), BytesCodec()])
     codec = codecs.for_context(pack.head.contexts[record.context])     # None: no bundle at hand decodes it
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import overload
 
-from pltz.archive.codecs.codec import AnyBundle, IdsCodec, SegmentCodec
-from pltz.archive.format.context import CODING, Context
+from pltz.coding.codecs.codec import AnyBundle, IdsCodec, SegmentCodec
+from pltz.coding.codecs.modes import CODING, Identity
 
 _Needs = tuple[bytes, int, bytes, int]  # bundle, contract, tokenizer, bits of the mode that say how it was coded
 
@@ -38,7 +38,7 @@ class CodecRegistry(Sequence[SegmentCodec]):
         self._registered = list(codecs)
         self._derived.clear()
 
-    def for_context(self, context: Context) -> SegmentCodec | None:
+    def for_context(self, context: Identity) -> SegmentCodec | None:
         """Return the codec that decodes the segments of a context; None if there is none."""
         needs = context.bundle, context.contract, context.tokenizer, context.mode & CODING
         found = next((codec for codec in self._registered if _decodes(codec, needs)), None)
@@ -60,7 +60,7 @@ class CodecRegistry(Sequence[SegmentCodec]):
         """Return whether a codec is registered, or was derived here."""
         return any(one is codec for one in (*self._registered, *self._derived.values()))
 
-    def _derive(self, context: Context, needs: _Needs) -> SegmentCodec | None:
+    def _derive(self, context: Identity, needs: _Needs) -> SegmentCodec | None:
         """Return a codec that follows from one at hand and decodes a context; None if there is none."""
         if IdsCodec.fits(context):
             return IdsCodec(context.tokenizer)

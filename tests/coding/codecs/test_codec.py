@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Coded, Plain, layout_mode
-from pltz.archive.format.context import ALONE, COPIES, FAST, TOWER, TURN, Context
+from pltz.archive.format.context import Context
 from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.record import Record
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, Plain, layout_mode
+from pltz.coding.codecs.modes import ALONE, COPIES, FAST, TOWER, TURN
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.archive.codecs.codec import NO_MARK, BytesCodec, Coded, Plain
-from pltz.archive.format.context import TOWER
-from pltz.archive.format.ids import Tokens
+from pltz.coding.codecs.codec import NO_MARK, BytesCodec, Coded, Plain
+from pltz.coding.codecs.modes import TOWER
 from pltz.coding.log.log_coder import REACH, LogCoder, holds, parse
 from pltz.plt_codec.errors import BundleMismatch, ContentError
 from pltz.plt_codec.limits import ZSTD_ABOVE
+from pltz.plt_codec.types import Tokens
 
 if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle

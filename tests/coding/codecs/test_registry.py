@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from pltz.archive.catalog.chain import NOTHING
-from pltz.archive.codecs.codec import BytesCodec, Coded, IdsCodec, Plain
-from pltz.archive.codecs.registry import CodecRegistry
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import TENANT
+from pltz.coding.codecs.codec import BytesCodec, Coded, IdsCodec, Plain
+from pltz.coding.codecs.registry import CodecRegistry
 from tests.archive.conftest import ZlibCodec
 
 

@@ -1,4 +1,4 @@
-"""Sessions in a target's own ids (archive/codecs/bridged.py): exact wherever they are cut, hostile bytes refused."""
+"""Sessions in a target's own ids (coding/codecs/bridged.py): exact wherever they are cut, hostile bytes refused."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.codecs.bridged import BridgedCodec, _Parts
-from pltz.archive.codecs.codec import BundleCodec, Coded, Plain
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.bridged import BridgedCodec, _Parts
+from pltz.coding.codecs.codec import BundleCodec, Coded, Plain
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
