@@ -506,12 +506,14 @@ class Archive:
         any_target: bool = False,
         chunk: int | None = None,
         max_kl: float = 0.0,
+        max_kl_recall: float | None = None,
         refine: bool = False,
         max_age: float | None = None,
     ) -> Thawer:
         """Return an object that thaws many sessions at once, from any thread. Arguments are those of `thaw`.
 
-        ``max_kl``: bits per token that KV from the hot store may lose; 0 takes exact KV only. ``refine``: compute the
+        ``max_kl``: bits per token that KV from the hot store may lose; 0 takes exact KV only. ``max_kl_recall``:
+        bits that it may lose where early passages are asked for, four times ``max_kl`` if None. ``refine``: compute the
         exact KV of what was served with a loss in the background (`Thawed.exact`).
 
         ``max_age``: as in `open`; None: that of this archive. Every thaw serves the newest version that was
@@ -521,7 +523,7 @@ class Archive:
         """
         from pltz.archive.thaw.thawer import Thawer
 
-        model, options = as_target(target), (any_target, chunk, max_kl, refine, max_age)
+        model, options = as_target(target), (any_target, chunk, max_kl, max_kl_recall, refine, max_age)
         if self._thawer is not None and self._thawer[0] == options:
             last = self._thawer[1]
             if last.target is model and last.hot is hot:
@@ -533,6 +535,7 @@ class Archive:
             any_target=any_target,
             chunk=chunk,
             max_kl=max_kl,
+            max_kl_recall=max_kl_recall,
             refine=refine,
             max_age=None if max_age is None else arguments.seconds(max_age=max_age),
         )

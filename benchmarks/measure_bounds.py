@@ -68,7 +68,7 @@ def by_bound(
     target: Target, fitted: Calibration, drawn: Any, context: int, bounds: tuple[float, ...]
 ) -> list[dict[str, Any]]:
     """Return what both choices of each bound said and lost; a bound that a choice cannot keep has none."""
-    flat = replace(fitted, receipts=tuple(replace(r, most=r.kl) for r in fitted.receipts))
+    flat = replace(fitted, receipts=tuple(replace(r, most=r.kl, most_recall=r.kl_recall) for r in fitted.receipts))
     asked = {"limit": fitted, "mean": flat}
     chosen: dict[tuple[str, float], float] = {}
     for by, receipts in asked.items():

@@ -20,6 +20,7 @@ def kv_forms(
     calibration: str | os.PathLike[str] | None = None,
     *,
     max_kl: float | None = None,
+    max_kl_recall: float | None = None,
     bits: float | None = None,
 ) -> dict[str, KVCodec]:
     """Return the forms `q8` and `q4` of a target's KV, `lossless` where it is in bfloat16, and calibrated `predictive`.
@@ -29,6 +30,7 @@ def kv_forms(
         calibration: a file of `pltz target calibrate`. Without one the forms have no receipt, so a store hands
             them out to those only who allow any loss.
         max_kl: bits per token that `predictive` may lose: the upper limit of its receipt, not the mean.
+        max_kl_recall: bits per token that it may lose where early passages are asked for; None: four times ``max_kl``.
         bits: bits per element that it may take, in place of ``max_kl``.
 
     Raises:
@@ -45,7 +47,7 @@ def kv_forms(
     if calibration is None:
         return {**exact, "q8": Q8Codec(rotary), "q4": Q4Codec(rotary)}
     fitted = Calibration.load(calibration, target.fingerprint)
-    point = fitted.point(max_kl=max_kl, bits=bits)
+    point = fitted.point(max_kl=max_kl, max_kl_recall=max_kl_recall, bits=bits)
     return {
         **exact,
         "q8": Q8Codec(rotary, fitted.receipt("q8-1")),

@@ -59,6 +59,7 @@ class Thawed:
         exact: where a thawer refines what it served: a future of the same session with exact KV, which raises as
             `Thawer.thaw`. All that wait for it get one object: `share` its cache to let it grow.
         lossy: whether some of the KV is in a form that is not exact, also where its receipt says 0.
+        kl_recall: bits per token that it loses, at most, where early passages are asked for.
     """
 
     cache: DynamicCache
@@ -68,6 +69,7 @@ class Thawed:
     kl: float = 0.0
     exact: Future[Thawed] | None = None
     lossy: bool = False
+    kl_recall: float = 0.0
 
 
 def check_target(frozen_for: bytes | None, fingerprint: bytes, *, any_target: bool = False) -> None:

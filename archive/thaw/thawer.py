@@ -51,7 +51,8 @@ from pltz.archive.thaw.target_tokens import TargetTokenReader, TargetTokens
 from pltz.archive.thaw.thawed import Thawed, check_target
 from pltz.archive.tower_archive import Tower
 from pltz.kv.errors import WarmFileError
-from pltz.kv.port.codec import loss
+from pltz.kv.port.bound import Bound
+from pltz.kv.port.codec import loss, recall_loss
 from pltz.kv.store.background_worker import BackgroundWorker
 from pltz.kv.store.kv_block import can_cut, cut, join_kv
 from pltz.kv.store.lease import Lease
@@ -93,7 +94,7 @@ class Wanted(NamedTuple):
 class _ThawRequest:
     """One version being thawed, for all callers that asked for it.
 
-    ``max_kl``: bits per token that hot KV may lose. ``kl``: what the KV that was found may lose, by receipts.
+    ``bound``: what hot KV may lose. ``kl``, ``kl_recall``: what the KV that was found may lose, by receipts.
     ``lossy``: whether some of it is in a form that is not exact, whatever its receipt says. ``began``: when the oldest
     version of the session did, in seconds since 1970. ``asked_at``, ``admitted_at``: when the first caller asked, and
     when the version was known, in seconds of the performance counter. ``exact``: whether ``path`` is known before it is
@@ -106,7 +107,7 @@ class _ThawRequest:
     began: float
     asked_at: float
     admitted_at: float
-    max_kl: float
+    bound: Bound
     done: Event = field(default_factory=Event)
     answer: Thawed | PltzError | None = None
     path: list[bytes] = field(default_factory=list)
@@ -119,6 +120,7 @@ class _ThawRequest:
     at: int = 0
     end_of_run: int = 0
     kl: float = 0.0
+    kl_recall: float = 0.0
     lossy: bool = False
     cache: DynamicCache | None = None
     logits: torch.Tensor | None = None
@@ -147,7 +149,7 @@ class _ThawRequest:
         Requests with equal keys compute it once.
         """
         ids = self.target_tokens.ids[: self.target_tokens.cuts[self.end_of_run]].tobytes()
-        return self.path[self.end_of_run - 1] + struct.pack("<d?", self.kl, self.lossy) + ids
+        return self.path[self.end_of_run - 1] + struct.pack("<dd?", self.kl, self.kl_recall, self.lossy) + ids
 
     @property
     def row(self) -> tuple[NDArray[np.int32], DynamicCache | None]:
@@ -178,6 +180,7 @@ class Thawer:
         together: most padded tokens of a pass that several sessions share.
         max_kl: bits per token that KV from the store may lose, by the receipt of its form. 0 takes exact KV only.
             What is computed over lossy KV is not kept in the store.
+        max_kl_recall: bits per token that it may lose where early passages are asked for; None: four times ``max_kl``.
         refine: compute the exact KV of what was served with a loss, in the background. It takes the place of the small
             form in the store, and `Thawed.exact` tells when it is there.
         max_age: seconds for which a thaw may rely on what the archive object saw before; None: as the archive says. A
@@ -197,6 +200,7 @@ class Thawer:
         chunk: int | None = None,
         together: int = TOGETHER,
         max_kl: float = 0.0,
+        max_kl_recall: float | None = None,
         refine: bool = False,
         max_age: float | None = None,
     ) -> None:
@@ -209,14 +213,14 @@ class Thawer:
         self._any_target, self._chunk, self._together = any_target, chunk, together
         if refine and (hot is None or not max_kl or not any(tier.codec.exact for tier in hot.memory)):
             raise UsageError("to refine needs a bound on the loss (max_kl), and a tier of memory that keeps exact KV")
-        self._max_kl, self._max_age = max_kl, max_age
+        self._bound, self._max_age = Bound.of(max_kl, max_kl_recall), max_age
         self._refiner = BackgroundWorker[Thawed]("pltz-refine", REFINED) if refine else None
         self._reader = TargetTokenReader(cold, target)
         self._space = b"" if hot is None else space_of(target.fingerprint, str(target.model.dtype))
         self._lock = Lock()  # over requests
         self._reading = Lock()  # an archive belongs to one thread
         self._working = Lock()  # one batch at a time
-        self._requests: dict[tuple[bytes, float], _ThawRequest] = {}
+        self._requests: dict[tuple[bytes, Bound], _ThawRequest] = {}
         self._waiting: list[_ThawRequest] = []
 
     def thaw(self, name: str, tenant: str = "default", version: int | None = None) -> Thawed:
@@ -271,7 +275,7 @@ class Thawer:
 
         def work() -> Thawed:
             with self._reading:
-                request = self._admit(same, 0.0)
+                request = self._admit(same, Bound.of(0.0))
             exact = request if isinstance(request, PltzError) else self._answer(request)
             if isinstance(exact, PltzError):
                 raise exact
@@ -289,12 +293,12 @@ class Thawer:
         except PltzError as exc:  # the look failed
             return [exc for _ in wanted]
 
-    def _admit(self, wanted: Wanted, max_kl: float | None = None) -> _ThawRequest | PltzError:
+    def _admit(self, wanted: Wanted, bound: Bound | None = None) -> _ThawRequest | PltzError:
         """Return the request of a version: one under way, or a new one that waits.
 
-        ``max_kl``: if not the thawer's. The caller holds ``_reading``.
+        ``bound``: if not the thawer's. The caller holds ``_reading``.
         """
-        max_kl = self._max_kl if max_kl is None else max_kl
+        bound = bound or self._bound
         asked_at = time.perf_counter()
         try:
             version = self.cold.archive.version(wanted.name, wanted.tenant, wanted.version)
@@ -302,10 +306,10 @@ class Thawer:
         except PltzError as exc:
             return exc
         with self._lock:
-            request = self._requests.get((version.id, max_kl))
+            request = self._requests.get((version.id, bound))
             if request is None:
-                request = _ThawRequest(version, began, asked_at, time.perf_counter(), max_kl)
-                self._requests[version.id, max_kl] = request
+                request = _ThawRequest(version, began, asked_at, time.perf_counter(), bound)
+                self._requests[version.id, bound] = request
                 self._waiting.append(request)
             return request
 
@@ -337,7 +341,7 @@ class Thawer:
                 for request in batch:
                     request.lease.release()
                     request.end(failure)
-                    del self._requests[request.version.id, request.max_kl]
+                    del self._requests[request.version.id, request.bound]
                     request.done.set()
 
     def _thaw(self, batch: list[_ThawRequest]) -> None:
@@ -370,7 +374,10 @@ class Thawer:
             assert request.cache is not None and request.logits is not None
             stages = timer.since(request.asked_at, request.admitted_at)
             ids = request.target_tokens.ids.astype(np.int64)
-            request.end(Thawed(request.cache, ids, request.logits, stages, request.kl, lossy=request.lossy))
+            kl, recall = request.kl, request.kl_recall
+            request.end(
+                Thawed(request.cache, ids, request.logits, stages, kl, lossy=request.lossy, kl_recall=recall)
+            )
 
     def _each(self, batch: list[_ThawRequest], step: Callable[[_ThawRequest], None]) -> None:
         """Apply a step to all requests without an error. An error affects its own request only."""
@@ -406,7 +413,9 @@ class Thawer:
 
     def _hold(self, request: _ThawRequest) -> None:
         if self.hot is not None and request.exact:
-            request.lease = self.hot.hold(self._space, request.path, request.began, max_kl=request.max_kl)
+            request.lease = self.hot.hold(
+                self._space, request.path, request.began, max_kl=request.bound.kl, max_kl_recall=request.bound.recall
+            )
 
     def _hold_run(self, request: _ThawRequest) -> None:
         """Hold the hot segments of a tower that were not known before its run was decoded."""
@@ -490,6 +499,7 @@ class Thawer:
             count, request.cache = self._joined(request)
         request.at = request.hot = count
         request.kl = max((loss(block.codec) for block in blocks[:count]), default=0.0)
+        request.kl_recall = max((recall_loss(block.codec) for block in blocks[:count]), default=0.0)
         request.lossy = not all(block.codec.exact for block in blocks[:count])
         if count == len(request.path) and blocks[-1].logits is not None:
             request.logits = blocks[-1].logits.to(self.target.device)

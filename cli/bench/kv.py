@@ -71,6 +71,10 @@ OWN = ("q8", "q4", "predictive")
     help="Measure predictive at this loss in bits per token (repeatable).  [default: at all points with a receipt]",
 )  # fmt: skip
 @click.option(
+    "--max-kl-recall", "max_kl_recall", type=click.FloatRange(min=0), metavar="KL",
+    help="At this loss where early passages are asked for, too.  [default: four times each --max-kl]",
+)  # fmt: skip
+@click.option(
     "--bits", type=click.FloatRange(min=0), multiple=True, metavar="N",
     help="Measure predictive at so many bits per element (repeatable).",
 )  # fmt: skip
@@ -92,6 +96,7 @@ def kv(
     greedy: int,
     refine: int,
     max_kl: tuple[float, ...],
+    max_kl_recall: float | None,
     bits: tuple[float, ...],
     resume: str | None,
     dtype: str | None,
@@ -110,7 +115,7 @@ def kv(
 
     with Progress("load", unit="rows", shown=wanted(progress)) as bar:
         target = Target.load(model, device, dtype)
-        codecs = chosen(target, calibration, forms, max_kl, bits)
+        codecs = chosen(target, calibration, forms, max_kl, bits, max_kl_recall)
         files = (data,) if data else (str(sample_path()),)
         rows = measure.sessions_to_rows(target, sessions(files), count, context + new)
         setting = {
@@ -136,7 +141,8 @@ def kv(
     for name, codec in codecs:
         line = kept.total(rows, of(name, codec), name).row()
         if codec.receipt is not None:
-            line["receipt"] = {"bits": codec.receipt.bits, "kl": codec.receipt.kl, "most": codec.receipt.most}
+            said = ("bits", "kl", "most", "kl_recall", "most_recall")
+            line["receipt"] = {name: getattr(codec.receipt, name) for name in said}
         measured.append(line)
     result: dict[str, Any] = {
         "benchmark": "kv",
@@ -161,7 +167,8 @@ def of(name: str, codec: KVCodec) -> str:
 
 
 def chosen(
-    target: Any, calibration: str | None, forms: str | None, max_kl: tuple[float, ...], bits: tuple[float, ...]
+    target: Any, calibration: str | None, forms: str | None, max_kl: tuple[float, ...], bits: tuple[float, ...],
+    max_kl_recall: float | None = None,
 ) -> list[tuple[str, Any]]:
     """Return name and codec of each form to measure. Raises UsageError for an unknown one."""
     from pltz.cli.bench.kv_peers import peers
@@ -191,7 +198,7 @@ def chosen(
             fitted = Calibration.load(calibration, target.fingerprint)
             embedding = target.model.get_input_embeddings().weight.detach()
             layers = layers_of(fitted, embedding.device)
-            asked = [(f"KL {kl:g}", fitted.point(max_kl=kl)) for kl in max_kl]
+            asked = [(f"KL {kl:g}", fitted.point(max_kl=kl, max_kl_recall=max_kl_recall)) for kl in max_kl]
             asked += [(f"{n:g} bits", fitted.point(bits=n)) for n in bits]
             points = asked or [(f"{r.point:g}", r.point) for r in fitted.receipts if r.form == PREDICTIVE]
             found += [(f"predictive {n}", PredictiveCodec(fitted, rotary, embedding, p, layers)) for n, p in points]
@@ -206,6 +213,7 @@ def as_text(result: dict[str, Any]) -> str:
             f"{row['bits']:.2f}",
             f"{row['kl']:.5f}",
             f"{row['kl_error']:.5f}",
+            *(f"{row[name]:.5f}" if name in row else "-" for name in ("kl_copied", "kl_asked")),
             f"{row['kl99']:.4f}",
             f"{100 * row['top1']:.1f} %",
             f"{row['change']:+.4f}",
@@ -215,14 +223,16 @@ def as_text(result: dict[str, Any]) -> str:
         ]
         for row in result["rows"]
     ]
-    head = ["form", "bits", "KL", "+/-", "99 %", "top-1", "change", "greedy", "encode, ms", "decode, ms"]
+    head = ["form", "bits", "KL", "+/-", "repeated", "asked", "99 %", "top-1", "change", "greedy"]
+    head += ["encode, ms", "decode, ms"]
     setting = (
         f"{result['target']} in {result['dtype']}: KV of {result['context']:,} tokens, {result['new']:,} scored after "
         f"it, {result['sessions']} sessions"
     )
     notes = (
-        "bits: per element of K and V, all side data counted. KL, change: bits per token. greedy: tokens until the "
-        "texts differ, median. control: the exact KV in another batch; its decoding is the prefill."
+        "bits: per element of K and V, all side data counted. KL, change: bits per token. repeated, asked: KL where an "
+        "early passage is repeated, or asked about. greedy: tokens until the texts differ, median. control: the exact "
+        "KV in another batch; its decoding is the prefill."
     )
     text = f"{setting}\n\n{render(head, rows)}\n\n{notes}"
     if not result["refined"]:

@@ -19,6 +19,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pltz.kv.port.bound import Bound
     from pltz.kv.predictive.calibration import Calibration
     from pltz.models.session.session import Session
 
@@ -59,6 +60,10 @@ FEW = 16  # rows held out: with fewer the upper limits of losses lie far above t
     help="Measure the very points that these bounds choose, in bits per token (repeatable).",
 )  # fmt: skip
 @click.option(
+    "--max-kl-recall", "max_kl_recall", type=click.FloatRange(min=0, min_open=True), metavar="KL",
+    help="Bound the loss where early passages are asked for, too.  [default: four times each --max-kl]",
+)  # fmt: skip
+@click.option(
     "--context", type=click.IntRange(min=64), default=1536, show_default=True, metavar="N", help="Tokens per row."
 )
 @click.option(
@@ -85,6 +90,7 @@ def calibrate(
     rows: int,
     held_out: int,
     max_kl: tuple[float, ...],
+    max_kl_recall: float | None,
     context: int,
     new: int,
     effects: int | None,
@@ -100,11 +106,13 @@ def calibrate(
     The file holds predictors, transforms and tables of the form predictive, and receipts: what each form loses on
     rows that were held out. A server asks for a form with a bound on that loss. The bound is compared with an upper
     limit of the mean ("at most"), the largest over the first 32, 64, 128, ... tokens after the context and over all.
+    Recall is the loss where the target repeats an early passage, or is asked about one. It has a bound of its own.
 
     A run that was killed resumes where it was: its work is kept beside the output until the calibration is written.
     A target whose keys cannot be turned is refused, with the reason.
     """
     from pltz.kv.calibrate import fitting, measure
+    from pltz.kv.port.bound import Bound
     from pltz.kv.port.receipt import LEAST_ROWS
     from pltz.kv.port.rotary import Rotary
     from pltz.models.target.target import Target
@@ -129,8 +137,9 @@ def calibrate(
                 "out are the fewest: give more sessions, or a smaller --context"
             )
         work = place / f"{target.fingerprint.hex()}.work" if place.is_dir() else place.with_name(place.name + ".work")
+        asked = tuple(Bound.of(kl, max_kl_recall) for kl in max_kl)
         plan = fitting.Plan(
-            context, new, effects or max(1, (len(drawn) - held) // 2), work, rank, max_kl,
+            context, new, effects or max(1, (len(drawn) - held) // 2), work, rank, asked,
             begin=lambda stage, count: bar.begin(stage, count, "steps"), advance=bar.add,
         )  # fmt: skip
         found = fitting.calibrate(target, drawn[:-held], drawn[-held:], plan)
@@ -142,7 +151,7 @@ def calibrate(
             "Give more sessions, or raise --held-out",
             err=True,
         )
-    bounds = [chosen(found, bound) for bound in max_kl]
+    bounds = [chosen(found, bound) for bound in asked]
     result = {
         "file": str(written),
         "bytes": written.stat().st_size,
@@ -174,16 +183,16 @@ def counted(found: "Iterator[Session]", bar: Progress) -> "Iterator[Session]":
         yield session
 
 
-def chosen(found: "Calibration", bound: float) -> dict[str, Any]:
+def chosen(found: "Calibration", bound: "Bound") -> dict[str, Any]:
     """Return what a bound on the loss chooses; no point where none keeps to it."""
     from pltz.kv.predictive.calibration import PREDICTIVE
 
     try:
-        receipt = found.receipt(PREDICTIVE, found.point(max_kl=bound))
+        receipt = found.receipt(PREDICTIVE, found.point(max_kl=bound.kl, max_kl_recall=bound.recall))
     except UsageError:
         receipt = None
     facts = {} if receipt is None else receipt.to_dict()
-    return {"max_kl": bound, "measured": receipt in found.receipts, **facts}
+    return {"max_kl": bound.kl, "max_kl_recall": bound.recall, "measured": receipt in found.receipts, **facts}
 
 
 def as_text(found: "Calibration", written: Path, bounds: list[dict[str, Any]]) -> str:
@@ -194,15 +203,18 @@ def as_text(found: "Calibration", written: Path, bounds: list[dict[str, Any]]) -
             f"{r.bits:.2f}",
             f"{r.kl:.5f}",
             f"{r.most:.5f}",
+            "-" if r.kl_recall is None else f"{r.kl_recall:.5f}",
+            "-" if r.most_recall is None else f"{r.most_recall:.5f}",
             f"{r.kl99:.4f}",
             f"{100 * r.top1:.1f} %",
         ]
         for r in sorted(found.receipts, key=lambda r: (r.form != "q8-1", r.form != "q4-1", r.point))
     ]
-    table = render(["form", "bits per element", "KL, bits per token", "at most", "99 %", "same top-1"], rows)
+    head = ["form", "bits per element", "KL, bits per token", "at most", "recall", "at most", "99 %", "same top-1"]
+    table = render(head, rows)
     lines = [
         f"max_kl={bound['max_kl']:g} takes {bound['bits']:.2f} bits per element, and loses {bound['kl']:.5f}, at most "
-        f"{bound['most']:.5f}"
+        f"{bound['most']:.5f}; recall {bound['kl_recall']:.5f}, at most {bound['most_recall']:.5f}"
         if "bits" in bound
         else f"max_kl={bound['max_kl']:g}: no point keeps to it, so such sessions are prefilled"
         for bound in bounds

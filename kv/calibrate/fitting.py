@@ -46,6 +46,7 @@ from pltz.kv.engines.streams import (
 )
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec, at_zero
+from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import KVCodec, Span
 from pltz.kv.port.receipt import LEAST_ROWS
 from pltz.kv.port.rotary import Rotary
@@ -82,7 +83,7 @@ class Plan:
     """Say how much to calibrate on.
 
     ``context``: tokens whose KV is modelled, and ``new``: tokens after them, of each row. ``effects``: rows for the
-    effects. ``work``: folder for what is done. ``bounds``: losses, in bits per token, whose points are measured.
+    effects. ``work``: folder for what is done. ``bounds``: on the loss; the points that they choose are measured.
     ``begin``, ``advance``: told of each stage and unit.
     """
 
@@ -91,7 +92,7 @@ class Plan:
     effects: int
     work: Path
     rank: int | None = None
-    bounds: tuple[float, ...] = ()
+    bounds: tuple[Bound, ...] = ()
     begin: Callable[[str, int], None] = lambda stage, count: None
     advance: Callable[[int], None] = lambda count: None
 
@@ -479,10 +480,10 @@ def receipts(
     return found
 
 
-def _chosen(found: Calibration, bound: float) -> float | None:
+def _chosen(found: Calibration, bound: Bound) -> float | None:
     """Return the point that a bound chooses, None where there is none."""
     try:
-        return found.point(max_kl=bound)
+        return found.point(max_kl=bound.kl, max_kl_recall=bound.recall)
     except UsageError:
         return None
 

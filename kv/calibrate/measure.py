@@ -6,6 +6,9 @@ The distributions are compared with those on the exact KV, token by token: KL in
 bits that the session's text costs. The first scored token follows a token that read the changed KV, so a form is
 never judged on logits that were computed before the change. The control is the exact KV in a batch of two: its KL is
 the noise of the machine.
+
+After the same KV the target also repeats an early passage, and answers a question about another one. A user who comes
+back to the beginning makes it look at tokens that got little attention before, and that a form coded coarsely.
 """
 
 from __future__ import annotations
@@ -34,14 +37,22 @@ CONTROL = "control"
 SIMULATED, CHANGED = "kv.bits.", "kv.changed"  # parts of a baseline: its size, and the KV after it
 POOL = 4096  # sessions that rows are drawn from
 SEED = 5
+COPIED = (1 / 24, 5 / 24)  # of the context: the early passage that is repeated, tokens 64 to 320 of 1536
+ASKED = (1 / 4, 5 / 16)  # the one that is asked for
+QUESTION = "\n\nWhat did I say at the beginning? You said: "
 
 
 @dataclass
 class Outcome:
-    """Hold the measurements of one form. KL in bits per token, one value per scored token; sizes in bits."""
+    """Hold the measurements of one form. KL in bits per token, one value per scored token; sizes in bits.
+
+    ``kl``: of each row, of its own next tokens. ``copied``, ``asked``: of each row, of tokens of an early passage.
+    """
 
     name: str
     kl: list[NDArray[np.float32]] = field(default_factory=list)
+    copied: list[NDArray[np.float32]] = field(default_factory=list)
+    asked: list[NDArray[np.float32]] = field(default_factory=list)
     same: int = 0
     scored: int = 0
     change: float = 0.0
@@ -55,6 +66,8 @@ class Outcome:
     def add(self, other: Outcome) -> None:
         """Add the measurements of the same form on other rows."""
         self.kl += other.kl
+        self.copied += other.copied
+        self.asked += other.asked
         self.agreement += other.agreement
         for name in ("same", "scored", "change", "coded_bits", "elements", "encode_s", "decode_s", "refused"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -77,6 +90,9 @@ class Outcome:
             "sessions": len(self.kl),
             "refused": self.refused,
         }
+        for name, early in (("copied", self.copied), ("asked", self.asked)):
+            if early:
+                found |= {f"kl_{name}": _mean(early), f"kl_{name}_error": _error(early)}
         if self.agreement:
             found["agreement"] = {
                 "median": float(np.median(self.agreement)),
@@ -89,9 +105,11 @@ class Outcome:
         if len(self.kl) < LEAST_ROWS:
             raise UsageError(f"expected {LEAST_ROWS} rows for a receipt, found {len(self.kl)}: give more sessions")
         row = self.row()
+        early = [rows for rows in (self.copied, self.asked) if rows]
+        recall = (max(map(_mean, early)), max(map(_limit, early))) if early else (None, None)
         return Receipt(
             form, point, context, len(self.kl), self.scored, row["bits"], row["kl"], row["kl_error"], self._most(),
-            row["kl99"], row["top1"], row["change"],
+            row["kl99"], row["top1"], row["change"], *recall,
         )  # fmt: skip
 
     def _most(self) -> float:
@@ -157,6 +175,17 @@ def scored(target: Target, kv: torch.Tensor, ids: NDArray[np.int32], *, copies: 
         return torch.as_tensor(logits.float().log_softmax(-1))
 
 
+def recalled(target: Target, row: NDArray[np.int32], context: int) -> tuple[NDArray[np.int32], ...]:
+    """Return what follows the context of a row where early passages are asked for, and how much of it is no answer.
+
+    The ids (n,) of a passage to repeat; those of a question with its answer, (m,); and the ids of the question alone.
+    """
+    edges = [(round(a * context), round(b * context)) for a, b in (COPIED, ASKED)]
+    first, asked = (row[begin : max(end, begin + 2)] for begin, end in edges)
+    question = np.array(target.tokenize(QUESTION), np.int32)
+    return first, np.concatenate([question, asked]), question
+
+
 def compare(
     target: Target,
     rows: NDArray[np.int32],
@@ -170,7 +199,8 @@ def compare(
     """Measure forms on rows (n, length) of which the first ``context`` ids are coded. Returns an outcome for each.
 
     ``greedy``: tokens generated from each KV to compare the texts; 0 for none. ``advance``: called with 1 after each
-    row. A form that refuses a row counts it as refused, and is not scored on it.
+    row. A form that refuses a row counts it as refused, and is not scored on it. The control is not asked for early
+    passages.
     The time to "decode" the control is that of the prefill.
     """
     import torch
@@ -186,6 +216,8 @@ def compare(
         _wait(kv.device)
         noise.decode_s += time.perf_counter() - start
         exact = scored(target, kv, follow)
+        copied, asked, question = recalled(target, row, context)
+        early = [scored(target, kv, ids) for ids in (copied, asked)]
         text = _generated(target, kv, follow, greedy)
         if control:
             _count(noise, exact, scored(target, kv, follow, copies=2), follow)
@@ -210,11 +242,13 @@ def compare(
             outcome.coded_bits += sum(bits_of(name, part) for name, part in parts.items())
             outcome.elements += kv.numel()
             _count(outcome, exact, scored(target, again, follow), follow)
+            outcome.copied.append(_lost(early[0], scored(target, again, copied)))
+            outcome.asked.append(_lost(early[1], scored(target, again, asked))[max(len(question) - 1, 0) :])
             if greedy:
                 other = _generated(target, again, follow, greedy)
                 differs = (n for n, (a, b) in enumerate(zip(text, other, strict=True)) if a != b)
                 outcome.agreement.append(next(differs, greedy))
-        del exact
+        del exact, early
         if kv.device.type == "cuda":
             torch.cuda.empty_cache()
         advance(1)
@@ -223,8 +257,12 @@ def compare(
 
 def _limit(rows: Sequence[NDArray[np.float32]]) -> float:
     """Return the upper limit of the mean of rows."""
-    mean = float(np.concatenate(rows).mean(dtype=np.float64))
-    return upper_limit(mean, _error(rows), len(rows))
+    return upper_limit(_mean(rows), _error(rows), len(rows))
+
+
+def _mean(rows: Sequence[NDArray[np.float32]]) -> float:
+    """Return the mean over all tokens of rows, not below 0, which rounding can give; 0 for none."""
+    return max(float(np.concatenate(rows).mean(dtype=np.float64)), 0.0) if rows else 0.0
 
 
 def _error(rows: Sequence[NDArray[np.float32]]) -> float:
@@ -243,12 +281,17 @@ def bits_of(name: str, part: torch.Tensor) -> int:
 def _count(outcome: Outcome, exact: torch.Tensor, got: torch.Tensor, follow: NDArray[np.int32]) -> None:
     import torch
 
-    kl = (exact.exp() * (exact - got)).sum(-1) / math.log(2)
-    outcome.kl.append(kl.float().cpu().numpy())
+    outcome.kl.append(_lost(exact, got))
     outcome.same += int((exact.argmax(-1) == got.argmax(-1)).sum())
-    outcome.scored += len(kl)
+    outcome.scored += len(exact)
     right = torch.from_numpy(follow[1:].astype(np.int64)).to(exact.device)[:, None]
     outcome.change += float((exact.gather(-1, right) - got.gather(-1, right)).sum()) / math.log(2)
+
+
+def _lost(exact: torch.Tensor, got: torch.Tensor) -> NDArray[np.float32]:
+    """Return the KL of each token, (n,), in bits, from natural log probabilities (n, vocabulary)."""
+    found: NDArray[np.float32] = ((exact.exp() * (exact - got)).sum(-1) / math.log(2)).float().cpu().numpy()
+    return found
 
 
 def _generated(target: Target, kv: torch.Tensor, follow: NDArray[np.int32], count: int) -> list[int]:

@@ -85,7 +85,8 @@ class OutcomeFile:
         lines = []
         for form, outcome in zip([CONTROL] * control + list(lacking), found, strict=True):
             self._found[_digest(row), form] = outcome, load
-            facts = {**asdict(outcome), "kl": [part.tolist() for part in outcome.kl]}
+            facts = asdict(outcome)
+            facts |= {name: [part.tolist() for part in facts[name]] for name in ("kl", "copied", "asked")}
             lines.append(json.dumps({"row": _digest(row), "form": form, "load": load, "outcome": facts}))
         if self.path is not None:
             self._write(lines)
@@ -115,7 +116,8 @@ class OutcomeFile:
 
 
 def _outcome(facts: dict[str, Any]) -> Outcome:
-    return Outcome(**{**facts, "kl": [np.array(part, np.float32) for part in facts["kl"]]})
+    lists = {name: [np.array(part, np.float32) for part in facts[name]] for name in ("kl", "copied", "asked")}
+    return Outcome(**{**facts, **lists})
 
 
 def _digest(row: NDArray[np.int32]) -> str:

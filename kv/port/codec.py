@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from pltz.kv.port.arriving import shells
+from pltz.kv.port.bound import Bound, limits
 from pltz.kv.port.receipt import Receipt
 from pltz.plt_codec.errors import CorruptError, UsageError
 
@@ -167,14 +168,17 @@ def loss(codec: KVCodec) -> float:
 
     0 for an exact form, infinity where nothing was measured. A 0 does not say that a form is exact: `serves` tells.
     """
-    if codec.exact:
-        return 0.0
-    return float("inf") if codec.receipt is None else codec.receipt.most
+    return 0.0 if codec.exact else limits(codec.receipt)[0]
 
 
-def serves(codec: KVCodec, max_kl: float) -> bool:
-    """Return whether KV in a form may be handed to a caller who allows a loss of ``max_kl`` bits per token.
+def recall_loss(codec: KVCodec) -> float:
+    """Return the most that a form loses where an early passage is asked for, as `loss` does."""
+    return 0.0 if codec.exact else limits(codec.receipt)[1]
+
+
+def serves(codec: KVCodec, bound: Bound) -> bool:
+    """Return whether KV in a form may be handed to a caller who allows a loss.
 
     Those who allow none get exact forms only, whatever a receipt says.
     """
-    return codec.exact or (max_kl > 0 and loss(codec) <= max_kl)
+    return codec.exact or bound.keeps(codec.receipt)

@@ -3,6 +3,9 @@
 Rows differ in what they lose, by a factor of two and more, and the first tokens after a context lose most. So a bound
 is compared with `Receipt.most`: the largest of the upper limits of the mean over beginnings of the rows (`spans`) and
 over all of their tokens. A receipt holds for answers of 32 tokens and more, not only for those as long as its rows.
+
+Those who come back to an early passage lose more: a form codes tokens coarsely that got little attention, and a later
+question may be about exactly these. So a receipt has a second limit, `most_recall`, of answers that repeat them.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ class Receipt:
     tokens scored after the contexts, of all rows together. ``bits``: per element of K and V, side data included.
     ``kl``, ``kl99``: mean and 99th percentile, in bits per token; ``kl_error``: the standard error of the mean over
     rows. ``most``: the upper limit of the loss, with which a bound is compared. ``top1``: share of tokens with the same
-    most likely next token. ``change``: bits per token that the session's own text costs more.
+    most likely next token. ``change``: bits per token that the session's own text costs more. ``kl_recall``,
+    ``most_recall``: mean and upper limit of the loss where early passages are repeated, or asked about, whichever loses
+    more; None where that was not measured.
 
     >>> found = Receipt("q8-1", 0, 1536, 24, 4096, 8.3, 0.00004, 0.000004, 0.00006, 0.0005, 0.998, 0.0)
     >>> round(upper_limit(found.kl, found.kl_error, found.rows), 6) <= found.most
@@ -48,6 +53,8 @@ class Receipt:
     kl99: float
     top1: float
     change: float
+    kl_recall: float | None = None
+    most_recall: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return its fields, for JSON."""
@@ -61,7 +68,9 @@ class Receipt:
             raise CorruptError(f"expected a receipt with the fields {', '.join(names)}")
         for name, kind in names.items():
             item = value[name]
-            right = type(item) in ((int, float) if kind == "float" else (int,) if kind == "int" else (str,))
+            if item is None and kind == "float | None":
+                continue
+            right = type(item) in ((int, float) if "float" in kind else (int,) if kind == "int" else (str,))
             if not right or (kind != "str" and not abs(item) <= LARGEST):  # NaN is not
                 raise CorruptError(f"expected a {kind} as {name} of a receipt, found {str(item)[:40]!r}")
         found = cls(**value)
@@ -71,6 +80,11 @@ class Receipt:
             raise CorruptError(f"a receipt of {found.rows} rows: {LEAST_ROWS} are the fewest")
         if found.most < NEARLY * (least := upper_limit(found.kl, found.kl_error, found.rows)):
             raise CorruptError(f"a receipt of at most {found.most}, where its mean may be {least}")
+        if (found.kl_recall is None) != (found.most_recall is None):
+            raise CorruptError("a receipt with one of the two figures of recall")
+        mean, most = found.kl_recall or 0.0, found.most_recall or 0.0
+        if not 0 <= NEARLY * mean <= most:
+            raise CorruptError(f"a receipt of recall of at most {most}, where its mean is {mean}")
         return found
 
 
@@ -116,8 +130,8 @@ def between(low: Receipt, high: Receipt, point: float) -> Receipt:
     >>> low = Receipt("f", -8, 1536, 24, 4096, 0.4, 0.004, 0.0004, 0.008, 0.04, 0.99, 0.0)
     >>> high = Receipt("f", -4, 1536, 24, 4096, 0.2, 0.009, 0.0009, 0.018, 0.09, 0.98, 0.0)
     >>> found = between(low, high, -6)
-    >>> round(found.kl, 6), round(found.kl_error, 6), round(found.most, 6), round(found.bits, 4)
-    (0.006, 0.0006, 0.012, 0.2828)
+    >>> round(found.kl, 6), round(found.kl_error, 6), round(found.most, 6), round(found.bits, 4), found.most_recall
+    (0.006, 0.0006, 0.012, 0.2828, None)
     """
     share = (point - low.point) / (high.point - low.point)
 
@@ -127,9 +141,13 @@ def between(low: Receipt, high: Receipt, point: float) -> Receipt:
     def curve(a: float, b: float) -> float:
         return math.exp(line(math.log(a), math.log(b))) if min(a, b) > 0 else line(a, b)
 
+    def recall(a: float | None, b: float | None) -> float | None:
+        return None if a is None or b is None else curve(a, b)
+
     return Receipt(
         low.form, point, min(low.context, high.context), min(low.rows, high.rows), min(low.scored, high.scored),
         curve(low.bits, high.bits), curve(low.kl, high.kl), curve(low.kl_error, high.kl_error),
         curve(low.most, high.most), curve(low.kl99, high.kl99),
         line(low.top1, high.top1), line(low.change, high.change),
+        recall(low.kl_recall, high.kl_recall), recall(low.most_recall, high.most_recall),
     )  # fmt: skip

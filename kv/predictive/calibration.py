@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pltz.kv.engines.streams import SYMBOLS, TABLES, Tables
+from pltz.kv.port.bound import Bound, limits
 from pltz.kv.port.receipt import Receipt, between
 from pltz.plt_codec.errors import CorruptError, TargetMismatch, UsageError
 from pltz.plt_codec.versions import Readers, number_in
 
-NAME, VERSION = "pltz kv calibration", 4
+NAME, VERSION = "pltz kv calibration", 5
 FORMAT = f"{NAME} {VERSION}"
 REMAKE = "make it anew with `pltz target calibrate`"
 FINER = 16  # operating points per eighth of an octave of the step
@@ -100,30 +102,35 @@ class Calibration:
                 return between(low, high, point)
         return next((r for r in measured if r.point == point), None)
 
-    def point(self, *, max_kl: float | None = None, bits: float | None = None) -> float:
+    def point(
+        self, *, max_kl: float | None = None, max_kl_recall: float | None = None, bits: float | None = None
+    ) -> float:
         """Return the coarsest operating point that keeps to ``max_kl``, or the one with the most bits within ``bits``.
 
-        ``max_kl`` is compared with the upper limit of the loss (`Receipt.most`), and every finer point must keep to it,
-        too. A measured point that is at most NEAR finer is preferred.
+        ``max_kl`` is compared with the upper limit of the loss (`Receipt.most`), ``max_kl_recall`` with that of recall
+        (None: four times ``max_kl``). Every finer point must keep to them, too. A measured point that is at most NEAR
+        finer is preferred.
 
         Raises UsageError where no point between the measured ones is within the bound: serve from tokens, or loosen it.
         """
-        if (max_kl is None) == (bits is None):
+        if (max_kl is None) == (bits is None) or (max_kl is None and max_kl_recall is not None):
             raise UsageError("give a bound on the loss (max_kl) or on the size (bits), not both")
         measured = [r.point for r in self.receipts if r.form == PREDICTIVE]
         first, last = (round(edge * FINER) for edge in (min(measured, default=0), max(measured, default=-1)))
         found = [r for p in range(first, last + 1) if (r := self.receipt(PREDICTIVE, p / FINER)) is not None]
         best: Receipt | None
         if max_kl is not None:
-            *_, best = (None, *(kept := list(takewhile(lambda r: r.most <= max_kl, found))))
+            *_, best = (None, *(kept := list(takewhile(Bound.of(max_kl, max_kl_recall).keeps, found))))
             near = (r for r in reversed(kept) if best is not None and best.point - r.point <= NEAR)
             best = next((r for r in near if r in self.receipts), best)
         else:
             best = max((r for r in found if bits is not None and r.bits <= bits), key=lambda r: r.bits, default=None)
         if best is None:
-            least = min((r.most if bits is None else r.bits for r in found), default=None)
+            new, recall = (min((limits(r)[n] for r in found), default=math.inf) for n in range(2))
+            least = min((r.bits for r in found), default=math.inf)
+            told = f"{least:.3g} bits" if bits is not None else f"max_kl {new:.2g}, max_kl_recall {recall:.2g}"
             raise UsageError(
-                f"no measured point is within the bound; the nearest is at {least}: loosen it, or keep tokens"
+                f"no measured point is within the bound; the nearest is at {told}: loosen it, or keep tokens"
             )
         return best.point
 
@@ -183,7 +190,7 @@ class Calibration:
 
 
 def _read(header: dict[str, Any], body: memoryview, meta: Mapping[str, str]) -> Calibration:
-    """Return the calibration in a file of format 4. ``meta``: facts, and the digest of everything."""
+    """Return the calibration in a file of format 5. ``meta``: facts, and the digest of everything."""
     try:
         facts = json.loads(meta["meta"])
         sizes = {name: facts[name] for name in LIMITS}

@@ -44,6 +44,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
+from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import RAW, KVCodec, loss, serves
 from pltz.kv.store.background_worker import BackgroundWorker
 from pltz.kv.store.disk_tier import DiskTier
@@ -231,7 +232,13 @@ class HotStore:
             return None if node is None else node.parent
 
     def hold(
-        self, space: bytes, path: Sequence[bytes], born: float | None = None, *, max_kl: float = 0.0
+        self,
+        space: bytes,
+        path: Sequence[bytes],
+        born: float | None = None,
+        *,
+        max_kl: float = 0.0,
+        max_kl_recall: float | None = None,
     ) -> Lease:
         """Lease the longest stored prefix of a path, shared tiers included, and move it towards the first tier.
 
@@ -240,13 +247,17 @@ class HotStore:
 
         ``path``: segment ids from the root. ``born``: when the requesting session began, in seconds since
         1970. ``max_kl``: bits per token that a form may lose, by its receipt. 0 finds exact blocks only, whatever a
-        receipt says. A form without a receipt is found with infinity only.
+        receipt says. A form without a receipt is found with infinity only. ``max_kl_recall``: bits per token that it
+        may lose where early passages are asked for; None: four times ``max_kl``.
+
+        Raises UsageError for bounds that are none.
         """
+        bound = Bound.of(max_kl, max_kl_recall)
         lease = Lease([], self._release, self._promote)
         above = NONE
         try:
             for segment in path:
-                node = self._take(space, segment, above, born, max_kl)
+                node = self._take(space, segment, above, born, bound)
                 if node is None:
                     break
                 lease.add(node)
@@ -261,41 +272,41 @@ class HotStore:
         return lease
 
     def _take(
-        self, space: bytes, segment: bytes, above: bytes, born: float | None, max_kl: float
+        self, space: bytes, segment: bytes, above: bytes, born: float | None, bound: Bound
     ) -> Node | None:
         """Lease one segment. Returns None where it is not stored or has another parent."""
         key = space + segment
         with self._lock:
             node = self._nodes.get(key)
-            if not self.shared or (node is not None and self._serves(node, above, max_kl)):
-                return self._leased(node, above, born, max_kl)
+            if not self.shared or (node is not None and self._serves(node, above, bound)):
+                return self._leased(node, above, born, bound)
         with self._watching(key) as watch:
-            tier, stored = self._read(space, segment, max_kl)
+            tier, stored = self._read(space, segment, bound)
             with self._lock:
                 node = self._nodes.get(key)
-                if stored is not None and not watch.gone and (node is None or not self._serves(node, above, max_kl)):
+                if stored is not None and not watch.gone and (node is None or not self._serves(node, above, bound)):
                     new = Node(space, segment, stored.parent, stored.block, tier, stored.born, stored.born)
                     if node is None or not (node.leases or node.moving or key in self._pins):
                         if node is not None:
                             self._discard(node)
                         self._nodes[key] = new
                     node = new  # beside one in use that loses too much, it belongs to this lease alone
-                return self._leased(node, above, born, max_kl)
+                return self._leased(node, above, born, bound)
 
-    def _serves(self, node: Node, above: bytes, max_kl: float) -> bool:
-        return node.parent == above and serves(node.block.codec, max_kl) and not node.block.damaged
+    def _serves(self, node: Node, above: bytes, bound: Bound) -> bool:
+        return node.parent == above and serves(node.block.codec, bound) and not node.block.damaged
 
-    def _read(self, space: bytes, segment: bytes, max_kl: float) -> tuple[Tier | None, StoredBlock | None]:
+    def _read(self, space: bytes, segment: bytes, bound: Bound) -> tuple[Tier | None, StoredBlock | None]:
         """Read a segment from the first shared tier that has it. Lock not held."""
-        codecs = [codec for codec in self._codecs if serves(codec, max_kl)]
+        codecs = [codec for codec in self._codecs if serves(codec, bound)]
         for tier in self.shared:
             if (stored := tier.read(space, segment, codecs)) is not None:
                 return tier, stored
         return None, None
 
-    def _leased(self, node: Node | None, above: bytes, born: float | None, max_kl: float) -> Node | None:
+    def _leased(self, node: Node | None, above: bytes, born: float | None, bound: Bound) -> Node | None:
         """Lease a segment that is in memory, or return None as `_take` does. Lock held."""
-        if node is None or not self._serves(node, above, max_kl):
+        if node is None or not self._serves(node, above, bound):
             self._forget_if_unused(node)
             return None
         node.leases += 1

@@ -17,7 +17,8 @@ from pltz.cli.bench.kv_peers import peers
 from pltz.datasets.loaders import load, sample_path
 from pltz.kv.calibrate import fitting
 from pltz.kv.calibrate.measure import compare, prefilled, sessions_to_rows, watched
-from pltz.kv.port.codec import Span, loss
+from pltz.kv.port.bound import RECALL
+from pltz.kv.port.codec import Span, loss, recall_loss
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.kv.store.kv_block import KVBlock
@@ -80,7 +81,7 @@ def test_a_store_serves_the_forms_that_keep_to_the_bound_and_no_others(
         assert store.insert(SPACE, SEGMENT, NONE, replace(KVBlock.raw(kv, ids, ids, 0), mass=mass))
         store.close()
         with store.hold(SPACE, [SEGMENT], max_kl=BOUND) as lease:
-            assert bool(len(lease)) == (loss(codec) <= BOUND), name
+            assert bool(len(lease)) == (loss(codec) <= BOUND and recall_loss(codec) <= RECALL * BOUND), name
             (served if len(lease) else refused).append(name)
         assert not len(store.hold(SPACE, [SEGMENT])), "exact is the default"
         if name in served:

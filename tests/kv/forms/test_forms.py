@@ -21,7 +21,8 @@ from pltz.kv.calibrate.fitting import Plan, calibrate
 from pltz.kv.calibrate.measure import Outcome, compare, prefilled, scored
 from pltz.kv.forms.q4 import Q4Codec, hadamard
 from pltz.kv.forms.q8 import Q8Codec, at_zero
-from pltz.kv.port.codec import RAW, KVCodec, Span, loss
+from pltz.kv.port.bound import Bound
+from pltz.kv.port.codec import RAW, KVCodec, Span, loss, recall_loss
 from pltz.kv.port.receipt import Receipt, upper_limit
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import FORMAT, PREDICTIVE, Calibration
@@ -303,11 +304,11 @@ def test_a_calibration_is_worth_it(target: Target, rotary: Rotary, calibration: 
     assert calibration.point(bits=points[2].bits) == fitting.SCORED_POINTS[2]
     for low, high in pairwise(points):  # a bound is met within 5 %, not only kept
         most, bits = (low.most + high.most) / 2, (low.bits + high.bits) / 2
-        by_kl = calibration.receipt(PREDICTIVE, calibration.point(max_kl=most))
+        by_kl = calibration.receipt(PREDICTIVE, calibration.point(max_kl=most, max_kl_recall=float("inf")))
         by_bits = calibration.receipt(PREDICTIVE, calibration.point(bits=bits))
         assert by_kl is not None and 0.95 * most < by_kl.most <= most
         assert by_bits is not None and 0.95 * bits < by_bits.bits <= bits
-    for bound in ({"max_kl": 0.0}, {"bits": 0.0}, {}, {"max_kl": 1.0, "bits": 1.0}):
+    for bound in ({"max_kl": 0.0}, {"bits": 0.0}, {}, {"max_kl": 1.0, "bits": 1.0}, {"max_kl_recall": 1.0}):
         with pytest.raises(UsageError):
             calibration.point(**bound)
 
@@ -402,18 +403,23 @@ def test_the_point_of_a_bound_is_measured(
     target: Target, rotary: Rotary, ids: Any, calibration: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fitting, "CHOICES", 12)  # KL of 184 tokens is four times as noisy as that of 24 real rows
-    bounds = [0.7 * r.most for r in calibration.receipts if r.form == PREDICTIVE][3:5]
-    assert all(calibration.point(max_kl=bound) not in fitting.SCORED_POINTS for bound in bounds)
+    receipts = [r for r in calibration.receipts if r.form == PREDICTIVE]
+    inf = float("inf")
+    bounds = [Bound.of(0.7 * receipts[3].most, inf), Bound.of(inf, 0.7 * (receipts[4].most_recall or inf))]
+    chosen = [calibration.point(max_kl=bound.kl, max_kl_recall=bound.recall) for bound in bounds]
+    assert not set(chosen) & set(fitting.SCORED_POINTS)
     began: list[str] = []
     plan = Plan(
-        CONTEXT, NEW, 4, tmp_path, bounds=(*bounds, 1e-30), begin=lambda stage, count: began.append(stage)
+        CONTEXT, NEW, 4, tmp_path, bounds=(*bounds, Bound.of(1e-30)), begin=lambda stage, count: began.append(stage)
     )
     found = calibrate(target, ids[:9], ids[9:], plan)
     assert len(set(began)) == len(began) > 5, "progress counts each round anew"
     for bound in bounds:
-        codec = PredictiveCodec(found, rotary, embedding(target), found.point(max_kl=bound))
+        point = found.point(max_kl=bound.kl, max_kl_recall=bound.recall)
+        codec = PredictiveCodec(found, rotary, embedding(target), point)
         [outcome] = compare(target, ids[9:], CONTEXT, [("", codec)], control=False)
-        assert codec.receipt is not None and codec.receipt in found.receipts and loss(codec) <= bound
+        assert codec.receipt is not None and codec.receipt in found.receipts
+        assert loss(codec) <= bound.kl and recall_loss(codec) <= bound.recall
         assert outcome.row()["kl"] == pytest.approx(codec.receipt.kl, rel=0.05)
 
 
@@ -528,6 +534,7 @@ def test_a_receipt_holds_for_the_first_tokens_too() -> None:
         assert limit <= receipt.most * 1.000001 and receipt.most < 1.3 * limit
         assert receipt.most > (2 if factor > 1 else 1) * receipt.kl
         assert Receipt.of(receipt.to_dict()) == receipt
+        assert receipt.kl_recall is receipt.most_recall is None, "nobody measured it"
     short = Outcome("f", [row[:20] for row in rows], scored=160).receipt("f", 0, 1536)
     assert short.most == pytest.approx(upper_limit(short.kl, short.kl_error, 8))
 
@@ -537,6 +544,8 @@ def test_receipts_that_are_none_are_refused() -> None:
     assert Receipt.of(good).bits == 8.25
     wrong: list[dict[str, Any]] = [{"kl": -1.0}, {"kl": float("nan")}, {"point": "0"}, {"point": float("inf")}]
     wrong += [{"most": 0.13}, {"most": -1.0}]  # below the limit of its own mean
+    wrong += [{"most_recall": 0.1}, {"kl_recall": 0.1}, {"kl_recall": "0", "most_recall": 0.1}]
+    wrong += [{"kl_recall": a, "most_recall": b} for a, b in ((0.2, 0.1), (-0.1, 0.1), (-0.2, -0.1), (True, True))]
     wrong += [{"kl": 10**400}, {"rows": 10**300}, {"point": -(10**400)}]  # JSON has numbers of any size
     for change in (*wrong, {"form": 3}, {"context": True}, {"more": 1}, {"rows": 7}, {"kl_error": -1.0}):
         with pytest.raises(CorruptError):

@@ -21,6 +21,7 @@ from pltz.kv.errors import WarmFileError
 from pltz.kv.forms.lossless import LosslessCodec
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
+from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import RAW, KVCodec
 from pltz.kv.port.receipt import Receipt
 from pltz.kv.port.rotary import Rotary
@@ -186,8 +187,8 @@ def test_a_failure_in_the_background_leaves_the_small_form(
 
 def test_exact_and_lossy_thaws_of_one_batch_do_not_mix(kin: Target, cold: SessionArchive, small_first: Any) -> None:
     _, thawer = small_first
-    lossy, exact = thawer._admit(Wanted("a/1")), thawer._admit(Wanted("a/1"), 0.0)
-    other = thawer._admit(Wanted("a/2"), 0.0)  # on the same base
+    lossy, exact = thawer._admit(Wanted("a/1")), thawer._admit(Wanted("a/1"), Bound.of(0.0))
+    other = thawer._admit(Wanted("a/2"), Bound.of(0.0))  # on the same base
     answers = [thawer._answer(request) for request in (lossy, exact, other)]
     assert answers[0].kl > 0 and answers[1].kl == answers[2].kl == 0
     for name, answer in (("a/1", answers[1]), ("a/2", answers[2])):

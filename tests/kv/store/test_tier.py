@@ -64,7 +64,7 @@ class Rounded(CompactForm):
     """A form that is not exact: signed bytes. Its bound is twice what it takes."""
 
     name, exact = "rounded", False
-    receipt = Receipt("rounded", 0, 4, 8, 100, 8.0, 0.01, 0.0, 0.01, 0.1, 0.99, 0.0)
+    receipt = Receipt("rounded", 0, 4, 8, 100, 8.0, 0.01, 0.0, 0.01, 0.1, 0.99, 0.0, 0.02, 0.03)
 
     def size(self, kv: torch.Tensor) -> int:
         return 2 * kv.numel()
