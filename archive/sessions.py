@@ -100,6 +100,8 @@ AT_ONCE = 64  # sessions whose last versions are decoded side by side
 READ_BYTES = 16 << 20  # content of sessions from which no more are read before the first of them is put
 MAX_SEGMENT = 65536  # token ids per segment: so many may take one byte (FORMAT.md, "Limits")
 ZSTD_SEGMENT = 1 << 20  # token ids per segment under zstd, which finds repeats only within a segment
+LOG_PART = 1 << 20  # bytes after which a log is cut at a line end: a part is coded in half a minute, and kept
+LEAST_PART = 1 << 19  # bytes of the last part of a log, at least
 ID_BYTES = 4  # bytes per id, as in `Session.to_bytes`
 USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
 
@@ -365,8 +367,9 @@ class SessionArchive:
             # a commit at a time: what is new is put, and what is there already is only answered
             began, coded = time.monotonic(), 0
             fresh = [cut for _, cut in batch if isinstance(cut, NewSession)]
+            before = [] if dry_run else list(self._put_parts(fresh, expect, coding))
             if coding:
-                coding(len(fresh), sum(map(_size_of, fresh)))
+                coding(len(fresh), sum(map(_size_of, fresh)) - sum(size for size, _ in before))
             quick = single and sum(len(tokens) for cut in fresh for tokens in cut.segments) <= QUICK_TOKENS
             receipts = iter(self.archive.put(fresh, dry_run=dry_run, expect=expect, refresh=not quick))
             if len(fresh) < len(batch):
@@ -378,6 +381,8 @@ class SessionArchive:
                     yield self._repeated(request, cut)
                     continue
                 receipt = next(receipts)
+                parts = [one for _, one in before if (one.tenant, one.name) == (request.tenant, request.name)]
+                receipt = _together(parts, receipt) if parts else receipt
                 coded += _size_of(cut) if receipt.new else 0
                 method, opaque = _method(receipt)
                 yield PutReceipt(
@@ -397,6 +402,24 @@ class SessionArchive:
                     opaque=opaque,
                 )
             pace.took(coded, took)
+
+    def _put_parts(
+        self, sessions: Iterable[NewSession], expect: Expect | None, coding: Callable[[int, int], None] | None
+    ) -> Iterator[tuple[int, CommitReceipt]]:
+        """Put the beginnings of large logs, each longer by one part, and yield the bytes and the receipt of the part.
+
+        No version is there until the whole is put: what is cut off is never taken for all of a log. A part that is
+        stored is not coded again.
+        """
+        for cut in sessions:
+            if not isinstance(cut.codec, LogCodec):
+                continue
+            for count, part in enumerate(cut.segments[:-1], 1):
+                if len(part) >= LOG_PART:
+                    if coding:
+                        coding(1, len(part))
+                    begin = replace(cut, segments=cut.segments[:count], unfinished=True)
+                    yield len(part), self.archive.put([begin], expect=expect)[0]
 
     def _repeated(self, request: PutRequest, tower: Tower) -> PutReceipt:
         """Return the receipt of a session that the archive has already."""
@@ -596,7 +619,10 @@ class SessionArchive:
                 ends = common(before.tower, tokens)
         if request.continues and not whole and (tower := self._last_tower(request)):
             self._want_continuation(request, session, tower, content)
-        cuts = sorted({*(ends if len(ends) <= MAX_TOWER else ()), len(content)} - {0})
+        ends = ends if len(ends) <= MAX_TOWER else []
+        if self.zstd_above is None or len(content) <= self.zstd_above:  # zstd is soon done
+            ends = [*ends, *_line_ends(content, ends[-1] if ends else 0)]
+        cuts = sorted({*ends, len(content)} - {0})
         return NewSession(
             request.name,
             [tokens[a:b] for a, b in itertools.pairwise([0, *cuts])],
@@ -810,6 +836,26 @@ def _method(receipt: CommitReceipt) -> tuple[str, int | None]:
         return "log", None
     methods, opaque = zip(*map(method_of, receipt.coded), strict=True)
     return max(methods, key=METHODS.index), sum(opaque)
+
+
+def _line_ends(content: bytes, begin: int) -> list[int]:
+    """Return where the new part of a log is cut, so that a put that is cut off goes on there.
+
+    The bytes up to there alone decide it, so that a log that grew meanwhile is cut in the same places.
+    """
+    ends = list[int]()
+    while len(content) - begin >= LOG_PART + LEAST_PART:
+        begin = content.find(b"\n", begin + LOG_PART) + 1
+        if not 0 < begin <= len(content) - LEAST_PART:
+            break
+        ends.append(begin)
+    return ends
+
+
+def _together(before: Sequence[CommitReceipt], last: CommitReceipt) -> CommitReceipt:
+    """Return the receipt of a log that was put in parts."""
+    new, size = last.new + sum(one.new for one in before), last.size + sum(one.size for one in before)
+    return last._replace(new=new, size=size, coded=[*(data for one in before for data in one.coded), *last.coded])
 
 
 def _names(request: PutRequest) -> set[tuple[str, str]]:

@@ -266,10 +266,11 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Pendin
             if leaf := unwritten.pop(s.id, None):
                 d.new += 1
                 d.size += len(leaf.data)
-        if leaf and (d.kept or leaf.own is not d.context):
+        adds_none = d.kept or d.session.unfinished
+        if leaf and (adds_none or leaf.own is not d.context):
             rows.append(leaf.row())
             leaf = None
-        if d.kept:
+        if adds_none:
             continue
         context, record = leaf.row() if leaf else (d.context, Record(0, parent=d.leaf))
         rows.append((context, record._replace(name=d.session.name, version=d.version, time=d.time, tags=d.tags)))

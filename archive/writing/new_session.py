@@ -34,6 +34,7 @@ class NewSession:
         codec: the codec that codes it, one of the archive's; None: the first of them.
         otherwise: other ways to store the same session, each a whole NewSession with another codec or other segments.
             The writer takes the way with the fewest new bytes; of equal ones the first.
+        unfinished: these are the first segments of a session that is put later: they are stored, and no version is.
     """
 
     name: str
@@ -47,6 +48,7 @@ class NewSession:
     time: int | None = None
     codec: SegmentCodec | None = None
     otherwise: Sequence[NewSession] = ()
+    unfinished: bool = False
 
 
 class CommitReceipt(NamedTuple):

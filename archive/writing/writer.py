@@ -99,7 +99,7 @@ class ArchiveWriter:
         near |= found
         self._encode(list(fresh.values()))
         new = [] if self.neighbours.candidates is None else self.neighbours.encode(drafts, fresh, near)
-        self._number(drafts)
+        self._number([d for d in drafts if not d.session.unfinished])
         rows = session_rows(drafts, dict(fresh))
         if dry_run:
             return [d.receipt() for d in drafts]

@@ -64,6 +64,7 @@ class PutMeter:
         self._read = self._done = self._worked = 0  # bytes
         self._commits = 0
         self._coding = (0, 0)  # sessions and bytes of the commit under way
+        self._kept = 0  # bytes of parts of large logs that are durable before the log is
         self._began: float | None = None  # when the first commit was begun
         self._since = 0.0  # when the commit under way was
         self._expected = ExpectedTime(bar, ADVICE, work="coding the rest", silent=dry_run)
@@ -81,9 +82,18 @@ class PutMeter:
             yield request
 
     def coding(self, sessions: int, content: int) -> None:
-        """Say that a commit of so many sessions and bytes of content is coded now."""
+        """Say that a commit of so many sessions and bytes of content is coded now, or a part of a large log.
+
+        Of a log that is put in parts, each but the last is told before any receipt.
+        """
+        if self._began is not None and self._took is None:
+            self._kept += self._coding[1]
+            self._bar.add(self._coding[1])
+            self._say_how_it_ends()
+        else:
+            self._since = time.monotonic()
         self._settle()
-        self._coding, self._since = (sessions, content), time.monotonic()
+        self._coding = sessions, content
         self._commits += bool(content)
         if self._began is None:
             self._began = time.monotonic()
@@ -141,11 +151,17 @@ class PutMeter:
         self._worked += 0 if skipped else amount
         self._commit[log] += 0 if skipped else amount
         if self._bar.label == "store":
-            self._bar.add(amount, skipped=skipped)
+            self._bar.add(max(0, amount - self._kept), skipped=skipped)
+        self._kept = max(0, self._kept - amount)
 
     def _say_how_it_ends(self) -> None:
         if self._dry_run:
             say_if_interrupted("interrupted, nothing was written")
+        elif self._kept:
+            say_if_interrupted(
+                f"interrupted: {counted(self.sessions, 'session')} stored, and {size(self._kept)} of the next one. "
+                "To go on, run the same command again: it skips what is stored"
+            )
         elif not self.sessions:
             say_if_interrupted("interrupted: nothing is stored yet")
         else:

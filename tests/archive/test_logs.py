@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 from pltz import PutReceipt, PutRequest
+from pltz.archive import sessions
 from pltz.archive.archive import Archive
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import ArchiveError
+from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.maintenance.repair import Repairer
 from pltz.coding.codecs.codec import BytesCodec, Coded, Plain
 from pltz.coding.codecs.logs import LogCodec, method_of
@@ -21,6 +23,7 @@ from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, PltzError
+from tests.archive.peek import peek
 from tests.archive.towers import SessionArchive
 
 
@@ -90,6 +93,68 @@ def test_an_unchanged_log_is_not_coded(place: Path, coded: list[int]) -> None:
     receipt = put(SessionArchive.open(place), 40)
     assert receipt.unchanged and receipt.size == 0 and receipt.method == "log"
     assert coded == []
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a log be put in parts of few lines."""
+    monkeypatch.setattr(sessions, "LOG_PART", 2000)
+    monkeypatch.setattr(sessions, "LEAST_PART", 1000)
+
+
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("more", [0, 9], ids=["unchanged", "grown"])
+def test_a_large_log_that_is_cut_off_goes_on_and_is_never_half(
+    place: Path, coded: list[int], monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    whole = len(Session("chat", lines(60)).to_bytes())
+    with monkeypatch.context() as patch:
+        encode = LogCoder.encode
+
+        def stopped(self: LogCoder, batch: Any, **options: Any) -> list[bytes]:
+            if batch and sum(size for size in coded if size > 0) > whole / 2:
+                raise KeyboardInterrupt
+            return encode(self, batch, **options)
+
+        patch.setattr(LogCoder, "encode", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            put(SessionArchive.open(place, zstd_above=None), 60)
+    kept = sum(size for size in coded if size > 0)
+    cold = SessionArchive.open(place, zstd_above=None)
+    assert whole / 2 < kept < whole
+    with pytest.raises(NotFound):
+        cold.get("log")
+    assert not list(cold.archive.ls()) and cold.archive.verify().sound
+    coded.clear()
+    receipt = put(cold, 60 + more)  # goes on
+    new = len(Session("chat", lines(60 + more)).to_bytes()) - kept
+    assert sum(size for size in coded if size > 0) == new
+    assert (receipt.version, receipt.segments) == (1, sum(size > 0 for size in coded))
+    assert SessionArchive.open(place).get("log") == Session("chat", lines(60 + more))
+    assert put(SessionArchive.open(place, zstd_above=None), 60 + more).unchanged
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_the_receipt_of_a_log_put_in_parts_is_of_all_of_it(place: Path) -> None:
+    told = list[tuple[int, int]]()
+    cold = SessionArchive.open(place, zstd_above=None)
+    [receipt] = cold.put([request(60)], coding=lambda count, size: told.append((count, size)))
+    assert sum(size for _, size in told) == len(Session("chat", lines(60)).to_bytes())
+    assert receipt.segments == receipt.tower == len(told) > 3
+    assert receipt.opaque is not None and receipt.opaque >= 60 * 15
+    assert receipt.size == sum(len(item.record.bitstring) for item in peek(cold, "log"))
+    assert next(iter(SessionArchive.open(place, zstd_above=1000).put([request(60, "by zstd")]))).tower == 1
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_parts_that_nobody_goes_on_with_are_collected(place: Path) -> None:
+    cold = SessionArchive.open(place, zstd_above=None)
+    [new] = [cold._cut(request(60), False)]
+    cold.archive.put([replace(new, segments=new.segments[:2], unfinished=True)])
+    assert cold.archive.stat().segments == 2
+    for _ in range(3):
+        cold.archive.collect(grace=0, dead_share=0.01)
+    assert cold.archive.stat().segments == 0 and cold.archive.verify().sound
 
 
 def test_a_log_that_changed_within_is_stored_from_there(place: Path) -> None:

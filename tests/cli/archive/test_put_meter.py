@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pltz import PutReceipt, PutRequest
+from pltz.archive.humanize import size as size_of
 from pltz.cli.archive.put_meter import PutMeter
 from pltz.cli.ui.progress import Progress, duration
 from pltz.models.session.session import Session
@@ -44,3 +45,25 @@ def test_the_time_of_the_rest_is_said_once(monkeypatch: pytest.MonkeyPatch, caps
     assert len(said) == 1 and said[0].startswith(f"coding the rest takes about {duration(15)} ")
     assert "Ctrl-C keeps" in said[0]
     assert (meter.sessions, meter.refused, bar.count) == (9, 1, 1000)
+
+
+def test_parts_of_a_large_log_count_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr("pltz.cli.archive.put_meter.say_if_interrupted", said.append)
+    clock = [1000.0]
+    monkeypatch.setattr("pltz.cli.archive.put_meter.time.monotonic", lambda: clock[0])
+    bar = Progress("read", unit="bytes", shown=False)
+    meter = PutMeter(bar, 3100, dry_run=False)
+    items = [(PutRequest(name, Session("text", b"")), size, True) for name, size in (("large", 3000), ("small", 100))]
+    assert len(list(meter.reading(items))) == 2
+    for part, done in ((1000, 0), (1000, 1000), (980, 2000)):
+        meter.coding(1, part)
+        clock[0] += 10
+        assert (bar.count, bar.note) == (done, f"coding 1 session, {size_of(part)}")
+    assert said[-1].startswith("interrupted: 0 sessions stored, and 2.0 kB of the next one.")
+    meter.stored(replace(RECEIPT, name="large"))
+    assert bar.count == 3000 and said[-1].startswith("interrupted: 1 session stored, those printed above")
+    meter.coding(1, 100)
+    assert meter._paces[True].begun and meter._since == 1030
+    meter.stored(replace(RECEIPT, name="small"))
+    assert bar.count == 3100
