@@ -15,7 +15,7 @@ from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output, say_if_interrupted, write_text
 from pltz.cli.ui.progress import ExpectedTime, Progress, wanted
-from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, input_options
+from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options
 from pltz.cli.ui.session_input import as_fields as fields_of
 from pltz.cli.ui.session_input import as_text as text_of
 from pltz.plt_codec.errors import UsageError
@@ -193,7 +193,7 @@ def into_archive(
     )
     source = put.PutInputs(inputs, form, target, None, device, threads)
     items = put.SessionNames(None, None).items(source, {"continues": True})
-    code = put.put_all(cold, items, source.total, {"keep_opaque": keep_opaque}, False, progress, as_json)
+    code = put.put_all(cold, items, source, {"keep_opaque": keep_opaque}, False, progress, as_json)
     click.get_current_context().exit(code)
 
 
@@ -231,6 +231,7 @@ def summary(source: InputFiles, data: bytes, seconds: float, *, verified: bool) 
         "with_context": with_context(data),
         "frozen_bytes": len(data),
         "ratio": round(content / len(data), 3),
+        **({"dropped": list(drops()), "dropped_bytes": source.dropped} if drops() else {}),
         "verified": verified,
         "seconds": round(seconds, 3),
     }
@@ -257,9 +258,10 @@ def with_context(data: bytes) -> int:
 def sentence(result: dict[str, Any], output: str) -> str:
     """Return the summary in one line."""
     nouns = ", ".join(f"{count:,} {noun}" for noun, count in result["recognised"].items()) or "none"
+    dropped = f", {size(result['dropped_bytes'])} of signatures dropped" if "dropped" in result else ""
     return (
         f"{output}: {counted(result['sessions'], 'session')} ({nouns}), "
         f"{size(result['content_bytes'])} of content -> "
-        f"{size(result['frozen_bytes'])} (1 : {result['ratio']:.1f}), "
+        f"{size(result['frozen_bytes'])} (1 : {result['ratio']:.1f}){dropped}, "
         f"{'decoded back and compared' if result['verified'] else 'not verified'}, {result['seconds']:.1f} s"
     )

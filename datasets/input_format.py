@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from pltz.datasets.dropped import DROPS
 from pltz.datasets.session_columns import RowName, name_of, session_of
 from pltz.datasets.turns import Message
 from pltz.models.session.session import Session
@@ -41,6 +42,7 @@ class Recognised:
         place: the file, with the place in it.
         size: bytes of the file that were read for it, unpacked.
         given: as of a `Part`.
+        dropped: bytes of what was dropped from it (`dropped.py`).
     """
 
     session: Session
@@ -50,6 +52,7 @@ class Recognised:
     place: str
     size: int = 0
     given: RowName | None = None
+    dropped: int = 0
 
 
 def _silent(text: str) -> None:
@@ -68,6 +71,7 @@ class ReadOptions:
         exact: keep the bytes of JSON: those that `Session.to_input_bytes` would not give back become a text, line
             end included. The sessions of a source in a row are its bytes.
         warn: called with each remark, a sentence without a full stop.
+        drop: what is dropped from the logs of agents, names of `dropped.DROPS`. Not with exact.
     """
 
     format: str = "auto"
@@ -76,6 +80,13 @@ class ReadOptions:
     query: str | None = None
     exact: bool = False
     warn: Callable[[str], None] = _silent
+    drop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.drop) - set(DROPS):
+            raise UsageError(f"expected to drop {' or '.join(DROPS)}, found {min(unknown)!r}")
+        if self.drop and self.exact:
+            raise UsageError("exact keeps every byte, so nothing can be dropped: leave out one of exact and drop")
 
 
 @dataclass(frozen=True)

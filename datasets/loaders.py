@@ -36,6 +36,7 @@ from typing import Any, Literal, NoReturn, cast
 
 from pltz.datasets import json_files, registry
 from pltz.datasets.byte_input import GZIP_MAGIC, ZSTD_MAGIC, ByteInput, Readable
+from pltz.datasets.dropped import dropped
 from pltz.datasets.formats.messages import why_no_chat
 from pltz.datasets.input_format import HEAD, InputFormat, Noun, Part, ReadOptions, Recognised
 from pltz.models.session.session import Session
@@ -109,6 +110,20 @@ def recognise(
     options = options or ReadOptions()
     if options.format not in FORMATS:
         raise UsageError(f"expected a format of {', '.join(FORMATS)}, found {options.format!r}")
+    found = _as_they_are(source, options)
+    return (_without(one, options.drop) for one in found) if options.drop else found
+
+
+def _without(found: Recognised, names: tuple[str, ...]) -> Recognised:
+    """Return the log of an agent without what is to be dropped, and anything else as it is."""
+    if found.noun != "agent log":
+        return found
+    session, size = dropped(found.session, names)
+    return replace(found, session=session, dropped=size)
+
+
+def _as_they_are(source: str | os.PathLike[str] | bytes | Readable, options: ReadOptions) -> Iterator[Recognised]:
+    """Yield the sessions of a source as they are. Raises the errors of `load`."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _of_source(ByteInput(io.BytesIO(source), "bytes", options.max_bytes), options)
     if source == "-":

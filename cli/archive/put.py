@@ -19,7 +19,8 @@ from pltz.cli.ui.groups import Command, NamingCommand
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.progress import Progress, wanted
-from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, input_options
+from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options
+from pltz.datasets.dropped import tags_of as tags_of_dropped
 from pltz.datasets.file_names import FileOfName, below, heads_of, log_name, stem_of
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
@@ -230,7 +231,7 @@ def put(
     extra["continues"] = not new_version and name_key is None
     how: PutOptions = {"keep_opaque": keep_opaque, "commit_bytes": commit_bytes, "commit_seconds": commit_seconds}
     items = names.items(source, extra)
-    click.get_current_context().exit(put_all(cold, items, source.total, how, dry_run, progress, as_json))
+    click.get_current_context().exit(put_all(cold, items, source, how, dry_run, progress, as_json))
 
 
 class PutOptions(TypedDict, total=False):
@@ -244,7 +245,7 @@ class PutOptions(TypedDict, total=False):
 def put_all(
     cold: "Archive",
     items: "Iterator[tuple[PutRequest, int, bool]]",
-    total: int | None,
+    source: "PutInputs",
     how: PutOptions,
     dry_run: bool,
     progress: bool | None,
@@ -252,11 +253,11 @@ def put_all(
 ) -> int:
     """Put the sessions, report each when it is durable, then report the totals. Return the exit code.
 
-    ``items``: with the bytes that each was read from, of ``total`` in all, and whether it is the log of an agent.
+    ``items``: of ``source``, with the bytes that each was read from, and whether it is the log of an agent.
     """
     token = ""
     with Progress("read", unit="bytes", shown=wanted(progress)) as bar:
-        meter = PutMeter(bar, total, dry_run=dry_run)
+        meter = PutMeter(bar, source.total, dry_run=dry_run)
         receipts = cold.put_many(
             meter.reading(items),
             dry_run=dry_run,
@@ -272,6 +273,8 @@ def put_all(
             with bar.hidden():
                 show(facts(stored) | ({"token": token} if token else {}), sentence(stored), as_json)
     refused = f"; {counted(meter.refused, 'session')} refused" if meter.refused else ""
+    if drops() and not as_json:
+        refused = f"; {size(source.dropped)} of signatures dropped" + refused
     if not as_json:
         verb = "would be stored" if dry_run else "stored, decoded back and compared"
         click.echo(f"{counted(meter.sessions, 'session')}, {size(meter.frozen)} new, {verb}{refused}", err=True)
@@ -313,6 +316,7 @@ class SessionNames:
             if self.name is None and self.key is None and row.given is None:
                 files.want(row.head, row.file)
             request = PutRequest(self._name(row), row.session, target=row.target, tokenizer=row.tokenizer, **extra)
+            request = replace(request, tags={**request.tags, **tags_of_dropped(drops(), row.dropped)})
             yield self._as_row(request, row.given), row.size, row.number is None
 
     def _as_row(self, request: "PutRequest", given: "RowName | None") -> "PutRequest":
@@ -345,6 +349,7 @@ def _chain(first: "NamedSession", rest: "Iterator[NamedSession]") -> "Iterator[N
 class NamedSession:
     """A session of an input, with its default name and the target it was frozen for, or is to be seen by.
 
+    ``dropped``: bytes that were dropped from it.
     ``head``: its default name without the number. ``size``: bytes of ``file`` that it was read from. ``tokenizer``:
     tokenizer.json that its ids belong to, None for the bundle's. ``given``: name, tenant and time that its row says.
     """
@@ -357,6 +362,7 @@ class NamedSession:
     target: "Target | bytes | None" = None
     tokenizer: bytes | None = None
     given: "RowName | None" = None
+    dropped: int = 0
 
     @property
     def default(self) -> str:
@@ -368,6 +374,7 @@ class NamedSession:
 class PutInputs:
     """The sessions of all inputs, in order. ``device``, ``threads``: where .pltz files are decoded.
 
+    ``dropped``: bytes dropped so far.
     ``heads``: what the names of an input's sessions begin with, where that is not its stem.
     """
 
@@ -378,6 +385,7 @@ class PutInputs:
     device: str
     threads: int | None
     heads: Mapping[str, str] = field(default_factory=dict)
+    dropped: int = 0
 
     def __post_init__(self) -> None:
         if self.paths.count("-") > 1:
@@ -409,7 +417,10 @@ class PutInputs:
             head = log_name(path, found.file) if log else self.heads.get(path) or below(path, found.file)
             number = None if log else counts[found.file]
             counts[found.file] += 1
-            yield NamedSession(head, number, found.file, found.size, found.session, given=found.given)
+            self.dropped += found.dropped
+            yield NamedSession(
+                head, number, found.file, found.size, found.session, given=found.given, dropped=found.dropped
+            )
 
     def _load_target(self) -> "Target | None":
         from pltz.models.target.target import Target

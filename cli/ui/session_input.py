@@ -33,7 +33,7 @@ def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
 
 
 def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--column``, ``--query`` and ``--exact``. `read_sessions` reads them."""
+    """Add ``--column``, ``--query``, ``--drop`` and ``--exact``. `InputFiles` reads them."""
     for option in (
         click.option(
             "--exact",
@@ -41,6 +41,15 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
             expose_value=False,
             callback=_keep,
             help="Keep the bytes of JSON inputs too, not only their values: decompress writes the very bytes.",
+        ),
+        click.option(
+            "--drop",
+            type=click.Choice(("signatures",)),
+            multiple=True,
+            expose_value=False,
+            callback=_keep,
+            help="Drop signatures and ciphertext of thinking from agent logs. They cannot be brought back; not with "
+            "--exact.",
         ),
         click.option(
             "--query",
@@ -96,7 +105,7 @@ class InputFiles:
         self.paths, self.form = paths, form
         self.files: dict[str, FileCounts] = {}
         self.remarks: list[str] = []
-        self.bytes_read = 0
+        self.bytes_read = self.dropped = 0
 
     def __iter__(self) -> Iterator[Session]:
         """Yield the sessions of all inputs, in order. Raises as `pltz.datasets.load`."""
@@ -111,6 +120,7 @@ class InputFiles:
             for found in recognise(path, options):
                 self.files.setdefault(found.file, FileCounts()).add(found)
                 self.bytes_read += found.size
+                self.dropped += found.dropped
                 yield found
 
     @property
@@ -150,6 +160,12 @@ class InputFiles:
     def _remark(self, text: str) -> None:
         self.remarks.append(text)
         click.echo(f"warning: {printable(text)}", err=True)
+
+
+def drops() -> tuple[str, ...]:
+    """Return what the user asked to drop."""
+    given: tuple[str, ...] = click.get_current_context().meta.get(META, {}).get("drop", ())
+    return given
 
 
 def as_text(inputs: InputFiles) -> str:

@@ -66,7 +66,8 @@ name_key = "id"                   # without it a session is called FILE/LINE
 # [[source]]                      # logs of coding agents, a session per file: Claude Code, Codex, Gemini CLI, pi, ...
 # kind = "agent-logs"
 # path = "~/.claude/projects"
-# exact = true                    # keep the bytes of logs whose JSON is spelt in another way than pltz would
+# exact = true                    # keep the bytes of logs whose JSON is spelt in another way than pltz would.
+                                  # Or drop = "signatures" drops those of thinking, and ciphertext, for good
 # new_version = true              # a log that does not continue the stored one of its name is taken, not refused
 
 [[source]]                        # SQLite, a row per session: columns name and session, perhaps tenant and time

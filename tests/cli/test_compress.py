@@ -287,6 +287,19 @@ def test_exact_bytes_come_back(run: Run, tiny: Path, tmp_path: Path) -> None:
         assert (run("decompress", tmp_path / "a.pltz").stdout_bytes == data) is same
 
 
+def test_dropped_signatures_are_told(run: Run, tiny: Path, tmp_path: Path) -> None:
+    block = {"type": "thinking", "thinking": "hm", "signature": "Eq" * 100}
+    row = {"type": "assistant", "sessionId": "a", "message": {"role": "assistant", "content": [block]}}
+    (tmp_path / "log.jsonl").write_bytes(EVENTS + b"\n" + json.dumps(row).encode() + b"\n")
+    words = ["compress", tmp_path / "log.jsonl", "-o", tmp_path / "a.pltz", "--drop", "signatures"]
+    told = json.loads(run(*words, "--json").stdout)
+    assert (told["dropped"], told["dropped_bytes"]) == (["signatures"], 200)
+    assert "200 B of signatures dropped" in run(*words, "--force").output
+    assert b"dropped by pltz" in run("decompress", tmp_path / "a.pltz").stdout_bytes
+    done = run(*words, "--force", "--exact")
+    assert done.exit_code == 2 and "exact keeps every byte" in done.stderr
+
+
 def test_an_exact_file_is_one_file_again(run: Run, tiny: Path, tmp_path: Path) -> None:
     lines, log = b'{"a":1}\n { "a":1}\n\n{"a":1.50}\n{"messages": []}', EVENTS + b"\n"
     for name, data in {"lines.jsonl": lines, "log.jsonl": log, "note.txt": b"no line end"}.items():

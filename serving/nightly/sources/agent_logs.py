@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.datasets.dropped import tags_of
 from pltz.datasets.file_names import log_name
 from pltz.datasets.input_format import ReadOptions
 from pltz.datasets.loaders import bytes_of_log, recognise
@@ -40,6 +41,7 @@ class AgentLogSource:
     """A folder of logs, or one log (see the top of this file).
 
     ``max_bytes``: of a log. ``exact``: keep the bytes of JSON where its values would not give them back.
+    ``drop``: what is dropped from logs: "signatures".
     ``new_version``: let a log that does not continue the stored one of its name be its next version.
     """
 
@@ -48,6 +50,7 @@ class AgentLogSource:
     naming: Naming = field(default_factory=Naming)
     max_bytes: int = number_setting(MAX_BYTES, 1, MAX_BYTES)
     exact: bool = False
+    drop: str = ""
     new_version: bool = False
     kind = "agent-logs"
     naming_keys = BY_ENTRY
@@ -55,7 +58,14 @@ class AgentLogSource:
 
     def settings(self) -> list[Any]:
         """Return the settings that decide how logs are stored. See `EntrySource.settings`."""
-        return [self.kind, self.exact, *self.naming.settings()]
+        return [self.kind, self.exact, *([self.drop] if self.drop else []), *self.naming.settings()]
+
+    def __post_init__(self) -> None:
+        self._options()  # raises UsageError
+
+    def _options(self) -> ReadOptions:
+        drop = (self.drop,) if self.drop else ()
+        return ReadOptions(max_bytes=self.max_bytes, exact=self.exact, drop=drop)
 
     def shards(self, number: int) -> Iterator[Shard]:
         """Yield groups of files. Raises UsageError where there is nothing at the path."""
@@ -98,10 +108,11 @@ class AgentLogSource:
 
     def item(self, entry: SourceEntry) -> PutRequest:
         """Return a log as a session to put. Raises UsageError, ContentError and FormatError."""
-        found = list(recognise(entry.raw, ReadOptions(max_bytes=self.max_bytes, exact=self.exact)))
+        found = list(recognise(entry.raw, self._options()))
         if len(found) != 1:
             raise ContentError(f"expected the log of one session, found {len(found)} sessions")
-        return replace(self.naming.item(entry, found[0].session), continues=not self.new_version)
+        request = replace(self.naming.item(entry, found[0].session), continues=not self.new_version)
+        return replace(request, tags={**request.tags, **tags_of((self.drop,), found[0].dropped)})
 
     def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
         """Return the archive itself. See `EntrySource.sink`."""

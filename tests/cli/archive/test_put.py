@@ -56,6 +56,24 @@ def test_a_log_that_another_file_replaced_is_refused_and_the_others_are_put(run:
     assert texts == event("garden/events", 0) + event("garden/events", 1)
 
 
+def test_signatures_are_dropped_where_asked_for_and_tags_say_so(run: Run, cold: Path, logs: Path) -> None:
+    block = {"type": "thinking", "thinking": "hm", "signature": "Eq" * 100}
+    row = {"type": "assistant", "sessionId": "a", "message": {"role": "assistant", "content": [block]}}
+    with (logs / "shop/events.jsonl").open("a") as file:
+        file.write(json.dumps(row, separators=(",", ":")) + "\n")
+    done = run("archive", "put", cold, logs, "--drop", "signatures", "--tag", "by=hand")
+    assert done.exit_code == 0 and "200 B of signatures dropped" in done.stderr
+    found = {row["name"]: row["tags"] for row in lines(run("archive", "ls", cold, "--json"))}
+    assert found["shop/events"] == {"by": "hand", "dropped": "signatures", "dropped-bytes": "200"}
+    assert found["garden/events"] == {"by": "hand"}
+    assert b'"signature":"dropped by pltz"' in run("archive", "get", cold, "shop/events").stdout_bytes
+    assert b"EqEq" in (logs / "shop/events.jsonl").read_bytes()
+    again = lines(run("archive", "put", cold, logs, "--drop", "signatures", "--tag", "by=hand", "--json"))
+    assert all(row["unchanged"] for row in again)
+    refused = run("archive", "put", cold, logs, "--drop", "signatures", "--exact")
+    assert refused.exit_code == 2 and "exact keeps every byte" in refused.stderr
+
+
 def test_a_log_given_alone_has_the_name_that_it_has_in_its_folder(run: Run, cold: Path, logs: Path) -> None:
     lines(run("archive", "put", cold, logs, "--json"))
     for words in ([logs / "shop/events.jsonl"], [logs / "shop"], sorted((logs / "garden").iterdir())):

@@ -7,6 +7,11 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.plt_codec.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -83,3 +88,20 @@ def test_a_file_of_chats_that_another_replaced_needs_a_word(
     nightly.sources += "new_version = true\n"
     assert nightly.counts()[2:] == (0, 0)
     assert [len(versions) for versions in nightly.content().values()] == [2, 2]
+
+
+def test_signatures_are_dropped_where_the_source_says_so(nightly: Nightly) -> None:
+    block = {"type": "thinking", "thinking": "x", "signature": "Eq" * 100}
+    row = {"type": "assistant", "sessionId": "a", "message": {"role": "assistant", "content": [block]}}
+    nightly.sources = '[[source]]\nkind = "agent-logs"\npath = "logs"\ndrop = "signatures"\n'
+    nightly.write("logs/shop/a.jsonl", log("a", 2) + json.dumps(row, separators=(",", ":")).encode() + b"\n")
+    nightly.write("logs/shop/b.jsonl", log("b", 2))
+    assert nightly.counts() == (2, 0, 0, 0) and nightly.counts() == (0, 2, 0, 0)
+    [content] = nightly.content()["default", "shop/a"]
+    assert "dropped by pltz" in content and "EqEq" not in content
+    cold = Archive.open(nightly.root / "cold", bundle=nightly.bundles)
+    tags = {version.name: version.tags for version in cold.list()}
+    assert tags == {"shop/a": {"dropped": "signatures", "dropped-bytes": "200"}, "shop/b": {}}
+    nightly.sources += "exact = true\n"
+    with pytest.raises(UsageError, match="exact keeps every byte"):
+        nightly.counts()
