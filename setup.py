@@ -61,6 +61,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "pltz.plt_codec.container._block_columns",
+            sources=["plt_codec/container/block_columns.c"],
+            extra_compile_args=[*FLAGS, *EXTRA],
+            extra_link_args=EXTRA,
+            optional=True,
+        ),
+        Extension(
             "pltz.archive.format._batch",
             sources=["archive/format/batch.c"],
             depends=["archive/format/blake2b_lanes.h"],
@@ -96,6 +103,7 @@ setup(
     # sources belong in the sdist, not in a wheel
     exclude_package_data={
         "pltz.plt_codec.engines.native": ["*.c", "*.h", "*.md"],
+        "pltz.plt_codec.container": ["*.c"],
         "pltz.archive.format": ["*.c", "*.h", "*.md"],
         "pltz.serving.eviction": ["ids.c"],
         "pltz.kv": ["*.md"],

@@ -6,10 +6,6 @@
  *     same([array([7, 1], "u4"), array([2], "u4")], [array([7, 1], "u4"), array([2], "u4")])
  *         -> 7, the largest of all these 32-bit numbers; -1 where a row differs in any byte from the one at its place
  *
- *     columns(b"\x0a\x02\xe4\x01", 0, 4, 5, 0b10) -> (4, [(1, 10, 13, 59, [10, 11, 12, 13, 11])])
- *         The columns of a block (block.py): column 1 of 5 records, least value 10, 2 bits each. The values are
- *         None where all are the least. ValueError says which rule is broken.
- *
  * Rows are any contiguous buffers. Nobody may write to them meanwhile, because the GIL is released.
  *
  * digests: BLAKE2b (RFC 7693). `key`: bytes of the key, 0 for none. With a key each head begins with it, padded with
@@ -32,7 +28,6 @@
 #endif
 
 enum { BLOCK = 128, MOST = 64 }; /* bytes */
-enum { ROWS = 128, COLUMNS = 13, MAX_WIDTH = 33 }; /* of a block: FORMAT.md, "Block" */
 
 typedef struct {
     const uint8_t *head, *row;
@@ -224,95 +219,7 @@ static PyObject *same(PyObject *self, PyObject *args)
     return PyLong_FromLongLong(equal ? (long long)most : -1);
 }
 
-/* Read a varint of at most 32 bits in its one encoding, and move `at` behind it. Return 0 where there is none. */
-static int varint(const uint8_t *data, size_t *at, size_t end, uint64_t *value)
-{
-    *value = 0;
-    for (int i = 0; i < 5 && *at < end; i++) {
-        const uint8_t byte = data[(*at)++];
-        *value |= (uint64_t)(byte & 0x7f) << 7 * i;
-        if (byte < 0x80)
-            return (!i || byte) && *value <= UINT32_MAX;
-    }
-    return 0;
-}
-
-typedef struct {
-    int number;
-    uint64_t low, width;
-} Shape;
-
-/* Return (number, least, largest, sum, values or None) of a column; NULL with an error set. */
-static PyObject *column(const uint8_t *data, size_t size, size_t at, size_t count, Shape shape)
-{
-    if (!shape.width)
-        return Py_BuildValue("iKKKO", shape.number, shape.low, shape.low, shape.low * count, Py_None);
-    const uint64_t mask = ((uint64_t)1 << shape.width) - 1;
-    uint64_t most = 0, sum = 0;
-    PyObject *values = PyList_New((Py_ssize_t)count);
-    for (size_t i = 0; values && i < count; i++) {
-        const size_t bit = i * shape.width, from = at + bit / 8, left = size - from;
-        uint64_t word = 0;
-        memcpy(&word, data + from, left < 8 ? left : 8);
-        const uint64_t value = (word >> bit % 8 & mask) + shape.low;
-        most = value > most ? value : most;
-        sum += value;
-        PyObject *one = PyLong_FromUnsignedLongLong(value);
-        if (one)
-            PyList_SET_ITEM(values, (Py_ssize_t)i, one);
-        else
-            Py_CLEAR(values);
-    }
-    return values ? Py_BuildValue("iKKKN", shape.number, shape.low, most, sum, values) : NULL;
-}
-
-static PyObject *columns(PyObject *self, PyObject *args)
-{
-    (void)self;
-    Py_buffer held;
-    Py_ssize_t begin, stop, rows;
-    unsigned long there;
-    if (!PyArg_ParseTuple(args, "y*nnnk", &held, &begin, &stop, &rows, &there))
-        return NULL;
-    const uint8_t *data = held.buf;
-    const char *wrong = NULL;
-    Shape shapes[COLUMNS];
-    int found = 0;
-    size_t at = (size_t)begin, end = (size_t)stop, count = (size_t)rows;
-    if (begin < 0 || stop < begin || stop > held.len || rows < 1 || rows > ROWS || there >> COLUMNS)
-        wrong = "has columns that no block has";
-    for (int number = 0; number < COLUMNS && !wrong; number++) {
-        if (!(there >> number & 1))
-            continue;
-        Shape shape = {number, 0, 0};
-        if (!varint(data, &at, end, &shape.low) || (count > 1 && at == end))
-            wrong = "ends before its columns do";
-        else if (count > 1 && (shape.width = data[at++]) > MAX_WIDTH)
-            wrong = "has numbers of more than 33 bits";
-        shapes[found++] = shape;
-    }
-    PyObject *list = wrong ? NULL : PyList_New(0);
-    for (int i = 0; i < found && list; i++) {
-        const size_t size = (count * shapes[i].width + 7) / 8;
-        PyObject *one = NULL;
-        if (size > end - at)
-            wrong = "ends before its columns do";
-        else
-            one = column(data, (size_t)held.len, at, count, shapes[i]);
-        if (!one || PyList_Append(list, one) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(one);
-        at += size;
-    }
-    PyBuffer_Release(&held);
-    if (wrong)
-        PyErr_SetString(PyExc_ValueError, wrong);
-    return list ? Py_BuildValue("nN", (Py_ssize_t)at, list) : NULL;
-}
-
 static PyMethodDef METHODS[] = {
-    {"columns", columns, METH_VARARGS,
-     "columns(data, begin, end, count, there): where the columns end, and of each its number, low, high, sum, values."},
     {"same", same, METH_VARARGS,
      "same(rows, wanted): the largest number of 32 bits in them, or -1 where they are not the same."},
     {"digests", digests, METH_VARARGS,

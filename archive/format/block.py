@@ -1,32 +1,27 @@
-"""A block: up to 128 consecutive records of a pack, field by field in columns. Spec: FORMAT.md, "Block".
+"""A block of a pack: up to 128 records, whose ids, names and tags stand in its head. Spec: FORMAT.md, "Block".
 
     records --encode--> head: mark, sizes, columns, ids, names, checks | body: bitstrings
     head --Block.of--> fields of all its records; with the bytes of a piece of the body, records
 
-A record takes few bytes because marks, checks and field widths are shared: about 5 beside id, name and bitstring.
-The head has one check. The body has one per piece of some KiB. So a single record is read without the rest of the
-body, and a damaged bit costs the records of one piece.
+`plt_codec/container/block.py` does what blocks of packs and of `.pltz` files have in common: columns, pieces, checks.
+Here is what only records have: references to segments, names, times, tags and marks.
 """
 
 from __future__ import annotations
 
-import zlib
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.format.ids import SEGMENT_SIZE, many
-from pltz.archive.format.prefix_crc import ByteSource, PrefixCrcs
+from pltz.archive.format.ids import SEGMENT_SIZE
+from pltz.archive.format.prefix_crc import PrefixCrcs
 from pltz.archive.format.record import (
     FORGET,
     LEAST_VEIL,
     MAX_NAME,
-    MAX_RECORD,
     MAX_TAGS,
     MAX_VEIL,
     TOKENS_PER_BYTE,
@@ -34,48 +29,39 @@ from pltz.archive.format.record import (
     Record,
     tokens_fit,
 )
-from pltz.plt_codec.errors import ContentError, CorruptError, UsageError, VersionError
-from pltz.plt_codec.identity import NONE, SIZE
+from pltz.plt_codec.container.block import (
+    BODY,
+    CHECK,
+    CONTEXT,
+    COPIED,
+    MARK,
+    MAX_BITSTRING,
+    BlockHead,
+    ByteSource,
+    Piece,
+    encode_block,
+    wrong,
+)
+from pltz.plt_codec.container.block_columns import COLUMNS, COUNT, NOTHING, ROWS, SIZE, Column
+from pltz.plt_codec.errors import ContentError, UsageError, VersionError
+from pltz.plt_codec.identity import NONE
+from pltz.plt_codec.identity import SIZE as ID_SIZE
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
-from pltz.plt_codec.varint import MAX_VALUE, read_varint, write_varint
+from pltz.plt_codec.varint import MAX_VALUE
 
-ROWS = 128  # most records of a block
-PIECE = 4096  # bytes of bitstrings from which a piece of the body ends
 TEXT = 1 << 16  # bytes of names and tags from which a block ends
-BODY = 1 << 20  # bytes of bitstrings from which a block ends
-MARK = 2  # bytes
-CHECK = 4  # bytes
-RESIDUE = 0x2144DF1C  # crc32 of anything followed by its own crc32, little-endian
-MAX_HEAD = 1 << 18  # bytes
-MAX_BODY = BODY + MAX_RECORD
-PREFIX = MARK + 5 + 5  # most bytes of mark and the two sizes
 UNIT = 8  # bytes of a session's key in front of its sealed name
-MAX_WIDTH = 33  # bits of a value in a column: the difference of two numbers of 32 bits
 NEAR_WIDTH = 17  # most bits of a reference to a neighbour
 
 # kinds of records
 SEGMENT, SESSION, BOTH, VERSION_MARK = 1, 2, 3, 4
 # kinds of references to a segment
 ABSENT, TABLE, BACK, INLINE = 0, 1, 2, 3
-# columns, in the order of their bits in the head
-(
-    KIND,
-    CONTEXT,
-    PARENT_KIND,
-    PARENT,
-    TOKENS,
-    BITS,
-    NAME,
-    VERSION,
-    TIME,
-    TAGS,
-    HAS_NEIGHBOUR,
-    VERB,
-    COPIED,
-) = range(13)
-COLUMNS = 13
+# columns that only packs have; the others are in plt_codec/container
+KIND, PARENT_KIND, PARENT, NAME, VERSION, TIME, TAGS, HAS_NEIGHBOUR, VERB = 0, 2, 3, 6, 7, 8, 9, 10, 11
+PACK_COLUMNS = (1 << COPIED + 1) - 1  # a bit for each that a block of a pack may have
 NEIGHBOUR_KIND, NEIGHBOUR = COLUMNS, COLUMNS + 1  # columns that readers make of the references to neighbours
-REST = bytes(SIZE - SEGMENT_SIZE)
+REST = bytes(ID_SIZE - SEGMENT_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +86,6 @@ class PackFields:
     def mark(self) -> bytes:
         """Return the bytes with which each block begins."""
         return self.salt[:MARK]
-
-
-class Piece(NamedTuple):
-    """The bitstrings of some records of a block: rows from ``first`` to before ``last``, bytes of the body."""
-
-    number: int
-    first: int
-    last: int
-    begin: int
-    end: int
 
 
 # ---- records -> bytes
@@ -164,14 +140,13 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
         if (name := ids[row]) is not None:
             first[name] = row
     above, beside = _references(parents, first, table), _references(neighbours, first, table)
-    # numbers become columns, of which only those with a value above zero are stored
+    # numbers become columns
     columns: dict[int, Sequence[int]] = {
         KIND: kinds,
         CONTEXT: contexts,
         PARENT_KIND: [how for how, _ in above],
         PARENT: [number for _, number in above],
-        TOKENS: tokens,
-        BITS: sizes,
+        COUNT: tokens,
         NAME: list(map(len, titles)),
         VERSION: [v - 1 if k & SESSION else 0 for v, k in zip(versions, kinds, strict=True)],
         TIME: [t - fields.time if k & SESSION else 0 for t, k in zip(times, kinds, strict=True)],
@@ -179,41 +154,20 @@ def encode(rows: Sequence[Record], table: Mapping[bytes, int], offset: int, fiel
         HAS_NEIGHBOUR: [int(how != ABSENT) for how, _ in beside],
     }
     if any(marks):
-        columns[TOKENS] = [m.counter if m else t for m, t in zip(marks, tokens, strict=True)]
+        columns[COUNT] = [m.counter if m else t for m, t in zip(marks, tokens, strict=True)]
         columns[VERB] = [m.verb if m else 0 for m in marks]
     columns[COPIED] = list(map(int, copied))
-    # each stored column: its least number, the bits of a difference from it, the differences
-    there, lows, values = 0, [], []
-    for number, column in columns.items():
-        low, high = min(column), max(column)
-        if not high:
-            continue
-        there |= 1 << number
-        width = (high - low).bit_length()
-        lows.append(write_varint(low) + (bytes([width]) if len(rows) > 1 else b""))
-        if width:
-            values.append(_packed(column, low, width))
-    # behind the columns stand ids, names, tags, and a check for each piece of the bitstrings
-    pieces = list(pieces_of(sizes))
-    body = [b"".join(bits[p.first : p.last]) for p in pieces]
-    rest = b"".join(
-        [
-            bytes([len(rows)]),
-            there.to_bytes(2, "little"),
-            *lows,
-            *values,
-            *(name[:SEGMENT_SIZE] for name in ids if name is not None),
-            *(m.version for m in marks if m),
-            *(p[:SEGMENT_SIZE] for p, (how, _) in zip(parents, above, strict=True) if how == INLINE),
-            _packed_neighbours(beside),
-            *(n[:SEGMENT_SIZE] for n, (how, _) in zip(neighbours, beside, strict=True) if how == INLINE),
-            *titles,
-            *tags,
-            *(zlib.crc32(piece).to_bytes(CHECK, "little") for piece in body),
-        ]
-    )
-    head = fields.mark + write_varint(len(rest)) + write_varint(sum(sizes)) + rest
-    return [head, zlib.crc32(head, _seed(fields, offset)).to_bytes(CHECK, "little"), *body]
+    # behind the columns stand ids, names and tags
+    parts = [
+        *(name[:SEGMENT_SIZE] for name in ids if name is not None),
+        *(m.version for m in marks if m),
+        *(p[:SEGMENT_SIZE] for p, (how, _) in zip(parents, above, strict=True) if how == INLINE),
+        _packed_neighbours(beside),
+        *(n[:SEGMENT_SIZE] for n, (how, _) in zip(neighbours, beside, strict=True) if how == INLINE),
+        *titles,
+        *tags,
+    ]
+    return encode_block(columns, parts, bits, fields.salt, offset)
 
 
 def _check(
@@ -237,8 +191,8 @@ def _check(
         for name in (r.id, r.parent, r.neighbour):
             if name is not None and name[SEGMENT_SIZE:] != REST:
                 raise UsageError(f"expected an id of {SEGMENT_SIZE} bytes and zeros, found {name.hex()}")
-        if size > MAX_RECORD:
-            raise ContentError(f"a bitstring has {size} bytes, at most {MAX_RECORD} are allowed")
+        if size > MAX_BITSTRING:
+            raise ContentError(f"a bitstring has {size} bytes, at most {MAX_BITSTRING} are allowed")
         if not kind & SESSION:
             if title or r.tags:
                 raise UsageError("a record without a session has a name or tags")
@@ -284,99 +238,23 @@ def _packed_neighbours(references: Sequence[tuple[int, int]]) -> bytes:
     if not values:
         return b""
     width = max(values).bit_length()
-    return bytes([width]) + (_packed(values, 0, width) if width else b"")
-
-
-def _packed(column: Sequence[int], low: int, width: int) -> bytes:
-    """Return values less ``low`` in ``width`` bits each, the lowest bit first."""
-    values = np.array(column, np.int64) - low
-    bits = (values[:, None] >> np.arange(width)) & 1
-    return np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
-
-
-def pieces_of(sizes: Sequence[int]) -> Iterator[Piece]:
-    """Yield the pieces of a body. ``sizes``: bytes of the bitstring of each record.
-
-    A piece ends with the record that fills it to `PIECE` bytes. A last one without bytes is left out.
-
-    >>> list(pieces_of([10, 5000, 0]))
-    [Piece(number=0, first=0, last=2, begin=0, end=5010)]
-    """
-    ends = list(accumulate(sizes))
-    number = first = begin = 0
-    while begin < ends[-1]:
-        last = min(bisect_left(ends, begin + PIECE), len(ends) - 1)
-        yield Piece(number, first, last + 1, begin, ends[last])
-        number, first, begin = number + 1, last + 1, ends[last]
+    packed = sum(value << width * n for n, value in enumerate(values))
+    return bytes([width]) + packed.to_bytes((width * len(values) + 7) // 8, "little")
 
 
 # ---- bytes -> records
 
 
-def span(data: bytes | memoryview, at: int, mark: bytes) -> tuple[int, int]:
-    """Return the bytes of the head, check included, and of the body of the block at ``data[at]``.
-
-    Only its mark and its sizes are looked at. Raises CorruptError.
-    """
-    prefix = bytes(data[at : at + PREFIX])
-    if prefix[:MARK] != mark:
-        raise CorruptError("no block begins here: damaged")
-    head, after = read_varint(prefix, MARK)
-    body, after = read_varint(prefix, after)
-    if head > MAX_HEAD or body > MAX_BODY:
-        raise CorruptError(f"a block claims {head} and {body} bytes, at most {MAX_HEAD} and {MAX_BODY} are allowed")
-    return after + head + CHECK, body
-
-
-class _Column:
-    """The values of one field, of all records of a block.
-
-    ``many``: the values, None where all are ``low``. ``low`` and ``high`` bound them, ``total`` is their sum.
-    """
-
-    __slots__ = "high", "low", "many", "total"
-
-    def __init__(self, low: int = 0, high: int = 0, total: int = 0, many: list[int] | None = None):
-        self.low, self.high, self.total, self.many = low, high, total, many
-
-    def __getitem__(self, row: int) -> int:
-        return self.low if self.many is None else self.many[row]
-
-    def list(self, count: int) -> list[int]:
-        """Return the values."""
-        return [self.low] * count if self.many is None else self.many
-
-
-NOTHING = _Column()
-
-
 @dataclass(slots=True)
-class Block:
-    """The head of a block, checked.
+class Block(BlockHead):
+    """The head of a block of a pack, checked."""
 
-    Attributes:
-        offset: byte offset of the block in its pack.
-        count: number of records.
-        size, body: bytes of its head, and of its body.
-        ahead: the first bytes of its body, as far as they were read with the head.
-    """
-
-    offset: int
-    count: int
-    size: int
-    body: int
-    fields: PackFields
-    _columns: list[_Column]
-    _data: bytes
-    _ids: int = 0  # offsets of the parts of the head
-    _versions: int = 0
+    fields: PackFields = PackFields(b"")
+    _versions: int = 0  # offsets of the parts of the head; segment ids begin at `parts`
     _parents: int = 0
     _neighbours: int = 0
     _names: int = 0
     _tags: int = 0
-    _checks: int = 0
-    ahead: bytes | memoryview = b""
-    _sizes: Sequence[int] = ()
     _name_sizes: Sequence[int] = ()
 
     @classmethod
@@ -388,29 +266,19 @@ class Block:
         ``sums``: those of ``data``, for callers that try many places. Raises CorruptError where the head is damaged
         or breaks a rule, VersionError where a newer version wrote it.
         """
-        prefix = bytes(data[at : at + PREFIX])
-        try:
-            size, body = span(prefix, 0, fields.mark)
-        except CorruptError as exc:
-            raise CorruptError(f"no block at byte {offset}: {exc}") from exc
-        if at + size > len(data):
-            raise CorruptError(f"the block at byte {offset} claims a head of {size} bytes, more than fit: damaged")
-        seed = _seed(fields, offset)
-        check = sums.of(at, at + size, seed) if sums else zlib.crc32(data[at : at + size], seed)
-        if check != RESIDUE:
-            raise CorruptError(f"the block at byte {offset} does not match its checksum: damaged")
-        return _parsed(bytes(data[at : at + size]), body, offset, fields)
-
-    @property
-    def end(self) -> int:
-        """Return the byte offset in its pack at which the block ends."""
-        return self.offset + self.size + self.body
+        found = cls.read(data, at, offset, fields.salt, PACK_COLUMNS, sums.of if sums else None)
+        found.fields = fields
+        found.columns += [NOTHING, NOTHING]  # `NEIGHBOUR_KIND`, `NEIGHBOUR`
+        _check_rules(found, found.columns)
+        _place_parts(found, found.columns, found.size - CHECK)
+        _check_references(found, found.columns[NEIGHBOUR_KIND], found.columns[NEIGHBOUR])
+        return found
 
     # ---- all records
 
     def records(self, body: bytes | memoryview) -> list[Record]:
         """Return all records. ``body``: the bitstrings, sound (see `damaged`). Raises CorruptError."""
-        ends = list(accumulate(self._sizes, initial=0))
+        ends = list(accumulate(self.sizes, initial=0))
         return self._records([bytes(body[a:b]) for a, b in pairwise(ends)])
 
     def heads(self) -> list[Record]:
@@ -418,7 +286,7 @@ class Block:
         return self._records([b""] * self.count)
 
     def _records(self, bits: list[bytes]) -> list[Record]:
-        n, columns = self.count, self._columns
+        n, columns = self.count, self.columns
         ids, names, titles = self.ids(), self._name_list(), self._titles()
         sealed = [c in self.fields.sealed for c in columns[CONTEXT].list(n)] if self.fields.sealed else [False] * n
         ends = list(accumulate(columns[TAGS].list(n), initial=self._tags))
@@ -428,12 +296,12 @@ class Block:
             columns[CONTEXT].list(n),
             self.references(PARENT),
             ids,
-            columns[TOKENS].list(n),
+            columns[COUNT].list(n),
             bits,
             names,
             [v + 1 for v in columns[VERSION].list(n)],
             [time + t if k & SESSION else 0 for t, k in zip(columns[TIME].list(n), kinds, strict=True)],
-            [self._data[a:b] for a, b in pairwise(ends)],
+            [self.data[a:b] for a, b in pairwise(ends)],
             [None] * n,
             [t if s else b"" for t, s in zip(titles, sealed, strict=True)],
             self.references(NEIGHBOUR),
@@ -444,7 +312,7 @@ class Block:
         if self._parents > self._versions:
             marks = [row for row, kind in enumerate(kinds) if kind == VERSION_MARK]
             for row, version in zip(marks, self.versions(), strict=True):
-                mark = Mark(version, columns[TOKENS][row], columns[VERB][row])
+                mark = Mark(version, columns[COUNT][row], columns[VERB][row])
                 found[row] = Record(columns[CONTEXT][row], mark=mark)
         return found
 
@@ -453,122 +321,89 @@ class Block:
 
         ``piece``: the piece that has its bitstring; ``data``: its bytes, sound. Raises CorruptError.
         """
-        columns, kind = self._columns, self._columns[KIND][row]
+        columns, kind = self.columns, self.columns[KIND][row]
         context = columns[CONTEXT][row]
         if kind == VERSION_MARK:
             number = self._rank(row, VERSION_MARK)
-            mark = Mark(self.versions()[number], columns[TOKENS][row], columns[VERB][row])
+            mark = Mark(self.versions()[number], columns[COUNT][row], columns[VERB][row])
             return Record(context, mark=mark)
         title = self._title(row)
         tags = self._tags + sum(columns[TAGS].list(self.count)[:row]) if columns[TAGS].high else 0
-        begin = sum(self._sizes[piece.first : row]) if piece else 0
         session, sealed = bool(kind & SESSION), context in self.fields.sealed
         return Record(
             context,
             self._reference(PARENT, row),
             self._id(row) if kind & SEGMENT else None,
-            columns[TOKENS][row],
-            bytes(data[begin : begin + self._sizes[row]]) if piece else b"",
+            columns[COUNT][row],
+            self.bitstring(row, piece, data),
             None if not session else "" if sealed else _text(title, self.offset),
             columns[VERSION][row] + 1,
             self.fields.time + columns[TIME][row] if session else 0,
-            self._data[tags : tags + columns[TAGS][row]] if columns[TAGS].high else b"",
+            self.data[tags : tags + columns[TAGS][row]] if columns[TAGS].high else b"",
             None,
             title if sealed else b"",
             self._reference(NEIGHBOUR, row),
             bool(columns[COPIED][row]),
         )
 
-    @property
-    def pieces(self) -> list[Piece]:
-        """Return the pieces of the body. Raises CorruptError where their number is not that of the checksums."""
-        found = list(pieces_of(self._sizes))
-        if CHECK * len(found) != len(self._data) - CHECK - self._checks:
-            raise _wrong(self.offset, "has parts that do not fill it")
-        return found
-
-    def piece(self, row: int) -> Piece | None:
-        """Return the piece that has a record's bitstring; None where that is empty."""
-        if not self._sizes[row]:
-            return None
-        ends = list(accumulate(self._sizes))
-        number = first = begin = 0
-        while (last := bisect_left(ends, begin + PIECE)) < row:  # as in `pieces_of`
-            number, first, begin = number + 1, last + 1, ends[last]
-        last = min(last, len(ends) - 1)
-        return Piece(number, first, last + 1, begin, ends[last])
-
-    def sound(self, piece: Piece, data: bytes | memoryview) -> bool:
-        """Return whether the bytes of a piece match its checksum. Raises CorruptError where there is none."""
-        at = self._checks + CHECK * piece.number
-        if at + CHECK > len(self._data) - CHECK:
-            raise _wrong(self.offset, "has parts that do not fill it")
-        return len(data) == piece.end - piece.begin and zlib.crc32(data) == int.from_bytes(
-            self._data[at : at + CHECK], "little"
-        )
-
-    def damaged(self, body: bytes | memoryview) -> list[Piece]:
-        """Return the pieces of a body that do not match their checksums. Raises CorruptError as `pieces`."""
-        return [p for p in self.pieces if not self.sound(p, body[p.begin : p.end])]
-
     # ---- columns
 
     def segment_ids(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) the ids of the segments, in the order of their records."""
-        out = np.zeros(((self._versions - self._ids) // SEGMENT_SIZE, SIZE), np.uint8)
-        out[:, :SEGMENT_SIZE] = np.frombuffer(self._data[self._ids : self._versions], np.uint8).reshape(
+        out = np.zeros(((self._versions - self.parts) // SEGMENT_SIZE, ID_SIZE), np.uint8)
+        out[:, :SEGMENT_SIZE] = np.frombuffer(self.data[self.parts : self._versions], np.uint8).reshape(
             -1, SEGMENT_SIZE
         )
         return out
 
     def ids(self) -> list[bytes | None]:
         """Return the id of each record's segment, None where it has none."""
-        data = self._data
-        found = [data[at : at + SEGMENT_SIZE] + REST for at in range(self._ids, self._versions, SEGMENT_SIZE)]
+        data = self.data
+        found = [data[at : at + SEGMENT_SIZE] + REST for at in range(self.parts, self._versions, SEGMENT_SIZE)]
         if len(found) == self.count:
             return [*found]
         left = iter(found)
-        return [next(left) if k != VERSION_MARK and k & SEGMENT else None for k in self._columns[KIND].list(self.count)]
+        return [next(left) if k != VERSION_MARK and k & SEGMENT else None for k in self.columns[KIND].list(self.count)]
 
     def sessions(self, domains: Sequence[bytes]) -> int:
         """Return the number of sessions that its records are versions of. ``domains``: id of each context's domain."""
-        numbers, kinds = self._columns[CONTEXT].list(self.count), self._columns[KIND].list(self.count)
+        numbers, kinds = self.columns[CONTEXT].list(self.count), self.columns[KIND].list(self.count)
         rows = zip(numbers, self._titles(), kinds, strict=True)
         sealed = self.fields.sealed
         return len({t[:UNIT] if c in sealed else (domains[c], t) for c, t, k in rows if k in (SESSION, BOTH)})
 
     def contexts(self) -> list[int]:
         """Return the number of each record's context."""
-        return self._columns[CONTEXT].list(self.count)
+        return self.columns[CONTEXT].list(self.count)
 
     def versions(self) -> list[bytes]:
         """Return the version ids of the marks."""
-        return [self._data[at : at + SIZE] for at in range(self._versions, self._parents, SIZE)]
+        return [self.data[at : at + ID_SIZE] for at in range(self._versions, self._parents, ID_SIZE)]
 
     def rows_of(self, segment: bytes) -> list[int]:
         """Return the rows with a segment of this id."""
         wanted, found = segment[:SEGMENT_SIZE], []
-        at = self._data.find(wanted, self._ids, self._versions)
+        at = self.data.find(wanted, self.parts, self._versions)
         while at >= 0:
-            number, rest = divmod(at - self._ids, SEGMENT_SIZE)
+            number, rest = divmod(at - self.parts, SEGMENT_SIZE)
             if not rest:
                 found.append(number)
-            at = self._data.find(wanted, at + 1, self._versions)
-        if found and (self._versions - self._ids) != SEGMENT_SIZE * self.count:
-            rows = [row for row, k in enumerate(self._columns[KIND].list(self.count)) if k in (SEGMENT, BOTH)]
+            at = self.data.find(wanted, at + 1, self._versions)
+        if found and (self._versions - self.parts) != SEGMENT_SIZE * self.count:
+            rows = [row for row, k in enumerate(self.columns[KIND].list(self.count)) if k in (SEGMENT, BOTH)]
             return [rows[number] for number in found]
         return found
 
     def rows_named(self, name: bytes) -> list[int]:
         """Return the rows of sessions whose stored name begins with ``name`` and is it, or a box behind it."""
-        if self._data.find(name, self._names, self._tags) < 0:
+        if self.data.find(name, self._names, self._tags) < 0:
             return []
-        rows = enumerate(zip(self._titles(), self._columns[KIND].list(self.count), strict=True))
+        rows = enumerate(zip(self._titles(), self.columns[KIND].list(self.count), strict=True))
         return [row for row, (title, kind) in rows if kind in (SESSION, BOTH) and title.startswith(name)]
 
     def references(self, column: int) -> list[bytes]:
         """Return the segment that each record names as PARENT or NEIGHBOUR; NONE where it names none."""
-        how, numbers = self._columns[column - 1], self._columns[column]
+        how, numbers = self.columns[column - 1], self.columns[column]
         if how.many is None and how.low == ABSENT:
             return [NONE] * self.count
         table = self.fields.parents
@@ -584,7 +419,7 @@ class Block:
             elif kind == BACK:
                 found.append(ids[row - number] or NONE)
             else:
-                found.append(self._data[at : at + SEGMENT_SIZE] + REST)
+                found.append(self.data[at : at + SEGMENT_SIZE] + REST)
                 at += SEGMENT_SIZE
         return found
 
@@ -592,7 +427,7 @@ class Block:
         """Return the segments that records name and that are no earlier record of this block, each once."""
         found = set[bytes]()
         for column in (PARENT, NEIGHBOUR):
-            how, numbers = self._columns[column - 1], self._columns[column]
+            how, numbers = self.columns[column - 1], self.columns[column]
             if how.many is None and how.low == TABLE:
                 found.update(self.fields.parents[n] for n in set(numbers.list(self.count)))
             elif how.high:
@@ -603,10 +438,10 @@ class Block:
     @property
     def has_neighbours(self) -> bool:
         """Return whether any record has a neighbour."""
-        return bool(self._columns[NEIGHBOUR - 1].high)
+        return bool(self.columns[NEIGHBOUR - 1].high)
 
     def _reference(self, column: int, row: int) -> bytes:
-        how, number = self._columns[column - 1], self._columns[column][row]
+        how, number = self.columns[column - 1], self.columns[column][row]
         kind = how[row]
         if kind == ABSENT:
             return NONE
@@ -616,30 +451,30 @@ class Block:
             return self._id(row - number)
         at = self._parents if column == PARENT else self._neighbours
         at += SEGMENT_SIZE * how.list(self.count)[:row].count(INLINE)
-        return self._data[at : at + SEGMENT_SIZE] + REST
+        return self.data[at : at + SEGMENT_SIZE] + REST
 
     def _id(self, row: int) -> bytes:
         number = row
-        if self._versions - self._ids != SEGMENT_SIZE * self.count:
-            kinds = self._columns[KIND].list(self.count)[:row]
+        if self._versions - self.parts != SEGMENT_SIZE * self.count:
+            kinds = self.columns[KIND].list(self.count)[:row]
             number = kinds.count(SEGMENT) + kinds.count(BOTH)
-        at = self._ids + SEGMENT_SIZE * number
-        return self._data[at : at + SEGMENT_SIZE] + REST
+        at = self.parts + SEGMENT_SIZE * number
+        return self.data[at : at + SEGMENT_SIZE] + REST
 
     def _rank(self, row: int, kind: int) -> int:
-        return self._columns[KIND].list(self.count)[:row].count(kind)
+        return self.columns[KIND].list(self.count)[:row].count(kind)
 
     def _title(self, row: int) -> bytes:
         at = self._names + sum(self._name_sizes[:row])
-        return self._data[at : at + self._name_sizes[row]]
+        return self.data[at : at + self._name_sizes[row]]
 
     def _titles(self) -> list[bytes]:
         ends = list(accumulate(self._name_sizes, initial=self._names))
-        return [self._data[a:b] for a, b in pairwise(ends)]
+        return [self.data[a:b] for a, b in pairwise(ends)]
 
     def _name_list(self) -> list[str | None]:
         """Return the name of each record's session, None without one, empty where it is sealed."""
-        columns, titles = self._columns, self._titles()
+        columns, titles = self.columns, self._titles()
         kinds = columns[KIND].list(self.count)
         if self.fields.sealed:
             numbers = columns[CONTEXT].list(self.count)
@@ -647,33 +482,7 @@ class Block:
         return [_text(t, self.offset) if k in (SESSION, BOTH) else None for t, k in zip(titles, kinds, strict=True)]
 
 
-def _parsed(data: bytes, body: int, offset: int, fields: PackFields) -> Block:
-    """Return a block whose check is right. Errors found here were written that way."""
-    _, at = read_varint(data, MARK)
-    _, at = read_varint(data, at)
-    end = len(data) - CHECK
-    count = data[at]
-    there = int.from_bytes(data[at + 1 : at + 3], "little")
-    at += 3
-    if not 0 < count <= ROWS or at > end:
-        raise _wrong(offset, f"has {count} records")
-    if there >> COLUMNS:
-        raise VersionError(f"the block at byte {offset} has columns {there:#06x}, of a newer version: use a newer pltz")
-    columns = [NOTHING] * (COLUMNS + 2)
-    try:
-        at, found = COLUMNS_OF(data, at, end, count, there)
-    except ValueError as exc:
-        raise _wrong(offset, str(exc)) from exc
-    for number, low, high, total, values in found:
-        columns[number] = _Column(low, high, total, values)
-    block = Block(offset, count, len(data), body, fields, columns, data, at)
-    _check_rules(block, columns)
-    _place_parts(block, columns, end)
-    _check_references(block, columns[NEIGHBOUR_KIND], columns[NEIGHBOUR])
-    return block
-
-
-def _place_parts(block: Block, columns: list[_Column], end: int) -> None:
+def _place_parts(block: Block, columns: list[Column], end: int) -> None:
     """Compute where the parts of a head begin. Raises CorruptError where they do not fill it."""
     count = block.count
     kinds = columns[KIND]
@@ -683,48 +492,39 @@ def _place_parts(block: Block, columns: list[_Column], end: int) -> None:
     else:
         marks = kinds.many.count(VERSION_MARK)
         segments = kinds.many.count(SEGMENT) + kinds.many.count(BOTH)
-    block._versions = block._ids + SEGMENT_SIZE * segments
-    block._parents = block._versions + SIZE * marks
-    at = block._parents + SEGMENT_SIZE * _times(columns[PARENT_KIND], INLINE, count)
+    block._versions = block.parts + SEGMENT_SIZE * segments
+    block._parents = block._versions + ID_SIZE * marks
+    at = block._parents + SEGMENT_SIZE * columns[PARENT_KIND].times(INLINE, count)
     block._neighbours = _read_neighbours(block, columns, at, end) if columns[HAS_NEIGHBOUR].high else at
-    block._names = block._neighbours + SEGMENT_SIZE * _times(columns[NEIGHBOUR_KIND], INLINE, count)
+    block._names = block._neighbours + SEGMENT_SIZE * columns[NEIGHBOUR_KIND].times(INLINE, count)
     block._name_sizes = columns[NAME].list(count)
     block._tags = block._names + columns[NAME].total
-    block._checks = block._tags + columns[TAGS].total
-    block._sizes = columns[BITS].list(count)
-    checks, rest = divmod(end - block._checks, CHECK)
-    if rest or not 0 <= checks <= count or columns[BITS].total != block.body:
-        raise _wrong(block.offset, "has parts that do not fill it")
+    block.ends_with(block._tags + columns[TAGS].total)
 
 
-def _read_neighbours(block: Block, columns: list[_Column], at: int, end: int) -> int:
+def _read_neighbours(block: Block, columns: list[Column], at: int, end: int) -> int:
     """Make columns of the references to neighbours that begin at a byte of the head; return where they end.
 
     Raises CorruptError where they do not fit.
     """
     has = columns[HAS_NEIGHBOUR].list(block.count)
-    width = block._data[at] if at < end else 0
+    width = block.data[at] if at < end else 0
     after = at + 1 + (sum(has) * width + 7) // 8
     if after > end or width > NEAR_WIDTH:
-        raise _wrong(block.offset, "has references to neighbours that do not fit it")
-    word, mask = int.from_bytes(block._data[at + 1 : after], "little"), (1 << width) - 1
+        raise wrong(block.offset, "has references to neighbours that do not fit it")
+    word, mask = int.from_bytes(block.data[at + 1 : after], "little"), (1 << width) - 1
     kinds, numbers, left = [], [], 0
     for one in has:
         value = word >> left * width & mask if one else 0
         left += one
         kinds.append(ABSENT if not one else INLINE if not value else BACK if value < ROWS else TABLE)
         numbers.append(value - ROWS if value >= ROWS else value)
-    columns[NEIGHBOUR_KIND] = _Column(min(kinds), max(kinds), sum(kinds), kinds)
-    columns[NEIGHBOUR] = _Column(min(numbers), max(numbers), sum(numbers), numbers)
+    columns[NEIGHBOUR_KIND] = Column(min(kinds), max(kinds), sum(kinds), kinds)
+    columns[NEIGHBOUR] = Column(min(numbers), max(numbers), sum(numbers), numbers)
     return after
 
 
-def _times(column: _Column, value: int, count: int) -> int:
-    """Return how often a value is in a column."""
-    return count * (column.low == value) if column.many is None else column.many.count(value)
-
-
-def _check_rules(block: Block, columns: list[_Column]) -> None:
+def _check_rules(block: Block, columns: list[Column]) -> None:
     """Check the rules of FORMAT.md for all records. Raises CorruptError, VersionError."""
     offset, fields, count = block.offset, block.fields, block.count
     kinds = columns[KIND]
@@ -735,11 +535,11 @@ def _check_rules(block: Block, columns: list[_Column]) -> None:
         raise VersionError(f"the block at byte {offset} has a mark of a newer version: use a newer pltz")
     # numbers that no version may use
     if columns[CONTEXT].high > fields.contexts - 1:
-        raise _wrong(offset, f"names a context that is not among the {fields.contexts} of the table")
-    if columns[NAME].high > MAX_VEIL or columns[TAGS].high > MAX_TAGS or columns[BITS].high > MAX_RECORD:
-        raise _wrong(offset, "has a field over its limit")
-    if columns[VERSION].high > MAX_VALUE - 1 or columns[TIME].high > MAX_VALUE or columns[TOKENS].high > MAX_VALUE:
-        raise _wrong(offset, "has a number over its limit")
+        raise wrong(offset, f"names a context that is not among the {fields.contexts} of the table")
+    if columns[NAME].high > MAX_VEIL or columns[TAGS].high > MAX_TAGS or columns[SIZE].high > MAX_BITSTRING:
+        raise wrong(offset, "has a field over its limit")
+    if columns[VERSION].high > MAX_VALUE - 1 or columns[TIME].high > MAX_VALUE or columns[COUNT].high > MAX_VALUE:
+        raise wrong(offset, "has a number over its limit")
     # a record has only the fields of its kind; where all are alike and of both, no row is looked at
     if kinds.many is not None or kinds.low != BOTH or columns[VERB].high:
         each = bytes(kinds.list(count))
@@ -748,111 +548,62 @@ def _check_rules(block: Block, columns: list[_Column]) -> None:
             if filled and each.translate(None, having):
                 others = [row for row, kind in enumerate(each) if kind not in having]
                 if any(column[row] for column in filled for row in others):
-                    raise _wrong(offset, "has a field that its kind of record has not")
+                    raise wrong(offset, "has a field that its kind of record has not")
     if columns[HAS_NEIGHBOUR].high > 1:
         raise VersionError(f"the block at byte {offset} names neighbours as a newer version does: use a newer pltz")
     if columns[COPIED].high > 1:
         raise VersionError(f"the block at byte {offset} has copies as a newer version does: use a newer pltz")
     _check_references(block, columns[PARENT_KIND], columns[PARENT])
     # what a bitstring may hold, and row by row only where the column as a whole is in doubt
-    sizes, tokens = columns[BITS], columns[TOKENS]
+    sizes, tokens = columns[SIZE], columns[COUNT]
     if tokens.high > TOKENS_PER_BYTE * (sizes.low + 1) or tokens.high > SESSION_TOKENS:
         rows = zip(tokens.list(count), sizes.list(count), kinds.list(count), strict=True)
         if any(kind != VERSION_MARK and not tokens_fit(number, size) for number, size, kind in rows):
-            raise _wrong(offset, "claims more tokens than its bytes can hold")
+            raise wrong(offset, "claims more tokens than its bytes can hold")
     # a sealed name is a box, any other has a limit
     if columns[NAME].high > MAX_NAME or fields.sealed:
         fields_of = (columns[column].list(count) for column in (CONTEXT, KIND, NAME, TAGS))
         for context, kind, name, tags in zip(*fields_of, strict=True):
             sealed = context in fields.sealed and kind in (SESSION, BOTH)
             if sealed and (name < LEAST_VEIL or tags):
-                raise _wrong(offset, "has a sealed name that is none")
+                raise wrong(offset, "has a sealed name that is none")
             if not sealed and name > MAX_NAME:
-                raise _wrong(offset, "has a name over the limit")
+                raise wrong(offset, "has a name over the limit")
 
 
 _SEGMENTS, _SESSIONS = bytes([SEGMENT, BOTH]), bytes([SESSION, BOTH])
 _HAVING = (  # kinds of records, and the columns that only they have
     (bytes([SEGMENT, SESSION, BOTH]), (PARENT_KIND, PARENT)),
-    (bytes([SEGMENT, BOTH, VERSION_MARK]), (TOKENS,)),
-    (_SEGMENTS, (BITS, HAS_NEIGHBOUR, COPIED)),
+    (bytes([SEGMENT, BOTH, VERSION_MARK]), (COUNT,)),
+    (_SEGMENTS, (SIZE, HAS_NEIGHBOUR, COPIED)),
     (_SESSIONS, (NAME, VERSION, TIME, TAGS)),
     (bytes([VERSION_MARK]), (VERB,)),
 )
 
 
-def _check_references(block: Block, how: _Column, numbers: _Column) -> None:
+def _check_references(block: Block, how: Column, numbers: Column) -> None:
     """Check that references name entries of the table or earlier segments of the block. Raises CorruptError."""
     table, offset = len(block.fields.parents), block.offset
     if how.high > INLINE:
-        raise _wrong(offset, "has a reference of an unknown kind")
+        raise wrong(offset, "has a reference of an unknown kind")
     if how.many is None and how.low in (ABSENT, TABLE, INLINE):
         if numbers.high > (table - 1 if how.low == TABLE else 0):
-            raise _wrong(offset, "names a segment that is not in the table")
+            raise wrong(offset, "names a segment that is not in the table")
         return
-    kinds, ways = block._columns[KIND], how.list(block.count)
+    kinds, ways = block.columns[KIND], how.list(block.count)
     if BACK not in ways and numbers.high < table and not any(numbers[r] for r, way in enumerate(ways) if way != TABLE):
         return
     for row, (kind, number) in enumerate(zip(ways, numbers.list(block.count), strict=True)):
         if kind == BACK:
             if not 0 < number <= row or kinds[row - number] not in _SEGMENTS:
-                raise _wrong(offset, "names a record that is no earlier segment")
+                raise wrong(offset, "names a record that is no earlier segment")
         elif number >= table if kind == TABLE else number:
-            raise _wrong(offset, "names a segment that is not in the table")
-
-
-def _columns(
-    data: bytes, begin: int, end: int, count: int, there: int
-) -> tuple[int, list[tuple[int, int, int, int, list[int] | None]]]:
-    """Return where the columns from ``data[begin]`` end, and of each number, least, largest, sum and values.
-
-    The values are None where all are the least. ``batch.c`` does the same. Raises ValueError saying which rule is
-    broken.
-    """
-    # least number and width of each column stand before all values
-    at, shapes = begin, []
-    for number in (n for n in range(COLUMNS) if there >> n & 1):
-        try:
-            low, at = read_varint(data[:end], at)
-        except CorruptError:
-            raise ValueError("ends before its columns do") from None
-        width = 0
-        if count > 1:
-            if at >= end:
-                raise ValueError("ends before its columns do")
-            width, at = data[at], at + 1
-        if width > MAX_WIDTH:
-            raise ValueError(f"has numbers of more than {MAX_WIDTH} bits")
-        shapes.append((number, low, width))
-    # values: differences from the least, of the same width each
-    found: list[tuple[int, int, int, int, list[int] | None]] = []
-    for number, low, width in shapes:
-        if not width:
-            found.append((number, low, low, low * count, None))
-            continue
-        after = at + (count * width + 7) // 8
-        if after > end:
-            raise ValueError("ends before its columns do")
-        word, mask = int.from_bytes(data[at:after], "little"), (1 << width) - 1
-        values = [(word >> width * row & mask) + low for row in range(count)]
-        found.append((number, low, max(values), sum(values), values))
-        at = after
-    return at, found
-
-
-COLUMNS_OF = getattr(many, "columns", _columns)  # compiled where there is a C compiler
-
-
-def _seed(fields: PackFields, offset: int) -> int:
-    return zlib.crc32(offset.to_bytes(8, "little"), zlib.crc32(fields.salt))
+            raise wrong(offset, "names a segment that is not in the table")
 
 
 def _text(data: bytes, offset: int) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as exc:
-        raise _wrong(offset, "has a name that is not UTF-8") from exc
+        raise wrong(offset, "has a name that is not UTF-8") from exc
 
-
-def _wrong(offset: int, what: str) -> CorruptError:
-    return CorruptError(f"the block at byte {offset} {what}: damaged")

@@ -21,19 +21,20 @@ from itertools import chain
 from typing import NamedTuple
 
 from pltz.archive.errors import ForeignPack
-from pltz.archive.format.block import MAX_HEAD, PREFIX, Block, PackFields, encode, outside, span, split
+from pltz.archive.format.block import Block, PackFields, encode, outside, split
 from pltz.archive.format.byte_source import PIECE, Reader, exactly, pieces
 from pltz.archive.format.context import Context, read_context
 from pltz.archive.format.ids import SEGMENT_SIZE
 from pltz.archive.format.prefix_crc import PrefixCrcs
 from pltz.archive.format.record import Record
+from pltz.plt_codec.container.block import MAX_HEAD, PREFIX, span
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import NONE, digest, digest_of
 from pltz.plt_codec.varint import read_varint, write_varint
 from pltz.plt_codec.versions import Readers
 
 MAGIC, END = b"PLTp", b"pTLP"
-VERSION = 5
+VERSION = 6
 HEADER = struct.Struct(
     "<4sBBHQQ16s16sII"
 )  # magic, version, flags, reserved, epoch, time, salt, archive, table size, crc32

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.format.prefix_crc import ByteSource
+from pltz.plt_codec.container.block import ByteSource
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
 from pltz.plt_codec.versions import Readers

@@ -18,22 +18,15 @@ from __future__ import annotations
 import zlib
 from array import array
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pltz.plt_codec.container.block import ByteSource
+
 BLOCK = 4096  # bytes
 
 Ints = npt.NDArray[np.int64]
-
-
-class ByteSource(Protocol):
-    """Bytes that are in memory or are read on demand."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview: ...
 
 
 class PrefixCrcs:

@@ -15,7 +15,6 @@ from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 
 UNDELETE, FORGET = 0, 1
-MAX_RECORD = 1 << 28  # bytes
 MAX_NAME = 1024  # bytes of UTF-8
 MAX_TAGS = 16384  # bytes of JSON
 TOKENS_PER_BYTE = 65536

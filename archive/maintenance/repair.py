@@ -51,7 +51,6 @@ from pltz.archive.format.pack import MAX_SIZE as MAX_PACK
 from pltz.archive.format.pack import Damage, Pack, RecordPlace
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
-from pltz.archive.format.prefix_crc import ByteSource
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.maintenance.salvage_reader import SalvageReader
@@ -59,6 +58,7 @@ from pltz.archive.storage.store import Store, is_there, remains
 from pltz.archive.writing.publisher import shared_places, shared_ranges
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.plt_codec.container.block import ByteSource
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 from pltz.plt_codec.identity import digest
 

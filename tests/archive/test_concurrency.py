@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from pltz.archive.concurrency import run_alongside
-from pltz.archive.format import block
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import Head, digests, segment_digest, segment_head
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec
+from pltz.plt_codec.container import block_columns
 from pltz.plt_codec.identity import NONE
 from tests.archive.towers import TowerArchive
 
@@ -99,9 +99,9 @@ def test_a_pack_over_a_megabyte_is_the_same_with_and_without_threads_and_what_is
     files = []
     for cores, compiled in ((1, True), (4, True), (4, False)):
         if not compiled:
-            for module in ("format.ids", "format.block", "writing.publisher"):
+            for module in ("format.ids", "writing.publisher"):
                 monkeypatch.setattr(f"pltz.archive.{module}.many", None)
-            monkeypatch.setattr("pltz.archive.format.block.COLUMNS_OF", block._columns)
+            monkeypatch.setattr(block_columns, "read", block_columns.read_here)
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         monkeypatch.setattr("pltz.archive.writing.publisher.WORTH", 1 << 20 if cores > 1 else 1 << 60)
         disk = SimDisk()

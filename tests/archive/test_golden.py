@@ -96,6 +96,7 @@ SPECIAL = [
     "bad-loss-recorded",
     "bad-footer-and-parity-gone",
     "bad-pack-of-a-newer-version",
+    "bad-pack-of-an-older-version",
     "bad-sealed-keys-missing",
 ]
 
@@ -289,12 +290,13 @@ def test_where_nothing_says_how_many_records_there_were_repair_does_not_vouch_fo
     assert whole(opened(disk, ""))
 
 
-def test_a_pack_of_a_newer_version_is_named_and_left_alone() -> None:
-    disk = disk_of("bad-pack-of-a-newer-version")
+@pytest.mark.parametrize(("age", "why"), [("a-newer", "use a newer pltz"), ("an-older", "which no release wrote")])
+def test_a_pack_of_another_version_is_named_and_left_alone(age: str, why: str) -> None:
+    disk = disk_of(f"bad-pack-of-{age}-version")
     archive = opened(disk, "")
     assert readable(archive) == ALL - {("b", 1)}
     report = archive.verify()
-    assert not report.sound and any("newer" in p.what for p in report.problems)
+    assert not report.sound and any(why in p.what for p in report.problems)
     before = disk.seen.files()
     assert not repair(disk, "").whole
     packs = {path: data for path, data in before.items() if path.startswith("packs/")}

@@ -11,6 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MODULES = {  # the module, its source, its tests
     "pltz.archive.format._batch": ("archive/format/batch.c", "tests/archive/format/test_batch.py"),
+    "pltz.plt_codec.container._block_columns": (
+        "plt_codec/container/block_columns.c",
+        "tests/plt_codec/container/test_block_columns.py",
+    ),
     "pltz.serving.eviction._ids": ("serving/eviction/ids.c", "tests/serving/eviction/test_token_buffer.py"),
     "pltz.kv.engines._ans": ("kv/engines/ans.c", "tests/kv/engines/test_streams.py"),
     "pltz.kv.predictive._layers": ("kv/predictive/layers.c", "tests/kv/predictive/test_cpu_layers.py"),

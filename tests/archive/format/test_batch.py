@@ -7,11 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from pltz.archive.format import block
-from pltz.plt_codec.varint import write_varint
 
 many: Any = pytest.importorskip("pltz.archive.format._batch", reason="built where there is a C compiler")
 DICE = np.random.default_rng(3)
@@ -108,63 +103,3 @@ def test_what_cannot_be_compared() -> None:
                 many.same(rows, wanted)
     with pytest.raises(TypeError):
         many.same((row,), [row])
-
-
-@st.composite
-def columns(draw: st.DrawFn) -> tuple[int, dict[int, list[int]]]:
-    """Draw a number of rows, and the values of some columns, of at most 33 bits above the least."""
-    count = draw(st.integers(1, 128))
-    found = {}
-    for number in draw(st.sets(st.integers(0, block.COLUMNS - 1))):
-        low, width = draw(st.integers(0, 2**32 - 1)), draw(st.integers(0, 33)) if count > 1 else 0
-        found[number] = [low, *(low + draw(st.integers(0, 2**width - 1)) for _ in range(count - 1))]
-    return count, found
-
-
-def written(count: int, found: dict[int, list[int]]) -> bytes:
-    """Return shapes and values of columns as FORMAT.md says."""
-    shapes, values = b"", b""
-    for _, numbers in sorted(found.items()):
-        low, width = min(numbers), (max(numbers) - min(numbers)).bit_length()
-        shapes += write_varint(low) + (bytes([width]) if count > 1 else b"")
-        packed = sum(number - low << width * n for n, number in enumerate(numbers))
-        values += packed.to_bytes(-(-width * count // 8), "little")
-    return shapes + values
-
-
-@settings(deadline=None)
-@given(columns(), st.integers(0, 9), st.integers(0, 9))
-def test_columns_come_back_from_both_readers(drawn: tuple[int, dict[int, list[int]]], before: int, after: int) -> None:
-    count, found = drawn
-    data = written(count, found)
-    whole, there = bytes(before) + data + b"\xff" * after, sum(1 << number for number in found)
-    wanted = [(n, min(v), max(v), sum(v), v if min(v) < max(v) else None) for n, v in sorted(found.items())]
-    for reader in (many.columns, block._columns):
-        assert reader(whole, before, len(whole), count, there) == (before + len(data), wanted)
-        for end in {before, before + len(data) // 2, before + len(data) - 1} if data else ():
-            with pytest.raises(ValueError, match="ends before its columns do"):
-                reader(whole, before, end, count, there)
-
-
-@pytest.mark.parametrize(
-    ("data", "count", "why"),
-    [
-        ("80 00 00", 2, "ends before"),  # a varint longer than it must be
-        ("ff ff ff ff 1f 00", 2, "ends before"),  # a varint over 32 bits
-        ("00 22 ff ff ff ff ff ff ff ff ff ff", 2, "more than 33 bits"),
-        ("00", 2, "ends before"),  # no width
-    ],
-)
-def test_columns_that_break_a_rule(data: str, count: int, why: str) -> None:
-    for reader in (many.columns, block._columns):
-        with pytest.raises(ValueError, match=why):
-            reader(bytes.fromhex(data), 0, len(bytes.fromhex(data)), count, 1)
-
-
-@pytest.mark.parametrize(
-    ("begin", "end", "count", "there"),
-    [(-1, 4, 1, 1), (3, 2, 1, 1), (0, 11, 1, 1), (0, 10, 0, 1), (0, 10, 129, 1), (0, 10, 1, 1 << 16)],
-)
-def test_columns_that_no_block_has(begin: int, end: int, count: int, there: int) -> None:
-    with pytest.raises(ValueError, match="no block has"):
-        many.columns(bytes(10), begin, end, count, there)

