@@ -162,6 +162,8 @@ def row(
     tokens = sum(cost.tokens for cost in mine)
     total = sum(cost.file_bytes for cost in mine)
     ideal = sum(cost.ideal_bits for cost in mine)
+    coded = [cost for cost in mine if not cost.log]
+    of_model = sum(cost.ideal_bits for cost in coded)
     others = {found.peer.name: sum(found.sizes[i] for i in chosen) for found in sizes}
     best = min(others, key=lambda peer: others[peer], default=None)
     return {
@@ -173,9 +175,10 @@ def row(
         "bits_per_byte": ratio(8 * total, content),
         "bits_per_token": ratio(8 * total, tokens),
         "ideal_bits_per_byte": ratio(ideal, content),
-        "coder_overhead": ratio(8 * sum(cost.coded_bytes for cost in mine) - ideal, ideal),
+        "coder_overhead": ratio(8 * sum(cost.coded_bytes for cost in coded) - of_model, of_model),
         "frame_overhead_bytes": ratio(total - sum(cost.frame_bytes for cost in mine), len(mine)),
-        "fallback_sessions": sum(not cost.by_model for cost in mine),
+        "fallback_sessions": sum(not (cost.by_model or cost.log) for cost in mine),
+        "log_sessions": sum(cost.log for cost in mine),
         "peer_bytes": others,
         "best_peer": best,
         "best_peer_over_pltz": ratio(others[best], total) if best else None,

@@ -27,7 +27,8 @@ class Cost:
     coded_bytes: int  # the model's bytes plus the copies, even where the fallback was shorter
     frame_bytes: int  # the frame in the file
     file_bytes: float  # the frame and its share of the other bytes
-    by_model: bool  # False: the fallback was shorter
+    by_model: bool  # False: the fallback was shorter, or it is a log
+    log: bool = False  # coded as a log: its code length is not known, and counts as the bytes of its frame
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class CodecRun:
 
     @property
     def decoded_tokens(self) -> int:
-        """Return the tokens that the model decoded: those of sessions where the fallback was not shorter."""
-        return sum(cost.tokens for cost in self.costs if cost.by_model)
+        """Return the tokens that the model decoded: those of logs, and of sessions where the fallback was longer."""
+        return sum(cost.tokens for cost in self.costs if cost.by_model or cost.log)
 
 
 def run(
@@ -104,5 +105,5 @@ def costs(reader: "Reader", coded: "Sequence[ModelResult]") -> list[Cost]:
         info = reader.info(i)
         taken = len(one.copies)
         ideal, size = one.encoded.ideal_bits + 8 * taken, len(one.encoded.data) + taken
-        found.append(Cost(one.tokens, ideal, size, info.size, info.size + share, info.kind.by_model))
+        found.append(Cost(one.tokens, ideal, size, info.size, info.size + share, info.kind.by_model, info.log))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.candidates import Place, read_candidates
 from pltz.archive.writing.new_session import NewSession
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Plain
+from pltz.coding.codecs.logs import method_of
 from pltz.coding.codecs.modes import TOWER, TURN
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
@@ -28,12 +30,15 @@ from tests.golden.archives.make import (
     FORGOTTEN,
     GREW,
     KEY,
+    LOGS,
     NEAR,
     SESSIONS,
     TURNS,
     alike,
     defects,
     grown_codec,
+    lines,
+    log_codec,
     turn,
 )
 
@@ -48,7 +53,8 @@ LEFT = {  # sound, and what is left in them
 }
 GROWN = {"good-grown": [TURN | TOWER, 0], "good-grown-merged": [RUN], "good-grown-merged-sealed": [RUN]}
 AFTER_OTHERS = ["good-near", "good-near-sealed"]
-GOOD = [name for name in NAMES if name.startswith("good") and name not in [*LEFT, *GROWN, *AFTER_OTHERS]]
+OF_LOGS = ["good-logs", "good-logs-sealed"]
+GOOD = [name for name in NAMES if name.startswith("good") and name not in [*LEFT, *GROWN, *AFTER_OTHERS, *OF_LOGS]]
 
 REPAIRED = {  # found by verify, whole again after repair; the versions that can be read before that
     "bad-pack-missing": ALL - {("b", 1)},
@@ -137,8 +143,8 @@ def whole(archive: TowerArchive) -> bool:
 
 
 def test_every_golden_archive_has_a_verdict_and_a_maker() -> None:
-    verdicts = [*GOOD, *GROWN, *AFTER_OTHERS, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]
-    assert sorted(verdicts) == NAMES == sorted([*defects(), *GROWN, *AFTER_OTHERS])
+    verdicts = [*GOOD, *GROWN, *AFTER_OTHERS, *OF_LOGS, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]
+    assert sorted(verdicts) == NAMES == sorted([*defects(), *GROWN, *AFTER_OTHERS, *OF_LOGS])
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -195,6 +201,32 @@ def test_sessions_that_are_coded_after_others_are_read(name: str) -> None:
     lost.delete(f"packs/{found_at.location.pack.hex()}")
     report = TowerArchive.open(lost, [codec], key=key).verify()
     assert {(v.tenant, v.name) for v in report.lost} == {("acme", n) for n in ("second", "support", "third")}
+
+
+@pytest.mark.parametrize("name", OF_LOGS)
+def test_logs_of_agents_are_read_and_coded_as_they_were(name: str) -> None:
+    disk = disk_of(name)
+    key = KEY if "sealed" in name else None
+    archive = TowerArchive.open(DirectoryStore(disk), [log_codec()], key=key)
+    rows = {log: [lines(a, b) for a, b in itertools.pairwise(steps)] for log, steps in LOGS.items()}
+    for log, expected in rows.items():
+        for version, tower in enumerate(archive.towers(archive.history(log)), 1):
+            assert [tokens.astype(np.uint8).tobytes() for _, tokens in tower.segments] == expected[:version]
+    segments = {log: [archive.record(s) for s, _ in archive.get(log).segments] for log in LOGS}
+    leaf = segments["shop/first"][0].record.id
+    found = [[one.record.neighbour for one in segments[log]] for log in LOGS]
+    assert found == [[NONE], [leaf, NONE], [NONE, NONE]]
+    methods = {log: [method_of(archive.keys.bits(i.context, i.record))[0] for i in of] for log, of in segments.items()}
+    assert methods["shop/first"] == ["log + model"] and methods["shop/large"][0] == "log + zstd"
+    assert archive.verify(decode=True).sound
+    for log, expected in rows.items():  # the same bytes are the same segments: nothing is coded again
+        tokens = [np.frombuffer(one, np.uint8) for one in expected]
+        [receipt] = archive.put([NewSession(log, tokens, kind="text")])
+        assert receipt.unchanged and receipt.new == 0
+    # and coded again they take the same bits
+    [again] = log_codec().encode([Plain(np.frombuffer(rows["shop/first"][0], np.uint8), np.zeros(0, np.uint8))])
+    assert again == archive.keys.bits(segments["shop/first"][0].context, segments["shop/first"][0].record)
+    assert repair(disk, name).whole
 
 
 @pytest.mark.parametrize("name", LEFT)

@@ -7,7 +7,6 @@ it is read, and neither parsed nor coded. A log that another one replaced is ref
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from pltz.datasets.loaders import bytes_of_log, recognise
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
+from pltz.serving.nightly.sources.files import files_of
 from pltz.serving.nightly.sources.source import (
     SHARD_BYTES,
     SHARD_SESSIONS,
@@ -74,7 +74,7 @@ class AgentLogSource:
             raise UsageError(f"expected a log or a folder of logs, found nothing at {self.path}")
         row: list[str] = []
         total = 0
-        for path, size in _files(root):
+        for path, size in files_of(root):
             if row and (total + size > SHARD_BYTES or len(row) >= SHARD_SESSIONS):
                 yield self._shard(number, row)
                 row, total = [], 0
@@ -117,31 +117,3 @@ class AgentLogSource:
     def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
         """Return the archive itself. See `EntrySource.sink`."""
         return cold
-
-
-def _files(root: Path) -> Iterator[tuple[str, int]]:
-    """Yield the one file, or the files below a folder in the order of their paths, each with its size in bytes.
-
-    A folder that cannot be read counts as a file, since reading that names it.
-    """
-    if root.is_file():
-        yield root.name, root.stat().st_size
-        return
-    found: list[tuple[str, int]] = []
-
-    def unreadable(exc: OSError) -> None:
-        if Path(exc.filename) == root:
-            raise UsageError(f"{root} cannot be read: {exc.strerror}") from exc
-        found.append((Path(exc.filename).relative_to(root).as_posix(), 0))
-
-    for base, _, names in os.walk(root, onerror=unreadable):
-        for name in names:
-            path = Path(base, name)
-            try:
-                if path.is_file():  # a pipe would block for ever
-                    found.append((path.relative_to(root).as_posix(), path.stat().st_size))
-            except FileNotFoundError:
-                continue
-            except OSError:
-                found.append((path.relative_to(root).as_posix(), 0))
-    yield from sorted(found)

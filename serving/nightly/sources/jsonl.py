@@ -30,6 +30,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
 from pltz.serving.nightly.naming import NAMING_KEYS, Naming
+from pltz.serving.nightly.sources.files import files_of
 from pltz.serving.nightly.sources.source import (
     SHARD_BYTES,
     SHARD_SESSIONS,
@@ -96,7 +97,7 @@ class JsonlSource:
             raise UsageError(f"expected a JSONL file or a folder of them, found nothing at {self.path}")
         called = set[str]()
         pieces: list[tuple[FilePiece, int]] = []
-        for path, size in _files(root):
+        for path, size in files_of(root, ENDS):
             stem = path if _stem(path) in called else _stem(path)
             called.add(stem)
             pieces += _pieces(root, path, stem, size)
@@ -207,43 +208,6 @@ class _Span:
         data = self._stream.read(min(size, self._left))
         self._left -= len(data)
         return data
-
-
-def _files(root: Path) -> Iterator[tuple[str, int]]:
-    """Yield the one file, or the JSONL files below a folder, each with its size in bytes.
-
-    Files of a folder come in the order of their paths.
-    """
-    if root.is_file():
-        yield root.name, root.stat().st_size
-        return
-    found: list[tuple[str, int]] = []
-
-    def unreadable(exc: OSError) -> None:
-        """Record a folder that cannot be read. Opening it fails again later and names it."""
-        if Path(exc.filename) == root:
-            raise UsageError(f"{root} cannot be read: {exc.strerror}") from exc
-        found.append((Path(exc.filename).relative_to(root).as_posix(), 0))
-
-    for base, _, names in os.walk(root, onerror=unreadable):
-        for name in names:
-            path = Path(base, name)
-            if name.lower().endswith(ENDS) and (size := _size(path)) is not None:
-                found.append((path.relative_to(root).as_posix(), size))
-    yield from sorted(found)
-
-
-def _size(path: Path) -> int | None:
-    """Return the bytes of a file, 0 where they are unknown, or None for a missing file.
-
-    None also stands for a special file such as a pipe, which would block for ever.
-    """
-    try:
-        return path.stat().st_size if path.is_file() else None
-    except FileNotFoundError:
-        return None
-    except OSError:
-        return 0
 
 
 def _pieces(root: Path, path: str, stem: str, size: int) -> Iterator[tuple[FilePiece, int]]:

@@ -9,6 +9,7 @@ tests/archive/test_golden.py.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import struct
 import zipfile
@@ -28,6 +29,7 @@ from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec
+from pltz.coding.codecs.logs import LogCodec
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.identity import digest
 from tests.archive.towers import TowerArchive
@@ -110,6 +112,39 @@ def near(key: Secret | None = None) -> Files:
             if name == "first":
                 assert archive.cluster().medoids == 1
     return disk.seen.files()
+
+
+LOGS: dict[str, tuple[int, ...]] = {  # name: the first step of each segment, one after the other, and the last
+    "shop/first": (0, 60),
+    "shop/second": (20, 70, 75),  # coded after the first, then grown by five lines
+    "shop/large": (100, 700, 720),  # coded by zstd
+}
+
+
+def lines(first: int, last: int) -> bytes:
+    """Return some lines of a log of an agent."""
+    made = []
+    for n in range(first, last):
+        said = f"Step {n}: read the file of rule {n * n % 17}, and tell why test {n % 7} of it fails on Mondays."
+        head = {"uuid": digest(b"uuid", bytes([n % 256, n // 256])).hex(), "n": n, "time": 1_770_000_000_000 + 977 * n}
+        made.append(json.dumps({**head, "message": {"role": "user", "content": said}}, separators=(",", ":")) + "\n")
+    return "".join(made).encode()
+
+
+def logs(key: Secret | None = None) -> Files:
+    """Logs of agents as tables: by `mini`, after an earlier one, grown, and by zstd."""
+    disk = SimDisk(seed=4)
+    archive = TowerArchive.create(DirectoryStore(disk), [log_codec()], key=key)
+    for name, steps in LOGS.items():
+        rows = [np.frombuffer(lines(a, b), np.uint8) for a, b in itertools.pairwise(steps)]
+        for count in range(1, len(rows) + 1):
+            archive.put([NewSession(name, rows[:count], kind="text")])
+    return disk.seen.files()
+
+
+def log_codec() -> LogCodec:
+    """Return the codec of logs."""
+    return LogCodec(Bundle.load("mini"), zstd_above=1 << 16)
 
 
 def grown_codec() -> BundleCodec:
@@ -311,6 +346,11 @@ def near_archives() -> dict[str, Files]:
     return {"good-near": near(), "good-near-sealed": near(KEY)}
 
 
+def log_archives() -> dict[str, Files]:
+    """Return the golden archives of logs of agents, by name."""
+    return {"good-logs": logs(), "good-logs-sealed": logs(KEY)}
+
+
 def as_zip(files: Files) -> bytes:
     """Return files as a ZIP, without the reserve: its bytes mean nothing, and a writer puts it again."""
     out = io.BytesIO()
@@ -321,7 +361,7 @@ def as_zip(files: Files) -> bytes:
 
 
 if __name__ == "__main__":
-    for name, files in (defects() | grown_archives() | near_archives()).items():
+    for name, files in (defects() | grown_archives() | near_archives() | log_archives()).items():
         path = HERE / f"{name}.zip"
         if not path.exists():
             path.write_bytes(as_zip(files))
