@@ -2,6 +2,7 @@
 
     collect    KV of each row, keys at position 0, and the attention that each token received     a file per row
     effects    how an error of the KV changes what the target says: gradients of sampled tokens    a running sum
+               after the context, and where an early passage is repeated
     layers     closed loop: predictor by ridge regression from decoded layers, transform, integers, decoded layer
     tables     frequencies of the integers at several steps
     receipts   what each form loses on held-out rows                                               a line per row
@@ -73,7 +74,8 @@ LEAST, MOST = 0.05, 20.0  # weight of a direction
 SHARE = 0.03  # of the model's bytes: a calibration above it gets predictors of low rank
 FIXED, EACH = 40000, 14  # bytes of a calibration beside its matrices: tables, header, receipts; per layer and component
 LEAST_RANK = 8  # width / 8 is the lowest rank: the transforms of targets with many heads weigh above SHARE alone
-SAMPLES = 2  # sampled continuations per row
+SAMPLES = 2  # sampled tokens after each id, per row
+REPEATED = 6  # of a context the share of an early passage that is repeated
 PRIOR_COUNT = 50.0  # of the Laplace distribution in each table
 
 
@@ -199,7 +201,19 @@ class Fit:
         self.effect = total / max(wanted, 1)
 
     def _effect(self, n: int) -> torch.Tensor:
-        """Return the sum over tokens of g g for one row, weighted by the token's step; (layers, width, width)."""
+        """Return the sum over tokens of g g for one row, weighted by the token's step; (layers, width, width).
+
+        Half of it is of the row's own next tokens, half of an early passage that is repeated: who repeats reads other
+        layers, above all their keys. Both count as many tokens.
+        """
+        row, context = self.train[n], self.plan.context
+        length = min(max(context // REPEATED, 2), self.plan.new)
+        begin = int(np.random.default_rng(n).integers(0, context // 2 - length + 1))
+        early = self._effect_on(n, row[begin : begin + length])
+        return (self._effect_on(n, row[context:]) + early * (self.plan.new / length)) / 2
+
+    def _effect_on(self, n: int, next_ids: NDArray[np.int32]) -> torch.Tensor:
+        """Return the sum over the tokens that follow the context of a row."""
         import torch
 
         shape, context = self.shape, self.plan.context
@@ -216,7 +230,7 @@ class Fit:
                 kv = leaf.unflatten(1, (2, shape.heads, shape.dim)).permute(1, 2, 0, 3)[:, None]  # (2, 1, heads, T, D)
                 pairs.append((self.rotary.turn(kv[0], 0).to(model.dtype), kv[1].to(model.dtype)))
             cache = cache_of(pairs, model.config)
-            follow = torch.from_numpy(self.train[n, context:].astype(np.int64))[None].to(device)
+            follow = torch.from_numpy(next_ids.astype(np.int64))[None].to(device)
             logp = model(input_ids=follow, past_key_values=cache).logits[0].float().log_softmax(-1)
             total = torch.zeros((shape.layers, shape.width, shape.width), device=device)
             generator = torch.Generator(device).manual_seed(n)
