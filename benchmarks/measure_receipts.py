@@ -43,7 +43,7 @@ class Blocks:
 
     def encode(self, kv: Any, span: Span) -> dict[str, Any]:
         """Return the parts of all blocks."""
-        found = {}
+        found: dict[str, Any] = {}
         for n, (one, part) in enumerate(self._blocks(kv, span)):
             found |= {f"{name}.{n}": value for name, value in self.codec.encode(one, part).items()}
         return found
@@ -103,8 +103,12 @@ def main(
         "behind others": lambda: (target, own, context, True),
         "bfloat16": lambda: (half, own, context, False),
         f"contexts of {longer * context}": lambda: (target, drawn(data, longer * context), longer * context, False),
-        **{f"of {path}": lambda path=path: (target, drawn((path,), context), context, False) for path in others},
     }
+
+    def of(path: str) -> Callable[[], tuple[Target, Rows, int, bool]]:
+        return lambda: (target, drawn((path,), context), context, False)
+
+    settings |= {f"of {path}": of(path) for path in others}
     found = []
     for name, setting in settings.items():
         at, ids, length, parted = setting()

@@ -13,6 +13,7 @@ from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import Calibration
 from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.models.target.target import Target
+from pltz.plt_codec.errors import UsageError
 
 
 def kv_forms(
@@ -35,7 +36,8 @@ def kv_forms(
 
     Raises:
         ModelError: the target's keys cannot be turned; the message says why.
-        UsageError: the file cannot be read, or no measured point is within the bound.
+        UsageError: the file cannot be read, or no measured point is within the bound, or its receipts were measured
+            on the target in another type of numbers.
         CorruptError, VersionError, TargetMismatch: the file is damaged, later, or of other weights.
     """
     import torch
@@ -47,6 +49,12 @@ def kv_forms(
     if calibration is None:
         return {**exact, "q8": Q8Codec(rotary), "q4": Q4Codec(rotary)}
     fitted = Calibration.load(calibration, target.fingerprint)
+    kind = str(model.dtype).removeprefix("torch.")
+    if kind != fitted.type:
+        raise UsageError(
+            f"{calibration} says what forms lose in {fitted.type}, and this target runs in {kind}: calibrate with `"
+            f"pltz target calibrate --dtype {kind}`, or load the target in {fitted.type}"
+        )
     point = fitted.point(max_kl=max_kl, max_kl_recall=max_kl_recall, bits=bits)
     return {
         **exact,

@@ -266,7 +266,8 @@ class Fit:
         tensors["constant"], tensors["basis"] = np.stack(constant), np.stack(basis)
         tensors["basis.scale"] = np.stack(basis_scale)
         tensors["freq"], tensors["mean"] = self._tables(tensors)
-        return Calibration(self.target.fingerprint, self.shape, tensors)
+        kind = str(self.target.model.dtype).removeprefix("torch.")
+        return Calibration(self.target.fingerprint, self.shape, tensors, type=kind)
 
     def _layer(
         self, n: int, decoded: list[list[torch.Tensor]], weight: torch.Tensor, back: torch.Tensor, rank: int

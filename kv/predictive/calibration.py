@@ -25,7 +25,7 @@ from pltz.kv.port.receipt import Receipt, between
 from pltz.plt_codec.errors import CorruptError, TargetMismatch, UsageError
 from pltz.plt_codec.versions import Readers, number_in
 
-NAME, VERSION = "pltz kv calibration", 5
+NAME, VERSION = "pltz kv calibration", 6
 FORMAT = f"{NAME} {VERSION}"
 REMAKE = "make it anew with `pltz target calibrate`"
 FINER = 16  # operating points per eighth of an octave of the step
@@ -34,6 +34,7 @@ BELOW = 2  # layers that a layer is predicted from
 MOST = 64  # size of an operating point
 MAX_BYTES = 1 << 33
 MAX_HEADER = 1 << 22  # bytes
+TYPES = ("float32", "bfloat16", "float16", "float64")
 LIMITS = {"layers": 1024, "heads": 4096, "dim": 4096, "hidden": 1 << 17}
 DTYPES = {"I8": np.int8, "I16": np.int16, "U16": np.uint16, "F32": np.float32}
 
@@ -63,13 +64,15 @@ class KVShape:
 class Calibration:
     """A calibration in memory. ``target``: fingerprint, 16 bytes. ``tensors``: by name, as in the file.
 
-    ``receipts``: of every form and operating point that was measured.
+    ``receipts``: of every form and operating point that was measured. ``type``: of the target's numbers when they were,
+    as torch names it: rounding in another type loses something of its own.
     """
 
     target: bytes
     shape: KVShape
     tensors: Mapping[str, Array]
     receipts: tuple[Receipt, ...] = ()
+    type: str = TYPES[0]
 
     @property
     def digest(self) -> bytes:
@@ -89,7 +92,7 @@ class Calibration:
     def _meta(self) -> dict[str, Any]:
         shape = {name: getattr(self.shape, name) for name in LIMITS}
         receipts = [receipt.to_dict() for receipt in self.receipts]
-        return {"target": self.target.hex(), **shape, "receipts": receipts}
+        return {"target": self.target.hex(), "type": self.type, **shape, "receipts": receipts}
 
     def receipt(self, form: str, point: float = 0) -> Receipt | None:
         """Return what was measured of a form at an operating point, or what the points on both sides of it say.
@@ -190,7 +193,7 @@ class Calibration:
 
 
 def _read(header: dict[str, Any], body: memoryview, meta: Mapping[str, str]) -> Calibration:
-    """Return the calibration in a file of format 5. ``meta``: facts, and the digest of everything."""
+    """Return the calibration in a file of format 6. ``meta``: facts, and the digest of everything."""
     try:
         facts = json.loads(meta["meta"])
         sizes = {name: facts[name] for name in LIMITS}
@@ -198,8 +201,10 @@ def _read(header: dict[str, Any], body: memoryview, meta: Mapping[str, str]) -> 
         receipts = tuple(Receipt.of(one) for one in facts["receipts"])
     except (ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as exc:
         raise CorruptError(f"not the facts of a calibration ({exc})") from exc
-    if set(facts) != {"target", "receipts", *LIMITS}:
+    if set(facts) != {"target", "type", "receipts", *LIMITS}:
         raise CorruptError("not the facts of a calibration: there are others")
+    if facts["type"] not in TYPES:
+        raise CorruptError(f"expected the type of a target's numbers, found {str(facts['type'])[:40]!r}")
     if any(type(n) is not int or not 0 < n <= LIMITS[name] for name, n in sizes.items()) or len(target) != 16:
         raise CorruptError("a calibration with sizes that cannot be")
     shape = KVShape(**sizes)
@@ -207,7 +212,7 @@ def _read(header: dict[str, Any], body: memoryview, meta: Mapping[str, str]) -> 
     points = [(r.form, r.point) for r in receipts]
     if len(set(points)) < len(points) or any(abs(point) > MOST or point * FINER % 1 for _, point in points):
         raise CorruptError("receipts of points that cannot be, or two of one point")
-    found = Calibration(target, shape, tensors, receipts)
+    found = Calibration(target, shape, tensors, receipts, facts["type"])
     if found.digest.hex() != meta["digest"]:
         raise CorruptError("the digest is not that of the contents: damaged or changed")
     if any(t.dtype == np.float32 and not np.isfinite(t).all() for t in tensors.values()):

@@ -39,7 +39,7 @@ POINTS = (-40, -32, -24)
 def target(tmp_path_factory: pytest.TempPathFactory, save_model: Callable[..., Path]) -> Target:
     config: Any = transformers.LlamaConfig(
         vocab_size=384, hidden_size=3 * WIDTH, intermediate_size=8, num_hidden_layers=2, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=DIM, attention_bias=True, rope_theta=THETA, max_position_embeddings=512,
+        num_key_value_heads=1, head_dim=DIM, attention_bias=True, max_position_embeddings=512,
         rope_parameters={"rope_type": "default", "rope_theta": THETA}, tie_word_embeddings=False, bos_token_id=None,
         eos_token_id=2,
     )  # fmt: skip
@@ -138,6 +138,6 @@ def test_a_bound_chooses_steps_that_are_fine_enough_for_both(calibration: Calibr
 def test_effects_see_what_repeating_reads(target: Target, rows: Any, work: Path, calibration: Calibration) -> None:
     fit = Fit(target, Rotary.of(target), rows[:8], Plan(CONTEXT, NEW, 4, work))
     fit.effects()
-    new = sum(fit._effect_on(n, rows[n, CONTEXT:]) for n in range(4)) / 4
+    new = torch.stack([fit._effect_on(n, rows[n, CONTEXT:]) for n in range(4)]).mean(0)
     both, alone = (float(one.diagonal(dim1=1, dim2=2)[1, :DIM].sum()) for one in (fit.effect, new))  # keys of layer 1
     assert both > 2 * alone, (both, alone)

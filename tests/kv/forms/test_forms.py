@@ -340,6 +340,13 @@ def test_the_forms_of_a_target_come_with_their_receipts(
     assert [codec.receipt for codec in pltz.kv_forms(target).values()] == [None, None]
     with pytest.raises(UsageError):
         pltz.kv_forms(target, path)
+    half = Target.load(target.folder, dtype="bfloat16")
+    with pytest.raises(UsageError, match=r"in float32, and this target runs in bfloat16.*--dtype bfloat16"):
+        pltz.kv_forms(half, path, max_kl=float("inf"))
+    other = replace(calibration, type="bfloat16")
+    assert other.digest != calibration.digest and Calibration.load(other.save(tmp_path)).type == "bfloat16"
+    with pytest.raises(CorruptError, match="the type of a target's numbers"):
+        Calibration.load(replace(calibration, type="int4").save(tmp_path))
 
 
 def test_the_loss_of_a_form_is_its_receipts(target: Target, rotary: Rotary, calibration: Calibration) -> None:
