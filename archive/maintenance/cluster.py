@@ -16,6 +16,9 @@ Medoids are pinned. A tenant is looked at again when the number of its sessions 
 began since, as where others were forgotten. Then an old medoid stays unless another one saves more by `GAIN`. So those
 that many others need stay in memory.
 
+The newest logs of a tenant are candidates of logs (`LogNeighbours`), by sketches of their passages. A put tells whether
+one pays, so they need no code lengths. Those that were chosen before are not read again.
+
 The sketches of the medoids go into a candidate file, which writers read when they open the archive. A candidate takes
 281 bytes there (297 sealed), whatever the length of its session, and 570 more in memory where its tenant is used. All
 tenants together have `TOTAL` at most, 300 MB, so that 10 million sessions of 100,000 tenants have ten per tenant.
@@ -32,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import BATCH, NOTHING, Chains, context_after, depth_of
+from pltz.archive.catalog.chain import BATCH, LAST, NOTHING, Chains, context_after, depth_of, reading_of
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import Segments
@@ -45,9 +48,11 @@ from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.writing.candidates import LEAST_GRAMS, LEAST_SHARE, read_groups, seal_sketch, tower_sketch
 from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES, most_in_a_row
 from pltz.coding.codecs.codec import Plain, SegmentCodec
+from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.coding.log.passages import PASSAGES, passages_of
 from pltz.coding.neighbours import LONGEST
-from pltz.coding.sketch import Sketch
+from pltz.coding.sketch import SIZE, Sketch
 from pltz.plt_codec.errors import FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 
@@ -57,6 +62,7 @@ FEWEST = 4
 SAMPLE = 1024  # sessions of a tenant that are looked at, the newest
 CENTRAL = 4  # times as many of those that share most with the others are tried as medoids
 NEAREST = 3  # of these that each session is coded after
+LOG_BYTES = 16 << 20  # of logs that are read per tenant
 SWAPS = 64  # of one medoid for another, at most
 CHANGE = 8  # part of its sessions by which a tenant has to change before it is looked at again
 GAIN = 0.1  # share of the bytes saved that another medoid has to save more to replace one
@@ -213,7 +219,7 @@ class Clusterer:
 
         ``leaves``: of the towers that may be candidates, the newest first; ``begun``: times at which all began.
         """
-        pinned = [name for boxes in old.values() for name, _ in boxes]
+        pinned = [name for group, boxes in old.items() if group.tokenizer != PASSAGES for name, _ in boxes]
         count, seen = len(begun), max((group.sessions for group in old), default=0)
         last = max((group.newest for group in old), default=0)
         changed = max(abs(count - seen), sum(time > last for time in begun))
@@ -231,10 +237,47 @@ class Clusterer:
             group = CandidateGroup(kind, domain, context.tokenizer, context.root, count, last)
             box = seal_sketch(self.catalog.keys, context, session.leaf, session.sketch)
             groups.setdefault(group, []).append((session.leaf, box))
+        if kind == TENANT:
+            groups |= self._logs(domain, leaves, old, (count, last), most)
         for group, boxes in old.items():  # a codec that the archive was not opened with
             if unread := [box for box in boxes if (at := self._places(box[0])) and self._codec(at) is None]:
                 groups.setdefault(group._replace(sessions=count, newest=last), []).extend(unread)
         return groups or {CandidateGroup(kind, domain, NONE, NO_ROOT, count, last): []}
+
+    def _logs(
+        self, domain: bytes, leaves: Sequence[bytes], old: Groups, about: tuple[int, int], most: int
+    ) -> Groups:
+        """Return the newest logs among some leaves as candidates, at most ``most``.
+
+        Only those that were none are read, the newest, up to `LOG_BYTES`. ``about``: sessions and newest of the groups.
+        """
+        known = {name: (group, box) for group, rows in old.items() if group.tokenizer == PASSAGES for name, box in rows}
+        groups, left, chosen = Groups(), LOG_BYTES, 0
+        for leaf in leaves:
+            places, deep = self._places(leaf), depth_of(self.catalog, leaf)
+            if chosen == most or not isinstance(self._codec(places), LogCodec) or deep is None or deep >= LAST:
+                continue
+            if leaf in known:
+                group, box = known[leaf]
+                group = group._replace(sessions=about[0], newest=about[1])
+            else:
+                read = reading_of(self.catalog, leaf)
+                if read is None or read > left:
+                    continue
+                left -= read
+                try:
+                    tower = Chains(self.catalog, self.codecs).tower(leaf)
+                except PltzError:  # verify reports it
+                    continue
+                hashes = passages_of(b"".join(tokens.astype(np.uint8).tobytes() for _, tokens in tower))
+                if len(hashes) < LEAST_GRAMS:
+                    continue
+                context = replace(places[0].context, tokenizer=PASSAGES)
+                group = CandidateGroup(TENANT, domain, PASSAGES, context.root, *about)
+                box = seal_sketch(self.catalog.keys, context, leaf, Sketch(len(hashes), hashes[:SIZE].copy()))
+            groups.setdefault(group, []).append((leaf, box))
+            chosen += 1
+        return groups
 
     def _codec(self, places: Sequence[Found]) -> SegmentCodec | None:
         return self.codecs.for_context(places[0].context) if places else None
@@ -272,7 +315,7 @@ class Clusterer:
             path[at] = places[0]
             at = places[0].record.parent
         codec, read = self._codec(list(path.values())), 0
-        if codec is None or not codec.reach:
+        if codec is None or not codec.reach or isinstance(codec, LogCodec):
             return None
         if any(item.context.mode & (RUN | WITHIN) for item in path.values()):
             return leaf, codec

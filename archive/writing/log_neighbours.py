@@ -12,6 +12,7 @@ Reading a log takes that of its neighbour and of those before it, at most `most_
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +20,10 @@ import numpy as np
 from pltz.archive.catalog.chain import LAST, reading_of
 from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.encryption.keys import Encryption
+from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import TENANT
 from pltz.archive.writing.batch import PendingSegment, PendingVersion
-from pltz.archive.writing.candidates import Candidate, Candidates, Place
+from pltz.archive.writing.candidates import Candidate, Candidates, Place, read_groups
 from pltz.archive.writing.neighbours import GRANTED, PROOF, NeighbourEncoder
 from pltz.archive.writing.verified_segments import Proofs
 from pltz.coding.codecs.logs import LogCodec
@@ -59,6 +61,7 @@ class LogNeighbours:
 
     def __init__(self, near: NeighbourEncoder, keys: Encryption) -> None:
         self.near, self.candidates = near, Candidates(keys)
+        self._has_read = False  # those of the candidate files
         self._reads: dict[bytes, int | None] = {}  # tokens decoded to read each candidate; None: it cannot serve
 
     def choose(
@@ -71,6 +74,8 @@ class LogNeighbours:
         """
         proofs: Proofs = {}
         logs = {s.id: d for d in drafts if d.tower and (s := _root(d, fresh))}
+        if logs and not self._has_read:
+            self._read()
         credit: dict[Place, float] = {}
         for d in logs.values():
             place = _place(d)
@@ -102,6 +107,14 @@ class LogNeighbours:
                 made.append(Candidate(place, d.leaf, sketch_of_passages(passages)))
                 new.add(*made[-1])
         return proofs, made
+
+    def _read(self) -> None:
+        """Take up the candidates of the files that are there, which are hints: a store that fails is met elsewhere."""
+        self._has_read = True
+        with suppress(StoreError):
+            for group, boxes in read_groups(self.near.catalog, self.near.catalog.ledger.archive):
+                if group.tokenizer == PASSAGES:
+                    self.candidates.add_group(group, boxes)
 
     def _fits(self, earlier: _Earlier, root: PendingSegment) -> bool:
         """Return whether a log may be coded after an earlier one."""

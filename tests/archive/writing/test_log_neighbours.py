@@ -261,3 +261,47 @@ def test_the_same_log_twice_in_a_put_is_one(place: tuple[Path, dict[str, Any]]) 
     receipts = list(cold.put_many([*logs, PutRequest("2-1", log(2, 1))]))
     assert [receipt.segments for receipt in receipts] == [1, 0, 1]
     want(place, "1-1", "2-1")
+
+
+@pytest.mark.parametrize("key", [{}, KEY], ids=["plain", "sealed"])
+def test_another_process_knows_the_logs_that_cluster_chose(
+    tmp_path: Path, key: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, decode = list[int](), LogCoder.decode
+
+    def counted(self: LogCoder, batch: Any, **options: Any) -> list[bytes]:
+        decoded.extend(count for _, count, _ in batch)
+        return decode(self, batch, **options)
+
+    place = tmp_path / "cold", key
+    put(opened(place[0], **key), "1-1", "5-5", "6-6")
+    monkeypatch.setattr(LogCoder, "decode", counted)
+    cold = opened(place[0], **key)
+    assert cold.cluster().medoids == 3 and len(decoded) == 3
+    other = opened(place[0], **key)
+    put(other, "2-1-2-3", "3-4", tenant="acme")
+    put(other, "2-1-2-3", "3-4")
+    assert neighbour(other, "2-1-2-3") == leaf(other, "1-1")
+    assert neighbour(other, "2-1-2-3", "acme") == NONE
+    decoded.clear()
+    assert opened(place[0], **key).cluster().medoids == 7
+    assert len(decoded) == 5  # four new ones, and the neighbour of one: the others are not read again
+    if key:
+        gone = leaf(other, "1-1")
+        other.erase(tenant="default", name="1-1")
+        last = opened(place[0], **key)
+        put(last, "8-1-8-9")
+        assert neighbour(last, "8-1-8-9") != gone
+    want(place, "2-1-2-3", "3-4")
+
+
+def test_cluster_reads_the_newest_logs_within_bounds(
+    place: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.archive.maintenance.cluster.LOG_BYTES", len(log(1, 1).value) + 50)
+    cold = opened(place[0], **place[1])
+    put(cold, "1-1", "5-5", "6-6")
+    assert cold.cluster().medoids == 1
+    assert cold.cluster(medoids=2).medoids == 1  # the tenant has not changed
+    put(cold, "7-7")
+    assert cold.cluster().medoids == 2
