@@ -5,40 +5,43 @@
     cold.get("support/7", tenant="acme").value        # the same chat
     cold.thaw("support/7", target, tenant="acme")     # the target's KV cache, after one prefill
 
-Sessions are cut and coded by `sessions.SessionArchive`, over a `tower_archive.TowerArchive`, which lists, forgets,
-erases and verifies. The bundle is loaded at the first coding, so listing and forgetting
-do not wait for it.
+It owns each call from arguments to receipt. Below it are parts with one job each (`opener.OpenArchive`): the catalogue
+and its directory, readers, the cutter, the writer, the store. The bundle is loaded at the first coding, so listing and
+forgetting do not wait for it.
 """
 
 from __future__ import annotations
 
 import os
+import time as clock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
-from pltz.archive import arguments
-from pltz.archive.encryption.keys import Secret
+from pltz.archive import arguments, opener
+from pltz.archive.catalog import stat
+from pltz.archive.catalog.directory import SessionDirectory
+from pltz.archive.catalog.freshness import Token, token_of
+from pltz.archive.catalog.reader import Tower
+from pltz.archive.catalog.session_reader import SessionReader
+from pltz.archive.encryption.keys import LockedArchive, Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import tenant_of
-from pltz.archive.format.object_names import SETTINGS
+from pltz.archive.format.object_names import PACKS
 from pltz.archive.humanize import counted
+from pltz.archive.opener import OpenArchive
 from pltz.archive.retention import Policy, expired
-from pltz.archive.sessions import (
-    EngineOptions,
-    PutReceipt,
-    PutRequest,
-    SessionArchive,
-    codecs_of,
-)
-from pltz.archive.storage.store import is_there, open_store
-from pltz.archive.tower_archive import Stat, TowerArchive
-from pltz.archive.writing.new_session import KINDS
-from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS
+from pltz.archive.writing.commits import Commits, CutRequest, Refused
+from pltz.archive.writing.cut import SessionCutter, size_of
+from pltz.archive.writing.log_parts import put_parts, with_parts
+from pltz.archive.writing.new_session import CommitReceipt, NewSession
+from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS, Pace
+from pltz.archive.writing.put_request import PreparedRequest, PutReceipt, PutRequest, prepare
+from pltz.archive.writing.receipts import put_receipt, repeated
+from pltz.coding.codecs.bundle_codecs import BundleCodecs, EngineOptions
 from pltz.coding.partners import as_target, tokenizer_json
-from pltz.datasets.given import as_session
-from pltz.models.session.session import Session
+from pltz.models.session.session import KINDS, Session
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
@@ -46,11 +49,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pltz.archive.catalog.lookup import Version
+    from pltz.archive.catalog.stat import Stat
     from pltz.archive.maintenance.cluster import Clustered
+    from pltz.archive.maintenance.collect import Collected
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.merge import Merged
+    from pltz.archive.maintenance.recode import Recoder
     from pltz.archive.maintenance.verify import Report
-    from pltz.archive.sessions import Refused
     from pltz.archive.thaw.thawed import Thawed
     from pltz.archive.thaw.thawer import Thawer
     from pltz.coding.expected_time import Expect
@@ -63,6 +68,7 @@ if TYPE_CHECKING:
 
 
 COUNTED = 10_000  # versions up to which `repr` counts sessions and tenants
+QUICK_TOKENS = 1 << 14  # tokens cut within milliseconds: what others put in that time is not looked for
 
 
 @dataclass(frozen=True)
@@ -137,8 +143,9 @@ class Archive:
 
     def __init__(
         self,
-        tower: TowerArchive,
+        opened: OpenArchive,
         *,
+        name: str = "",
         bundle: Path_ | Bundle | Sequence[Path_ | Bundle] | None = None,
         tokenizers: Iterable[Path_ | bytes] = (),
         device: str = "cpu",
@@ -147,19 +154,18 @@ class Archive:
         zstd_above: int | None = ZSTD_ABOVE,
         neighbours: bool = False,
     ) -> None:
-        """Wrap an archive of towers that was opened without codecs.
+        """Make an archive of parts that `opener` returned. If they have codecs, these are used as they are.
 
-        The other arguments are those of `open`.
+        ``name``: folder or URL, for people. The other arguments are those of `open`.
         """
-        self.tower = tower
-        self._place = ""  # folder or URL, for people
-        self.tower.neighbours = neighbours
-        self.tower.load_codecs = lambda: self.sessions
-        self._named = bundle
+        self.parts = opened
+        self._name = name
+        if neighbours:
+            opened.use_neighbours()
+        self._bundle = bundle
         self._tokenizers = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
         self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
         self._zstd_above = zstd_above
-        self._fingerprints: dict[bytes, bytes] = {}  # fingerprints of tokenizers, by their tokenizer.json
         self._token: tuple[tuple[bytes | None, set[bytes]], str] | None = None  # the last one, with its state
         self._thawer: tuple[tuple[object, ...], Thawer] | None = None  # the last thawer, with its options
 
@@ -215,9 +221,12 @@ class Archive:
         key = Secret.chosen(
             key_file=key_file, key_command=key_command, passphrase=passphrase, passphrase_env=passphrase_env
         )
-        tower = _make(place, key) if create and not is_there(open_store(place), SETTINGS) else None
-        opened = cls(
-            tower or TowerArchive.open(place, [], key=key),
+        age = arguments.seconds(max_age=max_age)
+        opened = opener.open_or_create(place, key=key) if create else opener.open_at(place, key=key)
+        opened.catalog.max_age = age
+        return cls(
+            opened,
+            name=os.fspath(place),
             bundle=bundle,
             tokenizers=tokenizers,
             device=device,
@@ -226,9 +235,6 @@ class Archive:
             zstd_above=zstd_above,
             neighbours=neighbours,
         )
-        opened._place = os.fspath(place)
-        opened.tower.max_age = arguments.seconds(max_age=max_age)
-        return opened
 
     def __enter__(self) -> Self:
         return self
@@ -244,20 +250,21 @@ class Archive:
         if self._thawer is not None:
             self._thawer[1].close()
             self._thawer = None
-        self.__dict__.pop("sessions", None)  # a cached property
-        self.tower = cast("TowerArchive", _Closed(self._place))
+        for made in ("codecs", "sessions", "commits"):  # cached properties
+            self.__dict__.pop(made, None)
+        self.parts = cast("OpenArchive", _Closed(self._name))
 
     def __repr__(self) -> str:
-        if isinstance(self.tower, _Closed):
-            return f"<pltz.Archive {self._place}, closed>"
-        return f"<pltz.Archive {self._place}{self._counted()}>"
+        if isinstance(self.parts, _Closed):
+            return f"<pltz.Archive {self._name}, closed>"
+        return f"<pltz.Archive {self._name}{self._counted()}>"
 
     def _counted(self) -> str:
         """Return the numbers of sessions and tenants in words, as of the last look; nothing where they are many."""
-        if self.tower.stat().sessions > COUNTED:
+        if self.stat().sessions > COUNTED:
             return f", more than {COUNTED:,} versions"
         try:
-            found = [(v.tenant, v.name) for v in self.tower.ls()]
+            found = [(v.tenant, v.name) for v in self.directory.ls()]
         except PltzError as exc:  # a repr raises nothing
             return f", {type(exc).__name__}"
         tenants = len({tenant for tenant, _ in found})
@@ -310,7 +317,8 @@ class Archive:
             UsageError, ModelError: an argument is invalid, or the bundle or target cannot be used.
             KeyMismatch: the archive is sealed and was opened without its key.
             StoreError: the disk is full or fails; nothing was acknowledged.
-            WriterFailed, Fenced: see `TowerArchive.put`; nothing was acknowledged.
+            WriterFailed: a sync failed; nothing was acknowledged, and this archive object writes no more.
+            Fenced: plans or keys changed meanwhile; nothing was acknowledged, put again.
 
         >>> import pltz, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -321,7 +329,7 @@ class Archive:
         request = PutRequest(
             name, session, tenant, tags or {}, base, target, tokenizer, time, prefixes, parent, salt, continues
         )
-        [receipt] = self.sessions.put([self._resolved(request)], keep_opaque=keep_opaque, dry_run=dry_run)
+        [receipt] = self.put_many([request], keep_opaque=keep_opaque, dry_run=dry_run)
         return receipt
 
     def put_many(
@@ -354,44 +362,50 @@ class Archive:
         In a dry run nothing is stored between two requests either: two versions of one name count as if each were put
         alone.
         """
-        resolved = map(self._resolved, requests)
-        yield from self.sessions.put(
-            resolved,
-            keep_opaque=keep_opaque,
-            dry_run=dry_run,
-            expect=expect,
-            coding=coding,
-            refused=refused,
-            commit_bytes=commit_bytes,
-            commit_seconds=commit_seconds,
-        )
+        alone = isinstance(requests, Sequence) and len(requests) == 1
+        pace = Pace(commit_bytes, commit_seconds)
+        prepared = map(self._prepared, requests)
+        for commit in self.commits.of(prepared, pace, keep_opaque=keep_opaque, refused=refused):
+            began = clock.monotonic()
+            new = [cut for _, cut in commit if isinstance(cut, NewSession)]
+            # the parts of large logs are durable before the logs are
+            before = [] if dry_run else list(put_parts(self.parts.writer, new, expect, coding))
+            if coding:
+                coding(len(new), sum(map(size_of, new)) - sum(part.size for part in before))
+            committed = self._put(new, dry_run=dry_run, expect=expect, alone=alone)
+            receipts = self._receipts(commit, [with_parts(before, one) for one in committed], dry_run=dry_run)
+            took = clock.monotonic() - began
+            yield from receipts
+            done = zip(commit, receipts, strict=True)
+            coded = sum(size_of(cut) for (_, cut), put in done if put.segments and isinstance(cut, NewSession))
+            pace.took(coded, took)
 
-    def _resolved(self, request: PutRequest) -> PutRequest:
-        """Return a request with a session, fingerprints and a salted tenant, as `SessionArchive` takes it."""
-        arguments.text(name=request.name, tenant=request.tenant)
-        arguments.text_or_none(base=request.base, parent=request.parent)
-        arguments.number_or_none(time=request.time)
-        arguments.tags(request.tags)
-        session = as_session(request.session)
-        target, tokenizer = request.target, request.tokenizer
-        if target is not None and not isinstance(target, bytes):
-            from pltz.datasets.conversation import seen_by
+    def _prepared(self, request: PutRequest) -> PreparedRequest:
+        return prepare(request, self.codecs.add)
 
-            if tokenizer is not None:
-                raise UsageError("a target brings its own tokenizer: leave tokenizer out")
-            model = as_target(target)
-            session, target, tokenizer = seen_by(model, session), model.fingerprint, model.tokenizer_json
-        if request.salt and request.base is not None:
-            raise UsageError("a base is shared with all tenants, and a salt with none: leave one of them out")
-        if session.kind != "ids" and (request.prefixes or request.parent is not None):
-            raise UsageError(
-                f"prefixes and parent belong to token ids, and session {request.name!r} is a {session.kind}"
-            )
-        known = None
-        if tokenizer is not None and session.kind == "ids":
-            known = self._fingerprint(tokenizer_json(tokenizer))
-        tenant = tenant_of(request.tenant, request.salt)
-        return replace(request, session=session, tenant=tenant, target=target, tokenizer=known, salt=None)
+    def _put(
+        self, new: Sequence[NewSession], *, dry_run: bool, expect: Expect | None, alone: bool
+    ) -> list[CommitReceipt]:
+        """Put new sessions in one commit.
+
+        ``alone``: a call puts nothing else, so it need not look again at what others put if it is cut quickly.
+        """
+        quick = alone and sum(len(tokens) for cut in new for tokens in cut.segments) <= QUICK_TOKENS
+        return self.parts.writer.put(new, dry_run=dry_run, expect=expect, refresh=not quick)
+
+    def _receipts(
+        self, commit: Sequence[CutRequest], committed: Sequence[CommitReceipt], *, dry_run: bool
+    ) -> list[PutReceipt]:
+        """Return a receipt for each request of a commit, in their order."""
+        if len(committed) < len(commit):
+            self.parts.store.settle(PACKS)  # the writer of what was there may be between link and fsync
+        new = iter(committed)
+        return [
+            repeated(request, cut, self.codecs)
+            if isinstance(cut, Tower)
+            else put_receipt(request, cut, next(new), dry_run=dry_run)
+            for request, cut in commit
+        ]
 
     # ---- out
 
@@ -428,8 +442,8 @@ class Archive:
         arguments.text(name=name, tenant=tenant)
         arguments.number_or_none(version=version)
         sessions = self.sessions
-        found = self.tower.get(name, tenant_of(tenant, salt), version)
-        return ArchivedSession(**vars(SessionVersion.of(found.version)), session=sessions.session(found))
+        found = self.directory.version(name, tenant_of(tenant, salt), version)
+        return ArchivedSession(**vars(SessionVersion.of(found)), session=sessions.read(found))
 
     def get_many(
         self,
@@ -457,8 +471,8 @@ class Archive:
         for name in chosen:
             arguments.text(names=name)
         sessions = self.sessions
-        with self.tower.catalog.one_look():
-            versions = [self.tower.version(name, tenant_of(tenant, salt), version) for name in chosen]
+        with self.parts.catalog.one_look():
+            versions = [self.directory.version(name, tenant_of(tenant, salt), version) for name in chosen]
         for found, session in zip(versions, sessions.read_many(versions), strict=True):
             yield ArchivedSession(**vars(SessionVersion.of(found)), session=session)
 
@@ -529,7 +543,8 @@ class Archive:
             if last.target is model and last.hot is hot:
                 return last
         made = Thawer(
-            self.sessions,
+            self.parts,
+            self.codecs,
             model,
             hot,
             any_target=any_target,
@@ -576,11 +591,11 @@ class Archive:
         arguments.text_or_none(tenant=tenant)
         arguments.tags(tags)
         wanted = (tags or {}).items()
-        for version in self.tower.ls(tenant, forgotten=forgotten, history=history):
+        for version in self.directory.ls(tenant, forgotten=forgotten, history=history):
             if wanted <= version.tags.items():
                 yield SessionVersion.of(version)
         if not partial:
-            self.tower.want_whole("listed what is there", tenant)
+            self.directory.want_whole("listed what is there", tenant)
 
     def find(
         self,
@@ -605,10 +620,10 @@ class Archive:
         arguments.text_or_none(tenant=tenant)
         arguments.number_or_none(since=since, until=until)
         arguments.tags(tags)
-        found = self.tower.find(dict(tags or {}), tenant=tenant, name=text, since=since, until=until)
+        found = self.directory.find(dict(tags or {}), tenant=tenant, name=text, since=since, until=until)
         yield from map(SessionVersion.of, found)
         if not partial:
-            self.tower.want_whole("listed what is there", tenant)
+            self.directory.want_whole("listed what is there", tenant)
 
     def history(self, name: str, *, tenant: str = "default") -> tuple[SessionVersion, ...]:
         """Return all versions of a session, oldest first, forgotten ones included.
@@ -620,7 +635,7 @@ class Archive:
 
     def stat(self) -> Stat:
         """Return counts and bytes of the archive. Raises StoreError."""
-        return self.tower.stat()
+        return stat.stat_of(self.parts.catalog, self.parts.settings.archive)
 
     def merge(
         self,
@@ -651,8 +666,11 @@ class Archive:
         ...     cold.merge(cold=0).merged
         0
         """
-        self.sessions  # noqa: B018  (loads the bundle)
-        return self.tower.merge(cold=cold, tenant=tenant, dry_run=dry_run, progress=progress)
+        from pltz.archive.maintenance.merge import Merger
+
+        self.codecs  # noqa: B018  (loads the bundle)
+        merger = Merger(self.parts.catalog, self.parts.writer, self.parts.codecs, self.parts.indexes)
+        return merger.run(cold=cold, tenant=tenant, dry_run=dry_run, progress=progress)
 
     def cluster(
         self, *, medoids: int = 64, dry_run: bool = False, progress: Callable[[Clustered], None] | None = None
@@ -675,8 +693,62 @@ class Archive:
         ...     cold.cluster().medoids
         0
         """
-        self.sessions.want_key()
-        return self.tower.cluster(medoids=medoids, dry_run=dry_run, progress=progress)
+        from pltz.archive.maintenance.cluster import Clusterer
+
+        self.parts.want_key()
+        self.codecs  # noqa: B018  (loads the bundle)
+        clusterer = Clusterer(self.parts.catalog, self.parts.codecs, self.parts.settings.archive)
+        done = clusterer.run(medoids=medoids, dry_run=dry_run, progress=progress)
+        if self.parts.writer.neighbours.candidates is not None and not dry_run:
+            self.parts.use_neighbours()  # those chosen now
+        return done
+
+    def collect(
+        self,
+        *,
+        dead_share: float | None = None,
+        small: int | None = None,
+        grace: int = 0,
+        dry_run: bool = False,
+    ) -> Collected:
+        """Free packs condemned by an earlier run, then condemn small packs and packs with many dead bytes.
+
+        Args:
+            dead_share: share of dead bytes from which the rest of a pack is copied; None: a fifth.
+            small: packs of fewer bytes are merged; None: 16 MiB.
+            grace: seconds between condemning a pack and deleting it. For so long after a forget `undelete` works, at
+                least.
+            dry_run: only report the work to do.
+
+        Raises:
+            ArchiveError: something in the archive is damaged or missing: then nothing is deleted.
+            StoreError: the store failed.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True)
+        ...     _ = cold.put("greeting", "hello")
+        ...     cold.collect().live_versions
+        1
+        """
+        from pltz.archive.maintenance.collect import DEAD_SHARE, SMALL, Collector
+
+        locked = isinstance(self.parts.keys, LockedArchive)
+        collector = Collector(
+            self.parts.catalog, self.parts.writer, self.parts.indexes, None if locked else self._recoder()
+        )
+        return collector.run(
+            dead_share=DEAD_SHARE if dead_share is None else dead_share,
+            small=SMALL if small is None else small,
+            grace=grace,
+            dry_run=dry_run,
+        )
+
+    def _recoder(self) -> Recoder:
+        """Return what codes stored segments anew. It loads the bundle where there are any."""
+        from pltz.archive.maintenance.recode import Recoder
+
+        return Recoder(self.parts.catalog, self.parts.writer, self.parts.codecs, lambda: self.codecs)
 
     def verify(
         self,
@@ -684,6 +756,7 @@ class Archive:
         decode: bool = False,
         fraction: float = 1.0,
         max_seconds: int | None = None,
+        anywhere: bool = False,
         resume: Report | None = None,
         expect: str | None = None,
         progress: Callable[[Report], None] | None = None,
@@ -694,6 +767,8 @@ class Archive:
             decode: also decode every segment, and prove it by its id.
             fraction: share of the packs to check, chosen at random, 0 to 1.
             max_seconds: stop after about this many seconds.
+            anywhere: begin at a random record and go round, so that runs that never finish cover everything in the
+                end.
             resume: the report of a run that was stopped; checking goes on where it stopped.
             expect: the ``token`` of an earlier report. An archive older than that is not sound.
             progress: called with the report so far, from time to time.
@@ -701,14 +776,18 @@ class Archive:
         Raises UsageError for an invalid ``expect``, StoreError. Damage is in the report, whose ``sound`` is
         False then.
         """
+        from pltz.archive.catalog.catalog import Catalog
+        from pltz.archive.maintenance.verify import Verifier
+
         if decode:
-            self.sessions  # noqa: B018  (loads the bundle)
-        return self.tower.verify(
+            self.codecs  # noqa: B018  (loads the bundle)
+        catalog = Catalog(self.parts.store, self.parts.keys)
+        return Verifier(catalog, self.parts.codecs, self.parts.settings, resume).run(
             decode=decode,
             fraction=fraction,
             max_seconds=max_seconds,
-            resume=resume,
-            expect=expect,
+            anywhere=anywhere,
+            expect=None if expect is None else Token.parse(expect),
             progress=progress,
         )
 
@@ -749,7 +828,7 @@ class Archive:
         """
         chosen = self._choose(names, tenant, version, tags, forgotten=False)
         if not dry_run:
-            self.tower.forget(chosen)
+            self.parts.marker.forget(chosen)
         return _marked(chosen, forgotten=not dry_run)
 
     def expire(
@@ -776,13 +855,13 @@ class Archive:
         arguments.text_or_none(tenant=tenant)
         if named:
             for name in named:
-                self.tower.sight(name, tenant or "default").want_whole()
+                self.directory.sight(name, tenant or "default").want_whole()
             versions = self._choose(named, tenant or "default", None, None, forgotten=False)
         else:
-            versions = self.tower.whole_histories(tenant)
-        chosen = expired(versions, policy, self.tower.store.now())
+            versions = self.directory.whole_histories(tenant)
+        chosen = expired(versions, policy, self.parts.store.now())
         if not dry_run:
-            self.tower.forget(chosen)
+            self.parts.marker.forget(chosen)
         return _marked(chosen, forgotten=not dry_run)
 
     def undelete(
@@ -804,7 +883,7 @@ class Archive:
         """
         chosen = self._choose(names, tenant, version, None, forgotten=True)
         if not dry_run:
-            self.tower.undelete(chosen)
+            self.parts.marker.undelete(chosen)
         return _marked(chosen, forgotten=dry_run)
 
     def erase(
@@ -838,42 +917,63 @@ class Archive:
         if base is not None:
             if name is not None or tenant is not None or everything or bases:
                 raise UsageError("a base is erased alone: leave name, tenant, everything and bases out")
-            return self.tower.erase_base(base, dry_run=dry_run)
-        if tenant is None or (name is None) != everything:
+        elif tenant is None or (name is None) != everything:
             raise UsageError("expected a tenant with either a name or everything=True, or a base")
-        return self.tower.erase(tenant, name, bases=bases, dry_run=dry_run)
+        elif name is not None and bases:
+            raise UsageError("bases are erased with a whole tenant, or by name: leave the session's name out")
+        from pltz.archive.maintenance.erase import Eraser
+
+        eraser = Eraser(self.parts.catalog, self._recoder())
+        self.parts.writer.forget_tokens()
+        with self.parts.store.using_reserve(0 if dry_run else 1):
+            if base is not None:
+                return eraser.base(base, dry_run=dry_run)
+            if name is not None:
+                return eraser.session(tenant or "", name, dry_run=dry_run)
+            return eraser.tenant(tenant or "", bases=bases, dry_run=dry_run)
 
     def token(self) -> str:
         """Return the freshness token of the present state, to be kept elsewhere for ``verify(expect=...)``.
 
         An archive that a token is newer than was rolled back. Raises StoreError.
         """
-        listing = self.tower.catalog.listing
+        listing = self.parts.catalog.listing
         state = listing.newest, set(listing.packs)  # a commit of anybody changes them
         if self._token is None or self._token[0] != state:
-            self._token = state, self.tower.token()
+            self._token = state, str(token_of(self.parts.catalog))
         return self._token[1]
 
     # ---- below
 
+    @property
+    def directory(self) -> SessionDirectory:
+        """Return the directory of the versions that the archive has, as the catalogue lists them."""
+        return self.parts.directory
+
     @cached_property
-    def sessions(self) -> SessionArchive:
-        """Return the archive that codes. Loads the bundle. Raises ModelError."""
+    def codecs(self) -> BundleCodecs:
+        """Return the bundles and the codecs made of them. Loads the bundle. Raises ModelError."""
         from pltz.models.bundle.bundle import Bundle
 
-        named = self._named
+        named = self._bundle
         given = [named] if named is None or isinstance(named, str | os.PathLike | Bundle) else [*named]
         bundles = [one if isinstance(one, Bundle) else Bundle.load(one) for one in given or [None]]
-        self.tower.codecs.replace(codecs_of(bundles, **self._engine))
-        made = SessionArchive(self.tower, bundles, zstd_above=self._zstd_above, **self._engine)
-        self._fingerprints |= {data: made.add(data) for data in self._tokenizers}
+        made = BundleCodecs(self.parts.codecs, bundles, zstd_above=self._zstd_above, **self._engine)
+        for tokenizer in self._tokenizers:
+            made.add(tokenizer)
         return made
 
-    def _fingerprint(self, tokenizer: bytes) -> bytes:
-        """Return a tokenizer's fingerprint, and let the archive code its ids."""
-        if tokenizer not in self._fingerprints:
-            self._fingerprints[tokenizer] = self.sessions.add(tokenizer)
-        return self._fingerprints[tokenizer]
+    @cached_property
+    def sessions(self) -> SessionReader:
+        """Return the reader of sessions. Loads the bundle. Raises ModelError."""
+        return SessionReader(self.parts.reader, self.codecs)
+
+    @cached_property
+    def commits(self) -> Commits:
+        """Return what forms commits of sessions to put. Loads the bundle. Raises ModelError."""
+        parts = self.parts
+        cutter = SessionCutter(parts.catalog, parts.reader, parts.last, self.sessions, self.codecs)
+        return Commits(parts.catalog, parts.last, cutter)
 
     def _versions(self, name: str, tenant: str, number: int | None = None) -> Sequence[Version]:
         """Return all versions of a session that can be read, of which one has the number, where it is given.
@@ -881,7 +981,7 @@ class Archive:
         Raises NotFound where there is none, LostError, ArchiveError where damage may hide some.
         """
         arguments.text(name=name, tenant=tenant)
-        found = self.tower.sight(name, tenant)
+        found = self.directory.sight(name, tenant)
         if number is None:
             found.want_named()
         elif all(v.version != number for v in found.versions):
@@ -906,7 +1006,7 @@ class Archive:
         for name in arguments.names(names):
             versions = self._versions(name, tenant, number)
             if forgotten and not any(v.forgotten for v in versions):
-                self.tower.sight(name, tenant).want_whole()
+                self.directory.sight(name, tenant).want_whole()
                 raise NotFound(f"session {name!r} of tenant {tenant!r} has no forgotten versions in this archive")
             fitting = [v for v in versions if v.forgotten or not forgotten]
             wanted = (tags or {}).items()
@@ -918,24 +1018,14 @@ class Archive:
         return chosen
 
 
-def _make(place: Path_, key: Secret | None) -> TowerArchive | None:
-    """Make an archive; None where another process made one just now. Raises UsageError, StoreError."""
-    try:
-        return TowerArchive.create(place, [], key=key)
-    except UsageError:
-        if not is_there(open_store(place), SETTINGS):
-            raise
-        return None
-
-
 class _Closed:
-    """Stands for the archive of towers of an archive that was closed."""
+    """Stands for the parts of an archive that was closed."""
 
     def __init__(self, place: str) -> None:
-        self._place = place
+        self._name = place
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise UsageError(f"the archive {self._place} was closed: open it again")
+        raise UsageError(f"the archive {self._name} was closed: open it again")
 
 
 def _marked(versions: Sequence[Version], *, forgotten: bool) -> tuple[SessionVersion, ...]:

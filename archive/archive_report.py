@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pltz.archive.catalog.stat import disk_bytes
 from pltz.archive.html_page import Colour, can_plot, page, plot, when
 from pltz.archive.humanize import counted, size
 from pltz.archive.version_sizes import VersionSizes
@@ -106,7 +107,7 @@ def archive_page(
     # the figures at the head of the page
     stat, problems = cold.stat(), _problems(cold)
     names = {(row.version.tenant, row.version.name) for row in rows}
-    stored, packed = cold.tower.disk_bytes(), size(stat.pack_bytes + stat.index_bytes)
+    stored, packed = disk_bytes(cold.parts.store), size(stat.pack_bytes + stat.index_bytes)
     facts = [
         ("sessions", f"{len(names):,}", counted(len(rows), "version")),
         ("on disk", size(stored), f"packs and indexes {packed}, the rest parity and reserve"),
@@ -117,7 +118,7 @@ def archive_page(
         saved = f"of {size(total)}, {total / stored:.1f} times the bytes on disk" if stored else ""
         facts.append(("saved", size(max(0, total - stored)), saved))
     # the badge, and the page
-    now = cold.tower.store.now()
+    now = cold.parts.store.now()
     state: tuple[Colour, str, str] = ("good", "OK", "No part is known to be missing or damaged.")
     if problems:
         state = ("bad", "DAMAGED", f"{counted(len(problems), 'part')} damaged or gone: see below.")
@@ -141,9 +142,9 @@ def _problems(cold: Archive) -> list[str]:
     """Return the parts that are known to be damaged or gone, in words."""
     from pltz.archive.errors import ArchiveError
 
-    found = [f"{p.kind} {p.name}: {p.what}" for p in cold.tower.problems]
+    found = [f"{p.kind} {p.name}: {p.what}" for p in cold.parts.catalog.damage.problems]
     try:
-        cold.tower.want_whole("this page shows the rest")
+        cold.directory.want_whole("this page shows the rest")
     except ArchiveError as error:
         found.append(str(error))
     return found
@@ -164,7 +165,7 @@ def _shared(sizes: VersionSizes) -> list[tuple[str, str, str]]:
 def _contents(cold: Archive, seen: Callable[[], object] | None) -> dict[bytes, int]:
     """Return the bytes of the content of the last version of each session, by the id of the version."""
     found = {}
-    for version in cold.tower.ls():
+    for version in cold.directory.ls():
         found[version.id] = content_bytes(cold.sessions.read(version))
         if seen:
             seen()

@@ -27,15 +27,17 @@ import numpy as np
 
 from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.reader import Tower
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.format.ids import BASE, LEAF, TENANT, segment_of
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.object_names import PACKS
-from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
-from pltz.archive.tower_archive import Tower, TowerArchive
-from pltz.archive.writing.new_session import KINDS, CommitReceipt, NewSession
+from pltz.archive.opener import OpenArchive
+from pltz.archive.writing.commits import COMMIT_SESSIONS, COMMIT_TOKENS
+from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.models.session.session import KINDS
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 
@@ -59,16 +61,16 @@ class Copied:
 
 
 def copy(
-    source: TowerArchive, versions: Iterable[Version], to: TowerArchive, *, dry_run: bool = False
+    source: OpenArchive, versions: Iterable[Version], to: OpenArchive, *, dry_run: bool = False
 ) -> Iterator[Copied]:
     """Copy versions and yield each one's result; yielded versions are durable and were compared.
 
-    ``versions``: as `TowerArchive.ls` or `find` lists them, histories oldest first.
+    ``versions``: as `SessionDirectory.ls` or `find` lists them, histories oldest first.
 
     Raises:
         LostError: a version is damaged here; those before it were copied.
         BundleMismatch: an archive was not opened with a codec of the version's tokenizer.
-        StoreError, WriterFailed, Fenced: as `TowerArchive.put`.
+        StoreError, WriterFailed, Fenced: as `Archive.put`.
         ArchiveError: a copy does not read back.
     """
     to.catalog.refresh()  # once: `put` finds versions put there meanwhile
@@ -103,7 +105,7 @@ def copy(
 
 
 def _sessions(
-    source: TowerArchive, versions: Sequence[Version], codecs: CodecRegistry
+    source: OpenArchive, versions: Sequence[Version], codecs: CodecRegistry
 ) -> Iterator[tuple[Tower, NewSession] | None]:
     """Yield each version's tower and the session to put, in order; None where it was erased.
 
@@ -113,22 +115,22 @@ def _sessions(
         yield _again(source, version, partial(_session, source, version, tower, codecs))
 
 
-def _all_towers(source: TowerArchive, versions: Sequence[Version]) -> Sequence[Tower | None]:
+def _all_towers(source: OpenArchive, versions: Sequence[Version]) -> Sequence[Tower | None]:
     """Return all towers, decoded together; None for each where any of them cannot be read as listed."""
     try:
-        return source.towers(versions)
+        return source.reader.towers(versions)
     except PltzError:
         return [None] * len(versions)
 
 
 def _session(
-    source: TowerArchive, version: Version, tower: Tower | None, codecs: CodecRegistry
+    source: OpenArchive, version: Version, tower: Tower | None, codecs: CodecRegistry
 ) -> tuple[Tower, NewSession]:
-    read = source.tower(version) if tower is None else tower
+    read = source.reader.tower(version) if tower is None else tower
     return read, _new_session(source, read, codecs)
 
 
-def _again(source: TowerArchive, version: Version, work: Callable[[], T]) -> T | None:
+def _again(source: OpenArchive, version: Version, work: Callable[[], T]) -> T | None:
     """Call ``work``, and again where a collector moved its records.
 
     None: the version was erased. Raises its errors.
@@ -146,7 +148,7 @@ def _again(source: TowerArchive, version: Version, work: Callable[[], T]) -> T |
     raise failure
 
 
-def _erased(source: TowerArchive, version: Version) -> bool:
+def _erased(source: OpenArchive, version: Version) -> bool:
     """Return whether a listed version was erased since, or forgotten and collected.
 
     The proof is that its record is there and its key is not, or that a collector deleted the pack, and that no other
@@ -164,18 +166,18 @@ def _erased(source: TowerArchive, version: Version) -> bool:
             return False
     if pack in catalog.damage.missing():
         return False
-    return all(known.id != version.id for known in source.history(version.name, version.tenant))
+    return all(known.id != version.id for known in source.directory.sight(version.name, version.tenant).versions)
 
 
-def _towers(source: TowerArchive, versions: Sequence[Version]) -> Iterator[Tower]:
+def _towers(source: OpenArchive, versions: Sequence[Version]) -> Iterator[Tower]:
     """Yield towers decoded together; if one is lost, those before it are still yielded."""
     try:
-        yield from source.towers(versions)
+        yield from source.reader.towers(versions)
     except PltzError:
-        yield from map(source.tower, versions)
+        yield from map(source.reader.tower, versions)
 
 
-def _there(source: TowerArchive, versions: Sequence[Version], to: TowerArchive) -> set[bytes]:
+def _there(source: OpenArchive, versions: Sequence[Version], to: OpenArchive) -> set[bytes]:
     """Return the ids of the versions that the other archive has."""
     leaves = {v.id: found for v in versions if (found := _leaves_alike(v, to))}
     named_alike = not (source.settings.sealed or to.settings.sealed)
@@ -189,7 +191,7 @@ def _there(source: TowerArchive, versions: Sequence[Version], to: TowerArchive) 
     return there
 
 
-def _leaves_alike(version: Version, to: TowerArchive) -> set[bytes]:
+def _leaves_alike(version: Version, to: OpenArchive) -> set[bytes]:
     """Return the first bytes of the leaves of equal versions in the other archive.
 
     Equal versions have one name, time, tags, kind and target.
@@ -202,12 +204,12 @@ def _facts(version: Version) -> tuple[int, dict[str, str], int, bytes, bytes]:
     return version.time, version.tags, version.kind, version.target, version.tokenizer
 
 
-def _leaf_in(tower: Tower, source: TowerArchive, to: TowerArchive) -> bytes:
+def _leaf_in(tower: Tower, source: OpenArchive, to: OpenArchive) -> bytes:
     """Return the id of a tower's leaf in the other archive.
 
     Raises CorruptError where it has no keys of its domains.
     """
-    shared, base = base_of(source, tower)
+    shared, base = source.reader.base_of(tower)
     own = to.keys.domain(TENANT, tower.version.tenant)
     above = to.keys.domain(BASE, base or "base") if shared else own
     leaf = NONE
@@ -217,12 +219,12 @@ def _leaf_in(tower: Tower, source: TowerArchive, to: TowerArchive) -> bytes:
     return leaf
 
 
-def _commit(batch: Sequence[tuple[Tower, NewSession]], to: TowerArchive) -> Iterator[Copied]:
+def _commit(batch: Sequence[tuple[Tower, NewSession]], to: OpenArchive) -> Iterator[Copied]:
     """Put a batch, read it back and compare it. Raises the errors of `copy`."""
-    receipts = to.put([session for _, session in batch])
+    receipts = to.writer.put([session for _, session in batch])
     for begin in range(0, len(batch), AT_ONCE):
         part = list(zip((tower for tower, _ in batch), receipts, strict=True))[begin : begin + AT_ONCE]
-        copies = to.towers([_put(tower.version, receipt, to) for tower, receipt in part])
+        copies = to.reader.towers([_put(tower.version, receipt, to) for tower, receipt in part])
         for (tower, receipt), found in zip(part, copies, strict=True):
             version = tower.version
             if not np.array_equal(found.tokens, tower.tokens):
@@ -232,7 +234,7 @@ def _commit(batch: Sequence[tuple[Tower, NewSession]], to: TowerArchive) -> Iter
             yield Copied(version, False, receipt)
 
 
-def _put(version: Version, receipt: CommitReceipt, to: TowerArchive) -> Version:
+def _put(version: Version, receipt: CommitReceipt, to: OpenArchive) -> Version:
     """Return the version of a receipt, as the other archive lists it. Raises ArchiveError."""
     known = to.catalog.lookup.versions(to.keys.domain(TENANT, version.tenant), version.name)
     found = next((v for v in known if v.id == receipt.id), None)
@@ -243,9 +245,9 @@ def _put(version: Version, receipt: CommitReceipt, to: TowerArchive) -> Version:
     return found
 
 
-def _new_session(source: TowerArchive, tower: Tower, codecs: CodecRegistry) -> NewSession:
+def _new_session(source: OpenArchive, tower: Tower, codecs: CodecRegistry) -> NewSession:
     version = tower.version
-    shared, base = base_of(source, tower)
+    shared, base = source.reader.base_of(tower)
     return NewSession(
         version.name,
         [tokens for _, tokens in tower.segments],

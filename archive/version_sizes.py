@@ -15,7 +15,7 @@ from pltz.plt_codec.errors import PltzError
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion
     from pltz.archive.catalog.lookup import Version
-    from pltz.archive.tower_archive import TowerArchive
+    from pltz.archive.catalog.reader import TowerReader
 
 
 def method_of(context: Context) -> str:
@@ -31,12 +31,12 @@ def _is_bundle(bundle: bytes) -> bool:
     return locations.by_id(bundle) is not None
 
 
-def tokens_of(tower: TowerArchive, version: Version) -> int:
+def tokens_of(reader: TowerReader, version: Version) -> int:
     """Return the tokens of a version, from the heads of its records. Raises LostError, KeyMismatch."""
     lengths: list[int] = []
     segment = version.leaf
     while any(segment):
-        item = tower.record(segment)
+        item = reader.record(segment)
         inside = unpack_run(item.record).lengths if item.context.mode & RUN else [item.record.tokens]
         lengths = [*inside, *lengths]
         segment = item.record.parent
@@ -61,8 +61,8 @@ class VersionSizes:
     """Sizes of versions, read from the heads of their records, each of which is read once."""
 
     def __init__(self, cold: Archive) -> None:
-        self._tower = cold.tower
-        self._versions = {version.id: version for version in self._tower.ls(forgotten=True, history=True)}
+        self._reader = cold.parts.reader
+        self._versions = {version.id: version for version in cold.directory.ls(forgotten=True, history=True)}
         self._segments: dict[bytes, SegmentHead] = {}
 
     def of(self, version: SessionVersion) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class VersionSizes:
         segment = version.leaf
         while any(segment):
             if segment not in self._segments:
-                item = self._tower.record(segment)
+                item = self._reader.record(segment)
                 record = item.record
                 lengths = unpack_run(record).lengths if item.context.mode & RUN else [record.tokens]
                 method = method_of(item.context)

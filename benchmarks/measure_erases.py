@@ -27,6 +27,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pltz.archive import opener
+from pltz.archive.archive import Archive
+from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.encryption.box import KEY, Tree, seal, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.holes import without
@@ -36,7 +39,7 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.object_names import key_copies
-from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec
 
@@ -73,23 +76,23 @@ def measure(place: Path, erases: int, step: int, *, seed: int = 0) -> Iterator[F
     Raises ArchiveError where the archive is not sound at the end or a session that stays came back changed.
     """
     key, codec, dice = Secret(os.urandom(32), 0), BytesCodec(), random.Random(seed)
-    archive = TowerArchive.create(place, [codec], key=key)
-    archive.put([_session(f"staying {n}") for n in range(STAYING)])
+    archive = opener.create(place, [codec], key=key)
+    archive.writer.put([_session(f"staying {n}") for n in range(STAYING)])
     done = moved = 0
     while done < erases:
         names = [f"session {n}" for n in range(done, min(done + ROUND, erases))]
-        archive.put([_session(name) for name in names])
+        archive.writer.put([_session(name) for name in names])
         dice.shuffle(names)
         spent: list[float] = []
         for name in names:
             start = time.perf_counter()
-            moved += archive.erase(OWNER, name).moved
+            moved += Archive(archive).erase(name, tenant=OWNER).moved
             spent.append(1e3 * (time.perf_counter() - start))
             done += 1
             if done % step == 0 or done == erases:
                 yield Figures(done, *_key_file(place, archive.settings.archive, key), round(median(spent), 1), moved)
         for _ in range(2 if done % COLLECT == 0 else 0):
-            archive.collect()
+            Archive(archive).collect()
     _check(place, key)
 
 
@@ -146,7 +149,7 @@ def _key_file(place: Path, archive: bytes, key: Secret) -> tuple[int, int, int, 
     """Return bytes, roots, nodes and milliseconds of an access, by a process that has seen nothing yet."""
     spent = []
     for _ in range(5):
-        store = TowerArchive.open(place, [], key=key).store
+        store = opener.open_at(place, key=key).store
         keyring = Keyring(store, archive, key)
         start = time.perf_counter()
         keys = keyring.of(keyring.domain(TENANT, OWNER))
@@ -158,14 +161,15 @@ def _key_file(place: Path, archive: bytes, key: Secret) -> tuple[int, int, int, 
 
 
 def _check(place: Path, key: Secret) -> None:
-    archive = TowerArchive.open(place, [BytesCodec()], key=key)
+    archive = opener.open_at(place, [BytesCodec()], key=key)
     for n in range(STAYING):
         name = f"staying {n}"
-        if not np.array_equal(archive.get(name, OWNER).tokens, _session(name).segments[0]):
+        tower = archive.reader.tower(archive.directory.version(name, OWNER))
+        if not np.array_equal(tower.tokens, _session(name).segments[0]):
             raise ArchiveError(f"{name} came back changed")
-    if [v.name for v in archive.ls(history=True, forgotten=True) if not v.name.startswith("staying")]:
+    if [v.name for v in archive.directory.ls(history=True, forgotten=True) if not v.name.startswith("staying")]:
         raise ArchiveError("an erased session is listed")
-    if not archive.verify(decode=True).sound:
+    if not Verifier(Catalog(archive.store, archive.keys), archive.codecs, archive.settings).run(decode=True).sound:
         raise ArchiveError("the archive is not sound")
 
 

@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.archive.archive import Archive
 from pltz.archive.thaw.thawer import Thawer
+from pltz.archive.writing.put_request import PutRequest
 from pltz.benchmarks.random_calibration import drawn, random_calibration, spread_levels
 from pltz.cli.bench import machine
 from pltz.cli.bench.random_target import RandomTarget
@@ -72,10 +73,10 @@ class Bench:
         self.device, self.folder, self.tokens = self.target.device, folder, tokens
         stream = np.concatenate(to_tokens_many(list(sample_sessions()), bundle.tokenizer))
         self.ids = np.resize(stream, tokens).astype(np.int32)
-        self.cold = SessionArchive.create(folder / "cold", [bundle])
-        list(self.cold.put([PutRequest(NAME, Session("ids", self.ids))]))
+        self.cold = Archive.open(folder / "cold", create=True, bundle=bundle)
+        list(self.cold.put_many([PutRequest(NAME, Session("ids", self.ids))]))
         self.space = space_of(self.target.fingerprint, str(self.target.model.dtype))
-        self.segment = self.cold.archive.version(NAME).leaf
+        self.segment = self.cold.directory.version(NAME).leaf
         cache, logits = self.target.prefill(self.ids)
         self.room = 2 * self.target.kv_bytes(tokens) + (1 << 26)
         flat = np.ones(tokens, np.float32)  # attention: the weights are random
@@ -120,7 +121,7 @@ class Bench:
         store.close()
         if not kept or not store.stats().tiers[tier].used:
             raise ModelError(f"no room for the session in {tier}")
-        return store, Thawer(self.cold, self.target, store, max_kl=float("inf"))
+        return store, Thawer(self.cold.parts, self.cold.codecs, self.target, store, max_kl=float("inf"))
 
     def wait(self) -> None:
         """Wait for the device."""

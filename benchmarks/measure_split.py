@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.archive import Archive
-from pltz.archive.sessions import PutRequest
+from pltz.archive.writing.put_request import PutRequest
 from pltz.cli.bench import compressors, corpus, machine
 from pltz.coding.codec import Codec
 from pltz.models.bundle.bundle import Bundle
@@ -174,12 +174,12 @@ def by_archive(
         for begin in range(0, len(requests), step):
             for _ in cold.put_many(requests[begin : begin + step]):
                 pass
-        cold.tower.write_index()
+        cold.parts.indexes.write()
         again = Archive.open(folder, bundle=bundle, device=device)
-        sessions, versions = again.sessions, list(again.tower.ls())
+        sessions, versions = again.sessions, list(again.directory.ls())
         for begin in range(0, len(versions), READ):
             part = versions[begin : begin + READ]
-            for version, tower in zip(part, again.tower.towers(part), strict=True):
+            for version, tower in zip(part, again.parts.reader.towers(part), strict=True):
                 if changed := records[int(version.name)].session.difference(sessions.session(tower)):
                     raise ModelError(f"a session came back changed ({changed}): no figure of this run is valid")
         if len(versions) != len(records):

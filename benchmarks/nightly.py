@@ -35,16 +35,17 @@ NIGHT = (
 ALONE = """
 import itertools, json, sys, time
 from pathlib import Path
-from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.archive.archive import Archive
+from pltz.archive.writing.put_request import PutRequest
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 place, bundle, source = sys.argv[1:]
-cold = SessionArchive.create(place, [Bundle.load(bundle)])
+cold = Archive.open(place, create=True, bundle=Bundle.load(bundle))
 start, spent, count = time.perf_counter(), time.process_time(), 0
 lines = Path(source).open("rb")
 while rows := list(itertools.islice(lines, 256)):
     sessions = [Session.from_json_line(row.rstrip()) for row in rows]
-    count += sum(1 for _ in cold.put([PutRequest(s.value["id"], s) for s in sessions]))
+    count += sum(1 for _ in cold.put_many([PutRequest(s.value["id"], s) for s in sessions]))
 per_cpu = round(count / (time.process_time() - spent), 1)
 print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per_cpu_s": per_cpu}))
 """
@@ -142,10 +143,10 @@ def sessions(begin: int, end: int) -> Iterator[bytes]:
 
 def _nights(root: Path, bundle: str, sizes: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
     """Run two nights for each size, one with new sessions and one with nothing new, and yield their figures."""
-    from pltz.archive.tower_archive import TowerArchive
+    from pltz.archive import opener
 
     (root / "chats").mkdir(parents=True)
-    TowerArchive.create(root / "cold", [])
+    opener.create(root / "cold")
     file = root / "nightly.toml"
     file.write_text(
         f'archive = "cold"\nstate = "state"\nbundles = ["{bundle}"]\nworkers = {workers}\n'

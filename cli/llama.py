@@ -21,7 +21,7 @@ from pltz.plt_codec.errors import ContentError, FormatError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
-    from pltz.archive.sessions import PutReceipt
+    from pltz.archive.writing.put_request import PutReceipt
     from pltz.serving.engines.llama_server import LlamaServer
 
 URL: Decorator = click.argument("url", metavar="URL")
@@ -241,7 +241,7 @@ def _open(place: str, tokenizer: str, bundle: str | None, threads: int | None) -
     from pltz.archive.archive import Archive
 
     cold = Archive.open(place, bundle=bundle, tokenizers=[_read(tokenizer)], threads=threads, **key_words())
-    cold.sessions.want_key()
+    cold.parts.want_key()
     return cold
 
 

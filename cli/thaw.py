@@ -112,7 +112,7 @@ def thaw(
         cold = open_archive(place, [bundle] if bundle else [], device=device, threads=threads)
         with hinting(cold, [file], tenant or "default"):
             [name] = full_names(cold, [file], tenant or "default", number)
-            version = cold.tower.version(name, tenant or "default", number)
+            version = cold.directory.version(name, tenant or "default", number)
         want_positions(cold, version, target or DEFAULT_TARGET)
         model = Target.load(target or DEFAULT_TARGET, device=device)
         hot = hot_store(folder, hot_budget, model)
@@ -164,16 +164,17 @@ def tokens_at_least(cold: "Archive", version: "Version", most: int, tokenizer_js
     from tokenizers import Tokenizer
 
     from pltz.archive.version_sizes import method_of, tokens_of
-    from pltz.archive.writing.new_session import KINDS
     from pltz.coding.codecs.codec import BytesCodec
     from pltz.datasets.conversation import conversation
+    from pltz.models.session.session import KINDS
 
+    reader = cold.parts.reader
     if KINDS[version.kind] == "ids":
-        return tokens_of(cold.tower, version)
+        return tokens_of(reader, version)
     if version.tokenizer != BytesCodec.tokenizer:
         return 0
-    by_zstd = method_of(cold.tower.record(version.leaf).context) == "zstd"
-    if not by_zstd and tokens_of(cold.tower, version) <= PER_TOKEN * most:
+    by_zstd = method_of(reader.record(version.leaf).context) == "zstd"
+    if not by_zstd and tokens_of(reader, version) <= PER_TOKEN * most:
         return 0
     messages = conversation(cold.sessions.read(version))
     texts = [message["content"] for message in messages or ()]

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
         UnreadableError,
         WriterFailed,
     )
-    from pltz.archive.sessions import PutReceipt, PutRequest
     from pltz.archive.thaw.thawed import Thawed
     from pltz.archive.thaw.thawer import Thawer, Wanted
+    from pltz.archive.writing.put_request import PutReceipt, PutRequest
     from pltz.coding.codec import Codec
     from pltz.coding.session_file import SessionFile
     from pltz.datasets.loaders import sample_sessions
@@ -110,7 +110,7 @@ _HOMES = {
     "pltz.serving.eviction.worker": ("drain",),
     "pltz.kv.store.store": ("HotStore",),
     "pltz.archive.thaw.thawer": ("Thawer", "Wanted"),
-    "pltz.archive.sessions": ("PutReceipt", "PutRequest"),
+    "pltz.archive.writing.put_request": ("PutReceipt", "PutRequest"),
     "pltz.archive.thaw.thawed": ("Thawed",),
     "pltz.datasets.loaders": ("sample_sessions",),
     "pltz.models.bundle.bundle": ("Bundle",),

@@ -13,19 +13,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from pltz.archive.catalog.damage import DamageReport
 from pltz.archive.catalog.history import Histories
-from pltz.archive.catalog.ledger import PackLedger
+from pltz.archive.catalog.ledger import Loss, PackLedger
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.key_check import KeyCheck
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, Plaintext
+from pltz.archive.errors import LostError
 from pltz.archive.storage.store import Store
+
+T = TypeVar("T")
 
 
 class Catalog:
@@ -37,18 +41,30 @@ class Catalog:
     """
 
     def __init__(self, store: Store, keys: Encryption | None = None, unused: Iterable[str] = ()) -> None:
-        problems = Problems()
         self.store = store
         self.keys = keys or Plaintext()
-        self.ledger = PackLedger(store)
         self._key_check = self.keys.key_check if isinstance(self.keys, Keyring) else None
-        self.listing = Listing(store, self.ledger, problems, unused)
+        self.max_age = 0.0
+        self._held = 0  # calls that look as one
+        self._empty(unused)
+
+    def _empty(self, unused: Iterable[str]) -> None:
+        """Begin without anything that was read."""
+        problems = Problems()
+        self.ledger = PackLedger(self.store)
+        self.listing = Listing(self.store, self.ledger, problems, unused)
         self.lookup = RecordLookup(self.listing, self.keys, problems)
         self.damage = DamageReport(self.listing, self.lookup, problems)
         self.histories = Histories(self.listing, self.lookup, self.damage, self.ledger, self.keys)
-        self.max_age = 0.0
         self._read_at = -math.inf  # seconds of the monotonic clock when the last `refresh` began
-        self._held = 0  # calls that look as one
+
+    def renew(self, unused: Iterable[str] = ()) -> None:
+        """Forget what was read, problems too, and read everything afresh. ``unused``: as in the constructor.
+
+        Raises the errors of `refresh`.
+        """
+        self._empty(unused)
+        self.refresh()
 
     @property
     def key_check(self) -> KeyCheck | None:
@@ -107,3 +123,25 @@ class Catalog:
             self._key_check.refresh()
         self.listing.read()
         self._read_at = begun
+
+    def twice(self, work: Callable[[], T]) -> T:
+        """Return the result of ``work``, called again after a refresh where packs vanished: a collector moved them."""
+        try:
+            return work()
+        except (FileNotFoundError, LostError):
+            self.refresh()
+            try:
+                return work()
+            except FileNotFoundError as exc:
+                raise LostError(f"{exc.filename} is gone: run pltz archive repair") from exc
+
+    def acknowledge(self, losses: Sequence[Loss] | None = None) -> list[Loss]:
+        """Record that a person knows of losses (None: all) and return them; they are not reported any more.
+
+        A look-up of a session that an acknowledged loss names still says so. Raises StoreError, WriterFailed.
+        """
+        self.refresh()
+        known = self.damage.losses()
+        chosen = known if losses is None else [loss for loss in known if loss in losses]
+        self.ledger.acknowledge(chosen)
+        return chosen

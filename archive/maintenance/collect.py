@@ -35,10 +35,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import older_versions, version_of
 from pltz.archive.encryption.key_files import MAGIC as KEYS
@@ -83,8 +84,10 @@ class Collected:
 class Collector:
     """One run of garbage collection. Several may run at once: plans are numbered, and copies do no harm."""
 
-    def __init__(self, catalog: Catalog, writer: ArchiveWriter, recoder: Recoder | None = None):
-        self.catalog, self.writer, self.recoder = catalog, writer, recoder
+    def __init__(
+        self, catalog: Catalog, writer: ArchiveWriter, indexes: IndexKeeper, recoder: Recoder | None = None
+    ) -> None:
+        self.catalog, self.writer, self.indexes, self.recoder = catalog, writer, indexes, recoder
         self._block: tuple[Location, Pack, Block] | None = None  # the last one copied from
         self._before = MAX_VALUE  # seconds since 1970; what was forgotten later is live
 
@@ -105,6 +108,14 @@ class Collector:
             FullError: there is no room to free even one pack.
             StoreError: the store failed.
         """
+        with nullcontext() if dry_run else self.catalog.store.using_reserve(COPYING):
+            done = self._run(dead_share, small, grace, dry_run)
+        if not dry_run and (done.copied or done.deleted):
+            self.indexes.try_to_write()  # the collection stands; an index can be written later
+        return done
+
+    def _run(self, dead_share: float, small: int, grace: int, dry_run: bool) -> Collected:
+        """Do the work of `run`, but for the index."""
         self.catalog.refresh()
         self._want_evidence()
         check = self.catalog.key_check

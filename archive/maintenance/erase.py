@@ -358,7 +358,7 @@ class Eraser:
     @property
     def _recoder(self) -> Recoder:
         if self.recoder is None:
-            raise UsageError("erasing a session needs the archive's codecs: use TowerArchive.erase")
+            raise UsageError("erasing a session needs the archive's codecs: erase through pltz.Archive")
         return self.recoder
 
     def _begin(self, base: DomainKeys) -> DomainKeys:

@@ -24,6 +24,7 @@ import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import Chains
+from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version, older_versions, version_of
 from pltz.archive.catalog.recent_towers import Segments
@@ -94,8 +95,10 @@ class _Run:
 class Merger:
     """One merge. Several may run at once beside writers and collectors: equal runs are equal records."""
 
-    def __init__(self, catalog: Catalog, writer: ArchiveWriter, codecs: CodecRegistry) -> None:
-        self.catalog, self.writer, self.codecs = catalog, writer, codecs
+    def __init__(
+        self, catalog: Catalog, writer: ArchiveWriter, codecs: CodecRegistry, indexes: IndexKeeper
+    ) -> None:
+        self.catalog, self.writer, self.codecs, self.indexes = catalog, writer, codecs, indexes
         self._owners: dict[bytes, bytes] = {}  # segment -> its session's key, NONE where several have it
 
     def run(
@@ -129,7 +132,10 @@ class Merger:
                 done, batch = self._commit(done, batch, dry_run), []
             if progress:
                 progress(done)
-        return self._commit(done, batch, dry_run)
+        done = self._commit(done, batch, dry_run)
+        if done.merged and not dry_run:
+            self.indexes.write_if_due()
+        return done
 
     def _want_sight(self) -> None:
         """Check that no damage is known that may hide versions. Raises ArchiveError."""

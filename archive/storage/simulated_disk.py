@@ -8,7 +8,7 @@ and file systems have been seen to do each of these.
 
     disk = SimDisk()
     disk.watch = lambda: check_all(disk.crashes())     # after every change
-    TowerArchive.create(DirectoryStore(disk), [codec]).put(...)
+    create(DirectoryStore(disk), [codec]).writer.put(...)
 
 Two more faults are simulated. `vanish` removes an object durably, as a failing disk or a wrong command does.
 Names in `hidden` are omitted from listings although the files exist, as in a store with stale listings.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.archive.writing.new_session import KINDS
+from pltz.archive.catalog.session_reader import SessionReader
 from pltz.coding.codecs.bridged import BridgedCodec
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.datasets import registry
@@ -29,6 +29,7 @@ from pltz.datasets.conversation import conversation, rendered
 from pltz.datasets.input_format import HEAD
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.session import transcript
+from pltz.models.session.session import KINDS
 from pltz.models.target.target import as_seen_by
 from pltz.plt_codec.errors import TokenizerMismatch
 
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pltz.archive.catalog.lookup import Version
-    from pltz.archive.sessions import SessionArchive
-    from pltz.archive.tower_archive import Tower
+    from pltz.archive.catalog.reader import Tower
+    from pltz.archive.opener import OpenArchive
+    from pltz.coding.codecs.bundle_codecs import BundleCodecs
     from pltz.models.target.target import Target
 
 
@@ -60,19 +62,20 @@ class TargetTokens:
 class TargetTokenReader:
     """The mapping of one archive's sessions to the ids of one target."""
 
-    def __init__(self, cold: SessionArchive, target: Target) -> None:
-        self._cold, self._target = cold, target
-        self._bridge = Bridge(target.tokenizer_json, cold.tokenizer)
+    def __init__(self, parts: OpenArchive, codecs: BundleCodecs, target: Target) -> None:
+        self._registry, self._bundle, self._tokenizer = parts.codecs, codecs.bundle, codecs.tokenizer
+        self._sessions, self._target = SessionReader(parts.reader, codecs), target
+        self._bridge = Bridge(target.tokenizer_json, codecs.tokenizer)
         self._same = self._bridge.identity  # the bundle's tokenizer is the target's own
-        self._own = {self._bridge.fingerprint} | ({cold.tokenizer.fingerprint} if self._same else set())
+        self._own = {self._bridge.fingerprint} | ({codecs.tokenizer.fingerprint} if self._same else set())
 
     def prepare(self, version: Version) -> None:
         """Let the archive decode the target's own ids in a version, where the bundle has another
         tokenizer."""
-        codecs, wanted = self._cold.archive.codecs, self._bridge.fingerprint
+        codecs, wanted = self._registry, self._bridge.fingerprint
         if self._same or version.tokenizer != wanted or wanted in [codec.tokenizer for codec in codecs]:
             return
-        codecs.register(BridgedCodec(self._cold.bundle, self._bridge, device=self._target.device.type))
+        codecs.register(BridgedCodec(self._bundle, self._bridge, device=self._target.device.type))
 
     def as_they_are(self, version: Version) -> bool:
         """Return whether `read` gives the archive's tokens themselves, all of them."""
@@ -85,8 +88,8 @@ class TargetTokenReader:
     def _may_be_log(self, tower: Tower) -> bool:
         """Return whether a tower of the bundle's tokens may be an agent's log. Most chats are none at a look."""
         kind, tokens = KINDS[tower.version.kind], tower.tokens
-        if kind == "text" and tower.version.tokenizer == self._cold.tokenizer.fingerprint:
-            head = self._cold.tokenizer.decode(tokens[:HEAD])
+        if kind == "text" and tower.version.tokenizer == self._tokenizer.fingerprint:
+            head = self._tokenizer.decode(tokens[:HEAD])
             return head.lstrip()[:1] in (b"{", b"[") or registry.of_head(head) is not None
         return kind == "chat" and bool(np.any(tokens[:1] == transcript.LIST) or np.any(tokens == transcript.MESSAGE))
 
@@ -98,7 +101,7 @@ class TargetTokenReader:
         kind, tokenizer = KINDS[tower.version.kind], tower.version.tokenizer
         ends = list(itertools.accumulate((len(tokens) for _, tokens in tower.segments), initial=0))
         own = tokenizer in self._own and tokenizer != BytesCodec.tokenizer
-        messages = None if own and not self._may_be_log(tower) else conversation(self._cold.session(tower))
+        messages = None if own and not self._may_be_log(tower) else conversation(self._sessions.session(tower))
         if messages is not None:
             ids = np.asarray(rendered(self._target, messages).value, np.int32)
             return TargetTokens(ids, [0] * len(tower.segments) + [len(ids)])
@@ -106,7 +109,7 @@ class TargetTokenReader:
             tokens = tower.tokens
             begin, end = transcript.conversation_span(tokens) if kind == "chat" else (0, len(tokens))
             return TargetTokens(tokens[begin:end].astype(np.int32), [min(max(at, begin), end) - begin for at in ends])
-        session = self._cold.session(tower)
+        session = self._sessions.session(tower)
         if kind == "ids" and not self._same:
             raise TokenizerMismatch(
                 "these ids belong to the bundle's tokenizer, and the target has another one"

@@ -43,13 +43,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pltz.archive.catalog.chain import MAX_SEGMENTS, KnownSegment
+from pltz.archive.catalog.reader import Tower
 from pltz.archive.errors import LostError
 from pltz.archive.format.context import RUN, WITHIN
-from pltz.archive.sessions import base_of
 from pltz.archive.thaw.queued_prefill import QueuedPrefill
 from pltz.archive.thaw.target_tokens import TargetTokenReader, TargetTokens
 from pltz.archive.thaw.thawed import Thawed, check_target
-from pltz.archive.tower_archive import Tower
 from pltz.kv.errors import WarmFileError
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import loss, recall_loss
@@ -68,7 +67,8 @@ if TYPE_CHECKING:
     from transformers import DynamicCache
 
     from pltz.archive.catalog.lookup import Version
-    from pltz.archive.sessions import SessionArchive
+    from pltz.archive.opener import OpenArchive
+    from pltz.coding.codecs.bundle_codecs import BundleCodecs
     from pltz.kv.calibrate.watch import Watch
     from pltz.models.target.target import Target
 
@@ -171,8 +171,8 @@ class Thawer:
     Any thread may use it.
 
     Args:
-        cold: the archive.
-            No other thread may use it while the thawer is in use.
+        parts: those of the archive. No other thread may use it while the thawer is in use.
+        codecs: the codecs made of its bundles.
         target: the model that serves.
         hot: the store in which KV is looked up and kept; None for none.
         any_target: also accept sessions that were frozen for another target.
@@ -192,7 +192,8 @@ class Thawer:
 
     def __init__(
         self,
-        cold: SessionArchive,
+        parts: OpenArchive,
+        codecs: BundleCodecs,
         target: Target,
         hot: HotStore | None = None,
         *,
@@ -204,18 +205,19 @@ class Thawer:
         refine: bool = False,
         max_age: float | None = None,
     ) -> None:
-        self._sealed = cold.archive.settings.sealed
+        self._sealed = parts.settings.sealed
         if self._sealed and hot is not None and hot.shared:
             raise UsageError(
                 "this archive is sealed, and files of a hot store are in the clear: use one without a folder"
             )
-        self.cold, self.target, self.hot = cold, target, hot
+        self._catalog, self._directory, self._towers = parts.catalog, parts.directory, parts.reader
+        self.target, self.hot = target, hot
         self._any_target, self._chunk, self._together = any_target, chunk, together
         if refine and (hot is None or not max_kl or not any(tier.codec.exact for tier in hot.memory)):
             raise UsageError("to refine needs a bound on the loss (max_kl), and a tier of memory that keeps exact KV")
         self._bound, self._max_age = Bound.of(max_kl, max_kl_recall), max_age
         self._refiner = BackgroundWorker[Thawed]("pltz-refine", REFINED) if refine else None
-        self._reader = TargetTokenReader(cold, target)
+        self._reader = TargetTokenReader(parts, codecs, target)
         self._space = b"" if hot is None else space_of(target.fingerprint, str(target.model.dtype))
         self._lock = Lock()  # over requests
         self._reading = Lock()  # an archive belongs to one thread
@@ -243,10 +245,10 @@ class Thawer:
 
         Raises the errors of `thaw`.
         """
-        with self._reading, self.cold.archive.catalog.one_look(self._max_age):
-            chosen = self.cold.archive.version(name, tenant, version)
+        with self._reading, self._catalog.one_look(self._max_age):
+            chosen = self._directory.version(name, tenant, version)
             self._reader.prepare(chosen)
-            return self._reader.read(self.cold.archive.tower(chosen)).ids
+            return self._reader.read(self._towers.tower(chosen)).ids
 
     def thaw_many(self, wanted: Sequence[Wanted]) -> list[Thawed | PltzError]:
         """Make sessions hot. Returns for each one the result of `thaw`, or the error it would raise.
@@ -288,7 +290,7 @@ class Thawer:
     def _admit_all(self, wanted: Sequence[Wanted]) -> list[_ThawRequest | PltzError]:
         """Return the request of each, or its error, all by one look at the archive."""
         try:
-            with self._reading, self.cold.archive.catalog.one_look(self._max_age):
+            with self._reading, self._catalog.one_look(self._max_age):
                 return [self._admit(one) for one in wanted]
         except PltzError as exc:  # the look failed
             return [exc for _ in wanted]
@@ -301,8 +303,8 @@ class Thawer:
         bound = bound or self._bound
         asked_at = time.perf_counter()
         try:
-            version = self.cold.archive.version(wanted.name, wanted.tenant, wanted.version)
-            began = min(v.time for v in self.cold.archive.history(wanted.name, wanted.tenant))
+            version = self._directory.version(wanted.name, wanted.tenant, wanted.version)
+            began = min(v.time for v in self._directory.sight(wanted.name, wanted.tenant).versions)
         except PltzError as exc:
             return exc
         with self._lock:
@@ -405,7 +407,7 @@ class Thawer:
             path.append(at)
             above = None if self.hot is None or self._sealed else self.hot.parent(self._space, at)
             if above is None:
-                item = self.cold.archive.record(at)
+                item = self._towers.record(at)
                 above = item.record.parent
                 request.exact = request.exact and not item.context.mode & (RUN | WITHIN)
             at = above
@@ -435,7 +437,7 @@ class Thawer:
         if not self._reader.as_they_are(request.version):
             return None
         with suppress(PltzError):
-            count = sum(self.cold.archive.record(segment).record.tokens for segment in request.path)
+            count = sum(self._towers.record(segment).record.tokens for segment in request.path)
             most = min(self._chunk or count, self.target.max_positions or count)
             return QueuedPrefill(self.target, count, self._watch(count)) if 0 < count <= most else None
         return None
@@ -457,7 +459,7 @@ class Thawer:
         If one is lost, decode one by one to learn which.
         """
         try:
-            towers = self.cold.archive.towers([r.version for r in batch], self._known(batch), queued)
+            towers = self._towers.towers([r.version for r in batch], self._known(batch), queued)
         except PltzError as exc:
             if len(batch) == 1:
                 batch[0].end(exc)
@@ -473,7 +475,7 @@ class Thawer:
         """Count the segments that tenants share. Those of a hot request were pinned when they came."""
         assert request.tower is not None
         if self.hot is not None and not len(request.lease):
-            request.shared, _ = base_of(self.cold.archive, request.tower)
+            request.shared, _ = self._towers.base_of(request.tower)
 
     def _known(self, batch: list[_ThawRequest]) -> dict[bytes, KnownSegment]:
         """Return the archive's tokens for the hot segments of a batch."""

@@ -14,11 +14,10 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import MAX_NAME
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.models.session.session import KINDS
 from pltz.plt_codec.errors import ContentError, LimitError, UsageError
 from pltz.plt_codec.identity import SIZE
 from pltz.plt_codec.limits import MAX_TOKENS
-
-KINDS = ("chat", "text", "ids")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.history import MAX_FLOOR
+from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers
@@ -67,15 +68,39 @@ class ArchiveWriter:
         self.neighbours = NeighbourEncoder(catalog, codecs, self.proved)
         self.logs = LogNeighbours(self.neighbours, catalog.keys)
         self._publisher = Publisher(catalog, self.proved, parity)
+        self._indexes = IndexKeeper(catalog)
 
-    def put(self, sessions: Sequence[NewSession], *, dry_run: bool = False) -> list[CommitReceipt]:
-        """Freeze sessions and return a receipt for each, once all are durable. See `TowerArchive.put`.
+    def put(
+        self,
+        sessions: Sequence[NewSession],
+        *,
+        dry_run: bool = False,
+        expect: Expect | None = None,
+        refresh: bool = True,
+    ) -> list[CommitReceipt]:
+        """Freeze sessions in one commit; on return they are durable and were decoded and compared.
 
-        ``dry_run``: encode and write nothing; the receipts say what a put would store.
+        Args:
+            dry_run: encode and store nothing; the receipts say what a put would store.
+            expect: called with the expected seconds before many tokens are coded.
+            refresh: read the changes of others first; False for a caller that has just done so.
 
-        Raises ArchiveError, ContentError, CorruptError, Fenced, FullError, LimitError, StoreError,
-        UsageError, WriterFailed.
+        Raises:
+            ContentError, LimitError, UsageError: a session cannot be stored; nothing was written.
+            StoreError: the disk is full or refuses; the archive is as it was.
+            WriterFailed: a sync failed; nothing was acknowledged, and this writer writes no more.
+            Fenced: plans or keys changed meanwhile; nothing was acknowledged, put again.
+            ArchiveError, CorruptError: what it would rely on is damaged.
         """
+        if refresh:
+            self.catalog.refresh()
+        self.expect = expect
+        receipts = self._put_beside_collectors(sessions, dry_run)
+        self._indexes.write_if_due()
+        return receipts
+
+    def _put_beside_collectors(self, sessions: Sequence[NewSession], dry_run: bool) -> list[CommitReceipt]:
+        """Put sessions, and again where a collector moved what they rely on."""
         with _no_sweeps():
             try:
                 return self._put(sessions, dry_run)

@@ -377,17 +377,17 @@ def _no_fate() -> Any:
 
 
 def _init(world: Any) -> None:
-    from pltz.archive.tower_archive import TowerArchive
+    from pltz.archive import opener
 
     for place in ("main", "copy"):
-        TowerArchive.create(world.place(place), [], key=world.key(place))
+        opener.create(world.place(place), key=world.key(place))
 
 
 def _forget(world: Any, place: str, halves: list[tuple[tuple[str, str], str]]) -> None:
     """Forget versions that are neither acknowledged nor whole, as FORMAT.md says."""
     archive = world.open_plain(place)
     for (tenant, name), version in halves:
-        archive.forget([v for v in archive.history(name, tenant) if v.id.hex() == version])
+        archive.marker.forget([v for v in archive.directory.sight(name, tenant).versions if v.id.hex() == version])
 
 
 def _drop_pack(place: Path) -> None:

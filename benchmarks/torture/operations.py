@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from pltz.archive import opener
+from pltz.archive.archive import Archive
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.copy import copy
 from pltz.archive.encryption.keyring import Keyring
@@ -30,12 +32,12 @@ from pltz.archive.format.object_names import PACKS, packs_among
 from pltz.archive.format.object_names import pack as pack_name
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.sessions import PutRequest, SessionArchive, codecs_of
 from pltz.archive.storage.store import open_store
-from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.put_request import PutRequest
 from pltz.benchmarks.torture.child import Line, Voice
 from pltz.benchmarks.torture.record import AcknowledgedRecord, Key, KnownSession, Seen, digest_of
+from pltz.coding.codecs.bundle_codecs import codecs_of
 from pltz.coding.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.coding.codecs.modes import ALONE
 from pltz.models.bundle.bundle import Bundle
@@ -91,15 +93,18 @@ class World:
         """Return the key of an archive, or None for one that is not sealed."""
         return KEY if self.sealed == (name == "main") else None
 
-    def open(self, name: str) -> SessionArchive:
+    def open(self, name: str) -> Archive:
         """Open an archive with the bundle, to put chats and to read everything."""
-        archive = TowerArchive.open(self.place(name), self.codecs, key=self.key(name))
-        archive.neighbours = True
-        return SessionArchive(archive, [self.bundle])
+        opened = opener.open_at(self.place(name), self.codecs, key=self.key(name))
+        return Archive(opened, bundle=self.bundle, neighbours=True)
 
-    def open_plain(self, name: str) -> TowerArchive:
+    def open_plain(self, name: str) -> opener.OpenArchive:
         """Open an archive so that texts are put as bytes without the model."""
-        return TowerArchive.open(self.place(name), [BytesCodec(), *self.codecs], key=self.key(name))
+        return opener.open_at(self.place(name), [BytesCodec(), *self.codecs], key=self.key(name))
+
+    def open_to_maintain(self, name: str) -> Archive:
+        """Open an archive with its key, for work that codes nothing. The bundle is there if it codes after all."""
+        return Archive(opener.open_at(self.place(name), self.codecs, key=self.key(name)), bundle=self.bundle)
 
 
 @dataclass
@@ -262,7 +267,7 @@ class Texts(Operation):
             if world.fault == "early-put":
                 for put in commit:
                     voice.ack(key=put.key, digest=put.digest)
-            receipts = archive.put([_new_session(put) for put in commit])
+            receipts = archive.writer.put([_new_session(put) for put in commit])
             for put, receipt in zip(commit, receipts, strict=True):
                 if world.fault != "early-put":
                     voice.ack(key=put.key, digest=put.digest, version=receipt.id.hex())
@@ -298,7 +303,7 @@ class Chats(Texts):
         voice.begin()
         for commit in self.commits:
             items = [PutRequest(p.key[1], _chat(p.parts), p.key[0], p.tags, base=p.base or None) for p in commit]
-            for put, stored in zip(commit, sessions.put(items), strict=True):
+            for put, stored in zip(commit, sessions.put_many(items), strict=True):
                 voice.ack(key=put.key, digest=put.digest, version=stored.id.hex())
 
 
@@ -328,12 +333,13 @@ class Twins(Texts):
         voice.begin()
         with ThreadPoolExecutor(len(archives)) as pool:
             done = [
-                (put, pool.submit(archive.put, [_new_session(put)]))
+                (put, pool.submit(archive.writer.put, [_new_session(put)]))
                 for archive, [put] in zip(archives, self.commits, strict=True)
             ]
             for put, receipts in done:
                 [receipt] = receipts.result()
-                [version] = [v for v in archives[0].history(put.key[1], put.key[0]) if v.id == receipt.id]
+                there = archives[0].directory.sight(put.key[1], put.key[0]).versions
+                [version] = [v for v in there if v.id == receipt.id]
                 place = [version.version, version.time, version.leaf.hex()]
                 voice.ack(key=put.key, digest=put.digest, version=receipt.id.hex(), place=place)
 
@@ -379,12 +385,12 @@ class Forget(Operation):
     def work(self, world: World, voice: Voice) -> None:
         archive = world.open_plain("main")
         voice.begin()
-        archive.forget([v for found in self._versions(archive) for v in found])
+        archive.marker.forget([v for found in self._versions(archive) for v in found])
         voice.ack(forgotten=True)
 
-    def _versions(self, archive: TowerArchive) -> Iterable[list[Version]]:
+    def _versions(self, archive: opener.OpenArchive) -> Iterable[list[Version]]:
         for (tenant, name), wanted in self.chosen.items():
-            found = [v for v in archive.history(name, tenant) if v.id.hex() in wanted]
+            found = [v for v in archive.directory.sight(name, tenant).versions if v.id.hex() in wanted]
             if len(found) != len(wanted):
                 raise NotFound(f"versions of {name!r} of tenant {tenant!r} are gone")
             yield found
@@ -421,7 +427,7 @@ class Undelete(Forget):
     def work(self, world: World, voice: Voice) -> None:
         archive = world.open_plain("main")
         voice.begin()
-        archive.undelete([v for found in self._versions(archive) for v in found])
+        archive.marker.undelete([v for found in self._versions(archive) for v in found])
         voice.ack(forgotten=False)
 
 
@@ -461,11 +467,11 @@ class Erase(Operation):
         return self.keys
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = TowerArchive.open(world.place("main"), [], key=KEY)
+        archive = world.open_to_maintain("main")
         voice.begin()
         tenant, name = self.keys[0]
         if world.fault != "early-erase":
-            archive.erase(tenant, name)
+            archive.erase(name, tenant=tenant)
         voice.ack(erased=True)
 
     def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
@@ -499,9 +505,9 @@ class EraseTenant(Erase):
         return self.tenant
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = TowerArchive.open(world.place("main"), [], key=KEY)
+        archive = world.open_to_maintain("main")
         voice.begin()
-        archive.erase(self.tenant, bases=self.bases)
+        archive.erase(tenant=self.tenant, everything=True, bases=self.bases)
         voice.ack(erased=True)
 
 
@@ -522,9 +528,9 @@ class EraseBase(Operation):
         return self.base
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = TowerArchive.open(world.place("main"), [], key=KEY)
+        archive = world.open_to_maintain("main")
         voice.begin()
-        archive.erase_base(self.base)
+        archive.erase(base=self.base)
         voice.ack(erased=True)
 
     def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
@@ -559,7 +565,7 @@ class Collect(Upkeep):
     )
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = TowerArchive.open(world.place(self.place), [], key=world.key(self.place))
+        archive = world.open_to_maintain(self.place)
         small = 16 << 20 if self.number < 0.7 else 4096  # bytes
         voice.begin()
         done = archive.collect(grace=0, small=small)
@@ -598,9 +604,9 @@ class Rebuild(Upkeep):
     kind = "rebuild"
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = TowerArchive.open(world.place(self.place), [], key=world.key(self.place))
+        archive = world.open_to_maintain(self.place)
         voice.begin()
-        archive.rebuild()
+        archive.parts.indexes.rebuild()
         voice.ack()
 
 
@@ -611,7 +617,7 @@ class MergeSessions(Upkeep):
     allowed = r"Fenced: |ArchiveError: a collector keeps moving"
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = world.open(self.place).archive
+        archive = world.open(self.place)
         voice.begin()
         voice.ack(merged=archive.merge(cold=0).merged)
 
@@ -623,7 +629,7 @@ class Cluster(Upkeep):
     allowed = r"Fenced: |ArchiveError: a collector keeps moving"
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = world.open(self.place).archive
+        archive = world.open(self.place)
         voice.begin()
         voice.ack(tenants=archive.cluster(medoids=8).tenants)
 
@@ -634,9 +640,9 @@ class Merge(Upkeep):
     kind = "merge indexes"
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = TowerArchive.open(world.place(self.place), [], key=world.key(self.place))
+        archive = world.open_to_maintain(self.place)
         voice.begin()
-        archive.write_index(everything=self.number < 0.5)
+        archive.parts.indexes.write(everything=self.number < 0.5)
         voice.ack()
 
 
@@ -646,7 +652,7 @@ class VerifyArchive(Upkeep):
     kind = "verify"
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = world.open(self.place).archive
+        archive = world.open(self.place)
         voice.begin()
         report = archive.verify(decode=self.number < 0.5)
         voice.ack(
@@ -726,7 +732,8 @@ class CopyArchive(Operation):
         source, to = (world.open_plain(place) for place in ("main", "copy"))
         versions: list[Version] = []
         for (tenant, name), wanted in self.chosen.items():
-            versions += [v for v in source.history(name, tenant) if v.id.hex() in wanted and not v.forgotten]
+            there = source.directory.sight(name, tenant).versions
+            versions += [v for v in there if v.id.hex() in wanted and not v.forgotten]
         voice.begin()
         for done in copy(source, versions, to):
             voice.ack(key=(done.version.tenant, done.version.name), version=done.version.id.hex())
@@ -895,8 +902,7 @@ class Nightly(Operation):
 
 def look(world: World, place: str, keys: list[Key], token: str | None, voice: Voice) -> None:
     """Read all of an archive at rest, in a child, and report its contents. ``token``: that of the last look."""
-    sessions = world.open(place)
-    archive = sessions.archive
+    archive = world.open(place)
     voice.begin()
     report = archive.verify(decode=True, expect=token)
     voice.tell({"token": report.token})
@@ -912,8 +918,8 @@ def look(world: World, place: str, keys: list[Key], token: str | None, voice: Vo
     }
     voice.tell({"report": counts})
     digests: dict[str, str] = {}
-    for versions in _batches(archive.ls(forgotten=True, history=True)):
-        for v, content in zip(versions, _contents(sessions, versions), strict=True):
+    for versions in _batches(archive.directory.ls(forgotten=True, history=True)):
+        for v, content in zip(versions, _contents(archive, versions), strict=True):
             digest = error = ""
             if isinstance(content, PltzError):
                 error = _named(content)
@@ -924,8 +930,8 @@ def look(world: World, place: str, keys: list[Key], token: str | None, voice: Vo
     for key in keys:
         voice.tell({"get": [key, _last(archive, key, digests)]})
     for key in keys[-GETS:]:
-        voice.tell({"get": [key, _got(sessions, key)]})
-    voice.tell({"opened": sorted(_opened(archive))})
+        voice.tell({"get": [key, _got(archive, key)]})
+    voice.tell({"opened": sorted(_opened(archive.parts))})
 
 
 def _batches(versions: Iterable[Version]) -> Iterator[list[Version]]:
@@ -934,23 +940,23 @@ def _batches(versions: Iterable[Version]) -> Iterator[list[Version]]:
         yield batch
 
 
-def _contents(sessions: SessionArchive, versions: list[Version]) -> Iterator[Content | PltzError]:
+def _contents(archive: Archive, versions: list[Version]) -> Iterator[Content | PltzError]:
     """Yield the content of versions, decoded in one batch, or one by one where one of them fails."""
     try:
-        yield from list(map(sessions.session, sessions.archive.towers(versions)))
+        yield from list(map(archive.sessions.session, archive.parts.reader.towers(versions)))
     except PltzError:
         for version in versions:
             try:
-                yield sessions.read(version)
+                yield archive.sessions.read(version)
             except PltzError as exc:
                 yield exc
 
 
-def _last(archive: TowerArchive, key: Key, digests: dict[str, str]) -> str | None:
+def _last(archive: Archive, key: Key, digests: dict[str, str]) -> str | None:
     """Return the digest of the version that a get would read, None where there is none, or else the error."""
     tenant, name = key
     try:
-        version = archive.version(name, tenant).id.hex()
+        version = archive.directory.version(name, tenant).id.hex()
     except NotFound:
         return None
     except PltzError as exc:
@@ -985,7 +991,7 @@ def heard(seen: Seen, line: Line) -> None:
             seen.opened |= set(value)
 
 
-def _opened(archive: TowerArchive) -> set[str]:
+def _opened(archive: opener.OpenArchive) -> set[str]:
     """Return the marks in all records of a sealed archive that can be opened, read from the raw packs. Marks
     stand in tags and in texts of plain bytes."""
     keys, marks = archive.keys, set[bytes]()
@@ -1011,12 +1017,12 @@ def _opened(archive: TowerArchive) -> set[str]:
     return {mark.decode() for mark in marks}
 
 
-def _got(sessions: SessionArchive, key: Key) -> str | None:
+def _got(archive: Archive, key: Key) -> str | None:
     """Return the digest of what a get gives, None where there is no such session, or else the error."""
     tenant, name = key
     try:
-        tower = sessions.archive.get(name, tenant)
-        return _digest(sessions.session(tower), tower.version.tags)
+        found = archive.get(name, tenant=tenant)
+        return _digest(found.session, found.tags)
     except NotFound:
         return None
     except PltzError as exc:

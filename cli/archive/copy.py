@@ -59,14 +59,16 @@ def copy(
     from pltz.archive.copy import copy as transfer
 
     source, other = (recoding.open(one, perhaps_sealed=True) for one in (place, to))
-    if source.tower.settings.archive == other.tower.settings.archive:
+    if source.parts.settings.archive == other.parts.settings.archive:
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
-    other.tower.neighbours = neighbours
+    for one in (source, other):
+        one.codecs  # noqa: B018  (loads the bundle)
+    other.parts.use_neighbours(neighbours)
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))
     copied = there = erased = 0
     say_if_interrupted("interrupted: the versions printed above are in TO; run copy again for the others")
     with Progress("copy", unit="versions", total=len(chosen), shown=wanted(recoding.progress)) as bar:
-        for done in transfer(source.sessions.archive, chosen, other.sessions.archive, dry_run=recoding.dry_run):
+        for done in transfer(source.parts, chosen, other.parts, dry_run=recoding.dry_run):
             there += done.there
             erased += done.erased
             copied += not (done.there or done.erased)
@@ -77,7 +79,7 @@ def copy(
         verb = "would be copied" if recoding.dry_run else "copied, read back and compared"
         click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}{gone}", err=True)
     if not names:
-        source.tower.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
+        source.directory.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
 
 
 def _show(done: "Copied", recoding: Recoding) -> None:

@@ -73,7 +73,7 @@ def forget(
             versions = cold.forget(names, tenant=owner, version=number, tags=tags_of(tags), dry_run=dry_run)
     _show_all(versions, "forgotten", "forget", dry_run, as_json)
     if policy is not None:
-        cold.tower.want_whole(f"{'would forget' if dry_run else 'forgot'} {counted(len(versions), 'version')}")
+        cold.directory.want_whole(f"{'would forget' if dry_run else 'forgot'} {counted(len(versions), 'version')}")
 
 
 def policy_of(
@@ -145,8 +145,7 @@ def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
     from pltz.archive.retention import seconds
 
     wait = seconds(grace)
-    tower = open_archive(place).tower
-    done = dataclasses.asdict(tower.collect(grace=wait, dry_run=dry_run))
+    done = dataclasses.asdict(open_archive(place).collect(grace=wait, dry_run=dry_run))
     may = "would be " if dry_run else ""
     text = (
         f"{counted(done['deleted'], 'pack')} {may}deleted ({size(max(done['freed'], 0))} freed, "

@@ -76,7 +76,7 @@ def get(
         log = len(sessions) == 1 and not NUMBERED.fullmatch(whole[0]) and is_log(sessions[0])
         form = "agent-log" if log else form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)
-    histories = cold.tower.catalog.histories
+    histories = cold.parts.catalog.histories
     blind = set[bytes]().union(*(histories.of(tenant, name).blind for name in names if number is None))
     if blind:
         click.echo(
@@ -155,7 +155,7 @@ def export(
     elif output != "-":
         destination.report(f"{output}: {counted(len(chosen), 'session')}")
     if not names:
-        cold.tower.want_whole(f"wrote {counted(len(chosen), 'session')}", tenant)
+        cold.directory.want_whole(f"wrote {counted(len(chosen), 'session')}", tenant)
 
 
 def _sessions(cold: "Archive", chosen: "list[Version]", bar: Progress) -> "Iterator[Session]":
@@ -194,7 +194,7 @@ def _as_pltz(
 ) -> bytes:
     from pltz.coding.codecs.codec import BytesCodec
 
-    if any(v.tokenizer not in (cold.sessions.tokenizer.fingerprint, BytesCodec.tokenizer) for v in chosen):
+    if any(v.tokenizer not in (cold.codecs.tokenizer.fingerprint, BytesCodec.tokenizer) for v in chosen):
         raise UsageError(
             "some of these ids belong to another tokenizer than the bundle's: export them as JSONL"
         )

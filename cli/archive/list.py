@@ -146,7 +146,7 @@ def _show_all(
     named = _fields(template)
     sizes = VersionSizes(cold) if long or turns or named & {*SIZES, "method"} else None
     counted_turns = Turns(cold) if turns or "turns" in named else None
-    now = cold.tower.store.now()
+    now = cold.parts.store.now()
     rows = []
     for version in versions:
         record = facts(version) | {"age": max(0, now - version.time)}
@@ -209,7 +209,7 @@ class Turns:
 
     def __init__(self, cold: "Archive") -> None:
         self._sessions = cold.sessions
-        self._versions = {version.id: version for version in cold.tower.ls(forgotten=True, history=True)}
+        self._versions = {version.id: version for version in cold.directory.ls(forgotten=True, history=True)}
 
     def of(self, version: "SessionVersion") -> int | None:
         """Return the number of messages of a version, None where it is no chat or damage hides it."""
@@ -247,10 +247,12 @@ def stat(
     as_json: bool,
 ) -> None:
     """Count the contents of the archive: sessions, versions, tokens, bytes, and what sharing of segments saved."""
+    from pltz.archive.catalog.stat import disk_bytes
+
     cold = open_archive(place, bundles, tokenizers=tokenizers)
     parts = dataclasses.asdict(cold.stat())
     parts["archive"] = parts["archive"].hex()
-    found = parts | {"disk_bytes": cold.tower.disk_bytes()} | _totals(cold)
+    found = parts | {"disk_bytes": disk_bytes(cold.parts.store)} | _totals(cold)
     if content:
         found |= _content(cold, found)
     if as_json:
@@ -282,7 +284,7 @@ def _content(cold: "Archive", found: dict[str, Any]) -> dict[str, Any]:
     """Return the content bytes of the last versions, and their ratio to all bytes on disk."""
     from pltz.models.session.session import content_bytes
 
-    chosen = list(cold.tower.ls())
+    chosen = list(cold.directory.ls())
     total = 0
     with Progress("decode", unit="sessions", total=len(chosen), shown=wanted(None)) as bar:
         for version in chosen:
@@ -320,18 +322,18 @@ def _warn(cold: "Archive", tenant: str | None = None) -> int:
     from pltz.archive.encryption.keys import LockedArchive
     from pltz.archive.errors import ArchiveError
 
-    if isinstance(cold.tower.keys, LockedArchive):
+    if isinstance(cold.parts.keys, LockedArchive):
         click.echo(
             "warning: the archive is sealed, so names and tenants are shown as ids, and tags are not: give its key "
             "with --key-file, --key-command, --passphrase-env or --passphrase",
             err=True,
         )
     try:
-        cold.tower.want_whole("listed what is there", tenant)
+        cold.directory.want_whole("listed what is there", tenant)
     except ArchiveError as exc:
         click.echo(f"warning: {exc}", err=True)
         return exc.exit_code
-    if problems := cold.tower.problems:
+    if problems := cold.parts.catalog.damage.problems:
         click.echo(
             f"warning: {counted(len(problems), 'damaged part')}, so sessions may be missing here: "
             "run pltz archive verify",

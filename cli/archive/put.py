@@ -26,7 +26,7 @@ from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
-    from pltz.archive.sessions import PutReceipt, PutRequest
+    from pltz.archive.writing.put_request import PutReceipt, PutRequest
     from pltz.datasets.session_columns import RowName
     from pltz.models.session.session import Session
     from pltz.models.target.target import Target
@@ -58,13 +58,13 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     encrypted, and sessions, tenants and shared base prompts can be erased for good. Keep the key: without it nothing in
     the archive can ever be read again.
     """
+    from pltz.archive import opener
     from pltz.archive.format.parity import SHARE, SHARED
-    from pltz.archive.tower_archive import TowerArchive
 
     shares = (SHARE, SHARED) if parity is None else (round(10 * parity), SHARED if parity else 0)
     want_own_folder(place)
     key = secret(confirm=True)
-    made = TowerArchive.create(place, [], key=key, parity=shares)
+    made = opener.create(place, key=key, parity=shares)
     identity = made.settings.archive.hex()
     kind = "sealed" if key else "open"
     facts = {"archive": identity, "place": place, "sealed": key is not None, "parity": list(shares)}
@@ -300,7 +300,7 @@ class SessionNames:
         Raises UsageError where --name meets a second session, or two files give one name. Raises ContentError where the
         key is missing.
         """
-        from pltz.archive.sessions import PutRequest
+        from pltz.archive.writing.put_request import PutRequest
 
         if self.name is None and self.key is None:
             source.heads = heads_of(source.paths)

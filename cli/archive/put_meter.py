@@ -17,7 +17,7 @@ from pltz.cli.ui.output import printable, say_if_interrupted
 from pltz.cli.ui.progress import ExpectedTime, Progress
 
 if TYPE_CHECKING:
-    from pltz.archive.sessions import PutReceipt, PutRequest
+    from pltz.archive.writing.put_request import PutReceipt, PutRequest
     from pltz.plt_codec.errors import PltzError
 
 TOLD_COMMITS = 3  # commits of new sessions after which the time of the rest is said

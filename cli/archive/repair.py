@@ -58,8 +58,8 @@ def repair(
         _acknowledge(place, dry_run, as_json)
         return
     from pltz.archive.maintenance.repair import Repairer
+    from pltz.archive.opener import open_keys
     from pltz.archive.storage.store import open_store
-    from pltz.archive.tower_archive import open_keys
 
     key = secret()
     store = open_store(place)
@@ -74,8 +74,8 @@ def _acknowledge(place: str, dry_run: bool, as_json: bool) -> None:
     """Record that the user knows of the losses recorded so far, and print them."""
     from pltz.archive.catalog.ledger import as_text as words
 
-    tower = shared.open_archive(place).tower
-    losses = tower.losses() if dry_run else tower.acknowledge()
+    catalog = shared.open_archive(place).parts.catalog
+    losses = catalog.damage.losses() if dry_run else catalog.acknowledge()
     if as_json:
         rows = [
             {

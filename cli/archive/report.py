@@ -49,11 +49,11 @@ def report(
 
     destination = Output(output, force=force, binary=False)
     cold = open_archive(place, bundles, tokenizers=tokenizers)
-    total = sum(1 for _ in cold.tower.ls()) if content else None
+    total = sum(1 for _ in cold.directory.ls()) if content else None
     with Progress("decode" if content else "read", unit="sessions", total=total, shown=wanted(progress)) as bar:
         destination.write([archive_page(cold, place, content=content, seen=lambda: bar.add(1))])
     if as_json:
         destination.report(json.dumps({"page": output}))
     elif output != "-":
         destination.report(f"{output}: the page of {place}")
-    cold.tower.want_whole("wrote the page")
+    cold.directory.want_whole("wrote the page")

@@ -107,7 +107,7 @@ def restore(
     text = f"{printable(output)}: {counted(sessions, 'session')} in {counted(len(files), 'file')}"
     write_text(json.dumps(found) if as_json else text)
     if not names:
-        cold.tower.want_whole(f"wrote {counted(sessions, 'session')}", tenant)
+        cold.directory.want_whole(f"wrote {counted(sessions, 'session')}", tenant)
 
 
 def _sessions(cold: "Archive", files: "list[StoredFile]", bar: Progress) -> "Iterator[Session]":

@@ -153,7 +153,7 @@ def open_archive(
     key: KeyWords = {}
     if key_is_named():
         found = Archive.open(place)  # refuse a missing archive before a passphrase is asked for
-        key = key_words() if found.tower.settings.sealed or not perhaps_sealed else {}
+        key = key_words() if found.parts.settings.sealed or not perhaps_sealed else {}
     return Archive.open(
         place,
         bundle=[*bundles] or None,
@@ -213,17 +213,17 @@ def choose(
     from pltz.archive.errors import NotFound
 
     wanted, met = set(names), set[tuple[str, str]]()
-    for version in archive.tower.ls(tenant, history=history):
+    for version in archive.directory.ls(tenant, history=history):
         if wanted and version.name not in wanted:
             continue
         if wanted and (version.tenant, version.name) not in met:
             met.add((version.tenant, version.name))
-            known = archive.tower.catalog.histories.of(version.tenant, version.name)
+            known = archive.parts.catalog.histories.of(version.tenant, version.name)
             (known.want_named if history else known.want_newest)()
         if tags.items() <= version.tags.items():
             yield version
     if missing := sorted(wanted - {name for _, name in met}):
-        archive.tower.want_whole(f"found no session {missing[0]!r}", tenant)
+        archive.directory.want_whole(f"found no session {missing[0]!r}", tenant)
         raise NotFound(f"no session {missing[0]!r} in this archive")
 
 
@@ -240,10 +240,10 @@ def full_names(cold: "Archive", names: Iterable[str], tenant: str, number: int |
     from pltz.archive.errors import ArchiveError, Erased, NotFound
 
     found = []
-    cold.tower.catalog.refresh()
+    cold.parts.catalog.refresh()
     for name in names:
         try:
-            cold.tower.version(name, tenant, number)
+            cold.directory.version(name, tenant, number)
         except NotFound as error:
             known = set[str]()
             with suppress(ArchiveError):  # damage may hide sessions: none is guessed, and `error` stays the answer

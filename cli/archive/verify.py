@@ -89,7 +89,7 @@ def verify(
     if state is not None and fraction < 1:
         raise UsageError("--state covers all packs: leave --fraction out")
     cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
-    file = None if state is None else VerifyState(state, cold.tower.settings.archive, decode)
+    file = None if state is None else VerifyState(state, cold.parts.settings.archive, decode)
     before = file.load() if file else None
     seen = before.packs if before else 0
     left = cold.stat().packs - seen if fraction == 1 else None

@@ -21,16 +21,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pltz.archive import opener
 from pltz.archive.archive import Archive
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.stat import stat_of
 from pltz.archive.child_python import command, environment, safe_path
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex
 from pltz.archive.format.pack import MAX_SIZE
-from pltz.archive.sessions import PutRequest
-from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.maintenance.collect import Collector
+from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.put_request import PutRequest
 from pltz.coding.codecs.codec import NO_MARK, Coded, Plain
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.transcript import to_tokens_many
@@ -105,7 +109,7 @@ def put(folder: Path, sessions: int, writers: int, key: Secret | None = None) ->
     ``key``: secret of a sealed archive, None for one without encryption.
     """
     place = folder / f"put-{writers}"
-    TowerArchive.create(place, [ReadyCodec()], key=key)
+    opener.create(place, [ReadyCodec()], key=key)
     share = -(-sessions // writers)
     context = multiprocessing.get_context("spawn")
     with safe_path(), context.Pool(writers) as pool:
@@ -130,14 +134,14 @@ def _write(place: Path, sessions: int, who: int, key: Secret | None) -> dict[str
     codec = ReadyCodec(who)
     prompts = [codec.make(*PROMPT) for _ in range(PROMPTS)]
     codec.keep()
-    archive = TowerArchive.open(place, [codec], key=key)
+    archive = opener.open_at(place, [codec], key=key)
     wall = cpu = 0.0
     total = names = 0
     for begin in range(0, sessions, COMMIT):
         batch = list(_sessions(codec, prompts, f"{who}-", begin, min(COMMIT, sessions - begin)))
         codec_bytes = [LONG[1] if n % 2 else SHORT[1] for n in range(len(batch))]
         start, spent = time.perf_counter(), time.process_time()
-        receipts = archive.put(batch)
+        receipts = archive.writer.put(batch)
         wall, cpu = wall + time.perf_counter() - start, cpu + time.process_time() - spent
         assert len(receipts) == len(batch)
         total, names = total + sum(codec_bytes), names + sum(len(s.name) for s in batch)
@@ -180,17 +184,17 @@ def _append(folder: Path, sessions: int) -> float:
 
 def overhead(place: Path, figures: dict[str, Any], key: Secret | None = None) -> dict[str, Any]:
     """Return the bytes per session beside bitstrings and names, after one index over all, and after collection too."""
-    archive = TowerArchive.open(place, [ReadyCodec()], key=key)
-    archive.write_index()
+    archive = opener.open_at(place, [ReadyCodec()], key=key)
+    archive.indexes.write()
     before = _overhead(archive, figures)
     for _ in range(2):  # condemn, then delete
-        archive.collect(small=MAX_SIZE)
-    archive.write_index()
+        Collector(archive.catalog, archive.writer, archive.indexes).run(small=MAX_SIZE)
+    archive.indexes.write()
     return {**before, "collected": _overhead(archive, figures)}
 
 
-def _overhead(archive: TowerArchive, figures: dict[str, Any]) -> dict[str, Any]:
-    stat = archive.stat()
+def _overhead(archive: opener.OpenArchive, figures: dict[str, Any]) -> dict[str, Any]:
+    stat = stat_of(archive.catalog, archive.settings.archive)
     n = figures["sessions"]
     packs = (stat.pack_bytes - figures["bitstring_bytes"] - figures["name_bytes"]) / n
     return {
@@ -204,7 +208,7 @@ def _overhead(archive: TowerArchive, figures: dict[str, Any]) -> dict[str, Any]:
 
 def reading(place: Path, key: Secret | None = None) -> dict[str, Any]:
     """Measure warm lookups of records through the index, and verify next to reading and hashing the same bytes."""
-    archive = TowerArchive.open(place, [ReadyCodec()], key=key)
+    archive = opener.open_at(place, [ReadyCodec()], key=key)
     catalog = archive.catalog
     keys, numbers, offsets = next(iter(catalog.listing.indexes.values())).columns(SEGMENTS)
     names = next(iter(catalog.listing.indexes.values())).names
@@ -217,7 +221,7 @@ def reading(place: Path, key: Secret | None = None) -> dict[str, Any]:
     found = _spans(lambda i: catalog.lookup.find(SEGMENTS, i), ids)
     absent = _spans(lambda i: catalog.lookup.find(SEGMENTS, i), [os.urandom(SIZE) for _ in range(LOOKUPS)])
     start = time.perf_counter()
-    report = archive.verify()
+    report = Verifier(Catalog(archive.store, archive.keys), archive.codecs, archive.settings).run()
     spent = time.perf_counter() - start
     size = sum(catalog.listing.packs.values())
     read, hashed = _rates(place / "packs")
@@ -411,8 +415,8 @@ def _grown(
 def _collected(place: Path, archive: Archive, sessions: Sequence[npt.NDArray[np.int32]]) -> tuple[int, float]:
     """Collect an archive; return its bytes, and the seconds to read its sessions back. Raises ModelError."""
     for _ in range(2):  # condemn, then delete
-        archive.tower.collect()
-    archive.tower.write_index()
+        archive.collect()
+    archive.parts.indexes.write()
     start = time.perf_counter()
     back = [archive.get(str(n)).ids for n in range(len(sessions))]
     read = time.perf_counter() - start
@@ -440,7 +444,7 @@ def _grow(place: Path, steps: Sequence[int], prompts: int | None) -> Iterator[di
     platform = codec.make(*PROMPT)
     shared = [codec.make(*PROMPT) for _ in range(prompts or 0)]
     codec.keep()
-    archive = TowerArchive.create(place, [codec])
+    archive = opener.create(place, [codec])
     count = 0
     for step in steps:
         while count < step:
@@ -453,11 +457,11 @@ def _grow(place: Path, steps: Sequence[int], prompts: int | None) -> Iterator[di
                 else:
                     tokens, size = (2 * p + s for p, s in zip(PROMPT, SHORT, strict=True))
                     batch.append(NewSession(f"s{n}", [codec.make(tokens, size)], "acme"))
-            archive.put(batch)
+            archive.writer.put(batch)
             count += len(batch)
             codec.drop()
-        archive.write_index()
-        stat = archive.stat()
+        archive.indexes.write()
+        stat = stat_of(archive.catalog, archive.settings.archive)
         size = stat.pack_bytes + stat.index_bytes
         yield {
             "prompts": prompts,

@@ -21,11 +21,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pltz.archive import opener
 from pltz.archive.archive import Archive
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.object_names import PARITY
-from pltz.archive.sessions import PutRequest
-from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.writing.put_request import PutRequest
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ModelError
 
@@ -71,9 +71,9 @@ def by_archive(
     with tempfile.TemporaryDirectory(prefix="pltz-bench-") as folder:
         place = Path(folder)
         key = Secret(os.urandom(32), 0) if way == SEALED else None
-        tower = TowerArchive.create(place, [], key=key)
+        opened = opener.create(place, key=key)
         bundle: Any = codec.bundle
-        cold = Archive(tower, bundle=bundle, device=device, threads=threads, neighbours=neighbours)
+        cold = Archive(opened, bundle=bundle, device=device, threads=threads, neighbours=neighbours)
         others = tenant.sessions[: tenant.first]
         list(cold.put_many(PutRequest(f"other {n}", one, tenant.source) for n, one in enumerate(others)))
         before = _collected(cold, place)
@@ -130,11 +130,11 @@ def _compare(before: Sequence[Session], after: Sequence[Session]) -> None:
 def _collected(cold: Archive, place: Path) -> int:
     """Return the bytes of an archive once it was collected: packs are condemned, then deleted."""
     for _ in range(2):
-        cold.tower.collect()
+        cold.collect()
     return _bytes(cold, place)
 
 
 def _bytes(cold: Archive, place: Path) -> int:
-    cold.tower.write_index()
+    cold.parts.indexes.write()
     files = (path for path in place.rglob("*") if path.is_file())
     return sum(path.stat().st_size for path in files if PARITY not in path.relative_to(place).parts)

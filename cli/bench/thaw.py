@@ -224,8 +224,9 @@ class ThawBench:
     ) -> None:
         import numpy as np
 
-        from pltz.archive.sessions import PutRequest, SessionArchive
+        from pltz.archive.archive import Archive
         from pltz.archive.thaw.thawed import KV_NOISE
+        from pltz.archive.writing.put_request import PutRequest
         from pltz.models.session.session import Session
 
         codec = options.load_codec(bundle, device, threads)
@@ -239,26 +240,26 @@ class ThawBench:
             raise UsageError(f"--tokens: this target has only {self.target.max_positions} positions")
         stream, _ = shared.sample_tokens(codec)
         self.ids = shared.cut(stream, many + 1, tokens)
-        SessionArchive.create(folder / "cold", [loaded])
-        self.cold = SessionArchive.open(folder / "cold", [loaded], device=device, threads=threads)
+        place = folder / "cold"
+        self.cold = Archive.open(place, create=True, bundle=loaded, device=device, threads=threads)
         whole = np.asarray(self.ids[0])
         items = [PutRequest(GROWN, Session("ids", whole[: tokens // 2])), PutRequest(GROWN, Session("ids", whole))]
         items += [PutRequest(f"many/{n}", Session("ids", ids)) for n, ids in enumerate(self.ids[1:])]
-        fast = SessionArchive.open(folder / "cold", [loaded], device=device, threads=threads, layout="fast")
+        fast = Archive.open(place, bundle=loaded, device=device, threads=threads, layout="fast")
         self.stored: dict[str, int] = {}
         self.layouts = dict(zip(LAYOUTS, (self.cold, fast), strict=True))
         for cold, some in (
             (self.cold, [PutRequest(WHOLE, Session("ids", whole)), *items]),
             (fast, [PutRequest(FAST, Session("ids", whole), tenant=FAST)]),
         ):
-            self.stored |= {stored.name: stored.size for stored in cold.put(some)}
+            self.stored |= {stored.name: stored.size for stored in cold.put_many(some)}
         for layout, cold in self.layouts.items():
             for count in turns:
                 ends = [tokens * n // count for n in range(1, count + 1)]
                 name = in_turns(count, layout)
-                puts = cold.put(PutRequest(name, Session("ids", whole[:end]), tenant=name) for end in ends)
+                puts = cold.put_many(PutRequest(name, Session("ids", whole[:end]), tenant=name) for end in ends)
                 self.stored[name] = sum(stored.size for stored in puts)
-        self.cold.archive.catalog.refresh()
+        self.cold.parts.catalog.refresh()
         self.expected: Expected = self.target.prefill(whole)
         self.kv_bytes = self.target.kv_bytes(tokens)
         room = 2 * self.kv_bytes + (1 << 24)
@@ -268,13 +269,14 @@ class ThawBench:
 
     def merge(self, count: int, layout: LayoutName) -> bool:
         """Merge the turns of a session that grew, and return False where they would take more bytes merged."""
-        name, archive = in_turns(count, layout), self.layouts[layout].archive
+        name, archive = in_turns(count, layout), self.layouts[layout]
         done = archive.merge(cold=0, tenant=name)
         if done.merged:
             for _ in range(2):
                 archive.collect(dead_share=0.01)
-            self.cold.archive.catalog.refresh()
-            self.stored[name] = len(archive.record(archive.version(name, name).leaf).record.bitstring)
+            self.cold.parts.catalog.refresh()
+            leaf = archive.directory.version(name, name).leaf
+            self.stored[name] = len(archive.parts.reader.record(leaf).record.bitstring)
         return bool(done.merged)
 
     def put_near(self, layout: LayoutName) -> "list[tuple[str, np.ndarray[Any, Any], int]]":
@@ -288,7 +290,7 @@ class ThawBench:
         import numpy as np
 
         from pltz.archive.catalog.chain import LAST
-        from pltz.archive.sessions import PutRequest
+        from pltz.archive.writing.put_request import PutRequest
         from pltz.models.session.session import Session
         from pltz.plt_codec.identity import NONE
 
@@ -298,20 +300,20 @@ class ThawBench:
             chain.append(np.where(own, np.roll(other, number), chain[-1]))
         cold, alone, near = self.layouts[layout], by_neighbour(ALONE, layout), by_neighbour(NEAR, layout)
         put = [PutRequest(f"{n}", Session("ids", chain[n]), tenant=alone) for n in (1, LAST)]
-        self.stored |= {f"{alone} {stored.name}": stored.size for stored in cold.put(put)}
-        cold.archive.neighbours = True
+        self.stored |= {f"{alone} {stored.name}": stored.size for stored in cold.put_many(put)}
+        cold.parts.use_neighbours()
         for n, ids in enumerate(chain):
             rest = np.random.default_rng(n).permutation(other)  # like nothing; it earns the tenant a trial
             put = [PutRequest(f"{n}", Session("ids", ids), tenant=near)]
             put.append(PutRequest(f"rest {n}", Session("ids", rest), tenant=near))
-            self.stored |= {f"{near} {stored.name}": stored.size for stored in cold.put(put)}
-        cold.archive.neighbours = False
-        self.cold.archive.catalog.refresh()
+            self.stored |= {f"{near} {stored.name}": stored.size for stored in cold.put_many(put)}
+        cold.parts.use_neighbours(False)
+        self.cold.parts.catalog.refresh()
         found = []
         for n in (1, LAST):
-            at, row = self.cold.archive.version(f"{n}", near).leaf, -1
+            at, row = self.cold.directory.version(f"{n}", near).leaf, -1
             while at != NONE:
-                at, row = self.cold.archive.record(at).record.neighbour, row + 1
+                at, row = self.cold.parts.reader.record(at).record.neighbour, row + 1
             found.append((f"{n}", chain[n], row))
         if not found[0][2]:
             raise UsageError("--neighbour: a session of so few --tokens is no shorter after a neighbour")
@@ -323,7 +325,7 @@ class ThawBench:
         from pltz.kv.store.store import HotStore
 
         store = HotStore.open(device=self.device, **budgets)
-        return store, Thawer(self.cold, self.target, store)
+        return store, Thawer(self.cold.parts, self.cold.codecs, self.target, store)
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -502,7 +504,7 @@ def measure_many(bench: ThawBench, count: int, rounds: int) -> dict[str, Any]:
     rows = bench.ids[1 : count + 1]
     best = {"prefill": float("inf"), "thaw": float("inf")}
     stages: dict[str, float] = {}
-    thawer = Thawer(bench.cold, bench.target)
+    thawer = Thawer(bench.cold.parts, bench.cold.codecs, bench.target)
     for number in range(rounds + 1):
         caches, seconds = _timed(bench, lambda: [bench.target.prefill(ids) for ids in rows])
         found, thaw_seconds = _timed(bench, lambda: thawer.thaw_many(wanted))
@@ -536,8 +538,8 @@ def measure_turns(bench: ThawBench, count: int, layout: LayoutName, rounds: int)
     """
     from pltz.archive.thaw.thawer import Thawer
 
-    thawer, name = Thawer(bench.cold, bench.target), in_turns(count, layout)
-    segments = len(bench.cold.archive.tower(bench.cold.archive.version(name, name)).segments)
+    thawer, name = Thawer(bench.cold.parts, bench.cold.codecs, bench.target), in_turns(count, layout)
+    segments = len(bench.cold.parts.reader.tower(bench.cold.directory.version(name, name)).segments)
     best: dict[str, float] = {}
     least = math.inf
     for number in range(rounds + 1):  # the first one warms up
@@ -573,12 +575,12 @@ def measure_neighbour(bench: ThawBench, layout: LayoutName, rounds: int) -> list
     """
     from pltz.archive.thaw.thawer import Thawer
 
-    thawer, rows = Thawer(bench.cold, bench.target), list[dict[str, Any]]()
+    thawer, rows = Thawer(bench.cold.parts, bench.cold.codecs, bench.target), list[dict[str, Any]]()
     for name, ids, in_a_row in bench.put_near(layout):
         alone, near = ((name, by_neighbour(kind, layout)) for kind in (ALONE, NEAR))
         best: dict[str, tuple[float, float]] = {}  # seconds of the thaw and of decoding
         for number in range(rounds + 1):  # the first one warms up
-            bench.cold.archive.rebuild()  # forgets the tokens of the neighbours
+            bench.cold.parts.writer.forget_tokens()  # and those of the neighbours
             thawer.thaw(*alone)
             expected, seconds = _timed(bench, partial(bench.target.prefill, ids))
             for way, session in {"cold": near, "warm": near, "alone": alone}.items():

@@ -27,9 +27,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pltz.archive import opener
+from pltz.archive.archive import Archive
 from pltz.archive.child_python import command, environment
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.sessions import SessionArchive
 from pltz.archive.storage.disk import OsDisk
 from pltz.serving.eviction.journal.lock import FileLocks
 from pltz.serving.eviction.journal.reader import JournalReader
@@ -80,14 +81,12 @@ def start(
     from pltz.models.bundle.bundle import Bundle
 
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-    cold = SessionArchive.open(
-        archive, [loaded], key=key, threads=settings.threads, layout=settings.layout
-    )
-    cold.want_key()
+    opened = opener.open_at(archive, key=key)
+    opened.want_key()
     config: dict[str, Any] = {
         "journal": str(journal.absolute()),
         "archive": _absolute(archive),
-        "identity": cold.archive.settings.archive.hex(),
+        "identity": opened.settings.archive.hex(),
         "bundle": str(loaded.path),
         "key": key and [base64.b64encode(key.material).decode(), key.kdf],
         "threads": settings.threads,
@@ -258,11 +257,11 @@ def _worker(config: Mapping[str, Any], progress: Callable[[Drained], None]) -> W
     disk = OsDisk(config["journal"])
     key = config["key"] and Secret(base64.b64decode(config["key"][0]), config["key"][1])
 
-    def open_archive() -> SessionArchive:
-        return SessionArchive.open(
-            config["archive"],
-            [config["bundle"]],
-            key=key,
+    def open_archive() -> Archive:
+        return Archive(
+            opener.open_at(config["archive"], key=key),
+            name=config["archive"],
+            bundle=config["bundle"],
             threads=config["threads"],
             layout=config["layout"],
             zstd_above=config["zstd_above"],

@@ -26,7 +26,7 @@ class HookSettings:
     ``journal_bytes``: most bytes of all journal files, None for no limit but the disk. ``when_full``: which
     evictions are lost when memory is full. ``segment_bytes``: size of a journal file. ``batch_tokens``:
     tokens per commit. ``nice``: priority of the worker. ``threads``: threads of its coder. ``layout``: of
-    long sessions. ``zstd_above``: bytes from which sessions are coded by zstd, as in `SessionArchive.open`.
+    long sessions. ``zstd_above``: bytes from which sessions are coded by zstd, as in `Archive.open`.
     """
 
     flush_seconds: float = 0.05

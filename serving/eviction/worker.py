@@ -18,12 +18,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pltz.archive import opener
 from pltz.archive.archive import Archive
 from pltz.archive.errors import ArchiveError, StoreError, reason
 from pltz.archive.format.object_names import SETTINGS
 from pltz.archive.format.settings import MAX_SIZE, Settings
-from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
 from pltz.archive.storage.disk import Disk, OsDisk
+from pltz.archive.writing.put_request import PutReceipt, PutRequest
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, UsageError
 from pltz.plt_codec.identity import NONE
@@ -36,7 +37,7 @@ from pltz.serving.eviction.tokenizers import Tokenizers
 
 if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
-    from pltz.archive.tower_archive import TowerArchive
+    from pltz.archive.opener import OpenArchive
     from pltz.models.bundle.bundle import Bundle
     from pltz.plt_codec.lanes import LayoutName
 
@@ -105,7 +106,7 @@ class Worker:
         self,
         backlog: JournalReader,
         tokenizers: Tokenizers,
-        open_archive: Callable[[], SessionArchive],
+        open_archive: Callable[[], Archive],
         *,
         batch_tokens: int = BATCH_TOKENS,
         progress: Callable[[Drained], None] | None = None,
@@ -115,7 +116,7 @@ class Worker:
         self.backlog, self.tokenizers, self.batch_tokens = backlog, tokenizers, batch_tokens
         self.done = Drained()
         self._open = open_archive
-        self._archive: SessionArchive | None = None
+        self._archive: Archive | None = None
         self._progress = progress or (lambda done: None)
 
     def once(
@@ -214,7 +215,7 @@ class Worker:
     def _commit(self, segment: JournalSegment, batch: Sequence[Pending]) -> None:
         """Archive a batch and mark it. Entries that cannot be archived are laid aside."""
         archive = self._opened()
-        self._check_same(archive.archive)
+        self._check_same(archive.parts)
         rest = list(batch)
         try:
             for put in self._put(archive, [entry for _, entry in batch]):
@@ -235,12 +236,14 @@ class Worker:
         self.done.until = max(self.done.until, batch[-1][1].time)
         self._progress(self.done)
 
-    def _opened(self) -> SessionArchive:
+    def _opened(self) -> Archive:
         if self._archive is None:
-            self._archive = self._open()
+            archive = self._open()
+            archive.codecs  # noqa: B018  (loads the bundle: its errors are the archive's, and not of an entry)
+            self._archive = archive
         return self._archive
 
-    def _check_same(self, archive: TowerArchive) -> None:
+    def _check_same(self, archive: OpenArchive) -> None:
         """Refuse an archive that was replaced during the run, so that no session goes to the wrong one.
 
         Raises ArchiveError and FormatError.
@@ -258,12 +261,12 @@ class Worker:
                 "bring it back, or close the hook and open it for the new one"
             )
 
-    def _put(self, archive: SessionArchive, entries: Sequence[JournalEntry]) -> Iterator[PutReceipt]:
+    def _put(self, archive: Archive, entries: Sequence[JournalEntry]) -> Iterator[PutReceipt]:
         for tokenizer in {entry.tokenizer for entry in entries} - {NONE}:
-            if not archive.knows(tokenizer) and (found := self.tokenizers.get(tokenizer)) is not None:
+            if not archive.codecs.of_ids(tokenizer) and (found := self.tokenizers.get(tokenizer)) is not None:
                 with suppress(ModelError):  # its entries are refused then
-                    archive.add(found)
-        return archive.put([as_item(entry) for entry in entries])
+                    archive.codecs.add(found)
+        return archive.put_many([as_item(entry) for entry in entries])
 
     def _count(self, put: PutReceipt) -> None:
         self.done.unchanged += put.unchanged
@@ -293,7 +296,7 @@ def as_item(entry: JournalEntry) -> PutRequest:
 
 def drain(
     journal: str | os.PathLike[str] | Disk,
-    archive: str | os.PathLike[str] | Archive | SessionArchive,
+    archive: str | os.PathLike[str] | Archive,
     *,
     bundle: Bundle | str | os.PathLike[str] | None = None,
     key: Secret | None = None,
@@ -313,7 +316,7 @@ def drain(
 
     Args:
         archive: the destination: an open `pltz.Archive`, or a path or URL, opened when there is something to put.
-        layout, zstd_above: as for `SessionArchive.open`.
+        layout, zstd_above: as for `Archive.open`.
         max_seconds: stop after the commit during which this time passes.
         wait: seconds to wait for the worker of a serving process to end its pass; then ``busy``.
 
@@ -327,16 +330,14 @@ def drain(
             f"no journal at {os.fspath(journal)}: expected the directory that the hook was opened with"
         )
 
-    def open_archive() -> SessionArchive:
-        if isinstance(archive, SessionArchive):
-            return archive
+    def open_archive() -> Archive:
         if isinstance(archive, Archive):
-            return archive.sessions
-        cold = SessionArchive.open(
-            archive, [bundle], key=key, threads=threads, layout=layout, zstd_above=zstd_above
+            return archive
+        opened = opener.open_at(archive, key=key)
+        opened.want_key()
+        return Archive(
+            opened, name=os.fspath(archive), bundle=bundle, threads=threads, layout=layout, zstd_above=zstd_above
         )
-        cold.want_key()
-        return cold
 
     disk = OsDisk(journal)
     worker = Worker(

@@ -23,11 +23,13 @@ import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
+from pltz.archive import opener
+from pltz.archive.archive import Archive
 from pltz.archive.catalog.recent_towers import RecentTowers
 from pltz.archive.errors import Fenced, NotFound
-from pltz.archive.sessions import EngineOptions, PutReceipt, PutRequest, SessionArchive, codecs_of
-from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.writing.put_request import PutReceipt, PutRequest
 from pltz.archive.writing.verified_segments import VerifiedSegments
+from pltz.coding.codecs.bundle_codecs import codecs_of
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import (
     BundleMismatch,
@@ -90,23 +92,26 @@ class Freezer:
         self._ledger = ReceiptLedger()
         self._remembered: tuple[RecentTowers, VerifiedSegments] | None = None
 
-    def open(self) -> SessionArchive:
+    def open(self, *, neighbours: bool = False) -> Archive:
         """Open the archive as it is now. Raises UsageError, KeyMismatch and StoreError."""
-        archive = TowerArchive.open(self.config.archive, self._codecs, key=self.secret)
-        engine: EngineOptions = {
-            "device": self.config.device,
-            "threads": self.config.threads,
-            "layout": self.config.layout,
-        }
-        return SessionArchive(archive, self.bundles, zstd_above=self.config.zstd_above, **engine)
+        return Archive(
+            opener.open_at(self.config.archive, self._codecs, key=self.secret),
+            name=self.config.archive,
+            bundle=self.bundles,
+            device=self.config.device,
+            threads=self.config.threads,
+            layout=self.config.layout,
+            zstd_above=self.config.zstd_above,
+            neighbours=neighbours,
+        )
 
-    def open_to_put(self) -> SessionArchive:
+    def open_to_put(self) -> Archive:
         """Open the archive as it is now, to put sessions into it. Raises the errors of `open`."""
-        cold = self.open()
-        cold.archive.neighbours = self.config.medoids is not None
+        cold = self.open(neighbours=self.config.medoids is not None)
+        writer = cold.parts.writer
         if self._remembered:
-            cold.archive.take_over(*self._remembered)
-        self._remembered = cold.archive.remembered
+            writer.take_over(*self._remembered)
+        self._remembered = writer.recent, writer.proved
         return cold
 
     def freeze(self, shard: Shard) -> RunStats:
@@ -121,7 +126,7 @@ class Freezer:
                 _Shard(self, typing.cast(EntrySource, source), tally).freeze(shard)
             elif not self.dry_run:
                 cold = self.open_to_put()
-                cold.want_key()
+                cold.parts.want_key()
                 tally.add(source.drain(cold))
         except (PltzError, OSError) as exc:
             tally.failures.append(f"source {source.name!r}, {shard.place}: {type(exc).__name__}: {exc}")
@@ -140,7 +145,7 @@ class _Shard:
         self.freezer, self.source, self.tally = freezer, source, tally
         self.cold = freezer.open_to_put()
         self.putter: Sink = source.sink(self.cold, freezer.bundles[0])
-        self.namer = ReceiptKeys(self.cold.archive.settings.archive, source)
+        self.namer = ReceiptKeys(self.cold.parts.settings.archive, source)
         self.ledger = freezer.ledger()
         self.doubted = ReceiptLedger()
         if source.repeats:
@@ -211,7 +216,7 @@ class _Shard:
         """
         doubted = self.doubted.last([row.key for row, _ in pairs])
         missing = []
-        with self.cold.archive.catalog.one_look():
+        with self.cold.parts.catalog.one_look():
             for (row, item), value in zip(pairs, doubted, strict=True):
                 if value == row.value and self._is_there(item):
                     rows[row.key] = row.value
@@ -222,9 +227,9 @@ class _Shard:
         return missing
 
     def _is_there(self, item: PutRequest) -> bool:
-        for version in self.cold.archive.history(item.name, item.tenant):
+        for version in self.cold.directory.sight(item.name, item.tenant).versions:
             try:
-                if version.tags == item.tags and self.cold.read(version) == item.session:
+                if version.tags == item.tags and self.cold.sessions.read(version) == item.session:
                     return True
             except (NotFound, FormatError, BundleMismatch):
                 continue
@@ -236,7 +241,7 @@ class _Shard:
         for tries in range(TRIES):
             try:
                 opaque = self.freezer.config.keep_opaque
-                for stored in self.putter.put([item for _, item in pairs[done:]], keep_opaque=opaque):
+                for stored in self.putter.put_many([item for _, item in pairs[done:]], keep_opaque=opaque):
                     yield pairs[done][0], stored
                     done += 1
                 return

@@ -24,10 +24,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from pltz.archive import opener
 from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.stat import disk_bytes, stat_of
 from pltz.archive.humanize import counted
 from pltz.archive.retention import expired
-from pltz.archive.tower_archive import TowerArchive
 from pltz.plt_codec.errors import PltzError
 from pltz.serving.nightly import process_pool
 from pltz.serving.nightly.config import Config
@@ -181,21 +182,21 @@ class _NightlyRun:
         return self._step("retention", self._forget) if self.config.retention else None
 
     def _forget(self) -> dict[str, Any]:
-        archive, looked, forgotten, left = self._open(), 0, 0, 0
+        opened, looked, forgotten, left = self._open(), 0, 0, 0
         for rule in self.config.retention:
             batch: list[Version] = []
-            for history in archive.catalog.lookup.histories():
+            for history in opened.catalog.lookup.histories():
                 if rule.tenant is not None and history[0].tenant != rule.tenant:
                     continue
                 looked += len(history)
-                if not archive.catalog.histories.are_whole(history):
+                if not opened.catalog.histories.are_whole(history):
                     left += 1
                     continue
-                batch += expired(history, rule.policy, archive.store.now())
+                batch += expired(history, rule.policy, opened.store.now())
                 if len(batch) >= FORGET:
-                    forgotten += self._forgotten(archive, batch)
+                    forgotten += self._forgotten(opened, batch)
                     batch = []
-            forgotten += self._forgotten(archive, batch)
+            forgotten += self._forgotten(opened, batch)
         if left:
             self.failures.append(
                 f"retention: left {counted(left, 'session')} as they are, of which damage may hide versions: "
@@ -203,20 +204,20 @@ class _NightlyRun:
             )
         return {"versions": looked, "forgotten": forgotten}
 
-    def _forgotten(self, archive: TowerArchive, batch: list[Version]) -> int:
-        return len(batch) if self.dry_run or not batch else archive.forget(batch)
+    def _forgotten(self, opened: opener.OpenArchive, batch: list[Version]) -> int:
+        return len(batch) if self.dry_run or not batch else opened.marker.forget(batch)
 
     def _collect(self) -> Any:
         grace = self.config.grace
         if grace is None:
             return None
-        return self._step("collect", lambda: vars(self._open().collect(grace=grace, dry_run=self.dry_run)))
+        return self._step("collect", lambda: vars(self.freezer.open().collect(grace=grace, dry_run=self.dry_run)))
 
     def _merge(self) -> Any:
         cold = self.config.cold
         if cold is None:
             return None
-        return self._step("merge", lambda: vars(self.freezer.open().archive.merge(cold=cold, dry_run=self.dry_run)))
+        return self._step("merge", lambda: vars(self.freezer.open().merge(cold=cold, dry_run=self.dry_run)))
 
     def _cluster(self) -> Any:
         medoids = self.config.medoids
@@ -224,7 +225,7 @@ class _NightlyRun:
             return None
 
         def work() -> dict[str, Any]:
-            return vars(self.freezer.open().archive.cluster(medoids=medoids, dry_run=self.dry_run))
+            return vars(self.freezer.open().cluster(medoids=medoids, dry_run=self.dry_run))
 
         return self._step("cluster", work)
 
@@ -234,9 +235,9 @@ class _NightlyRun:
     def _verified(self) -> dict[str, Any]:
         wanted = self.config.verify
         assert wanted is not None
-        archive = self.freezer.open().archive
-        share = max(wanted.share, min(1.0, LEAST_PACKS / max(1, len(archive.catalog.listing.packs))))
-        found = archive.verify(decode=True, fraction=share, max_seconds=wanted.max_seconds, anywhere=True)
+        cold = self.freezer.open()
+        share = max(wanted.share, min(1.0, LEAST_PACKS / max(1, len(cold.parts.catalog.listing.packs))))
+        found = cold.verify(decode=True, fraction=share, max_seconds=wanted.max_seconds, anywhere=True)
         return {
             "sound": found.sound,
             "packs": found.packs,
@@ -249,14 +250,15 @@ class _NightlyRun:
         }
 
     def _stat(self) -> dict[str, Any]:
-        archive = self._open()
-        stat = archive.stat()
+        opened = self._open()
+        stat = stat_of(opened.catalog, opened.settings.archive)
         names = ("packs", "pack_bytes", "index_bytes", "segments", "sessions", "problems")
-        return {"id": stat.archive.hex(), "disk_bytes": archive.disk_bytes(), **{n: getattr(stat, n) for n in names}}
+        named = {name: getattr(stat, name) for name in names}
+        return {"id": stat.archive.hex(), "disk_bytes": disk_bytes(opened.store), **named}
 
-    def _open(self) -> TowerArchive:
+    def _open(self) -> opener.OpenArchive:
         """Open the archive without a bundle."""
-        return TowerArchive.open(self.config.archive, [], key=self.freezer.secret)
+        return opener.open_at(self.config.archive, key=self.freezer.secret)
 
     def _timed(self, name: str, work: Callable[[], Any]) -> Any:
         if self.begin:

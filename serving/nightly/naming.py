@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pltz.archive.sessions import PutRequest
+from pltz.archive.writing.put_request import PutRequest
 from pltz.datasets.session_columns import moment
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError

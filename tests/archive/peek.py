@@ -8,18 +8,18 @@ from __future__ import annotations
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.listing import Found
 from pltz.archive.format.index_file import SEGMENTS
-from pltz.archive.sessions import SessionArchive
-from pltz.archive.tower_archive import TowerArchive
+from pltz.archive.opener import OpenArchive
 from pltz.plt_codec.identity import NONE
+from tests.archive.towers import SessionArchive, TowerArchive
 
-Kind = Archive | SessionArchive | TowerArchive
+Kind = Archive | SessionArchive | TowerArchive | OpenArchive
 DEFAULT = "default"  # tenant
 
 
 def peek(archive: Kind, name: str, tenant: str = DEFAULT) -> list[Found]:
     """Return the best record of each segment of a session's newest version, from the root to the leaf."""
     found: list[Found] = []
-    segment = _inside(archive).version(name, tenant).leaf
+    segment = _inside(archive).directory.version(name, tenant).leaf
     while segment != NONE:
         found.append(records(archive, segment)[0])
         segment = found[-1].record.parent
@@ -31,7 +31,8 @@ def records(archive: Kind, segment: bytes) -> list[Found]:
     return _inside(archive).catalog.lookup.find(SEGMENTS, segment)
 
 
-def _inside(archive: Kind) -> TowerArchive:
-    if isinstance(archive, Archive):
-        return archive.tower
-    return archive.archive if isinstance(archive, SessionArchive) else archive
+def _inside(archive: Kind) -> OpenArchive:
+    """Return the parts of an archive."""
+    if isinstance(archive, SessionArchive):
+        archive = archive.cold
+    return archive if isinstance(archive, OpenArchive) else archive.parts

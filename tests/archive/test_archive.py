@@ -12,7 +12,7 @@ import pytest
 
 import pltz
 from pltz import PutRequest
-from pltz.archive import sessions
+from pltz.archive import archive as module
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.retention import Policy
@@ -24,7 +24,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import random_weights
 from tests.archive.conftest import S3Server
-from tests.archive.towers import SessionArchive
+from tests.archive.towers import SessionArchive, inside
 
 BAD: Any = 2.5  # no session
 CHAT = {"messages": [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Hi!"}]}
@@ -81,7 +81,7 @@ def test_made_and_opened_again(place: str, key: Path, bundle: Bundle, seal: bool
     for create in (True, False):
         again = pltz.Archive.open(place, create=create, bundle=bundle, key_file=key_file)
         assert again.get("greeting").value == b"hello"
-        assert again.tower.settings == cold.tower.settings and again.tower.settings.sealed == seal
+        assert inside(again).settings == inside(cold).settings and inside(again).settings.sealed == seal
 
 
 def test_nothing_is_made_unasked(place: str, bundle: Bundle) -> None:
@@ -140,7 +140,7 @@ def test_a_bundle_by_folder_and_more_to_read_with(
         pltz.Archive.open(tmp_path / "cold", bundle=bundle).get("a")
     both = pltz.Archive.open(tmp_path / "cold", bundle=[bundle, tmp_path / "other"])
     assert both.get("a").ids.tolist() == [33, 99, 101] * 40
-    assert both.put("b", [33, 99], prefixes=(1,)).by_model and both.sessions.bundle is bundle
+    assert both.put("b", [33, 99], prefixes=(1,)).by_model and both.codecs.bundle is bundle
 
 
 # ---- put and get
@@ -253,7 +253,7 @@ def test_images_are_refused_or_kept(cold: pltz.Archive) -> None:
 def test_many_of_all_kinds_come_back_in_their_order(
     cold: pltz.Archive, tiny_tokenizer_json: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pltz.archive.sessions.COMMIT_SESSIONS", 2)
+    monkeypatch.setattr("pltz.archive.writing.commits.COMMIT_SESSIONS", 2)
     spec = tiny_tokenizer_json(1536)
     sessions: list[Any] = [CHAT, [40, 41, 42], "text", [43, 44], [45], [46], [47, 48, 49]]
     requests = [
@@ -269,7 +269,7 @@ def test_many_of_all_kinds_come_back_in_their_order(
 def test_what_was_yielded_stays_whatever_follows(
     cold: pltz.Archive, tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pltz.archive.sessions.COMMIT_SESSIONS", 1)
+    monkeypatch.setattr("pltz.archive.writing.commits.COMMIT_SESSIONS", 1)
     requests = [
         pltz.PutRequest("a", [40, 41], prefixes=(1,)),
         pltz.PutRequest("b", "text"),
@@ -301,13 +301,13 @@ def test_a_token_counts_packs_that_others_put_and_collected(cold: pltz.Archive, 
     cold.put("a", CHAT)
     cold.put("b", "a text")
     reader, other = pltz.Archive.open(tmp_path / "cold"), pltz.Archive.open(tmp_path / "cold")
-    before, packs = reader.token(), len(reader.tower.catalog.listing.packs)
+    before, packs = reader.token(), len(inside(reader).catalog.listing.packs)
     other.forget("a")
-    other.tower.collect()
-    other.tower.collect()
+    inside(other).collect()
+    inside(other).collect()
     other.put("c", "another text")
     list(reader.list())
-    assert len(reader.tower.catalog.listing.packs) == packs, "as many as before, and others"
+    assert len(inside(reader).catalog.listing.packs) == packs, "as many as before, and others"
     assert before != reader.token() == pltz.Archive.open(tmp_path / "cold").token()
 
 
@@ -332,7 +332,7 @@ def test_the_expected_time_is_asked_for_by_each_call(cold: pltz.Archive, monkeyp
     assert told == [7.0]
 
 
-@pytest.mark.parametrize(("words", "reads"), [(3, 1), (sessions.QUICK_TOKENS, 2)])
+@pytest.mark.parametrize(("words", "reads"), [(3, 1), (module.QUICK_TOKENS, 2)])
 def test_a_short_put_reads_the_changes_of_others_once(
     cold: pltz.Archive, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int, reads: int
 ) -> None:
@@ -423,7 +423,7 @@ def test_absence_is_not_said_of_what_damage_may_hide(
 ) -> None:
     for name in ("a", "b"):
         cold.put(name, f"a text of {name}")
-    (tmp_path / "cold" / "packs" / cold.tower.version("b").location.pack.hex()).unlink()
+    (tmp_path / "cold" / "packs" / inside(cold).version("b").location.pack.hex()).unlink()
     other = pltz.Archive.open(tmp_path / "cold", bundle=bundle)
     listed = other.list()
     assert next(listed).name == "a"

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive import copy
 from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError
@@ -17,6 +16,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import UsageError
+from tests.archive import towers
 from tests.archive.towers import TowerArchive
 
 KEYS = [None, Secret(b"sixteen bytes or more", 0)]
@@ -41,7 +41,7 @@ def filled(codec: SegmentCodec, key: Secret | None) -> TowerArchive:
 
 def copied(source: TowerArchive, to: TowerArchive) -> list[bool]:
     """Copy all versions and return for each whether it was there."""
-    return [done.there for done in copy.copy(source, list(source.ls(history=True)), to)]
+    return [done.there for done in towers.copy(source, list(source.ls(history=True)), to)]
 
 
 def content(archive: TowerArchive) -> list[tuple[str, str, int, int, list[int]]]:
@@ -67,7 +67,7 @@ def test_a_copy_that_is_run_again_adds_nothing(
 def test_a_copy_that_was_cut_off_goes_on(codec: SegmentCodec, key: Secret | None) -> None:
     source, to = filled(codec, KEYS[1]), made(codec, key)
     versions = list(source.ls(history=True))
-    list(copy.copy(source, versions[:3], to))
+    list(towers.copy(source, versions[:3], to))
     assert sorted(copied(source, to)) == [False, False, True, True, True] and content(to) == content(source)
 
 
@@ -89,7 +89,7 @@ def test_what_a_collector_moves_again_and_again_is_copied(
     other = TowerArchive.open(DirectoryStore(disk), [codec])
     for n in range(4):
         source.put([NewSession(f"s{n}", [PROMPT + n])])
-    read, turns = source._towers, 0
+    read, turns = source.parts.reader._towers, 0
 
     def moved(*words: Any, **named: Any) -> Any:
         nonlocal turns
@@ -100,8 +100,8 @@ def test_what_a_collector_moves_again_and_again_is_copied(
             other.collect()
         return read(*words, **named)
 
-    monkeypatch.setattr(source, "_towers", moved)
-    done = list(copy.copy(source, list(source.ls()), to))
+    monkeypatch.setattr(source.parts.reader, "_towers", moved)
+    done = list(towers.copy(source, list(source.ls()), to))
     assert turns == 3 and not any(d.erased for d in done)
     assert [to.get(f"s{n}").tokens.tolist() for n in range(4)] == [(PROMPT + n).tolist() for n in range(4)]
 
@@ -117,7 +117,7 @@ def test_what_was_erased_since_it_was_listed_is_passed_over(codec: SegmentCodec,
     other.erase("default", "b")
     for _ in range(2 * collected):
         other.collect()
-    done = {d.version.name: d.erased for d in copy.copy(source, versions, to)}
+    done = {d.version.name: d.erased for d in towers.copy(source, versions, to)}
     assert done == {"a": False, "b": True, "c": False}
     assert [v.name for v in to.ls()] == ["a", "c"]
 
@@ -130,7 +130,7 @@ def test_what_is_lost_is_not_taken_for_erased(codec: SegmentCodec) -> None:
     source.write_index()
     to, versions = made(codec, None), list(source.ls())
     disk.unlink(f"packs/{versions[1].location.pack.hex()}")
-    copying = copy.copy(source, versions, to)
+    copying = towers.copy(source, versions, to)
     with pytest.raises(LostError):
         list(copying)
 

@@ -12,22 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive import tower_archive as module
+from pltz.archive.catalog import index_keeper as module
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup, Version
-from pltz.archive.copy import copy
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
 from pltz.archive.format import index_file as index
 from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.live_set import LiveSet
-from pltz.archive.sessions import base_of
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
-from tests.archive.towers import TowerArchive
+from tests.archive.towers import TowerArchive, copy
 
 PROMPT = np.arange(30)
 
@@ -319,7 +317,7 @@ def test_what_a_collector_moved_is_still_a_base(
     tower = reader.get("s0")
     for _ in range(2):
         archive.collect()
-    assert base_of(reader, tower) == (1, "prompts")
+    assert reader.parts.reader.base_of(tower) == (1, "prompts")
 
 
 @pytest.mark.parametrize("deleted", [False, True])

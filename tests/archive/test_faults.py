@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from pltz.archive.copy import copy
 from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
@@ -30,7 +29,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import PltzError
 from tests.archive.sealed import RAW
-from tests.archive.towers import TowerArchive
+from tests.archive.towers import TowerArchive, copy
 
 PROMPT = np.arange(20)
 SESSIONS: dict[str, list[int]] = {name: [*range(20), *[ord(name)] * 9] for name in "abcd"}

@@ -13,6 +13,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.errors import NotFound
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
+from tests.archive.towers import inside
 
 OTHER = """
 import sys, pltz
@@ -77,11 +78,11 @@ def test_every_read_of_an_archive_sees_what_another_process_did(place: Path, tel
     tell("put chat 3 4")
     assert [found.ids.tolist() for found in archive.get_many(["chat"])] == [[3, 4]]
     tell("put chat 5 6")
-    assert archive.sessions.get("chat").value.tolist() == archive.tower.get("chat").tokens.tolist() == [5, 6]
+    assert inside(archive).get("chat").tokens.tolist() == [5, 6]
     tell("put two 9")
     assert [found.name for found in archive.list()] == ["chat", "two"] and archive.stat().sessions > 4
     tell("forget chat")
-    for call in (archive.get, archive.sessions.get, archive.sessions.get_ids, archive.tower.version):
+    for call in (archive.get, inside(archive).get, archive.directory.version):
         with pytest.raises(NotFound):
             call("chat")
 

@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from pltz.archive.catalog.lookup import Version
-from pltz.archive.copy import copy
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance.repair import Repairer
@@ -40,7 +39,7 @@ from pltz.plt_codec.errors import PltzError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import RAW
 from tests.archive.test_machine import NAMES, NeighbourMachine
-from tests.archive.towers import TowerArchive
+from tests.archive.towers import TowerArchive, copy
 
 SEEDS = range(4)
 MORE = range(4, 60)

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from pltz import PutReceipt, PutRequest
-from pltz.archive import sessions
 from pltz.archive.archive import Archive
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.writing import log_parts
+from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec, Coded, Plain
 from pltz.coding.codecs.logs import LogCodec, method_of
 from pltz.coding.log.log_coder import LogCoder
@@ -24,7 +25,7 @@ from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, PltzError
 from tests.archive.peek import peek
-from tests.archive.towers import SessionArchive
+from tests.archive.towers import SessionArchive, cut, inside
 
 
 def lines(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -98,8 +99,8 @@ def test_an_unchanged_log_is_not_coded(place: Path, coded: list[int]) -> None:
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a log be put in parts of few lines."""
-    monkeypatch.setattr(sessions, "LOG_PART", 2000)
-    monkeypatch.setattr(sessions, "LEAST_PART", 1000)
+    monkeypatch.setattr(log_parts, "LOG_PART", 2000)
+    monkeypatch.setattr(log_parts, "LEAST_PART", 1000)
 
 
 @pytest.mark.usefixtures("in_parts")
@@ -149,7 +150,7 @@ def test_the_receipt_of_a_log_put_in_parts_is_of_all_of_it(place: Path) -> None:
 @pytest.mark.usefixtures("in_parts")
 def test_parts_that_nobody_goes_on_with_are_collected(place: Path) -> None:
     cold = SessionArchive.open(place, zstd_above=None)
-    [new] = [cold._cut(request(60), False)]
+    new = cut(cold, request(60))
     cold.archive.put([replace(new, segments=new.segments[:2], unfinished=True)])
     assert cold.archive.stat().segments == 2
     for _ in range(3):
@@ -172,8 +173,8 @@ def test_segments_of_plain_bytes_and_of_the_log_coder_have_one_id(place: Path) -
     """A log that zstd coded before keeps its segments."""
     cold = SessionArchive.open(place)
     content = Session("chat", lines(40)).to_bytes()
-    way = cold._way(cold.archive.codecs[1], request(40), "chat", np.frombuffer(content, np.uint8), None)
-    cold.archive.put([way])
+    tokens = np.frombuffer(content, np.uint8)
+    cold.archive.put([NewSession("log", [tokens], kind="chat", codec=cold.archive.codecs[1])])
     assert put(SessionArchive.open(place), 40).unchanged
     grown = put(SessionArchive.open(place), 50)
     assert (grown.segments, grown.tower) == (1, 2)
@@ -198,14 +199,14 @@ def test_maintenance_keeps_logs(place: Path) -> None:
         put(SessionArchive.open(place), count)
     put(SessionArchive.open(place), 48)
     with Archive.open(place) as archive:
-        archive.sessions.archive.neighbours = True
-        assert archive.tower.verify(decode=True).sound
-        archive.tower.cluster()
-        merged = archive.tower.merge(cold=0)
+        archive.parts.use_neighbours()
+        assert inside(archive).verify(decode=True).sound
+        inside(archive).cluster()
+        merged = inside(archive).merge(cold=0)
         assert merged.sessions == 1
-        archive.tower.collect(small=1 << 20)
-        archive.tower.collect(small=1 << 20)
-        assert archive.tower.verify(decode=True).sound
+        inside(archive).collect(small=1 << 20)
+        inside(archive).collect(small=1 << 20)
+        assert inside(archive).verify(decode=True).sound
     for version, count in enumerate((40, 44, 48), 1):
         assert SessionArchive.open(place).get("log", version=version) == Session("chat", lines(count))
     grown = put(SessionArchive.open(place), 56)

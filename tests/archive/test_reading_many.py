@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from pltz import PutRequest
-from pltz.archive import sessions
 from pltz.archive.archive import Archive
 from pltz.archive.catalog import chain
 from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.reader import Tower, TowerReader
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import Tokens
+from pltz.archive.writing import commits
 from pltz.coding.codecs.codec import BundleCodec, Coded
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.transcript import to_tokens_many
-from tests.archive.towers import Tower, TowerArchive
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +76,13 @@ def test_a_group_has_no_more_tokens_than_the_budget(
 ) -> None:
     monkeypatch.setattr(chain, "BATCH_TOKENS", 300)
     seen: list[int] = []
-    towers = TowerArchive.towers
+    towers = TowerReader.towers
 
-    def counting(self: TowerArchive, group: Sequence[Version]) -> list[Tower]:
+    def counting(self: TowerReader, group: Sequence[Version]) -> list[Tower]:
         seen.append(len(group))
         return towers(self, group)
 
-    monkeypatch.setattr(TowerArchive, "towers", counting)
+    monkeypatch.setattr(TowerReader, "towers", counting)
     assert len(list(grown.get_many([str(n) for n in range(8)]))) == 8
     assert seen == [2] * 4 and sum(batches) == 24
     monkeypatch.setattr(chain, "BATCH_TOKENS", 1)  # a session larger than the budget is read alone
@@ -106,7 +106,7 @@ def test_what_a_stream_of_requests_extends_is_decoded_side_by_side(
 
 
 def test_what_was_read_before_an_error_of_the_stream_is_put(grown: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "COMMIT_SESSIONS", 2)
+    monkeypatch.setattr(commits, "COMMIT_SESSIONS", 2)
 
     def requests() -> Iterator[PutRequest]:
         for n in range(5):
@@ -121,8 +121,8 @@ def test_what_was_read_before_an_error_of_the_stream_is_put(grown: Archive, monk
 
 
 def test_a_stream_is_read_ahead_within_a_budget(grown: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "READ_BYTES", 3000)
-    monkeypatch.setattr(sessions, "COMMIT_SESSIONS", 1)
+    monkeypatch.setattr(commits, "READ_BYTES", 3000)
+    monkeypatch.setattr(commits, "COMMIT_SESSIONS", 1)
     read: list[int] = []
 
     def requests() -> Iterator[PutRequest]:

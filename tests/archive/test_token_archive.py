@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from pltz import PutReceipt, PutRequest
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import tenant_of
-from pltz.archive.sessions import MAX_SEGMENT, codecs_of
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.cut import MAX_SEGMENT
+from pltz.coding.codecs.bundle_codecs import codecs_of
 from pltz.coding.codecs.codec import BundleCodec
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session

@@ -3,12 +3,363 @@
     archive = TowerArchive.create(DirectoryStore(disk), [BytesCodec()])
     archive.put([NewSession("chat-7", [prompt_ids, turn_ids], shared=1)])
 
-Tests take both classes from here alone, however the archive is arranged.
+Each call goes straight to the part that does the work. Tests take these classes from here alone, however the parts are
+arranged.
 """
 
 from __future__ import annotations
 
-from pltz.archive.sessions import SessionArchive
-from pltz.archive.tower_archive import Tower, TowerArchive, open_keys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Unpack
 
-__all__ = ["SessionArchive", "Tower", "TowerArchive", "open_keys"]
+from pltz.archive import copy as copying
+from pltz.archive import opener
+from pltz.archive.archive import Archive
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.chain import KnownSegment
+from pltz.archive.catalog.freshness import Token, token_of
+from pltz.archive.catalog.history import History
+from pltz.archive.catalog.ledger import Loss
+from pltz.archive.catalog.listing import Found
+from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.problems import Problem
+from pltz.archive.catalog.reader import Tower
+from pltz.archive.catalog.recent_towers import Segments
+from pltz.archive.catalog.stat import Stat, disk_bytes, stat_of
+from pltz.archive.encryption.keys import Encryption, LockedArchive, Secret
+from pltz.archive.format.ids import Tokens, tenant_of
+from pltz.archive.format.parity import SHARE, SHARED
+from pltz.archive.format.settings import Settings
+from pltz.archive.maintenance.cluster import Clustered, Clusterer
+from pltz.archive.maintenance.collect import Collected, Collector
+from pltz.archive.maintenance.erase import Erasure
+from pltz.archive.maintenance.merge import Merged, Merger
+from pltz.archive.maintenance.recode import Recoder
+from pltz.archive.maintenance.verify import Report, Verifier
+from pltz.archive.opener import OpenArchive, open_keys
+from pltz.archive.storage.store import Store
+from pltz.archive.writing.new_session import CommitReceipt, NewSession
+from pltz.archive.writing.put_request import PutReceipt, PutRequest, prepare
+from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.bundle_codecs import BundleCodecs, EngineOptions
+from pltz.coding.codecs.codec import SegmentCodec
+from pltz.coding.codecs.registry import CodecRegistry
+from pltz.models.bundle.bundle import Bundle
+from pltz.models.session.session import KINDS, Session
+from pltz.plt_codec.engines.queued import Told
+from pltz.plt_codec.errors import ContentError
+from pltz.plt_codec.limits import ZSTD_ABOVE
+
+if TYPE_CHECKING:
+    from pltz.archive.thaw.thawer import Thawer
+    from pltz.models.target.target import Target
+
+__all__ = ["SessionArchive", "Tower", "TowerArchive", "copy", "cut", "inside", "open_keys", "thawer_of"]
+
+Place = Any  # a path, a URL or a store
+
+
+@dataclass(eq=False)
+class TowerArchive:
+    """An archive with given codecs. ``load_codecs``: called before a stored segment is coded anew."""
+
+    parts: OpenArchive
+    load_codecs: Callable[[], object] = field(default=lambda: None)
+
+    @classmethod
+    def create(
+        cls,
+        place: Place,
+        codecs: Sequence[SegmentCodec],
+        *,
+        key: Secret | None = None,
+        parity: tuple[int, int] = (SHARE, SHARED),
+    ) -> TowerArchive:
+        return cls(opener.create(place, codecs, key=key, parity=parity))
+
+    @classmethod
+    def open(cls, place: Place, codecs: Sequence[SegmentCodec], *, key: Secret | None = None) -> TowerArchive:
+        return cls(opener.open_at(place, codecs, key=key))
+
+    @property
+    def store(self) -> Store:
+        return self.parts.store
+
+    @property
+    def settings(self) -> Settings:
+        return self.parts.settings
+
+    @property
+    def keys(self) -> Encryption:
+        return self.parts.keys
+
+    @property
+    def codecs(self) -> CodecRegistry:
+        return self.parts.codecs
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.parts.catalog
+
+    @property
+    def _writer(self) -> ArchiveWriter:
+        return self.parts.writer
+
+    @property
+    def neighbours(self) -> bool:
+        return self.parts.writer.neighbours.candidates is not None
+
+    @neighbours.setter
+    def neighbours(self, on: bool) -> None:
+        if on != self.neighbours:
+            self.parts.use_neighbours(on)
+
+    @property
+    def problems(self) -> list[Problem]:
+        return list(self.parts.catalog.damage.problems)
+
+    # ---- sessions in, out, and listed
+
+    def put(self, sessions: Sequence[NewSession], **options: Any) -> list[CommitReceipt]:
+        return self.parts.writer.put(sessions, **options)
+
+    def get(self, name: str, tenant: str = "default", version: int | None = None) -> Tower:
+        return self.tower(self.version(name, tenant, version))
+
+    def version(self, name: str, tenant: str = "default", version: int | None = None) -> Version:
+        return self.parts.directory.version(name, tenant, version)
+
+    def sight(self, name: str, tenant: str = "default") -> History:
+        return self.parts.directory.sight(name, tenant)
+
+    def history(self, name: str, tenant: str = "default") -> list[Version]:
+        return self.sight(name, tenant).versions
+
+    def whole_histories(self, tenant: str | None = None) -> list[Version]:
+        return self.parts.directory.whole_histories(tenant)
+
+    def ls(self, tenant: str | None = None, *, forgotten: bool = False, history: bool = False) -> Iterator[Version]:
+        return self.parts.directory.ls(tenant, forgotten=forgotten, history=history)
+
+    def find(self, tags: dict[str, str] | None = None, **options: Any) -> Iterator[Version]:
+        return self.parts.directory.find(tags, **options)
+
+    def want_whole(self, what: str, tenant: str | None = None) -> None:
+        self.parts.directory.want_whole(what, tenant)
+
+    def tower(self, version: Version) -> Tower:
+        return self.parts.reader.tower(version)
+
+    def towers(
+        self,
+        versions: Sequence[Version],
+        known: Mapping[bytes, KnownSegment] | None = None,
+        told: Told | None = None,
+    ) -> list[Tower]:
+        return self.parts.reader.towers(versions, known, told)
+
+    def each(self, versions: Iterable[Version]) -> Iterator[Tower]:
+        return self.parts.reader.each(versions)
+
+    def places(self, segment: bytes) -> list[Found]:
+        return self.parts.reader.records(segment)
+
+    def record(self, segment: bytes) -> Found:
+        return self.parts.reader.record(segment)
+
+    def segment(self, segment: bytes) -> Segments:
+        return self.parts.reader.segment(segment)
+
+    def before(self, version: Version) -> Tower:
+        return self.parts.last.of(version)
+
+    def prepare(self, versions: Sequence[Version]) -> None:
+        self.parts.last.load(versions)
+
+    def forget(self, versions: Sequence[Version]) -> int:
+        return self.parts.marker.forget(versions)
+
+    def undelete(self, versions: Sequence[Version]) -> int:
+        return self.parts.marker.undelete(versions)
+
+    def stat(self) -> Stat:
+        return stat_of(self.parts.catalog, self.parts.settings.archive)
+
+    def disk_bytes(self) -> int:
+        return disk_bytes(self.parts.store)
+
+    def token(self) -> str:
+        return str(token_of(self.parts.catalog))
+
+    def losses(self) -> list[Loss]:
+        return self.parts.catalog.damage.losses()
+
+    def acknowledge(self, losses: Sequence[Loss] | None = None) -> list[Loss]:
+        return self.parts.catalog.acknowledge(losses)
+
+    # ---- maintenance
+
+    def write_index(self, *, everything: bool = True) -> None:
+        self.parts.indexes.write(everything=everything)
+
+    def rebuild(self) -> None:
+        self.parts.indexes.rebuild()
+
+    def _recoder(self) -> Recoder:
+        return Recoder(self.parts.catalog, self.parts.writer, self.parts.codecs, lambda: self.load_codecs())
+
+    def collect(self, **options: Any) -> Collected:
+        recoder = None if isinstance(self.parts.keys, LockedArchive) else self._recoder()
+        return Collector(self.parts.catalog, self.parts.writer, self.parts.indexes, recoder).run(**options)
+
+    def merge(self, **options: Any) -> Merged:
+        self.load_codecs()
+        merger = Merger(self.parts.catalog, self.parts.writer, self.parts.codecs, self.parts.indexes)
+        return merger.run(**options)
+
+    def cluster(self, **options: Any) -> Clustered:
+        self.load_codecs()
+        done = Clusterer(self.parts.catalog, self.parts.codecs, self.parts.settings.archive).run(**options)
+        if self.neighbours:
+            self.parts.use_neighbours()
+        return done
+
+    def verify(self, *, resume: Report | None = None, expect: str | None = None, **options: Any) -> Report:
+        if options.get("decode"):
+            self.load_codecs()
+        catalog = Catalog(self.parts.store, self.parts.keys)
+        token = None if expect is None else Token.parse(expect)
+        return Verifier(catalog, self.parts.codecs, self.parts.settings, resume).run(expect=token, **options)
+
+    def erase(self, tenant: str, name: str | None = None, *, bases: bool = False, dry_run: bool = False) -> Erasure:
+        return self._with_load().erase(name, tenant=tenant, everything=name is None, bases=bases, dry_run=dry_run)
+
+    def erase_base(self, name: str, *, dry_run: bool = False) -> Erasure:
+        return self._with_load().erase(base=name, dry_run=dry_run)
+
+    def _with_load(self) -> Archive:
+        return _WithLoad(self)
+
+
+class _WithLoad(Archive):
+    """An archive that recodes as a `TowerArchive` says."""
+
+    def __init__(self, tower: TowerArchive) -> None:
+        super().__init__(tower.parts)
+        self._recode = tower._recoder
+
+    def _recoder(self) -> Recoder:
+        return self._recode()
+
+
+@dataclass(frozen=True)
+class TokenSession:
+    """Token ids as they were put. ``segments``: (id, ids of shape (t,)) from the root to the leaf."""
+
+    ids: Tokens
+    version: Version
+    segments: Segments
+
+    @property
+    def target(self) -> bytes | None:
+        return self.version.target if any(self.version.target) else None
+
+
+class SessionArchive:
+    """An archive of sessions, put in lists and read as values, beside its towers: ``archive``."""
+
+    def __init__(
+        self,
+        archive: TowerArchive,
+        bundles: Sequence[Any] = (),
+        *,
+        zstd_above: int | None = ZSTD_ABOVE,
+        tokenizers: Sequence[bytes] = (),
+        **engine: Unpack[EngineOptions],
+    ) -> None:
+        self.archive = archive
+        self.cold = Archive(
+            archive.parts, bundle=[*bundles] or None, tokenizers=tokenizers, zstd_above=zstd_above, **engine
+        )
+        archive.load_codecs = lambda: self.cold.codecs
+        if archive.codecs:  # given ones, perhaps of no real bundle
+            self.cold.__dict__["codecs"] = BundleCodecs(archive.codecs, bundles, zstd_above=zstd_above, **engine)
+        self.cold.codecs  # noqa: B018  (loads the bundles)
+
+    @classmethod
+    def create(cls, place: Place, bundles: Sequence[Bundle] = (), *, key: Secret | None = None) -> SessionArchive:
+        return cls(TowerArchive.create(place, [], key=key), bundles)
+
+    @classmethod
+    def open(
+        cls,
+        place: Place,
+        bundles: Sequence[Any] = (),
+        *,
+        key: Secret | None = None,
+        create: bool = False,
+        **options: Any,
+    ) -> SessionArchive:
+        opened = (opener.open_or_create if create else opener.open_at)(place, key=key)
+        return cls(TowerArchive(opened), bundles, **options)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.cold.codecs.tokenizer
+
+    @property
+    def bundle(self) -> Bundle:
+        return self.cold.codecs.bundle
+
+    def add(self, tokenizer: bytes) -> bytes:
+        return self.cold.codecs.add(tokenizer)
+
+    def put(self, requests: Iterable[PutRequest], **options: Any) -> Iterator[PutReceipt]:
+        return self.cold.put_many(requests, **options)
+
+    def get(self, name: str, tenant: str = "default", version: int | None = None) -> Session:
+        return self.session(self.archive.get(name, tenant, version))
+
+    def get_ids(
+        self, name: str, tenant: str = "default", version: int | None = None, *, salt: str | bytes | None = None
+    ) -> TokenSession:
+        tower = self.archive.get(name, tenant_of(tenant, salt), version)
+        if KINDS[tower.version.kind] != "ids":
+            raise ContentError(f"session {name!r} is a {KINDS[tower.version.kind]}, not token ids")
+        return TokenSession(tower.tokens, tower.version, tower.segments)
+
+    def read(self, version: Version) -> Session:
+        return self.cold.sessions.read(version)
+
+    def read_many(self, versions: Iterable[Version]) -> Iterator[Session]:
+        return self.cold.sessions.read_many(versions)
+
+    def session(self, tower: Tower) -> Session:
+        return self.cold.sessions.session(tower)
+
+
+def cut(archive: SessionArchive, request: PutRequest) -> NewSession:
+    """Return a request's session in segments, as a put would give it to the writer."""
+    found = archive.cold.commits.cutter.cut(prepare(request, archive.add))
+    assert isinstance(found, NewSession)
+    return found
+
+
+def inside(archive: Archive) -> TowerArchive:
+    """Return the same archive through its towers."""
+    return TowerArchive(archive.parts, lambda: archive.codecs)
+
+
+def copy(
+    source: TowerArchive, versions: Iterable[Version], to: TowerArchive, *, dry_run: bool = False
+) -> Iterator[copying.Copied]:
+    """Copy versions, as `archive.copy` does."""
+    return copying.copy(source.parts, versions, to.parts, dry_run=dry_run)
+
+
+def thawer_of(archive: SessionArchive, target: Target, hot: Any = None, **options: Any) -> Thawer:
+    """Return a thawer of its own for an archive and a target."""
+    from pltz.archive.thaw.thawer import Thawer
+
+    return Thawer(archive.cold.parts, archive.cold.codecs, target, hot, **options)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.archive.archive import Archive
+from pltz.archive.writing.put_request import PutRequest
 from pltz.datasets.dropped import tags_of
 from pltz.datasets.file_names import log_name
 from pltz.datasets.input_format import ReadOptions
@@ -114,6 +115,6 @@ class AgentLogSource:
         request = replace(self.naming.item(entry, found[0].session), continues=not self.new_version)
         return replace(request, tags={**request.tags, **tags_of((self.drop,), found[0].dropped)})
 
-    def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
+    def sink(self, cold: Archive, bundle: Bundle) -> Sink:
         """Return the archive itself. See `EntrySource.sink`."""
         return cold

@@ -33,7 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.archive.archive import Archive
+from pltz.archive.writing.put_request import PutRequest
 from pltz.datasets.session_columns import bytes_of, name_of, name_sessions
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
@@ -147,7 +148,7 @@ class DatabaseSource(ABC):
         """Return a row as a session to put. Raises UsageError, ContentError and FormatError."""
         return self.naming.item(entry, Session.from_json_line(entry.raw))
 
-    def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
+    def sink(self, cold: Archive, bundle: Bundle) -> Sink:
         """Return the archive itself. See `EntrySource.sink`."""
         return cold
 

@@ -18,7 +18,7 @@ from pltz.serving.nightly.run_stats import RefusedSession, RunStats
 from pltz.serving.nightly.sources.source import Shard, number_setting, path_setting
 
 if TYPE_CHECKING:
-    from pltz.archive.sessions import SessionArchive
+    from pltz.archive.archive import Archive
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class JournalSource:
             raise UsageError(f"expected the folder of a journal, found none at {self.path}")
         yield Shard(number, self.path, ())
 
-    def drain(self, cold: SessionArchive) -> RunStats:
+    def drain(self, cold: Archive) -> RunStats:
         """Archive its entries. Refused ones are laid aside in the journal itself."""
         from pltz.serving.eviction import worker
 

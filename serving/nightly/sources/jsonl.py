@@ -21,7 +21,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pltz.archive.sessions import PutRequest, SessionArchive
+from pltz.archive.archive import Archive
+from pltz.archive.writing.put_request import PutRequest
 from pltz.datasets import registry
 from pltz.datasets.byte_input import ByteInput, Readable, TooLong
 from pltz.datasets.json_files import first_events
@@ -190,7 +191,7 @@ class JsonlSource:
         request = self.naming.item(entry, Session.from_json_line(entry.raw))
         return replace(request, continues=not (self.repeats or self.new_version))
 
-    def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
+    def sink(self, cold: Archive, bundle: Bundle) -> Sink:
         """Return the archive itself. See `EntrySource.sink`."""
         return cold
 

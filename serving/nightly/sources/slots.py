@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
+from pltz.archive.archive import Archive
+from pltz.archive.writing.put_request import PutReceipt, PutRequest
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
@@ -78,7 +79,7 @@ class SlotSource:
         """Return a file's ids as a session to put. Raises ContentError."""
         return self.naming.item(entry, Session("ids", np.frombuffer(entry.raw, "<i4")))
 
-    def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
+    def sink(self, cold: Archive, bundle: Bundle) -> Sink:
         """Return the destination: the archive itself for the bundle's own ids, else a bridge to it.
 
         Raises UsageError and ModelError.
@@ -107,10 +108,10 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 class _Bridged:
     """An archive that accepts ids of another tokenizer."""
 
-    def __init__(self, cold: SessionArchive, tokenizer_json: bytes) -> None:
-        self._cold, self._tokenizer = cold, cold.add(tokenizer_json)
+    def __init__(self, cold: Archive, tokenizer_json: bytes) -> None:
+        self._cold, self._tokenizer = cold, cold.codecs.add(tokenizer_json)
 
-    def put(self, requests: Iterable[PutRequest], *, keep_opaque: bool = False) -> Iterator[PutReceipt]:
-        """Put sessions as `SessionArchive.put` does: yielded ones are durable."""
+    def put_many(self, requests: Iterable[PutRequest], *, keep_opaque: bool = False) -> Iterator[PutReceipt]:
+        """Put sessions as `Archive.put_many` does: yielded ones are durable."""
         named = (replace(request, tokenizer=self._tokenizer) for request in requests)
-        return self._cold.put(named, keep_opaque=keep_opaque)
+        return self._cold.put_many(named, keep_opaque=keep_opaque)

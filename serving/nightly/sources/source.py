@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from pltz.archive.sessions import PutReceipt, PutRequest, SessionArchive
+from pltz.archive.archive import Archive
+from pltz.archive.writing.put_request import PutReceipt, PutRequest
 
 if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
@@ -118,7 +119,7 @@ class EntrySource(Source, Protocol):
     def item(self, entry: SourceEntry) -> PutRequest:
         """Return an entry as a session to put. Raises UsageError, ContentError and FormatError."""
 
-    def sink(self, cold: SessionArchive, bundle: Bundle) -> Sink:
+    def sink(self, cold: Archive, bundle: Bundle) -> Sink:
         """Return the destination of its items: the archive itself, or a bridge to it.
 
         Raises UsageError and ModelError.
@@ -129,14 +130,14 @@ class EntrySource(Source, Protocol):
 class DrainedSource(Source, Protocol):
     """A source that moves its sessions into the archive by itself, as a whole."""
 
-    def drain(self, cold: SessionArchive) -> RunStats:
+    def drain(self, cold: Archive) -> RunStats:
         """Archive what is there now. Errors of single sessions are in the result."""
 
 
 class Sink(Protocol):
-    """A destination of sessions, such as `SessionArchive.put`."""
+    """A destination of sessions, such as `pltz.Archive`."""
 
-    def put(self, items: Iterable[PutRequest], *, keep_opaque: bool = False) -> Iterator[PutReceipt]:
+    def put_many(self, items: Iterable[PutRequest], *, keep_opaque: bool = False) -> Iterator[PutReceipt]:
         """Freeze sessions. Yielded ones are durable."""
 
 

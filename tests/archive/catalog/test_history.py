@@ -236,7 +236,7 @@ def test_verify_names_the_sessions_of_a_pack_that_is_gone(codec: SegmentCodec, s
 
 
 def opened(disk: SimDisk, codec: SegmentCodec) -> Archive:
-    return Archive(reopen(disk, codec, False))
+    return Archive(reopen(disk, codec, False).parts)
 
 
 def test_forget_and_history_of_a_session_with_a_hole(codec: SegmentCodec) -> None:
@@ -281,7 +281,7 @@ def test_merge_and_collect_stop_at_a_hole(codec: SegmentCodec) -> None:
 
 
 def test_a_copy_is_numbered_above_what_its_archive_may_hide(codec: SegmentCodec) -> None:
-    from pltz.archive.copy import copy
+    from tests.archive.towers import copy
 
     source, there = grown(codec, False, merged=False), grown(codec, False, merged=False)
     files = all_away(there, reopen(there, codec, False))

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.archive.catalog.ledger import EntryKind, LedgerEntry, PackLedger, PackState
-from pltz.archive.copy import copy
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.format.object_names import ledger_copies
 from pltz.archive.maintenance.repair import Repaired, Repairer
@@ -19,7 +18,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import FormatError, PltzError
-from tests.archive.towers import TowerArchive
+from tests.archive.towers import TowerArchive, copy
 
 NAMES = ("a", "b", "c")
 

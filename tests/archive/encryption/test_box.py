@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.archive import copy as transfer
 from pltz.archive.encryption.box import BITS, KEY, LEVELS, Tree, seal, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
@@ -25,12 +24,12 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import TENANT, domain_id
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Record
-from pltz.archive.sessions import base_of
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
+from tests.archive import towers
 from tests.archive.sealed import RAW, chat, reopen, tokens
 from tests.archive.towers import TowerArchive
 
@@ -351,9 +350,9 @@ def test_a_base_keeps_its_name_in_a_copy(sealed: TowerArchive, codec: SegmentCod
     """Contexts of a sealed archive do not say it: the keys do."""
     sealed.put([dataclasses.replace(chat("a", [1]), base="prompts")])
     other = TowerArchive.create(DirectoryStore(SimDisk(seed=2)), [codec], key=RAW)
-    assert len(list(transfer.copy(sealed, sealed.ls(), other))) == 1
-    assert base_of(other, other.get("a", "acme")) == (1, "prompts")
-    assert base_of(sealed, sealed.get("a", "acme")) == (1, "prompts")
+    assert len(list(towers.copy(sealed, sealed.ls(), other))) == 1
+    assert other.parts.reader.base_of(other.get("a", "acme")) == (1, "prompts")
+    assert sealed.parts.reader.base_of(sealed.get("a", "acme")) == (1, "prompts")
 
 
 def test_a_record_that_was_damaged_since_is_not_relied_on(

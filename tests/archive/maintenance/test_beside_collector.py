@@ -12,6 +12,7 @@ from pltz.archive.maintenance.cluster import Clusterer
 from pltz.archive.maintenance.merge import Merger
 from pltz.archive.maintenance.verify import Verifier
 from pltz.plt_codec.errors import PltzError
+from tests.archive.towers import inside
 
 TICKET = "Ticket %d. The customer of Bonn reports that the lamp does not start after the update of last week, and asks."
 
@@ -30,7 +31,7 @@ def build(place: Path) -> dict[str, Any]:
             messages = messages + [{"role": role, "content": text} for role, text in said]
             sessions[f"s{number}"] = {"messages": messages}
             archive.put(f"s{number}", sessions[f"s{number}"], tenant=f"t{number % 2}", base="bot")
-    archive.tower.collect(grace=0)
+    inside(archive).collect(grace=0)
     return sessions
 
 
@@ -46,13 +47,13 @@ def test_packs_vanish_when_a_step_begins(
 ) -> None:
     sessions = build(tmp_path)
     archive = Archive.open(tmp_path, neighbours=True)
-    archive.sessions  # noqa: B018  (loaded before the collector runs)
+    archive.codecs  # noqa: B018  (loaded before the collector runs)
     inner, fired = vars(of)[step], list[int]()
 
     def wrapped(self: Any, *words: Any, **named: Any) -> Any:
         if not fired:
             fired.append(1)
-            Archive.open(tmp_path).tower.collect(grace=0)
+            Archive.open(tmp_path).collect(grace=0)
         return inner(self, *words, **named)
 
     monkeypatch.setattr(of, step, wrapped)
@@ -77,12 +78,12 @@ def test_a_merge_beside_a_collector_merges_what_it_would_alone(
         for turn in range(8):
             messages = [*messages, {"role": "user", "content": f"question {number} {turn}"}]
             archive.put(f"s{number}", {"messages": messages})
-    archive.tower.collect(grace=0)
+    inside(archive).collect(grace=0)
     inner = Merger._own
 
     def wrapped(self: Merger, history: Any) -> None:
         if not fired:
-            fired.append(Archive.open(tmp_path).tower.collect(grace=0).deleted)
+            fired.append(Archive.open(tmp_path).collect(grace=0).deleted)
         inner(self, history)
 
     monkeypatch.setattr(Merger, "_own", wrapped)
@@ -96,13 +97,13 @@ def test_verify_calls_no_pack_damaged_that_a_collector_deletes(
 ) -> None:
     build(tmp_path)
     archive = Archive.open(tmp_path)
-    archive.tower.write_index()
+    inside(archive).write_index()
     inner, fired = vars(Verifier)[step], list[int]()
 
     def wrapped(self: Any, *words: Any, **named: Any) -> Any:
         if not fired:
             fired.append(1)
-            Archive.open(tmp_path).tower.collect(grace=0)
+            Archive.open(tmp_path).collect(grace=0)
         return inner(self, *words, **named)
 
     monkeypatch.setattr(Verifier, step, wrapped)

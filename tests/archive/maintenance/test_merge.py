@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive import copy
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.listing import Found
 from pltz.archive.encryption.keys import Secret
@@ -27,7 +26,7 @@ from pltz.plt_codec.errors import CorruptError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import records
 from tests.archive.sealed import RAW, reopen
-from tests.archive.towers import TowerArchive
+from tests.archive.towers import TowerArchive, copy
 
 PROMPT = np.arange(20)
 TURNS = [np.concatenate([[1000 + n], np.arange(40)]) for n in range(6)]
@@ -260,9 +259,9 @@ def test_a_session_that_grows_after_a_merge_is_merged_into_one_run_again(empty: 
 def test_a_copy_of_a_merged_session_has_each_version_once(empty: TowerArchive, codec: SegmentCodec) -> None:
     grow(empty)
     twin = TowerArchive.create(DirectoryStore(SimDisk()), empty.codecs)
-    list(copy.copy(empty, list(empty.ls(history=True)), twin))
+    list(copy(empty, list(empty.ls(history=True)), twin))
     empty.merge(cold=0)
-    list(copy.copy(empty, list(empty.ls(history=True)), twin))
+    list(copy(empty, list(empty.ls(history=True)), twin))
     assert len(twin.history("a", "acme")) == 6
     texts = [[token for _, tokens in segments for token in tokens] for segments in contents(empty).values()]
     assert [t.tokens.tolist() for t in twin.towers(twin.history("a", "acme"))] == texts

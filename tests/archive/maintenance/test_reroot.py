@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.copy import copy
 from pltz.archive.encryption import box, holes
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import FullError
@@ -19,7 +18,7 @@ from pltz.archive.storage.store import DirectoryStore
 from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.maintenance.test_erase import raw_records_open
 from tests.archive.sealed import chat, reopen, tokens
-from tests.archive.towers import TowerArchive
+from tests.archive.towers import TowerArchive, copy
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pltz.models.session.session import Session
 from pltz.models.target.target import Target
 from pltz.plt_codec.engines.queued import Queued, Told
 from pltz.plt_codec.errors import CorruptError, ModelError
-from tests.archive.towers import SessionArchive
+from tests.archive.towers import SessionArchive, thawer_of
 
 IDS = np.arange(100, 180)
 ROOM = 1 << 26
@@ -83,7 +83,7 @@ def test_ids_are_run_once_and_kept(
     cold: SessionArchive, kin: Target, ran: dict[str, int], monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     device = gpu(cold, monkeypatch, lambda g, tokens: g.say(tokens))
-    thawer = Thawer(cold, kin, HotStore.open(ROOM) if stored else None)
+    thawer = thawer_of(cold, kin, HotStore.open(ROOM) if stored else None)
     check(thawer, kin)
     assert ran == {"ahead": 1, "passes": 2}, "one of the thaw, one of the check"
     check(thawer, kin)
@@ -116,7 +116,7 @@ def test_a_prefill_over_as_many_other_ids_is_dropped(
     cold: SessionArchive, kin: Target, ran: dict[str, int], monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     gpu(cold, monkeypatch, as_many_others)
-    thawer = Thawer(cold, kin, HotStore.open(ROOM) if stored else None)
+    thawer = thawer_of(cold, kin, HotStore.open(ROOM) if stored else None)
     check(thawer, kin)
     assert ran == {"ahead": 1, "passes": 3}, "one ahead, one of the thaw, one of the check"
     check(thawer, kin)
@@ -130,7 +130,7 @@ def test_what_may_be_other_ids_is_not_taken(
     tell: Callable[[Gpu, np.ndarray], None],
 ) -> None:
     gpu(cold, monkeypatch, tell)
-    check(Thawer(cold, kin, HotStore.open(ROOM)), kin)
+    check(thawer_of(cold, kin, HotStore.open(ROOM)), kin)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_failure_ahead_is_none_of_the_thaw(
 
     gpu(cold, monkeypatch, lambda g, tokens: g.say(tokens))
     monkeypatch.setattr(kin, "prefill_queued", fail)
-    check(Thawer(cold, kin, HotStore.open(ROOM)), kin)
+    check(thawer_of(cold, kin, HotStore.open(ROOM)), kin)
 
 
 def test_ids_beyond_the_vocabulary_do_not_reach_the_target(
@@ -167,7 +167,7 @@ def test_ids_beyond_the_vocabulary_do_not_reach_the_target(
     gpu(cold, monkeypatch, damaged)
     hot = HotStore.open(ROOM)
     with pytest.raises(CorruptError, match="damaged"):
-        Thawer(cold, kin, hot).thaw("ids")
+        thawer_of(cold, kin, hot).thaw("ids")
     assert seen and all(int(ids.max()) < kin.vocab_size for ids in seen)
     assert hot.stats().inserted == 0
 
@@ -177,7 +177,7 @@ def test_sessions_that_are_no_ids_are_not_run_ahead(
     cold: SessionArchive, kin: Target, ran: dict[str, int], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     gpu(cold, monkeypatch, lambda g, tokens: g.say(tokens))
-    Thawer(cold, kin, None).thaw(name)
+    thawer_of(cold, kin, None).thaw(name)
     assert ran["ahead"] == 0
 
 
@@ -188,13 +188,13 @@ def test_nor_are_several_at_once_nor_what_is_too_long_for_a_pass(
     list(cold.put([PutRequest("more", Session("ids", IDS[::-1].copy()))]))
     from pltz.archive.thaw.thawer import Wanted
 
-    Thawer(cold, kin, None).thaw_many([Wanted("ids"), Wanted("more")])
-    check(Thawer(cold, kin, None, chunk=len(IDS) - 1), kin)
+    thawer_of(cold, kin, None).thaw_many([Wanted("ids"), Wanted("more")])
+    check(thawer_of(cold, kin, None, chunk=len(IDS) - 1), kin)
     assert ran["ahead"] == 0
 
 
 def test_a_codec_on_a_cpu_tells_nobody(cold: SessionArchive, kin: Target, ran: dict[str, int]) -> None:
-    check(Thawer(cold, kin, None), kin)
+    check(thawer_of(cold, kin, None), kin)
     assert ran["ahead"] == 0
 
 

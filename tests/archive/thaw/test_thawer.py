@@ -31,7 +31,7 @@ from pltz.plt_codec.errors import (
     UsageError,
 )
 from tests.archive.peek import peek
-from tests.archive.towers import SessionArchive
+from tests.archive.towers import SessionArchive, thawer_of
 from tests.kv.store.conftest import by_model
 
 NAMES = ["a/0", "a/1", "a/2", "a/3", "a/4", "text", "ids", "meta", "plain"]
@@ -100,7 +100,7 @@ def ids_of(cold: SessionArchive, name: str) -> list[int]:
 def test_every_session_thaws_as_if_new_however_often(
     cold: SessionArchive, kin: Target, budgets: tuple[int, ...] | None
 ) -> None:
-    thawer = Thawer(cold, kin, None if budgets is None else HotStore.open(*budgets))
+    thawer = thawer_of(cold, kin, None if budgets is None else HotStore.open(*budgets))
     for name in [*NAMES, *reversed(NAMES)]:
         as_if_new(thawer.thaw(name), kin, ids_of(cold, name))
     earlier = as_if_new(thawer.thaw("a/0", version=1), kin)
@@ -110,7 +110,7 @@ def test_every_session_thaws_as_if_new_however_often(
 def test_many_at_once_are_what_each_is_alone(cold: SessionArchive, kin: Target) -> None:
     for hot in (None, HotStore.open(ROOM)):
         for _ in range(2):
-            found = Thawer(cold, kin, hot).thaw_many([Wanted(name) for name in NAMES])
+            found = thawer_of(cold, kin, hot).thaw_many([Wanted(name) for name in NAMES])
             for name, thawed in zip(NAMES, found, strict=True):
                 as_if_new(thawed, kin, ids_of(cold, name))
 
@@ -118,7 +118,7 @@ def test_many_at_once_are_what_each_is_alone(cold: SessionArchive, kin: Target) 
 def test_only_what_is_missing_is_decoded_and_prefilled(
     cold: SessionArchive, kin: Target, counted: Counted
 ) -> None:
-    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    thawer = thawer_of(cold, kin, HotStore.open(ROOM))
     first = thawer.thaw("a/1")
     decoded, ran, passes = counted.take()
     assert ran == len(first.token_ids) == decoded and passes == 1
@@ -133,7 +133,7 @@ def test_only_what_is_missing_is_decoded_and_prefilled(
 def test_an_older_version_inside_a_hot_tower_runs_its_last_id_alone(
     cold: SessionArchive, kin: Target, counted: Counted
 ) -> None:
-    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    thawer = thawer_of(cold, kin, HotStore.open(ROOM))
     thawer.thaw("a/0")
     counted.take()
     first = thawer.thaw("a/0", version=1)
@@ -145,13 +145,13 @@ def test_what_many_share_is_decoded_and_prefilled_once(
     cold: SessionArchive, kin: Target, counted: Counted
 ) -> None:
     wanted = [Wanted(f"a/{n}") for n in (1, 2, 3, 4)]
-    thawer = Thawer(cold, kin, together=1)  # no two in a pass, so nothing is padding
+    thawer = thawer_of(cold, kin, together=1)  # no two in a pass, so nothing is padding
     found = [one for one in thawer.thaw_many(wanted) if isinstance(one, Thawed)]
     decoded, ran, passes = counted.take()
     lengths = [len(one.token_ids) for one in found]
     base = int(np.argmax(found[0].token_ids[: min(lengths)] != found[1].token_ids[: min(lengths)]))
     assert decoded == ran < sum(lengths) - 2 * base and passes == 5
-    few = Thawer(cold, kin)
+    few = thawer_of(cold, kin)
     few.thaw_many(wanted)
     assert counted.take()[2] < 5, "suffixes of like length share a pass"
 
@@ -160,7 +160,7 @@ def test_what_many_share_is_decoded_and_prefilled_once(
 def test_calls_for_one_session_at_once_do_the_work_once(
     cold: SessionArchive, kin: Target, counted: Counted, room: int | None
 ) -> None:
-    thawer = Thawer(cold, kin, None if room is None else HotStore.open(room))
+    thawer = thawer_of(cold, kin, None if room is None else HotStore.open(room))
     asked = _count_admitted(thawer)
     with ThreadPoolExecutor(6) as pool:
         with thawer._working:  # until all have asked
@@ -176,7 +176,7 @@ def test_calls_for_one_session_at_once_do_the_work_once(
 
 def test_who_is_served_does_not_stay_to_serve_others(cold: SessionArchive, kin: Target) -> None:
     """A call whose session another one thawed returns at once, though a batch waits."""
-    thawer = Thawer(cold, kin)
+    thawer = thawer_of(cold, kin)
     asked = _count_admitted(thawer)
     with ThreadPoolExecutor(1) as pool:
         with thawer._working:
@@ -206,7 +206,7 @@ def _count_admitted(thawer: Thawer) -> list[Any]:
 
 
 def test_calls_from_many_threads_are_all_right(cold: SessionArchive, kin: Target) -> None:
-    thawer = Thawer(cold, kin, HotStore.open(9000, 9000))
+    thawer = thawer_of(cold, kin, HotStore.open(9000, 9000))
 
     def call(seed: int) -> list[tuple[str, Thawed]]:
         names = np.random.default_rng(seed).permutation(NAMES).tolist()
@@ -223,7 +223,7 @@ def test_another_tokenizer_is_rendered_and_kept_hot_as_a_whole(
     cold: SessionArchive, stranger: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = Counted(cold, stranger, monkeypatch)
-    thawer = Thawer(cold, stranger, HotStore.open(ROOM))
+    thawer = thawer_of(cold, stranger, HotStore.open(ROOM))
     for _ in range(2):
         for name in ("a/1", "text", "meta"):
             session = cold.get(name)
@@ -253,7 +253,7 @@ def test_ids_of_another_tokenizer_that_were_served_thaw_by_segments(
     ]
     cold.archive.put(rows)
     again = SessionArchive.open(tmp_path / "cold", [bundle])
-    thawer = Thawer(again, stranger, HotStore.open(ROOM))
+    thawer = thawer_of(again, stranger, HotStore.open(ROOM))
     assert thawer.token_ids("served/0").tolist() == ids.tolist()
     counted = Counted(again, stranger, monkeypatch)
     as_if_new(thawer.thaw("served/0"), stranger, ids.tolist())
@@ -270,7 +270,7 @@ def test_ids_that_spell_a_chat_are_not_taken_for_it(cold: SessionArchive, kin: T
     list(cold.put([PutRequest("chat", Session("chat", value)), PutRequest("same", Session("ids", tokens))]))
     leaves = [cold.archive.version(name).leaf for name in ("chat", "same")]
     assert leaves[0] == leaves[1]
-    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    thawer = thawer_of(cold, kin, HotStore.open(ROOM))
     for _ in range(2):
         for name in ("chat", "same"):
             as_if_new(thawer.thaw(name), kin, ids_of(cold, name))
@@ -280,7 +280,7 @@ def test_ids_that_spell_a_chat_are_not_taken_for_it(cold: SessionArchive, kin: T
 
 def test_a_base_is_pinned(cold: SessionArchive, kin: Target) -> None:
     hot = HotStore.open(ROOM)
-    Thawer(cold, kin, hot).thaw("a/1")
+    thawer_of(cold, kin, hot).thaw("a/1")
     space = space_of(kin.fingerprint, "torch.float32")
     base = peek(cold, "a/1")[0].record.id
     assert base is not None and set(hot._pins) == {space + base}
@@ -291,10 +291,10 @@ def test_warm_files_serve_the_next_process(
 ) -> None:
     options: dict[str, Any] = {"disk_bytes": ROOM, "folder": tmp_path / "warm"}
     hot = HotStore.open(0, **options)
-    Thawer(cold, kin, hot).thaw("a/1")
+    thawer_of(cold, kin, hot).thaw("a/1")
     hot.close()
     counted.take()
-    again = Thawer(cold, kin, HotStore.open(0, **options)).thaw("a/1")
+    again = thawer_of(cold, kin, HotStore.open(0, **options)).thaw("a/1")
     assert counted.take() == (0, 0, 0)
     as_if_new(again, kin, ids_of(cold, "a/1"))
     counted.take()
@@ -303,7 +303,7 @@ def test_warm_files_serve_the_next_process(
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
     hot = HotStore.open(0, **options)
-    as_if_new(Thawer(cold, kin, hot).thaw("a/1"), kin, ids_of(cold, "a/1"))
+    as_if_new(thawer_of(cold, kin, hot).thaw("a/1"), kin, ids_of(cold, "a/1"))
     assert hot.stats().tiers["disk"].damaged == 1, "the base; what stands on it was not looked at"
 
 
@@ -311,12 +311,12 @@ def test_an_error_is_of_its_session_alone(cold: SessionArchive, kin: Target) -> 
     list(cold.put([PutRequest("other", Session("ids", np.arange(9)), target=b"another target..")]))
     list(cold.put([PutRequest("long", Session("ids", np.full(3000, 40)))]))
     list(cold.put([PutRequest("empty", Session("chat", {"messages": []}))]))
-    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    thawer = thawer_of(cold, kin, HotStore.open(ROOM))
     names = ["a/1", "nobody", "other", "long", "empty", "a/2"]
     found = thawer.thaw_many([Wanted(name) for name in names])
     kinds = [type(one) for one in found]
     assert kinds == [Thawed, NotFound, TargetMismatch, ContentError, ContentError, Thawed]
-    as_if_new(Thawer(cold, kin, any_target=True).thaw("other"), kin, range(9))
+    as_if_new(thawer_of(cold, kin, any_target=True).thaw("other"), kin, range(9))
     with pytest.raises(NotFound):
         thawer.thaw("nobody")
 
@@ -332,14 +332,14 @@ def test_a_damaged_session_does_not_take_others_with_it(
     pack.chmod(0o644)
     pack.write_bytes(data)
     again = SessionArchive.open(tmp_path / "cold", [bundle])
-    found = Thawer(again, kin).thaw_many([Wanted("a/1"), Wanted("victim"), Wanted("text")])
+    found = thawer_of(again, kin).thaw_many([Wanted("a/1"), Wanted("victim"), Wanted("text")])
     assert isinstance(found[1], LostError | ArchiveError)
     as_if_new(found[0], kin)
     as_if_new(found[2], kin)
 
 
 def test_a_new_version_is_seen_at_once(cold: SessionArchive, kin: Target) -> None:
-    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    thawer = thawer_of(cold, kin, HotStore.open(ROOM))
     before = thawer.thaw("text")
     list(cold.put([PutRequest("text", Session("text", b"Other words altogether."))]))
     after = thawer.thaw("text")
@@ -353,9 +353,9 @@ def test_a_sealed_archive_is_decoded_every_time_and_never_over_files(
     by_model(sealed)
     list(sealed.put([PutRequest("one", Session("ids", np.arange(50)))]))
     with pytest.raises(UsageError, match="in the clear"):
-        Thawer(sealed, kin, HotStore.open(0, 0, 9, folder=tmp_path / "warm"))
+        thawer_of(sealed, kin, HotStore.open(0, 0, 9, folder=tmp_path / "warm"))
     counted = Counted(sealed, kin, monkeypatch)
-    thawer = Thawer(sealed, kin, HotStore.open(ROOM))
+    thawer = thawer_of(sealed, kin, HotStore.open(ROOM))
     thawer.thaw("one")
     counted.take()
     thawer.thaw("one")
@@ -363,7 +363,7 @@ def test_a_sealed_archive_is_decoded_every_time_and_never_over_files(
 
 
 def test_a_forgotten_session_is_not_served_from_the_store(cold: SessionArchive, kin: Target) -> None:
-    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    thawer = thawer_of(cold, kin, HotStore.open(ROOM))
     thawer.thaw("text")
     cold.archive.forget([cold.archive.version("text")])
     with pytest.raises(NotFound):
@@ -371,14 +371,14 @@ def test_a_forgotten_session_is_not_served_from_the_store(cold: SessionArchive, 
 
 
 def test_stages_are_named_and_add_up(cold: SessionArchive, kin: Target) -> None:
-    for timings in [one.timings for one in (Thawer(cold, kin).thaw("a/1"),)]:
+    for timings in [one.timings for one in (thawer_of(cold, kin).thaw("a/1"),)]:
         assert list(timings) == ["read", "wait", "lookup", "decode", "prefill", "insert", "total"]
         assert timings["total"] == pytest.approx(sum(v for k, v in timings.items() if k != "total"))
         assert timings["decode"] > 0 and timings["prefill"] > 0 and min(timings.values()) >= 0
 
 
 def test_token_ids_are_those_of_a_thaw(cold: SessionArchive, kin: Target) -> None:
-    thawer = Thawer(cold, kin)
+    thawer = thawer_of(cold, kin)
     for name in NAMES:
         assert thawer.token_ids(name).tolist() == ids_of(cold, name)
 
@@ -386,7 +386,7 @@ def test_token_ids_are_those_of_a_thaw(cold: SessionArchive, kin: Target) -> Non
 def test_a_failure_of_the_target_reaches_all_who_wait_and_the_next_call_works(
     cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    thawer = Thawer(cold, kin, HotStore.open(ROOM))
+    thawer = thawer_of(cold, kin, HotStore.open(ROOM))
     with monkeypatch.context() as patch:
         patch.setattr(kin, "prefill", _breaks)
         with pytest.raises(RuntimeError, match="broken"):
@@ -401,7 +401,7 @@ def test_a_pass_of_many_that_fails_is_run_one_by_one(
         raise ModelError("out of memory")
 
     monkeypatch.setattr(kin, "prefill_many", full)
-    for one in Thawer(cold, kin).thaw_many([Wanted(f"a/{n}") for n in (1, 2, 3)]):
+    for one in thawer_of(cold, kin).thaw_many([Wanted(f"a/{n}") for n in (1, 2, 3)]):
         as_if_new(one, kin)
 
 

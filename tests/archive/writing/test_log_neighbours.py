@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from pltz import PutRequest
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.chain import LAST
-from pltz.archive.sessions import PutRequest
 from pltz.coding.log import passages
 from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle
@@ -20,6 +20,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.identity import NONE
 from tests.archive.peek import peek, records
+from tests.archive.towers import inside
 
 WORDS = ["".join(random.Random(n).choices("abcdefghilmnoprstuw", k=2 + n % 8)) for n in range(400)]
 
@@ -64,7 +65,7 @@ def neighbour(cold: Archive, name: str, tenant: str = "default") -> bytes:
 
 
 def leaf(cold: Archive, name: str, tenant: str = "default") -> bytes:
-    return cold.tower.version(name, tenant).leaf
+    return inside(cold).version(name, tenant).leaf
 
 
 def want(place: tuple[Path, dict[str, Any]], *names: str) -> None:
@@ -150,9 +151,9 @@ def test_a_log_of_another_process_is_read_where_time_allows(
 ) -> None:
     cold = opened(place[0], **place[1])
     put(cold, "1-1")
-    made = cold.tower._writer.logs.candidates
+    made = inside(cold)._writer.logs.candidates
     other = opened(place[0], **place[1])
-    monkeypatch.setattr(other.tower._writer.logs, "candidates", made)
+    monkeypatch.setattr(inside(other)._writer.logs, "candidates", made)
     put(other, "2-1")  # as long as what it would read: too long for it alone
     assert neighbour(other, "2-1") == NONE
     put(other, "3-1-2-3", "4-1-5-6")
@@ -183,10 +184,10 @@ def test_a_forgotten_neighbour_is_freed_in_the_end(tmp_path: Path, key: dict[str
     put(cold, "2-1")
     gone = leaf(cold, "1-1")
     cold.forget("1-1")
-    cold.tower.collect(grace=0, dead_share=0.01)
+    inside(cold).collect(grace=0, dead_share=0.01)
     assert neighbour(cold, "2-1") == gone  # it can be undeleted
     for _ in range(4):
-        cold.tower.collect(grace=0, dead_share=0.01)
+        inside(cold).collect(grace=0, dead_share=0.01)
     assert neighbour(cold, "2-1") == NONE and not records(cold, gone)
     want(place, "2-1", "5-5")
 
@@ -200,7 +201,7 @@ def test_an_erased_neighbour_is_gone_and_the_log_after_it_stays(tmp_path: Path) 
     assert neighbour(cold, "2-1") == gone
     cold.erase(tenant="default", name="1-1")
     assert neighbour(cold, "2-1") == NONE
-    assert not cold.tower._writer.logs.candidates._known
+    assert not inside(cold)._writer.logs.candidates._known
     put(cold, "3-1")
     assert neighbour(cold, "3-1") != gone
     want(place, "2-1", "3-1")
@@ -214,19 +215,19 @@ def test_a_collector_that_condemns_the_neighbour_is_noticed(
     cold, collector = opened(place[0], **place[1]), opened(place[0], **place[1])
     put(cold, "1-1")
     put(cold, "5-5")
-    publisher = cold.tower._writer._publisher
+    publisher = inside(cold)._writer._publisher
     publish = publisher.put
 
     def late(rows: Any, new: Any = None) -> None:
-        if collector.tower.catalog.listing.epoch == 0:
+        if inside(collector).catalog.listing.epoch == 0:
             collector.forget("1-1")
-            collector.tower.collect(grace=0, dead_share=0.01)
+            inside(collector).collect(grace=0, dead_share=0.01)
         publish(rows, new)
 
     monkeypatch.setattr(publisher, "put", late)
     put(cold, "2-1")
     for _ in range(3):
-        collector.tower.collect(grace=0, dead_share=0.01)
+        inside(collector).collect(grace=0, dead_share=0.01)
     want(place, "2-1", "5-5")
 
 
@@ -235,7 +236,7 @@ def test_a_put_that_fails_leaves_no_candidate(
 ) -> None:
     cold = opened(place[0], **place[1])
     with monkeypatch.context() as patch:
-        patch.setattr(cold.tower._writer._publisher, "put", lambda *_: (_ for _ in ()).throw(OSError("no disk")))
+        patch.setattr(inside(cold)._writer._publisher, "put", lambda *_: (_ for _ in ()).throw(OSError("no disk")))
         with pytest.raises(OSError, match="no disk"):
             put(cold, "1-1")
     put(cold, "2-1")
@@ -247,9 +248,9 @@ def test_a_merged_log_with_a_neighbour_reads_as_before(place: tuple[Path, dict[s
     cold = opened(place[0], **place[1])
     put(cold, "1-1", "2-1")
     cold.put("2-1", log(2, 1, more=9))
-    cold.tower.merge(cold=0)
+    inside(cold).merge(cold=0)
     for _ in range(3):
-        cold.tower.collect(grace=0, dead_share=0.01)
+        inside(cold).collect(grace=0, dead_share=0.01)
     assert opened(place[0], **place[1]).get("2-1").session == log(2, 1, more=9)
     assert opened(place[0], **place[1]).get("2-1", version=1).session == log(2, 1)
     want(place, "1-1")

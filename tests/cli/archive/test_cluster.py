@@ -12,6 +12,7 @@ from click.testing import Result
 from pltz.archive.archive import Archive
 from pltz.plt_codec.identity import NONE
 from tests.archive.peek import peek
+from tests.archive.towers import inside
 
 Run = Callable[..., Result]
 TEXT = "The bell of copper rings at nine when Zacharias opens his shop in Quellenweg, and seven grey geese run by. " * 2
@@ -47,7 +48,7 @@ def test_sessions_of_another_process_serve_once_they_are_chosen(run: Run, tmp_pa
     assert done.exit_code == 0 and done.stdout.startswith("3 sessions chosen, 3 looked at, 1 tenant")
     assert run(*put).exit_code == 0
     archive = Archive.open(place)
-    assert coded_after(archive, "b/0") in {archive.tower.version(f"a/{n}").leaf for n in range(3)}
+    assert coded_after(archive, "b/0") in {inside(archive).version(f"a/{n}").leaf for n in range(3)}
     assert coded_after(archive, "a/0") == NONE
     assert archive.get("b/0").value["messages"][0]["content"] == f"{TEXT}It was day 7."
     assert run("archive", "verify", place, "--decode").exit_code == 0
@@ -70,7 +71,7 @@ def test_an_erase_loads_the_bundle_that_codes_others_anew(tmp_path: Path) -> Non
     cold = Archive.open(tmp_path / "cold", create=True, passphrase="correct horse", neighbours=True)
     for name in ("first", "second"):
         cold.put(name, f"{TEXT}{name}")
-    assert coded_after(cold, "second") == cold.tower.version("first").leaf
+    assert coded_after(cold, "second") == inside(cold).version("first").leaf
     other = Archive.open(tmp_path / "cold", passphrase="correct horse")
     assert other.erase("first", tenant="default").recoded == 1
     for archive in (other, Archive.open(tmp_path / "cold", passphrase="correct horse")):

@@ -134,7 +134,7 @@ def test_turns_add_what_is_new(trained: None, run: Run, cold: Path, put: Put) ->
 def test_other_keys_are_not_in_the_way_of_new_turns(
     trained: None, run: Run, cold: Path, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pltz.archive.sessions.META_AFTER", 0)
+    monkeypatch.setattr("pltz.archive.writing.cut.META_AFTER", 0)
     put(chat(2, state="open", n=1.0), "--name", "s")
     assert put(chat(4, state="closed"), "--name", "s")[0]["known"] == 2
     assert json.loads(run("archive", "get", cold, "s").stdout) == chat(4, state="closed")

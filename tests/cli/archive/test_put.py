@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pltz.archive.writing import pace
+from pltz.archive.writing.writer import ArchiveWriter
 from tests.cli.commands import Run, chat, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -92,20 +93,19 @@ def test_what_was_put_before_an_error_is_stored(run: Run, cold: Path, logs: Path
 def test_an_interrupted_put_keeps_its_commits_and_goes_on(
     run: Run, cold: Path, logs: Path, small_commits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.archive.towers import TowerArchive
 
-    put, calls = TowerArchive.put, []
+    put, calls = ArchiveWriter.put, []
 
-    def interrupted(self: TowerArchive, *args: object, **options: object) -> object:
+    def interrupted(self: ArchiveWriter, *args: object, **options: object) -> object:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return put(self, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(TowerArchive, "put", interrupted)
+    monkeypatch.setattr(ArchiveWriter, "put", interrupted)
     done = run("archive", "put", cold, logs)
     assert done.exit_code == 1 and "2 sessions stored" in done.stderr and "same command again" in done.stderr
-    monkeypatch.setattr(TowerArchive, "put", put)
+    monkeypatch.setattr(ArchiveWriter, "put", put)
     rows = lines(run("archive", "put", cold, logs, "--json"))
     assert [row["unchanged"] for row in rows] == [True, True, False]
 
@@ -151,15 +151,14 @@ def test_rows_that_name_their_sessions(run: Run, cold: Path, tmp_path: Path) -> 
 def test_a_large_session_is_a_commit_of_its_own(
     run: Run, cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.archive.towers import TowerArchive
 
-    put, commits = TowerArchive.put, list[int]()
+    put, commits = ArchiveWriter.put, list[int]()
 
-    def counted(self: TowerArchive, sessions: Sequence[object], **options: object) -> object:
+    def counted(self: ArchiveWriter, sessions: Sequence[object], **options: object) -> object:
         commits.append(len(sessions))
         return put(self, sessions, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(TowerArchive, "put", counted)
+    monkeypatch.setattr(ArchiveWriter, "put", counted)
     for name, size in (("a", 10), ("b", 10), ("c", 5000), ("d", 10), ("e", 10)):
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / f"in/{name}.txt").write_text(f"{name} " * size)

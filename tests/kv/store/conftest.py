@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pltz import PutRequest
 from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.put_request import PreparedRequest, PutRequest
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.kv.store.kv_block import KVBlock
 from pltz.models.bundle.bundle import Bundle, write_bundle
@@ -112,12 +112,13 @@ def stranger(small: Path) -> Target:
 
 def by_model(archive: SessionArchive) -> None:
     """Code sessions by the bundle, which untrained as it is would lose to plain bytes under zstd."""
-    cut = archive._cut
+    cutter = archive.cold.commits.cutter
+    cut = cutter._cut_session
 
-    def alone(request: PutRequest, keep_opaque: bool) -> NewSession:
+    def alone(request: PreparedRequest, keep_opaque: bool) -> NewSession:
         return replace(cut(request, keep_opaque), otherwise=())
 
-    archive._cut = alone  # type: ignore[method-assign]
+    cutter._cut_session = alone  # type: ignore[method-assign]
 
 
 PROMPT = "You answer questions about string, rope, thread and yarn, at length and with care. " * 6

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pltz.archive.thaw.thawed import kv_difference
-from pltz.archive.thaw.thawer import Thawer, Wanted
+from pltz.archive.thaw.thawer import Wanted
 from pltz.kv.calibrate.fitting import Plan, calibrate
 from pltz.kv.calibrate.measure import prefilled, watched
 from pltz.kv.errors import WarmFileError
@@ -35,7 +35,7 @@ from pltz.kv.store.tier import HostTier, StoredBlock
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
 from pltz.plt_codec.identity import NONE
-from tests.archive.towers import SessionArchive
+from tests.archive.towers import SessionArchive, thawer_of
 
 ROOM = 1 << 26
 SPACE, SEGMENT, PARENT = b"a target........", b"segment.........", b"parent.........."
@@ -64,22 +64,22 @@ def test_a_tier_keeps_a_form_that_only_those_get_who_allow_its_loss(
     budgets = {"device": (ROOM,), "host": (0, ROOM), "disk": (0, 0, ROOM)}[tier]
     folder = {"folder": tmp_path / "warm"} if tier == "disk" else {}
     store = HotStore.open(*budgets, forms={tier: codec}, **folder)  # type: ignore[arg-type]
-    exact = Thawer(cold, kin, store).thaw("a/1")
+    exact = thawer_of(cold, kin, store).thaw("a/1")
     store.drain()
     assert exact.kl == 0
     stats = store.stats().tiers[tier]
     assert stats.form == codec.name and stats.blocks > 0
     raw = HotStore.open(ROOM)
-    Thawer(cold, kin, raw).thaw("a/1")
+    thawer_of(cold, kin, raw).thaw("a/1")
     if form == "q8":
         assert stats.used < raw.stats().tiers["device"].used
-    again = Thawer(cold, kin, store).thaw("a/1")
+    again = thawer_of(cold, kin, store).thaw("a/1")
     store.drain()
     assert again.kl == 0 and kv_difference(exact.cache, again.cache) < 1e-4, "from its tokens"
-    lossy = Thawer(cold, kin, store, max_kl=codec.receipt.most).thaw("a/1")
+    lossy = thawer_of(cold, kin, store, max_kl=codec.receipt.most).thaw("a/1")
     assert lossy.kl == codec.receipt.most and 0 < kv_difference(exact.cache, lossy.cache) < 0.6
     assert (lossy.token_ids == exact.token_ids).all()
-    less = Thawer(cold, kin, store, max_kl=0.99 * codec.receipt.most).thaw("a/1")
+    less = thawer_of(cold, kin, store, max_kl=0.99 * codec.receipt.most).thaw("a/1")
     assert less.kl == 0 and kv_difference(exact.cache, less.cache) < 1e-4
 
 
@@ -87,10 +87,10 @@ def test_what_is_computed_over_lossy_kv_is_not_kept(
     cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]
 ) -> None:
     store = HotStore.open(0, ROOM, forms={"host": codecs["q8"]})
-    Thawer(cold, kin, store).thaw("a/1")
+    thawer_of(cold, kin, store).thaw("a/1")
     store.drain()
     blocks = store.stats().tiers["host"].blocks
-    found = Thawer(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
+    found = thawer_of(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
     assert found.kl > 0 and store.stats().tiers["host"].blocks == blocks
 
 
@@ -103,22 +103,22 @@ def test_a_receipt_of_no_loss_makes_no_form_exact(
     none = replace(measured, kl=0.0, kl_error=0.0, kl99=0.0, most=0.0)
     store = HotStore.open(ROOM, ROOM, forms={"host": Q8Codec(Rotary.of(kin), Receipt.of(none.to_dict()))})
     first = HotStore.open(0, ROOM, forms={"host": Q8Codec(Rotary.of(kin), none)})
-    Thawer(cold, kin, first).thaw("a/1")
+    thawer_of(cold, kin, first).thaw("a/1")
     first.close()
     for node in first._nodes.values():
         assert store.insert(node.space, node.segment, node.parent, node.block, node.born)
         with store.hold(node.space, [node.segment]) as lease:
             assert not lease.blocks
-    expected = Thawer(cold, kin).thaw("a/2").cache
-    over = Thawer(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
+    expected = thawer_of(cold, kin).thaw("a/2").cache
+    over = thawer_of(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
     assert kv_difference(expected, over.cache) > 1e-4, "it was served from the small form"
     assert over.lossy and not over.kl
     assert not any(node.block.codec.exact for node in store._nodes.values())
-    thawer = Thawer(cold, kin, store, max_kl=1.0, refine=True)
+    thawer = thawer_of(cold, kin, store, max_kl=1.0, refine=True)
     refined = thawer.thaw("a/2").exact
     assert refined is not None and kv_difference(expected, refined.result(60).cache) < 1e-4
     thawer.close()
-    again = Thawer(cold, kin, store).thaw("a/2")
+    again = thawer_of(cold, kin, store).thaw("a/2")
     assert kv_difference(expected, again.cache) < 1e-4 and not again.lossy
 
 
@@ -127,11 +127,11 @@ def small_first(cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]) -
     """Return a store whose only copy of a/1 is small, with room for the exact one, and a thawer that refines."""
     store = HotStore.open(ROOM, ROOM, forms={"host": codecs["q8"]})
     other = HotStore.open(0, ROOM, forms={"host": codecs["q8"]})
-    Thawer(cold, kin, other).thaw("a/1")
+    thawer_of(cold, kin, other).thaw("a/1")
     other.close()
     for node in other._nodes.values():
         assert store.insert(node.space, node.segment, node.parent, node.block, node.born)
-    thawer = Thawer(cold, kin, store, max_kl=1.0, refine=True)
+    thawer = thawer_of(cold, kin, store, max_kl=1.0, refine=True)
     yield store, thawer
     thawer.close()
 
@@ -140,7 +140,7 @@ def test_a_small_form_answers_at_once_and_exact_kv_takes_its_place(
     cold: SessionArchive, kin: Target, small_first: Any
 ) -> None:
     store, thawer = small_first
-    expected = Thawer(cold, kin).thaw("a/1")
+    expected = thawer_of(cold, kin).thaw("a/1")
     first = thawer.thaw("a/1")
     assert first.kl > 0 and kv_difference(expected.cache, first.cache) > 1e-4
     exact = first.exact.result(60)
@@ -192,14 +192,14 @@ def test_exact_and_lossy_thaws_of_one_batch_do_not_mix(kin: Target, cold: Sessio
     answers = [thawer._answer(request) for request in (lossy, exact, other)]
     assert answers[0].kl > 0 and answers[1].kl == answers[2].kl == 0
     for name, answer in (("a/1", answers[1]), ("a/2", answers[2])):
-        assert kv_difference(Thawer(cold, kin).thaw(name).cache, answer.cache) < 1e-4
+        assert kv_difference(thawer_of(cold, kin).thaw(name).cache, answer.cache) < 1e-4
 
 
 def test_only_those_who_allow_a_loss_may_refine(cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]) -> None:
     lossy = HotStore.open(ROOM, forms={"device": codecs["q8"]})
     for hot, max_kl in ((None, 1.0), (HotStore.open(ROOM), 0.0), (HotStore([lossy.memory[0]]), 1.0)):
         with pytest.raises(UsageError, match="refine"):
-            Thawer(cold, kin, hot, max_kl=max_kl, refine=True)
+            thawer_of(cold, kin, hot, max_kl=max_kl, refine=True)
 
 
 class Slow:
@@ -287,7 +287,7 @@ def test_the_size_of_a_lossless_block_is_known_without_decoding_it(monkeypatch: 
 def test_a_lossless_file_that_does_not_decode_is_a_miss(cold: SessionArchive, kin: Target, tmp_path: Path) -> None:
     """Its checksums are right, its frames are not. The device keeps raw KV, so the block would be decoded there."""
     store = HotStore.open(ROOM, 0, ROOM, folder=tmp_path, forms={"disk": LosslessCodec()})
-    thawer = Thawer(cold, kin, store)
+    thawer = thawer_of(cold, kin, store)
     expected = thawer.thaw("a/1")
     leaf = cold.archive.version("a/1").leaf
     [node] = [node for node in store._nodes.values() if node.segment == leaf]
@@ -306,10 +306,10 @@ def test_a_coded_file_that_is_damaged_far_behind_is_made_from_its_tokens(
     monkeypatch.setattr("pltz.kv.store.warm_file.CHUNK", 512)
     options: Any = {"folder": tmp_path, "forms": {"disk": codecs["predictive"]}}
     first = HotStore.open(0, 0, ROOM, **options)
-    exact = Thawer(cold, kin, first).thaw("a/3")
+    exact = thawer_of(cold, kin, first).thaw("a/3")
     first.close()
     store = HotStore.open(0, ROOM, ROOM, **options)
-    loose = Thawer(cold, kin, store, max_kl=float("inf"))
+    loose = thawer_of(cold, kin, store, max_kl=float("inf"))
     small = loose.thaw("a/3")
     assert small.kl > 0 and kv_difference(exact.cache, small.cache) < 0.6
     assert store.stats().tiers["host"].blocks > 0, "promoted once they were there"
@@ -322,7 +322,7 @@ def test_a_coded_file_that_is_damaged_far_behind_is_made_from_its_tokens(
         raise WarmFileError("cannot remove")
 
     monkeypatch.setattr(DiskTier, "discard", refused)
-    again = Thawer(cold, kin, HotStore.open(0, ROOM, ROOM, **options), max_kl=float("inf")).thaw("a/3")
+    again = thawer_of(cold, kin, HotStore.open(0, ROOM, ROOM, **options), max_kl=float("inf")).thaw("a/3")
     assert (again.token_ids == exact.token_ids).all() and kv_difference(exact.cache, again.cache) < 0.6
     assert not paths[-1].exists()
 
@@ -340,7 +340,7 @@ def test_statistics_count_tokens_and_bytes_of_each_form_and_tier(
     forms = {"host": codecs["q8"], "disk": codecs["predictive"]}
     small, room = codecs["q8"], 60_000  # bytes: a/1 fits the device, and so does little else
     store = HotStore.open(room, room // 10, ROOM, folder=tmp_path / "warm", forms=forms)
-    ids = sum(len(Thawer(cold, kin, store).thaw(f"a/{n}").token_ids) for n in (1, 2, 3, 4))
+    ids = sum(len(thawer_of(cold, kin, store).thaw(f"a/{n}").token_ids) for n in (1, 2, 3, 4))
     store.drain()
     assert ids > 0 and store.stats().demoted > 0
     stats = store.stats()
@@ -354,7 +354,7 @@ def test_statistics_count_tokens_and_bytes_of_each_form_and_tier(
     below = stats.tiers["disk"].forms
     assert set(below) <= {small.name, codecs["predictive"].name}, "a lossy block keeps its form"
     before = sum(form.hit_tokens for tier in stats.tiers.values() for form in tier.forms.values())
-    Thawer(cold, kin, store, max_kl=float("inf")).thaw("a/1")
+    thawer_of(cold, kin, store, max_kl=float("inf")).thaw("a/1")
     store.drain()
     after = store.stats()
     assert sum(f.hit_tokens for tier in after.tiers.values() for f in tier.forms.values()) > before == stats.hit_tokens
@@ -385,7 +385,7 @@ def test_a_model_that_shows_no_attention_has_no_forms_that_code_by_it(
     """Their receipts were measured with attention, so they say nothing about KV without it."""
     monkeypatch.setattr("pltz.kv.calibrate.watch.Watch._products", lambda *_, **__: None)
     store = HotStore.open(0, ROOM, forms={"host": codecs[form]})
-    thawer = Thawer(cold, kin, store, max_kl=float("inf"))
+    thawer = thawer_of(cold, kin, store, max_kl=float("inf"))
     exact = thawer.thaw("a/1")
     store.drain()
     assert bool(store.stats().tiers["host"].blocks) == kept
@@ -444,11 +444,11 @@ def test_a_block_that_does_not_decode_is_made_from_its_tokens(
     cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]
 ) -> None:
     store = HotStore.open(0, ROOM, forms={"host": codecs["predictive"]})
-    exact = Thawer(cold, kin, store).thaw("a/1")
+    exact = thawer_of(cold, kin, store).thaw("a/1")
     store.drain()
     for node in store._nodes.values():
         node.block.parts["kv.sum"][0] ^= 1
-    again = Thawer(cold, kin, store, max_kl=float("inf")).thaw("a/1")
+    again = thawer_of(cold, kin, store, max_kl=float("inf")).thaw("a/1")
     assert again.kl == 0 and kv_difference(exact.cache, again.cache) < 1e-4
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from pltz.archive.thaw.thawed import kv_difference
-from pltz.archive.thaw.thawer import Thawer
 from pltz.kv.port.codec import Span
 from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.store import HotStore
@@ -21,7 +20,7 @@ from pltz.kv.store.tier import DeviceTier, HostTier
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE
-from tests.archive.towers import SessionArchive
+from tests.archive.towers import SessionArchive, thawer_of
 from tests.kv.store.conftest import SPACE, Blocks
 from tests.kv.store.test_tier import RAW_SIZE, Drawer, Rounded
 
@@ -266,11 +265,11 @@ def test_a_thaw_finds_in_the_queue_what_another_evicted(
     cold: SessionArchive, kin: Target, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = HotStore.open(1 << 26)
-    expected = Thawer(cold, kin, raw).thaw("a/1")
+    expected = thawer_of(cold, kin, raw).thaw("a/1")
     room = raw.stats().tiers["device"].used
     drawer = Drawer(codec=gate)
     store = HotStore([DeviceTier(room), drawer])
-    thawer = Thawer(cold, kin, store)
+    thawer = thawer_of(cold, kin, store)
     for name in ("a/1", "meta"):
         thawer.thaw(name)
     assert gate.begun.wait(PATIENCE) and store.stats().tiers["queue"].blocks > 0

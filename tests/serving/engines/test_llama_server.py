@@ -304,7 +304,7 @@ class TestLive:
                     "story", half.ids, tenant="acme", target=server.target, adapter=half.adapter
                 ))
         cold = SessionArchive.open(tmp_path / "cold", tokenizers=[tokenizer], create=True)
-        assert drain(tmp_path / "journal", cold).stored == 1
+        assert drain(tmp_path / "journal", cold.cold).stored == 1
         found = cold.get_ids("story", "acme")
         with started(models, tmp_path) as server:
             hot = server.thaw(found.ids, slot=0, frozen_for=found.target)
@@ -343,7 +343,7 @@ class TestLive:
             assert hook.on_evict(EvictionRequest("styled", styled.ids, target=server.target, adapter=styled.adapter))
             assert hook.flush(10)
             cold = SessionArchive.open(tmp_path / "cold", create=True)
-            assert drain(tmp_path / "journal", cold).stored == 1
+            assert drain(tmp_path / "journal", cold.cold).stored == 1
             found = cold.get_ids("styled")
             assert server.thaw(found.ids, frozen_for=found.target).tokens == 16
             with pytest.raises(TargetMismatch, match="expected no adapter"):

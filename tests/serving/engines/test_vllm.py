@@ -108,7 +108,7 @@ def test_a_salt_never_crosses_tenants_nor_is_it_kept(tmp_path: Path) -> None:
                 )
             )
             assert found is not None and hook.on_evict(found)
-    assert drain(tmp_path / "journal", cold).stored == 3
+    assert drain(tmp_path / "journal", cold.cold).stored == 3
     assert cold.get_ids("of acme s", "acme", salt="s3cret").ids.tolist() == IDS
     others: list[tuple[str, str, str | None]] = [
         ("of acme s", "acme", None),
@@ -150,7 +150,7 @@ def test_odd_hints_of_a_client_lose_no_session_and_stop_nothing(tmp_path: Path, 
     with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
         assert found is not None and hook.on_evict(found)
     cold = SessionArchive.open(tmp_path / "cold", create=True)
-    assert drain(tmp_path / "journal", cold).stored == 1
+    assert drain(tmp_path / "journal", cold.cold).stored == 1
     assert cold.get_ids("chat").ids.tolist() == IDS
 
 

@@ -104,7 +104,7 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     assert llm.llm_engine.reset_prefix_cache()  # all goes cold
     time.sleep(0.5)  # the journal's flush
     cold = SessionArchive.open(place, create=True)
-    drained = drain(journal, cold)
+    drained = drain(journal, cold.cold)
     found = cold.get_ids("chat", "acme", salt="of acme")
     out["frozen"] = {
         "tokens": len(found.ids),

@@ -56,7 +56,7 @@ class Bench:
         return SessionArchive(TowerArchive.open(DirectoryStore(self.disk), [self.codec]), [bundle])
 
     def worker(self, **options: Any) -> Worker:
-        return Worker(self.backlog, Tokenizers(self.disk), self.archive, **options)
+        return Worker(self.backlog, Tokenizers(self.disk), lambda: self.archive().cold, **options)
 
     def versions(self) -> list[tuple[str, list[int]]]:
         """Return (name, ids) of every version in the archive, oldest first."""

@@ -37,7 +37,7 @@ class Two:
         self.backlog = JournalReader(disk, self.locks)
 
     def worker(self) -> Worker:
-        return Worker(self.backlog, Tokenizers(self.disk), self.bench.archive, batch_tokens=200)
+        return Worker(self.backlog, Tokenizers(self.disk), lambda: self.bench.archive().cold, batch_tokens=200)
 
     def facts(self) -> list[Facts]:
         return [(name, tuple(ids)) for name, ids in self.bench.versions()]
@@ -208,7 +208,7 @@ def test_a_journal_drains_on_a_real_full_disk(small_disk: Path, tmp_path: Path, 
     bench = Bench(cold, codec)
     disk, locks = OsDisk(small_disk), FileLocks(small_disk)
     journal = Journal(disk, locks)
-    worker = Worker(JournalReader(disk, locks), Tokenizers(disk), bench.archive)
+    worker = Worker(JournalReader(disk, locks), Tokenizers(disk), lambda: bench.archive().cold)
     bodies = [entry(f"s{n}", 64, n).encode() for n in range(400)]
     durable = 0
     for _ in range(3):

@@ -12,6 +12,8 @@ import zstandard
 
 from pltz.archive.errors import Fenced, StoreError
 from pltz.archive.format import object_names
+from pltz.archive.writing.cut import SessionCutter
+from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec, SegmentCodec
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import PltzError, UsageError, VersionError
@@ -20,7 +22,7 @@ from pltz.plt_codec.limits import MAX_BYTES
 from pltz.serving.nightly import freeze
 from pltz.serving.nightly.state import Busy
 from tests.archive.peek import records
-from tests.archive.towers import SessionArchive, TowerArchive
+from tests.archive.towers import SessionArchive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,13 +156,13 @@ def test_zstd_above_sends_large_sessions_to_zstd(
     nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2, 5000), make_chat(3)]))
     seen: list[tuple[str, bool]] = []
     monkeypatch.setattr("pltz.coding.log.log_look.LEAST", 1 << 40)  # a chat of short turns looks like a log
-    way = SessionArchive._way
+    segmented = SessionCutter._segmented
 
-    def noted(cold: SessionArchive, codec: SegmentCodec, item: Any, *given: Any) -> Any:
+    def noted(cutter: SessionCutter, codec: SegmentCodec, item: Any, *given: Any) -> Any:
         seen.append((item.name, isinstance(codec, BytesCodec)))
-        return way(cold, codec, item, *given)
+        return segmented(cutter, codec, item, *given)
 
-    monkeypatch.setattr(SessionArchive, "_way", noted)
+    monkeypatch.setattr(SessionCutter, "_segmented", noted)
     assert nightly.run()["totals"]["frozen"] == 3 and len(nightly.content()) == 3
     assert [plain for name, plain in seen if name == "chat-2"] == [True]
     assert [plain for name, plain in seen if name == "chat-1"] == [True, False]
@@ -358,15 +360,15 @@ def test_what_is_no_fault_of_a_session_ends_a_shard_and_the_next_run_goes_on(
 ) -> None:
     nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(9))))
     monkeypatch.setattr(freeze, "BATCH_SESSIONS", 3)
-    real, calls = TowerArchive.put, []
+    real, calls = ArchiveWriter.put, []
 
-    def full(self: TowerArchive, sessions: Any, **options: Any) -> Any:
+    def full(self: ArchiveWriter, sessions: Any, **options: Any) -> Any:
         calls.append(len(sessions))
         if len(calls) == 2:
             raise error
         return real(self, sessions, **options)
 
-    monkeypatch.setattr(TowerArchive, "put", full)
+    monkeypatch.setattr(ArchiveWriter, "put", full)
     report = nightly.run()
     assert report["exit_code"] == 7 and "the disk is full" in report["failures"][0]
     assert (report["totals"]["frozen"], report["refused"]) == (3, [])
@@ -380,15 +382,15 @@ def test_a_commit_that_a_collector_overtook_is_put_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
-    real, calls = TowerArchive.put, []
+    real, calls = ArchiveWriter.put, []
 
-    def overtaken(self: TowerArchive, sessions: Any, **options: Any) -> Any:
+    def overtaken(self: ArchiveWriter, sessions: Any, **options: Any) -> Any:
         calls.append(1)
         if len(calls) <= patience:
             raise Fenced("a collector went on without this writer")
         return real(self, sessions, **options)
 
-    monkeypatch.setattr(TowerArchive, "put", overtaken)
+    monkeypatch.setattr(ArchiveWriter, "put", overtaken)
     patience = 100
     report = nightly.run()
     assert report["exit_code"] == 7 and "Fenced" in report["failures"][0] and len(calls) == freeze.TRIES

@@ -47,4 +47,4 @@ def test_sessions_of_one_shard_grow_in_the_next_without_being_decoded(
     decoded.clear()
     assert another.freeze(third).frozen == 4
     assert 0 < max(decoded) < 40  # the new turns alone, decoded back; the first ones have 800 tokens
-    assert [(v.name, v.version) for v in another.open().archive.ls()] == [(f"chat-{n}", 3) for n in range(4)]
+    assert [(v.name, v.version) for v in another.open().directory.ls()] == [(f"chat-{n}", 3) for n in range(4)]

@@ -1,0 +1,156 @@
+"""SessionDirectory: the sessions that an archive has, by tenant and name. Nothing is decoded.
+
+    directory = SessionDirectory(catalog)
+    directory.version("chat-7", "acme")     # the last one, or why it cannot be told
+    list(directory.ls("acme"))              # the last version of each session
+    directory.want_whole("listed them")     # ArchiveError where damage may hide sessions
+
+Every call sees what any process had acknowledged, by the catalogue's rule of freshness.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.history import History
+from pltz.archive.catalog.lookup import Version
+from pltz.archive.encryption.keys import LockedArchive
+from pltz.archive.errors import ArchiveError, NotFound
+from pltz.archive.format import index_file
+from pltz.archive.format.ids import TENANT
+from pltz.archive.humanize import counted, moment
+
+
+class SessionDirectory:
+    """Finds and lists versions through the catalogue of an archive."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def version(self, name: str, tenant: str = "default", number: int | None = None) -> Version:
+        """Return the last version of a session that is not forgotten, or the one of a number.
+
+        Raises:
+            NotFound: there is no such session or version.
+            LostError: damage took it, or what may be the last version.
+            MissingPack: it is in a missing pack that repair may restore.
+            ArchiveError: it may be in a damaged pack.
+        """
+        known = self.sight(name, tenant)
+        wanted = [v for v in known.versions if (not v.forgotten if number is None else v.version == number)]
+        if number is None:
+            known.want_newest()
+        if not wanted:
+            known.want_whole()
+            if number is not None:
+                self._catalog.histories.of(tenant, name, older=True).want_whole()
+            if not known.versions and (lost := self._acknowledged_loss(name, tenant)):
+                raise NotFound(f"session {name!r} of tenant {tenant!r} {lost}")
+            raise NotFound(_not_found(name, tenant, number, known.versions))
+        return wanted[-1]
+
+    def _acknowledged_loss(self, name: str, tenant: str) -> str | None:
+        """Return the message about a session that an acknowledged loss names; None where none does."""
+        keys = self._catalog.keys
+        key = index_file.key_of(keys.session_key(keys.domain(TENANT, tenant), name))
+        for loss in self._catalog.ledger.losses():
+            if loss.acknowledged is not None and key in loss.entry.sessions:
+                lost, told = moment(loss.entry.time), moment(loss.acknowledged)
+                return f"was lost: repair gave up pack {loss.pack.hex()} at {lost}; acknowledged at {told}"
+        return None
+
+    def sight(self, name: str, tenant: str = "default") -> History:
+        """Return the versions of a session that can be read, and what may hide others.
+
+        Raises CorruptError where there are some and none of them is sound, ArchiveError, StoreError.
+        """
+        looked = self._catalog.look()
+        found = self._catalog.histories.of(tenant, name)
+        if not found.versions and not looked:  # no session is absent by an old sight
+            self._catalog.refresh()
+            found = self._catalog.histories.of(tenant, name)
+        return found
+
+    def whole_histories(self, tenant: str | None = None) -> list[Version]:
+        """Return all versions of the sessions of which damage hides none, by tenant and name. Raises ArchiveError."""
+        self._catalog.refresh()
+        known = (v for v in self._catalog.lookup.all_versions() if tenant is None or v.tenant == tenant)
+        groups = [list(rows) for _, rows in itertools.groupby(known, key=lambda v: (v.tenant, v.name))]
+        return [v for versions in groups if self._catalog.histories.are_whole(versions) for v in versions]
+
+    def ls(
+        self, tenant: str | None = None, *, forgotten: bool = False, history: bool = False
+    ) -> Iterator[Version]:
+        """Yield the last version of each session, or all versions with ``history``, by tenant and name.
+
+        Forgotten versions come only on request. Raises ArchiveError, StoreError.
+        """
+        self._catalog.look()
+        chosen = [
+            v
+            for v in self._catalog.lookup.all_versions()
+            if (tenant is None or v.tenant == tenant) and (forgotten or not v.forgotten)
+        ]
+        for number, v in enumerate(chosen):
+            following = chosen[number + 1 : number + 2]
+            if history or not following or (following[0].tenant, following[0].name) != (v.tenant, v.name):
+                yield v
+
+    def find(
+        self,
+        tags: dict[str, str] | None = None,
+        *,
+        tenant: str | None = None,
+        name: str = "",
+        since: int | None = None,
+        until: int | None = None,
+    ) -> Iterator[Version]:
+        """Yield last versions whose name contains ``name`` and that have all these tags.
+
+        ``since``, ``until``: seconds since 1970; ``since`` <= time < ``until``. Raises ArchiveError,
+        StoreError.
+        """
+        wanted = (tags or {}).items()
+        for v in self.ls(tenant):
+            in_time = (since is None or v.time >= since) and (until is None or v.time < until)
+            if name in v.name and in_time and wanted <= v.tags.items():
+                yield v
+
+    def want_whole(self, what: str, tenant: str | None = None) -> None:
+        """Raise ArchiveError where a listing may lack sessions because packs or keys are damaged or gone.
+
+        Args:
+            what: the completed work, for the message.
+            tenant: the listing was of this tenant alone, so the keys of others do not count.
+        """
+        keys, damage = self._catalog.keys, self._catalog.damage
+        all_tenants = tenant is None or isinstance(keys, LockedArchive)
+        if lacking := self._catalog.keyless(None if all_tenants else keys.domain(TENANT, tenant or "")):
+            raise ArchiveError(
+                f"{what}, but sessions are missing: {lacking[min(lacking)]}"
+                + (f"; and those of {counted(len(lacking) - 1, 'other domain')}" if len(lacking) > 1 else "")
+            )
+        losses = {loss.pack for loss in damage.losses()}
+        if hiding := damage.hiding() - losses:
+            raise ArchiveError(
+                f"{what}, but sessions may be missing: {counted(len(hiding), 'pack')} damaged or gone, "
+                "see pltz archive repair"
+            )
+        if losses:
+            raise ArchiveError(
+                f"{what}, but sessions were lost with {counted(len(losses), 'pack')} that repair gave up: "
+                "see pltz archive verify; pltz archive repair --acknowledge ends this message"
+            )
+
+
+def _not_found(name: str, tenant: str, number: int | None, known: list[Version]) -> str:
+    if number is not None and known:
+        return (
+            f"session {name!r} of tenant {tenant!r} has versions "
+            f"{', '.join(str(v.version) for v in known)}, not {number}"
+        )
+    if known:
+        return f"session {name!r} of tenant {tenant!r} is forgotten: undelete it, or name a version"
+    return f"no session {name!r} of tenant {tenant!r} in this archive"

@@ -1,0 +1,96 @@
+"""IndexKeeper: writes index files, so that opening an archive scans few packs. Spec: FORMAT.md, "Index files".
+
+    keeper = IndexKeeper(catalog)
+    keeper.write_if_due()               # after each commit: when enough packs lack an index
+    keeper.write()                      # one index over all packs
+"""
+
+from __future__ import annotations
+
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.errors import StoreError
+from pltz.archive.format import index_file, object_names
+from pltz.archive.format.index_file import Lookup
+from pltz.plt_codec.identity import SIZE
+
+# packs, entries and bytes without an index before one is written; opening scans them, for some tens of milliseconds
+INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
+
+
+def without_index(catalog: Catalog) -> set[bytes]:
+    """Return the packs that no index covers."""
+    covered = set[bytes]().union(*(set(index.packs) for index in catalog.listing.indexes.values()))
+    return set(catalog.listing.packs) - covered
+
+
+class IndexKeeper:
+    """Writes the index files of one archive. Several processes may do so at once."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog, self._store = catalog, catalog.store
+
+    def write_if_due(self) -> None:
+        """Write an index when enough packs lack one.
+
+        What they have is durable already, so a full disk costs only time: it is noted as a problem.
+        """
+        listing, damage = self._catalog.listing, self._catalog.damage
+        waiting = without_index(self._catalog) - damage.damaged()  # unreadable packs never get an index
+        entries = sum(listing.tail.counts.get(pack, 0) for pack in waiting)
+        size = sum(listing.packs[pack] for pack in waiting)
+        if len(waiting) >= INDEX_PACKS or entries >= INDEX_ENTRIES or size >= INDEX_BYTES:
+            self.try_to_write(everything=False)
+
+    def try_to_write(self, *, everything: bool = True) -> None:
+        """Write an index as `write` does; where the store fails, note that as a problem."""
+        try:
+            self.write(everything=everything)
+        except StoreError as exc:
+            self._catalog.damage.note("index", "", str(exc))
+
+    def rebuild(self) -> None:
+        """Make one index from the packs alone, then delete all others.
+
+        Raises StoreError; the old indexes are all there then.
+        """
+        old = set(self._store.list(object_names.INDEXES))
+        self._catalog.renew(unused=old)
+        made = self.write()
+        for name in old - made:
+            self._store.delete(object_names.index(name))
+        self._catalog.renew()
+
+    def write(self, *, everything: bool = True) -> set[str]:
+        """Put an index over the packs that have none, and return the names of the index files put.
+
+        Smaller indexes are merged into it, or all of them with ``everything``. Raises StoreError.
+        """
+        catalog = self._catalog
+        absorbed: dict[str, index_file.FileIndex] = {}
+        entries, packs = catalog.listing.tail.count, len(catalog.listing.tail.packs)
+        for name, known in sorted(catalog.listing.indexes.items(), key=lambda item: len(item[1])):
+            fits = packs + len(known.packs) <= index_file.MAX_PACKS
+            if everything or (fits and len(known) <= 2 * entries):
+                absorbed[name] = known
+                entries += len(known)
+                packs += len(known.packs)
+        # damaged packs are scanned on opening
+        sources: list[Lookup] = [catalog.listing.tail, *absorbed.values()]
+        covered = {p for source in sources for p in source.packs if p in catalog.listing.packs}
+        sizes = {p: catalog.listing.packs[p] for p in covered - catalog.damage.damaged()}
+        made = {self._put(index_file.build(sources, part)) for part in index_file.parts(sizes)}
+        # those absorbed go once the new ones are there
+        for old in set(absorbed) - made:
+            self._store.delete(object_names.index(old))
+        catalog.listing.reset_tail()
+        catalog.refresh()
+        return made
+
+    def _put(self, data: bytes) -> str:
+        """Put an index file and return its name. Raises StoreError."""
+        name = data[-SIZE:].hex()
+        if not self._store.put(object_names.index(name), data):
+            self._store.delete(object_names.index(name))  # its digest is not its name: it is damaged
+            if not self._store.put(object_names.index(name), data):
+                raise StoreError(f"{object_names.index(name)} holds other bytes than its name says: rebuild or repair")
+        return name

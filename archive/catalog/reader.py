@@ -1,0 +1,150 @@
+"""TowerReader: the tokens of versions and segments, read from an archive.
+
+    reader = TowerReader(catalog, codecs)
+    reader.tower(version).tokens            # (T,), decoded and proved by the ids of its segments
+    for tower in reader.each(versions):     # side by side, in groups that memory holds
+        ...
+
+Which version a name has is found by `directory.SessionDirectory`. A tower becomes a session again by
+`session_reader.SessionReader`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.chain import Chains, Heard, KnownSegment, decodable_groups
+from pltz.archive.catalog.ledger import PackState
+from pltz.archive.catalog.listing import Found
+from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.recent_towers import RecentTowers, Segments
+from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound
+from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.ids import BASE, Tokens
+from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.humanize import counted
+from pltz.coding.codecs.registry import CodecRegistry
+from pltz.plt_codec.engines.queued import Told
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A session thawed to tokens. ``segments``: (id, tokens (T,)) from the root to the leaf."""
+
+    version: Version
+    segments: Segments
+
+    @property
+    def tokens(self) -> Tokens:
+        """Return all tokens, (T,)."""
+        return np.concatenate([np.zeros(0, np.int64), *(tokens for _, tokens in self.segments)])
+
+
+class TowerReader:
+    """Reads towers of one archive. One thread uses it at a time.
+
+    Args:
+        codecs: those that decode.
+        neighbours: towers of neighbours that are remembered; those decoded are added.
+    """
+
+    def __init__(self, catalog: Catalog, codecs: CodecRegistry, neighbours: RecentTowers | None = None) -> None:
+        self.catalog, self.codecs, self._neighbours = catalog, codecs, neighbours
+
+    def tower(self, version: Version) -> Tower:
+        """Return the tokens of a version.
+
+        Raises LostError, CorruptError, BundleMismatch, KeyMismatch, Erased.
+        """
+        return self.towers([version])[0]
+
+    def towers(
+        self,
+        versions: Sequence[Version],
+        known: Mapping[bytes, KnownSegment] | None = None,
+        told: Told | None = None,
+        heard: Heard | None = None,
+    ) -> list[Tower]:
+        """Return the tokens of versions, decoded together, shared segments once.
+
+        All of them are in memory at once: ask for some hundred at a time. Raises the errors of `tower` for the first
+        that is lost.
+
+        Args:
+            known: segments that the caller already has; they are neither read nor decoded.
+            told: called for tokens that a GPU still decodes (`codecs.codec.Queueing`).
+            heard: called with each record that is proved, as by `chain.decode_records`.
+        """
+        return self.catalog.twice(lambda: self._towers(versions, known, told, heard))
+
+    def _towers(
+        self,
+        versions: Sequence[Version],
+        known: Mapping[bytes, KnownSegment] | None,
+        told: Told | None,
+        heard: Heard | None,
+    ) -> list[Tower]:
+        chains = Chains(self.catalog, self.codecs, known, heard, recent=self._neighbours, told=told)
+        chains.load([v.leaf for v in versions])
+        return [Tower(v, chains.version(v)) for v in versions]
+
+    def each(self, versions: Iterable[Version]) -> Iterator[Tower]:
+        """Yield the tokens of versions in their order, decoded in groups (`decodable_groups`).
+
+        Raises the errors of `tower` for the first that is lost, before others of its group are yielded.
+        """
+        for group in decodable_groups(versions, self.length):
+            yield from self.towers(group)
+
+    def length(self, version: Version) -> int:
+        """Return the tokens of a version's tower, from its records alone; 0 where one of them cannot be read."""
+        with suppress(FileNotFoundError):  # whoever reads it looks again
+            return Chains(self.catalog, self.codecs).length(version.leaf)
+        return 0
+
+    def segment(self, segment: bytes) -> Segments:
+        """Return the tower that ends in a segment: (id, tokens of shape (T,)) from the root.
+
+        Raises NotFound, ArchiveError where damage may hide it, and the errors of `tower`.
+        """
+        if not self.catalog.twice(lambda: self.catalog.lookup.find(SEGMENTS, segment)):
+            damage, what = self.catalog.damage, f"segment {segment.hex()}"
+            if (state := damage.hides(SEGMENTS, segment)) is not None:
+                error = MissingPack if state is PackState.MISSING else LostError
+                raise error(f"a record of {what} is damaged or gone: see pltz archive repair")
+            if blind := damage.uncatalogued():
+                raise ArchiveError(
+                    f"found no {what}, and {counted(len(blind), 'pack')} damaged or gone may have had it: "
+                    "see pltz archive repair, then ask again"
+                )
+            raise NotFound(f"no {what} in this archive")
+        return self.catalog.twice(lambda: Chains(self.catalog, self.codecs).tower(segment))
+
+    def record(self, segment: bytes) -> Found:
+        """Return a segment's record with its location. Raises LostError."""
+        return self.catalog.twice(lambda: self._record(segment))
+
+    def _record(self, segment: bytes) -> Found:
+        found = self.catalog.lookup.find(SEGMENTS, segment)
+        if not found:
+            raise LostError(f"segment {segment.hex()} is damaged or gone: see pltz archive verify")
+        return min(found, key=lambda item: item.context.mode & (RUN | WITHIN))
+
+    def records(self, segment: bytes) -> list[Found]:
+        """Return the records of a segment, the best first. Raises ArchiveError, StoreError."""
+        return self.catalog.listing.stable(lambda: self.catalog.lookup.find(SEGMENTS, segment))
+
+    def base_of(self, tower: Tower) -> tuple[int, str | None]:
+        """Return how many segments of a tower that was read are in a base domain, and its name; (0, None) if none."""
+        shared, name = 0, None
+        for segment, _ in tower.segments:
+            found = self.records(segment)
+            if not found or found[0].context.domain_kind != BASE:  # a segment inside a run may have no record
+                break
+            shared, name = shared + 1, self.catalog.keys.domain_name(found[0].context)
+        return shared, name

@@ -1,0 +1,209 @@
+"""Opening an archive: settings and keys from its store, and the parts that work on it, each with one job.
+
+    opened = create("/data/cold", [BundleCodec(bundle)], key=key)
+    opened.directory.version("chat-7")          # which sessions there are
+    opened.reader.tower(version).tokens         # their tokens
+    opened.writer.put([NewSession(...)])        # new ones
+
+`archive.Archive` is the class that people use. Maintenance and tests take the parts that they need.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.directory import SessionDirectory
+from pltz.archive.catalog.index_keeper import IndexKeeper
+from pltz.archive.catalog.reader import TowerReader
+from pltz.archive.encryption.keyring import Keyring
+from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, Secret
+from pltz.archive.errors import ArchiveError, KeyMismatch
+from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
+from pltz.archive.format.parity import SHARE, SHARED
+from pltz.archive.format.settings import MAX_SIZE, Settings
+from pltz.archive.storage.store import Store, is_there, open_store, remains
+from pltz.archive.writing.candidates import read_candidates
+from pltz.archive.writing.last_towers import LastTowers
+from pltz.archive.writing.marker import Marker
+from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.codec import SegmentCodec
+from pltz.coding.codecs.registry import CodecRegistry
+from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.identity import SIZE
+
+
+@dataclass(frozen=True, eq=False)
+class OpenArchive:
+    """The parts of an open archive. They belong to one thread.
+
+    Attributes:
+        codecs: the first codes new sessions that name no other; all are used for reading.
+        directory: the sessions that there are.
+        reader: their tokens.
+        writer: puts sessions.
+        last: towers that puts extend.
+        marker: forgets versions and brings them back.
+        indexes: writes index files.
+    """
+
+    store: Store
+    settings: Settings
+    keys: Encryption
+    codecs: CodecRegistry
+    catalog: Catalog
+    directory: SessionDirectory
+    reader: TowerReader
+    writer: ArchiveWriter
+    last: LastTowers
+    marker: Marker
+    indexes: IndexKeeper
+
+    def use_neighbours(self, on: bool = True) -> None:
+        """Begin or stop to code puts after the nearest earlier session of their tenant, where that is shorter.
+
+        All archives are read either way, and no stored record changes. See FORMAT.md, "Neighbours".
+        """
+        neighbours = self.writer.neighbours
+        neighbours.candidates = read_candidates(self.catalog, self.settings.archive) if on else None
+
+    def want_key(self) -> None:
+        """Raise KeyMismatch where the archive is sealed and was opened without its key."""
+        if self.settings.sealed and isinstance(self.keys, LockedArchive):
+            raise KeyMismatch(
+                "the archive is sealed, and no key was given: nothing could be put or read. "
+                "Name its key: key_file, key_command or passphrase_env (--key-file, --key-command, --passphrase-env)"
+            )
+
+
+def create(
+    place: str | os.PathLike[str] | Store,
+    codecs: Sequence[SegmentCodec] = (),
+    *,
+    key: Secret | None = None,
+    parity: tuple[int, int] = (SHARE, SHARED),
+) -> OpenArchive:
+    """Make an archive where there is none: in a directory, at ``s3://bucket/prefix``, or in a store.
+
+    Args:
+        codecs: as in `OpenArchive`.
+        key: encrypts everything, so that sessions and tenants can be erased, and opens the archive.
+        parity: thousandths of parity for packs, and for segments that many sessions depend on; 0 is none.
+
+    If several processes do this at once, one wins and the others leave its archive untouched. If a crash
+    cut an init off before a sealed archive had its key, the next init finishes it.
+
+    Raises UsageError where there is one or another process makes one, StoreError where the place cannot
+    be written.
+    """
+    store = open_store(place) if isinstance(place, str | os.PathLike) else place
+    store.make()
+    settings = Settings(store.random(SIZE), key is not None, parity)
+    # the settings are the last step of init: where they are, another init won or was cut off
+    if not is_there(store, SETTINGS):
+        _want_nothing(store)
+    if not store.put(SETTINGS, settings.encode()):
+        settings = _cut_off(store, settings)
+    # keys and the second copy may be lacking after a crash, and are made then
+    if key:
+        Keyring.create(store, settings.archive, key)
+    store.put(SETTINGS_COPY, settings.encode())
+    return _opened(store, settings, codecs, open_keys(store, settings, key))
+
+
+def open_at(
+    place: str | os.PathLike[str] | Store, codecs: Sequence[SegmentCodec] = (), *, key: Secret | None = None
+) -> OpenArchive:
+    """Open an archive. Packs that no index covers are scanned now.
+
+    A sealed archive opened without ``key`` can be checked, collected and repaired, but not read or
+    written.
+
+    Raises:
+        UsageError: there is no archive, or a key was given for one that is not sealed.
+        CorruptError, VersionError: archive.json is damaged or newer.
+        KeyMismatch: ``key`` is not its key.
+        ArchiveError, StoreError: archive.json is missing from an archive, a plan is damaged, or the store failed.
+    """
+    store = open_store(place) if isinstance(place, str | os.PathLike) else place
+    try:
+        data = store.read(SETTINGS, 0, MAX_SIZE)
+    except FileNotFoundError as exc:
+        if folder := remains(store):
+            raise ArchiveError(
+                f"{SETTINGS} is missing and {folder}/ is not empty: an archive is here; "
+                "pltz archive repair brings it back from its copy"
+            ) from exc
+        at = f"at {place}" if isinstance(place, str | os.PathLike) else "here"
+        raise UsageError(f"no archive {at} ({SETTINGS} is missing): make one with pltz archive init") from exc
+    settings = Settings.decode(data)
+    return _opened(store, settings, codecs, open_keys(store, settings, key))
+
+
+def open_or_create(
+    place: str | os.PathLike[str], codecs: Sequence[SegmentCodec] = (), *, key: Secret | None = None
+) -> OpenArchive:
+    """Open an archive, or make one where there is none. Raises the errors of `create` and `open_at`."""
+    if not is_there(open_store(place), SETTINGS):
+        try:
+            return create(place, codecs, key=key)
+        except UsageError:
+            if not is_there(open_store(place), SETTINGS):  # else another process made one just now
+                raise
+    return open_at(place, codecs, key=key)
+
+
+def open_keys(store: Store, settings: Settings, key: Secret | None) -> Encryption:
+    """Return the keys of an archive. Raises KeyMismatch, CorruptError, UsageError."""
+    if key and not settings.sealed:
+        raise UsageError("this archive is not sealed: leave the key out")
+    if not settings.sealed:
+        return Plaintext()
+    return Keyring(store, settings.archive, key) if key else LockedArchive()
+
+
+def _opened(store: Store, settings: Settings, codecs: Sequence[SegmentCodec], keys: Encryption) -> OpenArchive:
+    """Return the parts of an archive, its catalogue read. Raises the errors of `Catalog.refresh`."""
+    catalog = Catalog(store, keys)
+    catalog.refresh()
+    registry, indexes = CodecRegistry(codecs), IndexKeeper(catalog)
+    writer = ArchiveWriter(catalog, registry, settings.parity)
+    reader = TowerReader(catalog, registry, writer.neighbours.towers)
+    return OpenArchive(
+        store=store,
+        settings=settings,
+        keys=keys,
+        codecs=registry,
+        catalog=catalog,
+        directory=SessionDirectory(catalog),
+        reader=reader,
+        writer=writer,
+        last=LastTowers(reader, writer),
+        marker=Marker(catalog, writer, indexes),
+        indexes=indexes,
+    )
+
+
+def _want_nothing(store: Store) -> None:
+    """Raise UsageError where an archive lost its archive.json: a new one would destroy it."""
+    if (folder := remains(store, made=True)) and not is_there(store, SETTINGS):
+        raise UsageError(
+            f"{SETTINGS} is missing and {folder}/ is not empty: an archive is here; "
+            f"pltz archive repair may bring it back. "
+            f"Where it was never used (an init was cut off), delete it"
+        )
+
+
+def _cut_off(store: Store, wanted: Settings) -> Settings:
+    """Return the settings of a sealed archive that has no key yet.
+
+    Its init was cut off or is still running. The init whose key comes first owns the archive. Raises
+    UsageError for any other archive.
+    """
+    settings = Settings.decode(store.read(SETTINGS, 0, MAX_SIZE))
+    used = [n for folder in ("keys", "packs", "collect", "parity", "ledger") for n in store.list(folder)]
+    if replace(settings, archive=wanted.archive) != wanted or not settings.sealed or {*used} - {SETTINGS}:
+        raise UsageError(f"there is an archive already: {SETTINGS} exists")
+    return settings

@@ -1,0 +1,382 @@
+"""SessionCutter: cuts a session into segments, each stored once however many sessions have it.
+
+    <|system|>You are ...  |  <|user|>Hi<|assistant|>Hello  |  <|user|>And ...  |  <|meta|>{...}
+    base                      the last version's turns         new turns           the rest of the object
+
+* base: the part of a chat before the first user message, where it has BASE_TOKENS or more. It belongs to the
+  tenant, or to a domain of its own where ``PutRequest.base`` names one: then all tenants that name it share it.
+* the last version: as many of its segments as the new tokens begin with. So a longer version of a session adds
+  only its new turns. A tower of more than MAX_TOWER segments is cut anew.
+* <|meta|>, a chat's other keys, comes last. After META_AFTER tokens it is a segment of its own, so that new
+  turns can follow the old ones.
+
+A session goes to the writer in two ways: as tokens of the bundle, and as plain bytes under zstd
+(`codec.BytesCodec`, with the bundle's dictionary). The writer stores the shorter one. The tokenizer fingerprint
+of a version shows which codec it was, and its kind whether it is chat, text or ids.
+
+The log of an agent (`log_look.is_log`) goes as plain bytes alone, by `logs.LogCodec`: the segments that it begins with,
+told by their ids, then all that is new as one. So a log that grows adds its new lines, in a time like theirs, and one
+that did not change is not coded.
+
+**Token ids that a served model saw** come with a tokenizer, prefixes or a parent. They keep to their tokenizer:
+ids of the bundle are coded directly, others through a bridge (`bridged.BridgedCodec`). They are cut where the last
+version (or that of the parent) was cut, as far as they begin with the same ids, then at the prefixes. A session
+that is stored with the same ids, tags and target is not put again. This holds for its last version and for any
+version of the same second, so replaying a journal after a crash does no harm.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.reader import Tower, TowerReader
+from pltz.archive.catalog.session_reader import SessionReader
+from pltz.archive.errors import LostError, NotFound
+from pltz.archive.format import ids as identity
+from pltz.archive.format.ids import TENANT, Tokens
+from pltz.archive.writing.last_towers import LastTowers
+from pltz.archive.writing.log_parts import line_ends
+from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.put_request import ID_BYTES, PreparedRequest
+from pltz.coding.codecs.bundle_codecs import BundleCodecs
+from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
+from pltz.datasets.continuation import continues
+from pltz.models.bundle.tokenizer import SPECIALS
+from pltz.models.session import transcript
+from pltz.models.session.session import KINDS, Session
+from pltz.plt_codec.errors import (
+    BundleMismatch,
+    ContentError,
+    FormatError,
+    OpaqueContentError,
+    TokenizerMismatch,
+)
+from pltz.plt_codec.identity import NONE
+from pltz.plt_codec.limits import check_ids
+
+BASE_TOKENS = 64  # a shorter base is not worth a record of its own
+META_AFTER = 512  # tokens before a chat's other keys from which these get a segment of their own, so turns can follow
+MAX_TOWER = 1024  # segments above which a session is cut anew
+MAX_SEGMENT = 65536  # token ids per segment: so many may take one byte (FORMAT.md, "Limits")
+ZSTD_SEGMENT = 1 << 20  # token ids per segment under zstd, which finds repeats only within a segment
+USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
+UNREADABLE = (NotFound, FormatError, BundleMismatch)  # errors of a last version that a put does not build on
+
+
+@dataclass(frozen=True)
+class _LastVersion:
+    """The last version of a session, which the next one may build on.
+
+    ``shared``: number of its segments shared with all tenants; ``base``: name under which they are.
+    """
+
+    tower: Tower
+    shared: int
+    base: str | None
+
+
+class SessionCutter:
+    """Cuts sessions for one archive, after what it has of them."""
+
+    def __init__(
+        self, catalog: Catalog, reader: TowerReader, last: LastTowers, sessions: SessionReader, codecs: BundleCodecs
+    ) -> None:
+        self._catalog, self._reader, self._last = catalog, reader, last
+        self._sessions, self._codecs = sessions, codecs
+
+    def cut(self, request: PreparedRequest, *, keep_opaque: bool = False) -> NewSession | Tower:
+        """Return a session cut into segments; of token ids that are stored alike, the stored version.
+
+        Raises ContentError, TokenizerMismatch, and StoreError where the archive cannot be read.
+        """
+        if request.as_ids:
+            return self._cut_ids(request)
+        if request.is_log:
+            if not keep_opaque:
+                transcript.refuse_opaque(request.session)
+            return self._cut_log(request)
+        return self._cut_session(request, keep_opaque)
+
+    def last_version(self, tenant: str, name: str) -> Version | None:
+        """Return the last version of a session that is not forgotten; None where there is none."""
+        versions = self._catalog.lookup.versions(self._catalog.keys.domain(TENANT, tenant), name)
+        return next((v for v in reversed(versions) if not v.forgotten), None)
+
+    # ---- chats and texts
+
+    def _cut_session(self, request: PreparedRequest, keep_opaque: bool) -> NewSession:
+        """Return a session cut for the model and, as its other way, as plain bytes."""
+        session, content = request.session, request.content
+        # the bytes of the session, cut where the stored version has its segments
+        tower = self._last_tower(request)
+        if request.request.continues and tower:
+            self._want_continuation(request, tower)
+        last = self._to_build_on(tower, session)
+        plain = self._segmented(self._codecs.plain, request, np.frombuffer(content, np.uint8), last)
+        if last and _adds_nothing(last.tower, plain):
+            if session.kind == "chat" and not keep_opaque:
+                transcript.refuse_opaque(session)
+            return plain
+        # its tokens, unless it is too long for the model or holds what the model does not code
+        tokens: Tokens | None = None
+        try:
+            if not self._codecs.too_many_for_model(len(content)):
+                tokens = self._tokens(session)
+            elif session.kind == "ids":
+                transcript.to_tokens(session, self._codecs.tokenizer)  # raises TokenizerMismatch for foreign ids
+            elif not keep_opaque:
+                transcript.refuse_opaque(session)
+        except OpaqueContentError:
+            if not keep_opaque:
+                raise
+        except (ContentError, TokenizerMismatch) as exc:
+            raise type(exc)(f"session {request.name!r}: {exc}") from exc
+        if tokens is None:
+            return plain
+        return replace(self._segmented(self._codecs.model, request, tokens, last), otherwise=[plain])
+
+    def _tokens(self, session: Session) -> Tokens | None:
+        """Return the bundle tokens of a session, (T,); None where they would not give the same text back."""
+        tokens = transcript.to_tokens(session, self._codecs.tokenizer)
+        if session.kind == "text" and self._codecs.tokenizer.decode(tokens) != session.value:
+            return None
+        return tokens.astype(np.int64)
+
+    def _segmented(
+        self, codec: SegmentCodec, request: PreparedRequest, tokens: Tokens, last: _LastVersion | None
+    ) -> NewSession:
+        """Cut tokens, (T,), where the last version, the base and the rest of the object begin or end."""
+        kind, wanted = request.session.kind, request.request.base
+        chat = codec is self._codecs.model and kind == "chat"
+        start, end = _ends(tokens) if chat else (0, len(tokens))
+        base = wanted if wanted is not None or last is None else last.base
+        shared = int(chat and start > 0 and base is not None)
+        known: list[int] = []
+        if last and last.tower.version.tokenizer == codec.tokenizer:
+            same = base == last.base or not (shared or last.shared)
+            known = common(last.tower, tokens) if same else []  # else the base's domain and all ids change
+            if len(known) < last.shared:
+                known = []
+            elif last.shared:
+                shared = last.shared
+        cuts = [*known, *(cut for cut in (start, end) if not known or cut > known[-1])]
+        ends = sorted({*cuts, len(tokens)} - {0})
+        segments = [tokens[a:b] for a, b in itertools.pairwise([0, *ends])]
+        return _new_session(request, segments, codec, shared=shared, base=base)
+
+    def _last_tower(self, request: PreparedRequest) -> Tower | None:
+        """Return the last version of a session, None where there is none that can be read.
+
+        A new name costs one look-up only.
+        """
+        return self._tower(self.last_version(request.tenant, request.name))
+
+    def _tower(self, version: Version | None) -> Tower | None:
+        try:
+            return None if version is None else self._last.of(version)
+        except UNREADABLE:
+            return None
+
+    def _to_build_on(self, tower: Tower | None, session: Session) -> _LastVersion | None:
+        """Return the last version of a session if a new one can build on it."""
+        if tower is None or len(tower.segments) > MAX_TOWER or KINDS[tower.version.kind] != session.kind:
+            return None
+        try:
+            return _LastVersion(tower, *self._reader.base_of(tower))  # remembered, and its base damaged since
+        except UNREADABLE:
+            return None
+
+    def _want_continuation(self, request: PreparedRequest, tower: Tower) -> None:
+        """Raise ContentError where a session does not continue the last version of its name."""
+        version = tower.version
+        own = version.tokenizer == BytesCodec.tokenizer and KINDS[version.kind] == request.session.kind
+        if own and np.array_equal(tower.tokens, np.frombuffer(request.content, np.uint8)):
+            return
+        if not continues(self._sessions.session(tower), request.session):
+            raise ContentError(
+                f"session {request.name!r} does not continue version {version.version}, which is stored under this "
+                "name: put it under another name (--name), or let it be the next version all the same (--new-version; "
+                "new_version = true in a nightly source)"
+            )
+
+    # ---- logs
+
+    def _cut_log(self, request: PreparedRequest) -> NewSession:
+        """Cut a log at the ends of the stored segments that it begins with."""
+        tokens = np.frombuffer(request.content, np.uint8)
+        version = self.last_version(request.tenant, request.name)
+        ends, whole = list[int](), version is None
+        if version and (version.tokenizer, KINDS[version.kind]) == (BytesCodec.tokenizer, request.session.kind):
+            known = self._last.ends(version, tokens)
+            if known is not None:
+                ends, whole = known
+            elif last := self._to_build_on(self._tower(version), request.session):  # of a merged log, or a damaged one
+                ends = common(last.tower, tokens)
+        if request.request.continues and not whole and (tower := self._tower(version)):
+            self._want_continuation(request, tower)
+        ends = ends if len(ends) <= MAX_TOWER else []
+        if not self._codecs.too_many_for_model(len(tokens)):  # zstd is soon done
+            ends = [*ends, *line_ends(request.content, ends[-1] if ends else 0)]
+        cuts = sorted({*ends, len(tokens)} - {0})
+        return _new_session(request, [tokens[a:b] for a, b in itertools.pairwise([0, *cuts])], self._codecs.log)
+
+    # ---- token ids that a served model saw
+
+    def _cut_ids(self, request: PreparedRequest) -> NewSession | Tower:
+        """Return token ids cut into segments, or the stored version that is the same."""
+        session, tokenizer = request.session, request.tokenizer
+        if tokenizer is None or tokenizer == NONE:
+            tokenizer = self._codecs.tokenizer.fingerprint
+        codec = self._codecs.of_ids(tokenizer)
+        if codec is None:
+            raise TokenizerMismatch(
+                f"session {request.name!r} has ids of tokenizer {tokenizer.hex()}: "
+                "open the archive with it (--tokenizer)"
+            )
+        check_ids(len(session.value))
+        ids = identity.checked(session.value)
+        last = self._last_ids(request.tenant, request.name, codec)
+        for tower in self._alike(request, codec, last):
+            if self._has(tower, request, ids):
+                return tower
+        before = last or self._last_ids(request.tenant, request.request.parent or "", codec)
+        by_zstd = self._codecs.too_many_for_model(ID_BYTES * len(ids))
+        rows, shared, base = self._id_segments(request, ids, before, ZSTD_SEGMENT if by_zstd else MAX_SEGMENT)
+        own = self._codecs.of_many_ids(codec.tokenizer) if by_zstd else codec
+        return _new_session(request, rows, own, shared=shared, base=base)
+
+    def _alike(self, request: PreparedRequest, codec: SegmentCodec, last: Tower | None) -> Iterator[Tower]:
+        """Yield versions that a request may repeat: the last one, if it surely is, and those of the same second."""
+        history = self._catalog.histories.of(request.tenant, request.name)
+        if last and history.has_newest:
+            yield last
+        for version in history.versions:
+            known = last is not None and version.id == last.version.id and history.has_newest
+            if version.time == request.request.time and not known and (tower := self._ids_of(version, codec)):
+                yield tower
+
+    def _has(self, tower: Tower, request: PreparedRequest, ids: Tokens) -> bool:
+        version = tower.version
+        same = version.target == (request.target or NONE) and version.tags == dict(request.request.tags)
+        return same and np.array_equal(tower.tokens, ids) and self._last.is_sound(tower)
+
+    def _id_segments(
+        self, request: PreparedRequest, ids: Tokens, before: Tower | None, step: int
+    ) -> tuple[list[Tokens], int, str | None]:
+        """Cut ids, (T,), into the segments of ``before`` that they begin with, then at each prefix.
+
+        Returns the segments, the number of them that are in a base, and its name. ``step``: most ids of a new one.
+        """
+        wanted = request.request.base or None
+        shared, base, known = 0, wanted, list[int]()
+        if before and len(before.segments) <= MAX_TOWER:
+            known = common(before, ids)
+            try:
+                shared, name = self._reader.base_of(before)
+            except LostError:  # the tower is remembered, and its base was damaged since
+                shared, name = MAX_TOWER, None
+            base = wanted or name
+            if len(known) < shared or (wanted and name != wanted):
+                known, shared = [], 0
+        # new segments begin where the caller said, behind those that are stored
+        ends = [end for end in request.request.prefixes if 0 < end <= len(ids)]
+        if not shared and base and ends and not known:
+            shared = 1
+        cuts = sorted({*known, *(end for end in ends if not known or end > known[-1]), len(ids)} - {0})
+        rows = _short(ids, cuts, exact=len(known), step=step)
+        return rows, _count(rows, cuts[shared - 1]) if shared else 0, base
+
+    def _last_ids(self, tenant: str, name: str, codec: SegmentCodec) -> Tower | None:
+        """Return the last version of a session if a new one can build on it."""
+        version = self.last_version(tenant, name) if name else None
+        return self._ids_of(version, codec) if version else None
+
+    def _ids_of(self, version: Version, codec: SegmentCodec) -> Tower | None:
+        if (version.tokenizer, KINDS[version.kind]) != (codec.tokenizer, "ids"):
+            return None
+        return self._tower(version)
+
+
+def size_of(cut: NewSession) -> int:
+    """Return the bytes of content of a session."""
+    way = cut.otherwise[0] if cut.otherwise else cut
+    return sum(len(tokens) * (1 if tokens.dtype == np.uint8 else ID_BYTES) for tokens in way.segments)
+
+
+def common(tower: Tower, tokens: Tokens) -> list[int]:
+    """Return the ends, in tokens, of the segments of a tower with which ``tokens``, (T,), begin."""
+    cuts: list[int] = []
+    at = 0
+    for _, segment in tower.segments:
+        if not np.array_equal(tokens[at : at + len(segment)], segment):
+            break
+        at += len(segment)
+        cuts.append(at)
+    return cuts
+
+
+def _new_session(
+    request: PreparedRequest,
+    segments: Sequence[Tokens],
+    codec: SegmentCodec,
+    *,
+    shared: int = 0,
+    base: str | None = None,
+) -> NewSession:
+    return NewSession(
+        request.name,
+        segments,
+        tenant=request.tenant,
+        shared=shared,
+        base=base or "base",
+        tags=request.request.tags,
+        kind=request.session.kind,
+        target=request.target,
+        time=request.request.time,
+        codec=codec,
+    )
+
+
+def _adds_nothing(tower: Tower, plain: NewSession) -> bool:
+    """Return whether a session as plain bytes is the last version itself, so that no other way has to be looked at."""
+    stored = [tokens for _, tokens in tower.segments]
+    same = tower.version.tokenizer == BytesCodec.tokenizer and len(stored) == len(plain.segments)
+    return same and all(map(np.array_equal, stored, plain.segments))
+
+
+def _ends(tokens: Tokens) -> tuple[int, int]:
+    """Return the ends of a chat's base and of its turns, in tokens.
+
+    The base ends at 0 where there is none, the turns at T where nothing follows them.
+
+    >>> _ends(np.array([1, *[99] * 70, USER, *[50] * 500, 3, 51, META, 40]))
+    (71, 574)
+    """
+    users, metas = np.flatnonzero(tokens == USER), np.flatnonzero(tokens == META)
+    start = int(users[0]) if len(users) else 0
+    end = int(metas[-1]) if len(metas) and metas[-1] >= META_AFTER else len(tokens)
+    return (start if start >= BASE_TOKENS else 0), end
+
+
+def _short(ids: Tokens, cuts: Sequence[int], exact: int, step: int = MAX_SEGMENT) -> list[Tokens]:
+    """Return the segments, (t,) each, that end at the cuts.
+
+    Those after the first ``exact`` are in pieces of at most ``step`` tokens.
+    """
+    rows: list[Tokens] = []
+    for number, (start, end) in enumerate(itertools.pairwise([0, *cuts])):
+        most = end - start if number < exact else step
+        rows += [ids[at : min(at + most, end)] for at in range(start, end, most)]
+    return rows
+
+
+def _count(rows: Sequence[Tokens], end: int) -> int:
+    """Return the number of segments, from the root, up to token ``end``."""
+    ends = list(itertools.accumulate(len(row) for row in rows))
+    return ends.index(end) + 1

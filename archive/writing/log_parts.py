@@ -1,0 +1,78 @@
+"""Parts of large logs: put before the whole, so that a put that is cut off goes on behind them.
+
+    before = put_parts(writer, sessions)                # each part is durable; no version is there yet
+    receipts = writer.put(sessions)                     # the rest, and the versions
+    with_parts(before, receipts[0])                     # one receipt for all of a log
+
+A part that is stored is not coded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from pltz.archive.writing.new_session import CommitReceipt, NewSession
+from pltz.archive.writing.writer import ArchiveWriter
+from pltz.coding.codecs.logs import LogCodec
+
+if TYPE_CHECKING:
+    from pltz.coding.expected_time import Expect
+
+LOG_PART = 1 << 20  # bytes after which a log is cut at a line end: a part is coded in half a minute, and kept
+LEAST_PART = 1 << 19  # bytes of the last part of a log, at least
+
+
+class StoredPart(NamedTuple):
+    """A part of a log that is durable. ``size``: bytes of its content."""
+
+    size: int
+    receipt: CommitReceipt
+
+
+def line_ends(content: bytes, begin: int) -> list[int]:
+    """Return where the new part of a log is cut, so that a put that is cut off goes on there.
+
+    The bytes up to there alone decide it, so that a log that grew meanwhile is cut in the same places.
+    """
+    ends = list[int]()
+    while len(content) - begin >= LOG_PART + LEAST_PART:
+        begin = content.find(b"\n", begin + LOG_PART) + 1
+        if not 0 < begin <= len(content) - LEAST_PART:
+            break
+        ends.append(begin)
+    return ends
+
+
+def put_parts(
+    writer: ArchiveWriter,
+    sessions: Iterable[NewSession],
+    expect: Expect | None = None,
+    coding: Callable[[int, int], None] | None = None,
+) -> Iterator[StoredPart]:
+    """Put the beginnings of large logs, each longer by one part, and yield each part.
+
+    No version is there until the whole is put: what is cut off is never taken for all of a log. ``expect``, ``coding``:
+    as in `Archive.put_many`. Raises the errors of `ArchiveWriter.put`.
+    """
+    for cut in sessions:
+        if not isinstance(cut.codec, LogCodec):
+            continue
+        for count, part in enumerate(cut.segments[:-1], 1):
+            if len(part) >= LOG_PART:
+                if coding:
+                    coding(1, len(part))
+                begin = replace(cut, segments=cut.segments[:count], unfinished=True)
+                yield StoredPart(len(part), writer.put([begin], expect=expect)[0])
+
+
+def with_parts(before: Iterable[StoredPart], last: CommitReceipt) -> CommitReceipt:
+    """Return the receipt of a session together with those of its parts, if it was put in parts."""
+    parts = [one.receipt for one in before if (one.receipt.tenant, one.receipt.name) == (last.tenant, last.name)]
+    if not parts:
+        return last
+    coded: Sequence[bytes] = [*(data for one in parts for data in one.coded), *last.coded]
+    return last._replace(
+        new=last.new + sum(one.new for one in parts), size=last.size + sum(one.size for one in parts), coded=coded
+    )

@@ -1,0 +1,177 @@
+"""What a put is asked for and what it answers: `PutRequest` and `PutReceipt`, and the request prepared between them.
+
+    PutRequest("support/7", {"messages": [...]}) --prepare--> PreparedRequest --put--> PutReceipt(version=1, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pltz.archive import arguments
+from pltz.archive.format.ids import tenant_of
+from pltz.coding.log.log_look import is_log
+from pltz.coding.partners import as_target, tokenizer_json
+from pltz.datasets.given import as_session
+from pltz.models.session.session import Session
+from pltz.plt_codec.errors import ContentError, PltzError, UsageError
+from pltz.plt_codec.identity import SIZE
+
+if TYPE_CHECKING:
+    from pltz.coding.partners import Path_
+    from pltz.datasets.given import SessionLike
+    from pltz.models.target.target import Target
+
+ID_BYTES = 4  # bytes per id, as in `Session.to_bytes`
+
+
+@dataclass(frozen=True, eq=False)
+class PutRequest:
+    """A session to put into an archive. The fields are the arguments of `Archive.put`.
+
+    Immutable: any thread may use it.
+
+    ``continues``: refuse it where it does not continue the last version of its name (`datasets.continuation`): one of
+    another file may not.
+    """
+
+    name: str
+    session: SessionLike
+    tenant: str = "default"
+    tags: Mapping[str, str] = field(default_factory=dict)
+    base: str | None = None
+    target: Path_ | Target | bytes | None = None
+    tokenizer: Path_ | bytes | None = None
+    time: int | None = None
+    prefixes: Sequence[int] = ()
+    parent: str | None = None
+    salt: str | bytes | None = None
+    continues: bool = False
+
+
+@dataclass(frozen=True)
+class PutReceipt:
+    """The result of a put.
+
+    Immutable: any thread may use it.
+
+    Attributes:
+        version: number of the version, from 1.
+        id: 16 bytes that name this version for ever; empty in a dry run.
+        segments: number of new segments.
+        size: bytes of the new segments.
+        by_model: coded by the bundle, not by zstd.
+        method: name of what coded its new segments: "model", "zstd", or of a log "log + model", "log + zstd". Of an
+            unchanged log "log".
+        opaque: bytes among ``size`` of ids, hashes and signatures, which no coder shrinks, where known.
+        unchanged: the archive had it already, and nothing was added.
+        kind: chat, text or ids.
+        tokens: tokens of the session, in the vocabulary of its codec.
+        tower: segments of the session, new and stored ones.
+        target: fingerprint, 16 bytes, of the weights it belongs to; None: not known.
+    """
+
+    tenant: str
+    name: str
+    version: int
+    id: bytes
+    segments: int
+    size: int
+    by_model: bool
+    unchanged: bool
+    kind: str
+    tokens: int
+    tower: int
+    target: bytes | None
+    method: str = ""
+    opaque: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedRequest:
+    """A request that was checked, with all that cutting it asks for, each made once.
+
+    Attributes:
+        request: as it was given.
+        session: what it is about; of a target the ids that it would see.
+        tenant: with its salt, as `tenant_of` gives it.
+        target: fingerprint of the weights, 16 bytes, or None.
+        tokenizer: fingerprint of the tokenizer of token ids; None: the bundle's.
+    """
+
+    request: PutRequest
+    session: Session
+    tenant: str
+    target: bytes | None
+    tokenizer: bytes | None
+
+    @property
+    def name(self) -> str:
+        """Return the name of the session."""
+        return self.request.name
+
+    @property
+    def as_ids(self) -> bool:
+        """Return whether these are token ids that a served model saw."""
+        return self.tokenizer is not None or bool(self.request.prefixes) or bool(self.request.parent)
+
+    @cached_property
+    def content(self) -> bytes:
+        """Return the session as bytes. Raises ContentError, which names the session, where it is over a limit."""
+        try:
+            return self.session.to_bytes()
+        except ContentError as exc:
+            raise type(exc)(f"session {self.name!r}: {exc}") from exc
+
+    @cached_property
+    def is_log(self) -> bool:
+        """Return whether it is coded as the log of an agent. Raises the errors of ``content``."""
+        return is_log(self.session, self.content)
+
+    @property
+    def size(self) -> int:
+        """Return about the bytes of its content, 0 where it cannot be put."""
+        if self.as_ids:
+            return ID_BYTES * len(self.session.value)
+        try:
+            return len(self.content)
+        except (PltzError, UnicodeError, TypeError, ValueError, AttributeError):  # `put` tells why
+            return 0
+
+
+def prepare(request: PutRequest, add_tokenizer: Callable[[bytes], bytes]) -> PreparedRequest:
+    """Check a request, and return it with a session, fingerprints and a salted tenant.
+
+    ``add_tokenizer``: as `BundleCodecs.add`. Raises the errors of `Archive.put`.
+    """
+    arguments.text(name=request.name, tenant=request.tenant)
+    arguments.text_or_none(base=request.base, parent=request.parent)
+    arguments.number_or_none(time=request.time)
+    arguments.tags(request.tags)
+    session = as_session(request.session)
+    target, tokenizer = request.target, request.tokenizer
+    if target is not None and not isinstance(target, bytes):
+        from pltz.datasets.conversation import seen_by
+
+        if tokenizer is not None:
+            raise UsageError("a target brings its own tokenizer: leave tokenizer out")
+        model = as_target(target)
+        session, target, tokenizer = seen_by(model, session), model.fingerprint, model.tokenizer_json
+    if request.salt and request.base is not None:
+        raise UsageError("a base is shared with all tenants, and a salt with none: leave one of them out")
+    if session.kind != "ids" and (request.prefixes or request.parent is not None):
+        raise UsageError(f"prefixes and parent belong to token ids, and session {request.name!r} is a {session.kind}")
+    # a tokenizer is given by its file, or by its fingerprint where the archive has it already
+    known = None
+    if tokenizer is not None and session.kind == "ids":
+        given = tokenizer_json(tokenizer)
+        known = given if len(given) == SIZE else add_tokenizer(given)
+    return PreparedRequest(
+        request=request,
+        session=session,
+        tenant=tenant_of(request.tenant, request.salt),
+        target=target or None,
+        tokenizer=known,
+    )

@@ -1,0 +1,137 @@
+"""BundleCodecs: the bundles that an archive is open with, and the codecs made of them.
+
+    codecs = BundleCodecs(registry, [Bundle.load()])
+    codecs.model, codecs.plain, codecs.log      # what codes new sessions
+    codecs.add(tokenizer_json)                  # let ids of another tokenizer be put and read
+
+The first bundle codes new sessions; all are for reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, IdsCodec, SegmentCodec
+from pltz.coding.codecs.logs import LogCodec
+from pltz.coding.codecs.registry import CodecRegistry
+from pltz.plt_codec.errors import BundleMismatch
+from pltz.plt_codec.identity import digest
+from pltz.plt_codec.lanes import LayoutName
+from pltz.plt_codec.limits import ZSTD_ABOVE
+from pltz.plt_codec.zstd import Fallback
+
+if TYPE_CHECKING:
+    from pltz.models.bundle.bundle import Bundle
+    from pltz.models.bundle.tokenizer import BundleTokenizer
+
+
+class EngineOptions(TypedDict, total=False):
+    """Options with which codecs are made."""
+
+    device: str
+    threads: int | None
+    layout: LayoutName
+
+
+class DictionaryCodec(BytesCodec):
+    """Codes bytes by zstd with a bundle's dictionary, which makes short sessions smaller.
+
+    Its bundle id identifies the dictionary.
+    """
+
+    def __init__(self, dictionary: bytes) -> None:
+        self._fallback = Fallback(dictionary)
+        self.bundle_id = digest(b"pltz bundle", b"zstd 1", dictionary)
+
+
+def codecs_of(bundles: Sequence[Bundle], **engine: Unpack[EngineOptions]) -> list[SegmentCodec]:
+    """Return the codecs for an archive: the first bundle and its plain bytes, then all others for reading."""
+    models: list[SegmentCodec] = [BundleCodec(bundle, **engine) for bundle in bundles]
+    plain = [DictionaryCodec(bundle.zstd_dict) for bundle in bundles]
+    logs = [LogCodec(bundle, device=engine.get("device", "cpu"), threads=engine.get("threads")) for bundle in bundles]
+    return [models[0], plain[0], *models[1:], *plain[1:], BytesCodec(), *logs]
+
+
+class BundleCodecs:
+    """The codecs of one open archive.
+
+    Args:
+        registry: where the archive's codecs are looked up. Those of the bundles are registered, where it is empty.
+        bundles: the first one codes new sessions; all are read.
+        zstd_above: sessions of more bytes (`Session.to_bytes`) are put by zstd and not by the model; None: none.
+        engine: options of the codecs that are made.
+    """
+
+    def __init__(
+        self,
+        registry: CodecRegistry,
+        bundles: Sequence[Bundle],
+        *,
+        zstd_above: int | None = ZSTD_ABOVE,
+        **engine: Unpack[EngineOptions],
+    ) -> None:
+        if not registry:
+            registry.replace(codecs_of(bundles, **engine))
+        self.bundle, self.tokenizer, self.zstd_above = bundles[0], bundles[0].tokenizer, zstd_above
+        self._registry, self._engine = registry, engine
+        self._tokenizers = {bundle.tokenizer.fingerprint: bundle.tokenizer for bundle in bundles}
+        self._added: dict[bytes, bytes] = {}  # fingerprints of tokenizers, by their tokenizer.json
+        self._of_ids: dict[bytes, SegmentCodec] = {}  # the first codec that takes the ids of a tokenizer
+        for codec in registry:
+            if isinstance(codec, LogCodec):
+                codec.zstd_above = zstd_above
+            elif not isinstance(codec, BytesCodec | IdsCodec):
+                self._of_ids.setdefault(codec.tokenizer, codec)
+
+    @cached_property
+    def model(self) -> SegmentCodec:
+        """Return the codec of the first bundle's tokens."""
+        return self._registry[0]
+
+    @cached_property
+    def plain(self) -> SegmentCodec:
+        """Return the codec of plain bytes, by zstd."""
+        return next(codec for codec in self._registry if isinstance(codec, BytesCodec))
+
+    @cached_property
+    def log(self) -> SegmentCodec:
+        """Return the codec of logs."""
+        return next(codec for codec in self._registry if isinstance(codec, LogCodec))
+
+    def add(self, tokenizer: bytes) -> bytes:
+        """Add another tokenizer, by its tokenizer.json, and return its fingerprint. Raises ModelError."""
+        if tokenizer in self._added:
+            return self._added[tokenizer]
+        from pltz.coding.codecs.bridged import BridgedCodec
+        from pltz.models.bundle.bridge import Bridge
+
+        bridge = Bridge(tokenizer, self.tokenizer)
+        if bridge.fingerprint not in self._of_ids:
+            codec = self.model if bridge.identity else BridgedCodec(self.bundle, bridge, **self._engine)
+            if not bridge.identity:
+                self._registry.register(codec)
+            self._of_ids[bridge.fingerprint] = codec
+        self._added[tokenizer] = bridge.fingerprint
+        return bridge.fingerprint
+
+    def of_ids(self, tokenizer: bytes) -> SegmentCodec | None:
+        """Return the codec of the ids of a tokenizer, by its fingerprint; None where they cannot be put."""
+        return self._of_ids.get(tokenizer)
+
+    def of_many_ids(self, tokenizer: bytes) -> IdsCodec:
+        """Return the codec, by zstd, of ids of a tokenizer that are too many for the model."""
+        return self._registry.for_ids(tokenizer)
+
+    def too_many_for_model(self, size: int) -> bool:
+        """Return whether a session of so many bytes is put by zstd."""
+        return self.zstd_above is not None and size > self.zstd_above
+
+    def tokenizer_of(self, fingerprint: bytes) -> BundleTokenizer:
+        """Return the bundle's tokenizer with a fingerprint. Raises BundleMismatch."""
+        if fingerprint not in self._tokenizers:
+            raise BundleMismatch(
+                f"frozen under tokenizer {fingerprint.hex()}, which no bundle given has: name its bundle (--bundle)"
+            )
+        return self._tokenizers[fingerprint]
