@@ -60,6 +60,8 @@ class Thawed:
             `Thawer.thaw`. All that wait for it get one object: `share` its cache to let it grow.
         lossy: whether some of the KV is in a form that is not exact, also where its receipt says 0.
         kl_recall: bits per token that it loses, at most, where early passages are asked for.
+        beyond: ids by which it is longer than the contexts that these receipts were measured on; 0 where it is not.
+            With more than 0 the two figures are no promise: calibrate with a longer ``--context``.
     """
 
     cache: DynamicCache
@@ -70,6 +72,7 @@ class Thawed:
     exact: Future[Thawed] | None = None
     lossy: bool = False
     kl_recall: float = 0.0
+    beyond: int = 0
 
 
 def check_target(frozen_for: bytes | None, fingerprint: bytes, *, any_target: bool = False) -> None:

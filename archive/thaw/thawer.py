@@ -95,6 +95,7 @@ class _ThawRequest:
     """One version being thawed, for all callers that asked for it.
 
     ``bound``: what hot KV may lose. ``kl``, ``kl_recall``: what the KV that was found may lose, by receipts.
+    ``beyond``: ids by which the session is longer than the contexts of these.
     ``lossy``: whether some of it is in a form that is not exact, whatever its receipt says. ``began``: when the oldest
     version of the session did, in seconds since 1970. ``asked_at``, ``admitted_at``: when the first caller asked, and
     when the version was known, in seconds of the performance counter. ``exact``: whether ``path`` is known before it is
@@ -121,6 +122,7 @@ class _ThawRequest:
     end_of_run: int = 0
     kl: float = 0.0
     kl_recall: float = 0.0
+    beyond: int = 0
     lossy: bool = False
     cache: DynamicCache | None = None
     logits: torch.Tensor | None = None
@@ -376,10 +378,8 @@ class Thawer:
             assert request.cache is not None and request.logits is not None
             stages = timer.since(request.asked_at, request.admitted_at)
             ids = request.target_tokens.ids.astype(np.int64)
-            kl, recall = request.kl, request.kl_recall
-            request.end(
-                Thawed(request.cache, ids, request.logits, stages, kl, lossy=request.lossy, kl_recall=recall)
-            )
+            thawed = Thawed(request.cache, ids, request.logits, stages, request.kl, lossy=request.lossy)
+            request.end(replace(thawed, kl_recall=request.kl_recall, beyond=request.beyond))
 
     def _each(self, batch: list[_ThawRequest], step: Callable[[_ThawRequest], None]) -> None:
         """Apply a step to all requests without an error. An error affects its own request only."""
@@ -502,6 +502,9 @@ class Thawer:
         request.at = request.hot = count
         request.kl = max((loss(block.codec) for block in blocks[:count]), default=0.0)
         request.kl_recall = max((recall_loss(block.codec) for block in blocks[:count]), default=0.0)
+        lossy = [b.codec.receipt for b in blocks[:count] if not b.codec.exact and b.codec.receipt is not None]
+        measured = min((receipt.context for receipt in lossy), default=len(request.target_tokens.ids))
+        request.beyond = max(len(request.target_tokens.ids) - measured, 0)
         request.lossy = not all(block.codec.exact for block in blocks[:count])
         if count == len(request.path) and blocks[-1].logits is not None:
             request.logits = blocks[-1].logits.to(self.target.device)

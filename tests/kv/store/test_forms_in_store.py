@@ -78,7 +78,8 @@ def test_a_tier_keeps_a_form_that_only_those_get_who_allow_its_loss(
     assert again.kl == 0 and kv_difference(exact.cache, again.cache) < 1e-4, "from its tokens"
     lossy = thawer_of(cold, kin, store, max_kl=codec.receipt.most).thaw("a/1")
     assert lossy.kl == codec.receipt.most and 0 < kv_difference(exact.cache, lossy.cache) < 0.6
-    assert (lossy.token_ids == exact.token_ids).all()
+    assert (lossy.token_ids == exact.token_ids).all() and lossy.kl_recall == codec.receipt.most_recall
+    assert lossy.beyond == max(len(exact.token_ids) - 80, 0) and exact.beyond == again.beyond == 0
     less = thawer_of(cold, kin, store, max_kl=0.99 * codec.receipt.most).thaw("a/1")
     assert less.kl == 0 and kv_difference(exact.cache, less.cache) < 1e-4
 
@@ -92,6 +93,7 @@ def test_what_is_computed_over_lossy_kv_is_not_kept(
     blocks = store.stats().tiers["host"].blocks
     found = thawer_of(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
     assert found.kl > 0 and store.stats().tiers["host"].blocks == blocks
+    assert found.beyond == len(found.token_ids) - 80 > 0, "nobody measured so long a context"
 
 
 def test_a_receipt_of_no_loss_makes_no_form_exact(
