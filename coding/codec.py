@@ -5,7 +5,7 @@
             --plain bytes, zstd----------------------------------------------> frame
     log     --plain bytes, log coder-----------------------------------------> frame
 
-The shortest of the three frames of a session goes into the file. The log of an agent (`log_look.is_log`) has one, which
+The shortest of the three frames goes into the file. The log of an agent (`log_look.is_log`) has one, which
 says by which of its methods it was coded (log/log_coder.py). `Codec` joins a bundle (tokenizer, dictionary, id), a
 token coder (the model's engine) and the container; decoder.py is the way back.
 
@@ -33,8 +33,11 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack, cast, overload
 
 import numpy as np
 
-from pltz.coding.decoder import OnError, SessionDecoder, named
-from pltz.coding.expected_time import Expect, expected_seconds
+from pltz.coding.choose import shortest, ways_after
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, Coded, Plain
+from pltz.coding.codecs.logs import LogCodec
+from pltz.coding.decoder import OnError, SessionDecoder, coded_of, named
+from pltz.coding.expected_time import Expect
 from pltz.coding.log import log_coder
 from pltz.coding.log.log_look import is_log
 from pltz.coding.neighbours import Earlier, Neighbours
@@ -54,7 +57,7 @@ from pltz.plt_codec.errors import (
     PltzError,
     TokenizerMismatch,
 )
-from pltz.plt_codec.lanes import FAST, FAST_ABOVE, MAX_BLOCK, MAX_STEPS, Layout, by_layout, default_lanes
+from pltz.plt_codec.lanes import FAST, FAST_ABOVE, MAX_BLOCK, MAX_STEPS, Layout, default_lanes
 from pltz.plt_codec.types import Encoded
 
 if TYPE_CHECKING:
@@ -75,12 +78,13 @@ CONTEXT_FIELD = 2  # bytes that naming a context costs in the index
 class ModelResult:
     """The model's result for a session of ``tokens`` tokens.
 
-    ``encoded`` holds all of them, or those that ``copies`` left over.
+    ``encoded`` holds all of them, or those that ``copies`` left over: all but ``copied``.
     """
 
     tokens: int
     encoded: Encoded
     copies: bytes = b""
+    copied: int = 0
 
     @property
     def size(self) -> int:
@@ -354,50 +358,29 @@ class Codec(SessionDecoder):
             begin(options.progress, "encode", sum(map(_work, good)))
         logs, above = self._logs([draft for draft in good if draft.log], options, earlier)
         coded = self._encode(good, options, logs)
-        contexts = {} if earlier is None else self._follow(good, coded, options, earlier)
-        changed = self._changed(good, coded, bridge, options, contexts, above)
+        if earlier is not None:
+            above |= self._follow(good, coded, options, earlier)
+        changed = self._changed(good, coded, bridge, options, above)
         frames = iter(changed.get(draft.number, frame) for draft, frame in zip(good, coded, strict=True))
         return [next(frames) if isinstance(draft, _TokenisedSession) else draft for draft in drafts]
 
-    def _code(
-        self,
-        sequences: Sequence[Ids],
-        options: CodingOptions,
-        progress: Progress | None,
-        contexts: Sequence[Tokens] | None = None,
-    ) -> Sequence[Encoded]:
-        """Return sequences, each (T,) and after its context, coded in the layout asked for."""
-        if options.lanes or options.steps:
-            return self.coder.encode(
-                sequences, contexts=contexts, lanes=options.lanes, steps=options.steps, progress=progress
-            )
-        out: dict[int, Encoded] = {}
-        for by, numbers in by_layout([_layout(len(s), options.layout) for s in sequences]).items():
-            rows = [sequences[n] for n in numbers]
-            behind = None if contexts is None else [contexts[n] for n in numbers]
-            found = self.coder.encode(rows, contexts=behind, lanes=by.lanes, steps=by.steps, progress=progress)
-            for n, one in zip(numbers, found, strict=True):
-                out[n] = replace(one, lanes=None, steps=None) if by == file_layout(len(sequences[n])) else one
-        return [out[n] for n in range(len(sequences))]
-
     def _logs(
         self, drafts: Sequence[_TokenisedSession], options: CodingOptions, earlier: Neighbours | None
-    ) -> tuple[dict[int, Frame], dict[int, bytes]]:
-        """Return the frame of each log, and the bytes above it where it has a context, by number."""
+    ) -> tuple[dict[int, Frame], dict[int, Tokens]]:
+        """Return the frame of each log, and the bytes above it where it has a context, (m,), by number."""
         frames: dict[int, Frame] = {}
-        above: dict[int, bytes] = {}
+        above: dict[int, Tokens] = {}
         phased = isinstance(options.progress, PhasedProgress)
         for batch in _log_batches(drafts):
-            contexts: dict[int, int] = {}
-            for draft in batch:
-                if earlier and (context := earlier.logs.context(draft.number, draft.content)):
-                    contexts[draft.number], above[draft.number] = context.number, context.content
-            for by_model in (True, False):
-                mine = [draft for draft in batch if options.by_zstd(draft.content) is not by_model]
-                pairs = [(draft.content, above.get(draft.number, b"")) for draft in mine]
-                for draft, data in zip(mine, self.logs.encode(pairs, by_model=by_model), strict=True):
-                    frame = _log_frame(draft, data, contexts.get(draft.number))
-                    frames[draft.number] = frame if frame.fits else self._fallback_frame(draft.session, draft.content)
+            contexts = {d.number: earlier.logs.context(d.number, d.content) for d in batch} if earlier else {}
+            pairs = [(d.content, c.content if (c := contexts.get(d.number)) else b"") for d in batch]
+            small = [not options.by_zstd(draft.content) for draft in batch]
+            for draft, data in zip(batch, self.logs.encode_by(pairs, small), strict=True):
+                context = contexts.get(draft.number)
+                frame = _byte_frame(draft, data, log=True, context=context.number if context else None)
+                frames[draft.number] = frame if frame.fits else self._fallback_frame(draft)
+                if context and frame.fits:
+                    above[draft.number] = np.frombuffer(context.content, np.uint8)
             if options.progress and (phased or not options.verify):
                 options.progress(sum(map(_work, batch)))
         return frames, above
@@ -406,22 +389,24 @@ class Codec(SessionDecoder):
         self, drafts: list[_TokenisedSession], options: CodingOptions, logs: Mapping[int, Frame]
     ) -> list[Frame]:
         """Return the shortest frame of each draft. ``logs``: those of logs, by number."""
-        sequences = [draft.tokens for draft in drafts if draft.tokens is not None]
-        taken = [copies.find(tokens) for tokens in sequences]
+        plain = [
+            Plain(draft.tokens, NO_MARK, layout=_blocks(len(draft.tokens), options))
+            for draft in drafts
+            if draft.tokens is not None
+        ]
+        taken = [copies.find(one.tokens) for one in plain]
         # the time is told before the work
         if self.expect:
-            again = sum(
-                len(s) - sum(copy.length for copy in t) for s, t in zip(sequences, taken, strict=True) if t
-            )
+            again = sum(replace(p, copies=t).literals for p, t in zip(plain, taken, strict=True) if t)
             by = partial(_layout, name=options.layout)
-            seconds = expected_seconds(self.coder, sequences, more=again, verify=options.verify, layout=by)
+            seconds = self.model.expected(plain, more=again, verify=options.verify, layout=by)
             if seconds is not None:
                 self.expect(seconds)
         # each session whole, and without its copies: the shorter counts
         phased = isinstance(options.progress, PhasedProgress)  # others count each token once, where it is verified
-        whole = self._code(sequences, options, options.progress if phased or not options.verify else None)
-        cut = self._cut(sequences, taken, whole, options)
-        best = iter([cut.get(i, ModelResult(len(sequences[i]), one)) for i, one in enumerate(whole)])
+        whole = self.model.measured(plain, progress=options.progress if phased or not options.verify else None)
+        cut = self._cut(plain, taken, [data for data, _ in whole], options)
+        best = iter([cut.get(i, ModelResult(len(plain[i].tokens), one)) for i, (_, one) in enumerate(whole)])
         frames = []
         for draft in drafts:
             if draft.log:
@@ -430,15 +415,15 @@ class Codec(SessionDecoder):
                     self._note(_log_result(frames[-1]))
                 continue
             if draft.tokens is None:
-                frames.append(self._fallback_frame(draft.session, draft.content))
+                frames.append(self._fallback_frame(draft))
                 continue
             # the model's frame, or the fallback where that is no longer
             coded = next(best)
-            frame = _model_frame(draft, draft.tokens, coded)
+            frame = _model_frame(draft, draft.tokens, coded, options)
             fits, size = frame.fits, len(frame.encode())
-            if not fits or self._fallback.may_reach(draft.content, size):
-                plain = self._fallback_frame(draft.session, draft.content)
-                frame = frame if fits and size <= len(plain.data) else plain
+            if not fits or self.plain.may_reach([np.frombuffer(draft.content, np.uint8)], size):
+                other = self._fallback_frame(draft)
+                frame = frame if fits and size <= len(other.data) else other
             frames.append(frame)
             if self._note:
                 self._note(coded)
@@ -446,24 +431,25 @@ class Codec(SessionDecoder):
 
     def _cut(
         self,
-        sequences: list[Ids],
-        copied: list[list[copies.Copy]],
-        whole: Sequence[Encoded],
+        plain: Sequence[Plain],
+        taken: Sequence[list[copies.Copy]],
+        whole: Sequence[bytes],
         options: CodingOptions,
     ) -> dict[int, ModelResult]:
         """Return, by number, the sequences that are shorter with their long repeats taken out."""
-        found: dict[int, tuple[Ids, bytes]] = {}
-        for i, (tokens, taken, one) in enumerate(zip(sequences, copied, whole, strict=True)):
-            if copies.may_save(taken, len(one.data), len(tokens)):
-                found[i] = copies.literals(tokens, taken), copies.pack(taken)
-        if not found:
-            return {}
-        encoded = self._code([rest for rest, _ in found.values()], options, None)
+        tried = [
+            i
+            for i, (one, repeated, data) in enumerate(zip(plain, taken, whole, strict=True))
+            if copies.may_save(repeated, len(data), len(one.tokens))
+        ]
+        ways = [replace(plain[i], copies=taken[i]) for i in tried]
+        ways = [replace(way, layout=_blocks(way.literals, options)) for way in ways]
+        coded = self.model.measured(ways) if ways else []
         cut = {
-            i: ModelResult(len(sequences[i]), one, packed)
-            for (i, (_, packed)), one in zip(found.items(), encoded, strict=True)
+            i: ModelResult(len(way.tokens), one, copies.pack(way.copies), len(way.tokens) - way.literals)
+            for i, way, (_, one) in zip(tried, ways, coded, strict=True)
         }
-        return {i: coded for i, coded in cut.items() if coded.size < len(whole[i].data)}
+        return {i: one for i, one in cut.items() if one.size < len(whole[i])}
 
     def _follow(
         self,
@@ -527,33 +513,29 @@ class Codec(SessionDecoder):
             before: the frames of the same sessions after a part of these contexts. Where one has copies from its
                 context, so has the new one, and else neither.
         """
-        ways = []
+        ways: list[tuple[int, Plain]] = []
         for at, context in contexts.items():
+            plain = Plain(_tokens(drafts[at]), context)
             copied = None if before is None else copies.reach_back(before[at].unpacked())
             if not copied:
-                ways.append((at, frames[at].copies, frames[at].unpacked()))
+                ways.append((at, replace(plain, copies=frames[at].unpacked())))
             if copied is not False:
-                more = copies.candidates(_tokens(drafts[at]), context, len(frames[at].encode()))
-                ways += [(at, copies.pack(taken), taken) for taken in more]
-        # the tokens that copies leave, coded behind the context
-        rows = [copies.literals(_tokens(drafts[at]), taken) for at, _, taken in ways]
-        coded = self._code(rows, options, None, [contexts[at] for at, _, _ in ways]) if rows else []
+                ways += [(at, way) for way in ways_after(self.model, plain, len(frames[at].encode()))[1:]]
+        ways = [(at, replace(way, layout=_blocks(way.literals, options))) for at, way in ways]
         found: dict[int, Frame] = {}
-        for (at, packed, _), one in zip(ways, coded, strict=True):
+        for at, (data, way) in shortest(self.model, ways).items():
             number = cast("Earlier", tried[at].context).number
-            way = replace(
-                frames[at], data=one.data, lanes=one.lanes, steps=one.steps, copies=packed, context=number
+            lanes, steps = _kept_layout(way.literals, options, (frames[at].lanes, frames[at].steps))
+            frame = replace(
+                frames[at], data=data, lanes=lanes, steps=steps, copied=bool(way.copies), context=number
             )
-            limit = len(found[at].encode()) if at in found else len(frames[at].encode()) - CONTEXT_FIELD
-            if len(way.encode()) < limit and way.fits:
-                found[at] = way
+            if len(frame.encode()) < len(frames[at].encode()) - CONTEXT_FIELD and frame.fits:
+                found[at] = frame
         return found
 
-    def _fallback_frame(self, session: Session, content: bytes | None = None) -> Frame:
-        content = session.to_bytes() if content is None else content
-        kind = Kind[f"{session.kind.upper()}_FALLBACK"]
-        check = content_check(kind, len(content), content)
-        return Frame(kind, len(content), check, self._fallback.compress(content))
+    def _fallback_frame(self, draft: _TokenisedSession) -> Frame:
+        plain = Plain(np.frombuffer(draft.content, np.uint8), NO_MARK)
+        return _byte_frame(draft, self.plain.encode([plain])[0])
 
     def _changed(
         self,
@@ -561,76 +543,74 @@ class Codec(SessionDecoder):
         frames: list[Frame],
         bridge: TokenBridge | None,
         options: CodingOptions,
-        contexts: dict[int, Tokens],
-        above: Mapping[int, bytes],
+        above: Mapping[int, Tokens],
     ) -> dict[int, ModelError]:
         """Decode frames and compare them with their sessions; return, by number, an error for each that changed.
 
         Fallback frames are always checked, since they cost next to nothing.
 
-        Args:
-            contexts: by number, the context (m,) that a session was coded after. The frames of its sessions are
-                compared in their turn.
-            above: the bytes above a log, by number.
+        ``above``: by number, the tokens (m,) that a session was coded after. The frames of these are compared in their
+        turn.
         """
         pairs = zip(drafts, frames, strict=True)
         chosen = [pair for pair in pairs if options.verify or not pair[1].has_tokens]
-        logs = [(draft, frame) for draft, frame in chosen if frame.log]
+        by_model = [pair for pair in chosen if pair[1].kind.by_model]
+        logs = [pair for pair in chosen if pair[1].log]
         if options.verify and options.progress:
-            tokens_coded = sum(frame.coded for _, frame in chosen if frame.kind.by_model)
+            tokens_coded = sum(frame.coded for _, frame in by_model)
             begin(options.progress, "verify", tokens_coded + sum(_work(draft) for draft, _ in logs))
-        # frames of the model are decoded side by side
-        by_model = [(draft, frame) for draft, frame in chosen if frame.kind.by_model]
-        behind = [contexts.get(draft.number) for draft, _ in by_model]
-        tokens = iter(self._decode_after([frame for _, frame in by_model], behind, options.progress))
-        found = self._changed_logs(logs, above, options)
-        for draft, frame in chosen:
-            if frame.log:
-                continue
-            ids = next(tokens) if frame.kind.by_model else None
-            same = ids is not None and draft.tokens is not None and np.array_equal(ids, draft.tokens)
-            if same and frame.kind is Kind.CHAT:
-                continue  # `transcript.to_tokens` has proved that these tokens give this chat
-            try:
-                changed = draft.session.difference(self._restore(frame, ids, draft.number, bridge)[0])
-            except CorruptError as exc:
-                changed = str(exc)
-            if changed:
-                found[draft.number] = ModelError(
-                    f"session {draft.number} does not come back from its frame ({changed}): nothing was kept"
-                )
-        return found
-
-
-    def _changed_logs(
-        self, logs: Sequence[tuple[_TokenisedSession, Frame]], above: Mapping[int, bytes], options: CodingOptions
-    ) -> dict[int, ModelError]:
-        """Decode the frames of logs and compare; return, by number, an error for each that changed."""
+        # frames of the model are decoded side by side, logs in batches
         found: dict[int, ModelError] = {}
-        frames = {draft.number: frame for draft, frame in logs}
-        for batch in _log_batches([draft for draft, _ in logs]):
-            rows = [
-                (frames[d.number].data, frames[d.number].count, above.get(d.number, b"")) for d in batch
-            ]
-            try:
-                contents: list[bytes | None] = [*self.logs.decode(rows)]
-            except CorruptError:
-                contents = [self._content_or_none(row) for row in rows]
-            for draft, content in zip(batch, contents, strict=True):
-                back = Session.from_bytes(draft.session.kind, content) if content == draft.content else None
-                if back is None or draft.session.difference(back):
+        known = {draft.number: frame for draft, frame in logs}
+        rows = [[(draft, known[draft.number]) for draft in batch] for batch in _log_batches([d for d, _ in logs])]
+        others = [pair for pair in chosen if not pair[1].has_tokens]
+        for number, batch in enumerate([by_model, *rows, others]):
+            tokens = self._proof(batch, above, None if number else options.progress)
+            for (draft, frame), ids in zip(batch, tokens, strict=True):
+                if changed := self._difference(draft, frame, ids, bridge):
                     found[draft.number] = ModelError(
-                        f"session {draft.number} does not come back from its frame: nothing was kept"
+                        f"session {draft.number} does not come back from its frame ({changed}): nothing was kept"
                     )
-            if options.progress:
-                options.progress(sum(map(_work, batch)))
+            if options.progress and 0 < number <= len(rows):
+                options.progress(sum(_work(draft) for draft, _ in batch))
         return found
 
-    def _content_or_none(self, row: tuple[bytes, int, bytes]) -> bytes | None:
+    def _proof(
+        self,
+        batch: Sequence[tuple[_TokenisedSession, Frame]],
+        above: Mapping[int, Tokens],
+        progress: Progress | None,
+    ) -> Sequence[Tokens | None]:
+        """Return the decoded tokens of frames of one codec, (T,) each; None for one that has none, or is damaged."""
+        if not batch or not batch[0][1].has_tokens:
+            return [None] * len(batch)
+        codec = self.codec_of(batch[0][1])
+        coded = [coded_of(frame, above.get(draft.number, NO_MARK)) for draft, frame in batch]
         try:
-            return self.logs.decode([row])[0]
+            return codec.decode(coded, progress=progress)
         except CorruptError:
-            return None
+            return [_decoded_or_none(codec, one) for one in coded]
+
+    def _difference(
+        self, draft: _TokenisedSession, frame: Frame, tokens: Tokens | None, bridge: TokenBridge | None
+    ) -> str | None:
+        """Return how a session differs from its frame, decoded to tokens (T,); None where it does not."""
+        if tokens is None and frame.has_tokens:
+            return "it does not decode"
+        same = tokens is not None and draft.tokens is not None and np.array_equal(tokens, draft.tokens)
+        if same and frame.kind is Kind.CHAT:
+            return None  # `transcript.to_tokens` has proved that these tokens give this chat
+        try:
+            return draft.session.difference(self._restore(frame, tokens, draft.number, bridge)[0]) or None
+        except CorruptError as exc:
+            return str(exc)
+
+
+def _decoded_or_none(codec: BundleCodec | LogCodec, coded: Coded) -> Tokens | None:
+    try:
+        return codec.decode([coded])[0]
+    except CorruptError:
+        return None
 
 
 def _work(draft: _TokenisedSession) -> int:
@@ -654,10 +634,11 @@ def _log_batches(drafts: Sequence[_TokenisedSession]) -> Iterator[list[_Tokenise
         yield batch
 
 
-def _log_frame(draft: _TokenisedSession, data: bytes, context: int | None) -> Frame:
+def _byte_frame(draft: _TokenisedSession, data: bytes, *, log: bool = False, context: int | None = None) -> Frame:
+    """Return the frame of a session that is coded as bytes."""
     kind = Kind[f"{draft.session.kind.upper()}_FALLBACK"]
     check = content_check(kind, len(draft.content), draft.content)
-    return Frame(kind, len(draft.content), check, data, context=context, log=True)
+    return Frame(kind, len(draft.content), check, data, context=context, log=log)
 
 
 def _log_result(frame: Frame) -> ModelResult:
@@ -671,6 +652,27 @@ def _layout(tokens: int, name: LayoutName) -> Layout:
     if name == "default" or tokens <= MAX_STEPS:
         return file_layout(tokens)
     return FAST if tokens > FAST_ABOVE else Layout(default_lanes(tokens, MAX_BLOCK), MAX_STEPS)
+
+
+def _blocks(literals: int, options: CodingOptions) -> tuple[int | None, int | None]:
+    """Return the lanes and steps in which so many tokens are coded; the engine fills in a missing one."""
+    if options.lanes or options.steps:
+        return options.lanes, options.steps
+    layout = _layout(literals, options.layout)
+    return layout.lanes, layout.steps
+
+
+def _kept_layout(
+    literals: int, options: CodingOptions, coded: tuple[int | None, int | None]
+) -> tuple[int | None, int | None]:
+    """Return the lanes and steps that a frame has to name: none where the layout is that of every file.
+
+    ``coded``: those in which the engine coded a frame with these options.
+    """
+    if options.lanes or options.steps:
+        return coded
+    layout = _layout(literals, options.layout)
+    return (None, None) if layout == file_layout(literals) else (layout.lanes, layout.steps)
 
 
 def _groups(sessions: Iterable[Session | PltzError]) -> Iterator[list[Session | PltzError]]:
@@ -698,9 +700,10 @@ def _sound(frame: Frame | PltzError) -> Frame:
     return frame
 
 
-def _model_frame(draft: _TokenisedSession, tokens: Tokens, coded: ModelResult) -> Frame:
+def _model_frame(draft: _TokenisedSession, tokens: Tokens, coded: ModelResult, options: CodingOptions) -> Frame:
     kind = Kind[draft.session.kind.upper()]
     content = draft.session.value if kind is Kind.IDS else tokens
     check = content_check(kind, len(tokens), content)
-    one = coded.encoded
-    return Frame(kind, len(tokens), check, one.data, one.lanes, one.steps, draft.patch, coded.copies)
+    one, literals = coded.encoded, len(tokens) - coded.copied
+    lanes, steps = _kept_layout(literals, options, (one.lanes, one.steps))
+    return Frame(kind, len(tokens), check, coded.copies + one.data, lanes, steps, draft.patch, bool(coded.copies))

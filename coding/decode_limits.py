@@ -68,7 +68,7 @@ class DecodeLimits:
         """
         tokens = stored = plain = 0
         for frame in frames:
-            stored += len(frame.data) + len(frame.copies)
+            stored += len(frame.data)
             if frame.kind.by_model:
                 tokens += frame.coded
             else:

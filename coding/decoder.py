@@ -12,19 +12,29 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal, cast, overload
 
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Coded
+from pltz.coding.codecs.logs import LogCodec
+from pltz.coding.codecs.modes import ALONE, COPIES
 from pltz.coding.decode_limits import DecodeLimits
-from pltz.coding.log.log_coder import LogCoder
 from pltz.models.session import transcript
 from pltz.models.session.session import Kind as SessionKind
 from pltz.models.session.session import Session
-from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader
-from pltz.plt_codec.container.frame import CHECK_KEPT, CONTEXT_TOKENS, Frame, Kind, content_check, context_of
+from pltz.plt_codec.container.frame import (
+    CHECK_KEPT,
+    CONTEXT_TOKENS,
+    Frame,
+    Kind,
+    content_check,
+    context_of,
+    file_layout,
+)
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, TokenizerMismatch, VersionError
-from pltz.plt_codec.zstd import Fallback
+from pltz.plt_codec.lanes import Layout
 
 if TYPE_CHECKING:
     from pltz.coding.parts import Coder, Parts, Progress, TokenBridge, Tokens
@@ -34,8 +44,7 @@ if TYPE_CHECKING:
 BATCH_TOKENS = 1 << 20  # tokens decoded side by side
 BATCH_BYTES = 1 << 22  # bytes of files opened together
 BATCH_FILES = 4096  # files opened together
-KEPT = 1 << 22  # tokens of contexts that are kept from batch to batch, 32 MB
-KEPT_LOGS = 1 << 25  # bytes of logs that are contexts, of the same
+KEPT = 1 << 25  # bytes of the tokens of contexts that are kept from batch to batch
 
 DEFAULT = DecodeLimits()  # where a caller names none
 OnError = Literal["raise", "return"]
@@ -52,8 +61,9 @@ class SessionDecoder:
     def __init__(self, bundle: Parts, coder: Coder) -> None:
         self.bundle = bundle
         self.coder = coder
-        self.logs = LogCoder(bundle, coder)
-        self._fallback = Fallback(bundle.zstd_dict)
+        self.model = BundleCodec.over(bundle, coder, CONTEXT_TOKENS)
+        self.logs = LogCodec.over(bundle, coder)
+        self.plain = BytesCodec(bundle.zstd_dict)
 
     def decompress(
         self,
@@ -109,11 +119,9 @@ class SessionDecoder:
         bridge = None if bridge is None or bridge.identity else bridge
         checks: dict[int, int] = {}
         known: dict[int, Tokens] = {}
-        known_logs: dict[int, bytes] = {}
         for part in _parts(frames):
             tokens = self._tokens(reader, frames[part], numbers[part], known, progress)
-            contents = self._contents(reader, frames[part], numbers[part], known_logs, progress)
-            for frame, found, number in zip(frames[part], map(_either, tokens, contents), numbers[part], strict=True):
+            for frame, found, number in zip(frames[part], tokens, numbers[part], strict=True):
                 session, checks[number] = self._restore(frame, found, number, bridge)
                 size = limits.count(session, size)
                 yield session
@@ -222,16 +230,14 @@ class SessionDecoder:
         damaged one.
         """
         foreign = None if bridge is None or bridge.identity else bridge
-        tokens: Iterator[Tokens | bytes | None] | None = None
+        tokens: Iterator[Tokens | None] | None = None
         progress = limits.timed(progress)
         if len(batch) > 1:
             with contextlib.suppress(CorruptError):
                 starts = itertools.accumulate((len(frames) for _, frames in batch), initial=0)
                 pairs = [(frame, at) for (_, frames), at in zip(batch, starts, strict=False) for frame in frames]
                 contexts = [None if frame.context is None else at + frame.context for frame, at in pairs]
-                every = [frame for frame, _ in pairs]
-                found_tokens = self._decode(every, contexts, progress)
-                tokens = map(_either, found_tokens, self._decode_logs(every, contexts, progress))
+                tokens = iter(self._decode([frame for frame, _ in pairs], contexts, progress))
         # an error is of its file alone; where the batch failed, each is read by itself
         for reader, frames in batch:
             try:
@@ -299,22 +305,24 @@ class SessionDecoder:
         known: dict[int, Tokens],
         progress: Progress | None,
     ) -> list[Tokens | None]:
-        """Return the bundle tokens of frames of a file, as `_decode` does. Contexts beside them are decoded too.
+        """Return the tokens of frames of a file, as `_decode` does. Contexts beside them are decoded too.
 
-        ``known``: beginnings of sessions decoded before, by number; those that were contexts now are added.
+        ``known``: beginnings of sessions decoded before, and whole logs, by number; the contexts of these are added.
         """
         every, place = list(frames), {number: at for at, number in enumerate(numbers)}
         found: list[Tokens | None] = [None] * len(frames)
-        while wanted := _wanted(every, place, log=False):
+        while wanted := sorted({f.context for f in every if f.context is not None} - place.keys()):
             place |= {number: at for at, number in enumerate(wanted, len(every))}
             every += reader.frames(wanted)
             found += [known.get(number) for number in wanted]
-        contexts = [None if f.context is None or f.log else place[f.context] for f in every]
+        contexts = [None if f.context is None else place[f.context] for f in every]
         found = self._decode(every, contexts, progress, found, len(frames))
-        if sum(map(len, known.values())) > KEPT:
+        if sum(tokens.nbytes for tokens in known.values()) > KEPT:
             known.clear()
-        for number in {f.context for f in every if f.context is not None and f.kind.by_model}:
-            known[number] = cast("Tokens", found[place[number]])[:CONTEXT_TOKENS].copy()
+        for frame in every:
+            if frame.context is not None:
+                tokens = cast("Tokens", found[place[frame.context]])
+                known[frame.context] = tokens if frame.log else tokens[:CONTEXT_TOKENS].copy()
         return found[: len(frames)]
 
     def _decode(
@@ -325,103 +333,48 @@ class SessionDecoder:
         found: Sequence[Tokens | None] | None = None,
         counted: int | None = None,
     ) -> list[Tokens | None]:
-        """Return the bundle tokens of each model frame; None for a fallback frame.
+        """Return the bundle tokens of each model frame and the bytes of each log, (T,); None for a fallback frame.
 
-        Frames that wait for others are decoded in further calls of the coder, at most `MOST_CONTEXTS`.
+        Frames that wait for others are decoded in further calls of their codec, at most `MOST_CONTEXTS`.
 
         Args:
             contexts: the place among ``frames`` of the session that each was coded after.
             found: the tokens of each, or its first `CONTEXT_TOKENS`, where they are known.
-            counted: so many frames count for ``progress``; None: all.
+            counted: so many frames of the model count for ``progress``; None: all.
         """
         tokens: list[Tokens | None] = [None] * len(frames) if found is None else list(found)
         counted = len(frames) if counted is None else counted
-        left = [n for n, frame in enumerate(frames) if frame.kind.by_model and tokens[n] is None]
+        left = [n for n, frame in enumerate(frames) if frame.has_tokens and tokens[n] is None]
         _check_contexts([n for n in left if contexts[n] is not None], frames, contexts)
         while left:
             ready = [n for n in left if (context := contexts[n]) is None or tokens[context] is not None]
-            beside, own = [n for n in ready if n >= counted], [n for n in ready if n < counted]
-            for now, told in ((beside, None), (own, progress)):
-                lines = [_line(n, contexts, tokens) for n in now]
-                behind = [context_of(*line) if line else None for line in lines]
-                for n, one in zip(now, self._decode_after([frames[n] for n in now], behind, told), strict=True):
+            beside = [n for n in ready if n >= counted and not frames[n].log]
+            own = [n for n in ready if n < counted and not frames[n].log]
+            logs = [n for n in ready if frames[n].log]
+            for numbers, told in ((beside, None), (own, progress), (logs, progress)):
+                coded = [coded_of(frames[n], _above(n, frames[n].log, contexts, tokens)) for n in numbers]
+                if not coded:
+                    continue
+                codec = self.codec_of(frames[numbers[0]])
+                for n, one in zip(numbers, codec.decode(coded, progress=told), strict=True):
                     tokens[n] = one
             left = [n for n in left if tokens[n] is None]
         return tokens
 
-    def _contents(
-        self,
-        reader: Reader,
-        frames: Sequence[Frame],
-        numbers: Sequence[int],
-        known: dict[int, bytes],
-        progress: Progress | None,
-    ) -> list[bytes | None]:
-        """Return the contents of the logs among frames of a file, None for others. Contexts are decoded too.
-
-        ``known``: contents decoded before, by number; those that were contexts now are added.
-        """
-        every, place = list(frames), {number: at for at, number in enumerate(numbers)}
-        found: list[bytes | None] = [None] * len(frames)
-        while wanted := _wanted(every, place, log=True):
-            place |= {number: at for at, number in enumerate(wanted, len(every))}
-            every += reader.frames(wanted)
-            found += [known.get(number) for number in wanted]
-        contexts = [None if f.context is None or not f.log else place[f.context] for f in every]
-        found = self._decode_logs(every, contexts, progress, found)
-        if sum(map(len, known.values())) > KEPT_LOGS:
-            known.clear()
-        for number in {f.context for f in every if f.context is not None and f.log}:
-            known[number] = cast("bytes", found[place[number]])
-        return found[: len(frames)]
-
-    def _decode_logs(
-        self,
-        frames: Sequence[Frame],
-        contexts: Sequence[int | None],
-        progress: Progress | None,
-        found: Sequence[bytes | None] | None = None,
-    ) -> list[bytes | None]:
-        """Return the content of each log, None for other frames. The arguments are those of `_decode`."""
-        contents: list[bytes | None] = [None] * len(frames) if found is None else list(found)
-        left = [n for n, frame in enumerate(frames) if frame.log and contents[n] is None]
-        _check_contexts([n for n in left if contexts[n] is not None], frames, contexts)
-        while left:
-            ready = [n for n in left if (context := contexts[n]) is None or contents[context] is not None]
-            above = [b"" if (context := contexts[n]) is None else contents[context] or b"" for n in ready]
-            batch = [(frames[n].data, frames[n].count, after) for n, after in zip(ready, above, strict=True)]
-            for n, content in zip(ready, self.logs.decode(batch, progress=progress), strict=True):
-                contents[n] = content
-            left = [n for n in left if contents[n] is None]
-        return contents
-
-    def _decode_after(
-        self, frames: Sequence[Frame], contexts: Sequence[Tokens | None], progress: Progress | None
-    ) -> list[Tokens]:
-        """Return the bundle tokens of model frames, each coded after its context, (m,), or after none."""
-        from pltz.plt_codec.types import FrameItem
-
-        if not frames:
-            return []
-        items = [
-            FrameItem(frame.data, frame.coded, frame.layout.lanes, frame.layout.steps, context)
-            for frame, context in zip(frames, contexts, strict=True)
-        ]
-        decoded = self.coder.decode(items, progress=progress)
-        pasts = [repeats.NOTHING if context is None else context for context in contexts]
-        rows = zip(decoded, frames, pasts, strict=True)
-        return [repeats.expand(tokens, frame.unpacked(len(past)), past) for tokens, frame, past in rows]
+    def codec_of(self, frame: Frame) -> BundleCodec | LogCodec:
+        """Return the codec of a frame that has tokens."""
+        return self.logs if frame.log else self.model
 
     def _restore(
-        self, frame: Frame, tokens: Tokens | bytes | None, number: int, bridge: TokenBridge | None
+        self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None
     ) -> tuple[Session, int]:
         """Return the session of a frame and its content check, compared.
 
-        ``tokens``: the decoded tokens, (T,), of a frame by the model, or the decoded content of a log.
+        ``tokens``: the decoded tokens, (T,), of a frame that has some.
         """
         kind = cast(SessionKind, frame.kind.session)
-        if tokens is None or isinstance(tokens, bytes):
-            content = self._fallback.decompress(frame.data, frame.count) if tokens is None else tokens
+        if tokens is None or frame.log:
+            content = self.plain.content(coded_of(frame, NO_MARK)) if tokens is None else tokens.tobytes()
             check = _check_content(frame, content, number)
             return Session.from_bytes(kind, content), check
         if frame.kind is Kind.IDS:
@@ -452,11 +405,6 @@ def _contexts(reader: Reader, frames: Sequence[Frame], numbers: Sequence[int]) -
     return found
 
 
-def _wanted(frames: Sequence[Frame], known: Container[int], *, log: bool) -> list[int]:
-    """Return the numbers of the contexts of logs, or of other frames, that are not known yet."""
-    return sorted({f.context for f in frames if f.context is not None and f.log is log and f.context not in known})
-
-
 def _check_contexts(numbers: Iterable[int], frames: Sequence[Frame], contexts: Sequence[int | None]) -> None:
     """Check that the context of a log is a log, and that of another session is none. Raises CorruptError.
 
@@ -468,8 +416,22 @@ def _check_contexts(numbers: Iterable[int], frames: Sequence[Frame], contexts: S
             raise CorruptError("a session is coded after one of another kind: the file is damaged")
 
 
-def _either(tokens: Tokens | None, content: bytes | None) -> Tokens | bytes | None:
-    return content if tokens is None else tokens
+def coded_of(frame: Frame, above: Tokens) -> Coded:
+    """Return what a codec decodes of a frame that was coded after ``above``, (m,)."""
+    layout = file_layout if frame.lanes is None else partial(_named, Layout(frame.lanes, frame.steps))
+    return Coded(frame.data, frame.count, above, COPIES if frame.copied else ALONE, layout)
+
+
+def _named(layout: Layout, _literals: int) -> Layout:
+    return layout
+
+
+def _above(at: int, log: bool, contexts: Sequence[int | None], tokens: Sequence[Tokens | None]) -> Tokens:
+    """Return the tokens that a frame was coded after, (m,)."""
+    line = _line(at, contexts, tokens)
+    if not line:
+        return NO_MARK
+    return line[0] if log else context_of(*line)
 
 
 def _line(at: int, contexts: Sequence[int | None], tokens: Sequence[Tokens | None]) -> list[Tokens]:

@@ -44,7 +44,7 @@ WINGS = {
         "expected_time options parts sketch",
         "log",
         "codecs",
-        "decode_limits neighbours",
+        "choose decode_limits neighbours",
         "decoder",
         "codec",
         "partners",

@@ -22,11 +22,11 @@ from pltz.archive.format.index_file import Location
 from pltz.archive.writing.batch import PendingSegment, PendingVersion, batches
 from pltz.archive.writing.candidates import Candidate, Candidates, Place, tower_sketch
 from pltz.archive.writing.verified_segments import Proofs, VerifiedSegments
-from pltz.coding.codecs.codec import Plain, copies_fit, layout_mode
+from pltz.coding.choose import shortest, ways_after
+from pltz.coding.codecs.codec import Plain, layout_mode
 from pltz.coding.codecs.logs import LogCodec
-from pltz.coding.codecs.modes import ALONE, COPIES, TOWER
+from pltz.coding.codecs.modes import ALONE, TOWER
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.plt_codec import repeats
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.identity import NONE
 
@@ -288,20 +288,11 @@ class NeighbourEncoder:
                 segment, tower, _ = pairs[n]
                 segment.near = tower
                 plain = Plain(segment.tokens, segment.before(TOWER if segment.up else ALONE))
-                ways.append((n, plain))
-                if codec.mode & COPIES:
-                    taken = repeats.candidates(plain.tokens, plain.above, len(segment.data))
-                    ways += [(n, replace(plain, copies=copies)) for copies in taken]
-            best: dict[int, tuple[bytes, Plain]] = {}
-            for (n, plain), data in zip(ways, codec.encode([plain for _, plain in ways]), strict=True):
-                fits = not plain.copies or copies_fit(len(plain.tokens), data)
-                if fits and (n not in best or len(data) < len(best[n][0])):
-                    best[n] = data, plain
-            for n, (data, plain) in best.items():
+                ways += [(n, way) for way in ways_after(codec, plain, len(segment.data))]
+            for n, (data, plain) in shortest(codec, ways).items():
                 segment = segments[n]
                 if len(data) + pairs[n][2] < len(segment.data):
-                    literals = len(plain.tokens) - sum(copy.length for copy in plain.copies)
-                    mode = (TOWER if segment.up else ALONE) | layout_mode(codec, literals)
+                    mode = (TOWER if segment.up else ALONE) | layout_mode(codec, plain.literals)
                     segment.data, segment.context = data, replace(segment.own, mode=mode) if mode else segment.own
                     segment.copied = bool(plain.copies)
                 else:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.coding.codecs.codec import NO_MARK, Coded, Plain, embedded, encode_frames, frame_item, layout_mode
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, Coded, Plain, embedded, frame_layout, layout_mode
 from pltz.coding.codecs.modes import FAST, TOWER, TURN
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import LayoutName
@@ -84,7 +84,7 @@ class BridgedCodec:
         self.bundle_id, self.contract, self.tokenizer = bundle.id, bundle.contract, bridge.fingerprint
         self.fast = layout == "fast"
         self.reach = bundle.weights.shape.memory
-        self._bridge, self._coder = bridge, bundle.coder(device, threads)
+        self._bridge, self._codec = bridge, BundleCodec(bundle, device=device, threads=threads)
         self._vocabulary = bundle.tokenizer.fingerprint
         self._again = partial(BridgedCodec, bridge=bridge, device=device, threads=threads, layout=layout)
 
@@ -96,11 +96,16 @@ class BridgedCodec:
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a bitstring for each segment. Raises ContentError for ids that are not of the tokenizer."""
         bridged = [self._bridge.to_bundle(p.tokens) for p in batch]
-        frames = encode_frames(
-            self._coder,
-            [tokens for tokens, _ in bridged],
-            self._contexts([p.above for p in batch]),
-            [layout_mode(self, len(p.tokens)) for p in batch],
+        contexts = self._contexts([p.above for p in batch])
+        layouts = [
+            frame_layout(len(tokens), layout_mode(self, len(p.tokens)))
+            for p, (tokens, _) in zip(batch, bridged, strict=True)
+        ]
+        frames = self._codec.encode(
+            [
+                Plain(tokens, above, layout=(layout.lanes, layout.steps))
+                for (tokens, _), above, layout in zip(bridged, contexts, layouts, strict=True)
+            ]
         )
         return [
             _Parts(len(tokens), patch, frame).encode() if len(plain.tokens) else b""
@@ -114,11 +119,8 @@ class BridgedCodec:
             contexts = self._contexts([c.above for c in batch])
         except ContentError as exc:
             raise CorruptError(f"the segments above are not of this tokenizer: {exc}") from exc
-        items = [
-            frame_item(p.frame, p.tokens, above, c.mode)
-            for p, above, c in zip(parts, contexts, batch, strict=True)
-        ]
-        found = self._coder.decode(items)
+        rows = zip(parts, contexts, batch, strict=True)
+        found = self._codec.decode([Coded(p.frame, p.tokens, above, c.mode) for p, above, c in rows])
         return [self._ids(c, p, tokens) for c, p, tokens in zip(batch, parts, found, strict=True)]
 
     def _ids(self, coded: Coded, parts: _Parts, tokens: Tokens) -> Tokens:

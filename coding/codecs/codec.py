@@ -25,7 +25,7 @@ from pltz.coding.expected_time import expected_seconds
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
 from pltz.plt_codec.engines.queued import Told
-from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
+from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, LimitError
 from pltz.plt_codec.identity import digest
 from pltz.plt_codec.lanes import (
     FAST_ABOVE,
@@ -33,7 +33,6 @@ from pltz.plt_codec.lanes import (
     TURN_ABOVE,
     Layout,
     LayoutName,
-    by_layout,
     layout_of,
     turn_layout,
 )
@@ -42,11 +41,10 @@ from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
+    from pltz.coding.parts import Coder, Parts, Progress
     from pltz.models.bundle.bundle import Bundle
     from pltz.plt_codec.engines.cuda.coder import CudaCoder
-    from pltz.plt_codec.engines.native.coder import NativeCoder
-    from pltz.plt_codec.engines.token_coder import TokenCoder
-    from pltz.plt_codec.types import FrameItem
+    from pltz.plt_codec.types import Encoded, FrameItem
 
 
 NO_MARK: Tokens = np.zeros(0, np.int64)
@@ -60,11 +58,19 @@ class Plain:
         tokens: its tokens, (T,).
         above: the last tokens of all segments above it, (m,), as many as the codec reaches.
         copies: copies to take out, some of them perhaps of tokens above; of a codec of mode COPIES only.
+        layout: lanes and steps of its blocks, of which the engine fills in a missing one; None: as the codec's `fast`
+            says.
     """
 
     tokens: Tokens
     above: Tokens
     copies: Sequence[Copy] = ()
+    layout: tuple[int | None, int | None] | None = None
+
+    @property
+    def literals(self) -> int:
+        """Return the number of tokens that its copies leave."""
+        return len(self.tokens) - sum(copy.length for copy in self.copies)
 
 
 @dataclass(slots=True)
@@ -75,13 +81,15 @@ class Coded:
         data: its bitstring.
         count: its number of tokens.
         above: the tokens above it when it was encoded, (m,).
-        mode: the mode in which it was encoded, which determines the layout.
+        mode: the mode in which it was encoded, which determines the layout where ``layout`` is None.
+        layout: gives the layout for the number of its literals.
     """
 
     data: bytes
     count: int
     above: Tokens
     mode: int = ALONE
+    layout: Callable[[int], Layout] | None = None
 
 
 class SegmentCodec(Protocol):
@@ -217,36 +225,6 @@ def frame_layout(tokens: int, mode: int) -> Layout:
     return turn_layout(tokens) if mode & TURN else layout_of(tokens, bool(mode & FAST))
 
 
-def encode_frames(
-    coder: TokenCoder | NativeCoder | CudaCoder,
-    sequences: Sequence[Tokens],
-    contexts: Sequence[Tokens],
-    modes: Sequence[int],
-) -> list[bytes]:
-    """Return the frame of each sequence of ids, (T,), after its context, (m,), in the layout of its mode.
-
-    Raises ContentError for ids out of range.
-    """
-    out = [b""] * len(sequences)
-    layouts = [frame_layout(len(s), mode) for s, mode in zip(sequences, modes, strict=True)]
-    for layout, numbers in by_layout(layouts).items():
-        given = [sequences[n] for n in numbers]
-        found = coder.encode(
-            given, contexts=[contexts[n] for n in numbers], lanes=layout.lanes, steps=layout.steps
-        )
-        for n, one in zip(numbers, found, strict=True):
-            out[n] = one.data
-    return out
-
-
-def frame_item(data: bytes, count: int, above: Tokens, mode: int) -> FrameItem:
-    """Return the item from which a coder decodes a frame of ``count`` tokens after ``above``, (m,)."""
-    from pltz.plt_codec.types import FrameItem
-
-    layout = frame_layout(count, mode)
-    return FrameItem(data, count, layout.lanes, layout.steps, context=above)
-
-
 def copies_fit(tokens: int, data: bytes) -> bool:
     """Return whether a bitstring with copies may hold so many tokens. Those of copies take memory and no bytes."""
     return tokens <= MAX_TOKENS_PER_BYTE * (len(data) + 1)
@@ -265,7 +243,7 @@ def copies_of(coded: Coded) -> tuple[list[Copy], bytes]:
 class BundleCodec:
     """A decoder bundle's coder, after the last tokens of the tower (archive/format/FORMAT.md, "Bitstrings").
 
-    ``layout``: layout of the segments that it codes; it reads both. The coder is `Bundle.coder`.
+    ``layout``: layout of the segments that it codes; it reads both. ``coder``: of the bundle's tokens.
     """
 
     mode = TOWER | FAST | TURN | COPIES
@@ -279,50 +257,82 @@ class BundleCodec:
         threads: int | None = None,
         layout: LayoutName = "default",
     ):
-        self.fast = layout == "fast"
-        self.reach = bundle.weights.shape.memory
-        self.bundle_id, self.contract, self.tokenizer = (
-            bundle.id,
-            bundle.contract,
-            bundle.tokenizer.fingerprint,
-        )
-        self._coder = bundle.coder(device, threads)
+        self._use(bundle, bundle.coder(device, threads), bundle.weights.shape.memory, layout)
         self._again = partial(BundleCodec, device=device, threads=threads, layout=layout)
+
+    @classmethod
+    def over(cls, bundle: Parts, coder: Coder, reach: int) -> BundleCodec:
+        """Return the codec of a bundle over a coder of its tokens. ``reach``: most tokens above that count."""
+        codec = cls.__new__(cls)
+        codec._use(bundle, coder, reach, "default")
+        return codec
+
+    def _use(self, bundle: Parts, coder: Coder, reach: int, layout: LayoutName) -> None:
+        self.bundle_id, self.contract, self.tokenizer = bundle.id, bundle.contract, bundle.tokenizer.fingerprint
+        self.fast, self.reach, self.coder = layout == "fast", reach, coder
 
     def with_bundle(self, bundle_id: bytes) -> BundleCodec | None:
         """Return the same codec with another bundle, as `AnyBundle` says."""
         bundle = embedded(bundle_id, self.tokenizer)
         return self._again(bundle) if bundle else None
 
-    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        """Return a frame for each segment. Raises ContentError for ids out of range."""
-        tokens = [repeats.literals(np.asarray(p.tokens, np.int64), p.copies) for p in batch]
-        modes = [layout_mode(self, len(t)) for t in tokens]
-        frames = encode_frames(self._coder, tokens, [p.above for p in batch], modes)
-        return [repeats.pack(p.copies) + f if p.copies else f for p, f in zip(batch, frames, strict=True)]
+    def encode(self, batch: Sequence[Plain], *, progress: Progress | None = None) -> list[bytes]:
+        """Return a bitstring for each segment. Raises ContentError for ids out of range.
 
-    def expected(self, batch: Sequence[Plain]) -> float | None:
-        """Return the seconds to encode these segments and decode them again; None where they are few."""
-        return expected_seconds(self._coder, [np.asarray(p.tokens, np.int64) for p in batch])
+        ``progress``: called with the number of tokens done since the last call.
+        """
+        return [data for data, _ in self.measured(batch, progress=progress)]
 
-    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
-        """Return the ids of each segment, (count,). Raises CorruptError."""
-        return self._decode(self._coder.decode, batch)
+    def measured(self, batch: Sequence[Plain], *, progress: Progress | None = None) -> list[tuple[bytes, Encoded]]:
+        """Return the bitstring of each segment as `encode` does, and the frame of its literals with its layout."""
+        rows = [repeats.literals(np.asarray(p.tokens, np.int64), p.copies) for p in batch]
+        blocks = [p.layout or self._blocks(len(r)) for p, r in zip(batch, rows, strict=True)]
+        out: dict[int, tuple[bytes, Encoded]] = {}
+        for lanes, steps in dict.fromkeys(blocks):
+            numbers = [n for n, one in enumerate(blocks) if one == (lanes, steps)]
+            contexts = [batch[n].above for n in numbers]
+            frames = self.coder.encode(
+                [rows[n] for n in numbers], contexts=contexts, lanes=lanes, steps=steps, progress=progress
+            )
+            for n, frame in zip(numbers, frames, strict=True):
+                copies = batch[n].copies
+                out[n] = repeats.pack(copies) + frame.data if copies else frame.data, frame
+        return [out[n] for n in range(len(batch))]
+
+    def _blocks(self, literals: int) -> tuple[int | None, int | None]:
+        layout = frame_layout(literals, layout_mode(self, literals))
+        return layout.lanes, layout.steps
+
+    def expected(
+        self,
+        batch: Sequence[Plain],
+        *,
+        more: int = 0,
+        verify: bool = True,
+        layout: Callable[[int], Layout] = lambda _: Layout(),
+    ) -> float | None:
+        """Return the seconds to encode these segments and decode them again, as `expected_seconds` does."""
+        rows = [np.asarray(p.tokens, np.int64) for p in batch]
+        return expected_seconds(self.coder, rows, more=more, verify=verify, layout=layout)
+
+    def decode(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Tokens]:
+        """Return the ids of each segment, (count,). Raises CorruptError. ``progress``: as in `encode`."""
+        return self._decode(partial(self.coder.decode, progress=progress), batch)
 
     def decode_queued(self, batch: Sequence[Coded], told: Told) -> list[Tokens]:
         """Return the ids of each segment, (count,), as `Queueing` says. Raises CorruptError."""
         if not self.chains:  # no engine on CUDA
             return self.decode(batch)
-        return self._decode(partial(cast("CudaCoder", self._coder).decode, told=told), batch)
+        return self._decode(partial(cast("CudaCoder", self.coder).decode, told=told), batch)
 
     @property
     def chains(self) -> bool:
         """Return whether the engine decodes chains without a pause, as the one on CUDA does."""
-        return hasattr(self._coder, "decode_chain")
+        return hasattr(self.coder, "decode_chain")
 
     def decode_chain(self, batch: Sequence[Coded], told: Told | None = None) -> list[Tokens]:
         """Return the ids of each segment of a chain, (count,), as `Chained` says. Raises CorruptError."""
-        coder = cast("CudaCoder", self._coder)
+        coder = cast("CudaCoder", self.coder)
 
         def decode(items: Sequence[FrameItem]) -> Sequence[Tokens]:
             behind = [replace(i, context=None) if c.mode & TOWER else i for i, c in zip(items, batch, strict=True)]
@@ -335,7 +345,9 @@ class BundleCodec:
         lengths = [sum(copy.length for copy in copies) for copies, _ in taken]
         rows = zip(batch, taken, lengths, strict=True)
         try:
-            found = by([frame_item(data, c.count - length, c.above, c.mode) for c, (_, data), length in rows])
+            found = by([_frame_item(c, data, c.count - length) for c, (_, data), length in rows])
+        except LimitError:  # of the caller's time
+            raise
         except ContentError as exc:
             raise CorruptError(f"the segments above are not of this bundle's tokenizer: {exc}") from exc
         return [
@@ -345,7 +357,9 @@ class BundleCodec:
 
 
 class BytesCodec:
-    """Codes bytes as tokens, by zstd without a dictionary (plt_codec/FORMAT.md, "Fallback bytes").
+    """Codes bytes as tokens, by zstd (plt_codec/FORMAT.md, "Fallback bytes").
+
+    ``dictionary``: that of a bundle, which a reader has to know; archives have none.
 
     >>> codec = BytesCodec()
     >>> plain = Plain(np.frombuffer(b"again and " * 50, np.uint8), np.zeros(0))
@@ -362,8 +376,8 @@ class BytesCodec:
     bundle_id = digest(b"pltz bundle", b"zstd 1")
     tokenizer = digest(b"pltz tokenizer", b"bytes")
 
-    def __init__(self) -> None:
-        self._fallback = Fallback()
+    def __init__(self, dictionary: bytes = b"") -> None:
+        self._fallback = Fallback(dictionary)
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return the bytes of each segment under zstd. Raises ContentError for an id over 255."""
@@ -375,9 +389,10 @@ class BytesCodec:
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         """Return the bytes of each segment as ids, (count,). Raises CorruptError."""
-        return [np.frombuffer(self._plain(c), np.uint8).astype("<u4") for c in batch]
+        return [np.frombuffer(self.content(c), np.uint8).astype("<u4") for c in batch]
 
-    def _plain(self, coded: Coded) -> bytes:
+    def content(self, coded: Coded) -> bytes:
+        """Return the bytes of one segment. Raises CorruptError."""
         if len(coded.data) > coded.count:
             raise CorruptError(f"expected at most {coded.count} bytes, found {len(coded.data)}: damaged")
         return self._fallback.decompress(coded.data, coded.count)
@@ -416,6 +431,14 @@ class IdsCodec:
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         """Return the ids of each segment, (count,). Raises CorruptError."""
         return [np.frombuffer(self._fallback.decompress(c.data, 4 * c.count), "<u4") for c in batch]
+
+
+def _frame_item(coded: Coded, data: bytes, literals: int) -> FrameItem:
+    """Return the item from which a coder decodes the frame of so many tokens in a bitstring."""
+    from pltz.plt_codec.types import FrameItem
+
+    layout = coded.layout(literals) if coded.layout else frame_layout(literals, coded.mode)
+    return FrameItem(data, literals, layout.lanes, layout.steps, context=coded.above)
 
 
 def _as_bytes(tokens: Tokens) -> bytes:

@@ -23,6 +23,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE
 from pltz.plt_codec.types import Tokens
 
 if TYPE_CHECKING:
+    from pltz.coding.parts import Coder, Parts, Progress
     from pltz.models.bundle.bundle import Bundle
 
 
@@ -51,6 +52,14 @@ class LogCodec:
         self._bundle, self._device, self._threads = bundle, device, threads
         self._again = partial(LogCodec, device=device, threads=threads, zstd_above=zstd_above)
 
+    @classmethod
+    def over(cls, bundle: Parts, coder: Coder) -> LogCodec:
+        """Return the codec of a bundle over a coder of its tokens."""
+        codec = cls.__new__(cls)
+        codec.bundle_id, codec.contract, codec.zstd_above = bundle.id, bundle.contract, ZSTD_ABOVE
+        codec._coder = LogCoder(bundle, coder)
+        return codec
+
     @cached_property
     def _coder(self) -> LogCoder:
         return LogCoder(self._bundle, self._bundle.coder(self._device, self._threads))
@@ -66,18 +75,25 @@ class LogCodec:
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a log frame for each segment. Raises ContentError for an id over 255."""
-        out = [b""] * len(batch)
         small = [self.zstd_above is None or len(p.tokens) <= self.zstd_above for p in batch]
+        return self.encode_by([(_bytes(p.tokens), _bytes(p.above)) for p in batch], small)
+
+    def encode_by(self, pairs: Sequence[tuple[bytes, bytes]], small: Sequence[bool]) -> list[bytes]:
+        """Return a log frame for each content and the bytes above it. ``small``: whether the model may code it."""
+        out = [b""] * len(pairs)
         for by_model in (True, False):
             numbers = [n for n, one in enumerate(small) if one is by_model]
-            pairs = [(_bytes(batch[n].tokens), _bytes(batch[n].above)) for n in numbers]
-            for n, frame in zip(numbers, self._coder.encode(pairs, by_model=by_model), strict=True):
+            frames = self._coder.encode([pairs[n] for n in numbers], by_model=by_model)
+            for n, frame in zip(numbers, frames, strict=True):
                 out[n] = frame
         return out
 
-    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
-        """Return the bytes of each segment, (count,) uint8. Raises CorruptError."""
-        found = self._coder.decode([(c.data, c.count, _bytes(c.above)) for c in batch])
+    def decode(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Tokens]:
+        """Return the bytes of each segment, (count,) uint8. Raises CorruptError.
+
+        ``progress``: called with the number of tokens decoded since the last call.
+        """
+        found = self._coder.decode([(c.data, c.count, _bytes(c.above)) for c in batch], progress=progress)
         return [np.frombuffer(content, np.uint8) for content in found]
 
     def vouches(self, data: bytes, tokens: Tokens) -> bool:

@@ -75,10 +75,10 @@ class Frame:
         kind: the content of ``data``.
         count: bundle tokens (model kinds) or bytes before compression (fallback kinds).
         check: `content_check` of the session, its low byte (`CHECK_KEPT`) where a file gave the frame.
-        data: the coded bytes.
+        data: the coded bytes, the bitstring of a segment codec (coding/codecs).
         lanes, steps: layout of every block, where it is not `file_layout`; model kinds only.
         patch: the bridge's patch; kind IDS only.
-        copies: the copies taken out of the tokens before coding (`repeats.pack`); model kinds only.
+        copied: `data` begins with copies that were taken out of the tokens (`repeats.pack`); model kinds only.
         context: number of the session of the file after whose tokens (`context_of`) `data` was coded, and into which
             copies may reach; model kinds and logs only. Of a log it is a log, whose content counts.
         log: `data` is a log frame (coding/FORMAT.md) of the content; fallback kinds but ids only.
@@ -91,7 +91,7 @@ class Frame:
     lanes: int | None = None
     steps: int | None = None
     patch: bytes = b""
-    copies: bytes = b""
+    copied: bool = False
     context: int | None = None
     log: bool = False
 
@@ -103,7 +103,7 @@ class Frame:
     @property
     def extended(self) -> bool:
         """Return whether the file needs more than ``data`` and the index for this frame."""
-        return bool(self.patch or self.copies) or self.lanes is not None or self.steps is not None or self.log
+        return bool(self.patch) or self.copied or self.lanes is not None or self.steps is not None or self.log
 
     @property
     def layout(self) -> Layout:
@@ -116,7 +116,7 @@ class Frame:
 
     @property
     def coded(self) -> int:
-        """Return the number of tokens in ``data``: all but those of copies.
+        """Return the number of tokens that are coded: all but those of copies.
 
         Raises:
             CorruptError: the copies cannot be those of this frame.
@@ -132,7 +132,9 @@ class Frame:
         Raises:
             CorruptError: they cannot be those of this frame.
         """
-        return unpack(self.copies, self.count, 0 if self.context is None else past) if self.copies else []
+        if not self.copied:
+            return []
+        return unpack(self.data[: end_of(self.data, 0)], self.count, 0 if self.context is None else past)
 
     @property
     def fits(self) -> bool:
@@ -163,13 +165,12 @@ class Frame:
                 raise UsageError(f"only sessions of ids can have a patch, not {self.kind.session}")
             head |= EXTENDED_PATCH
             body += write_varint(len(self.patch)) + self.patch
-        if self.copies:
+        if self.copied:
             if not self.kind.by_model:
                 raise UsageError("only frames coded by the model can have copies")
             head |= EXTENDED_COPIES
-            body += self.copies
         if self.log:
-            if self.kind not in LOGS or body:
+            if self.kind not in LOGS or body or self.copied:
                 raise UsageError("a log is a chat or a text in bytes, and has no layout, patch or copies of its own")
             head |= EXTENDED_LOG
         return bytes([head]) + body + self.data
@@ -203,17 +204,16 @@ class Frame:
             steps, offset = read_varint(data, offset)
             if not _layout_fits(lanes, steps):
                 raise CorruptError(f"{lanes} lanes by {steps} steps are over the limit: the file is damaged")
-        patch = taken = b""
+        patch, copied = b"", bool(flags & EXTENDED_COPIES)
         if patched:
             size, offset = read_varint(data, offset)
             end = offset + size
             if not size or end > len(data):
                 raise CorruptError(f"a patch of {size} bytes cannot be in its frame: the file is damaged")
             patch, offset = data[offset:end], end
-        if flags & EXTENDED_COPIES:
-            end = end_of(data, offset)
-            taken, offset = data[offset:end], end
-        return cls(kind, count, check, data[offset:], lanes, steps, patch, taken, context)
+        if copied:
+            end_of(data, offset)  # raises where none begin there
+        return cls(kind, count, check, data[offset:], lanes, steps, patch, copied, context)
 
 
 def context_of(nearest: Tokens, *behind: Tokens) -> Tokens:

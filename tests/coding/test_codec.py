@@ -18,6 +18,7 @@ from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
 from pltz.models.session import transcript
 from pltz.models.session.session import Session, content_bytes
+from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader, pack
 from pltz.plt_codec.container.frame import Frame, Kind, content_check
 from pltz.plt_codec.container.header import Header
@@ -174,7 +175,7 @@ def test_long_repeats_are_coded_once(codec: Codec) -> None:
     reader = Reader(frozen)
     for i in range(3):
         frame = reader.frame(i)
-        assert frame.copies and frame.coded < 0.6 * frame.count and frame.kind.by_model
+        assert frame.copied and frame.coded < 0.6 * frame.count and frame.kind.by_model
     assert codec.decompress(frozen) == sessions
     assert codec.decompress(reader, [1]) == [sessions[1]]
     laid = codec.compress(sessions, lanes=2, steps=64)
@@ -188,14 +189,15 @@ def test_copies_that_cannot_be_are_refused(codec: Codec, bundle: FakeBundle) -> 
     frame = Reader(codec.compress([session])).frame(0)
     frame = replace(frame, check=content_check(Kind.IDS, frame.count, session.value))
     assert codec.decompress(pack(header, [frame])) == [session]
-    for i in range(len(frame.copies)):
+    size = repeats.end_of(frame.data, 0)
+    for i in range(size):
         for bit in range(8):
-            bad = bytearray(frame.copies)
+            bad = bytearray(frame.data)
             bad[i] ^= 1 << bit
             with pytest.raises(CorruptError):
-                codec.decompress(pack(header, [replace(frame, copies=bytes(bad))]))
+                codec.decompress(pack(header, [replace(frame, data=bytes(bad))]))
     with pytest.raises(CorruptError):
-        codec.decompress(pack(header, [replace(frame, copies=b"")]))
+        codec.decompress(pack(header, [replace(frame, data=frame.data[size:], copied=False)]))
 
 
 # ---- content that is refused, or kept as it is
@@ -321,7 +323,7 @@ def test_token_ids_do_not_depend_on_the_method(codec: Codec, bundle: FakeBundle)
     reader = Reader(
         codec.compress([repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])])
     )
-    assert reader.info(0).kind is Kind.CHAT_FALLBACK and reader.frame(2).copies
+    assert reader.info(0).kind is Kind.CHAT_FALLBACK and reader.frame(2).copied
     expected = [repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])]
     for i, session in enumerate(expected):
         assert np.array_equal(codec.token_ids(reader, i), transcript.to_tokens(session, bundle.tokenizer))
@@ -371,7 +373,8 @@ def test_a_file_that_unpacks_to_very_much_is_decoded_piece_by_piece(codec: Codec
     """A few kilobytes stand for hundreds of megabytes: the caller holds one session of them at a time."""
     size, many = 1 << 24, 12
     session = Session("text", bytes(size))
-    frame = codec._fallback_frame(session)
+    frame = Reader(codec.compress([session])).frame(0)
+    frame = replace(frame, check=content_check(frame.kind, size, bytes(size)))
     data = pack(Header(codec.bundle.contract, codec.bundle.id), [frame] * many)
     assert len(data) < many * size / 1000
     tracemalloc.start()

@@ -126,7 +126,7 @@ def test_copies_and_a_patch_stand_in_one_frame(
     session = Session("ids", np.concatenate([ids, *cut]))
     frozen = codec.compress([session], bridge=foreign)
     frame = Reader(frozen).frame(0)
-    assert frame.copies and frame.patch
+    assert frame.copied and frame.patch
     assert codec.decompress(frozen, bridge=foreign) == [session]
 
 

@@ -69,7 +69,7 @@ def test_time_that_is_over_ends_the_decoding(codec: Codec, monkeypatch: pytest.M
 
 
 def test_copies_cost_no_steps_and_do_not_count() -> None:
-    copied = Frame(Kind.TEXT, 1010, 0, b"abc", copies=repeats.pack([repeats.Copy(10, 1000, 10)]))
+    copied = Frame(Kind.TEXT, 1010, 0, repeats.pack([repeats.Copy(10, 1000, 10)]) + b"abc", copied=True)
     DecodeLimits(max_tokens=10).check([copied])
     with pytest.raises(LimitError, match="claim 10:"):
         DecodeLimits(max_tokens=9).check([copied])

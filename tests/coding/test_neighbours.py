@@ -155,10 +155,10 @@ def test_a_context_is_a_beginning_and_the_mark_of_a_start(bundle: FakeBundle) ->
             seen.append(context)
             return super()._encode(ids, context)
 
-    seen: list[np.ndarray | None] = []
+    seen: list[np.ndarray] = []
     long = RANDOM.integers(300, 1000, 2000)
     Codec(bundle, Seen()).compress([Session("ids", long), Session("ids", long[:1500])])
-    assert seen[:2] == [None, None] and seen[2] is not None
+    assert [len(context) for context in seen[:2]] == [0, 0]
     assert seen[2].tolist() == [*long[:1023], 0]
 
 
@@ -185,8 +185,8 @@ def test_the_contexts_behind_a_context_count_as_far_as_they_fit(bundle: FakeBund
     reading = Codec(bundle, coder := Seeing())
     assert reading.decompress(data, [3]) == [Session("ids", rows[3])]
     first, second, third, _ = (row.tolist() for row in rows)
-    lines = [None, [*first, 0], [*first, *second, 0], [*first, *second, *third, 0]]
-    fits = [line if line is None or len(line) <= 1024 else [*second, *third, 0] for line in lines]
+    lines = [[], [*first, 0], [*first, *second, 0], [*first, *second, *third, 0]]
+    fits = [line if len(line) <= 1024 else [*second, *third, 0] for line in lines]
     assert coder.contexts == fits
 
 
@@ -233,14 +233,14 @@ def test_passages_of_a_context_are_copied(codec: Codec) -> None:
     reader = Reader(data)
     assert contexts(reader) == [None, 0, 1]
     first, second, third = reader
-    assert not first.copies and second.coded == 60 and third.coded == 20
+    assert not first.copied and second.coded == 60 and third.coded == 20
     assert second.unpacked() == [Copy(20, 90, 111), Copy(20, 90, 331)]
     assert codec.decompress(data) == rows
     for number in (2, 1, 0):
         assert codec.decompress(reader, [number]) == [rows[number]]
         assert codec.token_ids(reader, number).tolist() == rows[number].value.tolist()
     assert list(codec.decompress_many([data, data])) == [rows, rows]
-    assert not any(frame.copies for frame in Reader(codec.compress(rows, independent=True)))
+    assert not any(frame.copied for frame in Reader(codec.compress(rows, independent=True)))
 
 
 def test_copies_that_no_context_has_are_refused(codec: Codec) -> None:
@@ -254,13 +254,15 @@ def test_copies_that_no_context_has_are_refused(codec: Codec) -> None:
     )
     first, second = replace(first, check=whole[0]), replace(second, check=whole[1])
     assert codec.decompress(pack(reader.header, [first, second])) == rows
-    for place in range(len(second.copies)):
+    size = repeats.end_of(second.data, 0)
+    for place in range(size):
         for bit in range(8):
-            bad = bytearray(second.copies)
+            bad = bytearray(second.data)
             bad[place] ^= 1 << bit
             with pytest.raises(CorruptError):
-                codec.decompress(pack(reader.header, [first, replace(second, copies=bytes(bad))]))
-    beyond = replace(second, copies=repeats.pack([Copy(20, 90, 20 + 222), Copy(20, 90, 331)]))
+                codec.decompress(pack(reader.header, [first, replace(second, data=bytes(bad))]))
+    far = repeats.pack([Copy(20, 90, 20 + 222), Copy(20, 90, 331)])
+    beyond = replace(second, data=far + second.data[size:])
     with pytest.raises(CorruptError, match="goes beyond its sequence"):
         codec.decompress(pack(reader.header, [first, beyond]))
     with pytest.raises(CorruptError, match="goes beyond its sequence"):

@@ -60,7 +60,7 @@ def frames(draw: st.DrawFn) -> Frame:
     count = draw(st.integers(0, MAX_TOKENS_PER_BYTE * (len(data) + 1)))
     found = draw(st.lists(copied, max_size=12))
     copies = repeats.pack(found) if found else b""
-    return Frame(kind, count, draw(checks), data, lanes, steps, patch, copies)
+    return Frame(kind, count, draw(checks), copies + data, lanes, steps, patch, bool(copies))
 
 
 def text(content: bytes) -> Frame:
@@ -321,17 +321,17 @@ def test_golden_good_files_are_read_as_meant() -> None:
         ],
         "copies": [
             Frame(
-                Kind.CHAT, 35, content_check(Kind.CHAT, 35, ids(*pair, 2)), b"\x81\x42", copies=b"\1\2\0\2"
+                Kind.CHAT, 35, content_check(Kind.CHAT, 35, ids(*pair, 2)), b"\1\2\0\2\x81\x42", copied=True
             ),
             Frame(
                 Kind.IDS,
                 35,
                 content_check(Kind.IDS, 35, ids(*other, 1)),
-                b"\x10",
+                b"\1\2\0\2\x10",
                 4,
                 5,
                 b"\xcc",
-                b"\1\2\0\2",
+                copied=True,
             ),
         ],
         "copies-of-a-context": [
@@ -340,8 +340,8 @@ def test_golden_good_files_are_read_as_meant() -> None:
                 Kind.CHAT,
                 35,
                 content_check(Kind.CHAT, 35, ids(8, 9, *[2, 300, 301, 0, 8, 9] * 5, 2, 300, 4)),
-                b"\x81\x42",
-                copies=b"\1\2\0\6",
+                b"\1\2\0\6\x81\x42",
+                copied=True,
                 context=0,
             ),
         ],
@@ -350,8 +350,8 @@ def test_golden_good_files_are_read_as_meant() -> None:
                 Kind.CHAT,
                 316,
                 content_check(Kind.CHAT, 316, ids(*range(316))),
-                b"\x81\x42",
-                copies=b"\x09\x1b\x1b\2" + b"\1" * 8 + b"\0" + b"\2" * 8 + b"\2" + b"\0" * 8,
+                b"\x09\x1b\x1b\2" + b"\1" * 8 + b"\0" + b"\2" * 8 + b"\2" + b"\0" * 8 + b"\x81\x42",
+                copied=True,
             )
         ],
         "copies-alone": [
@@ -360,8 +360,8 @@ def test_golden_good_files_are_read_as_meant() -> None:
                 Kind.CHAT,
                 32,
                 content_check(Kind.CHAT, 32, ids(*[301, 0] * 16)),
-                b"",
-                copies=b"\1\0\0\2",
+                b"\1\0\0\2",
+                copied=True,
                 context=0,
             ),
         ],

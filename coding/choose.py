@@ -1,0 +1,38 @@
+"""The shortest of several ways to code a segment, each coded: for sessions of files and for segments of archives.
+
+    tokens after a context --as they are, and with copies out of it--> ways --codec--> the shortest that a reader takes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pltz.coding.codecs.codec import Plain, SegmentCodec, copies_fit
+from pltz.coding.codecs.modes import COPIES
+from pltz.plt_codec import repeats
+
+
+def ways_after(codec: SegmentCodec, plain: Plain, size: int) -> list[Plain]:
+    """Return the ways to code a segment after the context ``plain.above``: as it is, and with copies out of that.
+
+    ``size``: bytes of its shortest bitstring so far.
+    """
+    if not codec.mode & COPIES:
+        return [plain]
+    taken = repeats.candidates(plain.tokens, plain.above, size)
+    return [plain, *(replace(plain, copies=copies) for copies in taken)]
+
+
+def shortest(codec: SegmentCodec, ways: Sequence[tuple[int, Plain]]) -> dict[int, tuple[bytes, Plain]]:
+    """Return the shortest bitstring of each segment, by its number, and its way; of equal ones the first.
+
+    One with copies counts only where a reader takes it (`copies_fit`). Raises ContentError.
+    """
+    best: dict[int, tuple[bytes, Plain]] = {}
+    coded = codec.encode([plain for _, plain in ways]) if ways else []
+    for (number, plain), data in zip(ways, coded, strict=True):
+        fits = not plain.copies or copies_fit(len(plain.tokens), data)
+        if fits and (number not in best or len(data) < len(best[number][0])):
+            best[number] = data, plain
+    return best
