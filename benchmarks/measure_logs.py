@@ -1,7 +1,7 @@
 """Measure logs of coding agents as .pltz files, each alone and all in one, against zstd -19 and xz -9e.
 
     python -m pltz.benchmarks.measure_logs agents_validation.jsonl.zst
-    python -m pltz.benchmarks.measure_logs agents_validation.jsonl.zst --bundle base --device cuda
+    python -m pltz.benchmarks.measure_logs agents_validation.jsonl.zst --bundle base --device cuda --archive
 
 A record has a "kind" (claude-code, codex, ...) and a "text", the bytes of one log. Each is read as `pltz compress
 --exact` reads it, coded with proof, decoded again and compared. All bytes of a file count. Beside it stands zstd -19
@@ -15,13 +15,17 @@ from __future__ import annotations
 
 import json
 import lzma
+import tempfile
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import click
 import zstandard
 
+from pltz.archive.archive import Archive
+from pltz.archive.writing.put_request import PutRequest
 from pltz.cli.bench import machine
 from pltz.coding.codec import Codec
 from pltz.coding.log import table
@@ -45,11 +49,20 @@ COUNTED = "logs", "raw", "opaque", "zstd", "xz", "file", "encode_s", "decode_s",
 @click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Measure only logs of this kind.")
 @click.option("--most", type=int, metavar="N", help="Measure only the first N logs.")
 @click.option("--one-file/--no-one-file", default=True, help="Measure all logs in one file, too.")
+@click.option("--archive", is_flag=True, help="Measure all logs as those of one tenant of an archive, too.")
 def main(
-    data: str, bundle: str | None, device: str, threads: int, kinds: tuple[str, ...], most: int | None, one_file: bool
+    data: str,
+    bundle: str | None,
+    device: str,
+    threads: int,
+    kinds: tuple[str, ...],
+    most: int | None,
+    one_file: bool,
+    archive: bool,
 ) -> None:
     """Print a table of bytes and seconds per kind, and one line of JSON. DATA: a JSONL file of logs."""
-    codec = Codec.load(Bundle.load(bundle), device=device, threads=threads)
+    loaded = Bundle.load(bundle)
+    codec = Codec.load(loaded, device=device, threads=threads)
     logs = _logs(data, kinds)[:most]
     rows = [_measured(codec, kind, text) for kind, text in logs]
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -71,6 +84,9 @@ def main(
         found["one_file"] = len(_file(codec, [text for _, text in logs], independent=False))
         found["one_file_s"] = time.perf_counter() - start
         click.echo(f"all in one: {', '.join(f'{name} {found[key]:,}' for name, key in ONE.items())}")
+    if archive:
+        found["archive"] = _archive(loaded, device, threads, [text for _, text in logs])
+        click.echo(f"archive: {', '.join(f'{name} {count:,}' for name, count in found['archive'].items())}")
     about = machine.describe(codec.coder, device, threads)
     click.echo(json.dumps({"data": data, "bundle": codec.bundle.id.hex(), **found, "logs": rows, **about}))
 
@@ -94,6 +110,29 @@ def _sessions(text: bytes) -> list[Session]:
 
 def _file(codec: Codec, texts: list[bytes], *, independent: bool) -> bytes:
     return codec.compress([one for text in texts for one in _sessions(text)], exact=True, independent=independent)
+
+
+def _archive(bundle: Bundle, device: str, threads: int, texts: list[bytes]) -> dict[str, float]:
+    """Return the bytes of an archive of logs by folder, and the processor seconds of one put of all.
+
+    Raises ModelError where a log does not come back.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        with Archive.open(folder, create=True, bundle=bundle, device=device, threads=threads) as cold:
+            used = time.process_time()
+            names = [(f"log/{n}/{m}", one) for n, text in enumerate(texts) for m, one in enumerate(_sessions(text))]
+            for _ in cold.put_many([PutRequest(name, session) for name, session in names]):
+                pass
+            used = time.process_time() - used
+        with Archive.open(folder, bundle=bundle, device=device, threads=threads) as cold:
+            if any(cold.get(name).session != session for name, session in names):
+                raise ModelError("a log did not come back from an archive")
+        files = [path for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith("reserve")]
+        sizes = {path.parent.name: 0 for path in files if path.parent != Path(folder)}
+        for path in files:
+            if path.parent.name in sizes:
+                sizes[path.parent.name] += path.stat().st_size
+    return {**dict(sorted(sizes.items())), "put_cpu_s": round(used, 1)}
 
 
 def _measured(codec: Codec, kind: str, text: bytes) -> dict[str, Any]:
