@@ -37,8 +37,9 @@ _SHORTEST = 32  # bytes of a passage
 def passages_of(content: bytes) -> Hashes:
     """Return the distinct hashes of the passages of a log, ascending, (h,).
 
-    >>> log = b'{"text": "a line that stands in another log too\\\\nand this one, which is as long as that"}'
-    >>> len(passages_of(log)), len(np.intersect1d(passages_of(log), passages_of(log.replace(b"and", b"or"))))
+    >>> log = b'{"text": "a line that is also in another log\\\\nthis line, though, is in the first log alone"}'
+    >>> other = log.replace(b"though", b"however")
+    >>> len(passages_of(log)), len(np.intersect1d(passages_of(log), passages_of(other)))
     (2, 1)
     """
     found = [zlib.crc32(line) for line in _CUTS.split(content) if len(line) >= _SHORTEST]

@@ -18,7 +18,7 @@ RECALL = 4.0  # times the loss in answers to what is new
 
 @dataclass(frozen=True)
 class Bound:
-    """What may be lost, in bits per token. ``kl``: in answers to what is new. ``recall``: where they repeat the old.
+    """The most loss allowed, in bits per token. ``kl``: in new text. ``recall``: in text that repeats an early passage.
 
     >>> Bound.of(0.005), Bound.of(0.005, 0.01)
     (Bound(kl=0.005, recall=0.02), Bound(kl=0.005, recall=0.01))
