@@ -17,8 +17,7 @@ import numpy as np
 
 from pltz.coding.log.earlier_logs import EarlierLogs
 from pltz.coding.sketch import GRAM, Sketch, SketchIndex, hashes_of
-from pltz.plt_codec.container.columns import MOST_CONTEXTS
-from pltz.plt_codec.container.frame import CONTEXT_TOKENS, context_of
+from pltz.plt_codec.container.frame import CONTEXT_TOKENS, MOST_CONTEXTS, context_of
 
 if TYPE_CHECKING:
     from pltz.plt_codec.types import Tokens

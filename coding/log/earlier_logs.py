@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pltz.coding.log.passages import LEAST_SHARED, most_before, passages_of, sketch_of_passages, worth_most
 from pltz.coding.sketch import Hashes, SketchIndex
-from pltz.plt_codec.container.columns import MOST_CONTEXTS
+from pltz.plt_codec.container.frame import MOST_CONTEXTS
 
 TRIED = 2  # of the nearest logs
 KEPT = 1 << 26  # bytes of earlier logs that are kept

@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol, Self
 
 from pltz.plt_codec.container import block_columns
-from pltz.plt_codec.container.block_columns import COUNT, NOTHING, ROWS, SIZE, Column
+from pltz.plt_codec.container.block_columns import NOTHING, ROWS, SIZE, Column
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 
@@ -33,10 +33,8 @@ MAX_BODY = BODY + MAX_BITSTRING
 PREFIX = MARK + 5 + 5  # most bytes of mark and the two sizes
 FIXED = 3  # bytes in front of the columns: their number of records, and which are there
 
-# columns of both files and packs, in the order of their bits in the head; `COUNT` and `SIZE` are in block_columns.py
-CONTEXT, COPIED = 1, 12
-CONTENT_CHECK, STEP = 13, 14  # of files alone
-FILE_COLUMNS = (CONTEXT, COUNT, SIZE, COPIED, CONTENT_CHECK, STEP)
+CONTEXT, COPIED = 1, 12  # columns of both files and packs, beside `COUNT` and `SIZE` of block_columns.py
+STEP = 13  # of files alone
 
 
 class ByteSource(Protocol):

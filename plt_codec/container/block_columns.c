@@ -12,7 +12,7 @@
 #error "the bits of a column are read little-endian: this is for machines that are, too"
 #endif
 
-enum { ROWS = 128, COLUMNS = 15, COUNT = 4, SIZE = 5, MAX_WIDTH = 33, EXP_GOLOMB = 64, RATE_BITS = 12 };
+enum { ROWS = 128, COLUMNS = 14, COUNT = 4, SIZE = 5, MAX_WIDTH = 33, EXP_GOLOMB = 64, RATE_BITS = 12 };
 
 static const char ENDS[] = "ends before its columns do", WIDE[] = "has numbers of more than 33 bits",
                   LESS[] = "has a bitstring of less than no bytes";

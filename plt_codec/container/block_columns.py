@@ -27,7 +27,7 @@ except ImportError:  # there was no C compiler
     _block_columns = None  # type: ignore[assignment]
 
 ROWS = 128  # most records of a block
-COLUMNS = 15  # that a block may have; their numbers are in block.py and in the layers above
+COLUMNS = 14  # that a block may have; their numbers are in block.py and in the layers above
 COUNT, SIZE = 4, 5  # columns of which the second is stored as its difference from what the first predicts
 MAX_WIDTH = 33  # bits of a stored number
 EXP_GOLOMB = 64  # a shape from here on is an exp-Golomb code, and the rest is its order

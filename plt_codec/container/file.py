@@ -1,11 +1,11 @@
-"""The .pltz file: many sessions with an index at the end, each readable without the rest.
+"""The .pltz file: many sessions in blocks with an index at the end, each readable without the rest.
 
 `Writer` puts frames (frame.py) into a file. `Reader` gets single frames out of bytes, an mmap or a seekable
-file. Spec: FORMAT.md, "Container". Nothing here decodes a token: a frame is bytes plus its index entry.
+file. Spec: FORMAT.md, "Container". Nothing here decodes a token: a frame is bytes plus what its block says of it.
 
-The parts are header, frames, index, footer. The index (index.py) costs a session less than 4 bytes. A file of
-a million sessions opens without one Python object per session. Neighbours share the checks of the stored bytes
-(lines.py), so a session is read with at most 15 frames beside it.
+The parts are header, blocks, index, footer. A block holds the frames of up to 128 sessions (session_block.py), as packs
+of an archive do. The index (index.py) says where the blocks are. Blocks are read when a session of theirs is, and a
+session is read with one piece of its block, of some KiB.
 
 The index comes last because the writer streams. A file that was not finished has no footer and is refused.
 
@@ -33,50 +33,38 @@ from typing import BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.container import lines
-from pltz.plt_codec.container.columns import HAS_TOKENS, KIND_BITS, MOST_CONTEXTS, NO_CONTEXT
-from pltz.plt_codec.container.frame import (
-    EXTENDED_LOG,
-    KIND_EXTENDED,
-    MAX_COUNT,
-    MAX_TOKENS_PER_BYTE,
-    Frame,
-    Kind,
-)
+from pltz.plt_codec.container import session_block
+from pltz.plt_codec.container.block import CONTEXT, COPIED, MAX_BITSTRING, STEP
+from pltz.plt_codec.container.block_columns import COUNT
+from pltz.plt_codec.container.frame import CHECK_KEPT, MAX_COUNT, MOST_CONTEXTS, Frame, FrameCoding, Kind
 from pltz.plt_codec.container.header import MAX_HEADER, Header
-from pltz.plt_codec.container.index import Index, contents_check
+from pltz.plt_codec.container.index import MAX_CODINGS, BlockPlace, Index, contents_check
+from pltz.plt_codec.container.session_block import SessionBlock, StoredFrame
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, UsageError, VersionError
 
 FOOTER = struct.Struct("<II")
 FOOTER_CHECKED = 4  # footer bytes under the footer's crc
 
-KIND_RESERVED = 6
-KINDS = tuple(Kind)  # by number, faster than Kind()
-
 MAX_U32 = (1 << 32) - 1
-PIECE = 1 << 20  # bytes checked at a time
 READ_AHEAD = 256  # frames read at a time by iteration
-UNREAD, SOUND, DAMAGED = range(3)  # states of a line
+HEADS = 256  # heads of blocks kept in memory
 NAMED = 20  # damaged sessions that a message names
 
 NOT_WHOLE = "the file was cut off, bytes were added, or it is damaged"
+NO_SESSIONS = Index([], [], contents_check(np.zeros(0, np.uint32)))
 
 I64 = npt.NDArray[np.int64]
-U32 = npt.NDArray[np.uint32]
-
-_NONE = np.zeros(0, np.uint32)
-NO_SESSIONS = Index(_NONE, _NONE, _NONE.astype(np.int64), _NONE.astype(np.uint8), 0, _NONE)
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """The index entry of one session."""
+    """What a file says of one session beside its frame."""
 
     kind: Kind
     count: int
     check: int  # low byte of the content check
     offset: int  # bytes from the start of the file
-    size: int  # bytes of the whole frame
+    size: int  # bytes of the frame
     context: int | None = None  # number of the session that it was coded after
     log: bool = False  # coded as a log
 
@@ -97,7 +85,7 @@ def pack(header: Header, frames: Iterable[Frame]) -> bytes:
 
 
 class Writer:
-    """A .pltz file written front to back: header, each `add`, then index and footer by `finish`.
+    """A .pltz file written front to back: header, blocks of what `add` gets, then index and footer by `finish`.
 
     A crash before `finish` returns leaves a file without a footer, which every reader refuses. The caller
     must fsync the file and rename it into place.
@@ -107,16 +95,18 @@ class Writer:
         self._sink = sink
         self._header = header.encode()
         self._finished = False
-        self._sizes: list[int] = []  # count << 3 | kind
-        self._lengths: list[int] = []
-        self._contexts: list[int] = []
+        self._offset = len(self._header)
+        self._codings: dict[FrameCoding, int] = {}
+        self._coding_of: list[FrameCoding] = []  # of each session
         self._depths: list[int] = []  # number of contexts behind each session, one behind the other
         self._checks: list[int] = []  # of the contents
-        self._crcs: list[int] = []  # of the frames
+        self._frames: list[StoredFrame] = []  # of the block that is being filled
+        self._size = 0  # bytes of these
+        self._blocks: list[BlockPlace] = []
         self._sink.write(self._header)
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self._checks)
 
     def add(self, frame: Frame) -> int:
         """Append one frame and return its session number.
@@ -131,54 +121,65 @@ class Writer:
             raise LimitError(
                 f"expected at most {MAX_COUNT} tokens or bytes in a session, found {frame.count}: split it"
             )
-        data = frame.encode()
-        if not frame.fits or len(data) > MAX_U32:
+        data, coding = frame.encode(), frame.coding
+        coding.encode()  # raises where its fields do not go together
+        if not coding.fits(frame.count, len(data)) or len(data) > MAX_BITSTRING:
             raise ContentError(
                 f"{frame.count} tokens or bytes in a frame of {len(data)} are over the format's limit"
             )
         if frame.context is not None and not self._may_follow(frame):
             raise UsageError(f"session {len(self)} cannot have session {frame.context} as its context")
-        if not frame.has_tokens and len(data) > frame.count:
+        if not coding.has_tokens and len(data) > frame.count:
             raise UsageError(f"expected at most {frame.count} fallback bytes, got {len(data)}")
-        self._sink.write(data)
-        self._sizes.append(frame.count << KIND_BITS | (KIND_EXTENDED if frame.extended else frame.kind))
-        self._lengths.append(len(data))
-        self._contexts.append(NO_CONTEXT if frame.context is None else frame.context)
+        number = self._codings.setdefault(coding, len(self._codings))
+        if number == MAX_CODINGS:
+            raise ContentError(f"more than {MAX_CODINGS} layouts in a file: use more files")
+        step = 0 if frame.context is None else len(self) - frame.context
+        self._frames.append(
+            StoredFrame(number, frame.count, frame.check & CHECK_KEPT, data, frame.copied, step)
+        )
+        self._size += len(data)
+        self._coding_of.append(coding)
         self._depths.append(0 if frame.context is None else 1 + self._depths[frame.context])
         self._checks.append(frame.check)
-        self._crcs.append(zlib.crc32(data))
-        return len(self._lengths) - 1
+        if session_block.is_full(self._frames, self._size):
+            self._write_block()
+        return len(self) - 1
 
     def _may_follow(self, frame: Frame) -> bool:
         """Return whether a frame's context is an earlier session with tokens, and not too many stand in a row."""
         context = frame.context
         if context is None or not 0 <= context < len(self) or not frame.has_tokens:
             return False
-        return bool(HAS_TOKENS[self._sizes[context] & KIND_EXTENDED]) and self._depths[context] < MOST_CONTEXTS
+        return self._coding_of[context].has_tokens and self._depths[context] < MOST_CONTEXTS
+
+    def _write_block(self) -> None:
+        head, *body = session_block.encode(self._frames, self._header, self._offset)
+        self._sink.write(head)
+        for part in body:
+            self._sink.write(part)
+        self._blocks.append(BlockPlace(len(self._frames), len(head), self._size))
+        self._offset += len(head) + self._size
+        self._frames, self._size = [], 0
 
     def finish(self) -> None:
-        """Write index and footer. The writer takes no frame afterwards.
+        """Write the last block, index and footer. The writer takes no frame afterwards.
 
         Raises:
             ContentError: the index is over the limit of the format.
         """
         self._finished = True
-        index = self._index()
+        if self._frames:
+            self._write_block()
+        index = b""
+        if self._blocks:
+            contents = contents_check(np.array(self._checks, np.uint32))
+            index = Index(list(self._codings), self._blocks, contents).encode()
         if len(index) > MAX_U32:
             raise ContentError(f"an index of {len(index)} bytes is over the limit: use more files")
         footer = len(index).to_bytes(FOOTER_CHECKED, "little")
         check = zlib.crc32(footer, zlib.crc32(index, zlib.crc32(self._header)))
         self._sink.write(index + footer + check.to_bytes(4, "little"))
-
-    def _index(self) -> bytes:
-        if not self._sizes:
-            return b""
-        sizes, lengths, checks, crcs = (
-            np.array(column, dtype=np.uint32) for column in (self._sizes, self._lengths, self._checks, self._crcs)
-        )
-        shared = lines.Grid(len(self)).encode(crcs)
-        contexts = np.array(self._contexts, dtype=np.int64)
-        return Index(sizes, lengths, contexts, checks.astype(np.uint8), contents_check(checks), shared).encode()
 
 
 class Reader:
@@ -196,6 +197,8 @@ class Reader:
         self._view: memoryview | None = None
         self._owned: mmap.mmap | None = None
         self._damaged: list[int] | None = None
+        self._heads: dict[int, SessionBlock] = {}  # of blocks, by number
+        self._piece: tuple[tuple[int, int], bytes] | None = None  # the last one read: block and number in it, bytes
         if isinstance(source, bytes | bytearray | memoryview | mmap.mmap):
             self._view = memoryview(source).cast("B")
             self.size = self._view.nbytes  # bytes
@@ -234,7 +237,7 @@ class Reader:
         return reader
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return int(self._firsts[-1])
 
     def __iter__(self) -> Iterator[Frame]:
         for start in range(0, len(self), READ_AHEAD):
@@ -258,61 +261,104 @@ class Reader:
 
     @property
     def overhead(self) -> int:
-        """Return the bytes of the file beside the frames: header, index, footer."""
-        return self.size - int(self._offsets[-1] - self._offsets[0])
+        """Return the bytes of the file beside the frames: header, heads of blocks, index, footer."""
+        return self.size - sum(place.body for place in self._index.blocks)
 
     def info(self, index: int) -> Info:
-        """Return the index entry of session ``index`` without reading its frame.
-
-        Of an extended frame one byte is read.
+        """Return what the file says of session ``index`` without reading its frame.
 
         Raises:
             UsageError: there is no such session.
-            VersionError: the session is of a kind of a newer format.
+            VersionError: the session is coded as a newer format does.
+            CorruptError: the head of its block is damaged.
         """
-        self._check_number(index)
-        size = int(self._sizes[index])
-        offset = int(self._offsets[index])
-        length = int(self._offsets[index + 1]) - offset
-        kind, log = size & KIND_EXTENDED, False
-        if kind == KIND_EXTENDED and length:
-            head = self._read(offset, 1)[0]
-            kind, log = head & KIND_EXTENDED, bool(head & EXTENDED_LOG)
-        count, check = size >> KIND_BITS, int(self._checks[index])
-        return Info(_known_kind(kind, index), count, check, offset, length, _number(int(self._contexts[index])), log)
+        block, row = self._place(index)
+        coding = self._coding(block, row)
+        offset = block.offset + block.size + sum(block.sizes[:row])
+        count, step = block.columns[COUNT][row], block.columns[STEP][row]
+        context = index - step if step else None
+        return Info(coding.kind, count, block.check_of(row), offset, block.sizes[row], context, coding.log)
 
     def frame(self, index: int) -> Frame:
         """Return session ``index`` as it was given to `Writer.add`, with the part of its check that the file keeps.
 
         Raises:
             UsageError: there is no such session.
-            VersionError: the session has a kind or an extension of a newer format.
+            VersionError: the session is coded as a newer format does.
             CorruptError: its bytes are not as they were written, or break a rule of the format.
         """
-        return self.frames([index])[0]
+        block, row = self._place(index)
+        coding = self._coding(block, row)
+        data = self._bitstring(index, block, row)
+        copied, step = bool(block.columns[COPIED][row]), block.columns[STEP][row]
+        if step:
+            self._check_contexts(index, step)
+        context = index - step if step else None
+        return Frame.of(coding, block.columns[COUNT][row], block.check_of(row), data, copied, context)
 
     def frames(self, indices: Iterable[int]) -> list[Frame]:
-        """Return several sessions as `frame` does, with less work for each."""
-        numbers = list(indices)
-        for index in numbers:
-            self._check_number(index)
-        chosen = np.array(numbers, dtype=np.int64)
-        columns = self._sizes, self._checks, self._contexts, self._offsets[:-1], self._offsets[1:]
-        entries = zip(numbers, *(column[chosen].tolist() for column in columns), strict=True)
-        return [self._frame(*entry) for entry in entries]
+        """Return several sessions as `frame` does."""
+        return [self.frame(index) for index in indices]
 
-    def _frame(self, index: int, size: int, check: int, context: int, start: int, end: int) -> Frame:
-        if not self._is_sound(index):
-            raise CorruptError(
-                f"session {index}: its bytes are not those that were written: the file is damaged, and `pltz inspect` "
-                "lists its damaged sessions"
-            )
-        kind, data = size & KIND_EXTENDED, self._read(start, end - start)
-        if kind != KIND_EXTENDED:
-            known = _known_kind(kind, index)
-            return Frame(known, size >> KIND_BITS, check, data, context=_number(context))
-        inner = _known_kind(data[0] & KIND_EXTENDED if data else KIND_EXTENDED, index)
-        return Frame.decode(inner, size >> KIND_BITS, check, data, _number(context))
+    def _place(self, index: int) -> tuple[SessionBlock, int]:
+        """Return the block of a session, and its row there."""
+        self._check_number(index)
+        number = int(np.searchsorted(self._firsts, index, "right")) - 1
+        try:
+            block = self._block(number)
+        except CorruptError as exc:
+            raise CorruptError(f"session {index}: {exc}") from exc
+        return block, index - block.first
+
+    def _block(self, number: int) -> SessionBlock:
+        """Return a block. Raises CorruptError where its head is damaged, VersionError where it is newer."""
+        found = self._heads.get(number)
+        if found is None:
+            place, offset = self._index.blocks[number], int(self._offsets[number])
+            data, first = self._read(offset, place.head), int(self._firsts[number])
+            found = SessionBlock.of(data, offset, self._salt, first, self._index.codings)
+            if (found.count, found.size, found.body) != place:
+                raise CorruptError(f"the block at byte {offset} is not as the index says: the file is damaged")
+            if len(self._heads) == HEADS:
+                del self._heads[next(iter(self._heads))]
+            self._heads[number] = found
+        return found
+
+    def _coding(self, block: SessionBlock, row: int) -> FrameCoding:
+        coding = self._index.codings[block.columns[CONTEXT][row]]
+        if coding is None:
+            raise VersionError(f"session {block.first + row} is coded as this pltz does not know: use a newer pltz")
+        return coding
+
+    def _bitstring(self, index: int, block: SessionBlock, row: int) -> bytes:
+        """Return the bytes of a frame, after the check of its piece."""
+        piece = block.piece(row)
+        if piece is None:
+            return b""
+        key = block.offset, piece.number
+        if self._piece is None or self._piece[0] != key:
+            data = self._read(block.offset + block.size + piece.begin, piece.end - piece.begin)
+            if not block.sound(piece, data):
+                first, last = block.first + piece.first, block.first + piece.last - 1
+                raise CorruptError(
+                    f"session {index}: some byte of sessions {first} to {last} is not what was written: the file is "
+                    "damaged, and `pltz inspect` lists its damaged sessions"
+                )
+            self._piece = key, data
+        return block.bitstring(row, piece, self._piece[1])
+
+    def _check_contexts(self, index: int, step: int) -> None:
+        """Check that the sessions behind a session have tokens and are not too many. Raises CorruptError."""
+        behind, number = 0, index
+        while step:
+            number, behind = number - step, behind + 1
+            block, row = self._place(number)
+            coding, step = self._index.codings[block.columns[CONTEXT][row]], block.columns[STEP][row]
+            if behind > MOST_CONTEXTS or (coding and not coding.has_tokens):
+                raise CorruptError(
+                    f"session {index} has a context without tokens, or more than {MOST_CONTEXTS} in a row: the file is "
+                    "damaged"
+                )
 
     def _check_number(self, index: int) -> None:
         if not 0 <= index < len(self):
@@ -321,8 +367,20 @@ class Reader:
     def damaged(self) -> list[int]:
         """Return the sessions whose bytes are not as they were written. All bytes are read, nothing is decoded."""
         if self._damaged is None:
-            crcs = np.fromiter(map(self._frame_crc, range(len(self))), np.uint32, len(self))
-            self._damaged = self._grid.damaged(crcs, self._lines)
+            hurt: list[int] = []
+            for number, place in enumerate(self._index.blocks):
+                first = int(self._firsts[number])
+                try:
+                    block = self._block(number)
+                    body = self._read(block.offset + block.size, block.body)
+                    bad = {row for piece in block.damaged(body) for row in range(piece.first, piece.last)}
+                except VersionError:
+                    continue
+                except CorruptError:
+                    hurt.extend(range(first, first + place.sessions))
+                    continue
+                hurt.extend(first + row for row in sorted(bad) if block.sizes[row])
+            self._damaged = hurt
         return self._damaged
 
     def verify(self) -> None:
@@ -345,39 +403,11 @@ class Reader:
         Raises:
             CorruptError: some session was decoded to other content than was written.
         """
-        if len(self) and contents_check(np.fromiter(checks, np.uint32)) != self._contents:
+        if len(self) and contents_check(np.fromiter(checks, np.uint32)) != self._index.contents:
             raise CorruptError(
                 "the check of all contents does not hold, although each session passes its own: some session was not "
                 "decoded to what was written. Use the engine that wrote the file, and report this"
             )
-
-    def _is_sound(self, index: int) -> bool:
-        """Return whether the session's bytes are as they were written.
-
-        Its row is read, once for all its sessions. Its column is read where the row fails, and the whole file where
-        both fail.
-        """
-        grid, row = self._grid, index // self._grid.width
-        if self._states[row] == SOUND or self._holds(row, grid.row(index)):
-            return True
-        if grid.width == 1:
-            return False
-        return self._holds(grid.lines + index % grid.lines, grid.column(index)) or index not in self.damaged()
-
-    def _holds(self, line: int, sessions: range) -> bool:
-        if self._states[line] == UNREAD:
-            found = lines.line_check([self._frame_crc(i) for i in sessions])
-            self._states[line] = SOUND if found == self._lines[line] else DAMAGED
-        return self._states[line] == SOUND
-
-    def _frame_crc(self, index: int) -> int:
-        start, end = int(self._offsets[index]), int(self._offsets[index + 1])
-        if end - start <= PIECE:
-            return zlib.crc32(self._read(start, end - start))
-        crc = 0
-        for offset in range(start, end, PIECE):
-            crc = zlib.crc32(self._read(offset, min(PIECE, end - offset)), crc)
-        return crc
 
     def _open(self) -> None:
         """Read header, footer and index, in this order."""
@@ -393,16 +423,16 @@ class Reader:
         index = self._read(index_at, index_size)
         if check != zlib.crc32(footer[:FOOTER_CHECKED], zlib.crc32(index, zlib.crc32(start[:header_size]))):
             raise CorruptError(f"header, index and footer do not match their checksum: {NOT_WHOLE}")
-        self._read_index(index)
-        self._offsets = _offsets(self._lengths, header_size, index_at)
-        _check_columns(self._sizes, self._lengths)
-
-    def _read_index(self, data: bytes) -> None:
-        found = Index.decode(data) if data else NO_SESSIONS
-        self._sizes, self._lengths, self._checks = found.sizes, found.lengths, found.checks
-        self._contexts, self._contents, self._lines = found.contexts, found.contents, found.lines
-        self._grid = lines.Grid(len(found.sizes))
-        self._states = bytearray(len(found.lines))
+        self._salt = start[:header_size]
+        self._index = Index.decode(index) if index else NO_SESSIONS
+        places = np.array(self._index.blocks, np.int64).reshape(-1, len(BlockPlace._fields))
+        self._firsts = _sums(places[:, 0], 0)  # number of the first session of each block, and of all
+        self._offsets = _sums(places[:, 1] + places[:, 2], header_size)
+        if self._offsets[-1] != index_at:
+            raise CorruptError(
+                f"expected {index_at - header_size} bytes of blocks, the index says "
+                f"{int(self._offsets[-1]) - header_size}: {NOT_WHOLE}"
+            )
 
     def _read(self, offset: int, size: int) -> bytes:
         """Read exactly ``size`` bytes at ``offset``; both were checked against the file size."""
@@ -419,41 +449,7 @@ class Reader:
         return data
 
 
-def _number(context: int) -> int | None:
-    return None if context == NO_CONTEXT else context
-
-
-def _known_kind(kind: int, index: int) -> Kind:
-    if kind == KIND_RESERVED:
-        raise VersionError(f"session {index} is of a kind that this pltz does not know: use a newer pltz")
-    if kind == KIND_EXTENDED:
-        raise CorruptError(f"session {index} is an extended frame without an inner kind: the file is damaged")
-    return KINDS[kind]
-
-
-def _offsets(lengths: U32, first: int, end: int) -> I64:
-    """Return the offsets of the frames, (N + 1,). They fill the bytes from ``first`` to ``end`` exactly."""
-    offsets = np.empty(len(lengths) + 1, dtype=np.int64)
-    offsets[0] = first
-    np.cumsum(lengths, dtype=np.int64, out=offsets[1:])
-    offsets[1:] += first
-    if offsets[-1] != end:
-        raise CorruptError(f"expected {end - first} bytes of frames, the index says {offsets[-1] - first}")
-    return offsets
-
-
-def _check_columns(sizes: U32, lengths: U32) -> None:
-    """Check counts against frame lengths, for all sessions at once. An extended frame is held to the looser bound."""
-    kinds = sizes & KIND_EXTENDED
-    counts = (sizes >> KIND_BITS).astype(np.int64)
-    if (over := np.flatnonzero(counts > MAX_COUNT)).size:
-        raise CorruptError(
-            f"session {over[0]} claims {counts[over[0]]} tokens or bytes, at most {MAX_COUNT} are allowed: damaged"
-        )
-    by_model = kinds < Kind.CHAT_FALLBACK
-    fallback = ~by_model & (kinds < KIND_RESERVED)
-    room = MAX_TOKENS_PER_BYTE * (lengths.astype(np.int64) + 1)
-    crowded = (by_model | (kinds == KIND_EXTENDED)) & (counts > room)
-    if (wrong := np.flatnonzero(crowded | (fallback & (lengths > counts)))).size:
-        i = int(wrong[0])
-        raise CorruptError(f"session {i}: {counts[i]} tokens or bytes cannot be in {lengths[i]}: damaged")
+def _sums(numbers: I64, start: int) -> I64:
+    """Return the sums (n + 1,) of a start and the numbers (n,) before each place."""
+    found: I64 = np.concatenate([[start], start + np.cumsum(numbers)])
+    return found

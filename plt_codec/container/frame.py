@@ -1,13 +1,13 @@
 """The frame of one session in the container: kind, count, check and bytes. Spec: FORMAT.md, "Frames".
 
-A frame is the coded bytes alone where the index and the default layout say the rest. Otherwise it is
-*extended*, and begins with a byte of flags and the fields they name: a layout, a bridge's patch, copies. The frame of
-an agent's log is extended too.
+What many frames share is said once per file, by their *coding*: kind, layout, whether it is a log or has a patch.
+The rest of a frame is its bitstring: a bridge's patch, and the bitstring of a segment codec.
 
     >>> frame = Frame(Kind.IDS, 3, 0, b"coded", lanes=2, steps=4)
-    >>> extended = frame.encode()
-    >>> extended[0] == Kind.IDS | EXTENDED_LAYOUT, Frame.decode(Kind.IDS, 3, 0, extended) == frame
-    (True, True)
+    >>> frame.coding
+    FrameCoding(kind=<Kind.IDS: 2>, lanes=2, steps=4, patched=False, log=False)
+    >>> Frame.of(frame.coding, 3, 0, frame.encode()) == frame
+    True
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
+from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.lanes import LANE_MARK, MAX_BLOCK, MAX_LANES, Layout
 from pltz.plt_codec.limits import MAX_TOKENS
 from pltz.plt_codec.repeats import Copy, end_of, unpack
 from pltz.plt_codec.types import Tokens
 from pltz.plt_codec.varint import read_varint, write_varint
 
-KIND_EXTENDED = 7  # an extended frame's first byte: the low bits are its kind, those above name the fields that follow
-EXTENDED_LAYOUT = 1 << 3
-EXTENDED_PATCH = 1 << 4
-EXTENDED_LOG = 1 << 5
-EXTENDED_COPIES = 1 << 6
+KIND_MASK = 7  # of the first byte of a coding; the bits above name its other fields
+HAS_LAYOUT = 1 << 3
+HAS_PATCH = 1 << 4
+IS_LOG = 1 << 5
+KNOWN = 0x3F  # bits of that byte that this version knows
 
 CHECK_KEPT = 0xFF  # the part of a content check that a file keeps per session
 
 CONTEXT_TOKENS = 1 << 10  # of a context: those of other sessions, and `LANE_MARK`
 LONG_STEPS = 1 << 11  # of a block that the layout of a file has, in one lane, or two where there are more tokens
 FEW_LANES_MOST = 1 << 16  # tokens coded so; a longer frame would take too many steps alone
+
+MOST_CONTEXTS = 3  # sessions that stand behind one, each the context of the one before
 
 MAX_COUNT = MAX_TOKENS  # tokens or bytes per session
 MAX_TOKENS_PER_BYTE = 256  # of a model frame, plus one byte
@@ -64,7 +66,78 @@ class Kind(enum.IntEnum):
         return ("chat", "text", "ids")[self % 3]
 
 
+KINDS = tuple(Kind)  # by number, faster than Kind()
 LOGS = Kind.CHAT_FALLBACK, Kind.TEXT_FALLBACK  # kinds that a log may have
+
+
+@dataclass(frozen=True, slots=True)
+class FrameCoding:
+    """How some frames of a file are coded: what it says once for all of them. Attributes as those of `Frame`."""
+
+    kind: Kind
+    lanes: int | None = None
+    steps: int | None = None
+    patched: bool = False
+    log: bool = False
+
+    @property
+    def has_tokens(self) -> bool:
+        """Return whether such frames are coded by the model or as a log, so that they may have a context."""
+        return self.log or self.kind.by_model
+
+    def fits(self, count: int, size: int) -> bool:
+        """Return whether a frame of ``size`` bytes may have this count."""
+        most = MAX_TOKENS_PER_BYTE * (size + 1) if self.has_tokens else MAX_COUNT
+        return 0 <= count <= min(most, MAX_COUNT)
+
+    def encode(self) -> bytes:
+        """Return the coding's bytes, with their number in front.
+
+        Raises:
+            UsageError: a field does not fit the kind.
+        """
+        head, body = int(self.kind), b""
+        if self.lanes is not None or self.steps is not None:
+            if self.lanes is None or self.steps is None or not self.kind.by_model:
+                raise UsageError("lanes and steps come together, and only for frames coded by the model")
+            if not _layout_fits(self.lanes, self.steps):
+                raise UsageError(f"{self.lanes} lanes by {self.steps} steps are over the limit of the format")
+            head |= HAS_LAYOUT
+            body += write_varint(self.lanes) + write_varint(self.steps)
+        if self.patched:
+            if self.kind != Kind.IDS:
+                raise UsageError(f"only sessions of ids can have a patch, not {self.kind.session}")
+            head |= HAS_PATCH
+        if self.log:
+            if self.kind not in LOGS:
+                raise UsageError("a log is a chat or a text in bytes")
+            head |= IS_LOG
+        return bytes([1 + len(body), head]) + body
+
+    @classmethod
+    def decode(cls, data: bytes) -> FrameCoding | None:
+        """Undo `encode`, without the number in front; None where a newer version wrote it.
+
+        Raises:
+            CorruptError: the bytes break a rule of the format.
+        """
+        if not data:
+            raise CorruptError("a coding of no bytes: the file is damaged")
+        head, offset, lanes, steps = data[0], 1, None, None
+        if head & ~KNOWN or head & KIND_MASK >= len(Kind):
+            return None
+        kind, log = KINDS[head & KIND_MASK], bool(head & IS_LOG)
+        if head & HAS_LAYOUT:
+            lanes, offset = read_varint(data, offset)
+            steps, offset = read_varint(data, offset)
+            if not _layout_fits(lanes, steps):
+                raise CorruptError(f"{lanes} lanes by {steps} steps are over the limit: the file is damaged")
+        patched = bool(head & HAS_PATCH)
+        if (lanes and not kind.by_model) or (patched and kind != Kind.IDS) or (log and kind not in LOGS):
+            raise CorruptError(f"no frame is coded as {head:#04x}: the file is damaged")
+        if offset != len(data):
+            raise CorruptError(f"a coding of {len(data)} bytes, of which {offset} have a meaning: the file is damaged")
+        return cls(kind, lanes, steps, patched, log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +169,14 @@ class Frame:
     log: bool = False
 
     @property
-    def has_tokens(self) -> bool:
-        """Return whether the frame is coded by the model or as a log, so that it may have a context."""
-        return self.log or self.kind.by_model
+    def coding(self) -> FrameCoding:
+        """Return what the file says once for all frames that are coded like this one."""
+        return FrameCoding(self.kind, self.lanes, self.steps, bool(self.patch), self.log)
 
     @property
-    def extended(self) -> bool:
-        """Return whether the file needs more than ``data`` and the index for this frame."""
-        return bool(self.patch) or self.copied or self.lanes is not None or self.steps is not None or self.log
+    def has_tokens(self) -> bool:
+        """Return whether the frame is coded by the model or as a log, so that it may have a context."""
+        return self.coding.has_tokens
 
     @property
     def layout(self) -> Layout:
@@ -139,73 +212,30 @@ class Frame:
     @property
     def fits(self) -> bool:
         """Return whether ``count`` is within the format's limit for this many bytes."""
-        limit = MAX_TOKENS_PER_BYTE * (len(self.encode()) + 1) if self.has_tokens else MAX_COUNT
-        return 0 <= self.count <= min(limit, MAX_COUNT)
+        return self.coding.fits(self.count, len(self.encode()))
 
     def encode(self) -> bytes:
-        """Return the frame's bytes in the file: ``data`` itself, or the extended form around it.
+        """Return the frame's bytes in the file, its bitstring: patch, then data.
 
         Raises:
-            UsageError: a field does not fit the kind.
+            UsageError: the kind has no copies.
         """
-        if not self.extended:
-            return self.data
-        # a bit in the first byte says which parts follow, in this order
-        head = int(self.kind)
-        body = b""
-        if self.lanes is not None or self.steps is not None:
-            if self.lanes is None or self.steps is None or not self.kind.by_model:
-                raise UsageError("lanes and steps come together, and only for frames coded by the model")
-            if not _layout_fits(self.lanes, self.steps):
-                raise UsageError(f"{self.lanes} lanes by {self.steps} steps are over the limit of the format")
-            head |= EXTENDED_LAYOUT
-            body += write_varint(self.lanes) + write_varint(self.steps)
-        if self.patch:
-            if self.kind != Kind.IDS:
-                raise UsageError(f"only sessions of ids can have a patch, not {self.kind.session}")
-            head |= EXTENDED_PATCH
-            body += write_varint(len(self.patch)) + self.patch
-        if self.copied:
-            if not self.kind.by_model:
-                raise UsageError("only frames coded by the model can have copies")
-            head |= EXTENDED_COPIES
-        if self.log:
-            if self.kind not in LOGS or body or self.copied:
-                raise UsageError("a log is a chat or a text in bytes, and has no layout, patch or copies of its own")
-            head |= EXTENDED_LOG
-        return bytes([head]) + body + self.data
+        if self.copied and not self.kind.by_model:
+            raise UsageError("only frames coded by the model can have copies")
+        patch = write_varint(len(self.patch)) + self.patch if self.patch else b""
+        return patch + self.data
 
     @classmethod
-    def decode(cls, kind: Kind, count: int, check: int, data: bytes, context: int | None = None) -> Frame:
-        """Undo `encode` of an extended frame.
+    def of(
+        cls, coding: FrameCoding, count: int, check: int, data: bytes, copied: bool = False, context: int | None = None
+    ) -> Frame:
+        """Undo `encode`. ``copied``: whether the coded data begins with copies.
 
         Raises:
-            VersionError: the frame has an extension of a newer format.
             CorruptError: the bytes break a rule of the format.
         """
-        flags = data[0] & ~KIND_EXTENDED
-        if flags & ~(EXTENDED_LAYOUT | EXTENDED_PATCH | EXTENDED_LOG | EXTENDED_COPIES):
-            raise VersionError(f"unknown extension {data[0]:#04x} of a frame: use a newer pltz")
-        # which parts follow, and whether they may stand with this kind
-        patched, layout = bool(flags & EXTENDED_PATCH), bool(flags & EXTENDED_LAYOUT)
-        by_model = bool(flags & (EXTENDED_LAYOUT | EXTENDED_COPIES))
-        log = flags == EXTENDED_LOG and kind in LOGS
-        if not flags or (by_model and not kind.by_model) or (patched and kind != Kind.IDS) or (
-            flags & EXTENDED_LOG and not log
-        ):
-            raise CorruptError(f"an extended frame cannot start with {data[0]:#04x}: the file is damaged")
-        if log:
-            return cls(kind, count, check, data[1:], context=context, log=True)
-        # the parts, each bounded by the frame
-        offset = 1
-        lanes = steps = None
-        if layout:
-            lanes, offset = read_varint(data, offset)
-            steps, offset = read_varint(data, offset)
-            if not _layout_fits(lanes, steps):
-                raise CorruptError(f"{lanes} lanes by {steps} steps are over the limit: the file is damaged")
-        patch, copied = b"", bool(flags & EXTENDED_COPIES)
-        if patched:
+        offset, patch = 0, b""
+        if coding.patched:
             size, offset = read_varint(data, offset)
             end = offset + size
             if not size or end > len(data):
@@ -213,7 +243,9 @@ class Frame:
             patch, offset = data[offset:end], end
         if copied:
             end_of(data, offset)  # raises where none begin there
-        return cls(kind, count, check, data[offset:], lanes, steps, patch, copied, context)
+        return cls(
+            coding.kind, count, check, data[offset:], coding.lanes, coding.steps, patch, copied, context, coding.log
+        )
 
 
 def context_of(nearest: Tokens, *behind: Tokens) -> Tokens:

@@ -14,7 +14,7 @@ from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, Version
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTZ"
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 FLAG_TOKENIZER = 1
 FLAG_TARGET = 2
 FLAG_EXACT = 128
@@ -81,7 +81,7 @@ class Header:
 
 
 def _read(data: bytes) -> tuple[Header, int]:
-    """Read a header of version 7."""
+    """Read a header of version 8."""
     _, _, flags, contract, bundle_id = FIXED.unpack_from(data)
     if flags & ~(FLAG_TOKENIZER | FLAG_TARGET | FLAG_EXACT):
         raise VersionError(f"unknown header flags {flags:#04x}: use a newer pltz")

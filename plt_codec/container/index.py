@@ -1,78 +1,98 @@
-"""The index of a container: checks, kinds, contexts, counts and lengths of N sessions in less than four bytes each.
+"""The index of a container: how its frames are coded and where its blocks are. Spec: FORMAT.md, "Index".
 
-Spec: FORMAT.md, "Index". The parts are the shared checks of the stored bytes (lines.py), a byte of content check
-per session, one check of all contents, and the coded columns (columns.py).
+    >>> from pltz.plt_codec.container.frame import Kind
+    >>> index = Index([FrameCoding(Kind.CHAT)], [BlockPlace(128, 400, 20_000)], 7)
+    >>> len(index.encode()), Index.decode(index.encode()) == index
+    (13, True)
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.container import columns
-from pltz.plt_codec.container.lines import Grid
+from pltz.plt_codec.container.block import CHECK, MAX_BODY, MAX_HEAD, PREFIX
+from pltz.plt_codec.container.block_columns import ROWS
+from pltz.plt_codec.container.frame import FrameCoding
+from pltz.plt_codec.container.session_block import LEAST_HEAD
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.varint import read_varint, write_varint
 
-U8 = npt.NDArray[np.uint8]
-U32 = npt.NDArray[np.uint32]
-I64 = npt.NDArray[np.int64]
-
 CONTENTS = 4  # bytes of the check of all contents
+MAX_CODINGS = 4096
+
+U32 = npt.NDArray[np.uint32]
+
+
+class BlockPlace(NamedTuple):
+    """A block in the index: its sessions, and the bytes of its head and of its body."""
+
+    sessions: int
+    head: int
+    body: int
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The index of N sessions, N at least 1.
+    """The index of a file with sessions.
 
     Args:
-        sizes: (N,) ``count << 3 | kind`` of each session.
-        lengths: (N,) bytes of each frame.
-        contexts: (N,) number of the session whose tokens are the context of each, or `columns.NO_CONTEXT`.
-        checks: (N,) low byte of each content check.
+        codings: those of its frames, None for one of a newer version.
+        blocks: all blocks, in order.
         contents: `contents_check` of all content checks.
-        lines: checks of the rows and columns of the grid.
     """
 
-    sizes: U32
-    lengths: U32
-    contexts: I64
-    checks: U8
+    codings: Sequence[FrameCoding | None]
+    blocks: Sequence[BlockPlace]
     contents: int
-    lines: U32
 
     def encode(self) -> bytes:
-        """Return the bytes of the index."""
-        return (
-            write_varint(len(self.sizes))
-            + self.lines.astype("<u4").tobytes()
-            + self.checks.tobytes()
-            + self.contents.to_bytes(CONTENTS, "little")
-            + columns.encode(self.sizes, self.lengths, self.contexts)
-        )
+        """Return the bytes of the index. Raises UsageError where a coding has fields that do not go together."""
+        out = [self.contents.to_bytes(CONTENTS, "little"), write_varint(len(self.codings))]
+        out += [coding.encode() for coding in self.codings if coding]
+        for sessions, head, body in self.blocks:
+            out += [bytes([sessions]), write_varint(head), write_varint(body)]
+        return b"".join(out)
 
     @classmethod
     def decode(cls, data: bytes) -> Index:
-        """Undo `encode`. Work and memory are bounded by the index itself, which has a byte per session.
+        """Undo `encode`. A block of n sessions has a head of more than n bytes, so memory is bounded by the file.
 
         Raises:
             CorruptError: these bytes are no index.
         """
-        sessions, offset = read_varint(data, 0)
-        if not sessions:
-            raise CorruptError("an index of no sessions must be empty: the file is damaged")
-        shared = Grid(sessions).checks
-        contents_at = offset + 4 * shared + sessions
-        if len(data) < contents_at + CONTENTS:
-            raise CorruptError(f"an index of {len(data)} bytes cannot hold {sessions} sessions: the file is damaged")
-        lines = np.frombuffer(data, "<u4", shared, offset)
-        checks = np.frombuffer(data, np.uint8, sessions, offset + 4 * shared)
-        contents = int.from_bytes(data[contents_at : contents_at + CONTENTS], "little")
-        sizes, lengths, contexts = columns.decode(data[contents_at + CONTENTS :], sessions)
-        return cls(sizes, lengths, contexts, checks, contents, lines)
+        if len(data) <= CONTENTS:
+            raise CorruptError(f"an index of {len(data)} bytes is too short: the file is damaged")
+        number, at = read_varint(data, CONTENTS)
+        if not 0 < number <= MAX_CODINGS:
+            raise CorruptError(f"an index of {number} codings, expected 1 to {MAX_CODINGS}: the file is damaged")
+        codings = []
+        for _ in range(number):
+            end = at + 1 + data[at] if at < len(data) else at + 1
+            if end > len(data):
+                raise CorruptError("the index ends in its codings: the file is damaged")
+            codings.append(FrameCoding.decode(data[at + 1 : end]))
+            at = end
+        blocks = []
+        while at < len(data):
+            sessions = data[at]
+            head, at = read_varint(data, at + 1)
+            body, at = read_varint(data, at)
+            least, most = sessions + LEAST_HEAD, PREFIX + MAX_HEAD + CHECK
+            if not (0 < sessions <= ROWS and least <= head <= most and body <= MAX_BODY):
+                raise CorruptError(
+                    f"the index has a block of {sessions} sessions with a head of {head} bytes and a body of {body}: "
+                    "the file is damaged"
+                )
+            blocks.append(BlockPlace(sessions, head, body))
+        if not blocks:
+            raise CorruptError("an index without blocks must be empty: the file is damaged")
+        return cls(codings, blocks, int.from_bytes(data[:CONTENTS], "little"))
 
 
 def contents_check(checks: U32) -> int:

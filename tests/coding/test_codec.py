@@ -20,7 +20,7 @@ from pltz.models.session import transcript
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader, pack
-from pltz.plt_codec.container.frame import Frame, Kind, content_check
+from pltz.plt_codec.container.frame import Frame, FrameCoding, Kind, content_check
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import (
     BundleMismatch,
@@ -120,7 +120,7 @@ def test_the_layout_of_a_file_has_few_lanes_and_takes_no_bytes(bundle: FakeBundl
     coder, rows = Laid(), noise((1, 512, 2048, 2049, 9000, 65_536, 65_537))
     codec = Codec(bundle, coder)
     data = codec.compress(rows, verify=False)
-    assert all((frame.lanes, frame.extended) == (None, False) for frame in Reader(data))
+    assert all(frame.coding == FrameCoding(frame.kind) for frame in Reader(data))
     assert codec.decompress(data) == rows
     assert coder.layouts == [(1, 2048)] * 3 + [(2, 2048)] * 3 + [(16, 256)]
 

@@ -11,9 +11,8 @@ from pltz.coding.codec import Codec
 from pltz.coding.neighbours import Earlier, Neighbours
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
-from pltz.plt_codec.container.columns import MOST_CONTEXTS
 from pltz.plt_codec.container.file import Reader, pack
-from pltz.plt_codec.container.frame import Kind, content_check
+from pltz.plt_codec.container.frame import MOST_CONTEXTS, Kind, content_check
 from pltz.plt_codec.errors import CorruptError, ModelError
 from pltz.plt_codec.repeats import Copy
 from tests.coding.fake_coder import FakeBundle, NeighbourCoder
@@ -89,7 +88,10 @@ def test_a_context_in_an_earlier_batch(
     assert codec.decompress(data) == sessions
 
 
-def test_a_damaged_context_takes_all_that_follow_it_and_no_others(codec: Codec, sessions: list[Session]) -> None:
+def test_a_damaged_context_takes_all_that_follow_it_and_no_others(
+    codec: Codec, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.plt_codec.container.block.PIECE", 1)  # a check for each session
     data = bytearray(codec.compress(sessions))
     data[Reader(bytes(data)).info(1).offset + 20] ^= 1
     reader = Reader(bytes(data))
