@@ -58,7 +58,7 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What a file says of one session beside its frame."""
+    """The facts that a file has of one session beside its frame."""
 
     kind: Kind
     count: int

@@ -72,7 +72,7 @@ LOGS = Kind.CHAT_FALLBACK, Kind.TEXT_FALLBACK  # kinds that a log may have
 
 @dataclass(frozen=True, slots=True)
 class FrameCoding:
-    """How some frames of a file are coded: what it says once for all of them. Attributes as those of `Frame`."""
+    """The way in which some frames of a file are coded, said once for all of them. Attributes as those of `Frame`."""
 
     kind: Kind
     lanes: int | None = None
