@@ -32,6 +32,7 @@ ALWAYS = 1 << 18  # or so many bytes
 T = TypeVar("T")
 _CUTS: Final = re.compile(rb'\\+[nrt]|\\*"|\n| (?=[cw])')  # long lines within, too
 _SHORTEST = 32  # bytes of a passage
+_AT_ONCE = 1 << 20  # bytes that are cut at once
 
 
 def passages_of(content: bytes) -> Hashes:
@@ -42,8 +43,9 @@ def passages_of(content: bytes) -> Hashes:
     >>> len(passages_of(log)), len(np.intersect1d(passages_of(log), passages_of(other)))
     (2, 1)
     """
-    found = [zlib.crc32(line) for line in _CUTS.split(content) if len(line) >= _SHORTEST]
-    return np.unique(np.array(found, np.uint32))
+    parts = (content[at : at + _AT_ONCE] for at in range(0, len(content), _AT_ONCE))  # pieces of all take much memory
+    found = [[zlib.crc32(line) for line in _CUTS.split(part) if len(line) >= _SHORTEST] for part in parts]
+    return np.unique(np.concatenate([np.zeros(0, np.uint32), *(np.array(row, np.uint32) for row in found)]))
 
 
 def sketch_of_passages(hashes: Hashes) -> Sketch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 
 import numpy as np
 
@@ -48,6 +49,16 @@ def test_a_sketch_tells_how_many_passages_are_shared() -> None:
     part = passages_of(log(manual(3, 2400), noise=1))
     [found] = index.nearest_to(part)
     assert 0.5 * len(part) < found.shared < 1.5 * len(part)
+
+
+def test_a_large_log_is_cut_in_little_memory() -> None:
+    large = b"".join(log(manual(n), noise=n) for n in range(700))
+    tracemalloc.start()
+    found = passages_of(large)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(large) > 3 << 20 and len(found) > 20_000 and peak < 2 * len(large)
+    assert shared(log(manual(3), noise=1000), large) > 0.5
 
 
 def test_an_earlier_log_is_worth_it_where_it_makes_a_log_smaller() -> None:
