@@ -29,10 +29,7 @@ from pltz.plt_codec.weights import PRECISION
 
 Frequencies = npt.NDArray[np.int64]  # (symbols to code, alphabet), each row sums to 1 << PRECISION
 
-SharedModel = Any  # of constriction
-
 _FAMILY: Any = constriction.stream.model.Categorical(perfect=False)
-_UNIFORM: Any = constriction.stream.model.Uniform()
 STATE = 8  # bytes of coder state
 SLACK = 16 * STATE  # bits: an honest stream's symbols are worth at most its own bits plus this
 
@@ -53,16 +50,6 @@ class RangeEncoder:
         """Encode symbols (n,) with their frequencies (n, alphabet)."""
         if len(symbols):
             self._inner.encode(symbols, _FAMILY, _weights(frequencies))
-
-    def encode_alike(self, symbols: npt.NDArray[np.int32], model: SharedModel) -> None:
-        """Encode symbols (n,) that all have the same frequencies."""
-        if len(symbols):
-            self._inner.encode(symbols, model)
-
-    def encode_bits(self, values: npt.NDArray[np.int32], widths: npt.NDArray[np.int32]) -> None:
-        """Encode values (n,), each below 2^width and of 1 to 24 bits, as uniform symbols."""
-        if len(values):
-            self._inner.encode(values, _UNIFORM, np.int32(1) << widths)
 
     def finish(self) -> bytes:
         """Return the shortest bytes that, with zeros appended, decode to the encoded symbols."""
@@ -99,32 +86,11 @@ class RangeDecoder:
         """
         return self._decode(_FAMILY, _weights(frequencies))
 
-    def decode_alike(self, model: SharedModel, count: int) -> npt.NDArray[np.int32]:
-        """Undo `RangeEncoder.encode_alike`: return ``count`` symbols, (count,) int32.
-
-        Raises:
-            CorruptError: no symbol fits the stream.
-        """
-        return self._decode(model, count) if count else np.zeros(0, np.int32)
-
-    def decode_bits(self, widths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Undo `RangeEncoder.encode_bits`: return a value for each width (n,).
-
-        Raises:
-            CorruptError: no value fits the stream.
-        """
-        return self._decode(_UNIFORM, np.int32(1) << widths) if len(widths) else widths
-
     def _decode(self, *model: Any) -> npt.NDArray[np.int32]:
         try:
             return self._inner.decode(*model)  # type: ignore[no-any-return]
         except (AssertionError, ValueError) as exc:
             raise CorruptError("the bitstring does not decode: it is damaged, or another bundle wrote it") from exc
-
-
-def shared_model(frequencies: npt.NDArray[np.int64]) -> SharedModel:
-    """Return the model of symbols that all have these frequencies (alphabet,), which sum to 1 << PRECISION."""
-    return constriction.stream.model.Categorical(_weights(frequencies), perfect=False)
 
 
 def _weights(frequencies: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -152,6 +152,7 @@ class BlockHead:
     checks: int = 0
     ahead: bytes | memoryview = b""
     _sizes: Sequence[int] = ()
+    _ends: Sequence[int] = ()
 
     @classmethod
     def read(
@@ -212,6 +213,12 @@ class BlockHead:
         self._sizes = self._sizes or self.columns[SIZE].list(self.count)
         return self._sizes
 
+    @property
+    def ends(self) -> Sequence[int]:
+        """Return where in the body each bitstring ends."""
+        self._ends = self._ends or list(accumulate(self.sizes))
+        return self._ends
+
     def ends_with(self, checks: int) -> None:
         """Note where the checks of the pieces begin. Raises CorruptError where they or the bitstrings do not fit."""
         self.checks = checks
@@ -233,7 +240,7 @@ class BlockHead:
         """Return the piece that has a record's bitstring; None where that is empty."""
         if not self.sizes[row]:
             return None
-        ends = list(accumulate(self.sizes))
+        ends = self.ends
         number = first = begin = 0
         while (last := bisect_left(ends, begin + PIECE)) < row:  # as in `pieces_of`
             number, first, begin = number + 1, last + 1, ends[last]
@@ -256,8 +263,8 @@ class BlockHead:
         """Return a record's bitstring from the bytes of its piece, sound; none without a piece."""
         if piece is None:
             return b""
-        begin = sum(self.sizes[piece.first : row])
-        return bytes(data[begin : begin + self.sizes[row]])
+        end = self.ends[row] - piece.begin
+        return bytes(data[end - self.sizes[row] : end])
 
 
 def wrong(offset: int, what: str) -> CorruptError:

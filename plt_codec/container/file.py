@@ -25,13 +25,14 @@ import mmap
 import os
 import struct
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from types import TracebackType
 from typing import BinaryIO, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from pltz.plt_codec.container import session_block
 from pltz.plt_codec.container.block import CONTEXT, COPIED, MAX_BITSTRING, STEP
@@ -52,8 +53,6 @@ NAMED = 20  # damaged sessions that a message names
 
 NOT_WHOLE = "the file was cut off, bytes were added, or it is damaged"
 NO_SESSIONS = Index([], [], contents_check(np.zeros(0, np.uint32)))
-
-I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +236,7 @@ class Reader:
         return reader
 
     def __len__(self) -> int:
-        return int(self._firsts[-1])
+        return self._firsts[-1]
 
     def __iter__(self) -> Iterator[Frame]:
         for start in range(0, len(self), READ_AHEAD):
@@ -274,7 +273,7 @@ class Reader:
         """
         block, row = self._place(index)
         coding = self._coding(block, row)
-        offset = block.offset + block.size + sum(block.sizes[:row])
+        offset = block.offset + block.size + block.ends[row] - block.sizes[row]
         count, step = block.columns[COUNT][row], block.columns[STEP][row]
         context = index - step if step else None
         return Info(coding.kind, count, block.check_of(row), offset, block.sizes[row], context, coding.log)
@@ -303,7 +302,7 @@ class Reader:
     def _place(self, index: int) -> tuple[SessionBlock, int]:
         """Return the block of a session, and its row there."""
         self._check_number(index)
-        number = int(np.searchsorted(self._firsts, index, "right")) - 1
+        number = bisect_right(self._firsts, index) - 1
         try:
             block = self._block(number)
         except CorruptError as exc:
@@ -314,8 +313,8 @@ class Reader:
         """Return a block. Raises CorruptError where its head is damaged, VersionError where it is newer."""
         found = self._heads.get(number)
         if found is None:
-            place, offset = self._index.blocks[number], int(self._offsets[number])
-            data, first = self._read(offset, place.head), int(self._firsts[number])
+            place, offset = self._index.blocks[number], self._offsets[number]
+            data, first = self._read(offset, place.head), self._firsts[number]
             found = SessionBlock.of(data, offset, self._salt, first, self._index.codings)
             if (found.count, found.size, found.body) != place:
                 raise CorruptError(f"the block at byte {offset} is not as the index says: the file is damaged")
@@ -369,7 +368,7 @@ class Reader:
         if self._damaged is None:
             hurt: list[int] = []
             for number, place in enumerate(self._index.blocks):
-                first = int(self._firsts[number])
+                first = self._firsts[number]
                 try:
                     block = self._block(number)
                     body = self._read(block.offset + block.size, block.body)
@@ -425,13 +424,14 @@ class Reader:
             raise CorruptError(f"header, index and footer do not match their checksum: {NOT_WHOLE}")
         self._salt = start[:header_size]
         self._index = Index.decode(index) if index else NO_SESSIONS
-        places = np.array(self._index.blocks, np.int64).reshape(-1, len(BlockPlace._fields))
-        self._firsts = _sums(places[:, 0], 0)  # number of the first session of each block, and of all
-        self._offsets = _sums(places[:, 1] + places[:, 2], header_size)
+        blocks = self._index.blocks
+        # of each block and behind the last: number of the first session, byte offset
+        self._firsts = list(accumulate((place.sessions for place in blocks), initial=0))
+        self._offsets = list(accumulate((place.head + place.body for place in blocks), initial=header_size))
         if self._offsets[-1] != index_at:
             raise CorruptError(
                 f"expected {index_at - header_size} bytes of blocks, the index says "
-                f"{int(self._offsets[-1]) - header_size}: {NOT_WHOLE}"
+                f"{self._offsets[-1] - header_size}: {NOT_WHOLE}"
             )
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -447,9 +447,3 @@ class Reader:
                 f"expected {size} bytes at {offset}, found {len(data)}: the file was cut meanwhile"
             )
         return data
-
-
-def _sums(numbers: I64, start: int) -> I64:
-    """Return the sums (n + 1,) of a start and the numbers (n,) before each place."""
-    found: I64 = np.concatenate([[start], start + np.cumsum(numbers)])
-    return found
