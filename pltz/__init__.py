@@ -52,7 +52,13 @@ if TYPE_CHECKING:
     from pltz.coding.codec import Codec
     from pltz.coding.session_file import SessionFile
     from pltz.datasets.loaders import sample_sessions
+    from pltz.kv.errors import PoolFull
     from pltz.kv.kv_forms import kv_forms
+    from pltz.kv.pool.batch_cache import BatchKVCache
+    from pltz.kv.pool.block_pool import BlockPool
+    from pltz.kv.pool.packed_session import PackedSession
+    from pltz.kv.pool.page_attention import use_pages
+    from pltz.kv.pool.prefix_tree import PrefixTree
     from pltz.kv.store.store import HotStore
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.session.session import Session
@@ -108,6 +114,12 @@ _HOMES = {
     "pltz.serving.eviction.eviction": ("EvictionRequest",),
     "pltz.serving.eviction.hook": ("EvictionHook",),
     "pltz.serving.eviction.worker": ("drain",),
+    "pltz.kv.errors": ("PoolFull",),
+    "pltz.kv.pool.batch_cache": ("BatchKVCache",),
+    "pltz.kv.pool.block_pool": ("BlockPool",),
+    "pltz.kv.pool.packed_session": ("PackedSession",),
+    "pltz.kv.pool.page_attention": ("use_pages",),
+    "pltz.kv.pool.prefix_tree": ("PrefixTree",),
     "pltz.kv.store.store": ("HotStore",),
     "pltz.archive.thaw.thawer": ("Thawer", "Wanted"),
     "pltz.archive.writing.put_request": ("PutReceipt", "PutRequest"),
@@ -141,6 +153,8 @@ __all__ = [
     "Archive",
     "ArchiveError",
     "ArchivedSession",
+    "BatchKVCache",
+    "BlockPool",
     "Bundle",
     "BundleMismatch",
     "Codec",
@@ -164,7 +178,10 @@ __all__ = [
     "ModelError",
     "NotFound",
     "OpaqueContentError",
+    "PackedSession",
     "PltzError",
+    "PoolFull",
+    "PrefixTree",
     "PutReceipt",
     "PutRequest",
     "Secret",
@@ -195,6 +212,7 @@ __all__ = [
     "open",
     "sample_sessions",
     "thaw",
+    "use_pages",
 ]
 
 

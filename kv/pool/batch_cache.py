@@ -32,7 +32,7 @@ FLUSH = 64  # tokens by which the tail grows before it is packed
 
 
 class BatchKVCache(Cache):
-    """The sessions of a batch. It holds their blocks until `release`.
+    """The sessions of a batch. It holds their blocks until `release`. One thread uses it at a time.
 
     The model must attend by `use_pages(model)`. ``keep``: last tokens of a session that stay exact.
     """

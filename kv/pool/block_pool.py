@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BlockPool:
-    """Room for the KV of ``tokens`` tokens on a device, and of ``host_tokens`` in host memory.
+    """Room for the KV of ``tokens`` tokens on a device, and of ``host_tokens`` in host memory. Any thread may use it.
 
     ``form``: of the pages. ``block``: tokens per block, 16 or 256. ``device``: the slab that attention reads.
     ``host``: the slab that blocks are spilled to, None for no host tokens.

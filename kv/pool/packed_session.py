@@ -22,7 +22,7 @@ KEEP = 128  # last tokens that stay exact
 
 
 class PackedSession:
-    """One session. It holds its blocks until `release`.
+    """One session. It holds its blocks until `release`. One thread uses it at a time.
 
     ``packed``: tokens that pages hold, from position 0; the first of them are sinks, whose rows are not looked at.
     ``blocks``: their table, of the host's slab while the session is spilled. ``exact``: (layers, 2, heads, E, D) in

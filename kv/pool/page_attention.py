@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from pltz.kv.pool import cpu_attention
+from pltz.kv.pool import cpu_attention, gpu_attention
 from pltz.kv.pool.batch_cache import BatchKVCache, NewTokens
 from pltz.kv.pool.layer_view import LayerView
 from pltz.plt_codec.errors import ModelError
@@ -65,11 +65,14 @@ def pages_attention(
 
 def _packed(cache: BatchKVCache, view: LayerView, query: torch.Tensor, scaling: float) -> torch.Tensor | None:
     """Return the attention (B, query heads, D) of one token per session, None where nothing reads pages here."""
-    if not cpu_attention.serves(view):
+    if cpu_attention.serves(view):
+        found = cpu_attention.attend(view, query, scaling, cache.mass)
+    elif gpu_attention.serves(view, query.shape[1]):
+        found = gpu_attention.attend(view, query, scaling, cache.mass)
+    else:
         return None
-    if cache.mass is not None:
-        cache.watched += 1
-    return cpu_attention.attend(view, query, scaling, cache.mass)
+    cache.watched += cache.mass is not None
+    return found
 
 
 def _mask(real: torch.Tensor, count: int) -> torch.Tensor:

@@ -49,6 +49,7 @@ class PageFormat:
     rotary: Rotary | None = None
     centre: torch.Tensor | None = None
     _angles: dict[torch.device, PageAngles] = field(default_factory=dict, init=False, repr=False)
+    _centres: dict[torch.device, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raise UsageError unless the parts fit."""
@@ -126,7 +127,7 @@ class PageFormat:
             raise UsageError(f"expected KV of {self.layers} layers, {self.heads} heads of {self.dim}, got {kv.shape}")
         if self.kind == "raw":
             return {"kv": kv.permute(0, 3, 2, 1, 4).flatten(3).to(self.dtype)}
-        apart = kv.float() - self._placed(self._centre(kv.device), start, kv.shape[3])
+        apart = kv.float() - self._placed(self.centre_on(kv.device), start, kv.shape[3])
         apart[:, :, :, : max(self.sinks - start, 0)] = 0
         if not bool(torch.isfinite(apart).all()):
             raise UsageError("keys or values are not finite: keep them in raw pages")
@@ -160,15 +161,18 @@ class PageFormat:
         else:
             both = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
             apart = butterflies(book(codes.device)[both.int()] * (scale * self.dim**-0.5))
-        centre = self._centre(codes.device)
+        centre = self.centre_on(codes.device)
         centre = centre if layer is None else centre[layer : layer + 1]
         kv: torch.Tensor = apart.permute(0, 3, 2, 1, 4) + self._placed(centre, start, codes.shape[1])
         return kv.to(self.dtype)
 
-    def _centre(self, device: torch.device) -> torch.Tensor:
+    def centre_on(self, device: torch.device) -> torch.Tensor:
+        """Return the centre on a device. It is kept: a copy would make the host wait for the device."""
         if self.centre is None:
-            raise UsageError("expected a centre")
-        return self.centre.to(device)
+            raise UsageError("raw pages have no centre")
+        if device not in self._centres:
+            self._centres[device] = self.centre.to(device).contiguous()
+        return self._centres[device]
 
     def _placed(self, centre: torch.Tensor, start: int, tokens: int) -> torch.Tensor:
         """Return a centre (n, 2, heads, D) at positions, (n, 2, heads, tokens, D)."""

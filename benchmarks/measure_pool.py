@@ -1,0 +1,323 @@
+"""Measure attention over packed pages, and moves of pages over the bus, in the shape of an 8B model on one GPU.
+
+    python -m pltz.benchmarks.measure_pool --help
+
+    python -m pltz.benchmarks.measure_pool > benchmarks/results/pool.json
+    python -m pltz.benchmarks.measure_pool --loss ./smollm2 --data chat_test.jsonl.zst --rows 8
+
+Pages hold random codes, in blocks of 16 tokens that are scattered over the pool. 132 tokens per session are exact
+beside them. Times of attention are those of CUDA graphs over all layers, the median of the rounds; the peer is the
+fastest way to call torch's scaled_dot_product_attention over bf16 keys and values in one piece. `rest` are the products
+of the other layers of a step, with random weights. Kernels are first compared with unpack-then-attend.
+
+With ``--loss`` no GPU is needed: it measures what pages lose, as `pltz bench kv` measures forms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pltz.datasets.loaders import load
+from pltz.kv.calibrate.measure import CHANGED, SIMULATED, compare, sessions_to_rows
+from pltz.kv.forms.q4 import Q4Codec
+from pltz.kv.pool import gpu_attention
+from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.pool.layer_view import LayerView
+from pltz.kv.pool.packed_session import KEEP, PackedSession
+from pltz.kv.pool.page_format import PageFormat
+from pltz.kv.port.codec import KVCodec, Span
+from pltz.kv.port.rotary import Rotary
+from pltz.models.session.session import Session
+from pltz.models.target.target import Target
+
+if TYPE_CHECKING:
+    from pltz.kv.port.arriving import Parts
+
+HEADS, QUERIES, DIM, LAYERS = 8, 32, 128, 32
+HIDDEN, INNER, VOCABULARY = 4096, 14336, 128256
+EXACT = 132  # four sinks and the tail
+BATCHES = {"1 session, 4k": (1, 4096, 32), "32 sessions, 16k": (32, 16384, 6)}  # sessions, tokens, layers that fit
+ROUNDS = 15
+
+
+def rotary() -> Rotary:
+    """Return the rotary embedding of the shape."""
+    return Rotary(500000.0 ** -(torch.arange(DIM // 2, dtype=torch.float64) / (DIM // 2)))
+
+
+def pages(kind: str, layers: int, dim: int = DIM) -> PageFormat:
+    """Return pages with a random centre."""
+    draw = torch.Generator().manual_seed(1)
+    turn = Rotary(rotary().inv_freq[: dim // 2])
+    centre = torch.randn(layers, 2, HEADS, dim, generator=draw)
+    return PageFormat(kind, layers, HEADS, dim, torch.bfloat16, turn, centre)
+
+
+class Case:
+    """Sessions of random pages. ``views``: what attention reads of each layer."""
+
+    def __init__(self, kind: str, batch: int, tokens: int, layers: int, block: int = 16, dim: int = DIM) -> None:
+        torch.manual_seed(2)
+        form = pages(kind, layers, dim)
+        self.pool = BlockPool(form, batch * tokens, block=block, device="cuda")
+        slab = self.pool.device
+        codes = slab.tensors["kv"]
+        codes.view(torch.uint8).random_(0, 256)
+        slab.tensors["scale"].uniform_(0.05, 0.15)
+        if kind == "q8":
+            slab.tensors["scale"] /= 64
+        table = torch.randperm(slab.blocks, device="cuda").int().reshape(batch, tokens // block)
+        packed = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
+        room = 192
+        self.exact = torch.randn(layers, 2, batch, HEADS, room, dim, dtype=torch.bfloat16, device="cuda")
+        real = torch.ones(batch, room, dtype=torch.uint8, device="cuda")
+        self.query = torch.randn(batch, QUERIES, dim, dtype=torch.bfloat16, device="cuda")
+        self.views = [
+            LayerView(slab, n, table, packed, tokens, self.exact[n, 0], self.exact[n, 1], real, EXACT)
+            for n in range(layers)
+        ]
+
+    def attend(self) -> None:
+        """Attend in all layers."""
+        for view in self.views:
+            gpu_attention.attend(view, self.query, DIM**-0.5)
+
+
+def compared(kind: str, block: int, dim: int) -> dict[str, Any]:
+    """Compare the kernels with attention over unpacked KV, in float32. Returns the largest differences."""
+    case = Case(kind, 3, 1024, 1, block, dim)
+    view = case.views[0]
+    packed = torch.tensor([1024, 333, 5], dtype=torch.int32, device="cuda")
+    view = LayerView(view.slab, 0, view.table, packed, 1024, view.keys, view.values, view.real, view.columns)
+    mass = torch.zeros(3, HEADS, view.table.shape[1], device="cuda")
+    found = gpu_attention.attend(view, case.query, 0.1, mass)
+    object.__setattr__(view.slab.form, "dtype", torch.float32)  # so that nothing is rounded to bf16 on the way
+    exact = LayerView(view.slab, 0, view.table, packed, 1024, view.keys.float(), view.values.float(), view.real, EXACT)
+    keys, values, real = exact.unpacked()
+    group = QUERIES // HEADS
+    keys, values = keys.float().repeat_interleave(group, 1), values.float().repeat_interleave(group, 1)
+    scores = (case.query.float()[:, :, None] @ keys.mT)[:, :, 0] * 0.1
+    weights = scores.masked_fill(~real[:, None], float("-inf")).softmax(-1)
+    right = (weights[:, :, None] @ values)[:, :, 0]
+    blocks = weights[:, :, :1024].unflatten(2, (-1, block)).sum(3).unflatten(1, (HEADS, group)).sum(2)
+    return {
+        "compared": f"{kind}, blocks of {block}, heads of {dim}",
+        "difference": round(float((found - right).abs().max() / right.abs().max()), 6),
+        "difference_of_mass": round(float((mass - blocks).abs().max()), 6),
+    }
+
+
+def graphed(work: Callable[[], Any], rounds: int = ROUNDS) -> float:
+    """Return the milliseconds of some work as a CUDA graph, the median of rounds."""
+    side: Any = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        work()
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return timed(graph.replay, rounds)
+
+
+def timed(work: Callable[[], Any], rounds: int = ROUNDS) -> float:
+    """Return the milliseconds of some work, the median of rounds."""
+    work()
+    found = []
+    for _ in range(rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end))
+    return float(statistics.median(found))
+
+
+def peer(batch: int, tokens: int, layers: int) -> tuple[float, str]:
+    """Return the milliseconds of the fastest attention of torch over bf16 KV, and how it was called."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    attend = torch.nn.functional.scaled_dot_product_attention
+    shape = (layers, 2, batch, HEADS, tokens + EXACT, DIM)
+    kv = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
+    query = torch.randn(batch, QUERIES, 1, DIM, dtype=torch.bfloat16, device="cuda")
+    grouped = query.view(batch, HEADS, QUERIES // HEADS, DIM)
+    ways: dict[str, Any] = {
+        "grouped rows": lambda k, v: attend(grouped, k, v),
+        "enable_gqa": lambda k, v: attend(query, k, v, enable_gqa=True),
+    }
+    found: dict[str, float] = {}
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+        for name, way in ways.items():
+            try:
+                with sdpa_kernel(backend):
+                    found[f"{backend.name.lower()}, {name}"] = graphed(lambda: [way(*layer) for layer in kv])  # noqa: B023
+            except RuntimeError:
+                continue
+    best = min(found, key=found.__getitem__)
+    return found[best], best
+
+
+def rest(batch: int) -> float:
+    """Return the milliseconds of the products of a step beside attention, all layers and the head."""
+    sizes = [(HIDDEN, (QUERIES + 2 * HEADS) * DIM), (HIDDEN, HIDDEN), (HIDDEN, 2 * INNER), (INNER, HIDDEN)]
+    weights = [torch.randn(a, b, dtype=torch.bfloat16, device="cuda") * 0.01 for a, b in sizes]
+    head = torch.randn(HIDDEN, VOCABULARY, dtype=torch.bfloat16, device="cuda") * 0.01
+    rows = [torch.randn(batch, len(weight), dtype=torch.bfloat16, device="cuda") for weight in weights]
+
+    def step() -> None:
+        for _ in range(LAYERS):
+            for row, weight in zip(rows, weights, strict=True):
+                row @ weight
+        rows[0] @ head
+
+    return graphed(step)
+
+
+def attention(name: str) -> list[dict[str, Any]]:
+    """Measure a batch: bf16, q8 and q4."""
+    batch, tokens, layers = BATCHES[name]
+    by_peer, how = peer(batch, tokens, layers)
+    torch.cuda.empty_cache()
+    beside = rest(batch)
+    rows = []
+    for kind in ("bf16", "q8", "q4"):
+        took = by_peer
+        if kind != "bf16":
+            case = Case(kind, batch, tokens, layers)
+            took = graphed(case.attend)
+            launched = timed(case.attend, 5)
+            del case
+            torch.cuda.empty_cache()
+        whole = took * LAYERS / layers
+        rows.append(
+            {
+                "attention": name, "kind": kind, "ms_per_layer": round(took / layers, 5),
+                "tokens_per_s": round(1000 * batch / whole), "of_bf16": round(by_peer / took, 3),
+                "ms_rest": round(beside, 3), "share_of_step": round(whole / (whole + beside), 3),
+                "step_of_bf16": round((by_peer * LAYERS / layers + beside) / (whole + beside), 3),
+            }
+            | ({"how": how} if kind == "bf16" else {"ms_per_layer_launched_from_python": round(launched / layers, 5)})
+        )  # fmt: skip
+    return rows
+
+
+def moves(tokens: int, block: int, scattered: bool) -> list[dict[str, Any]]:
+    """Measure a spill and a warming of blocks, and plain copies of as many bytes over the bus.
+
+    Blocks are scattered over the device. ``scattered``: over the host, too; else they lie side by side there, as they
+    do after a spill into a host with room.
+    """
+    pool = BlockPool(pages("q4", LAYERS), 32768, block=block, host_tokens=32768, device="cuda")
+    assert pool.host is not None
+    blocks = pool.device.allocate(pool.device.blocks)
+    slots = pool.host.allocate(pool.host.blocks)
+    pool.device.tensors["kv"].random_(0, 256)
+    draw = torch.Generator().manual_seed(4)
+    some = torch.randperm(len(blocks), generator=draw)[: tokens // block].tolist()
+    others = torch.randperm(len(slots), generator=draw)[: tokens // block].tolist() if scattered else slots
+    others = others[: tokens // block]
+    size = tokens * pool.form.token_bytes
+    there = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    here = torch.empty(size, dtype=torch.uint8, device="cuda")
+    rows = []
+    for name, work, plain in (
+        ("spill", lambda: pool.device.copy(some, pool.host, others), lambda: there.copy_(here, non_blocking=True)),
+        ("warm", lambda: pool.host.copy(others, pool.device, some), lambda: here.copy_(there, non_blocking=True)),
+    ):
+        bus, took = timed(plain), timed(work)
+        rows.append(
+            {
+                "move": name, "tokens": tokens, "block": block, "scattered": scattered,
+                "MB": round(size / 1e6, 1), "ms": round(took, 3),
+                "GB_per_s": round(size / took / 1e6, 1), "bus_GB_per_s": round(size / bus / 1e6, 1),
+                "of_bus": round(bus / took, 3),
+            }
+        )  # fmt: skip
+        same = all(
+            torch.equal(pool.device.tensors[part][:, some].cpu(), pool.host.tensors[part][:, others])
+            for part in pool.host.tensors
+        )
+        rows[-1]["same_bytes"] = same
+    return rows
+
+
+class Pages:
+    """Pages as a form, for the measurement of forms. ``keep``: tokens at the end that stay exact."""
+
+    exact, compact, receipt = False, False, None
+
+    def __init__(self, pages: PageFormat, keep: int) -> None:
+        self.pages, self.keep = pages, keep
+        self.name = f"{pages.kind} pages, {keep} exact"
+
+    def encode(self, kv: torch.Tensor, span: Span) -> Parts:
+        """Return the KV as it comes back, and its size."""
+        pool = BlockPool(self.pages, kv.shape[3] + 16, device=kv.device)
+        session = PackedSession.of(kv, pool, keep=self.keep)
+        bits = 8 * (session.packed * self.pages.token_bytes + session.exact.nbytes)
+        return {CHANGED: session.kv(), f"{SIMULATED}{bits}": torch.empty(0)}
+
+    def decode(self, parts: Parts, span: Span) -> torch.Tensor:
+        """Return that KV."""
+        return parts[CHANGED]
+
+    def check(self, parts: Parts, tokens: int) -> None:
+        """Do nothing: nothing was read."""
+
+    def size(self, kv: torch.Tensor) -> int:
+        """Return the bytes of the KV."""
+        return kv.nbytes
+
+    def near(self, parts: Parts, device: torch.device) -> Parts:
+        """Return the parts where they are."""
+        return parts
+
+
+def loss(target: Target, sessions: Iterable[Session], rows: int, context: int, new: int) -> list[dict[str, Any]]:
+    """Measure what pages and the form q4 lose on rows of sessions."""
+    ids = sessions_to_rows(target, sessions, rows, context + new)
+    kinds = {kind: PageFormat.of(target, kind) for kind in ("q8", "q4")}
+    codecs: list[KVCodec] = [Pages(kinds["q8"], KEEP), Pages(kinds["q4"], KEEP), Pages(kinds["q4"], 0)]
+    codecs.append(Q4Codec(Rotary.of(target)))
+    return [found.row() for found in compare(target, ids, context, [(codec.name, codec) for codec in codecs])]
+
+
+def main() -> None:
+    """Run all measurements and print a line of JSON for each row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loss", metavar="TARGET", help="measure what pages of this target lose, and nothing else")
+    parser.add_argument("--data", metavar="FILE", help="sessions for --loss")
+    parser.add_argument("--rows", type=int, default=8, help="sessions of --loss (8)")
+    parser.add_argument("--context", type=int, default=1536, help="tokens that are packed (1536)")
+    parser.add_argument("--new", type=int, default=256, help="tokens that are scored after them (256)")
+    given = parser.parse_args()
+    if given.loss:
+        target = Target.load(given.loss, dtype="float32")
+        for row in loss(target, load(given.data), given.rows, given.context, given.new):
+            print(json.dumps(row), flush=True)
+        return
+    if not torch.cuda.is_available():
+        parser.exit(2, "measure_pool: no GPU here, and it measures one\n")
+    print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__}))
+    with torch.inference_mode():
+        for kind in ("q4", "q8"):
+            for block, dim in ((16, 128), (256, 128), (16, 64)):
+                print(json.dumps(compared(kind, block, dim)), flush=True)
+        for block, scattered in ((16, True), (16, False), (256, True), (256, False)):
+            for row in moves(4096, block, scattered):
+                print(json.dumps(row), flush=True)
+        for name in BATCHES:
+            for row in attention(name):
+                print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Attention over pages on a GPU, by the kernels of gpu_kernels.py: one new token per session."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+from pltz.kv.pool.layer_view import LayerView
+from pltz.kv.pool.page_format import TILE, book
+from pltz.kv.pool.triton_found import EMULATED, there
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_GROUP = 16  # query heads per key head
+PROGRAMS = 1056  # per launch, about: 8 for each multiprocessor
+LEAST, LONGEST = 128, 1024  # tokens of a split
+
+
+def serves(view: LayerView, query_heads: int) -> bool:
+    """Return whether `attend` can run: its tensors are on a GPU, and the kernels know their types and sizes."""
+    import torch
+
+    form = view.slab.form
+    return (
+        (view.keys.device.type == "cuda" or EMULATED)
+        and there()
+        and form.kind in ("q8", "q4")
+        and form.dim in (32, 64, 128, 256)
+        and view.keys.dtype in (torch.bfloat16, torch.float16)
+        and query_heads // form.heads <= MOST_GROUP
+    )
+
+
+def attend(
+    view: LayerView, query: torch.Tensor, scaling: float, mass: torch.Tensor | None = None, chunk: int | None = None
+) -> torch.Tensor:
+    """Return the attention (B, query heads, D) of queries (B, query heads, D), float32.
+
+    ``scaling``: of scores. ``mass``: (B, heads, M) float32, to which the attention that each block receives is added,
+    summed over the query heads of each key head. ``chunk``: tokens of a split, chosen for None.
+    """
+    import torch
+    import triton
+
+    from pltz.kv.pool import gpu_kernels
+
+    slab, form, device = view.slab, view.slab.form, query.device
+    batch, queries, dim = query.shape
+    heads, rotary = form.heads, form.rotary
+    assert form.centre is not None and rotary is not None  # of q8 and q4
+    tokens = max(view.most, view.columns)
+    chunk = chunk or chunk_of(batch * heads, tokens)
+    page_splits = -(-view.most // chunk)
+    splits = page_splits + -(-view.columns // chunk)
+    angles = form.angles(view.most, device)
+    part = min(slab.block, TILE)
+    part_row = view.table.shape[1] * slab.block // part
+    sums = torch.empty((batch, queries, splits, dim), device=device)
+    ends = torch.empty((batch, queries, splits, 2), device=device)
+    out = torch.empty((batch, queries, dim), device=device)
+    final = torch.empty((batch, queries), device=device)
+    parts = final if mass is None else torch.full((batch, queries, part_row), -math.inf, device=device)
+    turn, centre = _turn(dim, device), form.centre_on(device)[view.layer]
+    fast = not EMULATED and torch.version.hip is None
+    sizes = {"HEADS": heads, "GROUP": queries // heads, "DIM": dim}
+    q4 = form.kind == "q4"
+    gpu_kernels.attend_pages[(splits, batch * heads)](
+        query.to(view.keys.dtype).contiguous(), slab.tensors["kv"][view.layer], slab.tensors["scale"][view.layer],
+        view.table, view.packed, view.keys, view.values, view.real, centre, angles.tile_cos, angles.tile_sin,
+        angles.cos, angles.sin, turn, book(device), sums, ends, parts, scaling * math.log2(math.e), view.columns,
+        view.keys.shape[2], view.table.shape[1], part_row,
+        chunk, page_splits, splits, **sizes, HALF=len(rotary.inv_freq),
+        ANGLES=max(16, triton.next_power_of_2(angles.cos.shape[1])), ANGLE_ROW=angles.cos.shape[1], BLOCK=slab.block,
+        SINKS=form.sinks, Q4=q4, MASS=mass is not None, FAST=fast, EXACT=EMULATED,
+        num_warps=2 if chunk == LONGEST else 4, num_stages=2,
+    )  # fmt: skip
+    gpu_kernels.join_splits[(batch * queries,)](
+        sums, ends, centre, turn, out, final, page_splits, splits, **sizes, WIDE=triton.next_power_of_2(splits), Q4=q4
+    )
+    if mass is not None:
+        shares = (parts - final[..., None]).exp2().unflatten(2, (-1, slab.block // part)).sum(3)
+        mass += shares.unflatten(1, (heads, -1)).sum(2)
+    return out
+
+
+def chunk_of(rows: int, tokens: int) -> int:
+    """Return the tokens of a split: so many that about PROGRAMS programs run, and a multiple of a tile."""
+    wanted = max(tokens * rows // PROGRAMS, 1)
+    return min(max(LEAST, 1 << (wanted - 1).bit_length()), LONGEST)
+
+
+@functools.cache
+def _turn(dim: int, device: torch.device) -> torch.Tensor:
+    """Return the Walsh-Hadamard transform without its root, (dim, dim), even columns first."""
+    import torch
+
+    matrix = torch.ones(1, 1)
+    while len(matrix) < dim:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return torch.cat([matrix[:, 0::2], matrix[:, 1::2]], 1).to(torch.bfloat16).to(device)
