@@ -43,6 +43,7 @@ from pltz.coding.log.log_look import is_log
 from pltz.coding.neighbours import Earlier, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import PhasedProgress, begin
+from pltz.coding.prepare import tokens_for_model
 from pltz.models.session import transcript
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
@@ -53,7 +54,6 @@ from pltz.plt_codec.errors import (
     ContentError,
     CorruptError,
     ModelError,
-    OpaqueContentError,
     PltzError,
     TokenizerMismatch,
 )
@@ -329,21 +329,12 @@ class Codec(SessionDecoder):
             if not options.keep_opaque:
                 transcript.refuse_opaque(session)
             return _TokenisedSession(number, session, None, content, log=True)
-        if options.by_zstd(content):
-            if not options.keep_opaque:
-                transcript.refuse_opaque(session)
-            if session.kind == "ids" and bridge is None:
-                transcript.to_tokens(session, self.bundle.tokenizer)  # raises for ids of another tokenizer
-            return _TokenisedSession(number, session, None, content)
+        by_zstd = options.by_zstd(content)
         if session.kind == "ids" and bridge is not None:
-            tokens, patch = bridge.to_bundle(session.value)
+            tokens, patch = (None, b"") if by_zstd else bridge.to_bundle(session.value)
             return _TokenisedSession(number, session, tokens, content, patch)
-        try:
-            return _TokenisedSession(number, session, transcript.to_tokens(session, self.bundle.tokenizer), content)
-        except OpaqueContentError:
-            if not options.keep_opaque:
-                raise
-        return _TokenisedSession(number, session, None, content)
+        found = tokens_for_model(session, self.bundle.tokenizer, by_zstd=by_zstd, keep_opaque=options.keep_opaque)
+        return _TokenisedSession(number, session, found, content)
 
     def _frames(
         self,

@@ -41,7 +41,7 @@ WINGS = {
     "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store pool"),
     "serving": ("eviction", "engines", "nightly"),
     "coding": (
-        "expected_time options parts sketch",
+        "expected_time options parts prepare sketch",
         "log",
         "codecs",
         "choose decode_limits neighbours",

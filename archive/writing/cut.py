@@ -46,6 +46,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import ID_BYTES, PreparedRequest
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
+from pltz.coding.prepare import tokens_for_model
 from pltz.datasets.continuation import continues
 from pltz.models.bundle.tokenizer import SPECIALS
 from pltz.models.session import transcript
@@ -124,29 +125,18 @@ class SessionCutter:
                 transcript.refuse_opaque(session)
             return plain
         # its tokens, unless it is too long for the model or holds what the model does not code
-        tokens: Tokens | None = None
+        by_zstd, tokenizer = self._codecs.too_many_for_model(len(content)), self._codecs.tokenizer
         try:
-            if not self._codecs.too_many_for_model(len(content)):
-                tokens = self._tokens(session)
-            elif session.kind == "ids":
-                transcript.to_tokens(session, self._codecs.tokenizer)  # raises TokenizerMismatch for foreign ids
-            elif not keep_opaque:
-                transcript.refuse_opaque(session)
+            tokens = tokens_for_model(session, tokenizer, by_zstd=by_zstd, keep_opaque=keep_opaque)
         except OpaqueContentError:
-            if not keep_opaque:
-                raise
+            raise
         except (ContentError, TokenizerMismatch) as exc:
             raise type(exc)(f"session {request.name!r}: {exc}") from exc
+        if tokens is not None and session.kind == "text" and tokenizer.decode(tokens) != session.value:
+            tokens = None  # they would not give the same text back
         if tokens is None:
             return plain
-        return replace(self._segmented(self._codecs.model, request, tokens, last), otherwise=[plain])
-
-    def _tokens(self, session: Session) -> Tokens | None:
-        """Return the bundle tokens of a session, (T,); None where they would not give the same text back."""
-        tokens = transcript.to_tokens(session, self._codecs.tokenizer)
-        if session.kind == "text" and self._codecs.tokenizer.decode(tokens) != session.value:
-            return None
-        return tokens.astype(np.int64)
+        return replace(self._segmented(self._codecs.model, request, tokens.astype(np.int64), last), otherwise=[plain])
 
     def _segmented(
         self, codec: SegmentCodec, request: PreparedRequest, tokens: Tokens, last: _LastVersion | None
