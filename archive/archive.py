@@ -442,8 +442,9 @@ class Archive:
         arguments.text(name=name, tenant=tenant)
         arguments.number_or_none(version=version)
         sessions = self.sessions
-        found = self.directory.version(name, tenant_of(tenant, salt), version)
-        return ArchivedSession(**vars(SessionVersion.of(found)), session=sessions.read(found))
+        with self.parts.catalog.one_read():
+            found = self.directory.version(name, tenant_of(tenant, salt), version)
+            return ArchivedSession(**vars(SessionVersion.of(found)), session=sessions.read(found))
 
     def get_many(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -44,7 +45,7 @@ from pltz.plt_codec.identity import NONE
 T = TypeVar("T")
 
 READ = 1 << 14  # sessions of blocks kept in memory
-BLOCKS = 256  # blocks that `histories` keeps in memory
+BLOCKS = 256  # blocks that `histories`, or one read, keeps in memory
 PACK_BITS, ROW_BITS = 30, 7  # bits of an offset and of a row in an address
 
 
@@ -133,6 +134,7 @@ class RecordLookup:
         self._listing, self._keys, self._problems = listing, keys, problems
         # records of sessions without their bitstrings, by block and session key, for `versions`
         self._read: dict[tuple[Location, bytes], list[Found]] = {}
+        self._blocks: dict[Location, Block] | None = None  # those parsed inside of `keeping_blocks`
 
     def find(self, section: int, identity: bytes) -> list[Found]:
         """Return the records whose full segment id, session key or version id matches, sorted by location.
@@ -171,7 +173,22 @@ class RecordLookup:
         Raises FormatError, FileNotFoundError, StoreError.
         """
         pack = self._listing.opened(place.pack)
-        return pack, pack.block(place.offset, ahead=ahead)
+        if self._blocks is None:
+            return pack, pack.block(place.offset, ahead=ahead)
+        if place.block not in self._blocks:
+            if len(self._blocks) >= BLOCKS:
+                self._blocks.clear()
+            self._blocks[place.block] = pack.block(place.offset, ahead=AHEAD)  # its records are wanted next
+        return pack, self._blocks[place.block]
+
+    @contextmanager
+    def keeping_blocks(self) -> Iterator[None]:
+        """Read and parse each block once for all look-ups inside, which are parts of one read."""
+        outer, self._blocks = self._blocks, {} if self._blocks is None else self._blocks
+        try:
+            yield
+        finally:
+            self._blocks = outer
 
     def is_sound(self, location: Location) -> bool:
         """Return whether a record reads now. `versions` may remember one that was damaged since. Raises StoreError."""

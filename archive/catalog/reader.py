@@ -90,8 +90,9 @@ class TowerReader:
         heard: Heard | None,
     ) -> list[Tower]:
         chains = Chains(self.catalog, self.codecs, known, heard, recent=self._neighbours, told=told)
-        chains.load([v.leaf for v in versions])
-        return [Tower(v, chains.version(v)) for v in versions]
+        with self.catalog.lookup.keeping_blocks():
+            chains.load([v.leaf for v in versions])
+            return [Tower(v, chains.version(v)) for v in versions]
 
     def each(self, versions: Iterable[Version]) -> Iterator[Tower]:
         """Yield the tokens of versions in their order, decoded in groups (`decodable_groups`).

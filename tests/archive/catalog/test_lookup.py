@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from pltz.archive.archive import Archive
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.lookup import RecordLookup, version_of
 from pltz.archive.errors import UnreadableError
@@ -162,3 +165,24 @@ def test_an_unchanged_put_reads_the_record_it_relies_on(
     data[version.location.offset + 8] ^= 1
     disk.overwrite(path, bytes(data))
     assert not archive.put([session])[0].unchanged, "damaged since"
+
+
+def test_a_get_parses_each_block_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of the session and its segments lie in one block, which is read and parsed for all of them."""
+    with Archive.open(tmp_path / "cold", create=True) as cold:
+        turns = [{"role": ("user", "assistant")[n % 2], "content": f"turn {n}"} for n in range(6)]
+        for count in (2, 4, 6):
+            cold.put("s", {"messages": turns[:count]})
+        cold.put("other", "text")
+    parsed = list[tuple[bytes, int]]()
+    block = Pack.block
+
+    def counted(pack: Pack, offset: int, **options: int) -> Block:
+        parsed.append((bytes(pack.head.salt), offset))
+        return block(pack, offset, **options)
+
+    monkeypatch.setattr(Pack, "block", counted)
+    again = Archive.open(tmp_path / "cold")
+    parsed.clear()  # opening scans packs
+    assert len(again.get("s").value["messages"]) == 6
+    assert len(parsed) == len(set(parsed)) > 0
