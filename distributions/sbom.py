@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 PARTS = (  # name, kind, folder, licence (docs/licences.md)
     ("bundle mini", "machine-learning-model", "models/bundles/mini", "CC-BY-SA-4.0"),
+    ("bundle nano", "machine-learning-model", "models/bundles/nano", "CC-BY-SA-4.0"),
     ("target mini-llama", "machine-learning-model", "models/targets/mini-llama", "CC-BY-SA-4.0"),
     ("sample sessions", "data", "datasets/sample", "Apache-2.0 AND MIT AND CC-BY-4.0 AND CC0-1.0"),
 )

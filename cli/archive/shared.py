@@ -31,7 +31,7 @@ BUNDLES: Decorator = click.option(
     "bundles",
     metavar="NAME|DIR",
     multiple=True,
-    help="Bundle to code with: mini, base or a folder (repeatable: the others are for reading).  [default: mini]",
+    help="Bundle to code with: mini, nano, base or a folder (repeatable: the others are for reading).  [default: mini]",
 )
 READ_BUNDLES: Decorator = click.option(
     "--bundle",

@@ -77,7 +77,7 @@ FILE: Decorator = click.argument("file", metavar="FILE")
 BUNDLE: Decorator = click.option(
     "--bundle",
     metavar="NAME|DIR",
-    help="Decoder bundle to code with: mini, base or a folder.  [default: mini]",
+    help="Decoder bundle to code with: mini, nano, base or a folder.  [default: mini]",
 )
 READ_BUNDLE: Decorator = click.option(
     "--bundle",

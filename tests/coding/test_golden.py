@@ -36,8 +36,9 @@ def codec(engine: str, bundle_id: str) -> Codec:
     return Codec(bundle, coder)
 
 
-def test_there_is_a_file_for_each_layout() -> None:
-    bundle = Bundle.load("mini").id.hex()
+@pytest.mark.parametrize("name", ["mini", "nano"])
+def test_there_is_a_file_for_each_layout(name: str) -> None:
+    bundle = Bundle.load(name).id.hex()
     assert {p.stem.removeprefix(bundle + "-") for p in FILES if p.stem.startswith(bundle)} == set(
         maker().LAYOUTS
     )

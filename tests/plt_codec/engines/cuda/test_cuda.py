@@ -447,15 +447,17 @@ def test_emulated_whole_gpu_where_a_row_has_several_chunks(
 
 @emulated
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["mini", "nano"])
 @pytest.mark.parametrize("lanes,steps,tokens", [(16, 2, 30), (32, 2, 60)])
-def test_emulated_mini_on_as_many_clusters_as_a_gpu_has(
-    lanes: int, steps: int, tokens: int, folder: Path
+def test_emulated_bundles_on_as_many_clusters_as_a_gpu_has(
+    lanes: int, steps: int, tokens: int, name: str, folder: Path
 ) -> None:
-    """The shipped bundle with the macros it has on a GPU, and 112 blocks: what the small models cannot show."""
-    mini = Bundle.load("mini").weights
-    ids = np.random.default_rng(1).integers(0, mini.shape.vocab, tokens)
-    (frame,) = TokenCoder(TorchEngine(mini, threads=1)).encode([ids], lanes=lanes, steps=steps)
-    c = CudaCoder(mini, on=emulate.EmulatedDevice(emulate.Emulation({**macros(mini), "P_HELD": 1}, folder), GRID, GRID))
+    """The shipped bundles with the macros they have on a GPU, and 112 blocks: what the small models cannot show."""
+    weights = Bundle.load(name).weights
+    ids = np.random.default_rng(1).integers(0, weights.shape.vocab, tokens)
+    (frame,) = TokenCoder(TorchEngine(weights, threads=1)).encode([ids], lanes=lanes, steps=steps)
+    shape = {**macros(weights), "P_HELD": 1}
+    c = CudaCoder(weights, on=emulate.EmulatedDevice(emulate.Emulation(shape, folder), GRID, GRID))
     (got,) = c.decode([FrameItem(frame.data, tokens, lanes, steps)])
     assert np.array_equal(got, ids)
 
