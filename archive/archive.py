@@ -782,7 +782,7 @@ class Archive:
 
         if decode:
             self.codecs  # noqa: B018  (loads the bundle)
-        catalog = Catalog(self.parts.store, self.parts.keys)
+        catalog = Catalog(self.parts.store, self.parts.keys, settings=self.parts.settings)
         return Verifier(catalog, self.parts.codecs, self.parts.settings, resume).run(
             decode=decode,
             fraction=fraction,

@@ -84,6 +84,7 @@ def create(
     *,
     key: Secret | None = None,
     parity: tuple[int, int] = (SHARE, SHARED),
+    manifest: bool | None = None,
 ) -> OpenArchive:
     """Make an archive where there is none: in a directory, at ``s3://bucket/prefix``, or in a store.
 
@@ -91,6 +92,7 @@ def create(
         codecs: as in `OpenArchive`.
         key: encrypts everything, so that sessions and tenants can be erased, and opens the archive.
         parity: thousandths of parity for packs, and for segments that many sessions depend on; 0 is none.
+        manifest: name packs and indexes in one small object, so that gets and puts list none; None: in a bucket.
 
     If several processes do this at once, one wins and the others leave its archive untouched. If a crash
     cut an init off before a sealed archive had its key, the next init finishes it.
@@ -100,7 +102,8 @@ def create(
     """
     store = open_store(place) if isinstance(place, str | os.PathLike) else place
     store.make()
-    settings = Settings(store.random(SIZE), key is not None, parity)
+    named = store.remote if manifest is None else manifest
+    settings = Settings(store.random(SIZE), key is not None, parity, named)
     # the settings are the last step of init: where they are, another init won or was cut off
     if not is_there(store, SETTINGS):
         _want_nothing(store)
@@ -110,7 +113,9 @@ def create(
     if key:
         Keyring.create(store, settings.archive, key)
     store.put(SETTINGS_COPY, settings.encode())
-    return _opened(store, settings, codecs, open_keys(store, settings, key))
+    made = _opened(store, settings, codecs, open_keys(store, settings, key))
+    made.catalog.listing.publish()
+    return made
 
 
 def open_at(
@@ -166,8 +171,8 @@ def open_keys(store: Store, settings: Settings, key: Secret | None) -> Encryptio
 
 def _opened(store: Store, settings: Settings, codecs: Sequence[SegmentCodec], keys: Encryption) -> OpenArchive:
     """Return the parts of an archive, its catalogue read. Raises the errors of `Catalog.refresh`."""
-    catalog = Catalog(store, keys)
-    catalog.refresh()
+    catalog = Catalog(store, keys, settings=settings)
+    catalog.look(0)
     registry, indexes = CodecRegistry(codecs), IndexKeeper(catalog)
     writer = ArchiveWriter(catalog, registry, settings.parity)
     reader = TowerReader(catalog, registry, writer.neighbours.towers)

@@ -27,6 +27,7 @@ from pltz.archive.encryption.key_check import KeyCheck
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, Plaintext
 from pltz.archive.errors import LostError
+from pltz.archive.format.settings import Settings
 from pltz.archive.storage.store import Store
 
 T = TypeVar("T")
@@ -38,11 +39,19 @@ class Catalog:
     Args:
         keys: None stands for an archive without encryption.
         unused: digests, in hex, of index files that are skipped.
+        settings: those of the archive, if at hand.
     """
 
-    def __init__(self, store: Store, keys: Encryption | None = None, unused: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        keys: Encryption | None = None,
+        unused: Iterable[str] = (),
+        settings: Settings | None = None,
+    ) -> None:
         self.store = store
         self.keys = keys or Plaintext()
+        self._settings = settings
         self._key_check = self.keys.key_check if isinstance(self.keys, Keyring) else None
         self.max_age = 0.0
         self._held = 0  # calls that look as one
@@ -51,7 +60,7 @@ class Catalog:
     def _empty(self, unused: Iterable[str]) -> None:
         """Begin without anything that was read."""
         problems = Problems()
-        self.ledger = PackLedger(self.store)
+        self.ledger = PackLedger(self.store, self._settings)
         self.listing = Listing(self.store, self.ledger, problems, unused)
         self.lookup = RecordLookup(self.listing, self.keys, problems)
         self.damage = DamageReport(self.listing, self.lookup, problems)
@@ -87,7 +96,8 @@ class Catalog:
     def look(self, max_age: float | None = None) -> bool:
         """Read the changes that others made, unless they were read within ``max_age`` seconds; None: the catalogue's.
 
-        Returns whether they were read. Keys are read in any case, so what was erased is refused at once.
+        Returns whether they were read. Keys are read in any case, so what was erased is refused at once. They are read
+        from the manifest, where the archive has one that explains all, else as `refresh` does.
 
         Raises:
             StoreError, ArchiveError: as `refresh`.
@@ -96,7 +106,14 @@ class Catalog:
         if self._held or time.monotonic() - self._read_at < bound:
             self.keys.refresh()
             return False
-        self.refresh()
+        begun = time.monotonic()
+        self.keys.refresh()
+        if not self.listing.follow():
+            self.refresh()
+            return True
+        if self._key_check:
+            self._key_check.refresh()
+        self._read_at = begun
         return True
 
     @contextmanager
@@ -114,7 +131,7 @@ class Catalog:
         return self.lookup.keeping_blocks()
 
     def refresh(self) -> None:
-        """Read the changes that others made.
+        """Read the changes that others made, by listing every folder.
 
         Raises:
             StoreError: the store failed.
@@ -148,4 +165,5 @@ class Catalog:
         known = self.damage.losses()
         chosen = known if losses is None else [loss for loss in known if loss in losses]
         self.ledger.acknowledge(chosen)
+        self.listing.publish()
         return chosen

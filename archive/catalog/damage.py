@@ -35,9 +35,11 @@ class DamageReport:
 
     def state(self, pack: bytes) -> PackState:
         """Return the state of a pack that something named."""
+        if self._listing.following and pack not in self._listing.packs:  # a manifest does not explain it
+            self._listing.read()
         absent = self._listing.absent()
         if pack not in self._listing.packs:
-            return absent.get(pack, PackState.MISSING)
+            return absent.get(pack) or self._listing.ledger.state(pack) or PackState.MISSING
         return PackState.DAMAGED if pack in self._problems.packs else PackState.PRESENT
 
     def damaged(self) -> set[bytes]:

@@ -68,7 +68,9 @@ class SessionDirectory:
         """
         looked = self._catalog.look()
         found = self._catalog.histories.of(tenant, name)
-        if not found.versions and not looked:  # no session is absent by an old sight
+        following = self._catalog.listing.following
+        doubted = not (found.versions and found.whole) if following else not (found.versions or looked)
+        if doubted:  # no session is absent by an old sight, and none is absent or lost by a manifest alone
             self._catalog.refresh()
             found = self._catalog.histories.of(tenant, name)
         return found

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.ledger import PackState
+from pltz.archive.format.manifest import Manifest
 from pltz.plt_codec.errors import FormatError, UsageError
 
 PREFIX = 8  # bytes of an id
@@ -24,7 +25,8 @@ class Token(NamedTuple):
 
     Attributes:
         archive: first 8 bytes of the archive's id.
-        packs: number of packs that are there, or that the ledger says were deleted or lost.
+        packs: number of packs that are there, or that the ledger says were deleted or lost. Where there is a manifest
+            its generation.
         newest: first 8 bytes of the id of a newest pack; zeros where there was none.
     """
 
@@ -57,10 +59,11 @@ def token_of(catalog: Catalog) -> Token:
     The newest pack is the last one that this catalog put. If it put none, all headers are read, and the pack
     with the latest time is the newest.
     """
-    known = known_packs(catalog)
+    manifest = _manifest(catalog)
+    count = manifest.generation if manifest else len(known_packs(catalog))
     packs = sorted(catalog.listing.packs, reverse=True)  # of packs of the same time the last by id
     newest = catalog.listing.newest or max(packs, key=lambda pack: _time(catalog, pack), default=bytes(PREFIX))
-    return Token(catalog.ledger.archive[:PREFIX], len(known), newest[:PREFIX])
+    return Token(catalog.ledger.archive[:PREFIX], count, newest[:PREFIX])
 
 
 def rolled_back(catalog: Catalog, expected: Token) -> str | None:
@@ -74,6 +77,13 @@ def rolled_back(catalog: Catalog, expected: Token) -> str | None:
             f"pack {expected.newest.hex()}..., which the token names, is gone, and no collector deleted it: "
             "the archive was rolled back, or its newest packs were taken away; bring them from a backup"
         )
+    if manifest := _manifest(catalog):
+        if manifest.generation < expected.packs:
+            return (
+                f"the token is of generation {expected.packs}, and the manifest of generation {manifest.generation}: "
+                "the archive or its manifest was rolled back; bring it from a backup, or run pltz archive repair"
+            )
+        return None
     if len(known) < expected.packs:
         return (
             f"the token counts {expected.packs} packs, and there are or were {len(known)}: "
@@ -91,6 +101,12 @@ def known_packs(catalog: Catalog) -> set[bytes]:
     explained = {pack for pack, state in absent.items() if state is not PackState.MISSING}
     lost = {loss.pack for loss in catalog.ledger.losses()}
     return set(catalog.listing.packs) | catalog.ledger.deleted | lost | explained
+
+
+def _manifest(catalog: Catalog) -> Manifest | None:
+    """Return the manifest that was loaded or put last; None where there is none that can be used."""
+    register = catalog.listing.register
+    return register.manifest if register else None
 
 
 def _time(catalog: Catalog, pack: bytes) -> int:

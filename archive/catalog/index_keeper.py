@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.errors import StoreError
 from pltz.archive.format import index_file, object_names
@@ -36,7 +38,7 @@ class IndexKeeper:
         """
         listing, damage = self._catalog.listing, self._catalog.damage
         waiting = without_index(self._catalog) - damage.damaged()  # unreadable packs never get an index
-        entries = sum(listing.tail.counts.get(pack, 0) for pack in waiting)
+        entries = sum(map(listing.tail.entries_of, waiting))
         size = sum(listing.packs[pack] for pack in waiting)
         if len(waiting) >= INDEX_PACKS or entries >= INDEX_ENTRIES or size >= INDEX_BYTES:
             self.try_to_write(everything=False)
@@ -55,15 +57,16 @@ class IndexKeeper:
         """
         old = set(self._store.list(object_names.INDEXES))
         self._catalog.renew(unused=old)
-        made = self.write()
-        for name in old - made:
+        made = self.write(replaced=old)
+        for name in old - made - self._catalog.listing.named_indexes():
             self._store.delete(object_names.index(name))
         self._catalog.renew()
 
-    def write(self, *, everything: bool = True) -> set[str]:
+    def write(self, *, everything: bool = True, replaced: Collection[str] = ()) -> set[str]:
         """Put an index over the packs that have none, and return the names of the index files put.
 
-        Smaller indexes are merged into it, or all of them with ``everything``. Raises StoreError.
+        Smaller indexes are merged into it, or all of them with ``everything``. ``replaced``: indexes that the manifest
+        no longer names, if not those that were merged. Raises StoreError.
         """
         catalog = self._catalog
         absorbed: dict[str, index_file.FileIndex] = {}
@@ -78,13 +81,14 @@ class IndexKeeper:
         sources: list[Lookup] = [catalog.listing.tail, *absorbed.values()]
         covered = {p for source in sources for p in source.packs if p in catalog.listing.packs}
         sizes = {p: catalog.listing.packs[p] for p in covered - catalog.damage.damaged()}
-        made = {self._put(index_file.build(sources, part)) for part in index_file.parts(sizes)}
+        made = {self._put(index_file.build(sources, part)): frozenset(part) for part in index_file.parts(sizes)}
+        catalog.listing.publish(made, replaced or absorbed)
         # those absorbed go once the new ones are there
-        for old in set(absorbed) - made:
+        for old in absorbed.keys() - made.keys() - catalog.listing.named_indexes():
             self._store.delete(object_names.index(old))
         catalog.listing.reset_tail()
-        catalog.refresh()
-        return made
+        catalog.look(0)
+        return set(made)
 
     def _put(self, data: bytes) -> str:
         """Put an index file and return its name. Raises StoreError."""

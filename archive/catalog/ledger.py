@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from itertools import pairwise
@@ -159,30 +160,35 @@ class Loss:
 
 
 class PackLedger:
-    """The entries of an archive's ledger that were read so far.
+    """The entries of an archive's ledger that were read so far. ``settings``: those of the archive, if at hand.
 
     Attributes:
         deleted: ids of all packs that collectors deleted.
         damaged: names of entries without a sound copy, each with the reason.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, settings: Settings | None = None) -> None:
         self.store = store
         self.deleted: set[bytes] = set()
         self.damaged: dict[str, str] = {}
         self._entries: dict[str, LedgerEntry] = {}
         self._lost: dict[bytes, str] = {}  # pack -> name of its entry
-        self._archive: bytes | None = None
+        self._settings = settings
 
     @property
-    def archive(self) -> bytes:
-        """Return the id of the archive.
+    def settings(self) -> Settings:
+        """Return the settings of the archive.
 
         Raises CorruptError where neither copy of archive.json is sound, StoreError.
         """
-        if self._archive is None:
-            self._archive = _archive_of(self.store)
-        return self._archive
+        if self._settings is None:
+            self._settings = _settings_of(self.store)
+        return self._settings
+
+    @property
+    def archive(self) -> bytes:
+        """Return the id of the archive. Raises the errors of `settings`."""
+        return self.settings.archive
 
     def refresh(self, parity: Iterable[str] | None = None) -> None:
         """Read the entries that are new since the last call.
@@ -194,6 +200,23 @@ class PackLedger:
         entries = self.store.list(LEDGER)
         for name in sorted((ledger_copies_among(parity) | ledger_entries_among(entries)) - set(self._entries)):
             self._read(name)
+
+    def follow(self, names: Iterable[str]) -> bool:
+        """Read the entries of these names that are new, and return whether all are known. Raises StoreError."""
+        for name in sorted(set(names) - self._entries.keys()):
+            self._read(name)
+        return self._entries.keys() >= set(names)
+
+    @property
+    def lost(self) -> AbstractSet[bytes]:
+        """Return the packs that repair gave up."""
+        return self._lost.keys()
+
+    @property
+    def loss_names(self) -> frozenset[str]:
+        """Return the names of the entries of losses that still count, and of acknowledgements, as far as read."""
+        over = {self._lost[pack] for pack in self._lost.keys() & self.deleted}
+        return frozenset(n for n, entry in self._entries.items() if entry.kind != EntryKind.DELETED) - over
 
     def state(self, pack: bytes) -> PackState | None:
         """Return the state of an absent pack; None where no entry names it."""
@@ -322,10 +345,10 @@ def decode_as(name: str, data: bytes) -> LedgerEntry:
     return entry
 
 
-def _archive_of(store: Store) -> bytes:
+def _settings_of(store: Store) -> Settings:
     for name in (SETTINGS, SETTINGS_COPY):
         try:
-            return Settings.decode(store.read(name, 0, MAX_SETTINGS)).archive
+            return Settings.decode(store.read(name, 0, MAX_SETTINGS))
         except (FileNotFoundError, CorruptError):
             continue
     raise CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: bring one of them from a backup")

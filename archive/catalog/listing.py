@@ -4,6 +4,10 @@
 into memory, the ``tail``. A damaged index is dropped and its packs are scanned. Damage to a pack costs only the
 damaged bytes.
 
+With a manifest `Listing.follow` takes the same from that, by one request (FORMAT.md, "Manifest"). It leaves to the
+listing whatever a manifest does not explain: a pack that is gone, damage, an index that cannot be opened. `publish`
+puts the next manifest.
+
 `Listing.absent` returns the state of packs that something names and that are not listed. `Listing.stable` repeats
 work during which the listing turned out to be stale, because a collector deleted packs.
 """
@@ -12,11 +16,14 @@ from __future__ import annotations
 
 import errno
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from pltz.archive.catalog.ledger import PackLedger, PackState
 from pltz.archive.catalog.problems import Problems
+from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.errors import ArchiveError, UnreadableError
 from pltz.archive.format import object_names
 from pltz.archive.format.context import RUN, Context
@@ -30,11 +37,13 @@ from pltz.archive.format.index_file import (
     joined,
     keys_of,
 )
-from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.format.manifest import MOST_PACKS, Manifest, NamedPack
+from pltz.archive.format.pack import AHEAD, Damage, Pack
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.storage.store import Store, is_there
-from pltz.plt_codec.errors import FormatError, PltzError, VersionError
+from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, VersionError
+from pltz.plt_codec.identity import SIZE
 
 T = TypeVar("T")
 
@@ -51,6 +60,25 @@ class Found(NamedTuple):
     context: Context
 
 
+class PackFront:
+    """Reads a pack over a network. The first bytes stay in memory until the next look: small packs are one request.
+
+    ``data``: those bytes.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._name = store, name
+        self.data = b""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return at most ``size`` bytes at ``offset``. Raises the errors of `Store.read`."""
+        if offset == 0 < size and not self.data:
+            self.data = self._store.read(self._name, 0, max(size, AHEAD))
+        if offset + size <= len(self.data):
+            return self.data[offset : offset + size]
+        return self._store.read(self._name, offset, size)
+
+
 class Listing:
     """The packs, indexes and plans of an archive. Only its methods change the attributes.
 
@@ -63,6 +91,7 @@ class Listing:
         newest: the last pack that this process put, None where it put none.
         unlisted: packs that exist although the listing of packs/ leaves them out.
         staleness: how often a listed pack turned out to be deleted.
+        following: whether all this is from the manifest, and nothing was listed.
 
     ``unused``: digests, in hex, of index files that are skipped.
     """
@@ -83,21 +112,173 @@ class Listing:
         self._skipped = set(unused)  # index files that are damaged or unused
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
         self.staleness = 0
+        self._fronts: list[PackFront] = []  # those with bytes in memory
+        self.following = False
+        self._followed: Manifest | None = None  # whose state this is
+        self._listed = self._followed_once = False  # whether packs were listed, and whether a manifest was followed
+        self._doubted = False  # something was met since the last listing that the manifest does not explain
+        self._pending: set[bytes] = set()  # packs put by this process that no manifest names yet
 
-    def read(self) -> None:
-        """List packs and indexes again, and scan packs that no index covers. Raises StoreError."""
-        listed, indexes = self.store.list(object_names.PACKS), self.store.list(object_names.INDEXES)
-        packs, names = object_names.packs_listed(listed), object_names.indexes_among(indexes)
+    @cached_property
+    def register(self) -> ManifestRegister | None:
+        """Return the register of the manifest; None where there is none, or no archive.json. Raises StoreError."""
+        try:
+            return ManifestRegister(self.store) if self.ledger.settings.manifest else None
+        except CorruptError:  # nothing can be put then either
+            return None
+
+    def follow(self) -> bool:
+        """Take the state from the manifest, and return whether that is possible. Otherwise packs have to be listed.
+
+        Raises StoreError, VersionError.
+        """
+        self._forget_fronts()
+        if self._doubted or self._problems.packs or self.register is None:
+            return False
+        if not self.following and self._listed and (self.unlisted or self.missing()):
+            return False  # since the last listing something is wrong
+        manifest = self.register.load()
+        if manifest is None or manifest.gaps or manifest.archive != self.ledger.archive:
+            return False
+        return manifest is self._followed or self._take(manifest)
+
+    def _take(self, manifest: Manifest) -> bool:
+        """Take the state from a manifest, and return whether all that it names could be opened."""
+        self._read_plans_of(manifest)
+        self._read_indexes(set(manifest.indexes))
+        known = manifest.plans <= self._plans.keys() and self.indexes.keys() == manifest.indexes
+        covered = {pack: size for index in self.indexes.values() for pack, size in index.packs.items()}
+        # of a lost pack that an index names it is not clear whether it came back
+        if not known or not self.ledger.follow(manifest.losses) or self.ledger.lost & covered.keys():
+            self.following, self._followed = False, None
+            return False
+        rows = {pack: row for pack, row in manifest.packs.items() if pack not in covered}
+        if self.tail.packs.keys() - rows.keys():
+            self.tail = MemoryIndex()
+        for pack, row in rows.items():
+            if pack not in self.tail.packs:
+                self.tail.add_pack(pack, row.size, row.sections)
+        self._set_packs(covered | self.tail.packs)
+        self._absent, self._missing = {}, frozenset()
+        self.following = self._followed_once = True
+        self._followed = manifest
+        return True
+
+    def _read_plans_of(self, manifest: Manifest) -> frozenset[bytes]:
+        """Read the plans that a manifest names, and those up to its epoch; return what they condemn that is new."""
+        before = self.condemned
+        newer = range(self.epoch + 1, manifest.epoch + 1) if self._listed or self._followed_once else ()
+        for epoch in sorted({*manifest.plans, *newer} - self._plans.keys()):
+            self._read_plan(epoch)
+        self.epoch = max([manifest.epoch, *self._plans])
+        self.condemned = frozenset[bytes]().union(*(plan.condemned for plan in self._plans.values()))
+        return self.condemned - before
+
+    def new_plans(self) -> frozenset[bytes]:
+        """Read the plans that were published before what this process put, and return the packs that they condemn.
+
+        They are those up to the epoch of the manifest that `publish` put, or, without one, those that are listed.
+        Raises the errors of `read_plans`.
+        """
+        manifest = self.register.manifest if self.register else None
+        return self._read_plans_of(manifest) if manifest else self.read_plans()
+
+    def publish(
+        self, made: Mapping[str, Collection[bytes]] = MappingProxyType({}), replaced: Iterable[str] = ()
+    ) -> bool:
+        """Put a manifest that names what this process put, and after a listing all that was listed.
+
+        ``made``: indexes that were put, with the packs that they cover. ``replaced``: those whose place they take.
+        Returns whether a manifest was put.
+
+        Raises ArchiveError where a plan is damaged, or too many packs have no index, StoreError, WriterFailed. Nothing
+        may be acknowledged then.
+        """
+        if self.register is None:
+            return False
+        if not self.following and self.packs.keys() - self._pending:
+            self.store.settle(object_names.PACKS)  # the writer of a pack that was listed may be between link and sync
+        changed = self.register.swap(partial(self._next, dict(made), set(replaced)), always=not self.following)
+        self._pending.clear()
+        self._followed = None
+        return changed
+
+    def named_indexes(self) -> frozenset[str]:
+        """Return the indexes that the manifest names, as far as this process knows; none without one."""
+        manifest = self.register.manifest if self.register else None
+        return manifest.indexes if manifest else frozenset()
+
+    def _next(self, made: dict[str, Collection[bytes]], replaced: set[str], base: Manifest | None) -> Manifest:
+        """Return the manifest to put in place of another, or of none that can be used."""
+        if base is None and self.following:  # it was lost since: the packs are listed
+            self.read_plans()
+            self.read()
+        if base and base.epoch > self.epoch:
+            self._forget_collected()
+        names = set(base.indexes if base else self.indexes) - replaced | made.keys()
+        covered = set[bytes]().union(*made.values(), *(i.packs for name, i in self.indexes.items() if name in names))
+        rows = dict(base.packs) if base else {}
+        wanted = self._pending if self.following and not replaced else self.packs.keys()
+        gaps = bool(self.missing())
+        for pack in wanted - covered - rows.keys():
+            kept = {name for name, index in self.indexes.items() if pack in index.packs}
+            if pack in self._problems.packs or pack not in self.tail.sections:  # a scan may have missed records
+                names |= kept
+                gaps |= not kept
+            else:
+                rows[pack] = NamedPack(self.packs[pack], self.tail.sections[pack])
+        explained = set[bytes]() if self.following else {p for p in rows.keys() - self.packs if self.ledger.state(p)}
+        rows = {pack: row for pack, row in rows.items() if pack not in covered | explained}
+        if len(rows) > MOST_PACKS:
+            raise ArchiveError(f"{len(rows)} packs have no index: run pltz archive rebuild, then try again")
+        epoch = max(self.epoch, base.epoch if base else 0)
+        plans = {e for e, plan in self._plans.items() if e <= epoch and not plan.condemned.isdisjoint(self.packs)}
+        plans |= (base.plans if base else frozenset()) - self._plans.keys()
+        losses = base.losses if base and self.following else self.ledger.loss_names
+        sets = frozenset(names), rows, frozenset(plans), losses
+        return Manifest(self.ledger.archive, 0, bytes(SIZE), epoch, *sets, gaps)
+
+    def _forget_fronts(self) -> None:
+        for front in self._fronts:
+            front.data = b""
+        self._fronts.clear()
+
+    def _forget_collected(self) -> None:
+        """Forget packs of this process that a collector deleted before they were named: it copied what was in them."""
+        gone = {pack for pack in self._pending if not is_there(self.store, object_names.pack(pack))}
+        if not gone:
+            return
+        self.ledger.refresh()
+        for pack in gone & self.ledger.deleted:
+            self.store.delete(object_names.parity(pack))  # put after the pack was deleted
+            self._pending.discard(pack)
+            self.packs.pop(pack, None)
+        self.note_stale()
+
+    def _set_packs(self, packs: dict[bytes, int]) -> None:
         for pack in [p for p in self._opened if packs.get(p) != self.packs.get(p)]:
             del self._opened[pack]
         self.packs = packs
         self._seen |= set(packs)
-        self._absent = self._missing = None
         self.unlisted = set()
+
+    def read(self) -> None:
+        """List packs and indexes again, and scan packs that no index covers. Raises StoreError."""
+        self._forget_fronts()
+        self.following, self._followed, self._doubted = False, None, False
+        manifest = self.register.load() if self.register else None  # before the listing: it names what is durable
+        listed, indexes = self.store.list(object_names.PACKS), self.store.list(object_names.INDEXES)
+        packs, names = object_names.packs_listed(listed), object_names.indexes_among(indexes)
+        self._set_packs(packs)
+        self._absent = self._missing = None
+        self._listed = True
         self._read_indexes(names)
         covered = set(self.tail.packs.items()).union(*(i.packs.items() for i in self.indexes.values()))
         for pack, _ in sorted(self.packs.items() - covered):
             self._cover(pack)
+        for pack, row in manifest.packs.items() if manifest else ():  # so that what is gone is named
+            if pack not in self.packs and pack not in self.tail.packs:
+                self.tail.add_pack(pack, row.size, row.sections)
 
     def read_plans(self) -> frozenset[bytes]:
         """Read new plans and return the packs that they condemn.
@@ -109,20 +290,24 @@ class Listing:
         before = self.condemned
         listed = object_names.plans_among(self.store.list(object_names.PLANS))
         for epoch in sorted(listed - set(self._plans)):
-            name = object_names.plan(epoch)
-            try:
-                plan = CollectionPlan.decode(self.store.read(name, 0, MAX_PLAN))
-                if plan.epoch != epoch:
-                    raise VersionError(f"{name} says it is {plan.name}")
-            except FormatError as exc:
-                self._problems.note("plan", object_names.last_part(name), str(exc))
-                raise ArchiveError(f"{name} is damaged ({exc}): writing is not safe before it is looked at") from exc
-            except FileNotFoundError:  # deleted since it was listed, as old plans may be
-                continue
-            self._plans[epoch] = plan
+            self._read_plan(epoch)
         self.epoch = max(self._plans, default=0)
         self.condemned = frozenset[bytes]().union(*(plan.condemned for plan in self._plans.values()))
         return self.condemned - before
+
+    def _read_plan(self, epoch: int) -> None:
+        """Read a plan. Raises ArchiveError where it is damaged, StoreError."""
+        name = object_names.plan(epoch)
+        try:
+            plan = CollectionPlan.decode(self.store.read(name, 0, MAX_PLAN))
+            if plan.epoch != epoch:
+                raise VersionError(f"{name} says it is {plan.name}")
+        except FormatError as exc:
+            self._problems.note("plan", object_names.last_part(name), str(exc))
+            raise ArchiveError(f"{name} is damaged ({exc}): writing is not safe before it is looked at") from exc
+        except FileNotFoundError:  # deleted since it was listed, as old plans may be
+            return
+        self._plans[epoch] = plan
 
     def condemned_by(self, time: int) -> frozenset[bytes]:
         """Return the packs condemned by plans of ``time`` (seconds since 1970) or earlier."""
@@ -202,11 +387,13 @@ class Listing:
     def note_stale(self) -> None:
         """Note that a listed pack is deleted by now, so that `stable` lists packs again."""
         self.staleness += 1
+        self._doubted = True
 
     def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
         """Add a pack that this process has just put, with its index entries by section."""
         self.packs[pack] = size
         self.newest = pack
+        self._pending.add(pack)
         self.tail.add_pack(pack, size, sections)
 
     def reset_tail(self) -> None:
@@ -218,6 +405,7 @@ class Listing:
 
     def drop_index(self, index: Lookup, why: str) -> None:
         """Drop an index that turned out to be damaged, and scan its packs."""
+        self._doubted = True
         for name, known in list(self.indexes.items()):
             if known is index:
                 self._problems.note("index", name, why)
@@ -232,9 +420,11 @@ class Listing:
             name = object_names.pack(pack)
             if (size := self.packs.get(pack)) is None:  # deleted since the caller was told of it
                 raise FileNotFoundError(errno.ENOENT, "no longer listed", name)
-            self._opened[pack] = Pack(
-                lambda at, size: self.store.read(name, at, size), size, archive=self.ledger.archive
-            )
+            reader = PackFront(self.store, name) if self.store.remote else None
+            read = reader.read if reader else partial(self.store.read, name)
+            self._opened[pack] = Pack(read, size, archive=self.ledger.archive)
+            if reader:
+                self._fronts.append(reader)
             if len(self._opened) > OPEN_PACKS:
                 self._opened.popitem(last=False)
         self._opened.move_to_end(pack)

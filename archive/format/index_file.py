@@ -196,19 +196,23 @@ class MemoryIndex:
     def __init__(self) -> None:
         self.packs: dict[bytes, int] = {}
         self.names: list[bytes] = []
-        self.counts: dict[bytes, int] = {}  # pack -> entries
+        self.sections: dict[bytes, Mapping[int, Entries]] = {}  # entries of each pack by section
         self._runs: list[list[_SortedEntries]] = [[], [], []]
 
     @property
     def count(self) -> int:
         """Return the number of entries of all packs."""
-        return sum(self.counts.values())
+        return sum(map(self.entries_of, self.sections))
+
+    def entries_of(self, pack: bytes) -> int:
+        """Return the number of entries of a pack, 0 where it is not here."""
+        return sum(len(keys) for keys, _ in self.sections.get(pack, {}).values())
 
     def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
         """Add a pack of ``size`` bytes and its entries by section."""
         self.packs[pack] = size
         self.names.append(pack)
-        self.counts[pack] = sum(len(keys) for keys, _ in sections.values())
+        self.sections[pack] = sections
         for section, (keys, offsets) in sections.items():
             if not len(keys):
                 continue

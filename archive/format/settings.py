@@ -23,7 +23,7 @@ from pltz.plt_codec.versions import Readers
 FORMAT = 5
 PERSON = b"pltz archive"
 MAX_SIZE = 65536  # bytes
-FEATURE_SEALED = "sealed"
+FEATURE_MANIFEST, FEATURE_SEALED = "manifest", "sealed"  # in the order of the file
 MAX_SHARE = 1000  # thousandths of parity
 
 
@@ -35,11 +35,13 @@ class Settings:
         archive: id of the archive, 16 random bytes.
         sealed: whether it is encrypted.
         parity: thousandths of parity for packs, and for segments that many sessions depend on; 0 is none.
+        manifest: whether one small object names its packs and indexes.
     """
 
     archive: bytes
     sealed: bool = False
     parity: tuple[int, int] = (SHARE, SHARED)
+    manifest: bool = False
 
     def __post_init__(self) -> None:
         if not all(type(share) is int and 0 <= share <= MAX_SHARE for share in self.parity):
@@ -47,17 +49,21 @@ class Settings:
                 f"expected shares of parity from 0 to {MAX_SHARE} thousandths, got {self.parity}"
             )
 
+    @property
+    def features(self) -> list[str]:
+        """Return the names of what a reader must know."""
+        return [FEATURE_MANIFEST] * self.manifest + [FEATURE_SEALED] * self.sealed
+
     def encode(self) -> bytes:
         """Return the bytes of the file.
 
         >>> Settings.decode(Settings(bytes(16)).encode()) == Settings(bytes(16))
         True
         """
-        features = [FEATURE_SEALED] if self.sealed else []
         fields = {
             "format": FORMAT,
             "archive": self.archive.hex(),
-            "features": features,
+            "features": self.features,
             "parity": list(self.parity),
         }
         check = digest(PERSON, _line(fields)).hex()
@@ -86,7 +92,7 @@ class Settings:
         if not sound:
             raise CorruptError(f"{SETTINGS} does not match its checksum: damaged")
         read = VERSIONS.of(version)
-        if features not in ([], [FEATURE_SEALED]):
+        if features not in ([], [FEATURE_MANIFEST], [FEATURE_SEALED], [FEATURE_MANIFEST, FEATURE_SEALED]):
             raise VersionError(f"the archive has features {features}: use a newer pltz")
         if len(identity) != SIZE:
             raise CorruptError(f"{SETTINGS} is not that of an archive")
@@ -100,7 +106,8 @@ def _read(archive: bytes, fields: Mapping[str, Any]) -> Settings:
     """Return the settings in the fields of format 5."""
     try:
         pack, shared = fields["parity"]
-        settings = Settings(archive, bool(fields["features"]), (pack, shared))
+        features = fields["features"]
+        settings = Settings(archive, FEATURE_SEALED in features, (pack, shared), FEATURE_MANIFEST in features)
     except (ValueError, KeyError, TypeError, UsageError) as exc:
         raise CorruptError(f"{SETTINGS} is not that of an archive: {exc}") from exc
     if tuple(fields) != FIELDS or (fields["archive"], fields["parity"]) != (archive.hex(), [pack, shared]):

@@ -118,6 +118,8 @@ class Collector:
         """Do the work of `run`, but for the index."""
         self.catalog.refresh()
         self._want_evidence()
+        if not dry_run and self._publish():  # writers have to know all plans before packs are listed
+            self.catalog.refresh()
         check = self.catalog.key_check
         if check and (faults := check.faults()):
             raise ArchiveError(f"{faults[min(faults)]}; {STOPS}")
@@ -149,7 +151,13 @@ class Collector:
                 except FullError:
                     plan = self._condemn(set(least))
             self.catalog.listing.read_plans()
+            self._publish()
         return Collected(copied, deleted, freed, len(plan), *live)
+
+    def _publish(self) -> bool:
+        """Put a manifest with all plans and packs, on a full disk too; return whether there is another one now."""
+        with self.catalog.store.using_reserve(NOTING):
+            return self.catalog.listing.publish()
 
     def _condemn(self, packs: AbstractSet[bytes]) -> set[bytes]:
         """Put a plan that condemns packs and return them; none where another collector was faster.

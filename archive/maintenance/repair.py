@@ -156,9 +156,22 @@ class Repairer:
         self._want_own(catalog)
         for pack in sorted(self._pack_names(catalog)):
             self._pack(catalog, pack, settings.parity)
+        self._manifest(keys)
         self._keys_of_packs(catalog)
         self._towers(keys)
         return self.report
+
+    def _manifest(self, keys: Encryption | None) -> None:
+        """Make the manifest name what is there now."""
+        catalog = Catalog(self.store, keys)
+        catalog.refresh()
+        register = catalog.listing.register
+        if register is None:
+            return
+        if not register.manifest:
+            self.report.remade.append(object_names.MANIFEST)
+        if not self.dry_run:
+            catalog.listing.publish()
 
     def _settings(self) -> Settings:
         found = self._mirrored(SETTINGS, SETTINGS_COPY, Settings.decode, MAX_SIZE)
@@ -413,6 +426,8 @@ class Repairer:
         else:
             catalog.ledger.put_lost(pack, missing, covered, sessions, segments)
         self._condemn(catalog, pack)
+        with suppress(ArchiveError):  # without a manifest everybody lists
+            catalog.listing.publish()
         for name in (object_names.pack(pack), object_names.parity(pack)):
             if (left := self._maybe(name, 1 << 31)) is not None:
                 self._put_aside(name, left)

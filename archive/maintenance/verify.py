@@ -545,6 +545,8 @@ class Verifier:
             and not is_there(self.catalog.store, copy)  # it may have been put since
             and is_there(self.catalog.store, original)  # or both may have gone
         ]
+        if (register := self.catalog.listing.register) and register.load() is None:
+            self.report.missing_copies.append(object_names.MANIFEST)
 
     def _copies(self) -> Iterator[tuple[str, str]]:
         """Yield the path of each redundant copy that should exist, with the path of its original."""

@@ -96,6 +96,8 @@ class ObjectStore:
     Raises UsageError for an invalid URL, StoreError where `obstore` is missing.
     """
 
+    remote = True
+
     def __init__(self, place: str | BucketPlace, cache: str | os.PathLike[str] | None = None):
         self.place = BucketPlace.of(place) if isinstance(place, str) else place
         self._remote = _connect(self.place)
@@ -186,6 +188,9 @@ class ObjectStore:
 
         with suppress(FileNotFoundError):
             self._called(f"delete {name}", lambda: obstore.delete(self._remote, name), missing=name)
+        if folder_of(name) == INDEXES:
+            with suppress(OSError):
+                (self._cache / last_part(name)).unlink(missing_ok=True)
 
     def load(self, register: str, known: Content | None = None) -> Content | None:
         import obstore

@@ -66,6 +66,10 @@ class Store(Protocol):
     Listing is strongly consistent: it contains everything put before.
     """
 
+    @property
+    def remote(self) -> bool:
+        """Return whether each call is a request over a network."""
+
     def make(self) -> None:
         """Prepare an empty place for an archive. Raises StoreError, WriterFailed."""
 
@@ -183,6 +187,8 @@ class Opened:
 
 class DirectoryStore:
     """A local directory over a `Disk`."""
+
+    remote = False
 
     def __init__(self, disk: Disk, *, reserve: bool = True):
         self.disk, self.reserve = disk, reserve  # reserve: whether to keep one

@@ -81,7 +81,7 @@ class Commits:
                 return
             if not batch:  # the request may have been long in coming
                 began = time.monotonic()
-                self._catalog.refresh()
+                self._catalog.look(0)
             try:
                 cut = self.cutter.cut(request, keep_opaque=keep_opaque)
             except PltzError as exc:

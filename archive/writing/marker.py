@@ -43,7 +43,7 @@ class Marker:
         return self._catalog.twice(lambda: self._mark(versions, UNDELETE))
 
     def _mark(self, versions: Sequence[Version], verb: int) -> int:
-        self._catalog.refresh()
+        self._catalog.look(0)
         known = [self._again(v) for v in {v.id: v for v in versions}.values()]
         fresh = [v for v in known if self._catalog.lookup.mark(v.id)[0] != verb]
         if fresh:

@@ -1,6 +1,6 @@
 """Publish rows as packs, each proved before it is written. Spec: FORMAT.md, "Put".
 
-    rows --lay out--> pack in memory --read back, decode, compare--> put --> parity
+    rows --lay out--> pack in memory --read back, decode, compare--> put --> parity --> manifest, where there is one
 
 A crash leaves all records of a pack or none of them.
 """
@@ -90,6 +90,7 @@ class Publisher:
             self.catalog.listing.add_pack(name, len(data), entries)
             self._put_parity(name, parity)
             self.proved.remember([(Location(name, *at), s) for at, s in zip(places, segments, strict=True) if s])
+        self.catalog.listing.publish()
 
     def _prove_decoding(self, rows: Sequence[Row], new: Sequence[PendingSegment | None]) -> None:
         """Decode every new segment from the bytes in the pack and compare, before a byte is written."""
@@ -152,6 +153,8 @@ class Publisher:
         store = self.catalog.store
         try:
             store.put(object_names.parity(name), parity)
+            if self.catalog.listing.register:  # `publish` looks, where a collector has been at work
+                return
             if not is_there(store, object_names.pack(name)):
                 self.catalog.ledger.refresh()
                 if name in self.catalog.ledger.deleted:  # collected while this writer was stalled

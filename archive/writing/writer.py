@@ -93,7 +93,7 @@ class ArchiveWriter:
             ArchiveError, CorruptError: what it would rely on is damaged.
         """
         if refresh:
-            self.catalog.refresh()
+            self.catalog.look(0)
         self.expect = expect
         receipts = self._put_beside_collectors(sessions, dry_run)
         self._indexes.write_if_due()
@@ -203,7 +203,7 @@ class ArchiveWriter:
             rows.append((item.context, Record(0, mark=Mark(v.id, counter, verb))))
         before = self.catalog.listing.epoch
         self._publisher.put(list(rows))
-        lost = self.catalog.listing.read_plans() if verb != FORGET else frozenset()
+        lost = self.catalog.listing.new_plans() if verb != FORGET else frozenset()
         self._check_plans(before)
         if lost and any(at.pack in lost for v in versions for at in self._places(v)):
             self.mark(versions, verb)
@@ -347,7 +347,7 @@ class ArchiveWriter:
         """
         while True:
             before = self.catalog.listing.epoch
-            condemned = self.catalog.listing.read_plans()
+            condemned = self.catalog.listing.new_plans()
             self._check_plans(before)
             if self.catalog.listing.epoch == before:
                 return

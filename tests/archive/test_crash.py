@@ -144,11 +144,13 @@ def step(world: World, name: str, unread: str | None = None) -> None:
     world.disk.clock += 1000
 
 
-def test_every_crash_of_up_to_three_operations(codec: SegmentCodec) -> None:
+@pytest.mark.parametrize(("depths", "manifest"), [(3, False), (2, True)], ids=["listed", "manifest"])
+def test_every_crash_of_up_to_three_operations(codec: SegmentCodec, depths: int, manifest: bool) -> None:
+    """Up to two with a manifest, which is one more object of each operation."""
     root = World(codec, SimDisk())
-    TowerArchive.create(DirectoryStore(root.disk), [codec])
+    TowerArchive.create(DirectoryStore(root.disk), [codec], manifest=manifest)
     level, cases, opened = [root], 0, 0
-    for depth in range(3):
+    for depth in range(depths):
         following = []
         for world, name in itertools.product(level, OPERATIONS):
             branch = world.branch()
@@ -156,8 +158,8 @@ def test_every_crash_of_up_to_three_operations(codec: SegmentCodec) -> None:
             cases, opened = cases + branch.cases, opened + branch.opened
             following.append(branch)
         level = following
-    print(f"{cases} crash cases, {opened} different, {len(level)} workloads of 3")
-    assert cases > 10_000
+    print(f"{cases} crash cases, {opened} different, {len(level)} workloads of {depths}")
+    assert cases > (2_000 if manifest else 10_000)
 
 
 def merge(archive: TowerArchive) -> None:
@@ -178,16 +180,16 @@ MERGES = OPERATIONS | {
 }
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("seed", "manifest"), [*((seed, False) for seed in range(8)), (8, True), (9, True)])
 def test_crashes_of_workloads_with_merges(
-    codec: SegmentCodec, seed: int, monkeypatch: pytest.MonkeyPatch
+    codec: SegmentCodec, seed: int, manifest: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Merge as well, whatever a run's contexts cost."""
     monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
     monkeypatch.setitem(globals(), "OPERATIONS", MERGES)
     dice = random.Random(seed)
     world = World(codec, SimDisk(seed=seed))
-    TowerArchive.create(DirectoryStore(world.disk), [codec])
+    TowerArchive.create(DirectoryStore(world.disk), [codec], manifest=manifest)
     for name in ("put a", "append to a", "merge"):
         step(world, name, "tmp")
     assert world.open().places(world.open().version("a").leaf)[0].context.mode & RUN
@@ -241,16 +243,16 @@ NEAR = {
 }
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("seed", "manifest"), [*((seed, False) for seed in range(6)), (7, True), (9, True)])
 def test_crashes_of_workloads_with_neighbours(
-    copying_codec: SegmentCodec, seed: int, monkeypatch: pytest.MonkeyPatch
+    copying_codec: SegmentCodec, seed: int, manifest: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code segments after others as well, forget these, and collect."""
     monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
     monkeypatch.setitem(globals(), "OPERATIONS", NEAR)
     dice = random.Random(seed)
     world = World(copying_codec, SimDisk(seed=seed))
-    TowerArchive.create(DirectoryStore(world.disk), [copying_codec])
+    TowerArchive.create(DirectoryStore(world.disk), [copying_codec], manifest=manifest)
     for name in ("put n0", "put n1 and n2"):
         step(world, name, "tmp")
     leaves = [world.open().version(name).leaf for name in ("n0", "n1", "n2")]
@@ -264,11 +266,13 @@ def test_crashes_of_workloads_with_neighbours(
         step(world, dice.choice(list(NEAR)), "tmp")
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_crashes_of_long_workloads(codec: SegmentCodec, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "manifest"), [*((seed, False) for seed in range(20)), *((seed, True) for seed in range(20, 26))]
+)
+def test_crashes_of_long_workloads(codec: SegmentCodec, seed: int, manifest: bool) -> None:
     dice = random.Random(seed)
     world = World(codec, SimDisk(seed=seed))
-    TowerArchive.create(DirectoryStore(world.disk), [codec])
+    TowerArchive.create(DirectoryStore(world.disk), [codec], manifest=manifest)
     for _ in range(8):
         step(world, dice.choice(list(OPERATIONS)), "tmp")
 

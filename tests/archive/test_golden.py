@@ -39,6 +39,7 @@ from tests.golden.archives.make import (
     grown_codec,
     lines,
     log_codec,
+    named_archives,
     turn,
 )
 
@@ -92,6 +93,7 @@ REFUSED = {  # not opened, and not repaired
     "bad-plan-and-copy-cut-short": PltzError,
     "bad-settings-and-copy-missing": ArchiveError,
     "bad-settings-of-a-newer-version": VersionError,
+    "bad-manifest-of-a-newer-version": VersionError,
     "bad-older-format": VersionError,
     "bad-sealed-keys-of-an-older-version": VersionError,
     "bad-sealed-archive-key-missing": CorruptError,
@@ -144,7 +146,7 @@ def whole(archive: TowerArchive) -> bool:
 
 def test_every_golden_archive_has_a_verdict_and_a_maker() -> None:
     verdicts = [*GOOD, *GROWN, *AFTER_OTHERS, *OF_LOGS, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]
-    assert sorted(verdicts) == NAMES == sorted([*defects(), *GROWN, *AFTER_OTHERS, *OF_LOGS])
+    assert sorted(verdicts) == NAMES == sorted([*defects(), *GROWN, *AFTER_OTHERS, *OF_LOGS, *named_archives()])
 
 
 @pytest.mark.parametrize("name", GOOD)

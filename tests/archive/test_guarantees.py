@@ -134,6 +134,7 @@ class GuardedMachine(NeighbourMachine):
     """A model (tenant, name) -> versions by their numbers, beside an archive that is damaged and mended."""
 
     key: Any = None
+    manifest = False
     disk: InterruptedDisk
 
     def __init__(self) -> None:
@@ -155,7 +156,7 @@ class GuardedMachine(NeighbourMachine):
     # ---- opening, and work that may fail
 
     def start(self) -> None:
-        TowerArchive.create(self.store(), [self.codec], key=self.key)
+        TowerArchive.create(self.store(), [self.codec], key=self.key, manifest=self.manifest)
         self.handles = [self.open() for _ in range(HANDLES)]
 
     start = hypothesis.stateful.initialize()(start)
@@ -243,6 +244,8 @@ class GuardedMachine(NeighbourMachine):
     def settle(self) -> None:
         """Look how what was in doubt came out, in an archive without damage."""
         archive = self.open()
+        archive.catalog.refresh()
+        archive.catalog.listing.publish()  # what a killed writer left takes effect now, and not later
         for key in {*self.known, *self.doubts}:
             known = {v.id: v for v in self.known.get(key, [])}
             doubts = self.doubts.pop(key, set())
@@ -264,7 +267,8 @@ class GuardedMachine(NeighbourMachine):
     def harmless(self) -> bool:
         """Return whether no damaged file keeps anything from being read."""
         return all(
-            path.startswith(("parity/", "index/")) or (path.startswith("keys/") and other_copy(path) not in self.hurt)
+            path.startswith(("parity/", "index/", "manifest/"))
+            or (path.startswith("keys/") and other_copy(path) not in self.hurt)
             for path in self.hurt
         )
 
@@ -619,6 +623,18 @@ class SealedMachine(GuardedMachine):
         self.doubts.pop(key, None)
 
 
+class ManifestMachine(GuardedMachine):
+    """The same machine over an archive with a manifest."""
+
+    manifest = True
+
+
+class SealedManifestMachine(SealedMachine):
+    """A sealed archive with a manifest."""
+
+    manifest = True
+
+
 def other_copy(path: str) -> str:
     """Return the path of the other copy of a key file."""
     return path[:-1] + ("1" if path.endswith("0") else "0")
@@ -629,7 +645,11 @@ def tokens_of(session: Any) -> tuple[int, ...]:
     return tuple(np.concatenate(list(session.segments)).astype(int).tolist())
 
 
-@pytest.mark.parametrize("machine", [GuardedMachine, SealedMachine], ids=["open", "sealed"])
+@pytest.mark.parametrize(
+    "machine",
+    [GuardedMachine, SealedMachine, ManifestMachine, SealedManifestMachine],
+    ids=["open", "sealed", "manifest", "sealed-manifest"],
+)
 @pytest.mark.parametrize("seed", [*SEEDS, *(MORE if os.environ.get("PLTZ_ALL_FAULTS") else ())])
 def test_every_promise_holds(machine: type[GuardedMachine], seed: int) -> None:
     walks = settings(

@@ -75,8 +75,9 @@ class TowerArchive:
         *,
         key: Secret | None = None,
         parity: tuple[int, int] = (SHARE, SHARED),
+        manifest: bool | None = None,
     ) -> TowerArchive:
-        return cls(opener.create(place, codecs, key=key, parity=parity))
+        return cls(opener.create(place, codecs, key=key, parity=parity, manifest=manifest))
 
     @classmethod
     def open(cls, place: Place, codecs: Sequence[SegmentCodec], *, key: Secret | None = None) -> TowerArchive:

@@ -21,6 +21,7 @@ from unittest import mock
 import numpy as np
 
 from pltz.archive.encryption.keys import Secret
+from pltz.archive.format.manifest import PERSON as MANIFEST_PERSON
 from pltz.archive.format.object_names import FOLDERS, SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.settings import FORMAT
@@ -49,10 +50,10 @@ TURNS = 20  # of that session that grows: each is put behind those before it, wi
 Files = dict[str, bytes]
 
 
-def good(key: Secret | None = None, seed: int = 0) -> Files:
+def good(key: Secret | None = None, seed: int = 0, *, manifest: bool = False) -> Files:
     """Four packs of a session each and one of a mark, an index over three of them, a plan that condemns one."""
     disk = SimDisk(seed=seed)
-    archive = TowerArchive.create(DirectoryStore(disk), [BytesCodec()], key=key)
+    archive = TowerArchive.create(DirectoryStore(disk), [BytesCodec()], key=key, manifest=manifest)
     for number, ((name, _), tokens) in enumerate(SESSIONS.items()):
         if number == 3:
             archive.write_index()
@@ -351,6 +352,26 @@ def log_archives() -> dict[str, Files]:
     return {"good-logs": logs(), "good-logs-sealed": logs(KEY)}
 
 
+def named_archives() -> dict[str, Files]:
+    """Return the golden archives with a manifest, by name. What is wrong with one is no damage: packs are listed."""
+    named = good(manifest=True)
+    path = only(named, "manifest")
+    return {
+        "good-manifest": named,
+        "good-manifest-sealed": good(KEY, manifest=True),
+        "good-manifest-missing": without(named, path),
+        "good-manifest-bit-flipped": changed(named, path, flipped),
+        "good-manifest-names-an-index-that-is-gone": without(named, only(named, "index")),
+        "bad-manifest-of-a-newer-version": changed(named, path, newer_manifest),
+    }
+
+
+def newer_manifest(data: bytes) -> bytes:
+    """Return a manifest of version 2 with the right digest."""
+    body = data[:4] + b"\x02" + data[5:-16]
+    return body + digest(MANIFEST_PERSON, body)
+
+
 def as_zip(files: Files) -> bytes:
     """Return files as a ZIP, without the reserve: its bytes mean nothing, and a writer puts it again."""
     out = io.BytesIO()
@@ -361,7 +382,8 @@ def as_zip(files: Files) -> bytes:
 
 
 if __name__ == "__main__":
-    for name, files in (defects() | grown_archives() | near_archives() | log_archives()).items():
+    every = defects() | grown_archives() | near_archives() | log_archives() | named_archives()
+    for name, files in every.items():
         path = HERE / f"{name}.zip"
         if not path.exists():
             path.write_bytes(as_zip(files))

@@ -1,0 +1,179 @@
+"""The manifest: the state of an archive as one small object, which names its packs and indexes. Spec: FORMAT.md.
+
+A pack is named by its own row, with its index entries, or by an index that covers it. Packs stay the truth: a manifest
+that is lost or damaged is made again from them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pltz.archive.format.index_file import KEY_BITS, SECTIONS, U64, Entries
+from pltz.archive.format.pack import MAX_SIZE
+from pltz.plt_codec.errors import CorruptError, VersionError
+from pltz.plt_codec.identity import SIZE, digest
+from pltz.plt_codec.versions import Readers
+
+MAGIC = b"PLTm"
+VERSION = 1
+# magic, version, flags, reserved, archive, generation, random, epoch, four counts
+HEADER = struct.Struct("<4sBB2s16sQ16sQ4I")
+PACK = struct.Struct("<16s4I")  # id, size, entries of each section
+PERSON = b"pltz manifest"
+MAX_GENERATION = (1 << 62) - 1
+MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES = 1 << 16, 4096, 4096, 1 << 16
+KEY_SIZE, OFFSET_SIZE = 5, 4  # bytes of an entry
+
+
+@dataclass(frozen=True)
+class NamedPack:
+    """A pack that no named index covers: its size in bytes, and its index entries by section."""
+
+    size: int
+    sections: Mapping[int, Entries]
+
+    @property
+    def count(self) -> int:
+        """Return the number of entries."""
+        return sum(len(keys) for keys, _ in self.sections.values())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One state of an archive.
+
+    Attributes:
+        archive: id of the archive, 16 bytes.
+        generation: number of the state, one above that of the state before.
+        random: 16 bytes of its writer.
+        epoch: number of the newest plan that writers respect.
+        indexes: digests, hex.
+        packs: those that no named index covers, by id.
+        plans: epochs of the plans that condemn a pack that is still there.
+        losses: names of the ledger's entries of losses and acknowledgements.
+        gaps: whether packs were missing or damaged when it was made, so that everybody has to list.
+    """
+
+    archive: bytes
+    generation: int
+    random: bytes
+    epoch: int
+    indexes: frozenset[str]
+    packs: Mapping[bytes, NamedPack]
+    plans: frozenset[int]
+    losses: frozenset[str]
+    gaps: bool = False
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
+        return self.archive, self.epoch, self.indexes, self.packs.keys(), self.plans, self.losses, self.gaps
+
+    def encode(self) -> bytes:
+        """Return its bytes."""
+        counts = len(self.indexes), len(self.packs), len(self.plans), len(self.losses)
+        head = MAGIC, VERSION, int(self.gaps), bytes(2), self.archive, self.generation, self.random, self.epoch
+        parts = [HEADER.pack(*head, *counts)]
+        parts += [bytes.fromhex(name) for name in sorted(self.indexes)]
+        for name, pack in sorted(self.packs.items()):
+            columns = [pack.sections[section] for section in range(len(SECTIONS))]
+            parts.append(PACK.pack(name, pack.size, *(len(keys) for keys, _ in columns)))
+            parts += [_packed(entries) for entries in columns]
+        parts += [epoch.to_bytes(8, "little") for epoch in sorted(self.plans)]
+        parts += [bytes.fromhex(name) for name in sorted(self.losses)]
+        data = b"".join(parts)
+        return data + digest(PERSON, data)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Return the manifest in these bytes. Raises CorruptError, VersionError."""
+        if len(data) < HEADER.size + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
+            raise CorruptError("the manifest does not match its checksum: damaged")
+        if data[: len(MAGIC)] != MAGIC:
+            raise CorruptError("the manifest does not begin with its magic: damaged")
+        read = VERSIONS.of(data[len(MAGIC)])
+        return read(data)
+
+
+class _Cursor:
+    """Takes fields from bytes, one after the other. Raises CorruptError behind the end."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self.data, self.at = data, at
+
+    def take(self, size: int) -> bytes:
+        """Return the next bytes."""
+        begin, self.at = self.at, self.at + size
+        if self.at > len(self.data):
+            raise CorruptError("the manifest does not have the size it claims: damaged")
+        return self.data[begin : self.at]
+
+    def names(self, count: int) -> list[str]:
+        """Return the next digests, which ascend, as hex."""
+        return [name.hex() for name in self.rising(count, SIZE)]
+
+    def rising(self, count: int, size: int) -> list[bytes]:
+        """Return the next fields of one size, which ascend."""
+        data = self.take(count * size)
+        fields = [data[at : at + size] for at in range(0, len(data), size)]
+        if fields != sorted(set(fields)):
+            raise CorruptError("the manifest has names out of order: damaged")
+        return fields
+
+
+def _read(data: bytes) -> Manifest:
+    """Return the manifest in bytes of version 1, of which digest and magic are right."""
+    _, _, flags, reserved, archive, generation, random, epoch, *counts = HEADER.unpack_from(data)
+    indexes, packs, plans, losses = counts
+    if any(reserved) or flags > 1:
+        raise VersionError("the manifest has fields of a newer version: use a newer pltz")
+    limits = MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MAX_GENERATION
+    if any(n > most for n, most in zip((*counts, generation), limits, strict=True)):
+        raise CorruptError("the manifest has more than its format allows: damaged")
+    cursor = _Cursor(data[:-SIZE], HEADER.size)
+    named = cursor.names(indexes)
+    rows = dict(_pack(cursor) for _ in range(packs))
+    numbers = [int.from_bytes(cursor.take(8), "little") for _ in range(plans)]
+    lost = cursor.names(losses)
+    if cursor.at != len(data) - SIZE or numbers != sorted(set(numbers)) or list(rows) != sorted(rows):
+        raise CorruptError("the manifest does not have the rows it claims: damaged")
+    if len(rows) != packs or any(not 0 < number <= epoch for number in numbers):
+        raise CorruptError("the manifest names a pack twice, or a plan that is newer than its epoch: damaged")
+    sets = frozenset(named), rows, frozenset(numbers), frozenset(lost)
+    return Manifest(archive, generation, random, epoch, *sets, bool(flags))
+
+
+def _pack(cursor: _Cursor) -> tuple[bytes, NamedPack]:
+    """Return the next pack and its entries."""
+    name, size, *counts = PACK.unpack(cursor.take(PACK.size))
+    if size > MAX_SIZE:
+        raise CorruptError("a pack of the manifest is larger than packs are: damaged")
+    sections = {
+        section: _unpacked(cursor.take(count * (KEY_SIZE + OFFSET_SIZE)), count, size)
+        for section, count in enumerate(counts)
+    }
+    return name, NamedPack(size, sections)
+
+
+def _packed(entries: Entries) -> bytes:
+    """Return the entries of a section: all keys, then all offsets."""
+    keys = entries.keys.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 8 - KEY_SIZE :]
+    return keys.tobytes() + entries.offsets.astype("<u4").tobytes()
+
+
+def _unpacked(data: bytes, count: int, size: int) -> Entries:
+    """Return entries whose offsets are in a pack of ``size`` bytes. Raises CorruptError."""
+    wide = np.zeros((count, 8), np.uint8)
+    wide[:, 8 - KEY_SIZE :] = np.frombuffer(data, np.uint8, count * KEY_SIZE).reshape(-1, KEY_SIZE)
+    keys: U64 = wide.view(">u8").reshape(-1).astype(np.uint64)
+    offsets: U64 = np.frombuffer(data, "<u4", count, count * KEY_SIZE).astype(np.uint64)
+    if count and (int(keys.max()) >> KEY_BITS or int(offsets.max()) >= size):
+        raise CorruptError("an entry of the manifest is outside its pack: damaged")
+    return Entries(keys, offsets)
+
+
+VERSIONS = Readers("the manifest", {VERSION: _read}, "make it again with pltz archive repair")

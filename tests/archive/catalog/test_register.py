@@ -1,0 +1,252 @@
+"""A manifest that is lost, damaged or old, or that does not name all: what readers, writers and repair make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pltz.archive.errors import ArchiveError, MissingPack, StoreError
+from pltz.archive.format.manifest import Manifest
+from pltz.archive.format.object_names import MANIFEST
+from pltz.archive.format.plan import CollectionPlan
+from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
+from tests.archive.towers import TowerArchive
+
+PROMPT = np.arange(20)
+
+
+def session(name: str, *more: int) -> NewSession:
+    return NewSession(name, [PROMPT, np.array([ord(name[0]), *more])], shared=1)
+
+
+def tokens(name: str, *more: int) -> list[int]:
+    return [*range(20), ord(name[0]), *more]
+
+
+def reopen(disk: SimDisk, codec: SegmentCodec) -> TowerArchive:
+    return TowerArchive.open(DirectoryStore(disk), [codec])
+
+
+def named(disk: SimDisk) -> Manifest:
+    content = DirectoryStore(disk).load(MANIFEST)
+    assert content
+    return Manifest.decode(content.data)
+
+
+@pytest.fixture
+def archive(disk: SimDisk, codec: SegmentCodec) -> TowerArchive:
+    made = TowerArchive.create(DirectoryStore(disk), [codec], manifest=True)
+    made.put([session("a")])
+    made.put([session("b")])
+    return made
+
+
+def vanish(disk: SimDisk, path: str) -> None:
+    disk.vanish(path)
+
+
+def spoil(change: Callable[[bytes], bytes]) -> Callable[[SimDisk, str], None]:
+    def do(disk: SimDisk, path: str) -> None:
+        disk.seen.data[disk.seen.names[path]] = change(disk.seen.files()[path])
+
+    return do
+
+
+FAULTS = {
+    "gone": vanish,
+    "zeroed": spoil(lambda data: bytes(len(data))),
+    "cut": spoil(lambda data: data[:40]),
+    "flipped": spoil(lambda data: data[:60] + bytes([data[60] ^ 1]) + data[61:]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("mend", ["put", "collect", "repair", "write_index", "rebuild"])
+def test_a_manifest_that_cannot_be_used_is_made_again(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, fault: str, mend: str
+) -> None:
+    before = named(disk)
+    disk.clock += 1
+    [path] = [p for p in disk.seen.names if p.startswith(f"{MANIFEST}/")]
+    FAULTS[fault](disk, path)
+    fresh = reopen(disk, codec)
+    for reader in (archive, fresh):
+        assert [reader.get(name).tokens.tolist() for name in "ab"] == [tokens("a"), tokens("b")]
+        assert [v.name for v in reader.ls()] == ["a", "b"] and not reader.catalog.listing.following
+    report = fresh.verify(decode=True)
+    assert report.sound and report.missing_copies == [MANIFEST]
+    if mend == "repair":
+        assert Repairer(DirectoryStore(disk)).run().remade == [MANIFEST]
+    else:
+        mends: dict[str, Callable[[], object]] = {
+            "put": lambda: fresh.put([session("c")]),
+            "collect": fresh.collect,
+            "write_index": fresh.write_index,
+            "rebuild": fresh.rebuild,
+        }
+        mends[mend]()
+    after = reopen(disk, codec)
+    assert after.catalog.listing.following and named(disk).generation > before.generation
+    assert after.get("a").tokens.tolist() == tokens("a")
+    assert not after.verify(decode=True).missing_copies
+
+
+def test_an_old_copy_deletes_nothing_and_calls_nothing_absent(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
+    """Someone brings the manifest of a backup back: the sessions since are orphans until a collector names them."""
+    old = {p: d for p, d in disk.seen.files().items() if p.startswith(f"{MANIFEST}/")}
+    archive.put([session("c")])
+    archive.put([session("a", 5)])
+    for path in [p for p in disk.seen.names if p.startswith(f"{MANIFEST}/")]:
+        disk.vanish(path)
+    for path, data in old.items():
+        disk.write_new(path, data)
+    assert archive.get("c").tokens.tolist() == tokens("c")
+    assert not archive.catalog.listing.following  # it knew a newer one
+    fresh = reopen(disk, codec)
+    assert fresh.catalog.listing.following
+    assert fresh.get("c").tokens.tolist() == tokens("c")  # not said to be absent before packs are listed
+    assert reopen(disk, codec).verify(decode=True).sound
+    for _ in range(2):
+        reopen(disk, codec).collect()
+    last = reopen(disk, codec)
+    assert last.catalog.listing.following and [v.name for v in last.ls()] == ["a", "b", "c"]
+    assert last.get("a").tokens.tolist() == tokens("a", 5) and last.verify(decode=True).sound
+
+
+def test_a_put_that_was_cut_off_before_its_swap_is_named_by_a_collector(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
+    swap = archive.store.swap
+
+    def fail(*args: object) -> None:
+        raise StoreError("cut off")
+
+    archive.store.swap = fail  # type: ignore[method-assign,assignment]
+    with pytest.raises(StoreError, match="cut off"):
+        archive.put([session("a", 7)])
+    archive.store.swap = swap  # type: ignore[method-assign]
+    fresh = reopen(disk, codec)
+    assert fresh.get("a").tokens.tolist() == tokens("a") and len(list(fresh.ls(history=True))) == 2
+    assert fresh.verify(decode=True).sound
+    reopen(disk, codec).collect()
+    last = reopen(disk, codec)
+    assert last.get("a").tokens.tolist() == tokens("a", 7) and last.verify(decode=True).sound
+
+
+def test_a_put_goes_on_with_what_it_could_not_name(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
+    """The same process: its next swap names the pack too."""
+    swap = archive.store.swap
+
+    def fail(*args: object) -> None:
+        raise StoreError("cut off")
+
+    archive.store.swap = fail  # type: ignore[method-assign,assignment]
+    with pytest.raises(StoreError):
+        archive.put([session("c")])
+    archive.store.swap = swap  # type: ignore[method-assign]
+    archive.put([session("d")])
+    assert [v.name for v in reopen(disk, codec).ls()] == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_named_pack_that_is_gone_is_missing_and_not_absent(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, indexed: bool
+) -> None:
+    """With its parity: without a manifest nothing would tell of a pack that no index names."""
+    if indexed:
+        archive.write_index()
+    gone = archive.version("b").location.pack.hex()
+    disk.vanish(f"packs/{gone}")
+    disk.vanish(f"parity/{gone}")
+    for reader in (archive, reopen(disk, codec)):
+        with pytest.raises(MissingPack):
+            reader.get("b")
+        assert reader.get("a").tokens.tolist() == tokens("a")
+    assert not reopen(disk, codec).verify().sound
+    with pytest.raises(ArchiveError, match="gone"):
+        reopen(disk, codec).collect()
+    writer = reopen(disk, codec)
+    writer.put([session("c")])
+    assert named(disk).gaps is False or not reopen(disk, codec).catalog.listing.following
+    with pytest.raises(MissingPack):
+        reopen(disk, codec).get("b")
+
+
+def test_an_index_that_is_gone_is_made_up_for_by_the_packs(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
+    archive.write_index()
+    [index] = named(disk).indexes
+    disk.vanish(f"index/{index}")
+    fresh = reopen(disk, codec)
+    assert not fresh.catalog.listing.following and fresh.get("a").tokens.tolist() == tokens("a")
+    fresh.put([session("c")])
+    assert {v.name for v in reopen(disk, codec).ls()} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_writer_puts_again_what_a_plan_condemned_before_its_swap(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, runs: int
+) -> None:
+    """The fence: a collector condemns what the put relies on, and deletes it in a second run."""
+    archive.forget([archive.version("a")])
+    archive.catalog.look(0)
+    swap, state = archive.store.swap, {"armed": True}
+
+    def late(*args: object) -> object:
+        if state.pop("armed", None):
+            for _ in range(runs):
+                reopen(disk, codec).collect(dead_share=0.01)
+        return swap(*args)  # type: ignore[arg-type]
+
+    archive.store.swap = late  # type: ignore[method-assign,assignment]
+    archive.put([session("a", 1, 2)])
+    for _ in range(2):
+        reopen(disk, codec).collect(dead_share=0.01)
+    fresh = reopen(disk, codec)
+    assert fresh.get("a").tokens.tolist() == tokens("a", 1, 2) and fresh.verify(decode=True).sound
+
+
+def test_a_plan_is_told_to_writers_before_packs_are_listed(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
+    """A collector was killed between its plan and its swap: until the next one swaps, the plan condemns nothing."""
+    packs = frozenset(archive.catalog.listing.packs)
+    plan = CollectionPlan(1, bytes(16), packs, disk.clock)
+    DirectoryStore(disk).put(plan.name, plan.encode())
+    archive.put([session("c")])
+    assert named(disk).epoch == 0 and not archive.catalog.listing.condemned
+    other = reopen(disk, codec)
+    listing, listed = other.store.list, list[int]()
+
+    def listed_late(folder: str) -> dict[str, int]:
+        listed.append(named(disk).epoch if folder == "packs" else -1)
+        return listing(folder)
+
+    other.store.list = listed_late  # type: ignore[method-assign]
+    assert other.collect(dead_share=0.01).deleted == 2
+    assert 1 in listed and 0 not in listed[listed.index(1) :]
+    fresh = reopen(disk, codec)
+    assert [fresh.get(name).tokens.tolist() for name in "abc"] == [tokens(name) for name in "abc"]
+    assert fresh.verify(decode=True).sound
+
+
+def test_a_manifest_of_another_archive_is_not_used(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
+    other = SimDisk(seed=9)
+    TowerArchive.create(DirectoryStore(other), [codec], manifest=True).put([session("z")])
+    [path] = [p for p in disk.seen.names if p.startswith(f"{MANIFEST}/")]
+    [foreign] = [d for p, d in other.seen.files().items() if p.startswith(f"{MANIFEST}/")]
+    disk.seen.data[disk.seen.names[path]] = foreign
+    fresh = reopen(disk, codec)
+    assert [v.name for v in fresh.ls()] == ["a", "b"] and not fresh.catalog.listing.following
+    fresh.put([session("c")])
+    assert [v.name for v in reopen(disk, codec).ls()] == ["a", "b", "c"]
+    assert named(disk).archive == fresh.settings.archive

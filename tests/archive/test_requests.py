@@ -1,0 +1,193 @@
+"""Requests per get and put do not grow with the number of packs, where an archive has a manifest.
+
+`CountedStore` is a bucket in memory that counts the calls which would be requests. The packs beside those of the test
+are names in indexes and in listings: nothing reads them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import pytest
+
+from pltz.archive.errors import NotFound
+from pltz.archive.format import index_file
+from pltz.archive.format.byte_source import File, Held
+from pltz.archive.format.index_file import U64
+from pltz.archive.format.object_names import folder_of, index, last_part, pack
+from pltz.archive.storage.store import Content
+from pltz.archive.writing.new_session import NewSession
+from pltz.plt_codec.identity import SIZE
+from tests.archive.conftest import ZlibCodec
+from tests.archive.towers import TowerArchive
+
+COUNTS = [10, 1000, 100_000]
+PACK_SIZE = 1000  # bytes
+
+
+class CountedStore:
+    """A bucket in memory. Implements `store.Store`, and counts what would be requests. Indexes are kept once read."""
+
+    remote = True
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.registers: dict[str, Content] = {}
+        self.requests: Counter[str] = Counter()
+        self.kept: set[str] = set()
+
+    def make(self) -> None:
+        pass
+
+    def put(self, name: str, data: bytes) -> bool:
+        self.requests["put"] += 1
+        return self.objects.setdefault(name, data) == data
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        self.requests["read"] += 1
+        return self._whole(name)[offset : offset + size]
+
+    def view(self, name: str) -> memoryview:
+        self.requests["read"] += 1
+        return memoryview(self._whole(name))
+
+    def open(self, name: str) -> File:
+        self.requests["read"] += name not in self.kept
+        if folder_of(name) == "index":
+            self.kept.add(name)
+        return Held(self._whole(name))
+
+    def list(self, folder: str) -> dict[str, int]:
+        self.requests["list"] += 1
+        return {last_part(name): len(data) for name, data in self.objects.items() if folder_of(name) == folder}
+
+    def delete(self, name: str) -> None:
+        self.requests["delete"] += 1
+        self.objects.pop(name, None)
+
+    shred = delete
+
+    def load(self, register: str, known: Content | None = None) -> Content | None:
+        self.requests["load"] += 1
+        return self.registers.get(register)
+
+    def swap(self, register: str, data: bytes, before: Content | None) -> Content | None:
+        self.requests["swap"] += 1
+        if self.registers.get(register) == before:
+            self.registers[register] = Content(data, os.urandom(8).hex())
+        return self.registers.get(register)
+
+    def settle(self, folder: str) -> None:
+        pass
+
+    def using_reserve(self, parts: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def left(self, before: int) -> Sequence[str]:
+        return []
+
+    def now(self) -> int:
+        return 1_000_000_000
+
+    def random(self, size: int) -> bytes:
+        return os.urandom(size)
+
+    def _whole(self, name: str) -> bytes:
+        if name not in self.objects:
+            raise FileNotFoundError(2, "no such object", name)
+        return self.objects[name]
+
+
+class Names:
+    """An index over packs that are names alone: one segment and one session each. Implements `index_file.Lookup`."""
+
+    def __init__(self, names: Sequence[bytes]) -> None:
+        self.names = [*names]
+        self.packs = dict.fromkeys(names, PACK_SIZE)
+
+    def columns(self, section: int) -> tuple[U64, U64, U64]:
+        count = len(self.names) if section != index_file.MARKS else 0
+        keys = np.random.default_rng(section).integers(0, 1 << index_file.KEY_BITS, count, np.uint64)
+        return keys, np.arange(count, dtype=np.uint64), np.full(count, 64, np.uint64)
+
+
+def filled(count: int) -> tuple[CountedStore, int]:
+    """Make an archive of ``count`` packs and one session of its own, and return how many indexes cover it."""
+    store = CountedStore()
+    archive = TowerArchive.create(store, [ZlibCodec()], manifest=True)
+    archive.put([NewSession("a", [np.arange(9)])])
+    archive.write_index()
+    names = [os.urandom(SIZE) for _ in range(count)]
+    store.objects |= {pack(name): b"" for name in names}
+    made = {}
+    for part in index_file.parts(dict.fromkeys(names, PACK_SIZE)):
+        data = index_file.build([Names([*part])], part)  # type: ignore[list-item]
+        made[data[-SIZE:].hex()] = frozenset(part)
+        store.put(index(data[-SIZE:].hex()), data)
+    archive.catalog.listing.publish(made)
+    store.requests.clear()
+    store.kept.clear()
+    return store, 1 + len(made)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_get_and_no_put_lists(count: int) -> None:
+    store, indexes = filled(count)
+    archive = TowerArchive.open(store, [ZlibCodec()])
+    assert len(archive.catalog.listing.packs) == count + 1
+    assert store.requests == {"read": 1 + indexes, "load": 1}  # archive.json; indexes are kept on the machine
+
+    def counted() -> dict[str, int]:
+        found = {kind: number for kind, number in store.requests.items() if number}
+        store.requests.clear()
+        return found
+
+    counted()
+    assert archive.get("a").tokens.tolist() == [*range(9)]
+    assert counted() == {"load": 1, "read": 1}  # of a small pack all
+    archive.get("a")
+    assert counted() == {"load": 1, "read": 1}
+    archive.catalog.max_age = 60.0
+    archive.get("a")
+    assert counted() == {"read": 1}
+    for number in range(20):
+        archive.put([NewSession(f"n{number}", [np.arange(number, number + 7)])])
+        assert counted() == {"load": 1, "put": 2, "swap": 1}, number  # pack and parity
+    archive.catalog.max_age = 0.0
+    other = TowerArchive.open(store, [ZlibCodec()])
+    counted()
+    assert other.get("n7").tokens.tolist() == [*range(7, 14)]
+    archive.put([NewSession("late", [np.arange(5)])])
+    counted()
+    assert other.get("late").tokens.tolist() == [*range(5)]  # another's put is seen by the same number of requests
+    assert counted() == {"load": 1, "read": 1}
+
+
+def test_an_absent_session_is_listed_for(count: int = 10) -> None:
+    store, _ = filled(count)
+    archive = TowerArchive.open(store, [ZlibCodec()])
+    store.requests.clear()
+    with pytest.raises(NotFound):
+        archive.get("nobody")
+    assert store.requests["list"]
+
+
+def test_two_writers_lose_nothing() -> None:
+    """Each put of the other in between makes a swap fail once: the packs of both are named."""
+    store, _ = filled(10)
+    writers = [TowerArchive.open(store, [ZlibCodec()]) for _ in range(2)]
+    swap = store.swap
+
+    def late(register: str, data: bytes, before: Content | None) -> Content | None:
+        store.swap = swap  # type: ignore[method-assign]
+        writers[1].put([NewSession("first", [np.arange(3)])])
+        return swap(register, data, before)
+
+    store.swap = late  # type: ignore[method-assign]
+    writers[0].put([NewSession("second", [np.arange(4)])])
+    fresh = TowerArchive.open(store, [ZlibCodec()])
+    assert fresh.get("first").tokens.tolist() == [0, 1, 2] and fresh.get("second").tokens.tolist() == [0, 1, 2, 3]
