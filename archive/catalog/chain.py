@@ -406,11 +406,16 @@ class Chains:
             if not self._used_runs:
                 raise
             try:
-                facts = self.catalog, self.codecs, self._known, self._heard
-                return Chains(*facts, recent=self._recent, runs=False, hops=self._hops)._tower(leaf)
+                return self._like_this(self._hops, runs=False)._tower(leaf)
             except PltzError:
                 pass
             raise
+
+    def _like_this(self, hops: int, *, runs: bool = True) -> Chains:
+        """Return chains with nothing decoded, that know and tell the same, but for tokens that are still decoded."""
+        return Chains(
+            self.catalog, self.codecs, self._known, self._heard, recent=self._recent, runs=runs, hops=hops
+        )
 
     def version(self, version: Version) -> list[tuple[bytes, Tokens]]:
         """Return (id, tokens of shape (T,)) of each segment of a version. Raises the errors of `tower`."""
@@ -493,8 +498,7 @@ class Chains:
                 self._neighbours[leaf] = known
         if missing := sorted(wanted - self._neighbours.keys()):
             if self._neighbour_chains is None:
-                facts = self.catalog, self.codecs, self._known, self._heard
-                self._neighbour_chains = Chains(*facts, recent=self._recent, hops=self._hops + 1)
+                self._neighbour_chains = self._like_this(self._hops + 1)
             self._neighbour_chains.load(missing)
             for leaf in missing:
                 try:
