@@ -5,9 +5,10 @@
             --plain bytes, zstd----------------------------------------------> frame
     log     --plain bytes, log coder-----------------------------------------> frame
 
-The shortest of the three frames goes into the file. The log of an agent (`log_look.is_log`) has one, which
-says by which of its methods it was coded (log/log_coder.py). `Codec` joins a bundle (tokenizer, dictionary, id), a
-token coder (the model's engine) and the container; decoder.py is the way back.
+The shortest of the three frames goes into the file. The log of an agent (`log_look.is_log`) has one, which says by
+which of its methods it was coded (log/log_coder.py). The bytes of a frame are the bitstring of a segment codec
+(codecs/), as an archive has them. `Codec` joins these codecs, over one bundle and one engine, with the container;
+decoder.py is the way back.
 
 Sessions are taken in batches, since the engine is fast only when many sequences run side by side. With
 ``verify`` each model frame is decoded again and the whole session compared before the bytes are handed out.
