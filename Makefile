@@ -30,8 +30,8 @@ quick: $(VENV)/.tests
 
 # Cheap tests of every room. CI runs them before all others, and ends at the first that fails.
 CHEAP := tests/test_imports.py tests/test_packaging.py tests/test_heads.py tests/test_quick.py tests/test_facade.py \
-	$(addprefix tests/archive/,catalog codecs format writing test_tower_archive.py test_sessions.py) tests/cli/archive \
-	tests/cli/test_help.py tests/coding/test_codec.py tests/coding/test_neighbours.py tests/datasets/test_formats.py \
+	$(addprefix tests/archive/,catalog format writing test_tower_archive.py test_sessions.py) tests/cli/archive \
+	tests/cli/test_help.py $(addprefix tests/coding/,test_codec.py test_neighbours.py codecs) tests/datasets/test_formats.py \
 	tests/kv/forms tests/kv/port tests/kv/store/test_store.py tests/models/session tests/plt_codec/container \
 	tests/serving/eviction/journal tests/serving/nightly/test_config.py
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.quick import ALWAYS, ROOT, selected
@@ -34,3 +35,15 @@ def test_a_document_is_tested_as_one_and_other_files_select_nothing() -> None:
     for page in ("docs/archive.md", "archive/format/FORMAT.md"):
         assert selected([page], TESTS)[2:] == ["tests/test_documents.py"]
     assert selected(["LICENSE", "gone/away.py"], TESTS) == list(ALWAYS)
+
+
+def test_the_cheap_tests_of_the_makefile_are_there() -> None:
+    """`make cheap` stops at the first red test. A path that was moved away would stop it before any test."""
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    listed = re.sub(
+        r"\$\(addprefix (\S+?),([^)]*)\)",
+        lambda match: " ".join(match[1] + name for name in match[2].split()),
+        next(line for line in text.splitlines() if line.startswith("CHEAP :=")),
+    ).split()[2:]
+    assert len(listed) > 20
+    assert [path for path in listed if not (ROOT / path).exists()] == []
