@@ -327,12 +327,16 @@ class Keyring:
     def _current(self, keys: DomainKeys) -> bool:
         """Return whether these are the newest keys.
 
-        They are if the next generation is absent and then this one is still present (see `key_files`).
+        They are if the next generation is absent and then this one is still present (see `key_files`). Its lineages
+        count, too: where key files vanished, another process may have made new keys under the same number.
         """
-        for generation, there in ((keys.generation + 1, False), (keys.generation, True)):
-            if self._there(keys.domain, generation) != there:
-                return False
-        return True
+        if self._there(keys.domain, keys.generation + 1):
+            return False
+        try:
+            file = self.folder.read(keys.domain, keys.generation)
+        except FormatError:
+            return False
+        return file is not None and file.lineages == keys.lineages
 
     def _there(self, domain: bytes, generation: int) -> bool:
         return any(is_there(self.store, name) for name in key_copies(domain, generation))

@@ -9,6 +9,7 @@ from pltz.archive.encryption.keyring import MASTER, Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
 from pltz.archive.format.ids import BASE, TENANT
+from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import Record
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
@@ -105,6 +106,23 @@ def test_a_writer_whose_keys_changed_is_fenced(store: DirectoryStore) -> None:
     assert known and eraser.publish(known.following())
     with pytest.raises(Fenced, match="put again"):
         writer.check([domain])
+
+
+def test_a_writer_whose_keys_vanished_and_were_made_anew_is_fenced(store: DirectoryStore) -> None:
+    """Else it would acknowledge records under keys that only its memory holds."""
+    writer = opened(store)
+    domain = writer.context(TENANT, "acme").domain
+    writer.check([domain])
+    for name in key_copies(domain, 0):
+        store.delete(name)
+    other = opened(store)
+    assert other.context(TENANT, "acme").domain == domain
+    other.check([domain])
+    with pytest.raises(Fenced):
+        writer.check([domain])
+    writer.refresh()
+    sealed = writer.seal(writer.context(TENANT, "acme"), SEGMENT)
+    assert opened(store).bits(writer.context(TENANT, "acme"), sealed) == SEGMENT.bitstring
 
 
 def test_a_second_process_does_not_publish_the_same_generation(store: DirectoryStore) -> None:
