@@ -380,7 +380,7 @@ def _init(world: Any) -> None:
     from pltz.archive import opener
 
     for place in ("main", "copy"):
-        opener.create(world.place(place), key=world.key(place), manifest=place == "main")
+        opener.create(world.place(place), key=world.key(place))
 
 
 def _forget(world: Any, place: str, halves: list[tuple[tuple[str, str], str]]) -> None:
