@@ -669,8 +669,7 @@ class Archive:
         """
         from pltz.archive.maintenance.merge import Merger
 
-        self.codecs  # noqa: B018  (loads the bundle)
-        merger = Merger(self.parts.catalog, self.parts.writer, self.parts.codecs, self.parts.indexes)
+        merger = Merger(self.parts.catalog, self.parts.writer, self.codecs.registry, self.parts.indexes)
         return merger.run(cold=cold, tenant=tenant, dry_run=dry_run, progress=progress)
 
     def cluster(
@@ -697,8 +696,7 @@ class Archive:
         from pltz.archive.maintenance.cluster import Clusterer
 
         self.parts.want_key()
-        self.codecs  # noqa: B018  (loads the bundle)
-        clusterer = Clusterer(self.parts.catalog, self.parts.codecs, self.parts.settings.archive)
+        clusterer = Clusterer(self.parts.catalog, self.codecs.registry, self.parts.settings.archive)
         done = clusterer.run(medoids=medoids, dry_run=dry_run, progress=progress)
         if self.parts.writer.neighbours.candidates is not None and not dry_run:
             self.parts.use_neighbours()  # those chosen now
@@ -780,10 +778,9 @@ class Archive:
         from pltz.archive.catalog.catalog import Catalog
         from pltz.archive.maintenance.verify import Verifier
 
-        if decode:
-            self.codecs  # noqa: B018  (loads the bundle)
+        codecs = self.codecs.registry if decode else self.parts.codecs  # loads the bundle, or not
         catalog = Catalog(self.parts.store, self.parts.keys, settings=self.parts.settings)
-        return Verifier(catalog, self.parts.codecs, self.parts.settings, resume).run(
+        return Verifier(catalog, codecs, self.parts.settings, resume).run(
             decode=decode,
             fraction=fraction,
             max_seconds=max_seconds,
@@ -963,6 +960,10 @@ class Archive:
         for tokenizer in self._tokenizers:
             made.add(tokenizer)
         return made
+
+    def load(self) -> None:
+        """Load the bundle now, and not at the first coding. Raises ModelError."""
+        assert self.codecs
 
     @cached_property
     def sessions(self) -> SessionReader:

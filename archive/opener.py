@@ -84,7 +84,7 @@ def create(
     *,
     key: Secret | None = None,
     parity: tuple[int, int] = (SHARE, SHARED),
-    manifest: bool | None = None,
+    manifest: bool = False,
 ) -> OpenArchive:
     """Make an archive where there is none: in a directory, at ``s3://bucket/prefix``, or in a store.
 
@@ -92,7 +92,8 @@ def create(
         codecs: as in `OpenArchive`.
         key: encrypts everything, so that sessions and tenants can be erased, and opens the archive.
         parity: thousandths of parity for packs, and for segments that many sessions depend on; 0 is none.
-        manifest: name packs and indexes in one small object, so that gets and puts list none; None: in a bucket.
+        manifest: name packs and indexes in one small object, so that gets and puts list none. Read FORMAT.md,
+            "Manifest", first: a put that was never acknowledged may appear later, and be the last version.
 
     If several processes do this at once, one wins and the others leave its archive untouched. If a crash
     cut an init off before a sealed archive had its key, the next init finishes it.
@@ -102,8 +103,7 @@ def create(
     """
     store = open_store(place) if isinstance(place, str | os.PathLike) else place
     store.make()
-    named = store.remote if manifest is None else manifest
-    settings = Settings(store.random(SIZE), key is not None, parity, named)
+    settings = Settings(store.random(SIZE), key is not None, parity, manifest)
     # the settings are the last step of init: where they are, another init won or was cut off
     if not is_there(store, SETTINGS):
         _want_nothing(store)

@@ -1,4 +1,4 @@
-"""What a put is asked for and what it answers: `PutRequest` and `PutReceipt`, and the request prepared between them.
+"""Requests and receipts of a put: `PutRequest`, `PutReceipt`, and the request prepared between them.
 
     PutRequest("support/7", {"messages": [...]}) --prepare--> PreparedRequest --put--> PutReceipt(version=1, ...)
 """

@@ -61,8 +61,8 @@ def copy(
     source, other = (recoding.open(one, perhaps_sealed=True) for one in (place, to))
     if source.parts.settings.archive == other.parts.settings.archive:
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
-    for one in (source, other):
-        one.codecs  # noqa: B018  (loads the bundle)
+    source.load()
+    other.load()
     other.parts.use_neighbours(neighbours)
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))
     copied = there = erased = 0

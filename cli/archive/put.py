@@ -49,9 +49,14 @@ if TYPE_CHECKING:
     metavar="PERCENT",
     help="Parity for repair. Segments that many sessions need are also kept twice.  [default: 5]",
 )
+@click.option(
+    "--manifest",
+    is_flag=True,
+    help="Name packs in one object: a get and a put list nothing. A put that failed may then appear later.",
+)
 @shared.JSON_LINES
 @key_options
-def init(place: str, parity: float | None, as_json: bool) -> None:
+def init(place: str, parity: float | None, manifest: bool, as_json: bool) -> None:
     """Make an empty archive in DIR. DIR may exist, but must hold no archive.
 
     With a key (--key-file, --key-command, --passphrase-env, --passphrase) the archive is sealed: everything in it is
@@ -64,10 +69,11 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     shares = (SHARE, SHARED) if parity is None else (round(10 * parity), SHARED if parity else 0)
     want_own_folder(place)
     key = secret(confirm=True)
-    made = opener.create(place, key=key, parity=shares)
+    made = opener.create(place, key=key, parity=shares, manifest=manifest)
     identity = made.settings.archive.hex()
     kind = "sealed" if key else "open"
     facts = {"archive": identity, "place": place, "sealed": key is not None, "parity": list(shares)}
+    facts["manifest"] = manifest
     show(facts, f"{place}: archive {identity}, empty, {kind}", as_json)
 
 

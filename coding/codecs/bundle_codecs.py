@@ -75,7 +75,7 @@ class BundleCodecs:
         if not registry:
             registry.replace(codecs_of(bundles, **engine))
         self.bundle, self.tokenizer, self.zstd_above = bundles[0], bundles[0].tokenizer, zstd_above
-        self._registry, self._engine = registry, engine
+        self.registry, self._engine = registry, engine
         self._tokenizers = {bundle.tokenizer.fingerprint: bundle.tokenizer for bundle in bundles}
         self._added: dict[bytes, bytes] = {}  # fingerprints of tokenizers, by their tokenizer.json
         self._of_ids: dict[bytes, SegmentCodec] = {}  # the first codec that takes the ids of a tokenizer
@@ -88,17 +88,17 @@ class BundleCodecs:
     @cached_property
     def model(self) -> SegmentCodec:
         """Return the codec of the first bundle's tokens."""
-        return self._registry[0]
+        return self.registry[0]
 
     @cached_property
     def plain(self) -> SegmentCodec:
         """Return the codec of plain bytes, by zstd."""
-        return next(codec for codec in self._registry if isinstance(codec, BytesCodec))
+        return next(codec for codec in self.registry if isinstance(codec, BytesCodec))
 
     @cached_property
     def log(self) -> SegmentCodec:
         """Return the codec of logs."""
-        return next(codec for codec in self._registry if isinstance(codec, LogCodec))
+        return next(codec for codec in self.registry if isinstance(codec, LogCodec))
 
     def add(self, tokenizer: bytes) -> bytes:
         """Add another tokenizer, by its tokenizer.json, and return its fingerprint. Raises ModelError."""
@@ -111,7 +111,7 @@ class BundleCodecs:
         if bridge.fingerprint not in self._of_ids:
             codec = self.model if bridge.identity else BridgedCodec(self.bundle, bridge, **self._engine)
             if not bridge.identity:
-                self._registry.register(codec)
+                self.registry.register(codec)
             self._of_ids[bridge.fingerprint] = codec
         self._added[tokenizer] = bridge.fingerprint
         return bridge.fingerprint
@@ -122,7 +122,7 @@ class BundleCodecs:
 
     def of_many_ids(self, tokenizer: bytes) -> IdsCodec:
         """Return the codec, by zstd, of ids of a tokenizer that are too many for the model."""
-        return self._registry.for_ids(tokenizer)
+        return self.registry.for_ids(tokenizer)
 
     def too_many_for_model(self, size: int) -> bool:
         """Return whether a session of so many bytes is put by zstd."""

@@ -1,4 +1,4 @@
-"""Whether Triton is installed, and whether it emulates a GPU on a CPU, as tests let it."""
+"""Tells whether Triton is installed, and whether it emulates a GPU on a CPU, as tests let it."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class TowerArchive:
         *,
         key: Secret | None = None,
         parity: tuple[int, int] = (SHARE, SHARED),
-        manifest: bool | None = None,
+        manifest: bool = False,
     ) -> TowerArchive:
         return cls(opener.create(place, codecs, key=key, parity=parity, manifest=manifest))
 

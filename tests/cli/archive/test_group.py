@@ -303,7 +303,9 @@ def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path, put: Put) ->
     key, place, plain = tmp_path / "key", tmp_path / "sealed", tmp_path / "plain"
     key.write_bytes(bytes(range(32)))
     made = lines(run("archive", "init", place, "--key-file", key, "--json"))[0]
-    assert made["sealed"] and made["parity"] == [50, 1000]
+    assert made["sealed"] and made["parity"] == [50, 1000] and not made["manifest"]
+    named = lines(run("archive", "init", tmp_path / "named", "--manifest", "--json"))[0]
+    assert named["manifest"] and (tmp_path / "named" / "manifest").is_dir()
     source = tmp_path / "chats.jsonl"
     source.write_text("".join(json.dumps({"id": f"chat{n}", **chat(n)}) + "\n" for n in (2, 3)))
     keyed = ("--key-file", key)
