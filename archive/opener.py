@@ -92,8 +92,7 @@ def create(
         codecs: as in `OpenArchive`.
         key: encrypts everything, so that sessions and tenants can be erased, and opens the archive.
         parity: thousandths of parity for packs, and for segments that many sessions depend on; 0 is none.
-        manifest: name packs and indexes in one small object, so that gets and puts list none. Read FORMAT.md,
-            "Manifest", first: a put that was never acknowledged may appear later, and be the last version.
+        manifest: name packs and indexes in one small object, so that gets and puts list none.
 
     If several processes do this at once, one wins and the others leave its archive untouched. If a crash
     cut an init off before a sealed archive had its key, the next init finishes it.

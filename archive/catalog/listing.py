@@ -6,7 +6,7 @@ damaged bytes.
 
 With a manifest `Listing.follow` takes the same from that, by one request (FORMAT.md, "Manifest"). It leaves to the
 listing whatever a manifest does not explain: a pack that is gone, damage, an index that cannot be opened. `publish`
-puts the next manifest.
+puts the next manifest. Packs of puts that were cut off before theirs are `orphans`, and no part of the archive.
 
 `Listing.absent` returns the state of packs that something names and that are not listed. `Listing.stable` repeats
 work during which the listing turned out to be stale, because a collector deleted packs.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -92,6 +93,8 @@ class Listing:
         unlisted: packs that exist although the listing of packs/ leaves them out.
         staleness: how often a listed pack turned out to be deleted.
         following: whether all this is from the manifest, and nothing was listed.
+        orphans: listed packs that no manifest named, with their sizes; none of them is in ``packs``, but in
+            `showing_orphans`.
 
     ``unused``: digests, in hex, of index files that are skipped.
     """
@@ -114,6 +117,8 @@ class Listing:
         self.staleness = 0
         self._fronts: list[PackFront] = []  # those with bytes in memory
         self.following = False
+        self.orphans: dict[bytes, int] = {}
+        self._showing = False
         self._followed: Manifest | None = None  # whose state this is
         self._listed = self._followed_once = False  # whether packs were listed, and whether a manifest was followed
         self._doubted = False  # something was met since the last listing that the manifest does not explain
@@ -218,7 +223,7 @@ class Listing:
         names = set(base.indexes if base else self.indexes) - replaced | made.keys()
         covered = set[bytes]().union(*made.values(), *(i.packs for name, i in self.indexes.items() if name in names))
         rows = dict(base.packs) if base else {}
-        wanted = self._pending if self.following and not replaced else self.packs.keys()
+        wanted = self._pending if self.following and not replaced else self.packs.keys() - self.orphans.keys()
         gaps = bool(self.missing())
         for pack in wanted - covered - rows.keys():
             kept = {name for name, index in self.indexes.items() if pack in index.packs}
@@ -266,19 +271,60 @@ class Listing:
         """List packs and indexes again, and scan packs that no index covers. Raises StoreError."""
         self._forget_fronts()
         self.following, self._followed, self._doubted = False, None, False
-        manifest = self.register.load() if self.register else None  # before the listing: it names what is durable
-        listed, indexes = self.store.list(object_names.PACKS), self.store.list(object_names.INDEXES)
-        packs, names = object_names.packs_listed(listed), object_names.indexes_among(indexes)
-        self._set_packs(packs)
+        for _ in range(ATTEMPTS):
+            manifest = self.register.load() if self.register else None  # before the listing: it names what is durable
+            listed, indexes = self.store.list(object_names.PACKS), self.store.list(object_names.INDEXES)
+            packs, names = object_names.packs_listed(listed), object_names.indexes_among(indexes)
+            self._read_indexes(names)
+            named = self._named_by(manifest)
+            if manifest is None or named is not None or self.register is None or self.register.load() is manifest:
+                break
+        self.orphans = self._strangers(packs, named)
+        self._set_packs(packs if self._showing else {p: size for p, size in packs.items() if p not in self.orphans})
         self._absent = self._missing = None
         self._listed = True
-        self._read_indexes(names)
         covered = set(self.tail.packs.items()).union(*(i.packs.items() for i in self.indexes.values()))
         for pack, _ in sorted(self.packs.items() - covered):
             self._cover(pack)
         for pack, row in manifest.packs.items() if manifest else ():  # so that what is gone is named
             if pack not in self.packs and pack not in self.tail.packs:
                 self.tail.add_pack(pack, row.size, row.sections)
+
+    def _named_by(self, manifest: Manifest | None) -> set[bytes] | None:
+        """Return the packs that a manifest names; None without one, or where it does not name all there are.
+
+        Raises StoreError.
+        """
+        if manifest is None or manifest.gaps or manifest.archive != self.ledger.archive:
+            return None
+        named = set(manifest.packs)
+        for name in manifest.indexes:
+            try:  # of an index that is damaged, or about to be replaced, the table of packs may be sound
+                named.update((self.indexes.get(name) or FileIndex(self.store.open(object_names.index(name)))).packs)
+            except (FormatError, FileNotFoundError):
+                return None
+        return named
+
+    def _strangers(self, packs: dict[bytes, int], named: set[bytes] | None) -> dict[bytes, int]:
+        """Return the listed packs that never were in a manifest. Parity is put once a pack was.
+
+        ``named``: those in the present one; None: it does not tell. Raises StoreError.
+        """
+        if named is None or not (left := packs.keys() - named - self._pending):
+            return {}
+        left -= object_names.packs_among(self.store.list(object_names.PARITY))
+        return {pack: packs[pack] for pack in left}
+
+    @contextmanager
+    def showing_orphans(self) -> Iterator[None]:
+        """Read orphans too in what is listed inside: an erase has to reach what no put finished. None gets named."""
+        self._showing = True
+        try:
+            yield
+        finally:
+            self._showing = False
+            self.following, self._followed = False, None
+            self._set_packs({pack: size for pack, size in self.packs.items() if pack not in self.orphans})
 
     def read_plans(self) -> frozenset[bytes]:
         """Read new plans and return the packs that they condemn.
@@ -342,7 +388,7 @@ class Listing:
             named = object_names.packs_among(names).union(
                 self._seen, self.condemned, self.tail.packs, *(i.packs for i in self.indexes.values())
             )
-            unseen = named - set(self.packs)
+            unseen = named - self.packs.keys() - self.orphans.keys()
             unexplained = {pack for pack in unseen if self.ledger.state(pack) is None}
             there = {pack for pack in unexplained if is_there(self.store, object_names.pack(pack))}
             taken = self._take_in(there) if there else set()
@@ -395,6 +441,15 @@ class Listing:
         self.newest = pack
         self._pending.add(pack)
         self.tail.add_pack(pack, size, sections)
+
+    def drop_unnamed(self) -> None:
+        """Forget the packs of a put that failed: named later, they would be newer than what others put meanwhile."""
+        for pack in self._pending:
+            self.packs.pop(pack, None)
+            if self.newest == pack:
+                self.newest = None
+        self._pending.clear()
+        self._followed = None
 
     def reset_tail(self) -> None:
         """Drop the scanned entries, which an index file has now.

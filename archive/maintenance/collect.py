@@ -131,7 +131,7 @@ class Collector:
         if condemned & set(self.catalog.listing.packs):
             copied, deleted, freed = self._finish(condemned, dry_run)
         if not dry_run:
-            self._sweep_parity()
+            self._sweep()
             self._tidy()
         # then packs are chosen for the next run
         with self._census() as census:
@@ -357,12 +357,14 @@ class Collector:
         older = older_versions(item) if named else ()
         census.add(item.location, r, version_of(item) if named else None, segment, item.context.mode, older)
 
-    def _sweep_parity(self) -> None:
-        """Delete the parity of packs that the ledger says are deleted.
+    def _sweep(self) -> None:
+        """Delete what is left of packs that the ledger says are deleted, and that no manifest names any more.
 
-        A slow writer may put parity after its pack was collected.
+        A slow writer may put parity after its pack was collected, and a killed collector may leave a pack.
         """
         store = self.catalog.store
+        for pack in self.catalog.ledger.deleted & self.catalog.listing.orphans.keys():
+            store.delete(object_names.pack(pack))
         protected = object_names.packs_among(store.list(object_names.PARITY))
         for pack in sorted(self.catalog.ledger.deleted & protected):
             if not is_there(store, object_names.pack(pack)):  # else both were left by a killed collector

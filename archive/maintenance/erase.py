@@ -263,6 +263,11 @@ class Eraser:
             StoreError: the store failed.
         """
         finished = self._finish(dry_run)
+        with self.catalog.listing.showing_orphans():  # a put that was cut off may have left a version
+            return self._session(tenant, name, finished, dry_run)
+
+    def _session(self, tenant: str, name: str, finished: _Finished, dry_run: bool) -> Erasure:
+        """Do the work of `session`, but for what earlier erases left."""
         known = self._known(TENANT, tenant)
         towers = self._look(lambda: self._towers(known.domain, name))
         if not towers:

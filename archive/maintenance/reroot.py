@@ -81,7 +81,7 @@ class Rerooter:
         """Yield the records that have one of these units. Raises ArchiveError where a pack is damaged."""
         listing = self.catalog.listing
         listing.absent()  # adds packs that an incomplete listing omitted
-        for pack in sorted(listing.packs):
+        for pack in sorted(listing.packs.keys() - listing.orphans.keys()):  # moved, an orphan would be named
             try:
                 if not any(c.domain == domain and c.root in moves for c in listing.opened(pack).head.contexts):
                     continue

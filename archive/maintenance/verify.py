@@ -68,6 +68,7 @@ class Report:
         lost: versions that cannot be thawed.
         missing_copies: paths of redundant files that are gone (parity, second copies); `repair` makes them again.
         unfinished: erases that were cut off or are running; they damage nothing.
+        orphans: number of packs of puts that were cut off or are running: no manifest named them.
         token: see `freshness`.
         cursor: the last pack that was checked; a run that resumes from this report goes on after it.
         within: the pack being checked, whose records before byte ``offset`` are done.
@@ -79,6 +80,7 @@ class Report:
     decoded: int = 0
     undecoded: int = 0
     unreadable: int = 0
+    orphans: int = 0
     complete: bool = True
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
@@ -530,6 +532,7 @@ class Verifier:
             for path, what in check.strangers():
                 self._wrong("keys", path, what)
         self.report.unfinished = list(unfinished(self.catalog))
+        self.report.orphans = len(self.catalog.listing.orphans.keys() - self.catalog.ledger.deleted)
 
     def _check_redundancy(self) -> None:
         """Note each redundant copy that is missing while its original is there."""

@@ -1,6 +1,6 @@
 """Publish rows as packs, each proved before it is written. Spec: FORMAT.md, "Put".
 
-    rows --lay out--> pack in memory --read back, decode, compare--> put --> parity --> manifest, where there is one
+    rows --lay out--> pack in memory --read back, decode, compare--> put --> manifest, where there is one --> parity
 
 A crash leaves all records of a pack or none of them.
 """
@@ -60,7 +60,26 @@ class Publisher:
         ``new``: new segments by id; each is decoded from its record and compared before a byte is written.
 
         Raises ArchiveError, ContentError, FullError, StoreError, WriterFailed. Nothing of a pack that fails
-        its proof is written.
+        its proof is written, and with a manifest none of the packs takes effect.
+        """
+        try:
+            proved: list[tuple[Location, PendingSegment]] = []
+            parities = list(self._packs(rows, new or {}, proved))
+            self.catalog.listing.publish()
+        except BaseException:
+            if self.catalog.listing.register:
+                self.catalog.listing.drop_unnamed()
+            raise
+        self.proved.remember(proved)
+        for name, parity in parities:
+            self._put_parity(name, parity)
+
+    def _packs(
+        self, rows: list[Row], new: Mapping[bytes, PendingSegment], proved: list[tuple[Location, PendingSegment]]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Put packs, and yield the name and the parity of those whose parity follows the manifest.
+
+        Adds the places of new segments to ``proved``.
         """
         while rows:
             contexts, records = zip(*rows, strict=True)
@@ -79,7 +98,7 @@ class Publisher:
                 places = _read_back(out.getbuffer(), builder)
             data = sealed(out, digest())
             # every new segment is decoded and compared before the pack has a name
-            segments = [(new or {}).get(r.id or b"") for _, r in part]
+            segments = [new.get(r.id or b"") for _, r in part]
             self._prove_decoding(part, segments)
             # put and described at once; parity follows, as a copy that may be lost
             name = _pack_name(data)
@@ -88,9 +107,11 @@ class Publisher:
                 self._put_pack(name, data)
             entries, parity = about()
             self.catalog.listing.add_pack(name, len(data), entries)
-            self._put_parity(name, parity)
-            self.proved.remember([(Location(name, *at), s) for at, s in zip(places, segments, strict=True) if s])
-        self.catalog.listing.publish()
+            proved += [(Location(name, *at), s) for at, s in zip(places, segments, strict=True) if s]
+            if self.catalog.listing.register:  # parity tells that a pack was in a manifest
+                yield name, parity
+            else:
+                self._put_parity(name, parity)
 
     def _prove_decoding(self, rows: Sequence[Row], new: Sequence[PendingSegment | None]) -> None:
         """Decode every new segment from the bytes in the pack and compare, before a byte is written."""
@@ -148,12 +169,12 @@ class Publisher:
         If there is no room for parity the pack is durable all the same. It is acknowledged, and `repair`
         tries again.
         """
-        if not parity:
+        if not parity or name not in self.catalog.listing.packs:  # collected before it was named
             return
         store = self.catalog.store
         try:
             store.put(object_names.parity(name), parity)
-            if self.catalog.listing.register:  # `publish` looks, where a collector has been at work
+            if self.catalog.listing.register:  # `collect` deletes the parity of a slow writer
                 return
             if not is_there(store, object_names.pack(name)):
                 self.catalog.ledger.refresh()

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--manifest",
     is_flag=True,
-    help="Name packs in one object: a get and a put list nothing. A put that failed may then appear later.",
+    help="Name packs in one object: a get and a put list nothing.",
 )
 @shared.JSON_LINES
 @key_options

@@ -198,6 +198,7 @@ def _print(report: "Report", as_json: bool) -> None:
     counts |= {"unfinished": len(report.unfinished)}
     found = counts | {
         "missing_copies": len(report.missing_copies),
+        "orphans": report.orphans,
         "complete": report.complete,
         "sound": report.sound,
         "token": report.token if report.sound else None,  # a script that keeps it would take the damage for good
@@ -206,6 +207,8 @@ def _print(report: "Report", as_json: bool) -> None:
     remarks = []
     if report.unfinished:
         remarks.append(f"with {counted(len(report.unfinished), 'unfinished erase')}")
+    if report.orphans:
+        remarks.append(f"with {counted(report.orphans, 'pack')} that no put finished")
     if missing := len(report.missing_copies):
         copies = "redundant copy is" if missing == 1 else "redundant copies are"
         remarks.append(f"{missing:,} {copies} missing: run repair")

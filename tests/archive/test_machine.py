@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -42,6 +43,8 @@ TURNS = st.lists(st.lists(st.integers(0, 255), max_size=4), min_size=1, max_size
 class ArchiveMachine(RuleBasedStateMachine):
     """A model (tenant, name) -> list of (number, tokens). Forgotten versions may vanish when collected."""
 
+    manifest = False
+
     def __init__(self) -> None:
         super().__init__()
         self.disk = SimDisk()
@@ -57,7 +60,7 @@ class ArchiveMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        TowerArchive.create(self.store(), [self.codec])
+        TowerArchive.create(self.store(), [self.codec], manifest=self.manifest)
         self.handles = [self.open() for _ in range(HANDLES)]
 
     def store(self) -> Store:
@@ -271,6 +274,23 @@ class BucketMachine(ArchiveMachine):
         s.reset()
 
 
-def test_over_a_bucket(s3: S3Server, tmp_path: Path) -> None:
+class NamedBucketMachine(BucketMachine):
+    """The same with a manifest."""
+
+    manifest = True
+
+
+@pytest.mark.parametrize("machine", [BucketMachine, NamedBucketMachine], ids=["listed", "manifest"])
+def test_over_a_bucket(s3: S3Server, tmp_path: Path, machine: type[BucketMachine]) -> None:
     few = settings(max_examples=5, stateful_step_count=12, deadline=None)
-    run_state_machine_as_test(lambda: BucketMachine(s3, tmp_path), settings=few)  # type: ignore[arg-type]
+    run_state_machine_as_test(lambda: machine(s3, tmp_path), settings=few)  # type: ignore[arg-type]
+
+
+class NamedMachine(ArchiveMachine):
+    """The same machine over a disk, with a manifest."""
+
+    manifest = True
+
+
+TestNamed = NamedMachine.TestCase
+TestNamed.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
