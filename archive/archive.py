@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.merge import Merged
     from pltz.archive.maintenance.recode import Recoder
-    from pltz.archive.maintenance.verify import Report
+    from pltz.archive.maintenance.verify import Report, Verifier
     from pltz.archive.thaw.thawed import Thawed
     from pltz.archive.thaw.thawer import Thawer
     from pltz.coding.expected_time import Expect
@@ -775,12 +775,7 @@ class Archive:
         Raises UsageError for an invalid ``expect``, StoreError. Damage is in the report, whose ``sound`` is
         False then.
         """
-        from pltz.archive.catalog.catalog import Catalog
-        from pltz.archive.maintenance.verify import Verifier
-
-        codecs = self.codecs.registry if decode else self.parts.codecs  # loads the bundle, or not
-        catalog = Catalog(self.parts.store, self.parts.keys, settings=self.parts.settings)
-        return Verifier(catalog, codecs, self.parts.settings, resume).run(
+        return self.verifier(decode, resume).run(
             decode=decode,
             fraction=fraction,
             max_seconds=max_seconds,
@@ -788,6 +783,15 @@ class Archive:
             expect=None if expect is None else Token.parse(expect),
             progress=progress,
         )
+
+    def verifier(self, decode: bool = False, resume: Report | None = None) -> Verifier:
+        """Return what verifies the archive, through a fresh catalogue. With ``decode`` it loads the bundle."""
+        from pltz.archive.catalog.catalog import Catalog
+        from pltz.archive.maintenance.verify import Verifier
+
+        codecs = self.codecs.registry if decode else self.parts.codecs
+        catalog = Catalog(self.parts.store, self.parts.keys, settings=self.parts.settings)
+        return Verifier(catalog, codecs, self.parts.settings, resume)
 
     # ---- away
 

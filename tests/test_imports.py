@@ -61,7 +61,7 @@ WINGS = {
         "opener retention",
         "thaw copy",
         "archive version_sizes",
-        "archive_report",
+        "archive_report bulk",
     ),
     "benchmarks": (
         "timing products random_calibration kv_targets",

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, compress, islice
@@ -112,6 +112,29 @@ class PackSpan:
     stop: int | None = None  # bytes
 
 
+@dataclass
+class CheckedPacks:
+    """What the check of some packs found, perhaps on another machine.
+
+    Attributes:
+        report: of these packs alone.
+        swept: packs proved in bulk.
+        doubted: all others.
+        problems: those that the catalogue met meanwhile.
+        unread, blind: packs with bytes that could not be read, as `DamageReport.unread` returns them.
+    """
+
+    report: Report
+    swept: list[BulkVerified]
+    doubted: set[bytes]
+    problems: list[Problem]
+    unread: set[bytes]
+    blind: set[bytes]
+
+
+Elsewhere = Callable[[Sequence[bytes]], Iterable[CheckedPacks]]
+
+
 class Verifier:
     """Checks an archive through a fresh catalog of its files.
 
@@ -138,6 +161,7 @@ class Verifier:
         anywhere: bool = False,
         expect: Token | None = None,
         progress: Callable[[Report], None] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> Report:
         """Check all packs, or a random ``fraction`` of them, and return the report.
 
@@ -153,6 +177,8 @@ class Verifier:
                 end. Nothing can resume from their reports.
             expect: token that `freshness.token_of` returned earlier. An archive older than that is not sound.
             progress: called with the report after each pack, and between batches of decoded segments.
+            elsewhere: has the packs checked by `check` on other machines, and returns what each found, in order. Then
+                there is no limit in seconds.
 
         Raises StoreError where files cannot be read at all. Damage is in the report, not raised.
         """
@@ -178,7 +204,11 @@ class Verifier:
         doubted: set[bytes] = set()  # packs that bulk verification did not prove: checked record by record
         spans = self._chosen(fraction, anywhere and decode)
         with run_alongside(self._index_digests) as digests:
-            self._check_packs(spans, decode, swept, doubted)
+            if elsewhere is None:
+                self._check_packs(spans, decode, swept, doubted)
+            else:
+                for part in elsewhere([span.pack for span in spans]):
+                    self._take(part, swept, doubted)
         self._check_copies()
         self._check_redundancy()
         self._check_indexes(digests(), doubted)
@@ -190,6 +220,31 @@ class Verifier:
         for problem in self.catalog.damage.problems:
             self._problems.add(problem)
         return self.report
+
+    def check(self, packs: Sequence[bytes], decode: bool) -> CheckedPacks:
+        """Check these packs alone, as `run` does. Raises StoreError."""
+        if not set(packs) <= self.catalog.listing.packs.keys():
+            self.catalog.refresh()
+        self.report, swept, doubted = Report(), list[BulkVerified](), set[bytes]()
+        self._problems = Problems(self.report.problems)
+        self._check_packs(list(map(PackSpan, packs)), decode, swept, doubted)
+        damage = self.catalog.damage
+        return CheckedPacks(self.report, swept, doubted, list(damage.problems), *damage.unread())
+
+    def _take(self, part: CheckedPacks, swept: list[BulkVerified], doubted: set[bytes]) -> None:
+        """Add what the check of some packs found to the report."""
+        mine, theirs = self.report, part.report
+        for count in ("packs", "records", "decoded", "undecoded", "unreadable"):
+            setattr(mine, count, getattr(mine, count) + getattr(theirs, count))
+        mine.bad |= theirs.bad
+        mine.cursor = theirs.cursor
+        for problem in theirs.problems:
+            self._problems.add(problem)
+        self.catalog.damage.take(part.problems, part.unread, part.blind)
+        swept += part.swept
+        doubted |= part.doubted
+        if self._progress:
+            self._progress(mine)
 
     def _check_packs(self, spans: list[PackSpan], decode: bool, swept: list[BulkVerified], doubted: set[bytes]) -> None:
         """Check as many packs as there is time for.

@@ -1,5 +1,6 @@
 """``pltz archive copy``: copy sessions from one archive to another."""
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
@@ -7,12 +8,16 @@ import click
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import Recoding, choose, facts, line_of, show, tags_of
+from pltz.cli.archive.spreading import Spreading, spread_options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import say_if_interrupted
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pltz.archive.bulk import CopiedVersion
     from pltz.archive.copy import Copied
 
 
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Code sessions in TO after the nearest one of their tenant, where that takes fewer bytes.",
 )
+@spread_options
 @shared.recoding_options
 def copy(
     place: str,
@@ -47,6 +53,7 @@ def copy(
     last: bool,
     neighbours: bool,
     recoding: Recoding,
+    spreading: Spreading,
 ) -> None:
     """Copy sessions of the archive in DIR to the archive in TO, with histories, tags, times and targets.
 
@@ -56,9 +63,10 @@ def copy(
 
     With --neighbours sessions that were put alone, one at a time, are coded anew after each other, many in a commit.
     """
+    from pltz.archive import bulk
     from pltz.archive.copy import copy as transfer
 
-    source, other = (recoding.open(one, perhaps_sealed=True) for one in (place, to))
+    (source, ours), (other, theirs) = (recoding.opened(one, perhaps_sealed=True) for one in (place, to))
     if source.parts.settings.archive == other.parts.settings.archive:
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
     source.load()
@@ -67,13 +75,25 @@ def copy(
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))
     copied = there = erased = 0
     say_if_interrupted("interrupted: the versions printed above are in TO; run copy again for the others")
-    with Progress("copy", unit="versions", total=len(chosen), shown=wanted(recoding.progress)) as bar:
-        for done in transfer(source.parts, chosen, other.parts, dry_run=recoding.dry_run):
+    with ExitStack() as stack:
+        bar = stack.enter_context(
+            Progress("copy", unit="versions", total=len(chosen), shown=wanted(recoding.progress))
+        )
+        copies: Iterable[Copied | CopiedVersion]
+        if spreading:
+            spread = stack.enter_context(spreading.over(other, theirs, "copy"))
+            how = {"neighbours": neighbours, "dry_run": recoding.dry_run}
+            copies = bulk.copy(ours, chosen, theirs, other, spread, **how)
+        else:
+            copies = transfer(source.parts, chosen, other.parts, dry_run=recoding.dry_run)
+        for done in copies:
             there += done.there
             erased += done.erased
             copied += not (done.there or done.erased)
             bar.add(1)
             _show(done, recoding)
+        if spreading:
+            spread.clear()
     if not recoding.as_json:
         gone = f"; erased meanwhile: {erased:,}" if erased else ""
         verb = "would be copied" if recoding.dry_run else "copied, read back and compared"
@@ -82,7 +102,7 @@ def copy(
         source.directory.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
 
 
-def _show(done: "Copied", recoding: Recoding) -> None:
+def _show(done: "Copied | CopiedVersion", recoding: Recoding) -> None:
     from pltz.archive.archive import SessionVersion
 
     version = SessionVersion.of(done.version)

@@ -1,7 +1,8 @@
 """``pltz archive get`` and ``export``: write sessions of an archive as they were put."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -9,7 +10,8 @@ import click
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
 from pltz.cli.archive.restore import NUMBERED
-from pltz.cli.archive.shared import choose, full_names, hinting, open_archive, tags_of
+from pltz.cli.archive.shared import archive_and_recipe, choose, full_names, hinting, open_archive, tags_of
+from pltz.cli.archive.spreading import Spreading, spread_options
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
@@ -20,8 +22,13 @@ from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
+    from pltz.archive.bulk import ArchiveRecipe
     from pltz.archive.catalog.lookup import Version
+    from pltz.archive.maintenance.bulk_journal import Result
+    from pltz.archive.maintenance.bulk_shards import ShardWork, Spread
     from pltz.models.session.session import Session
+
+EXPORTED, SHARDS = 64, 512  # sessions in a shard of an export, at least; shards of all, about
 
 
 @click.command(
@@ -114,6 +121,7 @@ def get(
 @options.DEVICE
 @options.PROGRESS
 @options.JSON
+@spread_options
 @key_options
 def export(
     place: str,
@@ -131,6 +139,7 @@ def export(
     device: str,
     progress: bool | None,
     as_json: bool,
+    spreading: Spreading,
 ) -> None:
     """Write sessions of the archive in DIR, by tenant and name, as JSONL or as one .pltz file.
 
@@ -142,14 +151,20 @@ def export(
         form = "pltz" if output.endswith(".pltz") else "jsonl"
     if form == "pltz" and with_names:
         raise UsageError("a .pltz file has no names: leave --with-names out, or write JSONL")
+    if spreading and form == "pltz":
+        raise UsageError("--ray writes JSONL: name a file that does not end in .pltz, or leave --ray out")
     destination = Output(output, force=force, binary=form == "pltz")
-    cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
+    cold, recipe = archive_and_recipe(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
     chosen = list(choose(cold, names, tenant, tags_of(tags), history=history))
     with Progress("export", unit="sessions", total=len(chosen), shown=wanted(progress)) as bar:
         if form == "pltz":
             destination.write([_as_pltz(cold, chosen, bundles, device, threads, bar)])
+        elif spreading:  # the journal has what the sessions say: one is kept only where it is asked for
+            with spreading.over(cold, recipe, "export", writes=False, keep=False) as spread:
+                destination.write(_spread_lines(recipe, chosen, with_names, spread, bar))
+                spread.clear()
         else:
-            destination.write(_lines(cold, chosen, with_names, bar))
+            destination.write(_lines(cold, chosen, with_names, bar.add))
     if as_json:
         destination.report(json.dumps({"sessions": len(chosen), "format": form, "output": output}))
     elif output != "-":
@@ -158,17 +173,54 @@ def export(
         cold.directory.want_whole(f"wrote {counted(len(chosen), 'session')}", tenant)
 
 
-def _sessions(cold: "Archive", chosen: "list[Version]", bar: Progress) -> "Iterator[Session]":
+@dataclass(frozen=True)
+class ExportTask:
+    """Write the lines of some versions."""
+
+    recipe: "ArchiveRecipe"
+    with_names: bool
+
+    def open(self) -> "ShardWork":
+        """Return the function that returns the lines of versions."""
+        import numpy as np
+
+        cold = self.recipe.open()
+
+        def work(versions: "Sequence[Version]") -> "Result":
+            cold.parts.catalog.refresh()
+            text = b"".join(_lines(cold, versions, self.with_names, lambda _: None))
+            return {"lines": np.frombuffer(text, np.uint8)}
+
+        return work
+
+
+def _spread_lines(
+    recipe: "ArchiveRecipe", chosen: "list[Version]", with_names: bool, spread: "Spread", bar: Progress
+) -> Iterator[bytes]:
+    """Yield the lines of the sessions, read by the workers. Raises the errors of `_lines`."""
+    from pltz.archive.maintenance.bulk_shards import Shard, cut, shard_name
+
+    several = max(EXPORTED, len(chosen) // SHARDS)
+    shards = (
+        Shard(shard_name("export", str(with_names), *(v.id for v in run)), list(run))
+        for run in cut(chosen, lambda version: version.id, several)
+    )
+    for shard, result in spread.results(ExportTask(recipe, with_names), shards):
+        yield result["lines"].tobytes()
+        bar.add(len(shard.content))
+
+
+def _sessions(cold: "Archive", chosen: "Sequence[Version]", seen: "Callable[[int], object]") -> "Iterator[Session]":
     for session in cold.sessions.read_many(chosen):
         yield session
-        bar.add(1)
+        seen(1)
 
 
 def _lines(
-    cold: "Archive", chosen: "list[Version]", with_names: bool, bar: Progress
+    cold: "Archive", chosen: "Sequence[Version]", with_names: bool, seen: "Callable[[int], object]"
 ) -> Iterator[bytes]:
     """Yield one line per session. Raises ContentError for a text that cannot be written as JSONL."""
-    for version, session in zip(chosen, _sessions(cold, chosen, bar), strict=True):
+    for version, session in zip(chosen, _sessions(cold, chosen, seen), strict=True):
         try:
             line = session.to_json_line()
         except ContentError as exc:
@@ -202,7 +254,7 @@ def _as_pltz(
     targets = {version.target for version in chosen}
     target = targets.pop() if len(targets) == 1 else bytes(16)
     return codec.compress(
-        _sessions(cold, chosen, bar),
+        _sessions(cold, chosen, bar.add),
         target_fingerprint=target if any(target) else None,
         keep_opaque=True,
     )

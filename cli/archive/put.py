@@ -13,7 +13,8 @@ from pltz.archive.humanize import counted, size
 from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS
 from pltz.cli.archive import shared
 from pltz.cli.archive.put_meter import PutMeter
-from pltz.cli.archive.shared import open_archive, seconds_of, show, tags_of, tokenizer_json
+from pltz.cli.archive.shared import archive_and_recipe, seconds_of, show, tags_of, tokenizer_json
+from pltz.cli.archive.spreading import Spreading, spread_options
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command, NamingCommand
 from pltz.cli.ui.key_options import key_options, secret
@@ -26,6 +27,7 @@ from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
+    from pltz.archive.bulk import SpreadPuts
     from pltz.archive.writing.put_request import PutReceipt, PutRequest
     from pltz.datasets.session_columns import RowName
     from pltz.models.session.session import Session
@@ -86,12 +88,12 @@ def want_own_folder(place: str) -> None:
 
     Raises UsageError.
     """
-    from pltz.archive.format.object_names import FOLDERS, RESERVE, RESERVE_COLLECT, SETTINGS
+    from pltz.archive.format.object_names import BULK, FOLDERS, RESERVE, RESERVE_COLLECT, SETTINGS
 
     folder = Path(place)
     if not place or "://" in place or not folder.is_dir():
         return
-    known = {*FOLDERS, SETTINGS, RESERVE, RESERVE_COLLECT, *OF_FILE_SYSTEMS}
+    known = {*FOLDERS, BULK, SETTINGS, RESERVE, RESERVE_COLLECT, *OF_FILE_SYSTEMS}
     strange = sorted(p.name for p in folder.iterdir() if p.name not in known and not _is_mark(p))
     if strange:
         more = f" and {len(strange) - 3:,} more" if len(strange) > 3 else ""
@@ -180,6 +182,7 @@ def _is_mark(path: Path) -> bool:
 @options.DEVICE
 @options.PROGRESS
 @shared.JSON_LINES
+@spread_options
 @key_options
 def put(
     place: str,
@@ -206,6 +209,7 @@ def put(
     device: str,
     progress: bool | None,
     as_json: bool,
+    spreading: Spreading,
 ) -> None:
     """Freeze the sessions of INPUT... into the archive in DIR: session files as for compress, or .pltz files.
 
@@ -223,7 +227,9 @@ def put(
     """
     names = SessionNames(name, name_key)
     chosen, time = tags_of(tags), seconds_of(when)
-    cold = open_archive(
+    if spreading and target is not None:
+        raise UsageError("--ray sends sessions to other machines and no model: leave --target out, or --ray")
+    cold, recipe = archive_and_recipe(
         place,
         bundles,
         device=device,
@@ -237,7 +243,14 @@ def put(
     extra["continues"] = not new_version and name_key is None
     how: PutOptions = {"keep_opaque": keep_opaque, "commit_bytes": commit_bytes, "commit_seconds": commit_seconds}
     items = names.items(source, extra)
-    click.get_current_context().exit(put_all(cold, items, source, how, dry_run, progress, as_json))
+    if not spreading:
+        click.get_current_context().exit(put_all(cold, items, source, how, dry_run, progress, as_json))
+    from pltz.archive.bulk import SpreadPuts
+
+    with spreading.over(cold, recipe, "put") as spread:
+        code = put_all(SpreadPuts(cold, recipe, spread), items, source, how, dry_run, progress, as_json)
+        spread.clear()
+    click.get_current_context().exit(code)
 
 
 class PutOptions(TypedDict, total=False):
@@ -249,7 +262,7 @@ class PutOptions(TypedDict, total=False):
 
 
 def put_all(
-    cold: "Archive",
+    cold: "Archive | SpreadPuts",
     items: "Iterator[tuple[PutRequest, int, bool]]",
     source: "PutInputs",
     how: PutOptions,

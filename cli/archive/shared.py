@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
@@ -21,6 +21,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion
+    from pltz.archive.bulk import ArchiveRecipe
     from pltz.archive.catalog.lookup import Version
     from pltz.plt_codec.lanes import LayoutName
 
@@ -86,8 +87,12 @@ class Recoding:
     as_json: bool
 
     def open(self, place: str, *, perhaps_sealed: bool = False) -> "Archive":
-        """Open an archive to code with these options. See `open_archive` for ``perhaps_sealed`` and the errors."""
-        return open_archive(
+        """Open an archive to code with these options. See `archive_and_recipe` for ``perhaps_sealed``, errors."""
+        return self.opened(place, perhaps_sealed=perhaps_sealed)[0]
+
+    def opened(self, place: str, *, perhaps_sealed: bool = False) -> "tuple[Archive, ArchiveRecipe]":
+        """Open an archive as `open` does, and return it with what opens it again on another machine."""
+        return archive_and_recipe(
             place,
             self.bundles,
             tokenizers=self.tokenizers,
@@ -122,7 +127,24 @@ def recoding_options(command: Callable[..., None]) -> Callable[..., Any]:
     return added
 
 
-def open_archive(
+class Opening(TypedDict, total=False):
+    """The options of `archive_and_recipe`."""
+
+    tokenizers: Iterable[str]
+    device: str
+    threads: int | None
+    layout: "LayoutName"
+    zstd_above: int | None
+    neighbours: bool
+    perhaps_sealed: bool
+
+
+def open_archive(place: str, bundles: Iterable[str] = (), **how: Unpack[Opening]) -> "Archive":
+    """Open the archive at ``place``. See `archive_and_recipe` for the arguments and errors."""
+    return archive_and_recipe(place, bundles, **how)[0]
+
+
+def archive_and_recipe(
     place: str,
     bundles: Iterable[str] = (),
     *,
@@ -133,10 +155,10 @@ def open_archive(
     zstd_above: int | None = ZSTD_ABOVE,
     neighbours: bool = False,
     perhaps_sealed: bool = False,
-) -> "Archive":
+) -> "tuple[Archive, ArchiveRecipe]":
     """Open the archive at ``place``, a sealed one with the key that the command's options name.
 
-    A bundle is loaded only when something is coded.
+    Returns it with what opens it again on another machine. A bundle is loaded only when something is coded.
 
     Args:
         tokenizers: tokenizer files or targets, for ids that do not belong to the bundle's tokenizer.
@@ -149,22 +171,26 @@ def open_archive(
         UsageError, FormatError, ModelError, KeyMismatch: the archive, a tokenizer or the key cannot be used.
     """
     from pltz.archive.archive import Archive
+    from pltz.archive.bulk import ArchiveRecipe
 
     key: KeyWords = {}
     if key_is_named():
         found = Archive.open(place)  # refuse a missing archive before a passphrase is asked for
         key = key_words() if found.parts.settings.sealed or not perhaps_sealed else {}
-    return Archive.open(
+    recipe = ArchiveRecipe(
         place,
-        bundle=[*bundles] or None,
-        tokenizers=[tokenizer_json(name) for name in tokenizers],
-        device=device,
-        threads=threads,
-        layout=layout,
-        zstd_above=zstd_above,
-        neighbours=neighbours,
-        **key,
+        {
+            "bundle": [*bundles] or None,
+            "tokenizers": [tokenizer_json(name) for name in tokenizers],
+            "device": device,
+            "threads": threads,
+            "layout": layout,
+            "zstd_above": zstd_above,
+            "neighbours": neighbours,
+            **key,
+        },
     )
+    return recipe.open(), recipe
 
 
 def tokenizer_json(name: str) -> bytes:

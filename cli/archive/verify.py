@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import facts, open_archive, show
+from pltz.cli.archive.shared import archive_and_recipe, facts, show
+from pltz.cli.archive.spreading import Spreading, spread_options
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
@@ -63,6 +64,7 @@ COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
 @options.DEVICE
 @options.PROGRESS
 @shared.JSON_LINES
+@spread_options
 @click.pass_context
 @key_options
 def verify(
@@ -79,6 +81,7 @@ def verify(
     device: str,
     progress: bool | None,
     as_json: bool,
+    spreading: Spreading,
 ) -> None:
     """Read the archive in DIR and report exactly what is damaged and which sessions are lost. Changes nothing.
 
@@ -86,9 +89,13 @@ def verify(
     damaged. It is else 10 where an erase was cut off, which damages nothing; its line says how to finish it. It is else
     9 where redundant copies are missing (parity, second copies of small files), which pltz archive repair remakes.
     """
+    from pltz.archive import bulk
+
     if state is not None and fraction < 1:
         raise UsageError("--state covers all packs: leave --fraction out")
-    cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
+    if spreading and (max_seconds is not None or state is not None):
+        raise UsageError("--ray keeps a journal and runs to the end: leave --max-seconds and --state out")
+    cold, recipe = archive_and_recipe(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
     file = None if state is None else VerifyState(state, cold.parts.settings.archive, decode)
     before = file.load() if file else None
     seen = before.packs if before else 0
@@ -102,14 +109,21 @@ def verify(
             if file:
                 file.save(report)
 
-        report = cold.verify(
-            decode=decode,
-            fraction=fraction,
-            max_seconds=max_seconds,
-            resume=before,
-            expect=expect,
-            progress=note,
-        )
+        if spreading:
+            with spreading.over(cold, recipe, "verify", writes=False) as spread:
+                report = bulk.verify(
+                    cold, recipe, spread, decode=decode, fraction=fraction, expect=expect, progress=note
+                )
+                spread.clear()
+        else:
+            report = cold.verify(
+                decode=decode,
+                fraction=fraction,
+                max_seconds=max_seconds,
+                resume=before,
+                expect=expect,
+                progress=note,
+            )
     if file and report.complete:
         file.remove()
     _print(report, as_json)
@@ -141,18 +155,14 @@ class VerifyState:
 
         Raises CorruptError where the file is no state, UsageError where it is of another archive or check.
         """
-        from pltz.archive.catalog.problems import Problem
-        from pltz.archive.maintenance.verify import Report
+        from pltz.archive.maintenance.bulk_checked import report_of
 
         if not self.path.exists():
             return None
         try:
             with self.path.open("rb") as source:
                 found = json.loads(source.read(MAX_STATE))
-            counts = {key: int(found.get(key, 0)) for key in COUNTS}
-            problems = [Problem(*map(str, row)) for row in found["problems"]]
-            cursor, bad = bytes.fromhex(found["cursor"]), {bytes.fromhex(b) for b in found["bad"]}
-            within, offset = bytes.fromhex(found.get("within", "")), int(found.get("offset", 0))
+            report = report_of(found)
             mark = {key: found[key] for key in self.mark}
         except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise CorruptError(f"{self.path} is not the state of a verify: remove it to start anew") from exc
@@ -160,19 +170,13 @@ class VerifyState:
             raise UsageError(
                 f"{self.path} belongs to another archive, or to a run with another --decode: name another file"
             )
-        report = Report(problems=problems, cursor=cursor, within=within, offset=offset, bad=bad)
-        for key, value in counts.items():
-            setattr(report, key, value)
         return report
 
     def save(self, report: "Report") -> None:
         """Replace the file."""
-        found: dict[str, Any] = dict(self.mark)
-        found |= {key: getattr(report, key) for key in COUNTS}
-        found["problems"] = [[p.kind, p.name, p.what] for p in report.problems]
-        found |= {"cursor": report.cursor.hex(), "within": report.within.hex(), "offset": report.offset}
-        found["bad"] = sorted(b.hex() for b in report.bad)
-        self.output.write([json.dumps(found).encode() + b"\n"])
+        from pltz.archive.maintenance.bulk_checked import as_fields
+
+        self.output.write([json.dumps(self.mark | as_fields(report)).encode() + b"\n"])
 
     def remove(self) -> None:
         """Remove the file, as all is checked and the next run starts anew."""

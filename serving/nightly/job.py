@@ -85,9 +85,10 @@ def run(
 def _pool(config: Config, how: str, address: str | None) -> Freeze | None:
     """Return the pool that freezes, None for this process. Raises UsageError where Ray is not installed."""
     if how == "ray":
+        from pltz.archive.maintenance import bulk_ray
         from pltz.serving.nightly import ray_pool
 
-        ray_pool.load()
+        bulk_ray.load()
         return lambda run, shards: ray_pool.frozen(config, run, shards, address)
     return None if config.workers == 1 else lambda run, shards: process_pool.processes(config, run, shards)
 

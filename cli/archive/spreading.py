@@ -1,0 +1,103 @@
+"""``--ray [ADDRESS]`` and ``--journal FOLDER``: bulk commands on the machines of a Ray cluster."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli.ui.process import stdout_apart
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
+    from pltz.archive.bulk import ArchiveRecipe
+    from pltz.archive.maintenance.bulk_shards import Spread
+
+HERE = "here"  # --ray without an address
+
+
+def _address(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return an address. Raises UsageError where it is none."""
+    if value is not None and value not in (HERE, "auto", "local") and ":" not in value:
+        raise UsageError(
+            f"expected an address such as ray://HOST:10001, HOST:6379 or auto, found {value!r}: "
+            "put --ray without an address behind DIR"
+        )
+    return value
+
+
+def spread_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--ray`` and ``--journal``. The command takes them as ``spreading``, a `Spreading`."""
+
+    @functools.wraps(command)
+    def packed(*arguments: Any, ray: str | None, journal: str | None, **others: Any) -> Any:
+        return command(*arguments, **others, spreading=Spreading(ray, journal))
+
+    added: Callable[..., Any] = packed
+    for option in (
+        click.option(
+            "--journal",
+            metavar="FOLDER",
+            help="Folder or s3:// URL that remembers the finished shards of --ray, so that another run goes on.",
+        ),
+        click.option(
+            "--ray",
+            is_flag=False,
+            flag_value=HERE,
+            is_eager=True,  # before a missing DIR is: that may be why
+            callback=_address,
+            metavar="[ADDRESS]",
+            help="Do the work on a Ray cluster: ray://HOST:PORT, HOST:PORT, auto. Behind DIR and without an address: "
+            "RAY_ADDRESS, else all cores of this machine.",
+        ),
+    ):
+        added = option(added)
+    return added
+
+
+@dataclass(frozen=True)
+class Spreading:
+    """Where a bulk command works. It is true where ``--ray`` was given."""
+
+    ray: str | None
+    journal: str | None
+
+    def __post_init__(self) -> None:
+        if self.ray is None and self.journal is not None:
+            raise UsageError("--journal needs --ray")
+
+    def __bool__(self) -> bool:
+        return self.ray is not None
+
+    @contextmanager
+    def over(
+        self, cold: "Archive", recipe: "ArchiveRecipe", work: str, *, writes: bool = True, keep: bool = True
+    ) -> "Iterator[Spread]":
+        """Connect to the cluster and yield the workers with the journal. Another coordinator is refused meanwhile.
+
+        Args:
+            work: name of the command.
+            writes: whether it changes the archive, so that coordinators of all commands that do exclude each other;
+                else those with the same journal do.
+            keep: whether a journal is kept where none is named.
+
+        Raises ArchiveError where another is at work, UsageError where Ray is missing or no cluster answers.
+        """
+        from pltz.archive.maintenance import bulk_ray
+        from pltz.archive.maintenance.bulk_journal import BulkJournal, journal_folder
+        from pltz.archive.maintenance.bulk_lease import BulkLease
+        from pltz.archive.maintenance.bulk_shards import Spread
+        from pltz.archive.storage.store import open_store
+        from pltz.plt_codec.identity import digest
+
+        identity = digest(b"pltz bulk work", cold.parts.settings.archive, work.encode())
+        with ExitStack() as stack:
+            stack.enter_context(stdout_apart())
+            journal = BulkJournal.at(self.journal or journal_folder(identity)) if keep or self.journal else None
+            store = open_store(recipe.place) if writes or journal is None else journal.store
+            lease = stack.enter_context(BulkLease(store, f"{work} on Ray"))
+            ray = stack.enter_context(bulk_ray.cluster(None if self.ray == HERE else self.ray))
+            yield Spread(bulk_ray.RayWorkers(ray), journal, lease.want)
