@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pltz.plt_codec.errors import PltzError
+from pltz.plt_codec.errors import MismatchError, PltzError
 
 
 class WarmFileError(PltzError):
@@ -15,3 +15,13 @@ class PoolFull(PltzError):
     """A pool has no block left, and none that nobody holds."""
 
     exit_code = 7
+
+
+class MemoryFailed(PltzError):
+    """The disk cannot read or write a memory now. Nothing of it is lost."""
+
+    exit_code = 7
+
+
+class MemoryMismatch(MismatchError):
+    """A file is the memory of another agent."""

@@ -52,8 +52,9 @@ if TYPE_CHECKING:
     from pltz.coding.codec import Codec
     from pltz.coding.session_file import SessionFile
     from pltz.datasets.loaders import sample_sessions
-    from pltz.kv.errors import PoolFull
+    from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
     from pltz.kv.kv_forms import kv_forms
+    from pltz.kv.memory.agent_memory import AgentMemory
     from pltz.kv.pool.batch_cache import BatchKVCache
     from pltz.kv.pool.block_pool import BlockPool
     from pltz.kv.pool.packed_session import PackedSession
@@ -114,7 +115,8 @@ _HOMES = {
     "pltz.serving.eviction.eviction": ("EvictionRequest",),
     "pltz.serving.eviction.hook": ("EvictionHook",),
     "pltz.serving.eviction.worker": ("drain",),
-    "pltz.kv.errors": ("PoolFull",),
+    "pltz.kv.errors": ("MemoryFailed", "MemoryMismatch", "PoolFull"),
+    "pltz.kv.memory.agent_memory": ("AgentMemory",),
     "pltz.kv.pool.batch_cache": ("BatchKVCache",),
     "pltz.kv.pool.block_pool": ("BlockPool",),
     "pltz.kv.pool.packed_session": ("PackedSession",),
@@ -150,6 +152,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AgentMemory",
     "Archive",
     "ArchiveError",
     "ArchivedSession",
@@ -172,6 +175,8 @@ __all__ = [
     "LimitError",
     "LlamaServer",
     "LostError",
+    "MemoryFailed",
+    "MemoryMismatch",
     "MismatchError",
     "MissingKeys",
     "MissingPack",

@@ -38,7 +38,7 @@ WINGS = {
         "container",
     ),
     "models": ("bundle", "session", "target", "training"),
-    "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store pool"),
+    "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store pool", "memory"),
     "serving": ("eviction", "engines", "nightly"),
     "coding": (
         "expected_time options parts prepare sketch",

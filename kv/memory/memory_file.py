@@ -1,0 +1,196 @@
+"""MemoryFolder: the memories of a target's agents on disk, each a file of its own. Spec: FORMAT.md, "Agent memory"."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pltz.kv.errors import MemoryFailed, MemoryMismatch
+from pltz.kv.memory.checked_file import FileKind
+from pltz.kv.memory.prefix_match import WITHIN
+from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.pool.packed_session import PackedSession
+from pltz.kv.pool.page_format import PageFormat
+from pltz.plt_codec.errors import CorruptError, TargetMismatch
+from pltz.plt_codec.identity import SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+    from numpy.typing import NDArray
+
+    from pltz.models.target.target import Target
+
+MEMORY = FileKind("pltz agent memory", 1, frozenset({"agent", "target", "pages", "packed"}))
+CENTRE = FileKind("pltz memory centre", 1, frozenset())
+FORGET = "forget the agent, and let it begin again"
+
+
+@dataclass(eq=False)
+class Remembered:
+    """The memory of an agent. ``ids``: (T,) int32, those of ``text``. ``ends``: (T,) int32, see `ends_of`.
+
+    ``session``: the KV of the first ids, all or all but the last. ``saved``: the file has the same.
+    """
+
+    text: str
+    ids: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    session: PackedSession
+    saved: bool = False
+
+
+class MemoryFolder:
+    """The files of one target and one kind of pages in a folder. Any thread may use it."""
+
+    def __init__(self, folder: str | os.PathLike[str], target: Target, form: PageFormat) -> None:
+        self.fingerprint, self.pages = target.fingerprint, pages_id(form)
+        self.folder = _space(folder, target, form)
+
+    @staticmethod
+    def form(folder: str | os.PathLike[str], target: Target, kind: str) -> PageFormat:
+        """Return the pages of a target with the centre that the folder keeps; the first to ask puts it there.
+
+        Raises CorruptError, VersionError and MemoryFailed where the folder has a centre that cannot be used.
+        """
+        form = PageFormat.of(target, kind)
+        if form.centre is None:
+            return form
+        path = _space(folder, target, form) / "centre.safetensors"
+        found = CENTRE.read(path, ("centre",))
+        if found is None:
+            mine = path.with_name(f"centre.{os.getpid()}.safetensors")
+            CENTRE.write(mine, {}, {"centre": form.centre})
+            try:
+                os.link(mine, path)  # which replaces none: another process may have been first
+            except FileExistsError:
+                pass
+            except OSError as exc:
+                raise MemoryFailed(f"cannot write {path} ({exc.strerror})") from exc
+            finally:
+                mine.unlink(missing_ok=True)
+            found = CENTRE.read(path, ("centre",))
+        centre = None if found is None else found[1]["centre"]
+        if centre is None or centre.shape != form.centre.shape or centre.dtype != form.centre.dtype:
+            raise CorruptError(f"{path} is no centre of these pages: remove its folder, and all memories in it")
+        return dataclasses.replace(form, centre=centre)
+
+    def path(self, agent: str) -> Path:
+        """Return where an agent's file is."""
+        name = blake2b(agent.encode("utf8", "surrogatepass"), digest_size=SIZE, person=b"pltz agent").hexdigest()
+        return self.folder / f"{name}.safetensors"
+
+    def agents(self) -> Iterator[str]:
+        """Yield the names of agents whose files can be read, by their headers alone."""
+        for path in sorted(self.folder.glob("*.safetensors")):
+            if (meta := MEMORY.peek(path)) is not None:
+                yield meta["agent"]
+
+    def save(self, agent: str, memory: Remembered) -> int:
+        """Write a memory, and return the bytes of its file. Raises MemoryFailed; the file before is there then."""
+        import torch
+
+        session = memory.session
+        slab = session.pool.host if session.spilled else session.pool.device
+        assert slab is not None
+        meta = {"agent": agent, "target": self.fingerprint.hex(), "pages": self.pages, "packed": str(session.packed)}
+        size = MEMORY.write(
+            self.path(agent),
+            meta,
+            {
+                "ids": torch.from_numpy(memory.ids),
+                "ends": torch.from_numpy(memory.ends),
+                "text": torch.frombuffer(bytearray(memory.text.encode() or b"\0"), dtype=torch.uint8),
+                "exact": session.exact,
+                **slab.read(session.blocks, 0, session.packed),
+            },
+        )
+        memory.saved = True
+        return size
+
+    def load(self, agent: str, pool: BlockPool) -> Remembered | None:
+        """Return an agent's memory with its KV in a pool, None where there is none.
+
+        Raises MemoryMismatch and TargetMismatch for a file of another agent, target or pages, CorruptError and
+        VersionError for a damaged or a later one, MemoryFailed where the disk cannot read it now, and PoolFull.
+        """
+        path, form = self.path(agent), pool.form
+        found = MEMORY.read(path, ("ids", "ends", "text", "exact", *form.types))
+        if found is None:
+            return None
+        meta, tensors = found
+        if meta["target"] != self.fingerprint.hex() or meta["pages"] != self.pages:
+            raise TargetMismatch(f"{path} is a memory of another target, or of other pages: {FORGET}")
+        if meta["agent"] != agent:
+            raise MemoryMismatch(f"{path} is the memory of another agent, {meta['agent'][:80]!r}: {FORGET}")
+        try:
+            packed = int(meta["packed"])
+            memory = _checked(tensors, packed, pool)
+        except ValueError as exc:
+            raise CorruptError(f"{path} is damaged ({exc}): {FORGET}") from exc
+        rows = {name: tensors[name] for name in form.types}
+        session = memory.session
+        session.blocks = pool.device.allocate(-(-packed // pool.block))
+        pool.device.write(session.blocks, 0, rows)
+        session.packed = packed
+        return memory
+
+    def remove(self, agent: str) -> None:
+        """Remove an agent's file, damaged or not. Raises MemoryFailed where it is still there."""
+        try:
+            self.path(agent).unlink(missing_ok=True)
+        except OSError as exc:
+            raise MemoryFailed(f"cannot remove {self.path(agent)} ({exc.strerror})") from exc
+
+
+def pages_id(form: PageFormat) -> str:
+    """Return what names pages, in hexadecimal. Rows of other pages mean other numbers."""
+    facts = f"{form.kind} {form.layers} {form.heads} {form.dim} {_dtype(form)}".encode()
+    centre = b"" if form.centre is None else form.centre.cpu().numpy().astype("<f4").tobytes()
+    return blake2b(facts + centre, digest_size=SIZE, person=b"pltz pages").hexdigest()
+
+
+def _dtype(form: PageFormat) -> str:
+    return str(form.dtype).removeprefix("torch.")
+
+
+def _space(folder: str | os.PathLike[str], target: Target, form: PageFormat) -> Path:
+    facts = target.fingerprint + f"{form.kind} {_dtype(form)}".encode()
+    return Path(folder) / blake2b(facts, digest_size=SIZE, person=b"pltz memory").hexdigest()
+
+
+def _checked(tensors: Mapping[str, torch.Tensor], packed: int, pool: BlockPool) -> Remembered:
+    """Return a memory without its pages. Raises ValueError unless all numbers fit each other."""
+    form = pool.form
+    ids, ends, text, exact = (tensors[name] for name in ("ids", "ends", "text", "exact"))
+    if str(ids.dtype) != "torch.int32" or str(ends.dtype) != "torch.int32" or ids.dim() != 1 or ids.shape != ends.shape:
+        raise ValueError("ids and their ends do not fit each other")
+    said = bytes(text.numpy()).decode() if str(text.dtype) == "torch.uint8" and len(ids) else ""
+    where = ends[ends != WITHIN].numpy()
+    if (np.diff(where) < 0).any() or (len(where) and not 0 <= where[0] <= where[-1] <= len(said)):
+        raise ValueError("ends of ids are not ascending, or beyond the text")
+    if bool((ids < 0).any()):
+        raise ValueError("ids below 0")
+    if not 0 <= packed <= len(ids) or 0 < packed <= form.sinks:
+        raise ValueError("pages of more tokens than there are, or of too few")
+    for name, (size, dtype) in form.types.items():
+        if tensors[name].shape != (form.layers, packed, form.heads, size) or tensors[name].dtype != dtype:
+            raise ValueError(f"the rows {name!r} are not those of {packed} tokens")
+    sinks = min(form.sinks, packed)
+    right = exact.dim() == 5 and exact.dtype == form.dtype
+    if not right or exact.shape != (form.layers, 2, form.heads, exact.shape[3], form.dim):
+        raise ValueError("the exact tokens have another shape or type")
+    tokens = packed + exact.shape[3] - sinks
+    if exact.shape[3] < sinks or not len(ids) - 1 <= tokens <= len(ids):
+        raise ValueError(f"the KV of {tokens} tokens does not fit {len(ids)} ids")
+    session = PackedSession(pool, [], 0, exact.to(pool.device.device))
+    return Remembered(said, ids.numpy().copy(), ends.numpy().copy(), session, saved=True)
+

@@ -1,0 +1,291 @@
+"""Agents keep their KV: over phases, restarts and a full pool, and apart from each other."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
+from pltz.kv.memory.agent_memory import AgentMemory
+from pltz.kv.memory.memory_file import CENTRE, Remembered
+from pltz.kv.memory.prefix_match import ends_of
+from pltz.kv.pool.packed_session import PackedSession
+from pltz.models.target.target import Target
+from pltz.plt_codec.errors import ContentError, CorruptError, TargetMismatch, UsageError, VersionError
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "agent_memory.py"
+STORY = "Once there was a small town by the sea, and in it lived a man who repaired clocks. " * 6
+FIRST, SECOND = STORY + "Go on:", "\nAnd then, what did the woman say?\n"
+NEW = {"new_tokens": 20, "min_new_tokens": 20}
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target.load("mini-llama", dtype="float32")
+
+
+def opened(folder: Path, target: Target, kind: str = "q4", tokens: int = 2048, host: int = 0) -> AgentMemory:
+    return AgentMemory.open(folder, target, kind, tokens, host_tokens=host, keep=16)
+
+
+def file_of(memory: AgentMemory, agent: str) -> Path:
+    assert memory.folder is not None
+    return memory.folder.path(agent)
+
+
+def test_phases_say_what_a_target_without_memory_says(target: Target, tmp_path: Path) -> None:
+    memory = opened(tmp_path, target, "raw")
+    first = memory.phase("ann", FIRST, **NEW)
+    second = memory.phase("ann", SECOND, **NEW)
+    assert (first.match, first.reused) == (None, 0)
+    assert second.match is not None and second.match.kind == "extend"
+    assert second.reused + second.prefilled == len(memory._agents["ann"].ids) - 20
+    assert second.prefilled < 20 < second.reused
+    ids = [*target.tokenize(FIRST), *first.ids, *target.tokenize(SECOND)]
+    assert memory._agents["ann"].ids.tolist() == [*ids, *second.ids]
+    whole = torch.tensor([ids])
+    found = target.model.generate(whole, max_new_tokens=20, min_new_tokens=20, do_sample=False, pad_token_id=0)
+    assert found[0, len(ids) :].tolist() == list(second.ids)
+    assert memory.text("ann") == FIRST + first.text + SECOND + second.text
+
+
+@pytest.mark.parametrize("kind", ["raw", "q8", "q4"])
+def test_a_restart_changes_nothing(target: Target, tmp_path: Path, kind: str) -> None:
+    with opened(tmp_path / "one", target, kind) as memory:
+        expected = [memory.phase("ann", text, **NEW) for text in (FIRST, SECOND, SECOND)]
+        before = memory._agents["ann"].session.kv()
+    for n, text in enumerate((FIRST, SECOND, SECOND)):
+        with opened(tmp_path / "two", target, kind) as memory:
+            assert memory.phase("ann", text, **NEW) == expected[n]
+    memory = opened(tmp_path / "two", target, kind)
+    assert memory.agents() == ["ann"] and memory.text("ann").endswith(expected[2].text)
+    assert torch.equal(memory._agents["ann"].session.kv(), before)
+
+
+def test_a_killed_process_leaves_every_reply_that_it_returned(target: Target, tmp_path: Path) -> None:
+    killed = opened(tmp_path, target)  # never closed
+    replies = [killed.phase("ann", text, **NEW) for text in (FIRST, SECOND)]
+    again = opened(tmp_path, target)
+    assert again.text("ann") == FIRST + replies[0].text + SECOND + replies[1].text
+
+
+def test_agents_of_one_batch_say_what_they_say_alone(target: Target, tmp_path: Path) -> None:
+    texts = {"ann": FIRST, "bob": "Hello. " * 9, "eve": "A"}
+    together, alone = opened(tmp_path / "one", target), opened(tmp_path / "two", target)
+    for phase in range(2):
+        both = together.many(texts, **NEW)
+        for agent, text in texts.items():
+            assert both[agent] == alone.phase(agent, text, **NEW), phase
+    blocks = [set(memory.session.blocks) for memory in together._agents.values()]
+    assert not blocks[0] & blocks[1]
+    together.forget("ann")
+    assert together.agents() == ["bob", "eve"] and together.text("ann") == ""
+    assert together.phase("bob", "!", **NEW) == alone.phase("bob", "!", **NEW)
+    together.close()
+    assert together.pool.device.free == together.pool.device.blocks
+
+
+def test_a_prompt_is_matched_by_characters(target: Target, tmp_path: Path) -> None:
+    memory = opened(tmp_path, target, "raw")
+    memory.respond("ann", FIRST, **NEW)
+    text = memory.text("ann")
+    exact = memory.respond("ann", text, **NEW)
+    assert exact.match is not None and (exact.match.kind, exact.prefilled) == ("exact", 1)
+    edited = text[:-10] + "of another end of it."
+    partial = memory.respond("ann", edited, **NEW)
+    assert partial.match is not None and partial.match.kind == "partial" and partial.reused > 90
+    assert partial.ids == opened(tmp_path / "other", target, "raw").respond("bob", edited, **NEW).ids
+    other = memory.respond("ann", "Something else.", **NEW)
+    assert other.match is not None and (other.match.kind, other.reused) == ("diverge", 0)
+    assert memory.text("ann") == "Something else." + other.text
+
+
+def test_the_ids_an_agent_generated_stay_where_the_tokenizer_would_spell_them_otherwise(
+    target: Target, tmp_path: Path
+) -> None:
+    """Two ids for a word that the tokenizer writes as one: a match of ids would end there."""
+    memory = opened(tmp_path, target)
+    assert memory.folder is not None
+    apart = [one for letter in " the" for one in target.tokenize(letter)]
+    assert len(apart) > len(target.tokenize(" the"))
+    ids = [*target.tokenize(FIRST), *apart]
+    text = FIRST + " the"
+    session = PackedSession.of(target.prefill(ids)[0], memory.pool, keep=16)
+    kept = Remembered(text, np.array(ids, np.int32), ends_of(target, ids, text), session)
+    memory.folder.save("ann", kept)
+    reply = memory.phase("ann", " end of it.", **NEW)
+    assert reply.reused == len(ids) and memory._agents["ann"].ids[: len(ids)].tolist() == ids
+
+
+def test_a_full_pool_gives_up_the_agent_used_least_recently(target: Target, tmp_path: Path) -> None:
+    roomy, small = opened(tmp_path / "one", target), opened(tmp_path / "two", target, tokens=320)
+    hosted = opened(tmp_path / "three", target, tokens=320, host=320)
+    for agent in ("ann", "bob", "eve", "ann", "bob"):
+        expected = roomy.phase(agent, FIRST if agent not in roomy.agents() else SECOND, **NEW)
+        for memory in (small, hosted):
+            assert memory.phase(agent, FIRST if agent not in memory.agents() else SECOND, **NEW) == expected
+    assert len(small._agents) == 2
+    assert len(hosted._agents) == 3 and any(memory.session.spilled for memory in hosted._agents.values())
+    with pytest.raises(PoolFull):
+        small.phase("ann", STORY * 4, **NEW)
+    held = {block for kept in small._agents.values() for block in kept.session.blocks}
+    assert small.pool.device.free == small.pool.device.blocks - len(held)
+    assert small.text("ann") == roomy.text("ann")
+    assert small.phase("bob", SECOND, **NEW) == roomy.phase("bob", SECOND, **NEW)
+
+
+# ---- files
+
+
+def test_every_damage_is_refused_by_name(target: Target, tmp_path: Path) -> None:
+    opened(tmp_path, target).phase("ann", FIRST, **NEW)
+    memory = opened(tmp_path, target)
+    path = file_of(memory, "ann")
+    good = path.read_bytes()
+    for at in [*range(0, 700, 3), *range(700, len(good), 977), len(good) - 1]:
+        path.write_bytes(good[:at] + bytes([good[at] ^ 0x11]) + good[at + 1 :])
+        with pytest.raises((CorruptError, VersionError)):
+            memory.text("ann")
+    for size in (0, 7, 100, len(good) - 1):
+        path.write_bytes(good[:size])
+        with pytest.raises(CorruptError, match="damaged or foreign"):
+            memory.phase("ann", SECOND, **NEW)
+    path.write_bytes(good + b"x")
+    with pytest.raises(CorruptError, match="do not fill"):
+        memory.text("ann")
+    assert memory.pool.device.free == memory.pool.device.blocks
+    path.write_bytes(good)
+    assert memory.text("ann").startswith(FIRST)
+    path.write_bytes(good[:100])
+    memory.forget("ann")
+    assert memory.text("ann") == "" and not path.exists()
+
+
+def test_a_file_of_another_program_or_version_is_refused(target: Target, tmp_path: Path) -> None:
+    memory = opened(tmp_path, target)
+    path = file_of(memory, "ann")
+    save_file({"ids": torch.zeros(3)}, path)
+    with pytest.raises(CorruptError, match="metadata"):
+        memory.text("ann")
+    save_file({"ids": torch.zeros(3)}, path, {"format": "pltz hot 6"})
+    with pytest.raises(CorruptError, match="not a file of the format 'pltz agent memory'"):
+        memory.text("ann")
+    save_file({"ids": torch.zeros(3)}, path, {"format": "pltz agent memory 2"})
+    with pytest.raises(VersionError, match="use a newer pltz"):
+        memory.text("ann")
+    assert memory.agents() == []
+
+
+def test_any_reader_of_safetensors_opens_a_memory(target: Target, tmp_path: Path) -> None:
+    memory = opened(tmp_path, target)
+    memory.phase("ann", FIRST, **NEW)
+    found, kept = load_file(file_of(memory, "ann")), memory._agents["ann"]
+    assert found["ids"].tolist() == kept.ids.tolist() and bytes(found["text"].numpy()).decode() == kept.text
+    with safe_open(file_of(memory, "ann"), "pt") as file:
+        assert file.metadata()["agent"] == "ann"
+
+
+def test_the_memory_of_another_agent_is_refused(target: Target, tmp_path: Path) -> None:
+    memory = opened(tmp_path, target)
+    memory.phase("ann", FIRST, **NEW)
+    shutil.copy(file_of(memory, "ann"), file_of(memory, "bob"))
+    with pytest.raises(MemoryMismatch, match="another agent, 'ann'"):
+        memory.phase("bob", SECOND, **NEW)
+    memory.forget("bob")
+    assert memory.phase("bob", SECOND, **NEW).match is None
+
+
+def test_targets_and_kinds_of_pages_never_meet(target: Target, tmp_path: Path) -> None:
+    """The memory of a target is there again after another one ran in the same folder."""
+    shutil.copytree(target.folder, tmp_path / "model")
+    config = (tmp_path / "model" / "config.json").read_text()
+    (tmp_path / "model" / "config.json").write_text(config.replace("1e-06", "1e-05"))
+    other = Target.load(tmp_path / "model", dtype="float32")
+    folder = tmp_path / "agents"
+    first = opened(folder, target).phase("ann", FIRST, **NEW)
+    for memory in (opened(folder, other), opened(folder, target, "q8")):
+        assert memory.agents() == [] and memory.phase("ann", FIRST, **NEW).match is None
+    swapped = opened(folder, other)
+    again = opened(folder, target)
+    assert again.text("ann") == FIRST + first.text
+    shutil.copy(file_of(again, "ann"), file_of(swapped, "ann"))
+    with pytest.raises(TargetMismatch, match="another target"):
+        swapped.phase("ann", SECOND, **NEW)
+
+
+def test_the_centre_of_a_folder_is_used_and_checked(target: Target, tmp_path: Path) -> None:
+    """One that is computed again may differ by float noise."""
+    memory = opened(tmp_path, target)
+    path = file_of(memory, "ann").with_name("centre.safetensors")
+    tensors = load_file(path)
+    memory.phase("ann", FIRST, **NEW)
+    CENTRE.write(path, {}, {"centre": tensors["centre"] + 1e-3})
+    with pytest.raises(TargetMismatch, match="other pages"):
+        opened(tmp_path, target).text("ann")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptError, match="damaged or foreign"):
+        opened(tmp_path, target)
+
+
+def test_a_write_that_fails_leaves_the_file_before(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = opened(tmp_path, target)
+    memory.phase("ann", FIRST, **NEW)
+    before = file_of(memory, "ann").read_bytes()
+
+    def full(handle: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.write", full)
+        with pytest.raises(MemoryFailed, match="No space left"):
+            memory.phase("ann", SECOND, **NEW)
+    folder = file_of(memory, "ann").parent
+    assert file_of(memory, "ann").read_bytes() == before and not list(folder.glob("*.part"))
+    assert memory.save("ann") > len(before)
+    assert opened(tmp_path, target).text("ann") == memory.text("ann")
+
+
+def test_calls_that_make_no_sense(target: Target, tmp_path: Path) -> None:
+    memory = opened(tmp_path, target)
+    memory.phase("ann", FIRST, **NEW)
+    for call in (
+        lambda: memory.phase("ann", "x", 0),
+        lambda: memory.respond("ann", "", 5),
+        lambda: memory.phase("ann", "x", 5, num_beams=3),
+        lambda: AgentMemory(target, memory.pool).save(),
+    ):
+        with pytest.raises(UsageError):
+            call()
+    with pytest.raises(ContentError, match="at most 8192 tokens"):
+        memory.phase("ann", "x", 9000)
+    assert memory.text("ann").startswith(FIRST)
+
+
+# ---- the example
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("agent_memory", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_example_says_the_same_with_a_restart(target: Target, tmp_path: Path, example: ModuleType) -> None:
+    found = example.run(target, tmp_path / "one", "q4", 12)
+    through = example.run(target, tmp_path / "two", "q4", 12, restart=False)
+    assert found["said"] == through["said"]
+    assert [agent for _, agent, _ in found["said"]] == ["ann", "bob", "ann", "bob", "warden", "ann", "bob"]
+    assert found["reused"] > found["run"] / 2

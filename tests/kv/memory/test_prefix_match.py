@@ -1,0 +1,66 @@
+"""Prefixes by characters, and the ids that stay for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pltz.kv.memory.prefix_match import PrefixMatch, common, cut, ends_of, spelled
+from pltz.models.target.target import Target
+
+TEXT = "Naïve 🤖 robots say: don't!\n\tЖизнь 日本語 — <|x|> 12345 end"
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target.load("mini-llama", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("remembered", "prompt", "kind", "characters"),
+    [
+        ("abc", "abc", "exact", 3),
+        ("abc", "abcd", "extend", 3),
+        ("a" * 10, "a" * 8 + "bb", "partial", 8),
+        ("a" * 10, "a" * 8, "partial", 8),
+        ("a" * 10, "a" * 7 + "bbb", "diverge", 0),
+        ("abc", "xbc", "diverge", 0),
+    ],
+)
+def test_matches(remembered: str, prompt: str, kind: str, characters: int) -> None:
+    assert PrefixMatch.of(remembered, prompt) == PrefixMatch(kind, characters)
+
+
+@given(st.text("ab", max_size=30), st.text("ab", max_size=30))
+def test_common_characters(one: str, other: str) -> None:
+    slow = next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+    assert common(one, other) == (min(len(one), len(other)) if slow is None else slow)
+
+
+def test_ends_say_which_characters_ids_are(target: Target) -> None:
+    ids, ends = spelled(target, TEXT)
+    assert ids == target.tokenize(TEXT)
+    assert ends[-1] == len(TEXT) and (ends == -1).any()
+    for n, end in enumerate(ends):
+        assert end == -1 or target.decode(ids[: n + 1]) == TEXT[:end]
+    assert ends_of(target, ids, TEXT).tolist() == ends.tolist()
+    assert ends_of(target, ids, "another text").tolist() == [-1] * len(ids)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_kept_ids_and_the_rest_are_the_prompt(target: Target, data: st.DataObject) -> None:
+    """For any spelling of the remembered text: of pieces that are spelled one by one."""
+    text = st.text(st.sampled_from("ab e🤖ïЖ\n<th"), max_size=12)
+    parts, tail = data.draw(st.lists(text, max_size=4)), data.draw(text)
+    remembered = "".join(parts)
+    ids = [one for part in parts for one in target.tokenize(part)]
+    ends = ends_of(target, ids, remembered)
+    prompt = remembered[: data.draw(st.integers(0, len(remembered)))] + tail
+    new, new_ends = spelled(target, prompt)
+    kept, done = cut(ends, new_ends, common(remembered, prompt))
+    assert target.decode([*ids[:kept], *new[done:]]) == prompt
+    assert kept == 0 or ends[kept - 1] == new_ends[done - 1]
+    assert np.all(ends[:kept] <= common(remembered, prompt))
