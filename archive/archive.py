@@ -48,7 +48,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pltz.archive.catalog.lookup import Version
+    from pltz.archive.catalog.lookup import Blocks, Version
     from pltz.archive.catalog.stat import Stat
     from pltz.archive.maintenance.cluster import Clustered
     from pltz.archive.maintenance.collect import Collected
@@ -96,10 +96,10 @@ class SessionVersion:
     id: bytes
 
     @classmethod
-    def of(cls, version: Version) -> SessionVersion:
-        """Return a version of the catalogue as it is listed."""
+    def of(cls, version: Version, **content: Session) -> Self:
+        """Return a version of the catalogue as it is listed. ``content``: the session, where the class has one."""
         target = version.target if any(version.target) else None
-        return SessionVersion(
+        return cls(
             tenant=version.tenant,
             name=version.name,
             version=version.version,
@@ -109,6 +109,7 @@ class SessionVersion:
             target=target,
             forgotten=version.forgotten,
             id=version.id,
+            **content,
         )
 
 
@@ -442,9 +443,9 @@ class Archive:
         arguments.text(name=name, tenant=tenant)
         arguments.number_or_none(version=version)
         sessions = self.sessions
-        with self.parts.catalog.one_read():
-            found = self.directory.version(name, tenant_of(tenant, salt), version)
-            return ArchivedSession(**vars(SessionVersion.of(found)), session=sessions.read(found))
+        with self.parts.catalog.lookup.keeping_blocks():
+            found = self.parts.directory.version(name, tenant_of(tenant, salt), version)
+            return ArchivedSession.of(found, session=sessions.read(found))
 
     def get_many(
         self,
@@ -472,10 +473,11 @@ class Archive:
         for name in chosen:
             arguments.text(names=name)
         sessions = self.sessions
-        with self.parts.catalog.one_look():
+        blocks: Blocks = {}
+        with self.parts.catalog.one_look(), self.parts.catalog.lookup.keeping_blocks(blocks):
             versions = [self.directory.version(name, tenant_of(tenant, salt), version) for name in chosen]
-        for found, session in zip(versions, sessions.read_many(versions), strict=True):
-            yield ArchivedSession(**vars(SessionVersion.of(found)), session=session)
+        for found, session in zip(versions, sessions.read_many(versions, blocks), strict=True):
+            yield ArchivedSession.of(found, session=session)
 
     def thaw(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TypeVar
 
 from pltz.archive.catalog.damage import DamageReport
@@ -125,10 +125,6 @@ class Catalog:
             yield
         finally:
             self._held -= 1
-
-    def one_read(self) -> AbstractContextManager[None]:
-        """Read each block once for all that is read inside: the parts of one call, such as a version and its tokens."""
-        return self.lookup.keeping_blocks()
 
     def refresh(self) -> None:
         """Read the changes that others made, by listing every folder.

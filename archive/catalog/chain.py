@@ -367,6 +367,8 @@ class Chains:
         fresh: list[bytes] = []
         for leaf in leaves:
             fresh += self._look_up(leaf)
+        if not fresh:
+            return
         for segment in fresh:
             levels.setdefault(self._depth[segment], []).append(segment)
         self.load_neighbours([self._places[segment][0] for segment in fresh if segment in self._places])

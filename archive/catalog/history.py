@@ -161,7 +161,8 @@ class Histories:
     @property
     def _clear(self) -> bool:
         """Return whether nothing is known to be damaged, missing or lost."""
-        return not (self._damage.hiding() or self._ledger.losses())
+        # losses last: looking for missing packs reads the ledger
+        return not (self._listing.missing() or self._damage.damaged() or self._ledger.losses())
 
     @property
     def may_hide(self) -> bool:

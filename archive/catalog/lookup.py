@@ -48,6 +48,8 @@ READ = 1 << 14  # sessions of blocks kept in memory
 BLOCKS = 256  # blocks that `histories`, or one read, keeps in memory
 PACK_BITS, ROW_BITS = 30, 7  # bits of an offset and of a row in an address
 
+Blocks = dict[Location, Block]  # parsed, by the location of each
+
 
 @dataclass(frozen=True)
 class Version:
@@ -134,7 +136,7 @@ class RecordLookup:
         self._listing, self._keys, self._problems = listing, keys, problems
         # records of sessions without their bitstrings, by block and session key, for `versions`
         self._read: dict[tuple[Location, bytes], list[Found]] = {}
-        self._blocks: dict[Location, Block] | None = None  # those parsed inside of `keeping_blocks`
+        self._blocks: Blocks | None = None  # those parsed inside of `keeping_blocks`
 
     def find(self, section: int, identity: bytes) -> list[Found]:
         """Return the records whose full segment id, session key or version id matches, sorted by location.
@@ -182,9 +184,13 @@ class RecordLookup:
         return pack, self._blocks[place.block]
 
     @contextmanager
-    def keeping_blocks(self) -> Iterator[None]:
-        """Read and parse each block once for all look-ups inside, which are parts of one read."""
-        outer, self._blocks = self._blocks, {} if self._blocks is None else self._blocks
+    def keeping_blocks(self, blocks: Blocks | None = None) -> Iterator[None]:
+        """Read and parse each block once for all look-ups inside, which are parts of one read.
+
+        ``blocks``: those parsed before, for a read in several steps; others are added.
+        """
+        outer = self._blocks
+        self._blocks = blocks if blocks is not None else {} if outer is None else outer
         try:
             yield
         finally:
@@ -366,7 +372,7 @@ class RecordLookup:
         tags = unpack_tags(packed)
         leaf = r.leaf
         own = OlderVersion(0, r.version, r.time, leaf[:LEAF])
-        older = {} if _cut_short(item) else older_versions(item, key)
+        older = older_versions(item, key) if c.mode & RUN and not _cut_short(item) else {}
         for identity, v in ({version_of(item, key): own} | older).items():
             yield Version(
                 identity,

@@ -21,7 +21,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import Chains, Heard, KnownSegment, decodable_groups
 from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.listing import Found
-from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.lookup import Blocks, Version
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound
 from pltz.archive.format.context import RUN, WITHIN
@@ -94,13 +94,21 @@ class TowerReader:
             chains.load([v.leaf for v in versions])
             return [Tower(v, chains.version(v)) for v in versions]
 
-    def each(self, versions: Iterable[Version]) -> Iterator[Tower]:
+    def each(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Tower]:
         """Yield the tokens of versions in their order, decoded in groups (`decodable_groups`).
 
+        ``blocks``: those that the look-up of these versions parsed; no block is parsed twice.
         Raises the errors of `tower` for the first that is lost, before others of its group are yielded.
         """
-        for group in decodable_groups(versions, self.length):
-            yield from self.towers(group)
+        groups = decodable_groups(versions, self.length)
+        blocks = {} if blocks is None else blocks
+        while True:
+            with self.catalog.lookup.keeping_blocks(blocks):  # not while the caller works: it may read other things
+                group = next(groups, None)
+                towers = self.towers(group) if group else []
+            if group is None:
+                return
+            yield from towers
 
     def length(self, version: Version) -> int:
         """Return the tokens of a version's tower, from its records alone; 0 where one of them cannot be read."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.lookup import Blocks, Version
 from pltz.archive.catalog.reader import Tower, TowerReader
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec
@@ -29,9 +29,12 @@ class SessionReader:
         """Return the session of a version. Raises LostError, BundleMismatch."""
         return self.session(self._reader.tower(version))
 
-    def read_many(self, versions: Iterable[Version]) -> Iterator[Session]:
-        """Yield the sessions of versions in their order, decoded side by side. Raises the errors of `read`."""
-        return map(self.session, self._reader.each(versions))
+    def read_many(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Session]:
+        """Yield the sessions of versions in their order, decoded side by side. Raises the errors of `read`.
+
+        ``blocks``: as in `TowerReader.each`.
+        """
+        return map(self.session, self._reader.each(versions, blocks))
 
     def session(self, tower: Tower) -> Session:
         """Return the session of a tower's tokens. Raises BundleMismatch, CorruptError."""

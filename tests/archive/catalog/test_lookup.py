@@ -186,3 +186,23 @@ def test_a_get_parses_each_block_once(tmp_path: Path, monkeypatch: pytest.Monkey
     parsed.clear()  # opening scans packs
     assert len(again.get("s").value["messages"]) == 6
     assert len(parsed) == len(set(parsed)) > 0
+
+
+def test_a_get_of_many_parses_each_block_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions, the lengths of their towers and their tokens are in the same blocks."""
+    names = [f"s{n}" for n in range(5)]
+    with Archive.open(tmp_path / "cold", create=True) as cold:
+        for name in names:
+            cold.put(name, f"text of {name}")
+    parsed = list[tuple[bytes, int]]()
+    block = Pack.block
+
+    def counted(pack: Pack, offset: int, **options: int) -> Block:
+        parsed.append((bytes(pack.head.salt), offset))
+        return block(pack, offset, **options)
+
+    monkeypatch.setattr(Pack, "block", counted)
+    again = Archive.open(tmp_path / "cold")
+    parsed.clear()  # opening scans packs
+    assert [found.value for found in again.get_many(names)] == [f"text of {name}".encode() for name in names]
+    assert len(parsed) == len(set(parsed)) == len(names)
