@@ -39,7 +39,7 @@ WINGS = {
     ),
     "models": ("bundle", "session", "target", "training"),
     "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store pool", "memory"),
-    "serving": ("eviction", "engines", "nightly"),
+    "serving": ("eviction", "engines", "nightly", "server"),
     "coding": (
         "expected_time options parts prepare sketch",
         "log",

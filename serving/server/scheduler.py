@@ -1,0 +1,375 @@
+"""Scheduler: runs the turns of many sessions on one model, prefilling in chunks between steps of decoding.
+
+    submit --> waiting --room in the pool--> prefilling --> decoding --> ended
+               first come, first served      256 ids of one turn per step,   one id of each turn per step
+                                             turns in rotation
+
+So a step takes at most one chunk and one decoding pass, however long a prompt is. A turn is admitted when the pool has
+room for it at its longest. Parked KV makes way for it, so a turn that runs never meets a full pool. A turn that is
+cancelled or fails leaves its session's parked KV as it was.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from pltz.kv.pool.batch_cache import BatchKVCache
+from pltz.kv.pool.packed_session import PackedSession
+from pltz.kv.pool.page_attention import use_pages
+from pltz.plt_codec.errors import PltzError, UsageError
+from pltz.serving.server.parked_kv import ParkedKV
+from pltz.serving.server.turn import Turn, choose
+
+if TYPE_CHECKING:
+    import torch
+
+    from pltz.kv.pool.block_pool import BlockPool
+    from pltz.models.target.target import Target
+
+CHUNK = 256  # ids of one turn per step
+ROWS = 32  # turns that run at once
+HOT = 64  # sessions parked on the device
+log = logging.getLogger("pltz.serve")
+T = TypeVar("T")
+
+Events = list[tuple[Turn, int | None]]  # a new id of a turn, or None when it ended
+
+
+@dataclass(eq=False)
+class _Prefill:
+    """Hold a turn whose ids are not all in its cache, a batch of one."""
+
+    turn: Turn
+    cache: BatchKVCache
+    done: int
+
+
+class Scheduler:
+    """The turns of one target, all run by one thread. Other methods than `step` may be called from any thread.
+
+    ``deliver``: called in that thread with what a step brought, in order. It must not wait. Without `start`, the caller
+    runs `step`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        pool: BlockPool,
+        deliver: Callable[[Events], None],
+        *,
+        rows: int = ROWS,
+        chunk: int = CHUNK,
+        hot: int = HOT,
+    ) -> None:
+        if rows < 1 or chunk < 1 or hot < 0:
+            raise UsageError(f"expected at least one row and one id per chunk, got {rows} and {chunk}")
+        use_pages(target.model)
+        self.target, self.pool, self.rows, self.chunk = target, pool, rows, chunk
+        self.parked = ParkedKV(pool, hot)
+        self.prefilled = self.generated = 0  # ids so far
+        parameters = inspect.signature(target.model.forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._deliver = deliver
+        self._events: Events = []
+        self._waiting: deque[Turn] = deque()
+        self._prefilling: deque[_Prefill] = deque()
+        self._decoding: list[Turn] = []
+        self._batch: BatchKVCache | None = None  # of those that decode, in their order
+        self._failed_once: set[Turn] = set()
+        self._calls: deque[tuple[Callable[[], object], Future[object]]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="pltz-serve", daemon=True)
+        self._thread.start()
+
+    def submit(self, turn: Turn) -> None:
+        """Queue a turn. Raises ContentError for ids that the target cannot take, and UsageError where it has no room.
+
+        The last id of a turn is never in the KV, so ids and ``limit`` may fill all positions.
+        """
+        self.target.check_ids(turn.ids)
+        most, needed = self.target.max_positions, len(turn.ids) + turn.sampling.limit
+        if most is not None and needed > most:
+            raise UsageError(f"{len(turn.ids)} tokens and {turn.sampling.limit} new ones exceed {most} positions")
+        if self._blocks(turn) > self.pool.device.blocks:
+            raise UsageError(
+                f"{needed} tokens do not fit in a pool of {self.pool.device.tokens}: "
+                "ask for fewer, or open a larger pool"
+            )
+        with self._changed:
+            if self._closing:
+                raise UsageError("this scheduler is closed")
+            self._waiting.append(turn)
+            self._changed.notify_all()
+
+    def cancel(self, turn: Turn) -> None:
+        """End a turn at the next step. It does nothing to one that ended."""
+        with self._changed:
+            turn.cancelled = True
+            self._changed.notify_all()
+
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """Run some work between two steps, in the scheduler's thread, and return its future."""
+        future: Future[T] = Future()
+        with self._changed:
+            self._calls.append((work, future))  # type: ignore[arg-type]
+            self._changed.notify_all()
+        return future
+
+    def counts(self) -> dict[str, int]:
+        """Return how many turns wait, are prefilled and decode."""
+        return {"waiting": len(self._waiting), "prefilling": len(self._prefilling), "decoding": len(self._decoding)}
+
+    def close(self) -> None:
+        """Cancel what runs, end the thread, and give all blocks back."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        for turn in [*self._waiting, *(one.turn for one in self._prefilling), *self._decoding]:
+            turn.cancelled = True
+        self.step()
+        self.parked.close()
+
+    def step(self) -> bool:
+        """Run one step: at most one chunk of a prefill, and one id of each turn that decodes.
+
+        Returns whether anything is left to do.
+        """
+        while self._calls:
+            work, future = self._calls.popleft()
+            try:
+                future.set_result(work())
+            except BaseException as exc:  # noqa: BLE001  # the caller's own
+                future.set_exception(exc)
+        self._drop_cancelled()
+        self._admit()
+        if self._prefilling:
+            self._prefill()
+        if self._decoding:
+            self._decode()
+        events, self._events = self._events, []
+        if events:
+            self._deliver(events)
+        return bool(self._waiting or self._prefilling or self._decoding or self._calls)
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or any(self.counts().values()) or self._calls)
+                if self._closing:
+                    return
+            try:
+                self.step()
+            except Exception:  # a bug: no client may end the thread
+                log.exception("a step of the scheduler failed")
+                self._fail_all("the scheduler failed: see the server's log")
+
+    def _blocks(self, turn: Turn) -> int:
+        """Return the blocks that a turn takes at most: one more, for a block that it shares with parked KV."""
+        return -(-(len(turn.ids) + turn.sampling.limit) // self.pool.block) + 1
+
+    def _admit(self) -> None:
+        """Begin turns that wait, in their order, as long as the pool has room for all at their longest."""
+        running = [*(one.turn for one in self._prefilling), *self._decoding]
+        reserved = sum(map(self._blocks, running))
+        while self._waiting and len(running) < self.rows:
+            turn = self._waiting[0]
+            reserved += self._blocks(turn)
+            if reserved > self.pool.device.blocks:
+                return
+            self._waiting.popleft()
+            running.append(turn)
+            self._begin(turn)
+
+    def _begin(self, turn: Turn) -> None:
+        """Open the cache of a turn, over the KV that is parked of its session."""
+        try:
+            base = None if turn.session is None else self.parked.take(turn.session, [*turn.ids, *turn.new])
+            base = base or PackedSession(self.pool, [], 0, self._nothing())
+            cache = BatchKVCache.merge([base])
+            self._prefilling.append(_Prefill(turn, cache, base.tokens))
+            base.release()
+        except Exception as exc:  # noqa: BLE001  # a failure is this turn's alone
+            self._end(turn, "error", exc)
+
+    def _nothing(self) -> torch.Tensor:
+        import torch
+
+        form = self.pool.form
+        shape = form.layers, 2, form.heads, 0, form.dim
+        return torch.empty(shape, dtype=form.dtype, device=self.pool.device.device)
+
+    def _prefill(self) -> None:
+        """Run a chunk of the turn that waited longest for one."""
+        one = self._prefilling.popleft()
+        turn = one.turn
+        ids = [*turn.ids, *turn.new]
+        if not turn.sampling.limit:
+            ids.pop()  # nothing follows: no logits are needed
+        chunk = ids[one.done : one.done + self.chunk]
+        try:
+            logits = self._pass(one.cache, [chunk], [one.done]) if chunk else None
+        except Exception as exc:  # noqa: BLE001  # of the model or of torch
+            one.cache.release()
+            self._end(turn, "error", exc)
+            return
+        one.done += len(chunk)
+        self.prefilled += len(chunk)
+        if one.done < len(ids):
+            self._prefilling.append(one)
+            return
+        if not turn.sampling.limit or logits is None or self._took(turn, choose(logits, [turn])[0]):
+            self._park(turn, one.cache, 0)
+            self._end(turn, turn.end or "length")
+            one.cache.release()
+            return
+        self._join(turn, one.cache)
+
+    def _join(self, turn: Turn, cache: BatchKVCache) -> None:
+        """Let a turn decode with the others."""
+        if self._batch is None:
+            self._batch = cache
+        else:
+            sessions = [self._batch.extract(row) for row in range(len(self._decoding))] + [cache.extract(0)]
+            for old in (self._batch, cache):
+                old.release()
+            self._batch = BatchKVCache.merge(sessions)
+            for session in sessions:
+                session.release()
+        self._decoding.append(turn)
+
+    def _decode(self) -> None:
+        """Give each turn that decodes its next id."""
+        assert self._batch is not None
+        turns, batch = self._decoding, self._batch
+        try:
+            logits = self._pass(batch, [[turn.new[-1]] for turn in turns], [turn.tokens - 1 for turn in turns])
+            chosen = choose(logits, turns)
+        except Exception as exc:  # noqa: BLE001  # of the model or of torch
+            self._begin_again(exc)
+            return
+        self.generated += len(turns)
+        ended = [self._took(turn, one) for turn, one in zip(turns, chosen, strict=True)]
+        for row, turn in enumerate(turns):
+            if ended[row]:
+                self._park(turn, batch, row)
+                self._end(turn, turn.end)
+        self._keep([row for row, over in enumerate(ended) if not over])
+
+    def _begin_again(self, exc: Exception) -> None:
+        """Begin each turn of a batch that failed once more from its ids, since one may be at fault for all."""
+        log.warning("a decoding pass failed: %s", exc)
+        turns, self._decoding = self._decoding, []
+        if self._batch is not None:
+            self._batch.release()
+            self._batch = None
+        for turn in turns:
+            if turn in self._failed_once:
+                self._end(turn, "error", exc)
+            else:
+                self._failed_once.add(turn)
+                self._begin(turn)
+
+    def _keep(self, rows: Sequence[int]) -> None:
+        """Keep these rows of the batch."""
+        assert self._batch is not None
+        if len(rows) == len(self._decoding):
+            return
+        self._decoding = [self._decoding[row] for row in rows]
+        if rows:
+            self._batch.select(rows)
+        else:
+            self._batch.release()
+            self._batch = None
+
+    def _took(self, turn: Turn, chosen: int) -> bool:
+        """Add an id to a turn. Returns whether that ends it."""
+        turn.new.append(chosen)
+        self._events.append((turn, chosen))
+        try:
+            halted = turn.halts is not None and turn.halts(chosen)
+        except Exception as exc:  # noqa: BLE001  # a failure is this turn's alone
+            turn.end, turn.failure = "error", f"{type(exc).__name__}: {exc}"
+            return True
+        if halted or chosen in self.target.eos_ids:
+            turn.end = "stop"
+        elif len(turn.new) >= turn.sampling.limit:
+            turn.end = "length"
+        return bool(turn.end)
+
+    def _park(self, turn: Turn, cache: BatchKVCache, row: int) -> None:
+        """Keep the KV of a turn that ended. A failure loses KV only."""
+        if turn.session is None:
+            return
+        try:
+            self.parked.park(turn.session, [*turn.ids, *turn.new], cache.extract(row))
+        except Exception as exc:  # noqa: BLE001  # of torch: the ids are there
+            log.warning("the KV of a session is not kept: %s", exc)
+
+    def _end(self, turn: Turn, end: str, failure: Exception | None = None) -> None:
+        self._failed_once.discard(turn)
+        turn.end = end
+        if failure is not None:
+            turn.failure = str(failure) if isinstance(failure, PltzError) else f"{type(failure).__name__}: {failure}"
+        self._events.append((turn, None))
+
+    def _drop_cancelled(self) -> None:
+        with self._changed:
+            gone = [turn for turn in self._waiting if turn.cancelled]
+            self._waiting = deque(turn for turn in self._waiting if not turn.cancelled)
+        for one in [one for one in self._prefilling if one.turn.cancelled]:
+            one.cache.release()
+            self._prefilling.remove(one)
+            gone.append(one.turn)
+        if any(turn.cancelled for turn in self._decoding):
+            gone += [turn for turn in self._decoding if turn.cancelled]
+            self._keep([row for row, turn in enumerate(self._decoding) if not turn.cancelled])
+        for turn in gone:
+            self._end(turn, "cancelled")
+
+    def _fail_all(self, why: str) -> None:
+        """End all turns after a step that failed, so that nobody waits for ever."""
+        turns = [*self._waiting, *(one.turn for one in self._prefilling), *self._decoding]
+        caches = [*(one.cache for one in self._prefilling), *([self._batch] if self._batch else [])]
+        self._waiting.clear()
+        self._prefilling.clear()
+        self._decoding, self._batch = [], None
+        for cache in caches:
+            cache.release()
+        for turn in turns:
+            self._end(turn, "error", UsageError(why))
+        events, self._events = self._events, []
+        self._deliver(events)
+
+    def _pass(self, cache: BatchKVCache, ids: Sequence[Sequence[int]], first: Sequence[int]) -> torch.Tensor:
+        """Run ids (B, S) at positions from ``first``, and return the logits of the last ones, (B, vocab)."""
+        import torch
+
+        device = self.target.device
+        inputs = torch.tensor(ids, device=device)
+        positions = torch.tensor([list(range(at, at + len(row))) for at, row in zip(first, ids, strict=True)])
+        with torch.inference_mode():
+            found = self.target.model(
+                inputs,
+                position_ids=positions.to(device),
+                past_key_values=cache,
+                use_cache=True,
+                **self._last_only,
+            )
+        logits: torch.Tensor = found.logits[:, -1]
+        return logits

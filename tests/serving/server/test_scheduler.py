@@ -1,0 +1,244 @@
+"""The scheduler: each session's text is the one it gives alone, whatever runs beside it, waits, or is cancelled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from pltz.datasets import sample_sessions
+from pltz.kv.pool.block_pool import BlockPool
+from pltz.models.target.target import Target
+from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.serving.server.scheduler import Events, Scheduler
+from pltz.serving.server.turn import Sampling, Turn
+
+LENGTHS = (700, 30, 300, 1, 150)
+GREEDY = Sampling(24)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target.load("mini-llama", dtype="float32")  # products of bfloat16 depend on the batch
+
+
+@pytest.fixture(scope="module")
+def texts(target: Target) -> list[list[int]]:
+    chat = "".join(message["content"] for one in sample_sessions()[:30] for message in one.value["messages"])
+    ids = [int(one) for one in target.tokenize(chat)]
+    return [ids[1000 * n : 1000 * n + tokens] for n, tokens in enumerate(LENGTHS)]
+
+
+def scheduler_of(target: Target, kind: str = "raw", tokens: int = 8192, **more: Any) -> Scheduler:
+    host = more.pop("host_tokens", 0)
+    return Scheduler(target, BlockPool.of(target, kind, tokens, host_tokens=host), lambda events: None, **more)
+
+
+def run(scheduler: Scheduler, *turns: Turn) -> list[list[int]]:
+    for turn in turns:
+        scheduler.submit(turn)
+    while scheduler.step():
+        pass
+    assert [turn.failure for turn in turns] == [""] * len(turns)
+    return [turn.new for turn in turns]
+
+
+def closed(scheduler: Scheduler) -> bool:
+    """Close, and return whether all blocks came back."""
+    scheduler.close()
+    slabs = [scheduler.pool.device, *([scheduler.pool.host] if scheduler.pool.host else [])]
+    return all(slab.free == slab.blocks for slab in slabs)
+
+
+def conversation(scheduler: Scheduler, ids: list[int], name: str) -> list[list[int]]:
+    """Return the replies of two turns of a session that is alone."""
+    replies = []
+    for _ in range(2):
+        replies += run(scheduler, Turn(ids, GREEDY, name))
+        ids = [*ids, *replies[-1], 17, 4, 9]
+    return replies
+
+
+@pytest.mark.parametrize("kind", ["raw", "q8"])
+def test_each_session_says_what_it_says_alone(target: Target, texts: list[list[int]], kind: str) -> None:
+    alone = []
+    for number, ids in enumerate(texts):
+        scheduler = scheduler_of(target, kind)
+        alone.append(conversation(scheduler, ids, str(number)))
+        assert closed(scheduler)
+    scheduler = scheduler_of(target, kind)
+    asked = list(texts)
+    together: list[list[list[int]]] = [[] for _ in texts]
+    for _ in range(2):
+        turns = [Turn(ids, GREEDY, str(number)) for number, ids in enumerate(asked)]
+        for number, reply in enumerate(run(scheduler, *turns)):
+            together[number].append(reply)
+            asked[number] = [*asked[number], *reply, 17, 4, 9]
+    assert together == alone
+    assert scheduler.prefilled < sum(map(len, asked))  # the KV of turns before was there
+    assert closed(scheduler)
+    if kind == "raw":
+        inputs = torch.tensor([texts[0]])
+        with torch.inference_mode():
+            found = target.model.generate(inputs, max_new_tokens=24, do_sample=False, pad_token_id=0)
+        assert found[0, len(texts[0]) :].tolist() == alone[0][0]
+
+
+def test_a_long_prompt_keeps_nobody_waiting(target: Target, texts: list[list[int]]) -> None:
+    """Each step of a prefill brings a new id of those that decode, and prompts take chunks in rotation."""
+    seen: list[Events] = []
+    scheduler = Scheduler(target, BlockPool.of(target, "raw", 16384), seen.append)
+    first, long, short = Turn(texts[1], Sampling(100)), Turn(texts[0] * 4, GREEDY), Turn(texts[4], GREEDY)
+    scheduler.submit(first)
+    scheduler.step()
+    scheduler.submit(long)
+    scheduler.submit(short)
+    begun = len(seen)
+    while not long.new:
+        scheduler.step()
+    steps = seen[begun:]
+    assert len(steps) == -(-len(long.ids) // 256) + 1
+    assert all(Counter(turn for turn, _ in events)[first] == 1 for events in steps)
+    assert (short, short.new[0]) in steps[1]  # behind one chunk of the long prompt
+    assert closed(scheduler) and long.end == "cancelled"
+
+
+def test_a_cancelled_turn_leaves_its_session_and_the_others_as_they_were(
+    target: Target, texts: list[list[int]]
+) -> None:
+    scheduler = scheduler_of(target)
+    [alone] = run(scheduler, Turn(texts[0], GREEDY))
+    [reply] = run(scheduler, Turn(texts[2], GREEDY, "kept"))
+    ids = [*texts[2], *reply, 5, 6]
+    [wanted] = run(scheduler, Turn(ids, GREEDY))
+    waits, other = Turn(ids, GREEDY, "waits"), Turn(texts[0], GREEDY)
+    prefills, decodes = Turn(texts[0] * 2, GREEDY, "new"), Turn([*ids, 3], GREEDY, "kept")
+    for turn in (decodes, other, prefills):
+        scheduler.submit(turn)
+    for _ in range(4):
+        scheduler.step()
+    scheduler.submit(waits)
+    assert decodes.new and not prefills.new
+    for turn in (waits, prefills, decodes):
+        scheduler.cancel(turn)
+    while scheduler.step():
+        pass
+    assert [turn.end for turn in (waits, prefills, decodes)] == ["cancelled"] * 3
+    assert other.new == alone and list(scheduler.parked.tiers()) == ["kept"]
+    before = scheduler.prefilled
+    assert run(scheduler, Turn(ids, GREEDY, "kept")) == [wanted]
+    assert scheduler.prefilled - before == 3  # the id sampled last, and the two new ones
+    assert closed(scheduler)
+
+
+def test_a_full_pool_lets_turns_wait_and_moves_parked_kv(target: Target, texts: list[list[int]]) -> None:
+    scheduler = scheduler_of(target, tokens=416, host_tokens=512)
+    whole = scheduler_of(target, tokens=8192)
+    asked = [texts[0][80 * number : 80 * number + 300] for number in range(5)]
+    for round_ in range(2):
+        turns = [Turn(ids, GREEDY, str(number)) for number, ids in enumerate(asked)]
+        for turn in turns:
+            scheduler.submit(turn)
+        scheduler.step()
+        assert scheduler.counts()["waiting"] > 0
+        while scheduler.step():
+            pass
+        assert [turn.new for turn in turns] == run(whole, *(Turn(ids, GREEDY) for ids in asked)), round_
+        asked = [[*ids, *turn.new, 8] for ids, turn in zip(asked, turns, strict=True)]
+    assert scheduler.parked.spills and scheduler.parked.warms and scheduler.parked.drops
+    with pytest.raises(UsageError, match="do not fit in a pool"):
+        scheduler.submit(Turn(texts[0], Sampling(400)))
+    assert closed(scheduler) and closed(whole)
+
+
+def test_parked_kv_serves_only_the_ids_it_was_computed_from(target: Target, texts: list[list[int]]) -> None:
+    scheduler = scheduler_of(target)
+    run(scheduler, Turn(texts[0], GREEDY, "one"))
+    changed = [*texts[0][:500], 7, *texts[0][501:]]
+    before = scheduler.prefilled
+    [found] = run(scheduler, Turn(changed, GREEDY, "one"))
+    assert scheduler.prefilled - before == 200
+    assert [found] == run(scheduler, Turn(changed, GREEDY))
+    assert scheduler.call(lambda: scheduler.parked.drop("one")) and not scheduler.step()
+    assert not scheduler.parked.tiers() and closed(scheduler)
+
+
+def test_a_turn_without_new_ids_makes_a_session_hot(target: Target, texts: list[list[int]]) -> None:
+    scheduler = scheduler_of(target)
+    run(scheduler, Turn(texts[0], Sampling(0), "one"))
+    before = scheduler.prefilled
+    [found] = run(scheduler, Turn(texts[0], GREEDY, "one"))
+    assert scheduler.prefilled - before == 1
+    assert [found] == run(scheduler, Turn(texts[0], GREEDY))
+    assert closed(scheduler)
+
+
+def test_a_failure_is_of_one_turn(
+    target: Target, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = scheduler_of(target)
+    [alone] = run(scheduler, Turn(texts[4], GREEDY))
+
+    def halts(chosen: int) -> bool:
+        raise ValueError("broken")
+
+    broken, bad, good = Turn(texts[1], GREEDY, halts=halts), Turn(texts[2], GREEDY), Turn(texts[4], GREEDY)
+    once = scheduler._pass
+    failed: list[int] = []
+
+    def passes(cache: Any, ids: Any, first: Any) -> torch.Tensor:
+        ends = [(at + len(row), row[-1]) for at, row in zip(first, ids, strict=True)]
+        if len(bad.new) == 5 and (bad.tokens, bad.new[-1]) in ends:
+            failed.append(len(ids))
+            raise RuntimeError("no memory")
+        return once(cache, ids, first)
+
+    monkeypatch.setattr(scheduler, "_pass", passes)
+    for turn in (broken, bad, good):
+        scheduler.submit(turn)
+    while scheduler.step():
+        pass
+    assert broken.failure == "ValueError: broken" and "no memory" in bad.failure
+    assert good.new == alone and failed[0] == 2
+    assert closed(scheduler)
+
+
+def test_draws_are_those_of_the_seed(target: Target, texts: list[list[int]]) -> None:
+    scheduler = scheduler_of(target)
+    drawn = Sampling(20, temperature=1.0, seed=7)
+    same, again, other, narrow, cold, greedy = run(
+        scheduler,
+        *(Turn(texts[4], how) for how in (drawn, drawn, Sampling(20, temperature=1.0, seed=8))),
+        Turn(texts[4], Sampling(20, temperature=1.0, top_p=1e-6, seed=1)),
+        Turn(texts[4], Sampling(20, temperature=1e-9, seed=1)),
+        Turn(texts[4], Sampling(20)),
+    )
+    assert same == again != other and narrow == cold == greedy != same
+    assert closed(scheduler)
+
+
+def test_what_cannot_be_run_is_refused(target: Target) -> None:
+    scheduler = scheduler_of(target)
+    for ids in ([], [1 << 20], [1] * 9000):
+        with pytest.raises((ContentError, UsageError)):
+            scheduler.submit(Turn(ids, GREEDY))
+    with pytest.raises(UsageError, match="8192 positions"):
+        scheduler.submit(Turn([1] * 8000, Sampling(200)))
+    for wrong in ({"limit": -1}, {"temperature": 3}, {"top_p": 0}, {"seed": -1}, {"temperature": float("nan")}):
+        with pytest.raises(UsageError):
+            Sampling(**{"limit": 1} | wrong)
+
+
+def test_the_thread_runs_what_is_submitted(target: Target, texts: list[list[int]]) -> None:
+    scheduler = scheduler_of(target)
+    scheduler.start()
+    turn = Turn(texts[4], GREEDY, "one")
+    scheduler.submit(turn)
+    while not scheduler.call(lambda: bool(turn.end)).result(30):
+        pass
+    assert turn.new and scheduler.parked.tiers() == {"one": "hot"}
+    assert closed(scheduler)
+    with pytest.raises(UsageError, match="closed"):
+        scheduler.submit(turn)
