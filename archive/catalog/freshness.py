@@ -59,20 +59,28 @@ def token_of(catalog: Catalog) -> Token:
     The newest pack is the last one that this catalog put. If it put none, all headers are read, and the pack
     with the latest time is the newest.
     """
-    manifest = _manifest(catalog)
-    count = manifest.generation if manifest else len(known_packs(catalog))
     packs = sorted(catalog.listing.packs, reverse=True)  # of packs of the same time the last by id
     newest = catalog.listing.newest or max(packs, key=lambda pack: _time(catalog, pack), default=bytes(PREFIX))
-    return Token(catalog.ledger.archive[:PREFIX], count, newest[:PREFIX])
+    return Token(catalog.ledger.archive[:PREFIX], count_of(catalog), newest[:PREFIX])
+
+
+def count_of(catalog: Catalog) -> int:
+    """Return the N of the present token. Raises StoreError."""
+    if manifest := _manifest(catalog):
+        return manifest.generation
+    last = catalog.listing.last
+    return len(known_packs(catalog)) + (last.dropped if last else 0)
 
 
 def rolled_back(catalog: Catalog, expected: Token) -> str | None:
     """Return the evidence that the archive is older than a token, or None. Raises StoreError."""
-    known = known_packs(catalog)
+    known, last = known_packs(catalog), catalog.listing.last
     if catalog.ledger.archive[:PREFIX] != expected.archive:
         here = catalog.ledger.archive.hex()
         return f"the token is of archive {expected.archive.hex()}..., and this is archive {here}"
-    if any(expected.newest) and not any(pack.startswith(expected.newest) for pack in known):
+    # of a token from before entries were dropped the pack may be among theirs: its count must do
+    judged = expected.packs > (last.known if last else 0)
+    if judged and any(expected.newest) and not any(pack.startswith(expected.newest) for pack in known):
         return (
             f"pack {expected.newest.hex()}..., which the token names, is gone, and no collector deleted it: "
             "the archive was rolled back, or its newest packs were taken away; bring them from a backup"
@@ -84,9 +92,9 @@ def rolled_back(catalog: Catalog, expected: Token) -> str | None:
                 "the archive or its manifest was rolled back; bring it from a backup, or run pltz archive repair"
             )
         return None
-    if len(known) < expected.packs:
+    if (count := count_of(catalog)) < expected.packs:
         return (
-            f"the token counts {expected.packs} packs, and there are or were {len(known)}: "
+            f"the token counts {expected.packs} packs, and there are or were {count}: "
             "the archive was rolled back, or packs were taken away; bring them from a backup"
         )
     return None

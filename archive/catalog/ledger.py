@@ -173,6 +173,7 @@ class PackLedger:
         self.damaged: dict[str, str] = {}
         self._entries: dict[str, LedgerEntry] = {}
         self._lost: dict[bytes, str] = {}  # pack -> name of its entry
+        self.over: frozenset[str] = frozenset()  # entries that a plan drops: they count for nothing
         self._settings = settings
 
     @property
@@ -198,7 +199,8 @@ class PackLedger:
         """
         parity = self.store.list(PARITY) if parity is None else parity
         entries = self.store.list(LEDGER)
-        for name in sorted((ledger_copies_among(parity) | ledger_entries_among(entries)) - set(self._entries)):
+        listed = ledger_copies_among(parity) | ledger_entries_among(entries)
+        for name in sorted(listed - set(self._entries) - self.over):
             self._read(name)
 
     def follow(self, names: Iterable[str]) -> bool:
@@ -239,6 +241,26 @@ class PackLedger:
         found = sorted(self._entries.items())
         losses = [Loss(name, entry, when.get(name)) for name, entry in found if entry.kind == EntryKind.LOST]
         return [loss for loss in losses if loss.pack not in self.deleted]
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget entries of deleted packs that a plan drops: see FORMAT.md, "Plan"."""
+        self.over = frozenset(names)
+        for name in self.over & self._entries.keys():
+            del self._entries[name]
+        kept = [entry.names for entry in self._entries.values() if entry.kind == EntryKind.DELETED]
+        self.deleted = set[bytes]().union(*kept)
+
+    def outdated(self, before: int, needed: AbstractSet[bytes]) -> dict[str, int]:
+        """Return the entries of deleted packs that can be dropped, with the number of packs of each.
+
+        They were put before a time, in seconds since 1970, and name none of the packs that are ``needed`` or were lost.
+        """
+        return {
+            name: len(entry.names)
+            for name, entry in self._entries.items()
+            if entry.kind == EntryKind.DELETED and entry.time < before
+            if entry.names.isdisjoint(needed) and entry.names.isdisjoint(self._lost)
+        }
 
     def put_deleted(self, packs: Iterable[bytes]) -> None:
         """Record packs that are about to be deleted. Both copies are durable on return.

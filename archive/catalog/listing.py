@@ -109,6 +109,8 @@ class Listing:
         self.condemned: frozenset[bytes] = frozenset()
         self.newest: bytes | None = None
         self.unlisted: set[bytes] = set()
+        self.last: CollectionPlan | None = None  # the newest plan, which says what is over
+        self._forgetting = False  # whether entries were dropped since the last listing
         self._seen: set[bytes] = set()  # packs ever listed, less those that the ledger says are deleted
         self._absent: dict[bytes, PackState] | None = None  # valid until packs are listed again
         self._missing: frozenset[bytes] | None = None  # those of them that are missing
@@ -176,7 +178,7 @@ class Listing:
         for epoch in sorted({*manifest.plans, *newer} - self._plans.keys()):
             self._read_plan(epoch)
         self.epoch = max([manifest.epoch, *self._plans])
-        self.condemned = frozenset[bytes]().union(*(plan.condemned for plan in self._plans.values()))
+        self._settle_plans()
         return self.condemned - before
 
     def new_plans(self) -> frozenset[bytes]:
@@ -271,6 +273,9 @@ class Listing:
         """List packs and indexes again, and scan packs that no index covers. Raises StoreError."""
         self._forget_fronts()
         self.following, self._followed, self._doubted = False, None, False
+        if self._forgetting:  # the ledger no longer explains what was seen before
+            self._forgetting, self.tail = False, MemoryIndex()
+            self._seen.clear()
         for _ in range(ATTEMPTS):
             manifest = self.register.load() if self.register else None  # before the listing: it names what is durable
             listed, indexes = self.store.list(object_names.PACKS), self.store.list(object_names.INDEXES)
@@ -338,8 +343,22 @@ class Listing:
         for epoch in sorted(listed - set(self._plans)):
             self._read_plan(epoch)
         self.epoch = max(self._plans, default=0)
-        self.condemned = frozenset[bytes]().union(*(plan.condemned for plan in self._plans.values()))
+        self._settle_plans()
         return self.condemned - before
+
+    def _settle_plans(self) -> None:
+        """Set what the plans that are not over condemn, and forget what the newest plan drops."""
+        self.last = self._plans[max(self._plans)] if self._plans else None
+        going = (plan.condemned for epoch, plan in self._plans.items() if epoch > self.ended)
+        self.condemned = frozenset[bytes]().union(*going)
+        if self.last and (over := frozenset(name.hex() for name in self.last.entries)) - self.ledger.over:
+            self.ledger.drop(over)
+            self._forgetting, self._absent, self._missing = True, None, None
+
+    @property
+    def ended(self) -> int:
+        """Return the epoch up to which plans are over, and may be gone."""
+        return self.last.ended if self.last else 0
 
     def _read_plan(self, epoch: int) -> None:
         """Read a plan. Raises ArchiveError where it is damaged, StoreError."""
@@ -357,8 +376,26 @@ class Listing:
 
     def condemned_by(self, time: int) -> frozenset[bytes]:
         """Return the packs condemned by plans of ``time`` (seconds since 1970) or earlier."""
-        plans = [plan.condemned for plan in self._plans.values() if plan.time <= time]
+        plans = [plan.condemned for plan in self._plans.values() if plan.epoch > self.ended and plan.time <= time]
         return frozenset[bytes]().union(*plans)
+
+    def finished(self, before: int) -> int:
+        """Return the epoch up to which plans can end: older than ``before`` (seconds since 1970), all packs gone."""
+        epoch = self.ended
+        for plan in (self._plans[e] for e in sorted(self._plans) if e > epoch):
+            if plan.time >= before or not plan.condemned.isdisjoint(self.packs):
+                break
+            epoch = plan.epoch
+        return epoch
+
+    def condemned_in(self, epochs: range) -> frozenset[bytes]:
+        """Return the packs that plans of these epochs condemn."""
+        return frozenset[bytes]().union(*(plan.condemned for epoch, plan in self._plans.items() if epoch in epochs))
+
+    def next_plan(self, packs: Iterable[bytes], time: int = 0) -> CollectionPlan:
+        """Return a plan for the next epoch that condemns packs and ends no more than the newest one does."""
+        last, fresh = self.last, (self.epoch + 1, self.store.random(SIZE), frozenset(packs), time)
+        return CollectionPlan(*fresh, last.ended, last.dropped, last.known) if last else CollectionPlan(*fresh)
 
     def has_plan(self, epoch: int) -> bool:
         """Return whether the plan of an epoch was read."""
@@ -372,7 +409,7 @@ class Listing:
         copies = object_names.plans_among(self.store.list(object_names.PARITY))
         if copies - set(self._plans):
             self.read_plans()
-        return copies - set(self._plans)
+        return {epoch for epoch in copies - set(self._plans) if epoch > self.ended}
 
     def absent(self) -> Mapping[bytes, PackState]:
         """Return the packs that something names and that are not there, with the state of each.
@@ -385,8 +422,9 @@ class Listing:
         if self._absent is None:
             names = set(self.store.list(object_names.PARITY))
             self.ledger.refresh(names)
+            own = () if self._forgetting else (self._seen, self.tail.packs)
             named = object_names.packs_among(names).union(
-                self._seen, self.condemned, self.tail.packs, *(i.packs for i in self.indexes.values())
+                self.condemned, *own, *(index.packs for index in self.indexes.values())
             )
             unseen = named - self.packs.keys() - self.orphans.keys()
             unexplained = {pack for pack in unseen if self.ledger.state(pack) is None}

@@ -1,4 +1,4 @@
-"""A plan: a write-once file that condemns packs.
+"""A plan: a write-once file that condemns packs, and ends older plans and ledger entries.
 
 Its number is the epoch. Spec: FORMAT.md, "Plan" and "The fence".
 """
@@ -15,8 +15,9 @@ from pltz.plt_codec.identity import SIZE, digest
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTc"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<4sB3sQ16sQI")  # magic, version, reserved, epoch, random, time, packs
+ENDED = struct.Struct("<QQQI")  # epoch ended, packs dropped, count of the token, entries
 PERSON = b"pltz plan"
 MAX_EPOCH = (1 << 62) - 1
 MAX_PLAN = 1 << 26  # bytes of a file
@@ -26,13 +27,23 @@ MAX_PLAN = 1 << 26  # bytes of a file
 class CollectionPlan:
     """A plan.
 
-    ``condemned``: ids of packs that no new session may rely on; ``time``: its time, in seconds since 1970.
+    Attributes:
+        condemned: ids of packs that no new session may rely on.
+        time: seconds since 1970.
+        ended: epoch up to which all plans are over: each pack that they condemn was deleted.
+        dropped: number of deleted packs of which the ledger no longer has an entry.
+        known: N of the token when entries were dropped last.
+        entries: digests of the ledger entries that are dropped with this plan.
     """
 
     epoch: int
     random: bytes
     condemned: frozenset[bytes]
     time: int = 0
+    ended: int = 0
+    dropped: int = 0
+    known: int = 0
+    entries: frozenset[bytes] = frozenset()
 
     @property
     def name(self) -> str:
@@ -47,7 +58,8 @@ class CollectionPlan:
     def encode(self) -> bytes:
         """Return the bytes of its file."""
         head = HEADER.pack(MAGIC, VERSION, bytes(3), self.epoch, self.random, self.time, len(self.condemned))
-        data = head + b"".join(sorted(self.condemned))
+        head += ENDED.pack(self.ended, self.dropped, self.known, len(self.entries))
+        data = head + b"".join([*sorted(self.condemned), *sorted(self.entries)])
         return data + digest(PERSON, data)
 
     @classmethod
@@ -73,7 +85,25 @@ def _read(data: bytes) -> CollectionPlan:
     return CollectionPlan(epoch, random, frozenset(_split(data[HEADER.size : -SIZE])), time)
 
 
-VERSIONS = Readers("the plan", {VERSION: _read})
+def _read_ending(data: bytes) -> CollectionPlan:
+    """Return the plan in a file of version 2, whose digest and magic are right."""
+    _, _, reserved, epoch, random, time, count = HEADER.unpack_from(data)
+    if any(reserved):
+        raise VersionError("a plan has fields of a newer version: use a newer pltz")
+    begin = HEADER.size + ENDED.size
+    if len(data) < begin + SIZE:
+        raise CorruptError("a plan does not have the size it claims: damaged")
+    ended, dropped, known, entries = ENDED.unpack_from(data, HEADER.size)
+    if begin + (count + entries + 1) * SIZE != len(data):
+        raise CorruptError("a plan does not have the size it claims: damaged")
+    if not 0 < epoch <= MAX_EPOCH or ended >= epoch:
+        raise CorruptError(f"a plan of epoch {epoch} that ends those up to {ended}: damaged")
+    names = list(_split(data[begin:-SIZE]))
+    condemned, over = frozenset(names[:count]), frozenset(names[count:])
+    return CollectionPlan(epoch, random, condemned, time, ended, dropped, known, over)
+
+
+VERSIONS = Readers("the plan", {1: _read, VERSION: _read_ending})
 
 
 def _split(data: bytes) -> Iterable[bytes]:

@@ -14,6 +14,9 @@ plan. As long as a forgotten version is there, `undelete` brings it back.
     run 1: condemn A, B            A, B readable, nothing relies on them any more
     run 2: copy live of A, B to C, put a ledger entry of A and B, delete A, B; condemn ...
 
+Small packs are merged in tiers, so that a byte is written a bounded number of times: see `_tiers`. Plans whose packs
+are all deleted, and the ledger entries of these, are dropped a month later by a plan that says so.
+
 Files that killed writers left in ``tmp/`` are deleted when a day old. A writer that is still alive then finds
 its file gone when it links it, and acknowledges nothing. Such a file is never overwritten, because it may
 already have its final name. Key files are left to an erasure, which overwrites them.
@@ -36,9 +39,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.freshness import count_of
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import older_versions, version_of
@@ -49,7 +54,6 @@ from pltz.archive.format.block import Block
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
 from pltz.archive.maintenance.recode import Recoder
@@ -59,7 +63,10 @@ from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.varint import MAX_VALUE
 
 DEAD_SHARE = 0.2  # share of dead bytes that makes it worth copying the rest of a pack
-SMALL = 16 << 20  # bytes; packs smaller than this are merged where there are two
+SMALL = 16 << 20  # bytes; packs smaller than this are merged
+FIRST_TIER = 64 << 10  # bytes; of packs smaller than this two are enough for a merge
+FANOUT = 4  # a larger pack is merged only into one that is so many times its size, about
+KEPT = 30 * 86400  # seconds for which plans and ledger entries stay, at least, once all their packs are deleted
 LEFT = 86400  # seconds after which a file in tmp/ counts as left by a killed writer
 COPYING, NOTING = 1, 2  # parts of the store's reserve that each may use
 FEW = 512  # packs per plan where there is no room for a longer one
@@ -92,13 +99,20 @@ class Collector:
         self._before = MAX_VALUE  # seconds since 1970; what was forgotten later is live
 
     def run(
-        self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False
+        self,
+        *,
+        dead_share: float = DEAD_SHARE,
+        small: int = SMALL,
+        grace: int = 0,
+        kept: int = KEPT,
+        dry_run: bool = False,
     ) -> Collected:
         """Finish earlier plans, then condemn packs in a new one.
 
         Args:
             dead_share: share of dead bytes from which a pack is condemned.
-            small: bytes below which packs are merged.
+            small: bytes below which packs are merged, tier by tier.
+            kept: least age of plans and ledger entries that are dropped, in seconds.
             grace: least time that a condemned pack stays, and that a forgotten version can be undeleted, in seconds.
                 With 0 what is forgotten is not live, whatever clock its mark is of.
             dry_run: only report the work to do.
@@ -109,12 +123,12 @@ class Collector:
             StoreError: the store failed.
         """
         with nullcontext() if dry_run else self.catalog.store.using_reserve(COPYING):
-            done = self._run(dead_share, small, grace, dry_run)
+            done = self._run(dead_share, small, grace, kept, dry_run)
         if not dry_run and (done.copied or done.deleted):
             self.indexes.try_to_write()  # the collection stands; an index can be written later
         return done
 
-    def _run(self, dead_share: float, small: int, grace: int, dry_run: bool) -> Collected:
+    def _run(self, dead_share: float, small: int, grace: int, kept: int, dry_run: bool) -> Collected:
         """Do the work of `run`, but for the index."""
         self.catalog.refresh()
         self._want_evidence()
@@ -133,6 +147,7 @@ class Collector:
         if not dry_run:
             self._sweep()
             self._tidy()
+            self._drop_ended()
         # then packs are chosen for the next run
         with self._census() as census:
             weights = census.weights()
@@ -144,12 +159,13 @@ class Collector:
                 self.recoder.run(left)
         # the plan is put even on a full disk, with fewer packs if need be
         least = sorted(plan, key=lambda pack: weights.get(pack, (0, 0))[1])[:FEW]
-        if plan and not dry_run:
+        ending = self._ending(self.catalog.store.now() - max(grace, kept))
+        if (plan or ending) and not dry_run:
             with self.catalog.store.using_reserve(NOTING):
                 try:
-                    plan = self._condemn(plan)
+                    plan = self._condemn(plan, ending)
                 except FullError:
-                    plan = self._condemn(set(least))
+                    plan = self._condemn(set(least), ending)
             self.catalog.listing.read_plans()
             self._publish()
         return Collected(copied, deleted, freed, len(plan), *live)
@@ -159,17 +175,56 @@ class Collector:
         with self.catalog.store.using_reserve(NOTING):
             return self.catalog.listing.publish()
 
-    def _condemn(self, packs: AbstractSet[bytes]) -> set[bytes]:
+    def _condemn(self, packs: AbstractSet[bytes], ending: Mapping[str, Any]) -> set[bytes]:
         """Put a plan that condemns packs and return them; none where another collector was faster.
 
-        Raises FullError where there is no room for it.
+        ``ending``: what it ends, as `_ending` says. Raises FullError where there is no room for it.
         """
         store = self.catalog.store
-        plan = CollectionPlan(self.catalog.listing.epoch + 1, store.random(16), frozenset(packs), store.now())
+        plan = replace(self.catalog.listing.next_plan(packs, store.now()), **ending)
         if not store.put(plan.name, plan.encode()):
             return set()
         store.put(plan.copy, plan.encode())
         return set(packs)
+
+    def _ending(self, before: int) -> dict[str, Any]:
+        """Return the fields of a plan that ends what is older than ``before``; none where too little would end.
+
+        Plans end whose packs are all deleted. Ledger entries are dropped where nothing else names their packs.
+        """
+        listing, ledger = self.catalog.listing, self.catalog.ledger
+        ended = listing.finished(before)
+        parity = object_names.packs_among(self.catalog.store.list(object_names.PARITY))
+        going = listing.condemned_in(range(ended + 1, listing.epoch + 1))
+        indexed = (index.packs for index in listing.indexes.values())
+        named = parity.union(listing.packs, listing.orphans, going, *indexed)
+        entries = ledger.outdated(before, named)
+        if not entries and not listing.condemned_in(range(listing.ended + 1, ended + 1)):
+            return {}
+        fields: dict[str, Any] = {"ended": ended}
+        if entries:
+            fields["dropped"] = (listing.last.dropped if listing.last else 0) + sum(entries.values())
+            fields["known"] = count_of(self.catalog)
+            fields["entries"] = frozenset(map(bytes.fromhex, entries))
+        return fields
+
+    def _drop_ended(self) -> None:
+        """Delete the plans that are over, and the ledger entries that the newest plan drops.
+
+        The copy of a plan goes first: one that is left alone looks like a lost plan.
+        """
+        store, ended = self.catalog.store, self.catalog.listing.ended
+        copies = object_names.plans_among(store.list(object_names.PARITY))
+        for epoch in sorted(e for e in copies if e <= ended):
+            store.delete(object_names.plan_copy(epoch))
+        for epoch in sorted(e for e in object_names.plans_among(store.list(object_names.PLANS)) if e <= ended):
+            store.delete(object_names.plan(epoch))
+        over = self.catalog.ledger.over
+        there = object_names.ledger_entries_among(store.list(object_names.LEDGER))
+        there |= object_names.ledger_copies_among(store.list(object_names.PARITY))
+        for name in sorted(over & there):
+            for path in object_names.ledger_copies(name)[::-1]:
+                store.delete(path)
 
     def _finish(self, condemned: frozenset[bytes], dry_run: bool) -> tuple[int, int, int]:
         """Copy the live records of condemned packs, prove the copies and delete the packs.
@@ -418,5 +473,23 @@ class Collector:
         dead = {
             p for p in staying & set(weights) if weights[p][0] - weights[p][1] > dead_share * weights[p][0]
         }
-        little = {p for p in staying if self.catalog.listing.packs[p] < small}
-        return dead | (little if len(little) > 1 else set())
+        return dead | _tiers({p: self.catalog.listing.packs[p] for p in staying}, small)
+
+
+def _tiers(sizes: Mapping[bytes, int], small: int) -> set[bytes]:
+    """Return the packs to merge into one, of sizes in bytes: the most of the smallest for which a merge is worth it.
+
+    Packs below FIRST_TIER are merged where there are two. A larger one is merged where it and all smaller ones together
+    have FANOUT times its size. So its bytes are copied at most log(small / FIRST_TIER) / log(FANOUT) times, which is 4,
+    before it is no longer small, but for those of dead records. At most 25 packs above FIRST_TIER stay small.
+
+    >>> [len(_tiers(dict.fromkeys(range(n), size), SMALL)) for n, size in ((1, 9), (2, 9), (3, 1 << 20), (4, 1 << 20))]
+    [0, 2, 0, 4]
+    """
+    little = sorted((size, pack) for pack, size in sizes.items() if size < small)
+    total = worth = 0
+    for number, (size, _) in enumerate(little, 1):
+        total += size
+        if size < FIRST_TIER or size * FANOUT <= total:
+            worth = number
+    return {pack for _, pack in little[:worth]} if worth > 1 else set()

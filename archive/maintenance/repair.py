@@ -442,7 +442,7 @@ class Repairer:
             catalog.listing.read_plans()
             if pack in catalog.listing.condemned:
                 return
-            plan = CollectionPlan(catalog.listing.epoch + 1, self.store.random(16), frozenset({pack}))
+            plan = catalog.listing.next_plan([pack])
             if self.store.put(plan.name, plan.encode()):
                 self.store.put(plan.copy, plan.encode())
         catalog.listing.read_plans()

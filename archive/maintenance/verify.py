@@ -610,14 +610,15 @@ class Verifier:
         """Yield the path of each redundant copy that should exist, with the path of its original."""
         store = self.catalog.store
         yield SETTINGS_COPY, SETTINGS
-        for epoch in object_names.plans_among(store.list(object_names.PLANS)):
+        ended, over = self.catalog.listing.ended, self.catalog.ledger.over
+        for epoch in (e for e in object_names.plans_among(store.list(object_names.PLANS)) if e > ended):
             yield object_names.plan_copy(epoch), object_names.plan(epoch)
         if self.settings.parity[0]:
             # a collector deletes the parity first
             staying = set(self.catalog.listing.packs) - self.catalog.ledger.deleted
             yield from ((object_names.parity(pack), object_names.pack(pack)) for pack in staying)
         entries = object_names.ledger_entries_among(store.list(object_names.LEDGER))
-        for name in entries | object_names.ledger_copies_among(store.list(object_names.PARITY)):
+        for name in (entries | object_names.ledger_copies_among(store.list(object_names.PARITY))) - over:
             first, second = object_names.ledger_copies(name)
             yield from ((first, second), (second, first))
         for domain, generations in KeyFolder(store).generations().items():

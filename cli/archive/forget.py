@@ -138,9 +138,9 @@ def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
     """Free the space of forgotten sessions and merge small packs, in two steps of two runs.
 
     A run first moves the records that are still needed out of packs that were condemned longer than the grace period
-    ago, and deletes these packs. Then it condemns packs that are mostly dead. What was forgotten less than the grace
-    period ago is still needed, so undelete brings it back. Readers, writers and other collectors may work at the same
-    time.
+    ago, and deletes these packs. Then it condemns packs that are mostly dead, and small ones, tier by tier. What was
+    forgotten less than the grace period ago is still needed, so undelete brings it back. Readers, writers and other
+    collectors may work at the same time.
     """
     from pltz.archive.retention import seconds
 

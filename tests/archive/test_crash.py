@@ -78,6 +78,12 @@ def collect_twice(archive: TowerArchive) -> None:
     collect(archive)
 
 
+def collect_to_the_end(archive: TowerArchive) -> None:
+    """Condemn, delete, and drop the plans and the ledger entries."""
+    for _ in range(4):
+        archive.collect(dead_share=0.01, kept=-1)
+
+
 OPERATIONS: dict[str, Callable[[TowerArchive], None]] = {
     "put a": put(("a", [[1, 2, 3]])),
     "append to a": put(("a", [[1, 2, 3], [4, 5]])),
@@ -86,6 +92,7 @@ OPERATIONS: dict[str, Callable[[TowerArchive], None]] = {
     "restore": restore,
     "collect": collect,
     "collect twice": collect_twice,
+    "collect to the end": collect_to_the_end,
     "index": TowerArchive.write_index,
     "rebuild": TowerArchive.rebuild,
 }
@@ -117,7 +124,7 @@ def step(world: World, name: str, unread: str | None = None) -> None:
     dry = world.disk.clone()
     OPERATIONS[name](TowerArchive.open(DirectoryStore(dry), [world.codec]))
     after = facts_of(TowerArchive.open(DirectoryStore(dry), [world.codec]))
-    if name in ("collect", "collect twice", "index", "rebuild", "merge", "merge and collect"):
+    if name in ("collect", "collect twice", "collect to the end", "index", "rebuild", "merge", "merge and collect"):
         assert live(after) == live(before)
     todo: dict[frozenset[tuple[str, bytes]], DiskState] = {}
 

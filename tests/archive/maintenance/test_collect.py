@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from pltz.archive.errors import ArchiveError
+from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import object_names
 from pltz.archive.format.pack import Damage
+from pltz.archive.format.plan import HEADER, CollectionPlan
+from pltz.archive.maintenance.collect import KEPT, SMALL, _tiers
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
-from pltz.plt_codec.identity import NONE
+from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.identity import NONE, digest
 from tests.archive.towers import TowerArchive
 
 PROMPT = np.arange(20)
+DAY = 86400
 
 
 @pytest.fixture
@@ -127,3 +134,141 @@ def test_a_session_comes_behind_its_neighbour(disk: SimDisk, tower_codec: Segmen
         assert record.neighbour in [NONE, *(r.id for r in found[:at])]
     assert sum(record.neighbour != NONE for record in found) == 9
     assert archive.verify(decode=True).sound
+
+
+def kinds(disk: SimDisk, *folders: str) -> int:
+    """Return the bytes of the files in some folders; of all but parity and its second copies without a name."""
+    files = {p: len(d) for p, d in disk.seen.files().items() if not p.startswith(("tmp/", "reserve"))}
+    if folders:
+        return sum(size for p, size in files.items() if p.startswith(folders))
+    return sum(size for p, size in files.items() if not p.startswith("parity/"))
+
+
+@pytest.mark.parametrize("manifest", [False, True], ids=["listed", "manifest"])
+@pytest.mark.parametrize("nightly", [0, 12])
+def test_236_sessions_put_one_by_one_take_at_most_a_tenth_more_than_one_put(
+    codec: SegmentCodec, manifest: bool, nightly: int
+) -> None:
+    """Not only at the end: also where a collector ran each night, behind every twelve of them."""
+    sessions = [NewSession(f"chat-{n}", [np.arange(20) % (2 + n % 11) + n], time=1000 + n) for n in range(236)]
+    together, apart = SimDisk(), SimDisk(seed=1)
+    at_once = TowerArchive.create(DirectoryStore(together), [codec], manifest=manifest)
+    at_once.put(sessions)
+    at_once.write_index()
+    archive = TowerArchive.create(DirectoryStore(apart), [codec], manifest=manifest)
+    for number, session in enumerate(sessions):
+        archive.put([session])
+        if nightly and number % nightly == 0:
+            apart.clock += DAY
+            archive.collect(grace=DAY // 2)
+    scattered = kinds(apart)
+    for _ in range(4):  # condemn, copy and delete, end the plans, and delete them
+        archive.collect()
+        apart.clock += KEPT + 1
+    archive.write_index()
+    apart_bytes, together_bytes = kinds(apart), kinds(together)
+    print(f"one put {together_bytes}, single puts {scattered}, collected {apart_bytes}")
+    assert nightly or scattered > 2 * together_bytes
+    assert apart_bytes <= 1.1 * together_bytes
+    fresh = TowerArchive.open(DirectoryStore(apart), [codec])
+    assert {v.name for v in fresh.ls()} == {s.name for s in sessions} and fresh.verify(decode=True).sound
+
+
+def test_a_byte_is_copied_a_bounded_number_of_times() -> None:
+    """Nights of one pack each, of any size: the bytes that merges write stay below four times those that are put."""
+    dice = np.random.default_rng(3)
+    packs: dict[bytes, int] = {}
+    put = copied = most = 0
+    for night in range(3000):
+        packs[night.to_bytes(16, "big")] = size = int(dice.integers(1 << 10, 1 << 20))
+        put += size
+        going = _tiers(packs, SMALL)
+        if total := sum(packs.pop(pack) for pack in going):
+            copied += total
+            packs[(1 << 64 | night).to_bytes(16, "big")] = total
+        most = max(most, len(packs) - sum(size >= SMALL for size in packs.values()))
+    print(f"put {put}, copied {copied}: {copied / put:.2f}, at most {most} small packs")
+    assert 1 < copied / put < 4 and most <= 25
+
+
+def test_plans_and_ledger_entries_end_when_nothing_names_their_packs(
+    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    filled.collect()
+    running = TowerArchive.open(DirectoryStore(disk), [codec])  # with a listing from before
+    assert len(names(running)) == 3
+    filled.collect()
+    plans, ledger = kinds(disk, "collect/"), kinds(disk, "ledger/")
+    token = filled.token()
+    disk.clock += KEPT - 1
+    filled.collect()
+    assert (kinds(disk, "collect/"), kinds(disk, "ledger/")) == (plans, ledger)
+    disk.clock += 2
+    filled.collect()  # a plan that ends what was there
+    after = filled.token()
+    assert filled.verify(expect=token).sound
+    filled.collect()
+    assert kinds(disk, "collect/") == 88 + 16 and kinds(disk, "ledger/") == 0
+    assert [p for p in disk.seen.files() if p.startswith("parity/ledger-")] == []
+    before = disk.seen.files()
+    filled.collect()
+    assert disk.seen.files() == before  # nothing is left to end
+    for archive in (filled, running, TowerArchive.open(DirectoryStore(disk), [codec])):
+        assert names(archive) == ["s0", "s2", "s3"]
+        archive.want_whole("listed what is there")
+        report = archive.verify(decode=True, expect=after)
+        assert report.sound and not report.missing_copies
+        assert archive.verify(expect=token).sound and archive.token() == after
+
+
+def test_a_pack_that_is_gone_is_missed_after_entries_were_dropped(
+    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    for _ in range(4):
+        filled.collect()
+        disk.clock += KEPT + 1
+    filled.put([NewSession("late", [PROMPT + 7])])
+    token = filled.token()
+    for path in [p for p in disk.seen.files() if p.endswith(filled.version("late").location.pack.hex())]:
+        disk.vanish(path)
+    left = TowerArchive.open(DirectoryStore(disk), [codec])
+    assert not left.verify(expect=token).sound
+    left.put([NewSession("other", [PROMPT + 8])])  # now as many packs are there as the token counts
+    assert left.verify().sound and not left.verify(expect=token).sound
+
+
+def test_a_writer_that_slept_through_the_end_of_a_plan_is_refused(
+    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeper = TowerArchive.open(DirectoryStore(disk), [codec])
+    sleeper.get("s0")
+    publisher = sleeper._writer._publisher
+    put = publisher.put
+
+    def slow(*args: Any) -> None:
+        for _ in range(4):
+            filled.collect()
+            disk.clock += KEPT + 1
+        monkeypatch.undo()
+        put(*args)
+
+    monkeypatch.setattr(publisher, "put", slow)
+    with pytest.raises(Fenced, match="put again"):
+        sleeper.put([NewSession("late", [PROMPT, PROMPT + 9])])
+    filled.put([NewSession("late", [PROMPT, PROMPT + 9])])
+    assert filled.get("late").tokens.tolist() == [*PROMPT, *(PROMPT + 9)]
+
+
+def test_a_plan_of_version_1_is_read() -> None:
+    plan = CollectionPlan(3, bytes(16), frozenset({b"p" * 16}), 9)
+    old = HEADER.pack(b"PLTc", 1, bytes(3), 3, bytes(16), 9, 1) + b"p" * 16
+    assert CollectionPlan.decode(old + digest(b"pltz plan", old)) == plan == CollectionPlan.decode(plan.encode())
+    ended = replace(plan, ended=2, dropped=7, known=9, entries=frozenset({b"e" * 16, b"f" * 16}))
+    assert CollectionPlan.decode(ended.encode()) == ended
+    for wrong in (replace(plan, ended=3), replace(plan, epoch=0)):
+        with pytest.raises(CorruptError, match="damaged"):
+            CollectionPlan.decode(wrong.encode())
+    for cut in range(len(whole := ended.encode()[: -len(bytes(16))])):
+        short = whole[:cut]
+        with pytest.raises(CorruptError):
+            CollectionPlan.decode(short + digest(b"pltz plan", short))
