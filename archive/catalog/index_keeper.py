@@ -12,6 +12,7 @@ from collections.abc import Collection
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.errors import StoreError
 from pltz.archive.format import index_file, object_names
+from pltz.archive.format.byte_source import Held
 from pltz.archive.format.index_file import Lookup
 from pltz.plt_codec.identity import SIZE
 
@@ -58,8 +59,11 @@ class IndexKeeper:
         old = set(self._store.list(object_names.INDEXES))
         self._catalog.renew(unused=old)
         made = self.write(replaced=old)
-        for name in old - made - self._catalog.listing.named_indexes():
+        named = made | self._catalog.listing.named_indexes()
+        for name in old - named:
             self._store.delete(object_names.index(name))
+        for name in object_names.table_copies_among(self._store.list(object_names.PARITY)) - named:
+            self._store.delete(object_names.table_copy(name))
         self._catalog.renew()
 
     def write(self, *, everything: bool = True, replaced: Collection[str] = ()) -> set[str]:
@@ -86,6 +90,8 @@ class IndexKeeper:
         # those absorbed go once the new ones are there
         for old in absorbed.keys() - made.keys() - catalog.listing.named_indexes():
             self._store.delete(object_names.index(old))
+            if catalog.listing.register:
+                self._store.delete(object_names.table_copy(old))
         catalog.listing.reset_tail()
         catalog.look(0)
         return set(made)
@@ -97,4 +103,6 @@ class IndexKeeper:
             self._store.delete(object_names.index(name))  # its digest is not its name: it is damaged
             if not self._store.put(object_names.index(name), data):
                 raise StoreError(f"{object_names.index(name)} holds other bytes than its name says: rebuild or repair")
+        if self._catalog.listing.register:  # without the index a manifest would not tell which packs it names
+            self._store.put(object_names.table_copy(name), index_file.table_of(Held(data)))
         return name

@@ -17,7 +17,7 @@ from __future__ import annotations
 import errno
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -37,6 +37,7 @@ from pltz.archive.format.index_file import (
     by_section,
     joined,
     keys_of,
+    packs_of,
 )
 from pltz.archive.format.manifest import MOST_PACKS, Manifest, NamedPack
 from pltz.archive.format.pack import AHEAD, Damage, Pack
@@ -115,6 +116,7 @@ class Listing:
         self._absent: dict[bytes, PackState] | None = None  # valid until packs are listed again
         self._missing: frozenset[bytes] | None = None  # those of them that are missing
         self._skipped = set(unused)  # index files that are damaged or unused
+        self._unusable = frozenset[str]()  # of those that the manifest named when packs were listed last
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
         self.staleness = 0
         self._fronts: list[PackFront] = []  # those with bytes in memory
@@ -227,6 +229,8 @@ class Listing:
         rows = dict(base.packs) if base else {}
         wanted = self._pending if self.following and not replaced else self.packs.keys() - self.orphans.keys()
         gaps = bool(self.missing())
+        if not self.following and not gaps:  # an index that could not be opened is left out, and its packs get rows
+            names -= self._unusable - made.keys()
         for pack in wanted - covered - rows.keys():
             kept = {name for name, index in self.indexes.items() if pack in index.packs}
             if pack in self._problems.packs or pack not in self.tail.sections:  # a scan may have missed records
@@ -282,10 +286,12 @@ class Listing:
             packs, names = object_names.packs_listed(listed), object_names.indexes_among(indexes)
             self._read_indexes(names)
             named = self._named_by(manifest)
+            self._unusable = (manifest.indexes if manifest else frozenset()) - self.indexes.keys()
             if manifest is None or named is not None or self.register is None or self.register.load() is manifest:
                 break
         self.orphans = self._strangers(packs, named)
         self._set_packs(packs if self._showing else {p: size for p, size in packs.items() if p not in self.orphans})
+        self._seen |= named or set()  # so that one which is gone is missed
         self._absent = self._missing = None
         self._listed = True
         covered = set(self.tail.packs.items()).union(*(i.packs.items() for i in self.indexes.values()))
@@ -304,11 +310,24 @@ class Listing:
             return None
         named = set(manifest.packs)
         for name in manifest.indexes:
-            try:  # of an index that is damaged, or about to be replaced, the table of packs may be sound
-                named.update((self.indexes.get(name) or FileIndex(self.store.open(object_names.index(name)))).packs)
-            except (FormatError, FileNotFoundError):
+            if name in self.indexes:
+                named.update(self.indexes[name].packs)
+            elif (table := self._table_of(name)) is not None:
+                named |= table
+            else:
                 return None
         return named
+
+    def _table_of(self, name: str) -> set[bytes] | None:
+        """Return the packs of an index that is not used, because it is damaged or gone; None where nothing tells them.
+
+        Raises StoreError.
+        """
+        with suppress(FormatError, FileNotFoundError):
+            return {*packs_of(bytes(self.store.view(object_names.table_copy(name))))}
+        with suppress(FormatError, FileNotFoundError):
+            return {*FileIndex(self.store.open(object_names.index(name))).packs}
+        return None
 
     def _strangers(self, packs: dict[bytes, int], named: set[bytes] | None) -> dict[bytes, int]:
         """Return the listed packs that never were in a manifest. Parity is put once a pack was.

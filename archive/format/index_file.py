@@ -263,6 +263,22 @@ class MemoryIndex:
         return _entries(self, section)
 
 
+def table_of(file: File) -> bytes:
+    """Return the beginning of an index, up to its pack table, which is stored a second time. Raises CorruptError."""
+    _, _, _, _, packs, *_ = HEADER.unpack(exactly(file.read, 0, HEADER.size))
+    return bytes(exactly(file.read, 0, HEADER.size + packs * PACK.size))
+
+
+def packs_of(table: bytes) -> dict[bytes, int]:
+    """Return the packs in what `table_of` returned, with their sizes. Raises CorruptError."""
+    if len(table) < HEADER.size or table[: len(MAGIC)] != MAGIC or (len(table) - HEADER.size) % PACK.size:
+        raise CorruptError("the copy of a pack table does not begin as an index does, or was cut off")
+    *_, check = HEADER.unpack_from(table)
+    if check != zlib.crc32(table[HEADER.size :], zlib.crc32(table[: HEADER.size - 4])):
+        raise CorruptError("the copy of a pack table does not match its checksum: damaged")
+    return dict(PACK.iter_unpack(table[HEADER.size :]))
+
+
 class FileIndex:
     """An index file, mapped.
 

@@ -27,6 +27,7 @@ RESERVE, RESERVE_COLLECT = "reserve", "reserve-collect"
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _EPOCH = re.compile(r"[0-9a-f]{16}")
 _ENTRY_COPY = re.compile(r"ledger-([0-9a-f]{32})")
+_INDEX_COPY = re.compile(r"index-([0-9a-f]{32})")
 _CANDIDATES = re.compile(r"candidates-([0-9a-f]{32})")
 _KEY_FILE = re.compile(r"([0-9a-f]{32})-([0-9a-f]{8})-([01])")
 
@@ -77,6 +78,20 @@ def index(digest: str) -> str:
 def indexes_among(names: Iterable[str]) -> set[str]:
     """Return the digests, 32 hex, of the index files among the names in ``index/``."""
     return {name for name in names if _DIGEST.fullmatch(name)}
+
+
+def table_copy(digest: str) -> str:
+    """Return the name of the copy of an index's pack table. ``digest``: of the index, 32 hex.
+
+    >>> table_copy("0f" * 16)
+    'parity/index-0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f'
+    """
+    return f"{PARITY}/index-{digest}"
+
+
+def table_copies_among(names: Iterable[str]) -> set[str]:
+    """Return the digests, 32 hex, of the indexes of which copies of pack tables are among the names in ``parity/``."""
+    return {match[1] for name in names if (match := _INDEX_COPY.fullmatch(name))}
 
 
 def candidates(digest: str) -> str:

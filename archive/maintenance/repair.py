@@ -45,6 +45,7 @@ from pltz.archive.format.index_file import (
     key_of,
     key_of_session,
     keys_of,
+    table_of,
 )
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import MAX_SIZE as MAX_PACK
@@ -172,6 +173,16 @@ class Repairer:
             self.report.remade.append(object_names.MANIFEST)
         if not self.dry_run:
             catalog.listing.publish()
+        for name in sorted(catalog.listing.named_indexes() & catalog.listing.indexes.keys()):
+            copy = object_names.table_copy(name)
+            with suppress(FileNotFoundError):
+                table = table_of(self.store.open(object_names.index(name)))
+                if self._maybe(copy, len(table) + 1) == table:
+                    continue
+                self.report.remade.append(copy)
+                if not self.dry_run:
+                    self.store.delete(copy)
+                    self.store.put(copy, table)
 
     def _settings(self) -> Settings:
         found = self._mirrored(SETTINGS, SETTINGS_COPY, Settings.decode, MAX_SIZE)

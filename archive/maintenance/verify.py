@@ -35,7 +35,7 @@ from pltz.archive.concurrency import run_alongside
 from pltz.archive.encryption.key_files import MAX_SIZE as MAX_KEYS
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.errors import ArchiveError, KeyMismatch, LostError
-from pltz.archive.format import object_names
+from pltz.archive.format import index_file, object_names
 from pltz.archive.format.context import WITHIN
 from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, key_of_session, keys_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
@@ -564,6 +564,14 @@ class Verifier:
                         self._wrong("plan", name, "its copy is that of another")
                 except FormatError as exc:
                     self._wrong("plan", name, str(exc))
+        for name in sorted(self._named_indexes()):
+            with suppress(FileNotFoundError):
+                try:
+                    packs = index_file.packs_of(bytes(store.view(object_names.table_copy(name))))
+                    if packs != self.catalog.listing.indexes[name].packs:
+                        self._wrong("index", name, "the copy of its pack table is that of another")
+                except FormatError as exc:
+                    self._wrong("index", name, str(exc))
         for path, why in self.catalog.ledger.unsound():
             if why != MISSING:
                 self._wrong("ledger", path, why)
@@ -617,6 +625,7 @@ class Verifier:
             # a collector deletes the parity first
             staying = set(self.catalog.listing.packs) - self.catalog.ledger.deleted
             yield from ((object_names.parity(pack), object_names.pack(pack)) for pack in staying)
+        yield from ((object_names.table_copy(name), object_names.index(name)) for name in self._named_indexes())
         entries = object_names.ledger_entries_among(store.list(object_names.LEDGER))
         for name in (entries | object_names.ledger_copies_among(store.list(object_names.PARITY))) - over:
             first, second = object_names.ledger_copies(name)
@@ -624,6 +633,10 @@ class Verifier:
         for domain, generations in KeyFolder(store).generations().items():
             first, second = object_names.key_copies(domain, generations[-1])
             yield from ((first, second), (second, first))
+
+    def _named_indexes(self) -> frozenset[str]:
+        """Return the indexes that a manifest names and that are there."""
+        return self.catalog.listing.named_indexes() & self.catalog.listing.indexes.keys()
 
     def _index_digests(self) -> dict[str, bytes | FormatError]:
         """Return the digest of each index file, or the error it raises.

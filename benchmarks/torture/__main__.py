@@ -99,11 +99,19 @@ class Torture:
         folder: a folder of its own: archives, journal, sources and record.
         sealed: the main archive is sealed and the copy is not, else the other way round.
         every: kills between two checks.
+        manifest: both archives have a manifest.
         fault: a bug to inject, which the run has to find.
     """
 
     def __init__(
-        self, folder: Path, seed: int, *, sealed: bool, every: int, fault: str | None = None
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        sealed: bool,
+        every: int,
+        fault: str | None = None,
+        manifest: bool = False,
     ) -> None:
         from pltz.benchmarks.torture.operations import KEY, KEY_FILE, Draw, World
         from pltz.benchmarks.torture.record import AcknowledgedRecord
@@ -123,8 +131,8 @@ class Torture:
         key = f'key_file = "{KEY_FILE}"\n' if sealed else ""
         (folder / "night.toml").write_text(key + NIGHTLY)
         (folder / "journal").mkdir(mode=0o700)
-        self.record.write(seed=seed, sealed=sealed, fault=fault)
-        self._whole("init", lambda voice: _init(self.world))
+        self.record.write(seed=seed, sealed=sealed, fault=fault, manifest=manifest)
+        self._whole("init", lambda voice: _init(self.world, manifest))
 
     def run(self, kills: int, seconds: float) -> None:
         """Kill so many, or for so long. Raises Wrong."""
@@ -376,11 +384,11 @@ def _no_fate() -> Any:
     return Fate()
 
 
-def _init(world: Any) -> None:
+def _init(world: Any, manifest: bool) -> None:
     from pltz.archive import opener
 
     for place in ("main", "copy"):
-        opener.create(world.place(place), key=world.key(place))
+        opener.create(world.place(place), key=world.key(place), manifest=manifest)
 
 
 def _forget(world: Any, place: str, halves: list[tuple[tuple[str, str], str]]) -> None:
@@ -427,12 +435,19 @@ def _hurt(place: Path, dice: Random) -> str:
 
 
 def torment(
-    seed: int, kills: int, seconds: float, sealed: bool, every: int, keep: str | None, fault: str | None
+    seed: int,
+    kills: int,
+    seconds: float,
+    sealed: bool,
+    every: int,
+    keep: str | None,
+    fault: str | None,
+    manifest: bool = False,
 ) -> dict[str, Any]:
     """Run once and return the figures, with the differences if any. The folder stays where there are some."""
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=keep))
     began, wrong = time.monotonic(), ""
-    torture = Torture(folder, seed, sealed=sealed, every=every, fault=fault)
+    torture = Torture(folder, seed, sealed=sealed, every=every, fault=fault, manifest=manifest)
     try:
         torture.run(kills, seconds)
     except Wrong as exc:
@@ -446,6 +461,7 @@ def torment(
     return {
         "seed": seed,
         "sealed": sealed,
+        "manifest": manifest,
         "fault": fault,
         "kills": sum(totals.kills.values()),
         "killed": dict(totals.kills.most_common()),
@@ -503,6 +519,7 @@ def torment(
     metavar="DIR",
     help="Work in a new folder below DIR, and leave it.  [default: a temporary one, left on failure]",
 )
+@click.option("--manifest", is_flag=True, help="Name packs in a manifest.")
 @click.option("--fault", type=click.Choice(FAULTS), help="Put a bug in: the run has to fail.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as a line of JSON only.")
 @click.pass_context
@@ -514,6 +531,7 @@ def torture(
     sealed: bool | None,
     every: int,
     keep: str | None,
+    manifest: bool,
     fault: str | None,
     as_json: bool,
 ) -> None:
@@ -524,7 +542,7 @@ def torture(
     was acknowledged: the folder with the archives and the record stays then."""
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     results = [
-        torment(seed, kills, seconds, mode, every, keep, fault)
+        torment(seed, kills, seconds, mode, every, keep, fault, manifest)
         for mode in ([True, False] if sealed is None else [sealed])
     ]
     for result in results:

@@ -34,9 +34,9 @@ def tortured(folder: Path, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["--sealed", "--open"])
-def test_a_short_run_is_sound(tmp_path: Path, mode: str) -> None:
-    result = tortured(tmp_path, mode, "--seed", "15", "--kills", "15", "--seconds", "4", "--every", "8")
+@pytest.mark.parametrize("mode", [["--sealed"], ["--open"], ["--open", "--manifest"]])
+def test_a_short_run_is_sound(tmp_path: Path, mode: list[str]) -> None:
+    result = tortured(tmp_path, *mode, "--seed", "15", "--kills", "15", "--seconds", "4", "--every", "8")
     assert result["sound"], result["wrong"]
     assert result["kills"] > 0 and result["checks"] >= 2 and result["versions_compared"] > 0
     log = [json.loads(line) for line in (Path(result["folder"]) / "record.jsonl").read_text().splitlines()]

@@ -11,7 +11,7 @@ from pltz.archive.encryption.holes import punctured
 from pltz.archive.errors import ArchiveError, MissingPack, NotFound, StoreError
 from pltz.archive.format.ids import BASE
 from pltz.archive.format.manifest import Manifest
-from pltz.archive.format.object_names import MANIFEST
+from pltz.archive.format.object_names import MANIFEST, table_copy
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.erase import Eraser
@@ -194,6 +194,46 @@ def test_a_pack_with_parity_was_named_once(disk: SimDisk, archive: TowerArchive,
         disk.write_new(path, data)
     reopen(disk, codec).collect()
     assert [v.name for v in reopen(disk, codec).ls()] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("mend", ["put", "collect", "repair", "rebuild"])
+def test_an_index_that_is_lost_brings_no_orphan_back(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, fault: str, mend: str
+) -> None:
+    """The copy of its pack table tells which packs the manifest names."""
+    disk.clock = 100
+    cut_off(archive, session("a", 7), session("z"))
+    disk.clock = 50
+    archive = reopen(disk, codec)
+    archive.put([session("a", 5)])
+    archive.write_index()
+    [index] = named(disk).indexes
+    FAULTS[fault](disk, f"index/{index}")
+    fresh = reopen(disk, codec)
+    assert fresh.get("a").tokens.tolist() == tokens("a", 5) and fresh.verify(decode=True).orphans == 1
+    LATER[mend](reopen(disk, codec))
+    after = reopen(disk, codec)
+    assert after.get("a").tokens.tolist() == tokens("a", 5) and "z" not in [v.name for v in after.ls()]
+    report = after.verify(decode=True)
+    assert report.orphans == 1 and (report.sound or mend in ("put", "collect")) and not report.missing_copies
+    assert after.catalog.listing.following or not report.sound
+
+
+def test_a_lost_copy_of_a_pack_table_is_made_again(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
+    archive.write_index()
+    [index] = named(disk).indexes
+    copy = table_copy(index)
+    for fault in ("gone", "flipped"):
+        FAULTS[fault](disk, copy)
+        report = reopen(disk, codec).verify()
+        assert report.missing_copies == [copy] if fault == "gone" else not report.sound
+        assert Repairer(DirectoryStore(disk)).run().remade == [copy]
+        report = reopen(disk, codec).verify()
+        assert report.sound and not report.missing_copies
+    archive.put([session("c")])
+    archive.write_index()
+    assert [p for p in disk.seen.names if p.startswith("parity/index-")] == [table_copy(*named(disk).indexes)]
 
 
 def test_an_erase_reaches_what_no_put_finished(
