@@ -4,14 +4,15 @@
                            \\- block of ids
 
 A tenant's names begin with the tenant, so no session finds another tenant's blocks. The tree holds each block once.
-Blocks that nobody else holds are given up when the pool runs full, the least recently used first: to host memory
-where there is room, else for good.
+Blocks that nobody else holds are given up when the pool runs full, the least recently used first, or in the order of
+`PrefixTree.rank`: to host memory where there is room, else for good. Pinned prefixes stay where they are.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -39,16 +40,37 @@ class _Node:
     parent: _Node | None
     name: bytes
     blocks: list[int]
+    serial: int
     spilled: bool = False
     children: dict[bytes, _Node] = field(default_factory=dict)
+    pins: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a prefix. ``name``, ``parent``: hashes, no parent for the first. ``blocks``: on the host if spilled.
+
+    ``serial``: of this copy; a step that was given up and came again has another.
+    """
+
+    name: bytes
+    parent: bytes | None
+    blocks: tuple[int, ...]
+    serial: int
+    spilled: bool
+    pins: int
 
 
 class PrefixTree:
-    """The prefixes of a pool's sessions. One thread uses it at a time."""
+    """The prefixes of a pool's sessions. One thread uses it at a time.
 
-    def __init__(self, pool: BlockPool) -> None:
-        self.pool = pool
+    ``rank``: of a step by its name; those of a lower rank are given up first. None: the least recently used.
+    """
+
+    def __init__(self, pool: BlockPool, rank: Callable[[bytes], float] | None = None) -> None:
+        self.pool, self.rank = pool, rank
         self._nodes: OrderedDict[bytes, _Node] = OrderedDict()  # the least recently used first
+        self._serials = itertools.count()
         pool.device.reclaim = self._reclaim
 
     def __len__(self) -> int:
@@ -76,7 +98,7 @@ class PrefixTree:
                     except PoolFull:
                         break
                 slab.retain(blocks[:1])
-                node = _Node(parent, name, blocks)
+                node = _Node(parent, name, blocks, next(self._serials))
                 self._nodes[name] = node
                 if parent is not None:
                     parent.children[name] = node
@@ -108,6 +130,81 @@ class PrefixTree:
         exact = slab.sinks(sinks) if sinks else self._no_sinks()
         slab.release(sinks)  # copied
         return PackedSession(self.pool, blocks, len(path) * slab.block, exact)
+
+    def names(self, tenant: str, ids: Ids) -> list[bytes]:
+        """Return the names of the steps of a prefix, as far as it is known."""
+        names = self._names(tenant, ids, len(ids) // self.pool.block)
+        known = next((n for n, name in enumerate(names) if name not in self._nodes), len(names))
+        return names[:known]
+
+    def steps(self) -> Iterator[Step]:
+        """Yield all steps, the least recently used first. The tree must not change meanwhile."""
+        for node in self._nodes.values():
+            parent = None if node.parent is None else node.parent.name
+            yield Step(node.name, parent, tuple(node.blocks), node.serial, node.spilled, node.pins)
+
+    def __contains__(self, name: bytes) -> bool:
+        """Return whether a step is known."""
+        return name in self._nodes
+
+    def pin(self, name: bytes) -> None:
+        """Keep a prefix, named by its last step, where it is until `unpin`. Raises UsageError for an unknown one."""
+        for node in self._path(name):
+            node.pins += 1
+
+    def unpin(self, name: bytes) -> None:
+        """End one `pin`. Raises UsageError for a prefix that has none."""
+        path = self._path(name)
+        if not all(node.pins for node in path):
+            raise UsageError("this prefix is not pinned")
+        for node in path:
+            node.pins -= 1
+
+    def move(self, names: Sequence[bytes], *, to_host: bool) -> int:
+        """Spill or warm steps that only the tree holds, in one copy. Pinned ones are not spilled.
+
+        Returns how many moved. Raises PoolFull where there is no room: nothing moved then.
+        """
+        nodes = [self._nodes[name] for name in names if name in self._nodes and self._nodes[name].spilled != to_host]
+        idle = [n for n in nodes if all(self._slab(n).holders(b) == 1 for b in n.blocks) and not (to_host and n.pins)]
+        flat = [block for node in idle for block in node.blocks]
+        if not flat:
+            return 0
+        moved = self.pool.spill(flat) if to_host else self._warm(flat)
+        for node in idle:
+            node.blocks, moved = moved[: len(node.blocks)], moved[len(node.blocks) :]
+            node.spilled = to_host
+        return len(idle)
+
+    def adopt(self, name: bytes, parent: bytes | None, blocks: Sequence[int]) -> int:
+        """Add a step whose blocks lie in host memory; the caller's hold is the tree's from then on.
+
+        Returns its serial. Raises UsageError for a step that is known, and for an unknown parent.
+        """
+        above = None if parent is None else self._nodes.get(parent)
+        if name in self._nodes or (parent is not None and above is None) or self.pool.host is None:
+            raise UsageError("expected a new step of a known prefix, in host memory")
+        node = self._nodes[name] = _Node(above, name, list(blocks), next(self._serials), spilled=True)
+        if above is not None:
+            above.children[name] = node
+        self._touch(node)
+        return node.serial
+
+    def _path(self, name: bytes) -> list[_Node]:
+        """Return a step and all before it. Raises UsageError for an unknown one."""
+        node, path = self._nodes.get(name), list[_Node]()
+        if node is None:
+            raise UsageError("no such prefix: insert it first")
+        while node is not None:
+            path.append(node)
+            node = node.parent
+        return path
+
+    def _warm(self, blocks: Sequence[int]) -> list[int]:
+        """Warm blocks without giving up others: a move that was asked for is no reason to spill."""
+        if len(blocks) > self.pool.device.free:
+            raise PoolFull(f"{len(blocks)} blocks do not fit in {self.pool.device.free} free ones of the device")
+        return self.pool.warm(blocks)
 
     def clear(self, tenant: str | None = None, ids: Ids = ()) -> None:
         """Forget all prefixes, or those of a tenant that begin with ``ids``, a multiple of the block."""
@@ -143,14 +240,23 @@ class PrefixTree:
         """Give up blocks of the device that only the tree holds, ends of prefixes first, until enough are free."""
         slab, victims = self.pool.device, list[_Node]()
         gone: set[bytes] = set()
-        for node in self._nodes.values():
-            if missing <= 0:
-                break
-            here = [child for child in node.children.values() if not child.spilled and child.name not in gone]
-            if not node.spilled and not here and all(slab.holders(block) == 1 for block in node.blocks):
-                victims.append(node)
-                gone.add(node.name)
-                missing -= len(node.blocks)
+        order = list(self._nodes.values())
+        if self.rank is not None:
+            rank = self.rank
+            order.sort(key=lambda node: rank(node.name))  # stable: of equal ranks the least recently used first
+        found = True
+        while missing > 0 and found:  # a step of a low rank may stand above one of a high rank, which goes first
+            found = False
+            for node in order:
+                if missing <= 0:
+                    break
+                here = [child for child in node.children.values() if not child.spilled and child.name not in gone]
+                taken = node.spilled or node.pins or node.name in gone or here
+                if not taken and all(slab.holders(block) == 1 for block in node.blocks):
+                    victims.append(node)
+                    gone.add(node.name)
+                    missing -= len(node.blocks)
+                    found = True
         flat = [block for node in victims for block in node.blocks]
         try:
             self._make_host_room(len(flat))
@@ -172,8 +278,8 @@ class PrefixTree:
         for node in list(self._nodes.values()):
             if host.free >= count:
                 return
-            unused = node.spilled and not node.children and all(host.holders(block) == 1 for block in node.blocks)
-            if unused:
+            unused = node.spilled and not node.children and not node.pins
+            if unused and all(host.holders(block) == 1 for block in node.blocks):
                 self._forget(node)
 
     def _forget(self, node: _Node) -> None:
