@@ -35,8 +35,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack, cast, overload
 import numpy as np
 
 from pltz.coding.choose import shortest, ways_after
-from pltz.coding.codecs.codec import NO_MARK, BundleCodec, Coded, Plain
-from pltz.coding.codecs.logs import LogCodec
+from pltz.coding.codecs.codec import NO_MARK, Plain
 from pltz.coding.decoder import OnError, SessionDecoder, coded_of, named
 from pltz.coding.expected_time import Expect
 from pltz.coding.log import log_coder
@@ -45,6 +44,7 @@ from pltz.coding.neighbours import Earlier, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import PhasedProgress, begin
 from pltz.coding.prepare import tokens_for_model
+from pltz.coding.prove import unproved
 from pltz.models.session import transcript
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
@@ -557,9 +557,11 @@ class Codec(SessionDecoder):
         rows = [[(draft, known[draft.number]) for draft in batch] for batch in _log_batches([d for d, _ in logs])]
         others = [pair for pair in chosen if not pair[1].has_tokens]
         for number, batch in enumerate([by_model, *rows, others]):
-            tokens = self._proof(batch, above, None if number else options.progress)
-            for (draft, frame), ids in zip(batch, tokens, strict=True):
-                if changed := self._difference(draft, frame, ids, bridge):
+            wanted = [_wanted(draft) if frame.has_tokens else None for draft, frame in batch]
+            wrong = self._wrong(batch, wanted, above, None if number else options.progress)
+            for n, (draft, frame) in enumerate(batch):
+                changed = "it does not decode" if n in wrong else self._difference(draft, frame, wanted[n], bridge)
+                if changed:
                     found[draft.number] = ModelError(
                         f"session {draft.number} does not come back from its frame ({changed}): nothing was kept"
                     )
@@ -567,30 +569,25 @@ class Codec(SessionDecoder):
                 options.progress(sum(_work(draft) for draft, _ in batch))
         return found
 
-    def _proof(
+    def _wrong(
         self,
         batch: Sequence[tuple[_TokenisedSession, Frame]],
+        wanted: Sequence[Tokens | None],
         above: Mapping[int, Tokens],
         progress: Progress | None,
-    ) -> Sequence[Tokens | None]:
-        """Return the decoded tokens of frames of one codec, (T,) each; None for one that has none, or is damaged."""
-        if not batch or not batch[0][1].has_tokens:
-            return [None] * len(batch)
-        codec = self.codec_of(batch[0][1])
+    ) -> list[int]:
+        """Return the numbers of frames of one codec that do not decode to the tokens wanted, (T,) each, if any."""
+        tokens = [one for one in wanted if one is not None]
+        if not tokens:
+            return []
         coded = [coded_of(frame, above.get(draft.number, NO_MARK)) for draft, frame in batch]
-        try:
-            return codec.decode(coded, progress=progress)
-        except CorruptError:
-            return [_decoded_or_none(codec, one) for one in coded]
+        return unproved(partial(self.codec_of(batch[0][1]).decode, progress=progress), coded, tokens)
 
     def _difference(
         self, draft: _TokenisedSession, frame: Frame, tokens: Tokens | None, bridge: TokenBridge | None
     ) -> str | None:
-        """Return how a session differs from its frame, decoded to tokens (T,); None where it does not."""
-        if tokens is None and frame.has_tokens:
-            return "it does not decode"
-        same = tokens is not None and draft.tokens is not None and np.array_equal(tokens, draft.tokens)
-        if same and frame.kind is Kind.CHAT:
+        """Return how a session differs from its frame, which decodes to tokens (T,); None where it does not."""
+        if tokens is not None and frame.kind is Kind.CHAT:
             return None  # `transcript.to_tokens` has proved that these tokens give this chat
         try:
             return draft.session.difference(self._restore(frame, tokens, draft.number, bridge)[0]) or None
@@ -598,11 +595,9 @@ class Codec(SessionDecoder):
             return str(exc)
 
 
-def _decoded_or_none(codec: BundleCodec | LogCodec, coded: Coded) -> Tokens | None:
-    try:
-        return codec.decode([coded])[0]
-    except CorruptError:
-        return None
+def _wanted(draft: _TokenisedSession) -> Tokens:
+    """Return the tokens of a draft, or its bytes where it has none, (T,)."""
+    return np.frombuffer(draft.content, np.uint8) if draft.tokens is None else draft.tokens
 
 
 def _work(draft: _TokenisedSession) -> int:

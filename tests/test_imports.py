@@ -44,7 +44,7 @@ WINGS = {
         "expected_time options parts prepare sketch",
         "log",
         "codecs",
-        "choose decode_limits neighbours",
+        "choose decode_limits neighbours prove",
         "decoder",
         "codec",
         "partners",

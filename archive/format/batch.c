@@ -1,10 +1,8 @@
-/* Operations of a put on thousands of rows without Python for each: hash them, compare the decoded ones.
+/* Digests of thousands of rows of a put, without Python for each.
  *
  *     digests(b"pltz segment".ljust(16, b"\0"), 32, 0, (b"head",) * 2, [b"row", b"another"])
  *         -> bytes of hashlib.blake2b(b"headrow", digest_size=32, person=b"pltz segment").digest(),
  *            then those of b"headanother"
- *     same([array([7, 1], "u4"), array([2], "u4")], [array([7, 1], "u4"), array([2], "u4")])
- *         -> 7, the largest of all these 32-bit numbers; -1 where a row differs in any byte from the one at its place
  *
  * Rows are any contiguous buffers. Nobody may write to them meanwhile, because the GIL is released.
  *
@@ -44,13 +42,6 @@ static inline uint64_t load(const uint8_t *at)
 {
     uint64_t word;
     memcpy(&word, at, 8);
-    return word;
-}
-
-static inline uint32_t load_u32(const uint8_t *at)
-{
-    uint32_t word;
-    memcpy(&word, at, 4);
     return word;
 }
 
@@ -187,48 +178,14 @@ static PyObject *digests(PyObject *self, PyObject *args)
     return found;
 }
 
-static PyObject *same(PyObject *self, PyObject *args)
-{
-    (void)self;
-    PyObject *rows, *wanted;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &rows, &PyList_Type, &wanted))
-        return NULL;
-    const Py_ssize_t count = PyList_GET_SIZE(rows);
-    if (PyList_GET_SIZE(wanted) != count)
-        return PyLong_FromLong(-1);
-    Py_buffer *ones = hold(rows, count), *others = ones ? hold(wanted, count) : NULL;
-    if (!others) {
-        if (ones)
-            release(ones, count);
-        return NULL;
-    }
-    int equal = 1;
-    uint32_t most = 0;
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < count && equal; i++) {
-        const Py_ssize_t size = ones[i].len;
-        equal = size == others[i].len && !memcmp(ones[i].buf, others[i].buf, (size_t)size);
-        for (Py_ssize_t at = 0; equal && at + 4 <= size; at += 4) {
-            const uint32_t number = load_u32((const uint8_t *)ones[i].buf + at);
-            most = number > most ? number : most;
-        }
-    }
-    Py_END_ALLOW_THREADS
-    release(ones, count);
-    release(others, count);
-    return PyLong_FromLongLong(equal ? (long long)most : -1);
-}
-
 static PyMethodDef METHODS[] = {
-    {"same", same, METH_VARARGS,
-     "same(rows, wanted): the largest number of 32 bits in them, or -1 where they are not the same."},
     {"digests", digests, METH_VARARGS,
      "digests(person, size, key, heads, rows, abreast=lanes): a digest each of a head and a row, one after the other."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef MODULE = {
-    PyModuleDef_HEAD_INIT, "_batch", "Rows by the thousand: hashing, comparing.", -1, METHODS, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_batch", "Rows by the thousand: hashing.", -1, METHODS, NULL, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__batch(void)

@@ -8,19 +8,17 @@ A crash leaves all records of a pack or none of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
-
-import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.errors import ArchiveError, StoreError
-from pltz.archive.format import ids, object_names
+from pltz.archive.format import object_names
 from pltz.archive.format.context import WITHIN, Context, coding
-from pltz.archive.format.ids import BASE, U32, Tokens, many
+from pltz.archive.format.ids import BASE
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, Location, key_of_session
 from pltz.archive.format.pack import (
     FOOTER,
@@ -38,9 +36,8 @@ from pltz.archive.storage.store import is_there
 from pltz.archive.writing.batch import PendingSegment, Row, batches
 from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.coding.codecs.codec import Coded
-from pltz.plt_codec.errors import ContentError
+from pltz.coding.prove import unproved
 
-ABREAST = 32  # segments per comparison
 WORTH = 1 << 20  # smallest pack, in bytes, that is worth a thread
 
 
@@ -114,27 +111,17 @@ class Publisher:
                 self._put_parity(name, parity)
 
     def _prove_decoding(self, rows: Sequence[Row], new: Sequence[PendingSegment | None]) -> None:
-        """Decode every new segment from the bytes in the pack and compare, before a byte is written."""
+        """Decode every new segment from the bytes in the pack and compare, before a byte is written.
+
+        Raises ArchiveError, ContentError.
+        """
         bits = self.catalog.keys.bits
         proving = [(row, s) for row, s in zip(rows, new, strict=True) if s]
-        segments = [s for _, s in proving]
-        with ExitStack() as stack:
-            compared: Callable[[], None] = _nothing
-            for codec, numbers in batches(segments):
-                coded = [
-                    Coded(
-                        bits(c, r),
-                        r.tokens,
-                        s.before(c.mode),
-                        coding(codec, c, r),
-                    )
-                    for (c, r), s in map(proving.__getitem__, numbers)
-                ]
-                work = partial(_compare, codec.decode(coded), [segments[n].tokens for n in numbers])
-                compared()  # so at most two batches are in memory
-                threaded = many is not None and len(numbers) > ABREAST
-                compared = stack.enter_context(run_alongside(work)) if threaded else work
-            compared()
+        for codec, numbers in batches([s for _, s in proving]):
+            part = [proving[n] for n in numbers]
+            coded = [Coded(bits(c, r), r.tokens, s.before(c.mode), coding(codec, c, r)) for (c, r), s in part]
+            if unproved(codec.decode, coded, [s.tokens for _, s in part]):
+                raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")
 
     def _put_pack(self, name: bytes, data: bytes) -> None:
         path = object_names.pack(name)
@@ -232,43 +219,6 @@ def shared_ranges(pack: Pack, shared: Sequence[RecordPlace]) -> Iterator[Range]:
         yield Range(offset, block.size)
         for piece in {piece for place in group if (piece := block.piece(place.row))}:
             yield Range(offset + block.size + piece.begin, piece.end - piece.begin)
-
-
-def _nothing() -> None:
-    """Do nothing: no batch was decoded before the first."""
-
-
-def _compare(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> None:
-    """Check that all rows are equal to the tokens wanted and that ids are in range.
-
-    Raises ArchiveError, ContentError.
-    """
-    if len(found) != len(wanted):
-        raise ArchiveError(f"a codec made {len(found)} segments of {len(wanted)}: nothing was written")
-    if many is not None and _plain(found) and 0 <= many.same([*found], [*wanted]) <= ids.MAX_TOKENS:
-        return
-    for begin in range(0, len(found), ABREAST):
-        rows, tokens = found[begin : begin + ABREAST], wanted[begin : begin + ABREAST]
-        if list(map(len, rows)) != list(map(len, tokens)) or not _equal(rows, tokens):
-            raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")
-
-
-def _equal(rows: Sequence[Tokens], wanted: Sequence[Tokens]) -> bool:
-    """Return whether rows of the same lengths are equal. Raises ContentError where ids are out of range.
-
-    ``wanted`` are of type U32. Rows of that type are compared as one byte string, which calls numpy once.
-    """
-    plain = b"".join(tokens.data for tokens in wanted)
-    if (most := np.frombuffer(plain, U32).max(initial=0)) > ids.MAX_TOKENS:
-        raise ContentError(f"expected token ids in 0..{ids.MAX_TOKENS}, found {most}")
-    if _plain(rows):
-        return b"".join(row.data for row in rows) == plain
-    return all(map(np.array_equal, rows, wanted))
-
-
-def _plain(rows: Sequence[Tokens]) -> bool:
-    """Return whether all rows are contiguous arrays of type U32."""
-    return all(type(row) is np.ndarray and row.dtype == U32 and row.flags.c_contiguous for row in rows)
 
 
 def _pack_name(data: bytes) -> bytes:

@@ -79,27 +79,3 @@ def test_a_row_that_is_no_row_of_bytes(row: Any) -> None:
         many.digests(PERSON, 32, 0, (b"", b""), [b"fine", row])
     with pytest.raises(TypeError):
         many.digests(PERSON, 32, 0, (b"", 7), [b"fine", b"fine"])
-
-
-def test_the_same_rows_and_their_largest_number() -> None:
-    rows = [DICE.integers(0, 1 << 31, n, np.uint32) for n in (0, 1, 3, 530, 4000)]
-    assert many.same(rows, [row.copy() for row in rows]) == max(int(row.max(initial=0)) for row in rows)
-    assert many.same([], []) == 0 == many.same([rows[0]], [rows[0]])
-    assert many.same([np.array([5, 1 << 31], np.uint32)], [np.array([5, 1 << 31], np.uint32)]) == 1 << 31
-    for n in range(1, len(rows)):
-        for at in {0, len(rows[n]) // 2, len(rows[n]) - 1}:
-            other = [row.copy() for row in rows]
-            other[n][at] ^= 1 << 20
-            assert many.same(other, rows) == -1 == many.same(rows, other)
-    assert many.same(rows[:-1], rows) == -1
-    assert many.same([rows[3][:-1]], [rows[3]]) == -1
-
-
-def test_what_cannot_be_compared() -> None:
-    row = np.zeros(4, np.uint32)
-    for wrong in (np.zeros((4, 4), np.uint32)[:, 1], "text", 7):
-        for rows, wanted in (([row, wrong], [row, row]), ([row, row], [row, wrong])):
-            with pytest.raises((TypeError, ValueError, BufferError)):
-                many.same(rows, wanted)
-    with pytest.raises(TypeError):
-        many.same((row,), [row])

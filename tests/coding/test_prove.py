@@ -1,0 +1,68 @@
+"""Segments are decoded and compared before anything is written, whatever the type of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+
+from pltz.coding.codecs.codec import NO_MARK, Coded
+from pltz.coding.prove import ABREAST, unproved
+from pltz.plt_codec.errors import ContentError, CorruptError
+from pltz.plt_codec.identity import MAX_POSITION
+from pltz.plt_codec.types import Tokens
+
+DICE = np.random.default_rng(6)
+KINDS = pytest.mark.parametrize("kind", [np.uint32, np.int64])
+
+
+def rows(count: int) -> list[Tokens]:
+    return [DICE.integers(0, MAX_POSITION + 1, int(n), np.uint32) for n in DICE.integers(0, 90, count)]
+
+
+def wrong(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> list[int]:
+    return unproved(lambda _: found, [Coded(b"", len(row), NO_MARK) for row in wanted], wanted)
+
+
+@KINDS
+@pytest.mark.parametrize("count", [0, 1, ABREAST, 3 * ABREAST + 5])
+def test_equal_rows_are_proved(count: int, kind: type[np.integer]) -> None:
+    wanted = rows(count)
+    assert not wrong([row.astype(kind) for row in wanted], wanted)
+    assert not wrong([np.repeat(row.astype(kind), 2)[::2] for row in wanted], wanted)
+    assert not wrong(wanted, [row.astype(kind) for row in wanted])
+
+
+@KINDS
+def test_the_row_that_differs_is_named(kind: type[np.integer]) -> None:
+    wanted = [*rows(ABREAST), np.arange(5, dtype=np.uint32), *rows(ABREAST)]
+    for other in ([0, 1, 2, 3, 5], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5], []):
+        found = [row.astype(kind) for row in wanted]
+        found[ABREAST] = np.array(other, kind)
+        assert wrong(found, wanted) == [ABREAST]
+        assert wrong(found, [row.astype(np.int64) for row in wanted]) == [ABREAST]
+    assert wrong([], wanted) == [*range(2 * ABREAST + 1)]
+
+
+def test_rows_that_differ_in_their_cuts_alone() -> None:
+    whole = np.arange(9, dtype=np.uint32)
+    assert wrong([whole[:4], whole[4:]], [whole[:5], whole[5:]]) == [0, 1]
+
+
+def test_ids_out_of_range() -> None:
+    row = [np.array([1, 1 << 31], np.uint32)]
+    with pytest.raises(ContentError, match="expected token ids in"):
+        wrong(row, row)
+
+
+def test_a_damaged_bitstring_is_found_among_others() -> None:
+    def decode(wanted: Sequence[Tokens], batch: Sequence[Coded]) -> list[Tokens]:
+        if any(one.data == b"damaged" for one in batch):
+            raise CorruptError("damaged")
+        return [wanted[one.count] for one in batch]
+
+    wanted = rows(5)
+    coded = [Coded(b"damaged" if n in (1, 4) else b"", n, NO_MARK) for n in range(5)]
+    assert unproved(partial(decode, wanted), coded, wanted) == [1, 4]
