@@ -77,7 +77,7 @@ WINGS = {
     "cli": (
         "ui",
         "bench archive bundle target",
-        "completion compress decompress demo doctor help hook inspect llama nightly thaw",
+        "completion compress decompress demo doctor help hook inspect llama nightly serve thaw",
         "root",
         "main",
     ),

@@ -16,7 +16,7 @@ ENDS = ("stop", "length", "cancelled", "error")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How new ids are chosen. Raises UsageError for a value out of range.
+    """The way in which new ids are chosen. Raises UsageError for a value out of range.
 
     ``limit``: new ids at most; 0 only makes the ids hot. ``temperature``: 0 takes the likeliest id. ``top_p``: share of
     the probability from which is drawn. ``seed``: of the draws; None for another one each time.

@@ -39,6 +39,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "thaw",
         *(f"archive {name}" for name in ARCHIVE.split()),
         "nightly",
+        "serve",
         "bundle list",
         "bundle show",
         "bundle verify",

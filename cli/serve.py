@@ -1,0 +1,187 @@
+"""``pltz serve``: serve a model over OpenAI's API, with sessions that go cold and come back."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.key_options import key_options, key_words, secret
+from pltz.cli.ui.options import nonempty
+from pltz.cli.ui.output import write_text
+from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.extras import need
+
+if TYPE_CHECKING:
+    from pltz.serving.server.service import Service
+
+LOCK = "serve.lock"
+CONNECTIONS = 512
+
+
+@click.command(
+    cls=Command,
+    short_help="Serve a model over OpenAI's API, with sessions that go cold.",
+    examples=[
+        "pltz serve mini-llama --archive cold",
+        "pltz serve ./my-model --archive /data/cold --device cuda --pages q4 --tokens 500000 --host-tokens 2000000",
+    ],
+)
+@click.argument("model", metavar="MODEL")
+@click.option("--archive", "place", metavar="DIR", required=True, help="The archive that takes cold sessions.")
+@click.option(
+    "--journal", metavar="DIR", help="Where turns are made durable first.  [default: the archive's folder + .journal]"
+)
+@click.option(
+    "--tenant", metavar="TENANT", type=nonempty, default="default", show_default=True, help="Tenant of the sessions."
+)
+@click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port; 0 for a free one.",
+)
+@click.option(
+    "--pages", type=click.Choice(["raw", "q8", "q4"]), default="raw", show_default=True, help="Form of KV in the pool."
+)
+@click.option(
+    "--tokens",
+    metavar="N",
+    type=click.IntRange(min=256),
+    default=65_536,
+    show_default=True,
+    help="Room of the pool on the device.",
+)
+@click.option(
+    "--host-tokens",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Room for KV in host memory.",
+)
+@click.option(
+    "--rows", metavar="N", type=click.IntRange(min=1), default=32, show_default=True, help="Turns that run at once."
+)
+@click.option(
+    "--hot", metavar="N", type=click.IntRange(min=0), default=64, show_default=True, help="Idle sessions that keep KV."
+)
+@click.option(
+    "--idle",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds without a turn after which a session goes cold.",
+)
+@click.option("--dtype", metavar="TYPE", help="float32, bfloat16 or float16.  [default: that of the weights]")
+@options.BUNDLE
+@options.DEVICE
+@options.JSON
+@key_options
+def serve(
+    model: str,
+    place: str,
+    journal: str | None,
+    tenant: str,
+    host: str,
+    port: int,
+    pages: str,
+    tokens: int,
+    host_tokens: int,
+    rows: int,
+    hot: int,
+    idle: float,
+    dtype: str | None,
+    bundle: str | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Serve MODEL over OpenAI's completions and chat completions, on one machine. For fleets take vLLM.
+
+    A request that names a session (field "session", or header X-Session) goes on where the session is. Sessions idle
+    for --idle seconds go to the archive, and come back when they are asked for. A turn is answered to its end when its
+    tokens are durable in the journal. There is no authentication: let others in through a proxy that has it. See
+    docs/serve.md.
+    """
+    need("serve", "pltz serve", "starlette", "uvicorn", "prometheus_client")
+    import uvicorn
+
+    from pltz.serving.eviction.journal.lock import FileLocks
+    from pltz.serving.server.app import app_of
+
+    if journal is None and "://" in place:
+        raise UsageError("expected --journal DIR, a folder of this machine, beside an archive that is elsewhere")
+    folder = Path(journal or f"{place.rstrip('/')}.journal")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = FileLocks(folder).take(LOCK)
+    if lock is None:
+        raise UsageError(f"another server uses the journal {folder}: name another one with --journal")
+    service = _service(model, place, folder, tenant, pages, tokens, host_tokens, rows, hot, idle, dtype, bundle, device)
+    config = uvicorn.Config(
+        app_of(service),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=5,
+        server_header=False,
+    )
+    listening = config.bind_socket()
+    url = f"http://{host}:{listening.getsockname()[1]}"
+    write_text(json.dumps({"url": url, "model": service.name}) if as_json else f"serving {service.name} at {url}")
+    uvicorn.Server(config).run(sockets=[listening])
+    lock.free()
+
+
+def _service(
+    model: str,
+    place: str,
+    journal: Path,
+    tenant: str,
+    pages: str,
+    tokens: int,
+    host_tokens: int,
+    rows: int,
+    hot: int,
+    idle: float,
+    dtype: str | None,
+    bundle: str | None,
+    device: str,
+) -> "Service":
+    """Open all parts. What the journal still holds goes to the archive first, so that no session looks older."""
+    from pltz.archive.archive import Archive
+    from pltz.kv.pool.block_pool import BlockPool
+    from pltz.models.target.target import Target
+    from pltz.serving.eviction.hook import EvictionHook, HookSettings
+    from pltz.serving.eviction.worker import drain
+    from pltz.serving.server.service import Service
+
+    archive = Archive.open(place, bundle=bundle, **key_words())
+    archive.parts.want_key()
+    done = drain(journal, place, bundle=bundle, key=secret())
+    if done.busy or done.left or done.lost:
+        raise UsageError(f"the journal {journal} cannot be emptied ({done.failure or 'see pltz hook status'})")
+    if done.rejected:
+        click.echo(f"{done.rejected} turns of the journal do not fit the archive: see pltz hook status", err=True)
+    target = Target.load(model, device=device, dtype=dtype)
+    hook = EvictionHook.open(
+        journal,
+        place,
+        tokenizer=target.tokenizer_json,
+        target=target.fingerprint,
+        bundle=bundle,
+        key=secret(),
+        settings=HookSettings(flush_seconds=0.01),
+    )
+    pool = BlockPool.of(target, pages, tokens, host_tokens=host_tokens)
+    name = os.path.basename(model.rstrip("/")) or model
+    return Service(target, pool, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, hot=hot)

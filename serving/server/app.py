@@ -1,0 +1,249 @@
+"""The HTTP side of a server: OpenAI's completions and chat completions, and what pltz adds, over starlette.
+
+    POST /v1/completions  /v1/chat/completions      GET /v1/models
+    POST /freeze  /thaw   {"session": "chat/7"}     GET /sessions  /sessions/NAME  /metrics  /healthz  /
+
+The last piece of a stream, and the answer of a request without one, are sent when the turn is durable. Bodies are JSON,
+limited in size and time, and are taken with JSON's media type only, so that no page of another site can post them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from pltz.archive.errors import ArchiveError, Erased
+from pltz.plt_codec.errors import CorruptError, PltzError, TargetMismatch
+from pltz.serving.server.ask import Ask, name_of
+from pltz.serving.server.errors import Refusal
+from pltz.serving.server.serve_metrics import ServeCollector
+from pltz.serving.server.service import Done, Reply, Service
+
+BODY = 1 << 20  # bytes
+BODY_SECONDS = 30.0
+PAGE = Path(__file__).with_name("page.html")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+
+def app_of(service: Service) -> Starlette:
+    """Return the application of a service, which it starts and closes."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await service.start()
+        yield
+        await service.close()
+
+    def route(path: str, handler: Handler, *methods: str) -> Route:
+        return Route(path, partial(_answer, service, handler), methods=list(methods) or ["GET"])
+
+    return Starlette(
+        routes=[
+            route("/v1/completions", partial(complete, False), "POST"),
+            route("/v1/chat/completions", partial(complete, True), "POST"),
+            route("/v1/models", models),
+            route("/freeze", freeze, "POST"),
+            route("/thaw", thaw, "POST"),
+            route("/sessions", sessions),
+            route("/sessions/{name:path}", session),
+            route("/metrics", metrics),
+            route("/healthz", health),
+            route("/", page),
+        ],
+        lifespan=lifespan,
+    )
+
+
+async def _answer(service: Service, handler: Handler, request: Request) -> Response:
+    """Answer a request, errors in OpenAI's form."""
+    try:
+        return await handler(service, request)
+    except PltzError as exc:
+        return JSONResponse(failure(exc), status_of(exc))
+    except ClientDisconnect:
+        return Response(status_code=499)
+
+
+def status_of(exc: PltzError) -> int:
+    """Return the status of an error."""
+    if isinstance(exc, Refusal):
+        return exc.status
+    if isinstance(exc, Erased):
+        return 410
+    if isinstance(exc, TargetMismatch):
+        return 409
+    if isinstance(exc, ArchiveError):
+        return 503
+    return 500 if isinstance(exc, CorruptError) else 400
+
+
+def failure(exc: PltzError) -> dict[str, Any]:
+    """Return an error as OpenAI's API does."""
+    kind = "server_error" if status_of(exc) >= 500 else "invalid_request_error"
+    return {"error": {"message": str(exc), "type": kind, "code": type(exc).__name__}}
+
+
+async def body_of(request: Request) -> Any:
+    """Return the JSON of a request. Raises Refusal for one that is too large, too slow, or no JSON."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refusal(415, "expected Content-Type: application/json")
+    held = bytearray()
+
+    async def read() -> None:
+        async for piece in request.stream():
+            held.extend(piece)
+            if len(held) > BODY:
+                raise Refusal(413, f"expected a body of at most {BODY} bytes")
+
+    try:
+        await asyncio.wait_for(read(), BODY_SECONDS)
+    except TimeoutError:
+        raise Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    try:
+        return json.loads(held)
+    except (ValueError, RecursionError) as exc:
+        raise Refusal(400, f"the body is no JSON: {type(exc).__name__}") from None
+
+
+async def complete(chat: bool, service: Service, request: Request) -> Response:
+    """Answer a completion or a chat completion."""
+    header = request.headers.get("x-session")
+    named = None if header is None else name_of(header)
+    ask = Ask.of(await body_of(request), chat=chat, model=service.name, session=named)
+    reply = await service.open(ask)
+    answer = Answer(chat, service.name)
+    if ask.stream:
+        return StreamingResponse(answer.stream(reply, ask.usage), media_type="text/event-stream", headers=HEADERS)
+    pieces = []
+    stream = reply.pieces()
+    try:
+        async for piece in stream:
+            pieces.append(piece)
+            if not piece and await request.is_disconnected():
+                return Response(status_code=499)
+    finally:
+        await stream.aclose()  # type: ignore[attr-defined]  # of a generator
+    assert reply.done is not None
+    return JSONResponse(answer.whole("".join(pieces), reply.done))
+
+
+class Answer:
+    """The forms of an answer. ``chat``: of a chat completion."""
+
+    def __init__(self, chat: bool, model: str) -> None:
+        self._chat = chat
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def whole(self, text: str, done: Done) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+        kind = "chat.completion" if self._chat else "text_completion"
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": done.reason}
+        return {**self._head, "object": kind, "choices": [choice], "usage": _usage(done)} | _session(done)
+
+    async def stream(self, reply: Reply, usage: bool) -> AsyncIterator[bytes]:
+        """Yield server-sent events: pieces of text, the end of a durable turn, and [DONE]. Or an error, and no end."""
+        if self._chat:
+            yield self._event({"role": "assistant", "content": ""})
+        stream = reply.pieces()
+        try:
+            async for piece in stream:
+                yield self._event({"content": piece}) if piece else b": waiting\n\n"
+        except PltzError as exc:
+            yield b"data: " + json.dumps(failure(exc)).encode() + b"\n\n"
+            return
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]  # of a generator
+        assert reply.done is not None
+        yield self._event({}, reply.done.reason, _session(reply.done))
+        if usage:
+            yield self._line({"choices": [], "usage": _usage(reply.done)})
+        yield b"data: [DONE]\n\n"
+
+    def _event(self, delta: dict[str, str], reason: str | None = None, more: dict[str, Any] | None = None) -> bytes:
+        said: dict[str, Any] = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+        return self._line({"choices": [choice], **(more or {})})
+
+    def _line(self, fields: dict[str, Any]) -> bytes:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return b"data: " + json.dumps({**self._head, "object": kind, **fields}).encode() + b"\n\n"
+
+
+def _usage(done: Done) -> dict[str, int]:
+    new, given = done.new_tokens, done.prompt_tokens
+    return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
+
+
+def _session(done: Done) -> dict[str, Any]:
+    return {} if done.session is None else {"session": done.session}
+
+
+async def models(service: Service, request: Request) -> Response:
+    """Name the model."""
+    return JSONResponse({"object": "list", "data": [{"id": service.name, "object": "model", "owned_by": "pltz"}]})
+
+
+async def freeze(service: Service, request: Request) -> Response:
+    """Let a session go cold."""
+    return JSONResponse(await service.freeze(await _named(request)))
+
+
+async def thaw(service: Service, request: Request) -> Response:
+    """Make a session hot."""
+    return JSONResponse(await service.thaw(await _named(request)))
+
+
+async def _named(request: Request) -> str:
+    body = await body_of(request)
+    return name_of(body.get("session") if isinstance(body, dict) else None)
+
+
+async def sessions(service: Service, request: Request) -> Response:
+    """List the sessions used last, and count those of each tier."""
+    return JSONResponse({"sessions": service.sessions.table(), "tiers": service.sessions.tiers()})
+
+
+async def session(service: Service, request: Request) -> Response:
+    """Show one session as it was acknowledged."""
+    return JSONResponse(await service.sessions.look(name_of(request.path_params["name"])))
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    """Return metrics as Prometheus reads them."""
+    text = await asyncio.to_thread(ServeCollector(service).text)
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+async def health(service: Service, request: Request) -> Response:
+    """Say whether turns can be acknowledged and archived: 503 where they cannot."""
+    status = await asyncio.to_thread(service.hook.status)
+    trouble = [str(one) for one in (status["failure"], status["worker"].get("failure")) if one]
+    return JSONResponse({"ok": not trouble, "trouble": trouble}, 503 if trouble else 200)
+
+
+async def page(service: Service, request: Request) -> Response:
+    """Return the page that shows sessions moving between tiers."""
+    return HTMLResponse(PAGE.read_text("utf8"), headers=HEADERS)

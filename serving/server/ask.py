@@ -1,0 +1,157 @@
+"""Ask: the body of a completion or chat completion of OpenAI's API, checked, with the fields that pltz adds.
+
+    {"prompt": "Once", "max_tokens": 40, "session": "story/7"}
+    {"messages": [{"role": "user", "content": "Hi"}], "stream": true, "session": "chat/7", "session_tokens": 120}
+
+A field that would change the answer and is not known here is refused, not ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pltz.serving.server.errors import Refusal
+from pltz.serving.server.turn import Sampling
+
+NAME = 128  # characters of a session's name
+STOPS, STOP = 4, 64  # stop strings, characters of each
+NEW = 256  # new tokens where nothing is asked for
+ROLES = ("system", "developer", "user", "assistant")
+# Fields that are taken only with a value that changes nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (False,), "top_logprobs": (0,), "suffix": ("",),
+    "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "tools": ([],),
+    "tool_choice": ("none", "auto"), "response_format": ({"type": "text"},), "functions": ([],),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A checked request.
+
+    ``prompt``: text or ids of a completion, None for a chat. ``messages``: of a chat. ``limit``: new tokens at most;
+    None where nothing is asked for. ``session``: None for a request that stands alone. ``append``: whether the prompt
+    goes after the session's tokens, or takes their place. ``session_tokens``: that the client thinks it has.
+    """
+
+    prompt: str | tuple[int, ...] | None
+    messages: tuple[dict[str, str], ...]
+    limit: int | None
+    temperature: float
+    top_p: float
+    seed: int | None
+    stops: tuple[str, ...]
+    stream: bool
+    usage: bool
+    session: str | None
+    append: bool
+    session_tokens: int | None
+
+    @classmethod
+    def of(cls, body: Any, *, chat: bool, model: str, session: str | None = None) -> Ask:
+        """Check a body. ``session``: of the header, where the body names none. Raises Refusal and UsageError."""
+        if not isinstance(body, Mapping):
+            raise Refusal(400, "expected a JSON object as body")
+        for name, allowed in NEUTRAL.items():
+            if body.get(name) is not None and body[name] not in allowed:
+                raise Refusal(400, f"{name} is not supported here: leave it out")
+        if (asked := body.get("model")) not in (None, model):
+            raise Refusal(404, f"this server has the model {model!r}, not {str(asked)[:NAME]!r}")
+        options = body.get("stream_options")
+        limit = _number(body, "max_completion_tokens", int, _number(body, "max_tokens", int, None))
+        if limit is not None and limit < 1:
+            raise Refusal(400, f"expected max_tokens of at least 1, got {limit}")
+        found = cls(
+            prompt=None if chat else _prompt(body.get("prompt")),
+            messages=messages_of(body.get("messages")) if chat else (),
+            limit=limit,
+            temperature=_number(body, "temperature", float, 1.0),
+            top_p=_number(body, "top_p", float, 1.0),
+            seed=_number(body, "seed", int, None),
+            stops=_stops(body.get("stop")),
+            stream=_flag(body, "stream", False),
+            usage=isinstance(options, Mapping) and options.get("include_usage") is True,
+            session=name_of(body["session"]) if body.get("session") is not None else session,
+            append=_flag(body, "append", True),
+            session_tokens=_number(body, "session_tokens", int, None),
+        )
+        found.sampling(1)
+        if found.session is None and found.session_tokens is not None:
+            raise Refusal(400, "session_tokens needs a session")
+        return found
+
+    def sampling(self, limit: int) -> Sampling:
+        """Return how new ids are chosen. Raises UsageError for values out of range."""
+        return Sampling(limit, self.temperature, self.top_p, self.seed)
+
+
+def name_of(name: Any) -> str:
+    """Return the name of a session. Raises Refusal for one that is not printable, empty, or too long."""
+    if not isinstance(name, str) or not 0 < len(name) <= NAME or not name.isprintable() or name != name.strip():
+        raise Refusal(400, f"expected a session's name of 1 to {NAME} printable characters, no space around it")
+    return name
+
+
+def messages_of(messages: Any) -> tuple[dict[str, str], ...]:
+    """Return the messages of a chat, each with role and content. Raises Refusal for all that is not text."""
+    if not isinstance(messages, list) or not messages:
+        raise Refusal(400, "expected a list of messages, at least one")
+    found = []
+    for number, message in enumerate(messages, 1):
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if role not in ROLES:
+            raise Refusal(400, f"message {number}: expected a role of {', '.join(ROLES)}")
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        texts = [
+            part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts
+        ]
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise Refusal(400, f"message {number}: expected text as content")
+        if set(message) - {"role", "content", "name", "refusal"} and any(
+            message[key] for key in set(message) - {"role", "content", "name", "refusal"}
+        ):
+            raise Refusal(400, f"message {number}: expected role and content alone")
+        found.append({"role": role, "content": "".join(map(str, texts))})
+    return tuple(found)
+
+
+def _prompt(prompt: Any) -> str | tuple[int, ...]:
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        return _prompt(prompt[0])
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(one) is int and 0 <= one < 1 << 31 for one in prompt):
+        return tuple(prompt)
+    raise Refusal(400, "expected a prompt: one text, or a list of token ids, and not an empty one")
+
+
+def _stops(stop: Any) -> tuple[str, ...]:
+    stops: Sequence[Any] = [stop] if isinstance(stop, str) else stop or ()
+    if (
+        not isinstance(stops, list | tuple)
+        or len(stops) > STOPS
+        or not all(isinstance(one, str) and 0 < len(one) <= STOP for one in stops)
+    ):
+        raise Refusal(400, f"expected at most {STOPS} stop strings of 1 to {STOP} characters")
+    return tuple(stops)
+
+
+def _number(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    found = body.get(name)
+    if found is None:
+        return default
+    if isinstance(found, bool) or not isinstance(found, (int, float) if kind is float else int):
+        raise Refusal(400, f"expected {name} as a {'number' if kind is float else 'whole number'}")
+    if abs(found) >= 1 << 63:
+        raise Refusal(400, f"expected {name} below 2**63")
+    return found
+
+
+def _flag(body: Mapping[str, Any], name: str, default: bool) -> bool:
+    found = body.get(name)
+    if found is not None and not isinstance(found, bool):
+        raise Refusal(400, f"expected {name} as true or false")
+    return default if found is None else found

@@ -1,0 +1,13 @@
+"""Refusal: the error of a request, with the status that HTTP has for it."""
+
+from __future__ import annotations
+
+from pltz.plt_codec.errors import PltzError
+
+
+class Refusal(PltzError):
+    """A request that is not served. ``status``: of HTTP."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status

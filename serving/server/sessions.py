@@ -1,0 +1,244 @@
+"""Sessions: the named sessions of a server, their ids in memory until the archive has them, and their way back.
+
+    hot, warm   KV in the pool, or in host memory (parked_kv.py)
+    journal     no KV; the ids are in memory, and durable in the journal
+    cold        only the archive has them
+
+A turn is acknowledged when the hook's journal has its ids on disk. A session goes cold when the archive gives the same
+ids: only then memory forgets them. All methods run in the event loop; the archive is read by one thread beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pltz.archive.errors import Erased, NotFound
+from pltz.archive.thaw.thawed import check_target
+from pltz.plt_codec.errors import PltzError
+from pltz.serving.eviction.eviction import EvictionRequest
+from pltz.serving.server.errors import Refusal
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pltz.archive.archive import Archive
+    from pltz.serving.eviction.hook import EvictionHook
+    from pltz.serving.server.scheduler import Scheduler
+
+KNOWN = 10_000  # sessions that the server has a record of
+PATIENCE = 30.0  # seconds until a client hears that its turn is not durable yet
+POLL = 0.005  # seconds between looks at the journal
+SETTLE = 60.0  # seconds for the archive to take what is in the journal
+log = logging.getLogger("pltz.serve")
+
+
+@dataclass(eq=False)
+class Record:
+    """Hold one session. ``ids``: all acknowledged ones, (T,) int32; None where only the archive has them."""
+
+    name: str
+    ids: NDArray[np.int32] | None = None
+    tokens: int = 0
+    busy: bool = False
+    used: float = field(default_factory=time.monotonic)
+    stuck: bool = False  # the archive does not give its ids, which therefore stay in memory
+
+
+def digest(ids: Sequence[int] | NDArray[Any]) -> str:
+    """Return 32 hex digits that name ids (T,)."""
+    return blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=16).hexdigest()
+
+
+class Sessions:
+    """The sessions of one tenant.
+
+    ``idle``: seconds without a turn after which a session goes cold. ``known``: sessions with a record, at most.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        hook: EvictionHook,
+        archive: Archive,
+        *,
+        tenant: str = "default",
+        idle: float = 300.0,
+        known: int = KNOWN,
+    ) -> None:
+        self.scheduler, self.hook, self.tenant, self.idle, self.known = scheduler, hook, tenant, idle, known
+        self.acknowledged = self.thaws = self.freezes = 0
+        self._target = scheduler.target
+        self._archive, self._thawer = archive, archive.thawer(scheduler.target, max_age=0.0)
+        self._records: OrderedDict[str, Record] = OrderedDict()  # the least recently used first
+        self._reader = ThreadPoolExecutor(1, "pltz-serve-archive")
+        self._settler = ThreadPoolExecutor(1, "pltz-serve-settle")
+
+    # ---- one turn
+
+    async def claim(self, name: str) -> Record:
+        """Return the record of a session for one user at a time, with its ids; none if it is new. Call `free` after.
+
+        Raises Refusal where it is in use, and the errors of the archive: a session that cannot be read is not new.
+        """
+        record = self._records.get(name)
+        if record is None:
+            self._make_room()
+            record = self._records[name] = Record(name)
+        if record.busy:
+            raise Refusal(409, f"session {name!r} has a turn under way: wait for its end, or cancel it")
+        record.busy = True
+        self._records.move_to_end(name)
+        try:
+            if record.ids is None:
+                record.ids = await self._read(name)
+                record.tokens = len(record.ids)
+                self.thaws += bool(len(record.ids))
+        except BaseException:
+            self.free(record)
+            raise
+        return record
+
+    def free(self, record: Record) -> None:
+        """Let others use a session."""
+        record.busy, record.used = False, time.monotonic()
+        if not record.tokens:
+            self._records.pop(record.name, None)
+
+    async def keep(self, record: Record, ids: NDArray[np.int32]) -> None:
+        """Make all ids of a claimed session durable, then take them as its state.
+
+        Raises Refusal where the journal does not take them; the session is as before then.
+        """
+        request = EvictionRequest(record.name, ids, tenant=self.tenant, target=self._target.fingerprint)
+        ticket = self.hook.on_evict(request)
+        if not ticket:
+            raise Refusal(503, f"the journal does not take this turn: {self.hook.counts.refused}. Try it again later")
+        begun = looked = time.monotonic()
+        while not self.hook.durable(ticket):
+            await asyncio.sleep(POLL)
+            if time.monotonic() - looked > 1:
+                looked = time.monotonic()
+                if self.hook.flush(0) and not self.hook.durable(ticket):
+                    raise Refusal(500, "the journal refused this turn: the server's log says why")
+                if looked - begun > PATIENCE:
+                    log.warning("session %r waits for the journal's disk", record.name)
+                    begun = looked
+        record.ids, record.tokens, record.stuck = ids, len(ids), False
+        self.acknowledged += 1
+
+    # ---- going cold
+
+    async def freeze(self, records: Sequence[Record]) -> None:
+        """Let sessions go cold: drop their KV, and their ids once the archive gives the same.
+
+        The caller has claimed them, or nobody uses them. One that is used meanwhile stays.
+        """
+        for record in records:
+            await asyncio.wrap_future(self.scheduler.call(partial(self.scheduler.parked.drop, record.name)))
+        loop = asyncio.get_running_loop()
+        snapshots = [(record, record.ids, record.busy) for record in records]
+        if not await loop.run_in_executor(self._settler, self.hook.settle, SETTLE):
+            raise Refusal(503, "the archive has not taken the journal yet: see /healthz, and try it again")
+        for record, ids, busy in snapshots:
+            found = await self._read(record.name)
+            if record.ids is not ids or record.busy != busy or ids is None:
+                continue
+            record.stuck = not np.array_equal(found, ids)
+            if record.stuck:
+                log.warning("the archive does not give session %r as it is: its ids stay in memory", record.name)
+            else:
+                record.ids = None
+                self.freezes += 1
+
+    async def sweep(self) -> None:
+        """Freeze all sessions that were idle for long. Failures are logged and tried again."""
+        now = time.monotonic()
+        idle = [
+            one for one in self._records.values()
+            if not one.busy and not one.stuck and one.ids is not None and now - one.used > self.idle
+        ]  # fmt: skip
+        if not idle:
+            return
+        try:
+            await self.freeze(idle)
+        except (PltzError, OSError) as exc:
+            log.warning("sessions do not go cold now: %s", exc)
+
+    # ---- looking
+
+    def table(self, limit: int = 1000) -> list[dict[str, Any]]:
+        """Return name, tier, tokens, seconds idle and use of the sessions used last."""
+        tiers, now = self.scheduler.parked.tiers(), time.monotonic()
+        rows = []
+        for record in list(reversed(self._records.values()))[:limit]:
+            tier = tiers.get(record.name) or ("cold" if record.ids is None else "journal")
+            idle = 0.0 if record.busy else round(now - record.used, 1)
+            rows.append(
+                {"session": record.name, "tier": tier, "tokens": record.tokens, "idle": idle, "busy": record.busy}
+            )
+        return rows
+
+    def tiers(self) -> dict[str, int]:
+        """Return the number of sessions per tier."""
+        found = dict.fromkeys(("hot", "warm", "journal", "cold"), 0)
+        for row in self.table(self.known):
+            found[row["tier"]] += 1
+        return found
+
+    async def look(self, name: str) -> dict[str, Any]:
+        """Return tokens, digest and tier of a session, as acknowledged. Raises Refusal where there is none."""
+        record = self._records.get(name)
+        ids = record.ids if record is not None else None
+        if ids is None:
+            ids = await self._read(name)
+        if not len(ids):
+            raise Refusal(404, f"no session {name!r}")
+        tier = self.scheduler.parked.tiers().get(name) or (
+            "journal" if record is not None and record.ids is not None else "cold"
+        )
+        return {"session": name, "tier": tier, "tokens": len(ids), "digest": digest(ids)}
+
+    def close(self) -> None:
+        """End the threads."""
+        self._settler.shutdown(wait=False, cancel_futures=True)
+        self._reader.shutdown(cancel_futures=True)
+
+    async def _read(self, name: str) -> NDArray[np.int32]:
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._ids, name)
+
+    def _ids(self, name: str) -> NDArray[np.int32]:
+        """Return the ids of a session in the archive, (T,), none where there is no such session.
+
+        Raises TargetMismatch for one of other weights, and the errors of `Thawer.token_ids`.
+        """
+        try:
+            ids = self._thawer.token_ids(name, self.tenant)
+        except Erased:
+            raise
+        except NotFound:
+            return np.zeros(0, np.int32)
+        with self._archive.parts.catalog.one_look(None):
+            frozen_for = self._archive.directory.version(name, self.tenant, None).target
+        check_target(frozen_for if any(frozen_for) else None, self._target.fingerprint)
+        return np.asarray(ids, np.int32)
+
+    def _make_room(self) -> None:
+        """Forget the record of the cold session used longest ago, where there are too many."""
+        if len(self._records) < self.known:
+            return
+        for record in self._records.values():
+            if record.ids is None and not record.busy:
+                del self._records[record.name]
+                return
+        raise Refusal(429, f"this server has {self.known} sessions that are not cold: try it again later")

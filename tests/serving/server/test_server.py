@@ -1,0 +1,232 @@
+"""The server over HTTP: sessions that go cold and come back, streams, aborts, and input that is refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from pltz.models.target.target import Target
+from pltz.serving.server.app import PAGE
+from pltz.serving.server.ask import Ask
+from pltz.serving.server.errors import Refusal
+from pltz.serving.server.reply_text import ReplyText
+from pltz.serving.server.sessions import digest
+from tests.serving.server.opened import Client, served
+
+COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
+SYSTEM = {"role": "system", "content": "You help people with their orders."}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target.load("mini-llama", dtype="float32")  # products of bfloat16 depend on the batch
+
+
+@pytest.fixture(scope="module")
+def shared(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with served(target, tmp_path_factory.mktemp("served")) as (client, _):
+        yield client
+
+
+def test_a_chat_goes_cold_and_comes_back_without_the_client_noticing(target: Target, tmp_path: Path) -> None:
+    """The same turns, with and without a way through the archive, and after a restart, give the same text."""
+    turns = [[SYSTEM, user("Where is order 7?")], [user("Can I change the address?")], [user("Thanks!")]]
+    fixed = {"max_tokens": 12, "temperature": 0}
+    with served(target, tmp_path) as (client, _):
+        hot = [client.post(CHAT, messages=turn, session="hot", **fixed) for turn in turns]
+        cold = []
+        for turn in turns[:2]:
+            cold.append(client.post(CHAT, messages=turn, session="cold/1", **fixed))
+            frozen = client.post("/freeze", session="cold/1")
+            assert frozen == {"session": "cold/1", "tier": "cold"} | {
+                key: cold[-1]["session"][key] for key in ("tokens", "digest")
+            }
+        table = client.ask("GET", "/sessions")[1]
+        assert {row["session"]: row["tier"] for row in table["sessions"]} == {"hot": "hot", "cold/1": "cold"}
+        thawed = client.post("/thaw", session="cold/1")
+        assert thawed["tier"] == "hot" and thawed["ms"] > 0
+        client.post("/freeze", session="cold/1")
+    with served(target, tmp_path) as (client, service):
+        cold.append(client.post(CHAT, messages=turns[2], session="cold/1", **fixed))
+        assert service.sessions.thaws == 1
+        status, text = client.ask("GET", "/metrics")
+        assert status == 200 and "pltz_serve_thaws_total 1.0" in text and "pltz_hook_durable" in text
+    said = [one["choices"][0]["message"]["content"] for one in hot]
+    assert [one["choices"][0]["message"]["content"] for one in cold] == said and all(said)
+    assert cold[2]["session"] | {"name": "hot"} == hot[2]["session"]
+    # what the archive has is what a client that sends everything would be answered from
+    ids = target.render(turns[0], add_generation_prompt=True)
+    assert cold[0]["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_idle_sessions_go_cold_by_themselves(target: Target, tmp_path: Path) -> None:
+    with served(target, tmp_path, idle=0.3) as (client, service):
+        client.post(COMPLETE, prompt="Once upon a time", session="one", max_tokens=4)
+        end = time.monotonic() + 60
+        while client.ask("GET", "/sessions")[1]["tiers"]["cold"] == 0 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not service.scheduler.parked.tiers()
+        [record] = service.sessions._records.values()
+        assert record.ids is None and client.ask("GET", "/sessions/one")[1]["tokens"] == record.tokens > 0
+
+
+def test_a_stream_is_the_answer_in_pieces_and_ends_when_durable(shared: Client) -> None:
+    whole = shared.post(CHAT, messages=[user("Tell me more.")], max_tokens=10, temperature=0, session="whole")
+    found = list(
+        shared.stream(CHAT, messages=[user("Tell me more.")], max_tokens=10, temperature=0, session="pieces",
+                      stream_options={"include_usage": True})
+    )  # fmt: skip
+    text = "".join(one["choices"][0]["delta"].get("content", "") for one in found[:-2])
+    assert text == whole["choices"][0]["message"]["content"]
+    assert found[-1] == "[DONE]" and found[-2]["usage"] == whole["usage"]
+    last = found[-3]
+    assert last["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    assert last["session"] == whole["session"] | {"name": "pieces"}
+    look = shared.ask("GET", "/sessions/pieces")[1]
+    assert (look["tokens"], look["digest"]) == (last["session"]["tokens"], last["session"]["digest"])
+
+
+def test_an_aborted_turn_changes_nothing(shared: Client) -> None:
+    before = shared.post(COMPLETE, prompt="Once upon a time", max_tokens=4, session="aborted")["session"]
+    stream = shared.stream(COMPLETE, prompt=" and then", max_tokens=2000, session="aborted", temperature=1)
+    next(stream)
+    assert shared.ask("POST", COMPLETE, {"prompt": "x", "session": "aborted"})[0] == 409
+    stream.close()  # type: ignore[attr-defined]
+    end = time.monotonic() + 30
+    while (status := shared.ask("POST", "/thaw", {"session": "aborted"})[0]) == 409 and time.monotonic() < end:
+        time.sleep(0.02)
+    look = shared.ask("GET", "/sessions/aborted")[1]
+    assert status == 200 and (look["tokens"], look["digest"]) == (before["tokens"], before["digest"])
+
+
+def test_a_session_can_be_replaced_and_checked(shared: Client, target: Target) -> None:
+    first = shared.post(COMPLETE, prompt="Once upon a time", max_tokens=4, temperature=0, session="two")
+    tokens = first["session"]["tokens"]
+    wrong = {"prompt": "x", "session": "two", "session_tokens": tokens + 1}
+    status, refused = shared.ask("POST", COMPLETE, wrong)
+    assert status == 409 and f"has {tokens} tokens" in refused["error"]["message"]
+    again = shared.post(COMPLETE, prompt="Once upon a time", max_tokens=4, temperature=0, session="two", append=False)
+    assert again["session"] == first["session"]
+    status, named = shared.ask("POST", COMPLETE, {"prompt": [5], "max_tokens": 1}, **{"X-Session": "two"})
+    assert status == 200 and named["session"]["tokens"] == tokens + 2
+    alone = shared.post(COMPLETE, prompt="Once upon a time", max_tokens=4, temperature=0)
+    assert "session" not in alone and alone["choices"][0]["text"] == first["choices"][0]["text"]
+
+
+def test_text_stops_before_a_stop_string(shared: Client, target: Target) -> None:
+    fixed = {"prompt": "Once upon a time there was", "max_tokens": 30, "temperature": 0}
+    text = shared.post(COMPLETE, **fixed)["choices"][0]["text"]
+    stop = text[len(text) // 2 : len(text) // 2 + 3]
+    found = shared.post(COMPLETE, **fixed, stop=[stop, "never there"], session="stopped")
+    assert found["choices"][0]["text"] == text[: text.find(stop)] and found["choices"][0]["finish_reason"] == "stop"
+    assert found["usage"]["completion_tokens"] < 30
+    ids = target.tokenize("naïve 日本語 😀 text, and more 😀")
+    reply = ReplyText(target)
+    pieces = [reply.add(one) for one in ids] + [reply.rest()]
+    assert "".join(pieces) == "naïve 日本語 😀 text, and more 😀" and not any("\ufffd" in one for one in pieces)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (400, b"{"),
+        (400, b"[" * 100_000),
+        (400, b'{"prompt": "x", "temperature": NaN}'),
+        (400, {"prompt": ""}),
+        (400, {"prompt": ["a", "b"]}),
+        (400, {"prompt": [1 << 30]}),
+        (400, {"prompt": [-1]}),
+        (400, {"prompt": "x", "n": 2}),
+        (400, {"prompt": "x", "logprobs": 5}),
+        (400, {"prompt": "x", "max_tokens": 0}),
+        (400, {"prompt": "x", "max_tokens": 1 << 70}),
+        (400, {"prompt": "x", "max_tokens": 9000}),
+        (400, {"prompt": "x", "max_tokens": True}),
+        (400, {"prompt": "x", "stop": ["a"] * 5}),
+        (400, {"prompt": "x", "stop": [""]}),
+        (400, {"prompt": "x", "seed": -1}),
+        (400, {"prompt": "x", "session": "a\nb"}),
+        (400, {"prompt": "x", "session": "a" * 129}),
+        (400, {"prompt": "x", "session": "\ud800"}),
+        (400, {"prompt": "\ud800"}),
+        (400, {"prompt": "x", "session_tokens": 4}),
+        (404, {"prompt": "x", "model": "other"}),
+        (413, b" " * ((1 << 20) + 1)),
+    ],
+)
+def test_unfriendly_bodies_are_refused(shared: Client, status: int, body: Any) -> None:
+    found = shared.ask("POST", COMPLETE, body)
+    assert found[0] == status and found[1]["error"]["message"]
+    assert shared.ask("GET", "/healthz") == (200, {"ok": True, "trouble": []})
+
+
+def test_other_requests_are_refused(shared: Client) -> None:
+    for messages in ([], ["x"], [user("x") | {"role": "tool"}], [{"role": "user", "content": [{"type": "image_url"}]}]):
+        assert shared.ask("POST", CHAT, {"messages": messages})[0] == 400
+    assert shared.ask("POST", COMPLETE, {"prompt": "x"}, **{"Content-Type": "text/plain"})[0] == 415
+    for path in ("/freeze", "/thaw"):
+        assert shared.ask("POST", path, {"session": "nobody"})[0] == 404
+        assert shared.ask("POST", path, [])[0] == 400
+    assert shared.ask("GET", "/sessions/nobody")[0] == 404
+    assert shared.ask("GET", "/v1/models")[1]["data"][0]["id"] == "mini"
+    with pytest.raises(Refusal, match="JSON object"):
+        Ask.of([], chat=False, model="mini")
+
+
+def test_what_the_archive_has_of_other_weights_is_refused(target: Target, tmp_path: Path) -> None:
+    with served(target, tmp_path) as (client, service):
+        service.sessions._archive.put(
+            "other", [5, 6, 7], target=b"\1" * 16, tokenizer=target.tokenizer_json
+        )
+        status, found = client.ask("POST", COMPLETE, {"prompt": "x", "session": "other"})
+        assert status == 409 and found["error"]["code"] == "TargetMismatch"
+        assert client.ask("GET", "/sessions")[1]["sessions"] == []
+
+
+def test_a_journal_that_refuses_acknowledges_nothing(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(target, tmp_path) as (client, service):
+        before = client.post(COMPLETE, prompt="Once", max_tokens=4, session="one")["session"]
+        monkeypatch.setattr(service.hook, "on_evict", lambda request: 0)
+        status, found = client.ask("POST", COMPLETE, {"prompt": "x", "max_tokens": 4, "session": "one"})
+        assert status == 503 and "journal" in found["error"]["message"]
+        monkeypatch.undo()
+        look = client.ask("GET", "/sessions/one")[1]
+        assert (look["tokens"], look["digest"]) == (before["tokens"], before["digest"])
+        assert client.post(COMPLETE, prompt="x", max_tokens=4, session="one")["session"]["tokens"] > before["tokens"]
+
+
+def test_the_page_is_well_formed_and_loads_nothing_else(shared: Client) -> None:
+    status, text = shared.ask("GET", "/")
+    assert status == 200 and text == PAGE.read_text("utf8")
+    ids: list[str] = []
+    open_: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert not {"src", "href", "onload", "onclick"} & dict(attrs).keys()
+            ids.extend(value or "" for key, value in attrs if key == "id")
+            if tag != "meta":
+                open_.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert open_.pop() == tag
+
+    Reader().feed(text)
+    assert not open_ and {"hot", "warm", "journal", "cold", "state"} <= set(ids)
+    assert "vLLM" in text and "innerHTML" not in text
+    assert digest([1]) == digest([1]) != digest([2]) and json.dumps(ids)
