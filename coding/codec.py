@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack, cast, overload
 
 import numpy as np
 
-from pltz.coding.choose import shortest, ways_after
+from pltz.coding.choose import NO_SIZE, may_be_shorter, shortest, ways_after
 from pltz.coding.codecs.codec import NO_MARK, Plain
 from pltz.coding.decoder import OnError, SessionDecoder, coded_of, named
 from pltz.coding.expected_time import Expect
@@ -412,10 +412,10 @@ class Codec(SessionDecoder):
             # the model's frame, or the fallback where that is no longer
             coded = next(best)
             frame = _model_frame(draft, draft.tokens, coded, options)
-            fits, size = frame.fits, len(frame.encode())
-            if not fits or self.plain.may_reach([np.frombuffer(draft.content, np.uint8)], size):
+            size = len(frame.encode()) if frame.fits else NO_SIZE
+            if may_be_shorter(self.plain, [np.frombuffer(draft.content, np.uint8)], size):
                 other = self._fallback_frame(draft)
-                frame = frame if fits and size <= len(other.data) else other
+                frame = frame if size <= len(other.data) else other
             frames.append(frame)
             if self._note:
                 self._note(coded)

@@ -45,16 +45,14 @@ from pltz.archive.writing.neighbours import NeighbourEncoder
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Following, Plain, layout_mode
-from pltz.coding.codecs.modes import ALONE, TOWER
+from pltz.coding.choose import NO_SIZE, may_be_shorter, shortest
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, Plain, layout_mode, ways_of
+from pltz.coding.codecs.modes import ALONE
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.identity import NONE
 
 if TYPE_CHECKING:
     from pltz.coding.expected_time import Expect
-
-BEYOND = 64  # ratio that bytes under zstd are not expected to reach where a turn of the model is that short
-NO_RECORD = 1 << 62  # stands for the size of segments that no record holds
 
 
 class ArchiveWriter:
@@ -152,7 +150,7 @@ class ArchiveWriter:
 
         A way that adds nothing is taken before anything is coded. Others than the first are not coded where it extends
         a stored session by a short turn, so that they would store the whole session again, nor where a cheap look tells
-        that they cannot win (`_is_beyond`).
+        that they cannot win (`may_be_shorter`).
         """
         if len(drafts) == len(sessions):
             return drafts, segments
@@ -163,7 +161,7 @@ class ArchiveWriter:
         coded: dict[bytes, PendingSegment] = {}
         self._encode_ways([ways[0] for ways in rivals], stored, coded)
         for ways in rivals:
-            ways[1:] = [way for way in ways[1:] if not _is_beyond(ways[0], way, stored, coded)]
+            ways[1:] = [way for way in ways[1:] if _may_win(ways[0], way, stored, coded)]
         self._encode_ways([way for ways in rivals for way in ways[1:]], stored, coded)
         chosen = [
             one or min(ways, key=lambda way: new_bytes(way, coded)) for ways, one in zip(groups, known, strict=True)
@@ -283,24 +281,24 @@ class ArchiveWriter:
 
         for codec, numbers in batches(segments):
             batch = [segments[n] for n in numbers]
-            follows = isinstance(codec, Following) and codec.follows
-            # each segment alone, a log after its neighbour, unless its codec always codes after what is above
-            roots = [s for s in batch if not (follows and s.reached and len(s.tokens))]
-            alone = [Plain(s.tokens, s.before(ALONE)) for s in roots]
-            if self.expect and isinstance(codec, BundleCodec) and (seconds := codec.expected(alone)) is not None:
-                self.expect(seconds)
-            for segment, data in zip(roots, codec.encode(alone), strict=True):
-                segment.data, segment.coded, segment.copied = data, True, False
-                segment.context = context(segment, ALONE) if codec.fast else segment.own
-            if not codec.reach:
-                continue
-            # then after what is above it: the shorter of both is kept
-            plain = [(s, Plain(s.tokens, s.above(codec.reach))) for s in batch if s.up]
-            below = [(s, p) for s, p in plain if len(p.above) and len(p.tokens)]
-            for (segment, _), data in zip(below, codec.encode([p for _, p in below]), strict=True):
-                if not segment.coded or len(data) < len(segment.data):
-                    segment.data, segment.context, segment.copied = data, context(segment, TOWER), False
-                segment.coded = True
+            ways: list[tuple[int, Plain]] = []
+            modes_of: list[int] = []
+            for n, segment in enumerate(batch):
+                above = segment.above(codec.reach) if len(segment.tokens) else NO_MARK
+                for mode, context_above in ways_of(codec, above):
+                    # a log is coded after its neighbour
+                    ways.append((n, Plain(segment.tokens, segment.before(mode) if segment.near else context_above)))
+                    modes_of.append(mode)
+            if self.expect and isinstance(codec, BundleCodec):
+                alone = [plain for (_, plain), mode in zip(ways, modes_of, strict=True) if mode == ALONE]
+                if (seconds := codec.expected(alone)) is not None:
+                    self.expect(seconds)
+            won = shortest(codec, ways)
+            for (n, plain), mode in zip(ways, modes_of, strict=True):
+                segment, (data, best) = batch[n], won[n]
+                if best is plain:
+                    segment.data, segment.coded, segment.copied = data, True, False
+                    segment.context = context(segment, mode)
 
     def _number(self, drafts: list[PendingVersion]) -> None:
         """Give each session its version number, or find that its last version is the same.
@@ -405,24 +403,16 @@ def new_bytes(way: PendingVersion, coded: Mapping[bytes, PendingSegment]) -> int
     """Return the bytes that a session adds in one way. ``coded``: the segments that are not stored, by id."""
     new = [coded[s.id] for s in way.tower if s.id in coded]
     fits = all(tokens_fit(len(s.tokens), len(s.data)) for s in new)
-    return sum(len(s.data) for s in new) if fits else NO_RECORD
+    return sum(len(s.data) for s in new) if fits else NO_SIZE
 
 
-def _is_beyond(
+def _may_win(
     first: PendingVersion, other: PendingVersion, stored: Collection[bytes], coded: Mapping[bytes, PendingSegment]
 ) -> bool:
-    """Return whether a way cannot be expected to beat the first, which is coded.
-
-    Where the first extends stored segments, the other would have to code its tokens, bytes of the session, in
-    1 / BEYOND of their number. Where it could, the first way costs at most that share of the session more. Coding 16 kB
-    by zstd for each turn took 40 ms. Else a fast level of zstd tells what its slowest can come to.
-    """
-    size = new_bytes(first, coded)
+    """Return whether a way can be expected to beat the first, which is coded."""
     extends = any(s.id in stored for s in first.tower)
     left = [s.tokens for s in other.tower if s.id not in stored]
-    if extends and BEYOND * size <= sum(map(len, left)):
-        return True
-    return isinstance(other.codec, BytesCodec) and size < NO_RECORD and not other.codec.may_reach(left, size)
+    return may_be_shorter(other.codec, left, new_bytes(first, coded), extends=extends)
 
 
 @contextmanager
