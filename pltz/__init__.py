@@ -55,6 +55,11 @@ if TYPE_CHECKING:
     from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
     from pltz.kv.kv_forms import kv_forms
     from pltz.kv.memory.agent_memory import AgentMemory
+    from pltz.kv.memory.block_metadata import Hierarchy, MetadataTable, PrefixPins, PromptSection
+    from pltz.kv.memory.context_pipeline import ContextPipeline, PromptLayer
+    from pltz.kv.memory.memory_loop import MemoryLoop, Thresholds
+    from pltz.kv.memory.reservation import Reservation
+    from pltz.kv.memory.shadow import Shadow
     from pltz.kv.pool.batch_cache import BatchKVCache
     from pltz.kv.pool.block_pool import BlockPool
     from pltz.kv.pool.packed_session import PackedSession
@@ -117,6 +122,11 @@ _HOMES = {
     "pltz.serving.eviction.worker": ("drain",),
     "pltz.kv.errors": ("MemoryFailed", "MemoryMismatch", "PoolFull"),
     "pltz.kv.memory.agent_memory": ("AgentMemory",),
+    "pltz.kv.memory.block_metadata": ("Hierarchy", "MetadataTable", "PrefixPins", "PromptSection"),
+    "pltz.kv.memory.context_pipeline": ("ContextPipeline", "PromptLayer"),
+    "pltz.kv.memory.memory_loop": ("MemoryLoop", "Thresholds"),
+    "pltz.kv.memory.reservation": ("Reservation",),
+    "pltz.kv.memory.shadow": ("Shadow",),
     "pltz.kv.pool.batch_cache": ("BatchKVCache",),
     "pltz.kv.pool.block_pool": ("BlockPool",),
     "pltz.kv.pool.packed_session": ("PackedSession",),
@@ -162,6 +172,7 @@ __all__ = [
     "BundleMismatch",
     "Codec",
     "ContentError",
+    "ContextPipeline",
     "CorruptError",
     "Erased",
     "EvictionHook",
@@ -170,13 +181,16 @@ __all__ = [
     "ForeignPack",
     "FormatError",
     "FullError",
+    "Hierarchy",
     "HotStore",
     "KeyMismatch",
     "LimitError",
     "LlamaServer",
     "LostError",
     "MemoryFailed",
+    "MemoryLoop",
     "MemoryMismatch",
+    "MetadataTable",
     "MismatchError",
     "MissingKeys",
     "MissingPack",
@@ -186,18 +200,24 @@ __all__ = [
     "PackedSession",
     "PltzError",
     "PoolFull",
+    "PrefixPins",
     "PrefixTree",
+    "PromptLayer",
+    "PromptSection",
     "PutReceipt",
     "PutRequest",
+    "Reservation",
     "Secret",
     "Session",
     "SessionFile",
     "SessionVersion",
+    "Shadow",
     "StoreError",
     "Target",
     "TargetMismatch",
     "Thawed",
     "Thawer",
+    "Thresholds",
     "TokenizerMismatch",
     "TransformersEngine",
     "UnreadableError",

@@ -9,12 +9,15 @@ Source: "3-Tier KV Cache", BlockMetadataTable.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pltz.kv.pool.prefix_tree import PrefixTree
+from pltz.kv.store.eviction_policy import priority
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,8 +53,11 @@ class Hierarchy:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A part of a prompt, tokens ``start`` to ``end``. ``importance``: from 0 to 1."""
+class PromptSection:
+    """A part of a prompt, tokens ``start`` to ``end``. Immutable: any thread may use it.
+
+    ``importance``: from 0 to 1.
+    """
 
     source: str
     start: int
@@ -87,7 +93,7 @@ class MetadataTable:
         self.tree, self.hierarchy, self._clock = tree, hierarchy or Hierarchy(), clock
         self.blocks: dict[bytes, BlockMetadata] = {}
 
-    def describe(self, tenant: str, ids: Ids, sections: Iterable[Section]) -> list[bytes]:
+    def describe(self, tenant: str, ids: Ids, sections: Iterable[PromptSection]) -> list[bytes]:
         """Describe the known blocks of a prefix, and return their names. What was observed of a block stays.
 
         A block over several sections belongs to the one of the highest priority. Raises UsageError for a section
@@ -100,7 +106,8 @@ class MetadataTable:
         names = self.tree.names(tenant, ids)
         for n, name in enumerate(names):
             tokens = n * size, (n + 1) * size
-            part = next((one for one in parts if one.start < tokens[1] and tokens[0] < one.end), Section("", 0, 0, 0.0))
+            inside = (one for one in parts if one.start < tokens[1] and tokens[0] < one.end)
+            part = next(inside, PromptSection("", 0, 0, 0.0))
             before = self.blocks.get(name)
             self.blocks[name] = BlockMetadata(
                 part.source,
@@ -126,6 +133,16 @@ class MetadataTable:
         """Return the rank of a block for `PrefixTree.rank`: its priority, and importance among equal ones."""
         one = self.blocks.get(name)
         return 0.0 if one is None else one.priority + one.importance / 2
+
+    def attention_rank(self, name: bytes) -> float:
+        """Return another rank for `PrefixTree.rank`: bands of idle time, and in a band the attention received.
+
+        `python -m pltz.benchmarks.measure_eviction` compares it with others.
+        """
+        one = self.blocks.get(name)
+        if one is None:
+            return -math.inf
+        return priority(self._clock(), one.last_attended, one.created).band + min(one.mass, 1.0) / 2
 
     def prune(self) -> int:
         """Forget blocks that the tree gave up for good. Returns how many."""
@@ -170,5 +187,5 @@ class PrefixPins:
         self.pins[name] -= 1
         if not self.pins[name]:
             del self.pins[name]
-        if name in self.tree:  # a `clear` drops pinned ones, too
+        with suppress(UsageError):  # a `clear` drops pinned ones, too
             self.tree.unpin(name)

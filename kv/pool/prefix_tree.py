@@ -147,6 +147,11 @@ class PrefixTree:
         """Return whether a step is known."""
         return name in self._nodes
 
+    def idle(self, name: bytes) -> bool:
+        """Return whether only the tree holds the blocks of a step."""
+        node = self._nodes[name]
+        return all(self._slab(node).holders(block) == 1 for block in node.blocks)
+
     def pin(self, name: bytes) -> None:
         """Keep a prefix, named by its last step, where it is until `unpin`. Raises UsageError for an unknown one."""
         for node in self._path(name):
@@ -166,7 +171,7 @@ class PrefixTree:
         Returns how many moved. Raises PoolFull where there is no room: nothing moved then.
         """
         nodes = [self._nodes[name] for name in names if name in self._nodes and self._nodes[name].spilled != to_host]
-        idle = [n for n in nodes if all(self._slab(n).holders(b) == 1 for b in n.blocks) and not (to_host and n.pins)]
+        idle = [node for node in nodes if self.idle(node.name) and not (to_host and node.pins)]
         flat = [block for node in idle for block in node.blocks]
         if not flat:
             return 0

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pltz.kv.errors import MemoryFailed
-from pltz.kv.memory.block_metadata import MetadataTable, PrefixPins, Section
+from pltz.kv.memory.block_metadata import MetadataTable, PrefixPins, PromptSection
 from pltz.kv.memory.shadow import Shadow
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
@@ -42,7 +42,8 @@ class Memory:
         self.tree.insert("acme", ids(number), session)
         kv = session.kv()
         session.release()
-        names = self.table.describe("acme", ids(number), [Section("rules", 0, 20, 0.7), Section("chat", 20, 64)])
+        sections = [PromptSection("rules", 0, 20, 0.7), PromptSection("chat", 20, 64)]
+        names = self.table.describe("acme", ids(number), sections)
         if cold:
             assert self.tree.move(names, to_host=True) == 4
         return kv
