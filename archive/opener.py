@@ -18,6 +18,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.directory import SessionDirectory
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.reader import TowerReader
+from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, Secret
 from pltz.archive.errors import ArchiveError, KeyMismatch
@@ -132,6 +133,9 @@ def open_at(
         ArchiveError, StoreError: archive.json is missing from an archive, a plan is damaged, or the store failed.
     """
     store = open_store(place) if isinstance(place, str | os.PathLike) else place
+    register = ManifestRegister(store) if store.remote else None  # it has the settings too: one request for both
+    if register and (manifest := register.load_ahead()):
+        return _opened(store, manifest.settings, codecs, open_keys(store, manifest.settings, key), register)
     try:
         data = store.read(SETTINGS, 0, MAX_SIZE)
     except FileNotFoundError as exc:
@@ -168,9 +172,20 @@ def open_keys(store: Store, settings: Settings, key: Secret | None) -> Encryptio
     return Keyring(store, settings.archive, key) if key else LockedArchive()
 
 
-def _opened(store: Store, settings: Settings, codecs: Sequence[SegmentCodec], keys: Encryption) -> OpenArchive:
-    """Return the parts of an archive, its catalogue read. Raises the errors of `Catalog.refresh`."""
+def _opened(
+    store: Store,
+    settings: Settings,
+    codecs: Sequence[SegmentCodec],
+    keys: Encryption,
+    register: ManifestRegister | None = None,
+) -> OpenArchive:
+    """Return the parts of an archive, its catalogue read. Raises the errors of `Catalog.refresh`.
+
+    ``register``: that of its manifest, if it was loaded for this call.
+    """
     catalog = Catalog(store, keys, settings=settings)
+    if register and settings.manifest:
+        catalog.listing.register = register
     catalog.look(0)
     registry, indexes = CodecRegistry(codecs), IndexKeeper(catalog)
     writer = ArchiveWriter(catalog, registry, settings.parity)

@@ -39,7 +39,7 @@ from pltz.archive.format.index_file import (
     keys_of,
     packs_of,
 )
-from pltz.archive.format.manifest import MOST_PACKS, Manifest, NamedPack
+from pltz.archive.format.manifest import MOST_LATE, MOST_PACKS, Manifest, NamedPack
 from pltz.archive.format.pack import AHEAD, Damage, Pack
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.record import Record
@@ -96,6 +96,7 @@ class Listing:
         following: whether all this is from the manifest, and nothing was listed.
         orphans: listed packs that no manifest named, with their sizes; none of them is in ``packs``, but in
             `showing_orphans`.
+        late: packs that may be such: taken up all the same, because the manifest that would tell was lost.
 
     ``unused``: digests, in hex, of index files that are skipped.
     """
@@ -122,6 +123,7 @@ class Listing:
         self._fronts: list[PackFront] = []  # those with bytes in memory
         self.following = False
         self.orphans: dict[bytes, int] = {}
+        self.late = frozenset[bytes]()
         self._showing = False
         self._followed: Manifest | None = None  # whose state this is
         self._listed = self._followed_once = False  # whether packs were listed, and whether a manifest was followed
@@ -168,6 +170,7 @@ class Listing:
             if pack not in self.tail.packs:
                 self.tail.add_pack(pack, row.size, row.sections)
         self._set_packs(covered | self.tail.packs)
+        self.late = manifest.late
         self._absent, self._missing = {}, frozenset()
         self.following = self._followed_once = True
         self._followed = manifest
@@ -247,7 +250,10 @@ class Listing:
         plans |= (base.plans if base else frozenset()) - self._plans.keys()
         losses = base.losses if base and self.following else self.ledger.loss_names
         sets = frozenset(names), rows, frozenset(plans), losses
-        return Manifest(self.ledger.archive, 0, bytes(SIZE), epoch, *sets, gaps)
+        late = base.late if base else frozenset[bytes]()
+        late = late if self.following else (late | self.late) & self.packs.keys()
+        late = late if len(late) <= MOST_LATE else frozenset()
+        return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *sets, late, gaps)
 
     def _forget_fronts(self) -> None:
         for front in self._fronts:
@@ -289,7 +295,12 @@ class Listing:
             self._unusable = (manifest.indexes if manifest else frozenset()) - self.indexes.keys()
             if manifest is None or named is not None or self.register is None or self.register.load() is manifest:
                 break
-        self.orphans = self._strangers(packs, named)
+        rows = set(manifest.packs) if manifest else set[bytes]()
+        strangers = self._strangers(packs, rows if named is None else named)
+        self.orphans = {} if named is None else {pack: packs[pack] for pack in strangers}
+        self.late = manifest.late if manifest else frozenset()
+        if named is None and self.register and self.ledger.settings.parity[0]:  # else none has parity
+            self.late |= strangers
         self._set_packs(packs if self._showing else {p: size for p, size in packs.items() if p not in self.orphans})
         self._seen |= named or set()  # so that one which is gone is missed
         self._absent = self._missing = None
@@ -329,15 +340,14 @@ class Listing:
             return {*FileIndex(self.store.open(object_names.index(name))).packs}
         return None
 
-    def _strangers(self, packs: dict[bytes, int], named: set[bytes] | None) -> dict[bytes, int]:
-        """Return the listed packs that never were in a manifest. Parity is put once a pack was.
+    def _strangers(self, packs: dict[bytes, int], named: set[bytes]) -> frozenset[bytes]:
+        """Return the listed packs of which nothing tells that they were in a manifest. Parity is put once a pack was.
 
-        ``named``: those in the present one; None: it does not tell. Raises StoreError.
+        ``named``: those in the present one. Raises StoreError.
         """
-        if named is None or not (left := packs.keys() - named - self._pending):
-            return {}
-        left -= object_names.packs_among(self.store.list(object_names.PARITY))
-        return {pack: packs[pack] for pack in left}
+        if self.register is None or not (left := packs.keys() - named - self._pending):
+            return frozenset()
+        return frozenset(left - object_names.packs_among(self.store.list(object_names.PARITY)))
 
     @contextmanager
     def showing_orphans(self) -> Iterator[None]:

@@ -62,6 +62,7 @@ class Version:
         lacks: number of the last segments of that tower that it does not have: it ends within a run.
         leaf_prefix: first 4 bytes of the id of its own last segment.
         hides_older: whether its record is a run whose older versions cannot be read.
+        late: whether its put may have been cut off: of versions of one number it is not the last.
     """
 
     id: bytes
@@ -79,11 +80,12 @@ class Version:
     leaf_prefix: bytes
     lacks: int = 0
     hides_older: bool = False
+    late: bool = False
 
     @property
-    def order(self) -> tuple[int, int, bytes]:
+    def order(self) -> tuple[int, bool, int, bytes]:
         """Return the sort key that puts versions of a session oldest first."""
-        return self.version, self.time, self.leaf_prefix
+        return self.version, not self.late, self.time, self.leaf_prefix
 
 
 def version_of(item: Found, key: bytes | None = None) -> bytes:
@@ -389,6 +391,7 @@ class RecordLookup:
                 item.location,
                 v.leaf,
                 v.lacks,
+                late=item.location.pack in self._listing.late,
             )
 
     def _distinct(
@@ -401,7 +404,7 @@ class RecordLookup:
         ``session``: key of the session that all records are of, where they are of one.
         """
         found: dict[bytes, Version] = {}
-        ranks: dict[bytes, tuple[bool, bool, int]] = {}
+        ranks: dict[bytes, tuple[bool, bool, bool, int]] = {}
         runs: set[tuple[bytes, bytes, int]] = set()  # whole ones: version, segment, tokens
         short: dict[tuple[bytes, bytes, int], bytes] = {}  # of those cut short the version
         for item in items:
@@ -429,7 +432,8 @@ class RecordLookup:
                     short[run] = versions[0].id
                 else:
                     runs.add(run)
-            rank = cut, item.location.pack in self._listing.condemned, -tokens
+            pack = item.location.pack
+            rank = cut, pack in self._listing.late, pack in self._listing.condemned, -tokens
             for version in versions:
                 if version.id not in found or rank < ranks[version.id]:
                     found[version.id], ranks[version.id] = version, rank

@@ -37,13 +37,26 @@ class ManifestRegister:
         self._content: Content | None = None
         self.manifest: Manifest | None = None
         self._highest = 0  # generation
+        self._ahead = False  # whether it was loaded for the next call of `load`
 
     def load(self) -> Manifest | None:
         """Return the present manifest, None where there is none that can be used. Raises StoreError, VersionError."""
+        if self._ahead:
+            self._ahead = False
+            return self.manifest
         try:
             return self._take(self._store.load(MANIFEST, self._content))
         except UnreadableError:
             return self._take(None)
+
+    def load_ahead(self) -> Manifest | None:
+        """Return the present manifest, and let the next `load` return it too: both are of one call.
+
+        Raises the errors of `load`.
+        """
+        found = self.load()
+        self._ahead = True
+        return found
 
     def swap(self, change: Callable[[Manifest | None], Manifest], *, always: bool) -> bool:
         """Put a manifest in place of the present one, and return whether it was put.

@@ -14,18 +14,20 @@ import numpy as np
 
 from pltz.archive.format.index_file import KEY_BITS, SECTIONS, U64, Entries
 from pltz.archive.format.pack import MAX_SIZE
+from pltz.archive.format.settings import MAX_SHARE, Settings
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTm"
-VERSION = 1
-# magic, version, flags, reserved, archive, generation, random, epoch, four counts
-HEADER = struct.Struct("<4sBB2s16sQ16sQ4I")
+VERSION = 2
+# magic, version, flags, reserved, archive, generation, random, epoch, two shares of parity, five counts
+HEADER = struct.Struct("<4sBB2s16sQ16sQ2H5I")
+GAPS, SEALED = 1, 2  # flags
 PACK = struct.Struct("<16s4I")  # id, size, entries of each section
 PERSON = b"pltz manifest"
 MAX_GENERATION = (1 << 62) - 1
-MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES = 1 << 16, 4096, 4096, 1 << 16
+MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MOST_LATE = 1 << 16, 4096, 4096, 1 << 16, 1 << 16
 KEY_SIZE, OFFSET_SIZE = 5, 4  # bytes of an entry
 
 
@@ -47,7 +49,7 @@ class Manifest:
     """One state of an archive.
 
     Attributes:
-        archive: id of the archive, 16 bytes.
+        settings: those of archive.json.
         generation: number of the state, one above that of the state before.
         random: 16 bytes of its writer.
         epoch: number of the newest plan that writers respect.
@@ -55,10 +57,11 @@ class Manifest:
         packs: those that no named index covers, by id.
         plans: epochs of the plans that condemn a pack that is still there.
         losses: names of the ledger's entries of losses and acknowledgements.
+        late: packs that may be of puts that were cut off: taken up without parity, after a manifest was lost.
         gaps: whether packs were missing or damaged when it was made, so that everybody has to list.
     """
 
-    archive: bytes
+    settings: Settings
     generation: int
     random: bytes
     epoch: int
@@ -66,18 +69,26 @@ class Manifest:
     packs: Mapping[bytes, NamedPack]
     plans: frozenset[int]
     losses: frozenset[str]
+    late: frozenset[bytes] = frozenset()
     gaps: bool = False
+
+    @property
+    def archive(self) -> bytes:
+        """Return the id of the archive, 16 bytes."""
+        return self.settings.archive
 
     @property
     def state(self) -> tuple[object, ...]:
         """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
-        return self.archive, self.epoch, self.indexes, self.packs.keys(), self.plans, self.losses, self.gaps
+        settings, names = self.settings, (self.indexes, self.packs.keys(), self.plans, self.losses, self.late)
+        return settings, self.epoch, names, self.gaps
 
     def encode(self) -> bytes:
         """Return its bytes."""
-        counts = len(self.indexes), len(self.packs), len(self.plans), len(self.losses)
-        head = MAGIC, VERSION, int(self.gaps), bytes(2), self.archive, self.generation, self.random, self.epoch
-        parts = [HEADER.pack(*head, *counts)]
+        counts = len(self.indexes), len(self.packs), len(self.plans), len(self.losses), len(self.late)
+        flags = GAPS * self.gaps | SEALED * self.settings.sealed
+        head = MAGIC, VERSION, flags, bytes(2), self.archive, self.generation, self.random, self.epoch
+        parts = [HEADER.pack(*head, *self.settings.parity, *counts)]
         parts += [bytes.fromhex(name) for name in sorted(self.indexes)]
         for name, pack in sorted(self.packs.items()):
             columns = [pack.sections[section] for section in range(len(SECTIONS))]
@@ -85,6 +96,7 @@ class Manifest:
             parts += [_packed(entries) for entries in columns]
         parts += [epoch.to_bytes(8, "little") for epoch in sorted(self.plans)]
         parts += [bytes.fromhex(name) for name in sorted(self.losses)]
+        parts += sorted(self.late)
         data = b"".join(parts)
         return data + digest(PERSON, data)
 
@@ -126,25 +138,27 @@ class _Cursor:
 
 
 def _read(data: bytes) -> Manifest:
-    """Return the manifest in bytes of version 1, of which digest and magic are right."""
-    _, _, flags, reserved, archive, generation, random, epoch, *counts = HEADER.unpack_from(data)
-    indexes, packs, plans, losses = counts
-    if any(reserved) or flags > 1:
+    """Return the manifest in bytes of version 2, of which digest and magic are right."""
+    _, _, flags, reserved, archive, generation, random, epoch, share, shared, *counts = HEADER.unpack_from(data)
+    indexes, packs, plans, losses, late = counts
+    if any(reserved) or flags > GAPS | SEALED:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
-    limits = MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MAX_GENERATION
-    if any(n > most for n, most in zip((*counts, generation), limits, strict=True)):
+    limits = MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MOST_LATE, MAX_GENERATION, MAX_SHARE, MAX_SHARE
+    if any(n > most for n, most in zip((*counts, generation, share, shared), limits, strict=True)):
         raise CorruptError("the manifest has more than its format allows: damaged")
     cursor = _Cursor(data[:-SIZE], HEADER.size)
     named = cursor.names(indexes)
     rows = dict(_pack(cursor) for _ in range(packs))
     numbers = [int.from_bytes(cursor.take(8), "little") for _ in range(plans)]
     lost = cursor.names(losses)
+    doubted = cursor.rising(late, SIZE)
     if cursor.at != len(data) - SIZE or numbers != sorted(set(numbers)) or list(rows) != sorted(rows):
         raise CorruptError("the manifest does not have the rows it claims: damaged")
     if len(rows) != packs or any(not 0 < number <= epoch for number in numbers):
         raise CorruptError("the manifest names a pack twice, or a plan that is newer than its epoch: damaged")
-    sets = frozenset(named), rows, frozenset(numbers), frozenset(lost)
-    return Manifest(archive, generation, random, epoch, *sets, bool(flags))
+    settings = Settings(archive, bool(flags & SEALED), (share, shared), manifest=True)
+    sets = frozenset(named), rows, frozenset(numbers), frozenset(lost), frozenset(doubted)
+    return Manifest(settings, generation, random, epoch, *sets, bool(flags & GAPS))
 
 
 def _pack(cursor: _Cursor) -> tuple[bytes, NamedPack]:
@@ -176,4 +190,4 @@ def _unpacked(data: bytes, count: int, size: int) -> Entries:
     return Entries(keys, offsets)
 
 
-VERSIONS = Readers("the manifest", {VERSION: _read}, "make it again with pltz archive repair")
+VERSIONS = Readers("the manifest", {VERSION: _read}, "delete the folder manifest/, then run pltz archive repair")

@@ -155,6 +155,11 @@ class Repairer:
         catalog.refresh()
         self.report.recorded += [loss.pack.hex() for loss in catalog.damage.losses()]
         self._want_own(catalog)
+        if (register := catalog.listing.register) and not register.manifest:
+            self.report.remade.append(object_names.MANIFEST)
+        if not self.dry_run:
+            with suppress(ArchiveError):  # before packs get parity: what has none is late
+                catalog.listing.publish()
         for pack in sorted(self._pack_names(catalog)):
             self._pack(catalog, pack, settings.parity)
         self._manifest(keys)
@@ -166,11 +171,6 @@ class Repairer:
         """Make the manifest name what is there now."""
         catalog = Catalog(self.store, keys)
         catalog.refresh()
-        register = catalog.listing.register
-        if register is None:
-            return
-        if not register.manifest:
-            self.report.remade.append(object_names.MANIFEST)
         if not self.dry_run:
             catalog.listing.publish()
         for name in sorted(catalog.listing.named_indexes() & catalog.listing.indexes.keys()):

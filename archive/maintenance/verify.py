@@ -550,11 +550,14 @@ class Verifier:
         for epoch in sorted(self.catalog.listing.missing_plans()):
             name = object_names.last_part(object_names.plan(epoch))
             self._wrong("plan", name, "is gone, and its copy is left: run pltz archive repair")
-        with suppress(FileNotFoundError):
+        for path in SETTINGS, SETTINGS_COPY:  # a manifest has the settings too, so the first may be gone
             try:
-                Settings.decode(store.read(SETTINGS_COPY, 0, MAX_SETTINGS))
+                Settings.decode(store.read(path, 0, MAX_SETTINGS))
             except FormatError as exc:
                 self._wrong("settings", SETTINGS, str(exc))
+            except FileNotFoundError:
+                if path == SETTINGS:
+                    self._wrong("settings", SETTINGS, "is gone: pltz archive repair brings it back from its copy")
         for epoch in sorted(object_names.plans_among(parity)):
             path = object_names.plan_copy(epoch)
             name = object_names.last_part(path)

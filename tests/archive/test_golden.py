@@ -94,6 +94,7 @@ REFUSED = {  # not opened, and not repaired
     "bad-settings-and-copy-missing": ArchiveError,
     "bad-settings-of-a-newer-version": VersionError,
     "bad-manifest-of-a-newer-version": VersionError,
+    "bad-manifest-of-version-1": VersionError,
     "bad-older-format": VersionError,
     "bad-sealed-keys-of-an-older-version": VersionError,
     "bad-sealed-archive-key-missing": CorruptError,

@@ -139,7 +139,7 @@ def test_no_get_and_no_put_lists(count: int) -> None:
     store, indexes = filled(count)
     archive = TowerArchive.open(store, [ZlibCodec()])
     assert len(archive.catalog.listing.packs) == count + 1
-    assert store.requests == {"read": 1 + indexes, "load": 1}  # archive.json; indexes are kept on the machine
+    assert store.requests == {"read": indexes, "load": 1}  # the manifest has the settings; indexes are kept
 
     def counted() -> dict[str, int]:
         found = {kind: number for kind, number in store.requests.items() if number}
@@ -165,6 +165,23 @@ def test_no_get_and_no_put_lists(count: int) -> None:
     counted()
     assert other.get("late").tokens.tolist() == [*range(5)]  # another's put is seen by the same number of requests
     assert counted() == {"load": 1, "read": 1}
+
+
+def test_a_cold_get_takes_the_manifest_the_index_and_the_record() -> None:
+    """The look of the opening serves a get that is a part of the same call, as that of a command is."""
+    store, indexes = filled(10)
+    archive = TowerArchive.open(store, [ZlibCodec()])
+    with archive.catalog.one_look(max_age=60):
+        assert archive.get("a").tokens.tolist() == [*range(9)]
+    assert store.requests == {"load": 1, "read": indexes + 1}
+
+
+def test_verify_misses_archive_json_where_the_manifest_has_the_settings() -> None:
+    store, _ = filled(0)
+    del store.objects["archive.json"]
+    archive = TowerArchive.open(store, [ZlibCodec()])
+    assert archive.get("a").tokens.tolist() == [*range(9)]
+    assert [problem.name for problem in archive.verify().problems] == ["archive.json"]
 
 
 def test_an_absent_session_is_listed_for(count: int = 10) -> None:

@@ -196,6 +196,27 @@ def test_a_pack_with_parity_was_named_once(disk: SimDisk, archive: TowerArchive,
     assert [v.name for v in reopen(disk, codec).ls()] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("mend", ["put", "collect", "repair", "rebuild", "write_index"])
+def test_a_lost_manifest_puts_no_orphan_before_what_was_acknowledged(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, mend: str
+) -> None:
+    """All packs are taken up then, and the one without parity is the older of two of one number, also later on."""
+    disk.clock = 100
+    cut_off(archive, session("a", 7), session("z"))
+    disk.clock = 50
+    reopen(disk, codec).put([session("a", 5)])
+    for path in [p for p in disk.seen.names if p.startswith(f"{MANIFEST}/")]:
+        disk.vanish(path)
+    assert reopen(disk, codec).get("a").tokens.tolist() == tokens("a", 5)
+    LATER[mend](reopen(disk, codec))
+    assert len(named(disk).late) == 1
+    for _ in range(3):
+        after = reopen(disk, codec)
+        assert after.catalog.listing.following and after.get("a").tokens.tolist() == tokens("a", 5)
+        assert {v.name for v in after.ls()} >= {"a", "b", "z"} and after.verify(decode=True).sound
+        after.collect(dead_share=0.01)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("mend", ["put", "collect", "repair", "rebuild"])
 def test_an_index_that_is_lost_brings_no_orphan_back(

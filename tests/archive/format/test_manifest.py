@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from pltz.archive.format.index_file import KEY_BITS, Entries
 from pltz.archive.format.manifest import PERSON, Manifest, NamedPack
+from pltz.archive.format.settings import Settings
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
 
@@ -33,7 +34,9 @@ def packs() -> st.SearchStrategy[NamedPack]:
 def manifests() -> st.SearchStrategy[Manifest]:
     return st.builds(
         Manifest,
-        archive=ID,
+        settings=st.builds(
+            Settings, ID, st.booleans(), st.tuples(st.integers(0, 1000), st.integers(0, 1000)), st.just(True)
+        ),
         generation=st.integers(1, (1 << 62) - 1),
         random=ID,
         epoch=st.just(1 << 40),
@@ -41,6 +44,7 @@ def manifests() -> st.SearchStrategy[Manifest]:
         packs=st.dictionaries(ID, packs(), max_size=3),
         plans=st.frozensets(st.integers(1, 1 << 40), max_size=3),
         losses=st.frozensets(ID.map(bytes.hex), max_size=3),
+        late=st.frozensets(ID, max_size=3),
         gaps=st.booleans(),
     )
 
@@ -64,7 +68,8 @@ def some() -> Manifest:
     sections = {n: Entries(np.array([n, 9], np.uint64), np.array([64, 70], np.uint64)) for n in range(3)}
     row = NamedPack(100, sections)
     names = frozenset({"00" * 16, "0f" * 16})
-    return Manifest(bytes(16), 7, b"r" * 16, 2, names, {b"p" * 16: row, b"q" * 16: row}, frozenset({1, 2}), names)
+    packs, settings = {b"p" * 16: row, b"q" * 16: row}, Settings(bytes(16), manifest=True)
+    return Manifest(settings, 7, b"r" * 16, 2, names, packs, frozenset({1, 2}), names)
 
 
 def sealed(body: bytes) -> bytes:
@@ -95,10 +100,10 @@ def test_crafted_fields_are_refused() -> None:
 def test_newer_ones_are_refused_by_name() -> None:
     body = some().encode()[:-SIZE]
     with pytest.raises(VersionError, match="newer pltz"):
-        Manifest.decode(sealed(body[:4] + b"\x02" + body[5:]))
+        Manifest.decode(sealed(body[:4] + b"\x03" + body[5:]))
     for at in (5, 6, 7):
         with pytest.raises(VersionError):
-            Manifest.decode(sealed(body[:at] + b"\x02" + body[at + 1 :]))
+            Manifest.decode(sealed(body[:at] + b"\x04" + body[at + 1 :]))
 
 
 def test_what_is_in_another_order_or_twice_is_refused() -> None:

@@ -15,6 +15,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -362,13 +363,14 @@ def named_archives() -> dict[str, Files]:
         "good-manifest-missing": without(named, path),
         "good-manifest-bit-flipped": changed(named, path, flipped),
         "good-manifest-names-an-index-that-is-gone": without(named, only(named, "index")),
-        "bad-manifest-of-a-newer-version": changed(named, path, newer_manifest),
+        "bad-manifest-of-a-newer-version": changed(named, path, partial(manifest_of, 3)),
+        "bad-manifest-of-version-1": changed(named, path, partial(manifest_of, 1)),
     }
 
 
-def newer_manifest(data: bytes) -> bytes:
-    """Return a manifest of version 2 with the right digest."""
-    body = data[:4] + b"\x02" + data[5:-16]
+def manifest_of(version: int, data: bytes) -> bytes:
+    """Return a manifest that says it is of another version, with the right digest."""
+    body = data[:4] + bytes([version]) + data[5:-16]
     return body + digest(MANIFEST_PERSON, body)
 
 
