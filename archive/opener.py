@@ -150,17 +150,15 @@ def open_at(
     return _opened(store, settings, codecs, open_keys(store, settings, key))
 
 
-def open_or_create(
-    place: str | os.PathLike[str], codecs: Sequence[SegmentCodec] = (), *, key: Secret | None = None
-) -> OpenArchive:
+def open_or_create(place: str | os.PathLike[str], *, key: Secret | None = None) -> OpenArchive:
     """Open an archive, or make one where there is none. Raises the errors of `create` and `open_at`."""
     if not is_there(open_store(place), SETTINGS):
         try:
-            return create(place, codecs, key=key)
+            return create(place, key=key)
         except UsageError:
             if not is_there(open_store(place), SETTINGS):  # else another process made one just now
                 raise
-    return open_at(place, codecs, key=key)
+    return open_at(place, key=key)
 
 
 def open_keys(store: Store, settings: Settings, key: Secret | None) -> Encryption:

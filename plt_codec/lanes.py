@@ -10,7 +10,7 @@ in 2 lanes,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -135,14 +135,6 @@ def turn_layout(tokens: int) -> Layout:
     """
     lanes = max(min(4, -(-tokens // 48)), min(FULL_LANES, -(-tokens // 96)))
     return Layout(lanes, 128) if tokens > TURN_ABOVE else Layout()
-
-
-def by_layout(layouts: Sequence[Layout]) -> dict[Layout, list[int]]:
-    """Return the numbers of the sequences of each layout. A coder takes one layout for all that it codes together."""
-    out: dict[Layout, list[int]] = {}
-    for number, layout in enumerate(layouts):
-        out.setdefault(layout, []).append(number)
-    return out
 
 
 def default_lanes(tokens: int, block: int) -> int:

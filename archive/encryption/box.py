@@ -32,7 +32,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from pltz.plt_codec.errors import CorruptError
 
-TAG = 16  # bytes by which a box is longer than its content
 KEY = 32  # bytes
 UNIT = 8  # leading bytes of an id, which name its unit
 LEVELS, BITS = 16, 4  # levels of the tree below the root, and bits of the unit per level

@@ -55,14 +55,6 @@ def domain_id(kind: int, name: str) -> bytes:
     return digest(b"pltz domain", bytes([kind]), _utf8(name))
 
 
-def segment_id(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
-    """Return the id of a segment, 16 bytes of which the last 6 are zeros.
-
-    ``tokens``: (T,), each in 0..2^31-1 (see `checked`). The other arguments have 16 bytes.
-    """
-    return segment_of(segment_digest(domain, tokenizer, parent, tokens))
-
-
 def segment_of(digest: bytes) -> bytes:
     """Return the segment id, 16 bytes, in a digest.
 

@@ -13,7 +13,6 @@ from pltz.plt_codec.lanes import (
     LANE_MARK,
     Layout,
     TokenBlock,
-    by_layout,
     default_lanes,
     layout_of,
     turn_layout,
@@ -94,11 +93,6 @@ def test_the_fast_rule_bounds_the_steps_of_what_is_long(tokens: int) -> None:
     blocks = list(layout.blocks(tokens, BLOCK))
     assert sum(b.tokens for b in blocks) == tokens
     assert tokens <= 2048 or all(b.steps <= 128 for b in blocks)
-
-
-def test_sequences_of_one_layout_go_together() -> None:
-    layouts = [layout_of(n, True) for n in (1, 3000, 2048, 2049)]
-    assert by_layout(layouts) == {Layout(): [0, 2], FAST: [1, 3]} and by_layout([]) == {}
 
 
 def test_a_turn_takes_few_steps() -> None:

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
-from pltz.plt_codec.engines.reference import Oracle
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import BlockJob, TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
@@ -21,6 +20,7 @@ from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import CLASS, random_weights
+from tests.plt_codec.engines.reference import Oracle
 
 Ids = npt.NDArray[np.int64]
 MEMORY = 24

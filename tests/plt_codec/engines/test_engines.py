@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
-from pltz.plt_codec.engines.reference import Oracle
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.lanes import FAST, Layout
 from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.types import FrameItem
 from pltz.plt_codec.weights import CLASS, Weights, random_weights
+from tests.plt_codec.engines.reference import Oracle
 
 ENGINES = ["torch", *(kernels() if available() else [])]
 HEADS = {
@@ -134,7 +134,7 @@ def test_opposite_keys_lie_further_apart_than_16_bits() -> None:
     weights = model("opposite keys")
     oracle, shape = Oracle(weights), weights.shape
     x = [weights["embed.w"][u].astype(np.int64) * int(weights["embed.m"][u]) >> 16 for u in (0, 1)]
-    from pltz.plt_codec.engines.reference import norm
+    from tests.plt_codec.engines.reference import norm
 
     (q, k, _), (_, opposite, _) = (oracle._heads(0, norm(a, shape.norm_gain), 0) for a in x)
     assert int(q[0] @ k[0]) - int(q[0] @ opposite[0]) >= 1 << 16

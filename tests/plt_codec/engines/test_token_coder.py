@@ -11,7 +11,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pltz.plt_codec.engines.reference import Oracle
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
@@ -19,6 +18,7 @@ from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.types import FrameItem
 from pltz.plt_codec.weights import random_weights
+from tests.plt_codec.engines.reference import Oracle
 
 Ints = npt.NDArray[np.int64]
 WEIGHTS = random_weights(7, block=64, memory=24)

@@ -7,11 +7,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from pltz.plt_codec.engines.reference import Oracle, cumulative
 from pltz.plt_codec.engines.torch import EXACT, BlockJob, Product, TorchEngine
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.lanes import Layout, TokenBlock
 from pltz.plt_codec.weights import Weights, random_weights
+from tests.plt_codec.engines.reference import Oracle, cumulative
 
 Ints = npt.NDArray[np.int64]
 

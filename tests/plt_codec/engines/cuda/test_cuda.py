@@ -31,7 +31,6 @@ from pltz.plt_codec.engines.cuda.rows import RowBuffers
 from pltz.plt_codec.engines.cuda.structs import BATCH
 from pltz.plt_codec.engines.cuda.work import SequenceWork, all_steps, key_room, most_lanes, plan_slots
 from pltz.plt_codec.engines.queued import Queued
-from pltz.plt_codec.engines.reference import gained
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
@@ -39,6 +38,7 @@ from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import RESIDUAL_MAX, Weights, random_weights
 from tests.plt_codec.engines.cuda import emulate
+from tests.plt_codec.engines.reference import gained
 
 SHAPES: dict[str, dict[str, int | bool]] = {
     "small": {"layers": 1},

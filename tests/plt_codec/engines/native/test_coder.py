@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
-from pltz.plt_codec.engines.reference import Oracle
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
@@ -15,6 +14,7 @@ from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import CLASS, Weights, random_weights
+from tests.plt_codec.engines.reference import Oracle
 
 pytestmark = pytest.mark.skipif(
     not available(), reason="the compiled engine was not built (no C compiler at install)"
