@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.coding.log.earlier_logs import EarlierLogs
-from pltz.coding.sketch import GRAM, Sketch, SketchIndex, hashes_of
+from pltz.coding.sketch import GRAM, NearestItems, Sketch, hashes_of
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, MOST_CONTEXTS, context_of
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ class Neighbours:
     def __init__(self) -> None:
         self.logs = EarlierLogs()
         self._sessions: list[Earlier] = []
-        self._index = SketchIndex()
-        self._indexed = 0  # sessions in the index; the others are added when one is looked for
+        self._index = NearestItems[Earlier]()  # sessions are added to it when one is looked for
         self._tokens = 0
 
     def add(self, session: Earlier) -> None:
@@ -88,20 +87,17 @@ class Neighbours:
         """Return the earlier session that is worth trying as the context of a sequence (T,), or None."""
         if not self._sessions or not GRAM < len(tokens) <= LONGEST:
             return None
-        for session in self._sessions[self._indexed :]:
-            self._index.add(_sketch(session.tokens))
-        self._indexed = len(self._sessions)
-        for found in self._index.nearest(tokens):
-            if found.shared >= LEAST_SHARED * (len(tokens) - GRAM + 1):
-                return self._sessions[found.number]
-        return None
+        for session in self._sessions[len(self._index) :]:
+            self._index.add(session, _sketch(session.tokens))
+        found = self._index.nearest_to(hashes_of(tokens), LEAST_SHARED * (len(tokens) - GRAM + 1))
+        return found[0][1] if found else None
 
     def _forget(self) -> None:
         """Forget the older half of the tokens."""
         sizes = np.cumsum([len(session.tokens) for session in self._sessions[::-1]])
         kept = self._sessions[len(self._sessions) - int(np.searchsorted(sizes, KEPT // 2)) :]
         self._sessions, self._tokens = kept, sum(len(session.tokens) for session in kept)
-        self._index, self._indexed = SketchIndex(), 0
+        self._index = NearestItems()
 
 
 def _sketch(tokens: Tokens) -> Sketch:

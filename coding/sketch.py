@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ LEAST_HITS = 2  # hashes of a sketch that a new sequence has to have; one alone 
 RECENT = 64  # least number of sketches that are kept unsorted for a while
 
 Hashes = npt.NDArray[np.uint32]
+Item = TypeVar("Item")
 _HEAD = struct.Struct("<IB")
 _FACTORS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5
 _MIX = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -156,3 +157,27 @@ class SketchIndex:
         order = np.argsort(hashes, kind="stable")
         self._hashes, self._owners = hashes[order], np.concatenate([self._owners, numbers])[order]
         self._recent = []
+
+
+class NearestItems(Generic[Item]):
+    """Items found by their sketches: earlier sessions and logs of a file, candidates of an archive."""
+
+    def __init__(self) -> None:
+        self._index = SketchIndex()
+        self._items: list[Item] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, item: Item, sketch: Sketch) -> None:
+        """Add an item with this sketch."""
+        self._index.add(sketch)
+        self._items.append(item)
+
+    def nearest_to(self, wanted: Hashes, least: float, count: int = 1) -> list[tuple[float, Item]]:
+        """Return how many of these hashes, (h,), the nearest items share, and these, best first.
+
+        At most ``count``, those that share ``least`` or more.
+        """
+        found = self._index.nearest_to(wanted, count) if self._items else []
+        return [(one.shared, self._items[one.number]) for one in found if one.shared >= least]

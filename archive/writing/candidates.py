@@ -26,7 +26,7 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import Record
 from pltz.coding.neighbours import LONGEST
-from pltz.coding.sketch import Hashes, Sketch, SketchIndex, hashes_of, sketch_of
+from pltz.coding.sketch import Hashes, NearestItems, Sketch, hashes_of, sketch_of
 from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.identity import NONE
 
@@ -58,18 +58,16 @@ class Candidates:
 
     def __init__(self, keys: Encryption | None = None) -> None:
         self._keys = keys or Plaintext()
-        self._indexes: dict[Place, SketchIndex] = {}
-        self._names: dict[Place, list[bytes]] = {}
+        self._indexes: dict[Place, NearestItems[bytes]] = {}
         self._known: set[bytes] = set()
         self._unread: dict[Place, list[tuple[CandidateGroup, CandidateBoxes]]] = {}
 
     def add(self, place: Place, segment: bytes, sketch: Sketch) -> None:
         """Add a segment, the leaf of a tower with this sketch; nothing where it is known or the domain is full."""
-        if segment in self._known or len(self._names.get(place, ())) >= MOST or sketch.grams < LEAST_GRAMS:
+        if segment in self._known or len(self._indexes.get(place, ())) >= MOST or sketch.grams < LEAST_GRAMS:
             return
         self._known.add(segment)
-        self._names.setdefault(place, []).append(segment)
-        self._indexes.setdefault(place, SketchIndex()).add(sketch)
+        self._indexes.setdefault(place, NearestItems()).add(segment, sketch)
 
     def add_group(self, group: CandidateGroup, boxes: CandidateBoxes) -> None:
         """Add the candidates of a group of a file."""
@@ -93,13 +91,11 @@ class Candidates:
                 for segment, sketch in open_sketches(self._keys, group, boxes):
                     self.add(place, segment, sketch)
         index = self._indexes.get(place)
-        found = index.nearest_to(wanted, count) if index else []
-        return [(one.shared, self._names[place][one.number]) for one in found if one.shared >= least]
+        return index.nearest_to(wanted, least, count) if index else []
 
     def clear(self) -> None:
         """Forget all candidates."""
         self._indexes.clear()
-        self._names.clear()
         self._known.clear()
         self._unread.clear()
 

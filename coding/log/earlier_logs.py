@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pltz.coding.log.passages import LEAST_SHARED, most_before, passages_of, sketch_of_passages, worth_most
-from pltz.coding.sketch import Hashes, SketchIndex
+from pltz.coding.sketch import Hashes, NearestItems
 from pltz.plt_codec.container.frame import MOST_CONTEXTS
 
 TRIED = 2  # of the nearest logs
@@ -38,8 +38,7 @@ class EarlierLogs:
     """The earlier logs of a file that can be a context, the latest ones within a budget."""
 
     def __init__(self) -> None:
-        self._logs: list[EarlierLog] = []
-        self._index = SketchIndex()
+        self._logs = NearestItems[EarlierLog]()
         self._size = 0
 
     def context(self, number: int, content: bytes) -> EarlierLog | None:
@@ -57,14 +56,12 @@ class EarlierLogs:
         return found
 
     def _worth(self, content: bytes, passages: Hashes) -> EarlierLog | None:
-        near = [one for one in self._index.nearest_to(passages, TRIED) if one.shared >= LEAST_SHARED * len(passages)]
-        logs = [self._logs[one.number] for one in near]
-        short = [log for log in logs if len(log.content) <= most_before(len(content))]
+        near = self._logs.nearest_to(passages, LEAST_SHARED * len(passages), TRIED)
+        short = [log for _, log in near if len(log.content) <= most_before(len(content))]
         return worth_most(content, short, lambda log: log.content)
 
     def _add(self, one: EarlierLog, passages: Hashes) -> None:
         if self._size + len(one.content) > KEPT:  # forget all: the sketches of a few cannot be taken out
-            self._logs, self._index, self._size = [], SketchIndex(), 0
-        self._index.add(sketch_of_passages(passages))
-        self._logs.append(one)
+            self._logs, self._size = NearestItems(), 0
+        self._logs.add(one, sketch_of_passages(passages))
         self._size += len(one.content)
