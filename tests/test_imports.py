@@ -69,7 +69,7 @@ WINGS = {
         "field speed hook nightly known_lines log_text repository_text",
         (
             "measure_bounds measure_cuda measure_distances measure_erases measure_eviction measure_kv measure_limits "
-            "measure_logs measure_pool measure_receipts measure_shadow measure_split measure_tables"
+            "measure_logs measure_pool measure_receipts measure_shadow measure_split measure_tables measure_writers"
         ),
         "trace_session",
         "torture __main__",

@@ -20,8 +20,8 @@ from pltz.archive.storage.store import Content, Store
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import SIZE
 
-TURNS = 50  # swaps in which others may be first
-FIRST_PAUSE, LONGEST_PAUSE = 0.002, 1.0  # seconds
+TURNS = 200  # swaps in which others may be first
+FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds
 FIRST_BITS = 20  # a first generation is the time in seconds, shifted by so many bits
 
 

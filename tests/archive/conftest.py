@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
@@ -117,10 +118,9 @@ class S3Server:
     bucket = "cold"
 
     def __init__(self) -> None:
-        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import make_server
 
-        self._app = DomainDispatcherApplication(create_backend_app)
+        self._app = self._behind()
         self._lock = threading.Lock()
         self._server = make_server("127.0.0.1", 0, self._door, threaded=True)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -139,8 +139,15 @@ class S3Server:
             )
         ).close()
 
+    def _behind(self) -> Any:
+        """Return the server behind the proxy, as a WSGI application."""
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+        return DomainDispatcherApplication(create_backend_app)
+
     def reset(self) -> None:
         """Stop all faults."""
+        self.slow = 0.0  # seconds that the answer of a failing request takes, if it is no other
         self.failing, self.failures, self.skip, self.late, self.ignoring = "", 1 << 30, 0, False, ""
         self.only = ""  # method
         self.requests: list[str] = []
@@ -168,11 +175,13 @@ class S3Server:
                 environ.pop(self.ignoring, None)
             if fails:
                 self.failures -= 1
-                if self.late:
-                    list(self._app(environ, lambda *args: None))
-                start(self.failing, [("Content-Length", "0")])
-                return [b""]
-            return list(self._app(environ, start))
+            if not fails or self.late:
+                answer = list(self._app(environ, (lambda *args: None) if fails else start))
+        if not fails:
+            return answer
+        time.sleep(self.slow)  # others are served meanwhile
+        start(self.failing, [("Content-Length", "0")])
+        return [b""]
 
 
 AUTH = "AWS4-HMAC-SHA256 Credential=id/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
