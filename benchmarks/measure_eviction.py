@@ -12,6 +12,7 @@ blocks of its chat. Those that are missing come back, and others go, by one orde
     lindy        kv/store/eviction_policy.py: bands of idle time, then age
     mass         the least attention received in the last replies of its chat, whatever its age
     band-mass    bands of idle time, then attention
+    ends         as band-mass, but ends of chats first, as `PrefixTree` gives up steps: what follows must be gone before
 
 Of blocks that are equal, those at the end of a chat go first. `missing blocks`: share of the needed blocks that were
 away, all of which move if attention is to be exact. `missing attention`: share of a reply's attention that was on
@@ -76,6 +77,12 @@ class Blocks:
         found: NDArray[np.float64] = -np.floor(np.log2(1 + np.maximum(now - self.used, 0) / BAND))
         return found
 
+    def mass_to_end(self) -> NDArray[np.float64]:
+        """Return the largest mass of each block and those that follow it in its chat."""
+        apart = self.mass + 2.0 * (self.chat[-1] - self.chat)  # so that the maximum starts anew at each chat
+        found: NDArray[np.float64] = np.maximum.accumulate(apart[::-1])[::-1] - 2.0 * (self.chat[-1] - self.chat)
+        return found
+
 
 Order = Callable[[float, Blocks], tuple[NDArray[Any], ...]]
 ORDERS: dict[str, Order] = {  # keys, the first one first
@@ -83,6 +90,7 @@ ORDERS: dict[str, Order] = {  # keys, the first one first
     "lindy": lambda now, blocks: (blocks.band(now), blocks.used - blocks.born, blocks.used),
     "mass": lambda now, blocks: (blocks.mass,),
     "band-mass": lambda now, blocks: (blocks.band(now), blocks.mass),
+    "ends": lambda now, blocks: (blocks.band(now), blocks.mass_to_end()),
 }
 
 

@@ -24,13 +24,19 @@ def test_each_order_evicts_by_its_own() -> None:
     chats = [[Turn(2, np.array(shares)), Turn(2, np.array(shares))] for shares in ([0.9, 0.0], [0.2, 0.1], [0.5, 0.5])]
     requests = [(0.0, 0, 0), (50.0, 1, 0), (51.0, 2, 0), (60.0, 0, 1)]
     found = {name: replay(chats, requests, 3, order)["missing_attention"] for name, order in ORDERS.items()}
-    assert found == {"lru": 100.0, "lindy": 100.0, "mass": 0.0, "band-mass": 0.0}
+    assert found == {"lru": 100.0, "lindy": 100.0, "mass": 0.0, "band-mass": 0.0, "ends": 0.0}
 
 
 def test_bands_are_those_of_the_store() -> None:
     blocks = Blocks.of([[Turn(50, np.zeros(50))]])
     blocks.used[:] = np.linspace(0, 7000, 50)
     assert blocks.band(7000.0).tolist() == [priority(7000.0, used, 0.0).band for used in blocks.used]
+
+
+def test_the_largest_mass_up_to_the_end_of_each_chat() -> None:
+    blocks = Blocks.of([[Turn(3, np.zeros(3))], [Turn(2, np.zeros(2))]])
+    blocks.mass[:] = [0.1, 0.5, 0.2, 0.3, 0.9]
+    assert blocks.mass_to_end() == pytest.approx([0.5, 0.5, 0.2, 0.9, 0.9])
 
 
 def test_a_trace_has_each_turn_once_and_in_order() -> None:
