@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,7 +139,8 @@ def serve(
     listening = config.bind_socket()
     url = f"http://{host}:{listening.getsockname()[1]}"
     write_text(json.dumps({"url": url, "model": service.name}) if as_json else f"serving {service.name} at {url}")
-    uvicorn.Server(config).run(sockets=[listening])
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that it ended by, in good order
+        uvicorn.Server(config).run(sockets=[listening])
     lock.free()
 
 

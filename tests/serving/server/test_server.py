@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -208,6 +209,25 @@ def test_a_journal_that_refuses_acknowledges_nothing(
         look = client.ask("GET", "/sessions/one")[1]
         assert (look["tokens"], look["digest"]) == (before["tokens"], before["digest"])
         assert client.post(COMPLETE, prompt="x", max_tokens=4, session="one")["session"]["tokens"] > before["tokens"]
+
+
+def test_a_turn_ends_only_when_it_is_durable(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(target, tmp_path) as (client, service):
+        durable = service.hook.durable
+        monkeypatch.setattr(service.hook, "durable", lambda ticket: False)
+        monkeypatch.setattr(service.hook, "flush", lambda timeout: False)
+        begun, came = time.monotonic(), 0.0
+        for event in client.stream(COMPLETE, prompt="Once upon a time", max_tokens=3, temperature=0, session="one"):
+            if event == "[DONE]":
+                break
+            if event["choices"][0]["finish_reason"] is None:
+                came = time.monotonic() - begun  # text comes before
+                look = client.ask("GET", "/sessions/one")[0]
+                threading.Timer(1.0, lambda: monkeypatch.setattr(service.hook, "durable", durable)).start()
+        assert came and look == 404 and time.monotonic() - begun > came + 0.9
+        assert service.sessions.acknowledged == 1
 
 
 def test_the_page_is_well_formed_and_loads_nothing_else(shared: Client) -> None:
