@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from pltz.coding.codec import Codec
     from pltz.coding.session_file import SessionFile
     from pltz.datasets.loaders import sample_sessions
+    from pltz.kv.compose.composition import Composer, Composition
+    from pltz.kv.compose.documents import Documents
+    from pltz.kv.compose.segment import Segment
     from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
     from pltz.kv.kv_forms import kv_forms
     from pltz.kv.memory.agent_memory import AgentMemory
@@ -127,6 +130,9 @@ _HOMES = {
     "pltz.kv.memory.memory_loop": ("MemoryLoop", "Thresholds"),
     "pltz.kv.memory.reservation": ("Reservation",),
     "pltz.kv.memory.shadow": ("Shadow",),
+    "pltz.kv.compose.composition": ("Composer", "Composition"),
+    "pltz.kv.compose.documents": ("Documents",),
+    "pltz.kv.compose.segment": ("Segment",),
     "pltz.kv.pool.batch_cache": ("BatchKVCache",),
     "pltz.kv.pool.block_pool": ("BlockPool",),
     "pltz.kv.pool.packed_session": ("PackedSession",),
@@ -171,9 +177,12 @@ __all__ = [
     "Bundle",
     "BundleMismatch",
     "Codec",
+    "Composer",
+    "Composition",
     "ContentError",
     "ContextPipeline",
     "CorruptError",
+    "Documents",
     "Erased",
     "EvictionHook",
     "EvictionRequest",
@@ -208,6 +217,7 @@ __all__ = [
     "PutRequest",
     "Reservation",
     "Secret",
+    "Segment",
     "Session",
     "SessionFile",
     "SessionVersion",

@@ -38,7 +38,7 @@ WINGS = {
         "container",
     ),
     "models": ("bundle", "session", "target", "training"),
-    "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store pool", "memory"),
+    "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store pool", "compose memory"),
     "serving": ("eviction", "engines", "nightly", "server"),
     "coding": (
         "expected_time options parts prepare sketch",
@@ -68,8 +68,9 @@ WINGS = {
         "peers plots communities",
         "field speed hook nightly known_lines log_text repository_text",
         (
-            "measure_bounds measure_cuda measure_distances measure_erases measure_eviction measure_kv measure_limits "
-            "measure_logs measure_pool measure_receipts measure_shadow measure_split measure_tables measure_writers"
+            "measure_bounds measure_compose measure_cuda measure_distances measure_erases measure_eviction measure_kv "
+            "measure_limits measure_logs measure_pool measure_receipts measure_shadow measure_split "
+            "measure_tables measure_writers"
         ),
         "trace_session",
         "torture __main__",
