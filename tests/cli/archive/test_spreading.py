@@ -64,7 +64,7 @@ def same(run: Run, logs: Path, tmp_path: Path, *more: object) -> None:
         assert run("archive", "init", place).exit_code == 0
     # an import: the same receipts, but for segments that two shards store both
     want, found = (
-        said(run, "put", place, logs, "--time", 7, "--json", *more, *ray)
+        said(run, "put", place, logs, "--time", 7, "--commit-seconds", 1000, "--json", *more, *ray)
         for place, ray in ((cold, ()), (there, ("--ray",)))
     )
     loose = ("segments", "known", "new", "bytes")

@@ -1,0 +1,303 @@
+"""Requests, bytes, seconds and dollars of an archive in a bucket, from ten thousand sessions to a billion.
+
+    python -m pltz.benchmarks.simulate_scale > benchmarks/results/scale.json
+
+The archive's own code works on a bucket in memory that counts what would be requests. Sessions are synthetic: a prompt
+that all share and some random bytes, coded by zstd, put `COMMIT` at a time. At each size the index is written, and then
+each operation is done once. A night puts `NIGHT` sessions and collects twice. Larger archives are not made: a line through the two
+largest sizes gives their requests and bytes, and says at the size between how far off such lines are.
+
+Seconds are those of requests that follow each other, at `FIRST_BYTE` each and `BYTES_PER_S`, without the work of the
+processor. Dollars are those of `PRICES`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pltz.archive import opener
+from pltz.archive.archive import Archive
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.encryption.keys import Secret
+from pltz.archive.format import object_names
+from pltz.archive.format.byte_source import File, Held
+from pltz.archive.maintenance.collect import Collector
+from pltz.archive.maintenance.verify import Verifier
+from pltz.archive.opener import OpenArchive
+from pltz.archive.storage.store import Content
+from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import BytesCodec
+
+SIZES = (10_000, 100_000, 1_000_000)  # sessions of archives that are made
+LARGER = (100_000_000, 1_000_000_000)  # of those that the line is for
+SEALED = 10_000  # sessions, at most, of the archive in which one is erased
+COMMIT, NIGHT = 50_000, 1000  # sessions per put when an archive is made, so that no pack is small, and per night
+OWN, PROMPT = 360, 1000  # random bytes of each session, and of the prompt
+LISTED = 1000  # names per LIST
+FIRST_BYTE = {"GET": 0.03, "PUT": 0.06, "LIST": 0.06, "DELETE": 0.03}  # seconds; assumed, not measured
+BYTES_PER_S = 80e6  # assumed
+# S3 Standard in us-east-1, dollars: per request, and per GB and month. From memory, as listed in January 2025.
+PRICES = {"GET": 0.4e-6, "PUT": 5e-6, "LIST": 5e-6, "DELETE": 0.0}
+STORED = 0.023
+PRICED = "S3 Standard, us-east-1, list prices of January 2025"
+KEY = Secret(b"a key of the simulation", 0)
+
+
+@dataclass
+class Cost:
+    """Requests by kind, and bytes read and written."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    read: int = 0
+    written: int = 0
+
+    def row(self) -> dict[str, Any]:
+        """Return it as JSON, with seconds and dollars."""
+        return priced({**{kind: self.requests[kind] for kind in PRICES}, "read": self.read, "written": self.written})
+
+
+def priced(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of requests and bytes with the seconds and dollars that they take."""
+    seconds = sum(FIRST_BYTE[kind] * row[kind] for kind in PRICES) + (row["read"] + row["written"]) / BYTES_PER_S
+    return {**row, "seconds": round(seconds, 3), "dollars": sum(PRICES[kind] * row[kind] for kind in PRICES)}
+
+
+class CountedBucket:
+    """A bucket in memory that counts requests and bytes. Implements `store.Store`; indexes are kept once read."""
+
+    remote = True
+
+    def __init__(self) -> None:
+        self.folders: dict[str, dict[str, bytes]] = {}
+        self.registers: dict[str, Content] = {}
+        self.cost = Cost()
+        self.kept: set[str] = set()  # indexes on the disk of the reader
+
+    def make(self) -> None:
+        """Do nothing: a bucket has no folders."""
+
+    def put(self, name: str, data: bytes) -> bool:
+        self._count("PUT", written=len(data))
+        return self._folder(name).setdefault(object_names.last_part(name), data) == data
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        data = self._whole(name)[offset : offset + size]
+        self._count("GET", read=len(data))
+        return data
+
+    def view(self, name: str) -> memoryview:
+        data = self._whole(name)
+        self._count("GET", read=len(data))
+        return memoryview(data)
+
+    def open(self, name: str) -> File:
+        data = self._whole(name)
+        if name not in self.kept:
+            self._count("GET", read=len(data))
+        if object_names.folder_of(name) == object_names.INDEXES:
+            self.kept.add(name)
+        return Held(data)
+
+    def list(self, folder: str) -> dict[str, int]:
+        found = {name: len(data) for name, data in self.folders.get(folder, {}).items()}
+        self._count("LIST", max(1, -(-len(found) // LISTED)))
+        return found
+
+    def delete(self, name: str) -> None:
+        self._count("DELETE")
+        self._folder(name).pop(object_names.last_part(name), None)
+
+    shred = delete
+
+    def load(self, register: str, known: Content | None = None) -> Content | None:
+        found = self.registers.get(register)
+        self._count("GET", read=len(found.data) if found and found != known else 0)
+        return found
+
+    def swap(self, register: str, data: bytes, before: Content | None) -> Content | None:
+        self._count("PUT", written=len(data))
+        if self.registers.get(register) == before:
+            self.registers[register] = Content(data, os.urandom(8).hex())
+        return self.registers.get(register)
+
+    def settle(self, folder: str) -> None:
+        """Do nothing: what is put is durable."""
+
+    def using_reserve(self, parts: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def left(self, before: int) -> Sequence[str]:
+        return []
+
+    def now(self) -> int:
+        return int(time.time())
+
+    def random(self, size: int) -> bytes:
+        return os.urandom(size)
+
+    def stored(self) -> int:
+        """Return the bytes of all objects."""
+        return sum(len(data) for folder in self.folders.values() for data in folder.values())
+
+    @contextmanager
+    def counting(self) -> Iterator[Cost]:
+        """Count what is asked in this context alone."""
+        before, self.cost = self.cost, Cost()
+        try:
+            yield self.cost
+        finally:
+            self.cost = before
+
+    def _count(self, kind: str, number: int = 1, *, read: int = 0, written: int = 0) -> None:
+        self.cost.requests[kind] += number
+        self.cost.read += read
+        self.cost.written += written
+
+    def _folder(self, name: str) -> dict[str, bytes]:
+        return self.folders.setdefault(object_names.folder_of(name), {})
+
+    def _whole(self, name: str) -> bytes:
+        found = self._folder(name).get(object_names.last_part(name))
+        if found is None:
+            self._count("GET")
+            raise FileNotFoundError(2, "no such object", name)
+        return found
+
+
+def sessions(first: int, count: int) -> list[NewSession]:
+    """Return synthetic sessions of the numbers from ``first`` on."""
+    own = np.random.default_rng(first).integers(0, 256, (count, OWN))
+    prompt = np.random.default_rng(0).integers(0, 256, PROMPT)
+    return [NewSession(f"s{first + n}", [prompt, row], "acme", time=1) for n, row in enumerate(own)]
+
+
+def opened(bucket: CountedBucket, key: Secret | None = None) -> OpenArchive:
+    """Open the archive as a process that begins."""
+    return opener.open_at(bucket, [BytesCodec()], key=key)  # type: ignore[arg-type]
+
+
+def collect(archive: OpenArchive) -> None:
+    """Collect twice: what the first run condemns the second frees."""
+    for _ in range(2):
+        Collector(archive.catalog, archive.writer, archive.indexes).run()
+
+
+def filled(count: int, key: Secret | None = None) -> CountedBucket:
+    """Return a bucket with an archive of ``count`` sessions in packs that collect leaves alone, under one index."""
+    bucket = CountedBucket()
+    archive = opener.create(bucket, [BytesCodec()], key=key, manifest=True)
+    for first in range(0, count, COMMIT):
+        archive.writer.put(sessions(first, min(COMMIT, count - first)))
+    archive.indexes.write()
+    return bucket
+
+
+def memory_of(work: Callable[[], object]) -> float:
+    """Return the most memory in MB that Python and numpy took in a call."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1] / 1e6
+    finally:
+        tracemalloc.stop()
+
+
+def measured(count: int) -> dict[str, Any]:
+    """Return costs, bytes and memory of an archive of ``count`` sessions."""
+    begun = time.perf_counter()
+    bucket = filled(count)
+    row: dict[str, Any] = {"sessions": count, "modelled": False, "build_s": round(time.perf_counter() - begun, 1)}
+    reader = Catalog(bucket)  # type: ignore[arg-type]
+    reader.refresh()
+    row["packs"] = len(reader.listing.packs)
+    row["indexes"], row["stored"] = len(reader.listing.indexes), bucket.stored()
+    row["index_bytes"] = sum(map(len, bucket.folders[object_names.INDEXES].values()))
+    row["manifest_bytes"] = sum(len(content.data) for content in bucket.registers.values())
+    costs: dict[str, Cost] = {}
+
+    def get(archive: OpenArchive, number: int) -> None:
+        version = archive.directory.version(f"s{number}", "acme")
+        assert len(archive.reader.tower(version).tokens) == PROMPT + OWN
+
+    bucket.kept.clear()
+    with bucket.counting() as costs["get, nothing cached"]:
+        get(opened(bucket), count // 2)
+    with bucket.counting() as costs["get, indexes cached"]:
+        get(opened(bucket), count // 3)
+    archive = opened(bucket)
+    get(archive, 0)
+    with bucket.counting() as costs["get, archive open"]:
+        get(archive, count // 4)
+    archive.writer.put(sessions(count, 1))
+    with bucket.counting() as costs["put of one"]:
+        archive.writer.put(sessions(count + 1, 1))
+    with bucket.counting() as costs["put of a thousand"]:
+        archive.writer.put(sessions(count + 2, NIGHT))
+        archive.indexes.write_if_due()
+    with bucket.counting() as costs["night"]:
+        night = opened(bucket)
+        night.writer.put(sessions(count + 2 + NIGHT, NIGHT))
+        night.indexes.write_if_due()
+        collect(night)
+    with bucket.counting() as costs["verify"]:
+        codecs = opened(bucket).codecs
+        assert Verifier(Catalog(bucket), codecs, night.settings).run().sound  # type: ignore[arg-type]
+    if count <= SEALED:
+        sealed = filled(count, KEY)
+        with sealed.counting() as costs["erase of one"]:
+            Archive(opened(sealed, KEY)).erase("s7", tenant="acme")
+    row["costs"] = {name: cost.row() for name, cost in costs.items()}
+    row["month_dollars"] = STORED * row["stored"] / 1e9
+    row["reader_mb"] = round(memory_of(lambda: get(opened(bucket), 1)), 2)
+    row["writer_mb"] = round(memory_of(lambda: opened(bucket).writer.put(sessions(2 * count + 10_000, 10))), 2)
+    return row
+
+
+def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return what a line through two rows says of ``count`` sessions."""
+    share = (count - small["sessions"]) / (large["sessions"] - small["sessions"])
+
+    def at(before: float, after: float) -> float:
+        return max(0.0, before + (after - before) * share)
+
+    names = ("packs", "indexes", "stored", "index_bytes", "manifest_bytes", "month_dollars", "reader_mb", "writer_mb")
+    row: dict[str, Any] = {"sessions": count, "modelled": True}
+    row |= {name: round(at(small[name], large[name]), 4) for name in names}
+    row["costs"] = {
+        name: priced({key: round(at(small["costs"][name][key], cost[key]), 1) for key in (*PRICES, "read", "written")})
+        for name, cost in large["costs"].items()
+        if name in small["costs"]
+    }
+    return row
+
+
+def main() -> None:
+    """Measure, model, and print a line of JSON per size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, nargs="+", default=SIZES, help="sizes of archives that are made")
+    sizes: Sequence[int] = sorted(parser.parse_args().sessions)
+    rows = [measured(count) for count in sizes]
+    if len(rows) > 2:
+        guess = line(rows[-3], rows[-2], sizes[-1])
+        rows[-1]["line_off"] = {
+            name: round(guess["costs"][name]["dollars"] / cost["dollars"] - 1, 3)
+            for name, cost in rows[-1]["costs"].items()
+            if name in guess["costs"]
+        }
+    for row in [*rows, *(line(rows[-2], rows[-1], count) for count in LARGER if len(rows) > 1)]:
+        print(json.dumps({"prices": PRICED, **row}))
+
+
+if __name__ == "__main__":
+    main()
