@@ -1,10 +1,11 @@
-"""Bulk work on many machines: verify, copy and put, each a task that does one shard with the archive's own calls.
+"""Bulk work on many machines: verify, repair, copy and put, a task that does one shard with the archive's own calls.
 
     recipe = ArchiveRecipe("s3://bucket/cold", {"bundle": "mini"})
     report = verify(recipe.open(), recipe, spread, decode=True)     # as Archive.verify, by the workers of `spread`
 
-A worker opens the archive by the recipe and calls what a single machine calls: `Verifier.check`, `copy.copy`,
-`Archive.put_many`. The coordinator cuts the work into shards and puts the results together.
+A worker opens the archive by the recipe and calls what a single machine calls: `Verifier.check`,
+`Repairer.unsound`, `copy.copy`, `Archive.put_many`. The coordinator cuts the work into
+shards and puts the results together.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from pltz.archive.format import object_names
 from pltz.archive.maintenance import bulk_checked
 from pltz.archive.maintenance.bulk_journal import Result
 from pltz.archive.maintenance.bulk_shards import Shard, ShardWork, Spread, cut, shard_name
+from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.storage.store import open_store
 from pltz.archive.writing.put_request import PutReceipt, PutRequest
 from pltz.datasets.given import as_session
 from pltz.models.session.session import content_bytes
@@ -110,6 +113,35 @@ def verify(
         progress=progress,
         elsewhere=elsewhere,
     )
+
+
+# ---- repair
+
+
+@dataclass(frozen=True)
+class RepairTask:
+    """Find the packs that repair has work with."""
+
+    place: str
+    shares: tuple[int, int]
+
+    def open(self) -> ShardWork:
+        repairer = Repairer(open_store(self.place))
+        return lambda packs: {"unsound": [pack.hex() for pack in repairer.unsound(packs, self.shares)]}
+
+
+def unsound(place: str, spread: Spread) -> Callable[[Sequence[bytes], tuple[int, int]], Iterator[bytes]]:
+    """Return what finds packs that are not sound by workers, for `Repairer.run`, which repairs them here."""
+
+    def found(packs: Sequence[bytes], shares: tuple[int, int]) -> Iterator[bytes]:
+        shards = (
+            Shard(shard_name("repair", str(shares), *run), list(run))
+            for run in cut(packs, lambda pack: pack, max(1, len(packs) // SHARDS))
+        )
+        for _, result in spread.results(RepairTask(place, shares), shards):
+            yield from map(bytes.fromhex, result["unsound"])
+
+    return found
 
 
 # ---- copy

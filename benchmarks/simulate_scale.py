@@ -4,8 +4,9 @@
 
 The archive's own code works on a bucket in memory that counts what would be requests. Sessions are synthetic: a prompt
 that all share and some random bytes, coded by zstd, put `COMMIT` at a time. At each size the index is written, and then
-each operation is done once. A night puts `NIGHT` sessions and collects twice. Larger archives are not made: a line through the two
-largest sizes gives their requests and bytes, and says at the size between how far off such lines are.
+each operation is done once. A night puts `NIGHT` sessions and collects twice. Larger archives are not made: a line
+through the two largest sizes gives their requests and bytes. ``line_off`` says how far such a line through two smaller
+ones is off at the largest.
 
 Seconds are those of requests that follow each other, at `FIRST_BYTE` each and `BYTES_PER_S`, without the work of the
 processor. Dollars are those of `PRICES`.
@@ -42,7 +43,8 @@ from pltz.coding.codecs.codec import BytesCodec
 SIZES = (10_000, 100_000, 1_000_000)  # sessions of archives that are made
 LARGER = (100_000_000, 1_000_000_000)  # of those that the line is for
 SEALED = 10_000  # sessions, at most, of the archive in which one is erased
-COMMIT, NIGHT = 50_000, 1000  # sessions per put when an archive is made, so that no pack is small, and per night
+COMMIT = 50_000  # sessions per put when an archive is made, so that no pack is small
+NIGHT = 1000  # sessions per night
 OWN, PROMPT = 360, 1000  # random bytes of each session, and of the prompt
 LISTED = 1000  # names per LIST
 FIRST_BYTE = {"GET": 0.03, "PUT": 0.06, "LIST": 0.06, "DELETE": 0.03}  # seconds; assumed, not measured

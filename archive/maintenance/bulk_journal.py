@@ -2,7 +2,7 @@
 
     journal = BulkJournal(open_store(folder))
     journal.keep(shard, {"records": 12, "ids": array})
-    journal.find(shard)                    # None: not finished, or its file is damaged
+    journal.find(shard)                    # None: not finished in the last day, or its file is damaged
 
 A shard is known by its name, which is a digest of the work, of the things in it and of their state. A changed shard
 has another name and is done again. A result has JSON values and numpy arrays and is read without pickle.
@@ -26,7 +26,8 @@ from pltz.plt_codec.identity import SIZE, digest
 
 SHARDS = "shards"
 PERSON = b"pltz bulk shard"
-FACTS = "facts"
+FACTS, KEPT = "facts", "kept"  # KEPT: seconds since 1970
+LASTS = 86400  # seconds for which a result counts: what was sound then may be damaged since
 MOST_BYTES = 1 << 30  # of a result
 
 Result = dict[str, Any]  # JSON values and arrays
@@ -54,7 +55,7 @@ class BulkJournal:
         return cls(DirectoryStore(disk, reserve=False))
 
     def find(self, shard: str) -> Result | None:
-        """Return the result of a shard, None where it is not there or not whole. Raises StoreError."""
+        """Return the result of a shard; None where it is not there, not whole, or a day old. Raises StoreError."""
         if shard not in self._there:
             return None
         try:
@@ -64,11 +65,13 @@ class BulkJournal:
         body = data[SIZE:]
         if digest(PERSON, shard.encode(), body) != data[:SIZE]:
             return None
-        return _unpacked(body)
+        found = _unpacked(body)
+        kept = found.pop(KEPT, None) if found else None
+        return found if isinstance(kept, int) and 0 <= self.store.now() - kept <= LASTS else None
 
     def keep(self, shard: str, result: Result) -> None:
         """Keep the result of a shard. One that is too large is not kept. Raises StoreError, WriterFailed."""
-        body = _packed(result)
+        body = _packed({**result, KEPT: self.store.now()})
         if len(body) + SIZE > MOST_BYTES:
             return
         data = digest(PERSON, shard.encode(), body) + body

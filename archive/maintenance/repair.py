@@ -134,8 +134,10 @@ class Repairer:
         self.report = Repaired()
         self._keys = keys
 
-    def run(self) -> Repaired:
+    def run(self, elsewhere: Callable[[Sequence[bytes], tuple[int, int]], Iterable[bytes]] | None = None) -> Repaired:
         """Repair everything and return the report.
+
+        ``elsewhere``: finds the packs that are not sound as `unsound` does, on other machines, in order.
 
         Raises:
             UsageError: there is no archive.
@@ -160,7 +162,9 @@ class Repairer:
         if not self.dry_run:
             with suppress(ArchiveError):  # before packs get parity: what has none is late
                 catalog.listing.publish()
-        for pack in sorted(self._pack_names(catalog)):
+        packs = sorted(self._pack_names(catalog))
+        self.report.checked += len(packs)
+        for pack in (elsewhere or self.unsound)(packs, settings.parity):
             self._pack(catalog, pack, settings.parity)
         self._manifest(keys)
         self._keys_of_packs(catalog)
@@ -298,8 +302,21 @@ class Repairer:
         parity = object_names.packs_among(self.store.list(object_names.PARITY))
         return parity | catalog.damage.missing() | set(catalog.listing.packs)
 
+    def unsound(self, packs: Iterable[bytes], shares: tuple[int, int]) -> Iterator[bytes]:
+        """Yield those of some packs that are gone, damaged or newer, or lack sound parity. Raises StoreError.
+
+        ``shares``: parity of the archive.
+        """
+        for pack in packs:
+            data = SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK)
+            try:
+                sound = data is not None and _is(pack, data) and (not shares[0] or self._is_protected(pack, data))
+            except VersionError:
+                sound = False
+            if not sound:
+                yield pack
+
     def _pack(self, catalog: Catalog, pack: bytes, shares: tuple[int, int]) -> None:
-        self.report.checked += 1
         name = object_names.pack(pack)
         data = SalvageReader.of(self.store, name, MAX_PACK)
         if data is None and self._gone(catalog, pack):
@@ -382,15 +399,8 @@ class Repairer:
 
     def _protect(self, catalog: Catalog, pack: bytes, data: ByteSource, shares: tuple[int, int]) -> None:
         """Give a sound pack sound parity unless it has it."""
-        if not shares[0]:
+        if not shares[0] or self._is_protected(pack, data):
             return
-        try:
-            parity = self._parity(pack)
-            if parity and parity.covers(data):
-                parity.verify()
-                return
-        except FormatError:
-            pass
         name = object_names.parity(pack)
         self.report.remade.append(name)
         if self.dry_run:
@@ -405,6 +415,17 @@ class Repairer:
         self.store.put(name, made.encode())
         if not is_there(self.store, object_names.pack(pack)):  # collected meanwhile
             self._gone(catalog, pack)
+
+    def _is_protected(self, pack: bytes, data: ByteSource) -> bool:
+        """Return whether a sound pack has sound parity."""
+        try:
+            parity = self._parity(pack)
+            if parity and parity.covers(data):
+                parity.verify()
+                return True
+        except FormatError:
+            pass
+        return False
 
     def _parity(self, pack: bytes) -> Parity | None:
         data = self._maybe(object_names.parity(pack), 1 << 31)

@@ -15,6 +15,7 @@ Each file in benchmarks/results holds the lines of JSON of these commands, run o
     bench field --json > field.json, field_sample.json
     bench nightly --full --json > nightly.json
     python -m pltz.benchmarks.measure_distances > distances.json
+    python -m pltz.benchmarks.simulate_scale > scale.json
     python -m pltz.benchmarks.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
     pltz bundle train --config models/training/mini.toml ...: the lines of its log.txt, as training_mini.json
     pltz bench kv --target smollm2 --calibration ... --data chat_test.jsonl.zst --device cuda --json > kv.json
@@ -24,7 +25,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pltz.benchmarks.plots import archive, distances, field, kv, nightly, speed, thaw, training
+from pltz.benchmarks.plots import archive, distances, field, kv, nightly, scale, speed, thaw, training
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -50,6 +51,7 @@ def main() -> None:
     figures["kv"] = kv.curves([one for one in lines("kv") if one["target"] in ("smollm2", "key-bias")], ".svg")
     figures["kv_device"] = kv.tiers(lines("kv_device"), ".svg")
     figures["training_mini"] = training.loss(lines("training_mini")[0], ".svg")
+    figures["scale"] = scale.costs(lines("scale"), ".svg")
     for name, data in figures.items():
         (RESULTS / f"{name}.svg").write_bytes(data)
         print(RESULTS / f"{name}.svg")

@@ -81,7 +81,7 @@ def copy(
         )
         copies: Iterable[Copied | CopiedVersion]
         if spreading:
-            spread = stack.enter_context(spreading.over(other, theirs, "copy"))
+            spread = stack.enter_context(spreading.over(other.parts.settings.archive, theirs.place, "copy"))
             how = {"neighbours": neighbours, "dry_run": recoding.dry_run}
             copies = bulk.copy(ours, chosen, theirs, other, spread, **how)
         else:

@@ -160,7 +160,8 @@ def export(
         if form == "pltz":
             destination.write([_as_pltz(cold, chosen, bundles, device, threads, bar)])
         elif spreading:  # the journal has what the sessions say: one is kept only where it is asked for
-            with spreading.over(cold, recipe, "export", writes=False, keep=False) as spread:
+            archive = cold.parts.settings.archive
+            with spreading.over(archive, recipe.place, "export", writes=False, keep=False) as spread:
                 destination.write(_spread_lines(recipe, chosen, with_names, spread, bar))
                 spread.clear()
         else:

@@ -247,7 +247,7 @@ def put(
         click.get_current_context().exit(put_all(cold, items, source, how, dry_run, progress, as_json))
     from pltz.archive.bulk import SpreadPuts
 
-    with spreading.over(cold, recipe, "put") as spread:
+    with spreading.over(cold.parts.settings.archive, recipe.place, "put") as spread:
         code = put_all(SpreadPuts(cold, recipe, spread), items, source, how, dry_run, progress, as_json)
         spread.clear()
     click.get_current_context().exit(code)

@@ -12,8 +12,6 @@ from pltz.cli.ui.process import stdout_apart
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.archive import Archive
-    from pltz.archive.bulk import ArchiveRecipe
     from pltz.archive.maintenance.bulk_shards import Spread
 
 HERE = "here"  # --ray without an address
@@ -74,14 +72,16 @@ class Spreading:
 
     @contextmanager
     def over(
-        self, cold: "Archive", recipe: "ArchiveRecipe", work: str, *, writes: bool = True, keep: bool = True
+        self, identity: bytes, place: str, work: str, *, writes: bool = True, keep: bool = True
     ) -> "Iterator[Spread]":
         """Connect to the cluster and yield the workers with the journal. Another coordinator is refused meanwhile.
 
         Args:
+            identity: id of the archive.
+            place: where it is.
             work: name of the command.
             writes: whether it changes the archive, so that coordinators of all commands that do exclude each other;
-                else those with the same journal do.
+                else those with the same journal do, where there is one.
             keep: whether a journal is kept where none is named.
 
         Raises ArchiveError where another is at work, UsageError where Ray is missing or no cluster answers.
@@ -93,11 +93,11 @@ class Spreading:
         from pltz.archive.storage.store import open_store
         from pltz.plt_codec.identity import digest
 
-        identity = digest(b"pltz bulk work", cold.parts.settings.archive, work.encode())
+        name = digest(b"pltz bulk work", identity, work.encode())
         with ExitStack() as stack:
             stack.enter_context(stdout_apart())
-            journal = BulkJournal.at(self.journal or journal_folder(identity)) if keep or self.journal else None
-            store = open_store(recipe.place) if writes or journal is None else journal.store
-            lease = stack.enter_context(BulkLease(store, f"{work} on Ray"))
+            journal = BulkJournal.at(self.journal or journal_folder(name)) if keep or self.journal else None
+            store = open_store(place) if writes else journal.store if journal else None
+            lease = stack.enter_context(BulkLease(store, f"{work} on Ray")) if store else None
             ray = stack.enter_context(bulk_ray.cluster(None if self.ray == HERE else self.ray))
-            yield Spread(bulk_ray.RayWorkers(ray), journal, lease.want)
+            yield Spread(bulk_ray.RayWorkers(ray), journal, lease.want if lease else lambda: None)

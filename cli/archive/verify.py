@@ -110,7 +110,7 @@ def verify(
                 file.save(report)
 
         if spreading:
-            with spreading.over(cold, recipe, "verify", writes=False) as spread:
+            with spreading.over(cold.parts.settings.archive, recipe.place, "verify", writes=False) as spread:
                 report = bulk.verify(
                     cold, recipe, spread, decode=decode, fraction=fraction, expect=expect, progress=note
                 )

@@ -78,6 +78,16 @@ def test_results_come_in_order_and_are_done_once(tmp_path: Path, workers: Any) -
     assert not list((tmp_path / "j/shards").iterdir())
 
 
+def test_a_result_counts_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was sound when it was checked may be damaged since."""
+    journal = BulkJournal.at(str(tmp_path))
+    journal.keep(SHARDS[2].name, {"twice": 4, "rows": np.arange(2)})
+    begun = journal.store.now()
+    for later, known in ((86_000, True), (87_000, False), (-10, False)):
+        monkeypatch.setattr(journal.store, "now", lambda: begun + later)  # noqa: B023
+        assert (journal.find(SHARDS[2].name) is not None) == known
+
+
 def test_a_damaged_result_is_made_again(tmp_path: Path) -> None:
     journal = BulkJournal.at(str(tmp_path))
     journal.keep(SHARDS[2].name, {"twice": 4, "rows": np.arange(2)})

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -102,6 +103,18 @@ def same(run: Run, logs: Path, tmp_path: Path, *more: object) -> None:
     for words in ((), ("--decode",)):
         want, found = (said(run, "verify", cold, "--json", *words, *more, *ray) for ray in ((), ("--ray",)))
         assert want == found and want[0] == 3
+    # repair, of the archive and of a copy of its files
+    twin = tmp_path / "twin"
+    shutil.copytree(cold, twin)
+    next(iter((cold / "parity").glob("?" * 32))).unlink()
+    next(iter((twin / "parity").glob("?" * 32))).unlink()
+    for words in (("--dry-run",), (), ()):
+        want, found = (
+            said(run, "repair", place, "--json", *words, *ray) for place, ray in ((cold, ()), (twin, ("--ray",)))
+        )
+        assert want == found
+    files = [{str(file.relative_to(place)) for file in place.rglob("*")} for place in (cold, twin)]
+    assert {name for name in files[1] - files[0] if not name.startswith("bulk")} == set()
 
 
 @pytest.mark.usefixtures("here")
