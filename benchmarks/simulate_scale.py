@@ -186,7 +186,7 @@ def sessions(first: int, count: int) -> list[NewSession]:
 
 def opened(bucket: CountedBucket, key: Secret | None = None) -> OpenArchive:
     """Open the archive as a process that begins."""
-    return opener.open_at(bucket, [BytesCodec()], key=key)  # type: ignore[arg-type]
+    return opener.open_at(bucket, [BytesCodec()], key=key)
 
 
 def collect(archive: OpenArchive) -> None:
@@ -210,7 +210,8 @@ def memory_of(work: Callable[[], object]) -> float:
     tracemalloc.start()
     try:
         work()
-        return tracemalloc.get_traced_memory()[1] / 1e6
+        peak: int = tracemalloc.get_traced_memory()[1]
+        return peak / 1e6
     finally:
         tracemalloc.stop()
 
@@ -220,7 +221,7 @@ def measured(count: int) -> dict[str, Any]:
     begun = time.perf_counter()
     bucket = filled(count)
     row: dict[str, Any] = {"sessions": count, "modelled": False, "build_s": round(time.perf_counter() - begun, 1)}
-    reader = Catalog(bucket)  # type: ignore[arg-type]
+    reader = Catalog(bucket)
     reader.refresh()
     row["packs"] = len(reader.listing.packs)
     row["indexes"], row["stored"] = len(reader.listing.indexes), bucket.stored()
@@ -254,7 +255,7 @@ def measured(count: int) -> dict[str, Any]:
         collect(night)
     with bucket.counting() as costs["verify"]:
         codecs = opened(bucket).codecs
-        assert Verifier(Catalog(bucket), codecs, night.settings).run().sound  # type: ignore[arg-type]
+        assert Verifier(Catalog(bucket), codecs, night.settings).run().sound
     if count <= SEALED:
         sealed = filled(count, KEY)
         with sealed.counting() as costs["erase of one"]:

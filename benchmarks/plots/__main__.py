@@ -51,7 +51,8 @@ def main() -> None:
     figures["kv"] = kv.curves([one for one in lines("kv") if one["target"] in ("smollm2", "key-bias")], ".svg")
     figures["kv_device"] = kv.tiers(lines("kv_device"), ".svg")
     figures["training_mini"] = training.loss(lines("training_mini")[0], ".svg")
-    figures["scale"] = scale.costs(lines("scale"), ".svg")
+    if sizes := lines("scale"):
+        figures["scale"] = scale.costs(sizes, ".svg")
     for name, data in figures.items():
         (RESULTS / f"{name}.svg").write_bytes(data)
         print(RESULTS / f"{name}.svg")

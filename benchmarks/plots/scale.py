@@ -1,6 +1,6 @@
 """Draw requests, bytes and dollars of simulate_scale.py against sessions, with matplotlib (extra ``plots``)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pltz.benchmarks.plots import figure as canvas
@@ -14,7 +14,7 @@ def costs(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
     Raises UsageError: ``suffix`` is neither .png nor .svg.
     """
     figure = canvas.blank(suffix, 10, 4.4)
-    values = {
+    values: dict[str, Callable[[dict[str, float]], float]] = {
         "requests": lambda cost: sum(cost[kind] for kind in REQUESTS),
         "bytes read and written": lambda cost: cost["read"] + cost["written"],
         "dollars": lambda cost: cost["dollars"],
