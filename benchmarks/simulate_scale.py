@@ -52,7 +52,10 @@ BYTES_PER_S = 80e6  # assumed
 # S3 Standard in us-east-1, dollars: per request, and per GB and month. From memory, as listed in January 2025.
 PRICES = {"GET": 0.4e-6, "PUT": 5e-6, "LIST": 5e-6, "DELETE": 0.0}
 STORED = 0.023
+COUNTED = (*PRICES, "read", "written")
 PRICED = "S3 Standard, us-east-1, list prices of January 2025"
+# of these the code asks the same at any size: what differs is the packs in which session and prompt happen to lie
+STEADY = ("get, indexes cached", "get, archive open", "put of one", "put of a thousand")
 KEY = Secret(b"a key of the simulation", 0)
 
 
@@ -268,7 +271,7 @@ def measured(count: int) -> dict[str, Any]:
 
 
 def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return what a line through two rows says of ``count`` sessions."""
+    """Return what a line through two rows says of ``count`` sessions. `STEADY` costs are those of the larger row."""
     share = (count - small["sessions"]) / (large["sessions"] - small["sessions"])
 
     def at(before: float, after: float) -> float:
@@ -278,7 +281,9 @@ def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, 
     row: dict[str, Any] = {"sessions": count, "modelled": True}
     row |= {name: round(at(small[name], large[name]), 4) for name in names}
     row["costs"] = {
-        name: priced({key: round(at(small["costs"][name][key], cost[key]), 1) for key in (*PRICES, "read", "written")})
+        name: cost
+        if name in STEADY
+        else priced({key: round(at(small["costs"][name][key], cost[key]), 1) for key in COUNTED})
         for name, cost in large["costs"].items()
         if name in small["costs"]
     }
@@ -290,16 +295,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, nargs="+", default=SIZES, help="sizes of archives that are made")
     sizes: Sequence[int] = sorted(parser.parse_args().sessions)
-    rows = [measured(count) for count in sizes]
+    for row in with_lines([measured(count) for count in sizes]):
+        print(json.dumps({"prices": PRICED, **row}))
+
+
+def with_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows and those of larger archives. The last one made says how far off a line through those before is."""
+    found = list(rows)
     if len(rows) > 2:
-        guess = line(rows[-3], rows[-2], sizes[-1])
-        rows[-1]["line_off"] = {
+        guess = line(rows[-3], rows[-2], rows[-1]["sessions"])
+        off = {
             name: round(guess["costs"][name]["dollars"] / cost["dollars"] - 1, 3)
             for name, cost in rows[-1]["costs"].items()
             if name in guess["costs"]
         }
-    for row in [*rows, *(line(rows[-2], rows[-1], count) for count in LARGER if len(rows) > 1)]:
-        print(json.dumps({"prices": PRICED, **row}))
+        found[-1] = {**rows[-1], "line_off": off}
+    return found + [line(rows[-2], rows[-1], count) for count in LARGER if len(rows) > 1]
 
 
 if __name__ == "__main__":
