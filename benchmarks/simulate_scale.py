@@ -272,7 +272,7 @@ def measured(count: int) -> dict[str, Any]:
 
 def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, Any]:
     """Return what a line through two rows says of ``count`` sessions. `STEADY` costs are those of the larger row."""
-    share = (count - small["sessions"]) / (large["sessions"] - small["sessions"])
+    share: float = (count - small["sessions"]) / (large["sessions"] - small["sessions"])
 
     def at(before: float, after: float) -> float:
         return max(0.0, before + (after - before) * share)
