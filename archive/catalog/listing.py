@@ -234,13 +234,15 @@ class Listing:
         gaps = bool(self.missing())
         if not self.following and not gaps:  # an index that could not be opened is left out, and its packs get rows
             names -= self._unusable - made.keys()
+        unread = set[bytes]()
         for pack in wanted - covered - rows.keys():
             kept = {name for name, index in self.indexes.items() if pack in index.packs}
             if pack in self._problems.packs or pack not in self.tail.sections:  # a scan may have missed records
                 names |= kept
-                gaps |= not kept
+                unread |= set() if kept else {pack}
             else:
                 rows[pack] = NamedPack(self.packs[pack], self.tail.sections[pack])
+        gaps |= bool(unread)
         explained = set[bytes]() if self.following else {p for p in rows.keys() - self.packs if self.ledger.state(p)}
         rows = {pack: row for pack, row in rows.items() if pack not in covered | explained}
         if len(rows) > MOST_PACKS:
@@ -251,7 +253,7 @@ class Listing:
         losses = base.losses if base and self.following else self.ledger.loss_names
         sets = frozenset(names), rows, frozenset(plans), losses
         late = base.late if base else frozenset[bytes]()
-        late = late if self.following else (late | self.late) & self.packs.keys()
+        late = late if self.following else (late | self.late | unread) & self.packs.keys()  # late ones need no row
         late = late if len(late) <= MOST_LATE else frozenset()
         return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *sets, late, gaps)
 
@@ -317,9 +319,9 @@ class Listing:
 
         Raises StoreError.
         """
-        if manifest is None or manifest.gaps or manifest.archive != self.ledger.archive:
+        if manifest is None or manifest.archive != self.ledger.archive:
             return None
-        named = set(manifest.packs)
+        named = manifest.packs.keys() | manifest.late
         for name in manifest.indexes:
             if name in self.indexes:
                 named.update(self.indexes[name].packs)

@@ -196,6 +196,27 @@ def test_a_pack_with_parity_was_named_once(disk: SimDisk, archive: TowerArchive,
     assert [v.name for v in reopen(disk, codec).ls()] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_pack_that_is_lost_brings_no_orphan_back(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, fault: str
+) -> None:
+    """The manifest that is put meanwhile says that packs are missing, so that everybody lists."""
+    cut_off(archive, session("a", 7), session("z"))
+    FAULTS[fault](disk, f"packs/{archive.version('b').location.pack.hex()}")
+    for name in ("c", "d"):
+        writer = reopen(disk, codec)
+        writer.catalog.refresh()
+        writer.put([session(name)])
+    assert named(disk).gaps == (fault == "gone")
+    for _ in range(2):
+        Repairer(DirectoryStore(disk)).run()
+    after = reopen(disk, codec)
+    assert after.catalog.listing.following and not named(disk).late
+    assert [v.name for v in after.ls(history=True)] == ["a", "b", "c", "d"]
+    report = after.verify(decode=True)
+    assert report.sound and report.orphans == 1
+
+
 @pytest.mark.parametrize("mend", ["put", "collect", "repair", "rebuild", "write_index"])
 def test_a_lost_manifest_puts_no_orphan_before_what_was_acknowledged(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, mend: str
