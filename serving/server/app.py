@@ -33,6 +33,7 @@ from pltz.serving.server.service import Done, Reply, Service
 
 BODY = 1 << 20  # bytes
 BODY_SECONDS = 30.0
+LOOK = 0.2  # seconds between looks whether a client without a stream is still there
 PAGE = Path(__file__).with_name("page.html")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -134,10 +135,14 @@ async def complete(chat: bool, service: Service, request: Request) -> Response:
         return StreamingResponse(answer.stream(reply, ask.usage), media_type="text/event-stream", headers=HEADERS)
     pieces = []
     stream = reply.pieces()
+    looked = time.monotonic()
     try:
         async for piece in stream:
             pieces.append(piece)
-            if not piece and await request.is_disconnected():
+            if time.monotonic() - looked < LOOK:
+                continue
+            looked = time.monotonic()
+            if await request.is_disconnected():
                 return Response(status_code=499)
     finally:
         await stream.aclose()  # type: ignore[attr-defined]  # of a generator

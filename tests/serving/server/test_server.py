@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 import time
@@ -111,6 +112,20 @@ def test_an_aborted_turn_changes_nothing(shared: Client) -> None:
         time.sleep(0.02)
     look = shared.ask("GET", "/sessions/aborted")[1]
     assert status == 200 and (look["tokens"], look["digest"]) == (before["tokens"], before["digest"])
+
+
+def test_a_client_that_leaves_without_a_stream_cancels_its_turn(target: Target, tmp_path: Path) -> None:
+    with served(target, tmp_path) as (client, service):
+        link = http.client.HTTPConnection("127.0.0.1", client.port)
+        body = {"prompt": "Once upon a time", "max_tokens": 6000, "temperature": 2, "seed": 1, "session": "left"}
+        link.request("POST", COMPLETE, json.dumps(body), {"Content-Type": "application/json"})
+        end = time.monotonic() + 60
+        while not service.scheduler.counts()["decoding"] and time.monotonic() < end:
+            time.sleep(0.01)
+        link.close()
+        while not service.ends and time.monotonic() < end:
+            time.sleep(0.01)
+        assert service.ends == {"cancelled": 1} and client.ask("GET", "/sessions/left")[0] == 404
 
 
 def test_a_session_can_be_replaced_and_checked(shared: Client, target: Target) -> None:
