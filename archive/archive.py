@@ -37,8 +37,14 @@ from pltz.archive.writing.cut import SessionCutter, size_of
 from pltz.archive.writing.log_parts import put_parts, with_parts
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS, Pace
-from pltz.archive.writing.put_request import PreparedRequest, PutReceipt, PutRequest, prepare
-from pltz.archive.writing.receipts import put_receipt, repeated
+from pltz.archive.writing.put_request import (
+    PreparedRequest,
+    PutReceipt,
+    PutRequest,
+    prepare,
+    put_receipt,
+    repeated,
+)
 from pltz.coding.codecs.bundle_codecs import BundleCodecs, EngineOptions
 from pltz.coding.partners import as_target, tokenizer_json
 from pltz.models.session.session import KINDS, Session
@@ -328,7 +334,18 @@ class Archive:
         (1, 2)
         """
         request = PutRequest(
-            name, session, tenant, tags or {}, base, target, tokenizer, time, prefixes, parent, salt, continues
+            name=name,
+            session=session,
+            tenant=tenant,
+            tags=tags or {},
+            base=base,
+            target=target,
+            tokenizer=tokenizer,
+            time=time,
+            prefixes=prefixes,
+            parent=parent,
+            salt=salt,
+            continues=continues,
         )
         [receipt] = self.put_many([request], keep_opaque=keep_opaque, dry_run=dry_run)
         return receipt
