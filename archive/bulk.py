@@ -43,7 +43,7 @@ PUT_NAMES = 1 << 17  # names met before a put waits for all that is under way
 
 @dataclass(frozen=True)
 class ArchiveRecipe:
-    """How to open an archive on any machine. It pickles, and keys travel with it to the workers.
+    """The way to open an archive on any machine. It pickles, and keys travel with it to the workers.
 
     ``options``: arguments of `Archive.open`.
     """

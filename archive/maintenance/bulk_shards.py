@@ -52,7 +52,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Spread:
-    """Where bulk work is done, and how far it came.
+    """The machines of a bulk work, and how far it came.
 
     Attributes:
         workers: that do the shards.

@@ -114,7 +114,7 @@ class PackSpan:
 
 @dataclass
 class CheckedPacks:
-    """What the check of some packs found, perhaps on another machine.
+    """The findings of a check of some packs, perhaps on another machine.
 
     Attributes:
         report: of these packs alone.

@@ -1,4 +1,4 @@
-"""``--ray [ADDRESS]`` and ``--journal FOLDER``: bulk commands on the machines of a Ray cluster."""
+"""Options of bulk commands for the machines of a Ray cluster: ``--ray [ADDRESS]`` and ``--journal FOLDER``."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ def spread_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Spreading:
-    """Where a bulk command works. It is true where ``--ray`` was given."""
+    """The machines of a bulk command. It is true where ``--ray`` was given."""
 
     ray: str | None
     journal: str | None
