@@ -51,7 +51,7 @@ class Composition:
 
     ``kv``: (layers, 2, heads, T, D) at positions ``start`` onwards, of ``ids`` (T,). ``exact``: a prefill computes the
     same but for rounding. ``moved``: ranges of indices that stand behind other ids than before. ``repaired``: tokens
-    that were computed anew.
+    that were computed anew. Immutable: any thread may use it.
     """
 
     ids: Ids
@@ -78,7 +78,10 @@ class Composition:
 
 
 class Composer:
-    """Composes segments of one target. Raises ModelError where its keys cannot be turned."""
+    """Composes segments of one target. Raises ModelError where its keys cannot be turned.
+
+    One thread uses it at a time.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class Documents:
-    """Named documents of one target and their KV, in memory. Raises ModelError where keys cannot be turned."""
+    """Named documents of one target and their KV, in memory. Raises ModelError where keys cannot be turned.
+
+    One thread uses it at a time.
+    """
 
     def __init__(self, target: Target, codec: KVCodec = RAW) -> None:
         self.composer, self.codec = Composer(target), codec

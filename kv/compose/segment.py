@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A block of KV, in any form, and the ids ``before`` it, (start,) int32, that its tokens attended to."""
+    """A block of KV, in any form, and the ids ``before`` it, (start,) int32, that its tokens attended to.
+
+    Immutable: any thread may use it.
+    """
 
     block: KVBlock
     before: Ids
