@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     examples=[
         "pltz compress chats.jsonl -o chats.pltz",
         "pltz compress a.txt b.txt --format text -o notes.pltz",
+        "pltz compress chats.jsonl -o chats.pltz --level 2",
         "pltz compress - -o - < chats.jsonl > chats.pltz",
         "pltz compress chats.jsonl -o chats.pltz --target mini-llama --json",
         "pltz compress chats.jsonl --archive /data/cold --layout fast",
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     "--recognise-only", "only", is_flag=True, help="List what the inputs hold and code nothing."
 )
+@options.LEVEL
 @options.BUNDLE
 @options.TARGET
 @options.TOKENIZER
@@ -75,6 +77,7 @@ def compress(
     place: str | None,
     form: str,
     only: bool,
+    level: int | None,
     bundle: str | None,
     target: str | None,
     tokenizer: str | None,
@@ -113,6 +116,10 @@ def compress(
             pass
         write_text(json.dumps(fields_of(source)) if as_json else text_of(source))
         return
+    neighbours = False
+    if chosen := options.level_of(level):
+        bundle, layout, neighbours, zstd_above = chosen
+        independent = place is None and not neighbours
     if place is not None:
         if output is not None or tokenizer is not None or lanes or steps or independent or no_verify or force:
             raise UsageError(
@@ -127,6 +134,7 @@ def compress(
             target,
             layout,
             zstd_above,
+            neighbours,
             keep_opaque,
             device,
             threads,
@@ -178,6 +186,7 @@ def into_archive(
     target: str | None,
     layout: "LayoutName",
     zstd_above: int | None,
+    neighbours: bool,
     keep_opaque: bool,
     device: str,
     threads: int | None,
@@ -189,7 +198,13 @@ def into_archive(
     from pltz.cli.archive.shared import open_archive
 
     cold = open_archive(
-        place, [bundle] if bundle else [], device=device, threads=threads, layout=layout, zstd_above=zstd_above
+        place,
+        [bundle] if bundle else [],
+        device=device,
+        threads=threads,
+        layout=layout,
+        zstd_above=zstd_above,
+        neighbours=neighbours,
     )
     source = put.PutInputs(inputs, form, target, None, device, threads)
     items = put.SessionNames(None, None).items(source, {"continues": True})

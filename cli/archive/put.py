@@ -114,6 +114,7 @@ def _is_mark(path: Path) -> bool:
         "pltz archive put /data/cold old.pltz --dry-run --json",
         "pltz archive put /data/cold chats.jsonl --layout fast",
         "pltz archive put /data/cold chats.jsonl --neighbours",
+        "pltz archive put /data/cold chats.jsonl --level 3",
         "pltz archive put /data/cold ids.jsonl --tokenizer qwen/tokenizer.json",
         "pltz archive put /data/cold - --name-key id < chats.jsonl",
     ],
@@ -176,6 +177,7 @@ def _is_mark(path: Path) -> bool:
     show_default=True,
     help="Time of coding after which they are, about.",
 )
+@options.LEVEL
 @shared.BUNDLES
 @shared.DRY_RUN
 @options.THREADS
@@ -203,6 +205,7 @@ def put(
     neighbours: bool,
     commit_bytes: int,
     commit_seconds: float,
+    level: int | None,
     bundles: tuple[str, ...],
     dry_run: bool,
     threads: int | None,
@@ -226,6 +229,8 @@ def put(
     tokenizer is not the bundle's, get needs it again (get --tokenizer MODEL). thaw names it anyway.
     """
     names = SessionNames(name, name_key)
+    if by_level := options.level_of(level):
+        bundles, (_, layout, neighbours, zstd_above) = (by_level.bundle,), by_level
     chosen, time = tags_of(tags), seconds_of(when)
     if spreading and target is not None:
         raise UsageError("--ray sends sessions to other machines and no model: leave --target out, or --ray")

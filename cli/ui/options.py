@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.coding.codec import Codec
+    from pltz.coding.level import Level
     from pltz.plt_codec.container.file import Reader
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -106,6 +108,23 @@ ZSTD_ABOVE: Decorator = click.option(
     show_default=True,
     help="Code sessions of more bytes with zstd instead of the model: 500 kB, 1 MiB, 0, or none.",
 )
+LEVEL: Decorator = click.option(
+    "--level",
+    type=click.IntRange(1, 9),
+    metavar="1..9",
+    help="From fastest to smallest: 1 to 3 code with nano, 4 to 7 with mini, 8 and 9 with base. A level also chooses "
+    "layout, neighbours and --zstd-above.  [default: each by its own option]",
+)
+CHOSEN_BY_LEVEL = {
+    "bundle": "--bundle",
+    "bundles": "--bundle",
+    "layout": "--layout",
+    "lanes": "--lanes",
+    "steps": "--steps",
+    "independent": "--independent",
+    "neighbours": "--neighbours",
+    "zstd_above": "--zstd-above",
+}
 TARGET: Decorator = click.option(
     "--target",
     metavar="MODEL",
@@ -138,6 +157,25 @@ PROGRESS: Decorator = click.option(
     default=None,
     help="Progress on stderr: phase, share, rate and time left.  [default: on a terminal only]",
 )
+
+
+def level_of(number: int | None) -> "Level | None":
+    """Return the level of ``--level``, None without it.
+
+    Raises:
+        UsageError: an option that a level chooses is given too, or the level's bundle is not installed.
+    """
+    if number is None:
+        return None
+    from pltz.coding.level import level
+
+    given = click.get_current_context()
+    for name, option in CHOSEN_BY_LEVEL.items():
+        if given.get_parameter_source(name) not in (None, ParameterSource.DEFAULT):
+            raise UsageError(
+                f"--level chooses the bundle and how it codes: leave {option} out, or --level"
+            )
+    return level(number)
 
 
 def decode_limits(command: Callable[..., Any]) -> Callable[..., Any]:

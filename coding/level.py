@@ -1,0 +1,58 @@
+"""Levels 1 to 9 of coding, as in zstd: each is a bundle, a layout, and how long shorter ways are searched for.
+
+    chosen = level(2)
+    chosen.bundle, chosen.layout, chosen.neighbours     # "nano", "default", False
+"""
+
+from typing import NamedTuple
+
+from pltz.models.bundle import locations
+from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.lanes import LayoutName
+from pltz.plt_codec.limits import ZSTD_ABOVE
+
+BROUGHT_BY = {"base": "pip install pltz-base"}  # bundles that pltz's own wheel lacks, with the command that brings them
+
+
+class Level(NamedTuple):
+    """Hold the choices of one level.
+
+    Attributes:
+        bundle: name of the bundle that codes.
+        layout: as in `CodingOptions`.
+        neighbours: try each session also after an earlier one that is like it.
+        zstd_above: as in `CodingOptions`.
+    """
+
+    bundle: str
+    layout: LayoutName
+    neighbours: bool
+    zstd_above: int | None = ZSTD_ABOVE
+
+
+LEVELS = {
+    1: Level("nano", "fast", neighbours=False),
+    2: Level("nano", "default", neighbours=False),
+    3: Level("nano", "default", neighbours=True),
+    4: Level("mini", "fast", neighbours=False),
+    5: Level("mini", "default", neighbours=False),
+    6: Level("mini", "default", neighbours=True),
+    7: Level("mini", "default", neighbours=True, zstd_above=None),
+    8: Level("base", "default", neighbours=True),
+    9: Level("base", "default", neighbours=True, zstd_above=None),
+}
+
+
+def level(number: int) -> Level:
+    """Return a level of 1 to 9. Raises UsageError for another number, and where its bundle is not installed."""
+    if number not in LEVELS:
+        raise UsageError(f"expected a level from {min(LEVELS)} to {max(LEVELS)}, got {number}")
+    chosen = LEVELS[number]
+    if locations.by_name(chosen.bundle) is None:
+        known = [str(n) for n, other in LEVELS.items() if locations.by_name(other.bundle)]
+        brought = BROUGHT_BY.get(chosen.bundle, "pip install --force-reinstall pltz")
+        raise UsageError(
+            f"level {number} needs the bundle {chosen.bundle}, which is not installed: `{brought}` brings it; "
+            f"levels that work here: {', '.join(known) or 'none'}"
+        )
+    return chosen

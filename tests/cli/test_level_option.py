@@ -1,0 +1,113 @@
+"""``--level`` of compress and archive put: what each level codes with, and the options that it excludes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pltz import api
+from pltz.archive.archive import Archive
+from pltz.models.bundle.bundle import Bundle, write_bundle
+from pltz.plt_codec.container.file import Reader
+from pltz.plt_codec.weights import random_weights
+from tests.cli.commands import Run, chat, lines
+
+
+@pytest.fixture
+def nano(tiny: Path, tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]) -> bytes:
+    """Add a tiny untrained bundle ``nano`` beside the tiny ``mini``, and return its id."""
+    weights = random_weights(2, vocab=1024, d=32, layers=1, heads=2, kv_heads=1, hidden=32)
+    write_bundle(tmp_path / "user-bundles/nano", "nano", weights, tiny_tokenizer_json(), b"words", {"licence": "none"})
+    return Bundle.load("nano").id
+
+
+def heard(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> dict[str, Any]:
+    """Return a dictionary that will hold the keywords of the last call of a function, which still does its work."""
+    called, found = getattr(place, name), dict[str, Any]()
+
+    def spy(*args: Any, **keywords: Any) -> Any:
+        found.update(keywords)
+        return called(*args, **keywords)
+
+    monkeypatch.setattr(place, name, spy)
+    return found
+
+
+WAYS = [(1, "nano", "fast", False), (3, "nano", "default", True), (5, "mini", "default", False)]
+
+
+@pytest.mark.parametrize(("level", "bundle", "layout", "near"), WAYS)
+def test_a_file_is_coded_as_its_level_says(
+    run: Run, nano: bytes, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    level: int, bundle: str, layout: str, near: bool,
+) -> None:  # fmt: skip
+    how = heard(monkeypatch, api, "compress")
+    assert run("compress", chats, "-o", tmp_path / "a.pltz", "--level", level).exit_code == 0
+    assert Reader((tmp_path / "a.pltz").read_bytes()).header.bundle_id == Bundle.load(bundle).id
+    assert (how["layout"], how["independent"]) == (layout, not near)
+    assert run("decompress", tmp_path / "a.pltz", "-o", tmp_path / "back.jsonl").exit_code == 0
+    back = (tmp_path / "back.jsonl").read_text("utf8").splitlines()
+    assert [json.loads(line) for line in back] == [json.loads(line) for line in chats.read_text("utf8").splitlines()]
+
+
+def test_level_7_sends_no_session_to_zstd_for_its_size(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
+    for level, limit in ((6, 4 << 20), (7, None)):
+        done = run("compress", chats, "-o", tmp_path / f"{level}.pltz", "--level", level, "--json")
+        assert json.loads(done.stdout)["zstd_above"] == limit
+
+
+@pytest.mark.parametrize(("level", "bundle", "layout", "near"), WAYS)
+@pytest.mark.parametrize("command", ["archive put", "compress"])
+def test_an_archive_is_put_into_as_the_level_says(
+    run: Run, nano: bytes, cold: Path, chats: Path, monkeypatch: pytest.MonkeyPatch,
+    command: str, level: int, bundle: str, layout: str, near: bool,
+) -> None:  # fmt: skip
+    how = heard(monkeypatch, Archive, "open")
+    words = ["archive", "put", cold, chats] if command == "archive put" else ["compress", chats, "--archive", cold]
+    assert run(*words, "--level", level).exit_code == 0
+    assert ([*how["bundle"]], how["layout"], how["neighbours"]) == ([bundle], layout, near)
+
+
+EXCLUDED = [["--bundle", "mini"], ["--layout", "default"], ["--zstd-above", "1 MiB"]]
+
+
+@pytest.mark.parametrize("other", [*EXCLUDED, ["--independent"], ["--lanes", 2], ["--steps", 9]], ids=str)
+def test_what_a_level_chooses_is_refused_beside_it(
+    run: Run, tiny: Path, chats: Path, tmp_path: Path, other: list[object]
+) -> None:
+    done = run("compress", chats, "-o", tmp_path / "a.pltz", "--level", 5, *other)
+    assert done.exit_code == 2 and f"leave {other[0]} out, or --level" in done.stderr
+    assert not (tmp_path / "a.pltz").exists()
+
+
+@pytest.mark.parametrize("other", [*EXCLUDED, ["--neighbours"]], ids=str)
+def test_it_is_refused_beside_it_for_an_archive_too(
+    run: Run, tiny: Path, cold: Path, chats: Path, other: list[object]
+) -> None:
+    done = run("archive", "put", cold, chats, "--level", 5, *other)
+    assert done.exit_code == 2 and f"leave {other[0]} out, or --level" in done.stderr
+
+
+def test_a_level_without_its_bundle_is_refused(run: Run, tiny: Path, cold: Path, chats: Path, tmp_path: Path) -> None:
+    for words in (["compress", chats, "-o", tmp_path / "a.pltz"], ["archive", "put", cold, chats]):
+        done = run(*words, "--level", 8)
+        assert done.exit_code == 2 and "pip install pltz-base" in done.stderr
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_session_that_grows_at_another_level_keeps_its_earlier_part(run: Run, cold: Path) -> None:
+    def put(turns: int, level: int) -> dict[str, Any]:
+        line = json.dumps(chat(turns)).encode()
+        words = ["archive", "put", cold, "-", "--format", "jsonl", "--name", "a", "--level", level, "--json"]
+        return lines(run(*words, input=line))[0]
+
+    assert put(4, 5)["method"] == "model"
+    grown = put(8, 2)
+    assert grown["version"] == 2 and grown["known"] > 0 and grown["new"] > 0
+    opened = Archive.open(cold).parts.catalog.listing
+    coded = {context.bundle for pack in opened.packs for context in opened.opened(pack).head.contexts}
+    assert {Bundle.load("mini").id, Bundle.load("nano").id} <= coded
+    assert json.loads(run("archive", "get", cold, "a").stdout) == chat(8)
+    assert run("archive", "verify", cold, "--decode").exit_code == 0
