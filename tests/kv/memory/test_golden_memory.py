@@ -1,0 +1,101 @@
+"""Golden memories and shadows are read, and written again byte for byte; damaged and later ones are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from pltz.kv.memory.block_metadata import MetadataTable, PrefixPins
+from pltz.kv.memory.checked_file import FileKind
+from pltz.kv.memory.memory_file import CENTRE, MEMORY, MemoryFolder
+from pltz.kv.memory.shadow import MANIFEST, SEGMENT, Shadow
+from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.pool.prefix_tree import PrefixTree
+from pltz.plt_codec.errors import CorruptError, VersionError
+
+FOLDER = Path(__file__).parents[2] / "golden" / "memory"
+FILES = FOLDER / f"version-{MEMORY.version}"
+NAMES = sorted(str(path.relative_to(FILES)) for path in FILES.rglob("*.safetensors"))
+
+
+def maker() -> ModuleType:
+    """make.py beside the files."""
+    spec = importlib.util.spec_from_file_location("golden_memory", FOLDER / "make.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def kind_of(name: str) -> tuple[FileKind, tuple[str, ...]]:
+    """Return the format of a golden file, and its tensors."""
+    rows = ("kv",) if b'"scale"' not in (FILES / name).read_bytes() else ("kv", "scale")
+    if name.startswith("agents"):
+        return (CENTRE, ("centre",)) if "centre" in name else (MEMORY, ("ids", "ends", "text", "exact", *rows))
+    return (MANIFEST, ("state",)) if "manifest" in name else (SEGMENT, ("names", "parents", "counts", *rows))
+
+
+def test_the_same_bytes_are_written_again(tmp_path: Path) -> None:
+    maker().write(tmp_path)
+    written = [path for path in tmp_path.rglob("*.safetensors")]
+    assert len(NAMES) == 7 and sorted(str(path.relative_to(tmp_path)) for path in written) == NAMES
+    for name in NAMES:
+        assert (tmp_path / name).read_bytes() == (FILES / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("kind", ["raw", "q8", "q4"])
+def test_golden_memories_are_read(kind: str) -> None:
+    make = maker()
+    pages = make.form(kind)
+    pool = BlockPool(pages, 64)
+    folder = MemoryFolder(FILES / "agents", make.TARGET, pages)
+    assert list(folder.agents()) == [make.AGENT]
+    found, kept = folder.load(make.AGENT, pool), make.remembered(BlockPool(pages, 64))
+    assert found is not None and found.text == make.TEXT and found.ids.tolist() == make.IDS
+    assert found.ends.tolist() == kept.ends.tolist()
+    assert torch.equal(found.session.exact, kept.session.exact)
+    rows = pool.device.read(found.session.blocks, 0, 16)
+    for name, (wide, dtype) in pages.types.items():
+        assert torch.equal(rows[name], make.counted((1, 16, 1, wide), dtype)), name
+
+
+def test_a_golden_shadow_is_recovered(tmp_path: Path) -> None:
+    make = maker()
+    shutil.copytree(FILES / "shadow", tmp_path / "shadow")
+    tree = PrefixTree(BlockPool(make.form("q4"), 64, host_tokens=64))
+    table, pins = MetadataTable(tree), PrefixPins(tree)
+    shadow = Shadow(tmp_path / "shadow", make.TARGET.fingerprint, table, pins)
+    assert shadow.recover() == 2 and shadow.stats.missed == 0
+    shadow.close()
+    names = tree.names(make.TENANT, range(32))
+    assert pins.pins == {names[0]: 1}
+    assert [(table.blocks[name].source, table.blocks[name].created) for name in names] == [("rules", 1.5)] * 2
+    found = tree.match(make.TENANT, [*range(32), 0])
+    assert found is not None and found.tokens == 32
+    rows = found.pool.device.read(found.blocks, 0, 32)
+    for name, (wide, dtype) in found.pool.form.types.items():
+        assert torch.equal(rows[name], make.counted((1, 32, 1, wide), dtype)), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_damaged_and_later_ones_are_refused(name: str, tmp_path: Path) -> None:
+    kind, tensors = kind_of(name)
+    good, path = (FILES / name).read_bytes(), tmp_path / "file.safetensors"
+    for at in range(0, len(good), 11):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 0x40]) + good[at + 1 :])
+        with pytest.raises((CorruptError, VersionError)):
+            kind.read(path, tensors)
+    for size in (0, len(good) // 2, len(good) - 1):
+        path.write_bytes(good[:size])
+        with pytest.raises(CorruptError, match="damaged or foreign"):
+            kind.read(path, tensors)
+    found = kind.read(FILES / name, tensors)
+    assert found is not None
+    maker().later(kind).write(path, *found)
+    with pytest.raises(VersionError, match="use a newer pltz"):
+        kind.read(path, tensors)
