@@ -24,4 +24,4 @@ class MemoryFailed(PltzError):
 
 
 class MemoryMismatch(MismatchError):
-    """A file is the memory of another agent."""
+    """A file is the memory of another agent, or another process wrote it since it was read."""

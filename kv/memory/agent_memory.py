@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from pltz.kv.errors import PoolFull
+from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
 from pltz.kv.memory.memory_file import MemoryFolder, Remembered
 from pltz.kv.memory.prefix_match import PrefixMatch, cut, ends_of, spelled
 from pltz.kv.pool.block_pool import BlockPool
@@ -145,17 +145,24 @@ class AgentMemory:
             UsageError: the prompt is empty, or options make no single reply.
             PoolFull: the pool has no room, also without all other agents.
             CorruptError, VersionError, MismatchError: the agent's file is damaged, later, or foreign: see `forget`.
+            MemoryMismatch: another process wrote the agent's file since this one read it: see `reload`.
             MemoryFailed: the disk cannot read or write now. The reply is remembered, and `save` tries again.
         """
         return self._run({agent: prompt}, new_tokens, options)[agent]
 
     def save(self, agent: str | None = None) -> int:
-        """Write the memory of an agent, or of all whose files lack something. Returns bytes. Raises MemoryFailed."""
+        """Write the memory of an agent, or of all whose files lack something. Returns bytes.
+
+        Raises MemoryFailed, and MemoryMismatch where another process wrote a file; all others are written then.
+        """
+        return self._save([agent] if agent is not None else list(self._agents))
+
+    def reload(self, agent: str) -> None:
+        """Drop an agent's memory in this process. What its file has, perhaps by another process, counts from now on."""
         if self.folder is None:
             raise UsageError("this memory has no folder: open it with `AgentMemory.open`")
-        chosen = [agent] if agent is not None else list(self._agents)
-        due = [(name, self._agents[name]) for name in chosen if name in self._agents and not self._agents[name].saved]
-        return sum(self.folder.save(name, memory) for name, memory in due)
+        if (memory := self._agents.pop(agent, None)) is not None:
+            memory.session.release()
 
     def forget(self, agent: str) -> None:
         """Drop an agent's memory and its file, damaged or not."""
@@ -180,6 +187,22 @@ class AgentMemory:
     ) -> None:
         self.close()
 
+    def _save(self, chosen: list[str]) -> int:
+        """Write the memories of agents. See `save`."""
+        if self.folder is None:
+            raise UsageError("this memory has no folder: open it with `AgentMemory.open`")
+        due = [(name, self._agents[name]) for name in chosen if name in self._agents and not self._agents[name].saved]
+        size = 0
+        failed: MemoryFailed | MemoryMismatch | None = None
+        for name, memory in due:
+            try:
+                size += self.folder.save(name, memory)
+            except (MemoryFailed, MemoryMismatch) as exc:
+                failed = failed or exc
+        if failed is not None:
+            raise failed
+        return size
+
     def _run(self, prompts: Mapping[str, str], new_tokens: int, options: dict[str, Any]) -> dict[str, Reply]:
         """Run a turn of each agent. Where the pool is full, other agents leave it, and all is tried again."""
         if new_tokens < 1 or not prompts or not all(prompts.values()):
@@ -201,8 +224,7 @@ class AgentMemory:
                 self._release(turns)
                 raise
         if self.folder is not None and self.save_each:
-            for agent in prompts:
-                self.save(agent)
+            self._save(list(prompts))
         return replies
 
     def _turn(self, agent: str, prompt: str, new_tokens: int, active: set[str]) -> _Turn:
@@ -212,6 +234,8 @@ class AgentMemory:
         memory = self._recall(agent, active)
         match, kept, done = None, 0, 0
         if memory is not None:
+            if self.folder is not None:
+                self.folder.check(agent, memory)  # before the work of a reply that could not be saved
             match = PrefixMatch.of(memory.text, prompt)
             kept, done = cut(memory.ends, ends, match.characters)
         if memory is None or not kept:
@@ -290,6 +314,7 @@ class AgentMemory:
         session = cache.extract(row, len(ids) - (stop is None))
         memory = Remembered(turn.prompt + text, ids, np.concatenate([turn.ends, ends]), session)
         before = self._agents.pop(turn.agent, None)
+        memory.stamp = None if before is None else before.stamp
         self._agents[turn.agent] = memory
         if before is not None:
             before.session.release()
@@ -322,7 +347,10 @@ class AgentMemory:
             except PoolFull:
                 if self.folder is None:
                     continue
-                self.save(agent)
+                try:
+                    self.save(agent)
+                except MemoryMismatch:  # it stays until its user reloads it, and is no matter of the active agents
+                    continue
                 del self._agents[agent]
                 memory.session.release()
             return True

@@ -102,6 +102,25 @@ class FileKind:
         finally:
             os.close(handle)
 
+    def stamp(self, path: Path) -> bytes | None:
+        """Return the checksum that a file says it has, unchecked; None where there is no file, b"" where it has none.
+
+        Raises MemoryFailed where the disk cannot read it now.
+        """
+        try:
+            handle = opened(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as exc:
+            raise MemoryFailed(f"cannot open {path} ({exc.strerror})") from exc
+        try:
+            size = int.from_bytes(os.pread(handle, 8, 0), "little")
+            return os.pread(handle, CHECKSUM, 8 + size) if size <= MAX_HEADER else b""
+        except OSError as exc:
+            raise MemoryFailed(f"cannot read {path} ({exc.strerror})") from exc
+        finally:
+            os.close(handle)
+
     def _laid_out(
         self, meta: Mapping[str, str], tensors: Mapping[str, torch.Tensor]
     ) -> tuple[bytes, list[memoryview]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 MEMORY = FileKind("pltz agent memory", 1, frozenset({"agent", "target", "pages", "packed"}))
 CENTRE = FileKind("pltz memory centre", 1, frozenset())
 FORGET = "forget the agent, and let it begin again"
+RELOAD = "`reload` the agent to go on from that file, or move the file away and save again; one process per agent"
 
 
 @dataclass(eq=False)
@@ -39,6 +42,7 @@ class Remembered:
     """The memory of an agent. ``ids``: (T,) int32, those of ``text``. ``ends``: (T,) int32, see `ends_of`.
 
     ``session``: the KV of the first ids, all or all but the last. ``saved``: the file has the same.
+    ``stamp``: checksum of the file that this was read from or written to last, None for none.
     """
 
     text: str
@@ -46,6 +50,7 @@ class Remembered:
     ends: NDArray[np.int32]
     session: PackedSession
     saved: bool = False
+    stamp: bytes | None = None
 
 
 class MemoryFolder:
@@ -95,14 +100,57 @@ class MemoryFolder:
                 yield meta["agent"]
 
     def save(self, agent: str, memory: Remembered) -> int:
-        """Write a memory, and return the bytes of its file. Raises MemoryFailed; the file before is there then."""
+        """Write a memory, and return the bytes of its file.
+
+        Raises MemoryMismatch where another process wrote the file since ``memory`` was read or saved, or writes it
+        now, and MemoryFailed. The file before is there then.
+        """
+        with self._locked(agent):
+            self.check(agent, memory)
+            try:
+                size = self._write(agent, memory)
+            finally:  # a write whose sync failed may be there, and is this memory's
+                memory.stamp = MEMORY.stamp(self.path(agent))
+        memory.saved = True
+        return size
+
+    def check(self, agent: str, memory: Remembered) -> None:
+        """Raise MemoryMismatch where the agent's file is not the one that ``memory`` was read from or saved to.
+
+        A file that is gone is none: a save writes it again.
+        """
+        if (found := MEMORY.stamp(self.path(agent))) is not None and found != memory.stamp:
+            raise MemoryMismatch(f"{self.path(agent)} was written by another process since it was read: {RELOAD}")
+
+    @contextmanager
+    def _locked(self, agent: str) -> Iterator[None]:
+        """Hold the lock of an agent's file. Raises MemoryMismatch where another process has it: it writes the file."""
+        path = self.path(agent).with_suffix(".lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise MemoryFailed(f"cannot open {path} ({exc.strerror}): make room, or name another folder") from exc
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                raise MemoryMismatch(f"another process writes {self.path(agent)} now: {RELOAD}") from exc
+            except OSError as exc:
+                raise MemoryFailed(f"cannot lock {path} ({exc.strerror}): name another folder") from exc
+            yield
+        finally:
+            os.close(handle)
+
+    def _write(self, agent: str, memory: Remembered) -> int:
+        """Write a memory's file, and return its bytes."""
         import torch
 
         session = memory.session
         slab = session.pool.host if session.spilled else session.pool.device
         assert slab is not None
         meta = {"agent": agent, "target": self.fingerprint.hex(), "pages": self.pages, "packed": str(session.packed)}
-        size = MEMORY.write(
+        return MEMORY.write(
             self.path(agent),
             meta,
             {
@@ -113,8 +161,6 @@ class MemoryFolder:
                 **slab.read(session.blocks, 0, session.packed),
             },
         )
-        memory.saved = True
-        return size
 
     def load(self, agent: str, pool: BlockPool) -> Remembered | None:
         """Return an agent's memory with its KV in a pool, None where there is none.
@@ -123,6 +169,7 @@ class MemoryFolder:
         VersionError for a damaged or a later one, MemoryFailed where the disk cannot read it now, and PoolFull.
         """
         path, form = self.path(agent), pool.form
+        stamp = MEMORY.stamp(path)  # before: a file that comes between is refused at the next save
         found = MEMORY.read(path, ("ids", "ends", "text", "exact", *form.types))
         if found is None:
             return None
@@ -141,6 +188,7 @@ class MemoryFolder:
         session.blocks = pool.device.allocate(-(-packed // pool.block))
         pool.device.write(session.blocks, 0, rows)
         session.packed = packed
+        memory.stamp = stamp
         return memory
 
     def remove(self, agent: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import shutil
 from pathlib import Path
@@ -253,6 +254,69 @@ def test_a_write_that_fails_leaves_the_file_before(
     assert file_of(memory, "ann").read_bytes() == before and not list(folder.glob("*.part"))
     assert memory.save("ann") > len(before)
     assert opened(tmp_path, target).text("ann") == memory.text("ann")
+
+
+def test_the_file_that_another_process_wrote_is_never_overwritten(target: Target, tmp_path: Path) -> None:
+    ours, theirs = opened(tmp_path, target), opened(tmp_path, target)
+    ours.phase("ann", FIRST, **NEW)
+    assert theirs.text("ann") == ours.text("ann")
+    ours.phase("bob", "Hello. ", **NEW)
+    theirs.phase("ann", SECOND, **NEW)
+    kept = file_of(ours, "ann").read_bytes()
+    with pytest.raises(MemoryMismatch, match="written by another process since it was read: `reload`"):
+        ours.phase("ann", "Something else.", **NEW)
+    assert file_of(ours, "ann").read_bytes() == kept
+    ours.phase("bob", SECOND, **NEW)
+    ours.reload("ann")
+    assert ours.text("ann") == theirs.text("ann")
+    ours.phase("ann", SECOND, **NEW)
+    assert opened(tmp_path, target).text("ann") == ours.text("ann")
+    ours.close()
+    assert ours.pool.device.free == ours.pool.device.blocks
+
+
+def test_an_agent_that_two_processes_begin_is_the_first_ones(target: Target, tmp_path: Path) -> None:
+    """The others of a memory are written all the same."""
+    ours = AgentMemory.open(tmp_path, target, "q4", 2048, keep=16, save_each=False)
+    for agent in ("ann", "bob"):
+        ours.phase(agent, FIRST, **NEW)
+    theirs = opened(tmp_path, target)
+    theirs.phase("ann", "Hello. ", **NEW)
+    kept = file_of(ours, "ann").read_bytes()
+    with pytest.raises(MemoryMismatch, match="written by another process"):
+        ours.save()
+    assert file_of(ours, "ann").read_bytes() == kept
+    assert theirs.text("bob") == ours.text("bob")
+    shutil.move(file_of(ours, "ann"), tmp_path / "aside")
+    assert ours.save() > 0 and opened(tmp_path, target).text("ann") == ours.text("ann")
+
+
+def test_a_file_that_is_being_written_is_refused_at_once(target: Target, tmp_path: Path) -> None:
+    memory = opened(tmp_path, target)
+    memory.phase("ann", FIRST, **NEW)
+    kept = file_of(memory, "ann").read_bytes()
+    with file_of(memory, "ann").with_suffix(".lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(MemoryMismatch, match="another process writes"):
+            memory.phase("ann", SECOND, **NEW)
+    assert file_of(memory, "ann").read_bytes() == kept
+    assert memory.save("ann") > len(kept)
+
+
+def test_a_write_whose_sync_fails_is_tried_again(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file is there then, and is no other process's."""
+    memory = opened(tmp_path, target)
+
+    def broken(folder: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pltz.kv.memory.checked_file._sync", broken)
+        with pytest.raises(MemoryFailed, match="Input/output"):
+            memory.phase("ann", FIRST, **NEW)
+    assert memory.save("ann") > 0 and opened(tmp_path, target).text("ann") == memory.text("ann")
 
 
 def test_calls_that_make_no_sense(target: Target, tmp_path: Path) -> None:
