@@ -28,6 +28,10 @@ PARTS = ("numpy", "tokenizers", "zstandard", "safetensors", "click")
 EXTRAS = ("torch", "transformers", "pyarrow", "obstore", "ray", "psycopg", "vllm", "llama-cpp-python", "cuda-bindings")
 TESTED = 3  # texts of the self-test
 LENGTH = 300  # characters of each
+MEASURED = 40  # texts of which rates are measured
+SEQUENCE = 256  # tokens of each sequence of which the rate is measured
+SECONDS = 0.25  # time of coding from which a rate counts
+BUDGET = 4.0  # seconds in which the rates of all bundles are measured
 FAILED = 6  # the exit code where the self-test fails
 
 
@@ -40,6 +44,9 @@ FAILED = 6  # the exit code where the self-test fails
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
     """Show engines, threads, GPU, bundles and versions, and test each engine on sample sessions.
+
+    Each bundle at hand encodes sample texts for a moment on the CPU, which gives its tokens per second. No bundle is
+    begun after four seconds: it then has no figure.
 
     The test freezes and decodes three sample texts with every engine that runs here. All engines must give the same
     bytes and the same texts. The exit code is 6 where one does not.
@@ -83,14 +90,54 @@ def gpu() -> str | None:
 
 
 def bundles() -> list[dict[str, Any]]:
-    """Return the bundles at hand, each with its id or the problem that it has."""
+    """Return the bundles at hand, each with its id and tokens per second, or the problem that it has."""
     from pltz.models.bundle.locations import locations
 
-    return [_bundle(location) for location in locations()]
+    found = [(location, _bundle(location)) for location in locations()]
+    end = time.perf_counter() + BUDGET
+    usable = [(location, known) for location, known in found if known["problem"] is None]
+    for location, known in sorted(usable, key=lambda each: each[0].open().size()):  # the fastest first
+        try:
+            known["tokens_per_second"] = tokens_per_second(location.name, end)
+        except PltzError as error:
+            known["problem"] = str(error)
+    return [known for _, known in found]
+
+
+def tokens_per_second(name: str, end: float) -> int | None:
+    """Return how many tokens per second a bundle encodes on all CPU cores, None where no time is left.
+
+    Twice as many sequences are encoded each time, until that takes `SECONDS` or twice as many would end too late.
+
+    Args:
+        end: time of `time.perf_counter` until which it may be measured.
+
+    Raises:
+        ModelError, UsageError, VersionError: the bundle cannot be loaded.
+    """
+    import numpy as np
+
+    from pltz.models.bundle.bundle import Bundle
+
+    if time.perf_counter() >= end:
+        return None
+    bundle = Bundle.load(name)
+    ids = np.concatenate(bundle.tokenizer.encode_many([text.encode() for text in _texts(MEASURED)]))
+    coder, count = bundle.coder(), 1
+    coder.encode([ids[:8]])  # the first call prepares what later ones use
+    while True:
+        batch = [np.roll(ids, -SEQUENCE * number)[:SEQUENCE] for number in range(count)]
+        start = time.perf_counter()
+        coder.encode(batch)
+        now = time.perf_counter()
+        if now - start >= SECONDS or now + 2 * (now - start) >= end:
+            return round(sum(map(len, batch)) / (now - start))
+        count *= 2
 
 
 def _bundle(location: "BundleLocation") -> dict[str, Any]:
-    known = {"name": location.name, "source": location.source, "path": str(location.folder)}
+    known: dict[str, Any] = {"name": location.name, "source": location.source, "path": str(location.folder)}
+    known["tokens_per_second"] = None
     try:
         return known | {"id": location.open().id, "problem": None}
     except PltzError as error:
@@ -103,7 +150,7 @@ def self_test() -> list[dict[str, Any]]:
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.session.session import Session
 
-    texts = [text[:LENGTH].encode() for text in _texts()]
+    texts = [text[:LENGTH].encode() for text in _texts(TESTED)]
     sessions = [Session("text", text) for text in texts]
     try:
         bundle = Bundle.load()
@@ -126,10 +173,10 @@ def self_test() -> list[dict[str, Any]]:
     return tests
 
 
-def _texts() -> list[str]:
+def _texts(count: int) -> list[str]:
     from pltz.datasets.loaders import sample_sessions
 
-    return [session.value["messages"][-1]["content"] for session in sample_sessions()[:TESTED]]
+    return [session.value["messages"][-1]["content"] for session in sample_sessions()[:count]]
 
 
 def engines(weights: "Weights") -> "dict[str, Callable[[], Coder]]":
@@ -161,11 +208,16 @@ def as_text(found: dict[str, Any]) -> str:
         ("versions", _joined(found["versions"])),
         ("extras", _joined({k: v for k, v in found["extras"].items() if v}) or "none"),
     ]
-    rows += [("bundle", f"{b['name']} ({b['source']}): {b['problem'] or b['id']}") for b in found["bundles"]]
+    rows += [("bundle", f"{b['name']} ({b['source']}): {b['problem'] or b['id']}{_rate(b)}") for b in found["bundles"]]
     for test in found["self_test"]:
         state = f"exact, {test['seconds']} s" if test["exact"] else f"NOT EXACT: {test['problem']}"
         rows.append(("self-test", f"engine {test['engine']}: {state}"))
     return pairs([(name, printable(text)) for name, text in rows], indent="")
+
+
+def _rate(bundle: dict[str, Any]) -> str:
+    rate = bundle["tokens_per_second"]
+    return "" if bundle["problem"] else ", rate not measured" if rate is None else f", {rate:,} tokens/s on the CPU"
 
 
 def _joined(known: dict[str, str | None]) -> str:

@@ -1,6 +1,8 @@
 """Commands that talk: misspelt words, errors as JSON, help topics, ranges of sessions, hints, the doctor."""
 
+import importlib
 import json
+import shutil
 from pathlib import Path
 
 import click
@@ -116,7 +118,8 @@ def test_the_doctor_finds_this_machine_exact(run: Run, tiny: Path) -> None:
     assert done.exit_code == 0 and found["cores"] >= 1
     assert {"torch"} <= {test["engine"] for test in found["self_test"]} and all(t["exact"] for t in found["self_test"])
     assert [bundle["name"] for bundle in found["bundles"]] == ["mini"]
-    assert "self-test" in run("doctor").stdout
+    text = run("doctor").stdout
+    assert "self-test" in text and "tokens/s on the CPU" in text
 
 
 def test_the_doctor_tells_an_engine_that_is_not_exact(run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +128,22 @@ def test_the_doctor_tells_an_engine_that_is_not_exact(run: Run, tiny: Path, monk
     monkeypatch.setattr(Codec, "decompress", lambda *given, **options: [])
     done = run("doctor")
     assert done.exit_code == 6 and "NOT EXACT" in done.stdout
+
+
+def test_the_doctor_measures_each_sound_bundle(run: Run, tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny / "bundles/mini", tmp_path / "user-bundles/broken")
+    next((tmp_path / "user-bundles/broken").glob("weights*")).write_bytes(b"no weights")
+    found = {bundle["name"]: bundle for bundle in json.loads(run("doctor", "--json").stdout)["bundles"]}
+    assert found["mini"]["tokens_per_second"] > 0
+    assert found["broken"]["tokens_per_second"] is None and found["broken"]["problem"]
+
+
+def test_the_doctor_stops_measuring_when_its_time_is_up(
+    run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("pltz.cli.doctor"), "BUDGET", 0)
+    assert json.loads(run("doctor", "--json").stdout)["bundles"][0]["tokens_per_second"] is None
+    assert "rate not measured" in run("doctor").stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
