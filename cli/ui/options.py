@@ -112,8 +112,8 @@ LEVEL: Decorator = click.option(
     "--level",
     type=click.IntRange(1, 9),
     metavar="1..9",
-    help="From fastest to smallest: 1 to 3 code with nano, 4 to 7 with mini, 8 and 9 with base. A level also chooses "
-    "layout, neighbours and --zstd-above.  [default: each by its own option]",
+    help="1 to 3 code with nano, the fastest bundle, 4 to 7 with mini, 8 and 9 with base, the smallest result. A level "
+    "also chooses layout, neighbours and --zstd-above.  [default: each by its own option]",
 )
 CHOSEN_BY_LEVEL = {
     "bundle": "--bundle",
