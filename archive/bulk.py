@@ -20,6 +20,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.catalog.freshness import Token, rolled_back
 from pltz.archive.copy import copy as copy_here
 from pltz.archive.format import object_names
+from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance import bulk_checked
 from pltz.archive.maintenance.bulk_journal import Result
 from pltz.archive.maintenance.bulk_shards import Shard, ShardWork, Spread, cut, shard_name
@@ -123,22 +124,22 @@ class RepairTask:
     """Find the packs that repair has work with."""
 
     place: str
-    shares: tuple[int, int]
+    settings: Settings
 
     def open(self) -> ShardWork:
         repairer = Repairer(open_store(self.place))
-        return lambda packs: {"unsound": [pack.hex() for pack in repairer.unsound(packs, self.shares)]}
+        return lambda packs: {"unsound": [pack.hex() for pack in repairer.unsound(packs, self.settings)]}
 
 
-def unsound(place: str, spread: Spread) -> Callable[[Sequence[bytes], tuple[int, int]], Iterator[bytes]]:
+def unsound(place: str, spread: Spread) -> Callable[[Sequence[bytes], Settings], Iterator[bytes]]:
     """Return what finds packs that are not sound by workers, for `Repairer.run`, which repairs them here."""
 
-    def found(packs: Sequence[bytes], shares: tuple[int, int]) -> Iterator[bytes]:
+    def found(packs: Sequence[bytes], settings: Settings) -> Iterator[bytes]:
         shards = (
-            Shard(shard_name("repair", str(shares), *run), list(run))
+            Shard(shard_name("repair", str(settings.parity), *run), list(run))
             for run in cut(packs, lambda pack: pack, max(1, len(packs) // SHARDS))
         )
-        for _, result in spread.results(RepairTask(place, shares), shards):
+        for _, result in spread.results(RepairTask(place, settings), shards):
             yield from map(bytes.fromhex, result["unsound"])
 
     return found

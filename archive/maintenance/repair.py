@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import lost_versions
@@ -134,7 +134,7 @@ class Repairer:
         self.report = Repaired()
         self._keys = keys
 
-    def run(self, elsewhere: Callable[[Sequence[bytes], tuple[int, int]], Iterable[bytes]] | None = None) -> Repaired:
+    def run(self, elsewhere: Callable[[Sequence[bytes], Settings], Iterable[bytes]] | None = None) -> Repaired:
         """Repair everything and return the report.
 
         ``elsewhere``: finds the packs that are not sound as `unsound` does, on other machines, in order.
@@ -164,7 +164,7 @@ class Repairer:
                 catalog.listing.publish()
         packs = sorted(self._pack_names(catalog))
         self.report.checked += len(packs)
-        for pack in (elsewhere or self.unsound)(packs, settings.parity):
+        for pack in (elsewhere or self.unsound)(packs, settings):
             self._pack(catalog, pack, settings.parity)
         self._manifest(keys)
         self._keys_of_packs(catalog)
@@ -302,15 +302,16 @@ class Repairer:
         parity = object_names.packs_among(self.store.list(object_names.PARITY))
         return parity | catalog.damage.missing() | set(catalog.listing.packs)
 
-    def unsound(self, packs: Iterable[bytes], shares: tuple[int, int]) -> Iterator[bytes]:
-        """Yield those of some packs that are gone, damaged or newer, or lack sound parity. Raises StoreError.
+    def unsound(self, packs: Iterable[bytes], settings: Settings) -> Iterator[bytes]:
+        """Yield those of some packs that are gone, damaged, newer or of another archive, or lack sound parity.
 
-        ``shares``: parity of the archive.
+        ``settings``: of the archive. Raises StoreError.
         """
         for pack in packs:
             data = SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK)
             try:
-                sound = data is not None and _is(pack, data) and (not shares[0] or self._is_protected(pack, data))
+                own = data is not None and _is(pack, data) and not self._foreign(settings.archive, data)
+                sound = own and (not settings.parity[0] or self._is_protected(pack, cast(SalvageReader, data)))
             except VersionError:
                 sound = False
             if not sound:
@@ -321,7 +322,7 @@ class Repairer:
         data = SalvageReader.of(self.store, name, MAX_PACK)
         if data is None and self._gone(catalog, pack):
             return
-        if data is not None and self._foreign(catalog, data):
+        if data is not None and self._foreign(catalog.ledger.archive, data):
             return self._move_out(catalog, pack)
         try:
             if data is not None and _is(pack, data):
@@ -335,21 +336,21 @@ class Repairer:
         best: ByteSource = sources[0] if sources else b""
         if parity:
             restored = parity.restore(sources)[0]
-            if self._foreign(catalog, restored):
+            if self._foreign(catalog.ledger.archive, restored):
                 return self._move_out(catalog, pack)
             if _is(pack, restored):
                 self._replace(name, None if data is None else data.whole(), restored)
                 self._protect(catalog, pack, restored, shares)
                 return
             best = restored
-        if self._foreign(catalog, best):
+        if self._foreign(catalog.ledger.archive, best):
             return self._move_out(catalog, pack)
         self._salvage(catalog, pack, best, shares)
 
-    def _foreign(self, catalog: Catalog, data: ByteSource) -> bool:
-        """Return whether these are the bytes of a pack of another archive, damaged or not."""
+    def _foreign(self, archive: bytes, data: ByteSource) -> bool:
+        """Return whether these are the bytes of a pack of another archive than ``archive``, damaged or not."""
         try:
-            return _opened(data).head.archive != catalog.ledger.archive
+            return _opened(data).head.archive != archive
         except FormatError:
             return False
 
@@ -375,7 +376,7 @@ class Repairer:
         others = set[bytes]()
         for pack in catalog.listing.packs:
             data = SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK)
-            if data is None or not self._foreign(catalog, data):
+            if data is None or not self._foreign(catalog.ledger.archive, data):
                 return
             others.add(_opened(data).head.archive)
         if others:

@@ -99,8 +99,7 @@ def test_a_pack_over_a_megabyte_is_the_same_with_and_without_threads_and_what_is
     files = []
     for cores, compiled in ((1, True), (4, True), (4, False)):
         if not compiled:
-            for module in ("format.ids", "writing.publisher"):
-                monkeypatch.setattr(f"pltz.archive.{module}.many", None)
+            monkeypatch.setattr("pltz.archive.format.ids.many", None)
             monkeypatch.setattr(block_columns, "read", block_columns.read_here)
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         monkeypatch.setattr("pltz.archive.writing.publisher.WORTH", 1 << 20 if cores > 1 else 1 << 60)
