@@ -526,7 +526,7 @@ class GuardedMachine(NeighbourMachine):
         report = archives[0].verify(decode=bool(self.disk.drawn % 3))
         assert self.bounded.most <= BATCH_TOKENS, "verify decodes more at once than its bound"
         assert all(wholes) or not report.sound, "verify calls an archive sound that cannot be read"
-        assert self.hurt or report.sound, report
+        assert self.hurt or report.sound, [str(p) for p in report.problems]
         if not self.hurt:
             kept = {v.id for v in itertools.chain(*self.known.values()) if v.forgotten and not v.may_go}
             listed = {v.id for v in archives[0].ls(history=True, forgotten=True)}
