@@ -126,6 +126,7 @@ class Listing:
         self.late = frozenset[bytes]()
         self._showing = False
         self._followed: Manifest | None = None  # whose state this is
+        self._listed_by: Manifest | None = None  # that told which of the listed packs were named
         self._listed = self._followed_once = False  # whether packs were listed, and whether a manifest was followed
         self._doubted = False  # something was met since the last listing that the manifest does not explain
         self._pending: set[bytes] = set()  # packs put by this process that no manifest names yet
@@ -212,7 +213,7 @@ class Listing:
             self.store.settle(object_names.PACKS)  # the writer of a pack that was listed may be between link and sync
         changed = self.register.swap(partial(self._next, dict(made), set(replaced)), always=not self.following)
         self._pending.clear()
-        self._followed = None
+        self._followed, self._listed_by = None, self.register.manifest
         return changed
 
     def named_indexes(self) -> frozenset[str]:
@@ -222,8 +223,8 @@ class Listing:
 
     def _next(self, made: dict[str, Collection[bytes]], replaced: set[str], base: Manifest | None) -> Manifest:
         """Return the manifest to put in place of another, or of none that can be used."""
-        if base is None and self.following:  # it was lost since: the packs are listed
-            self.read_plans()
+        if base is None if self.following else base is not self._listed_by:
+            self.read_plans()  # lost, or replaced since the listing: packs and indexes may be deleted that it shows
             self.read()
         if base and base.epoch > self.epoch:
             self._forget_collected()
@@ -297,6 +298,7 @@ class Listing:
             self._unusable = (manifest.indexes if manifest else frozenset()) - self.indexes.keys()
             if manifest is None or named is not None or self.register is None or self.register.load() is manifest:
                 break
+        self._listed_by = manifest
         rows = set(manifest.packs) if manifest else set[bytes]()
         strangers = self._strangers(packs, rows if named is None else named)
         self.orphans = {} if named is None else {pack: packs[pack] for pack in strangers}

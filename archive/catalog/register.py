@@ -69,6 +69,8 @@ class ManifestRegister:
         for turn in range(TURNS):
             base = self.manifest
             fresh = change(base)
+            if self.manifest is not base:  # the change looked again, and found another
+                continue
             if base and fresh.state == base.state and not always:
                 return False
             first = 0 if base else self._store.now() << FIRST_BITS

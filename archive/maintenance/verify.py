@@ -69,6 +69,8 @@ class Report:
         missing_copies: paths of redundant files that are gone (parity, second copies); `repair` makes them again.
         unfinished: erases that were cut off or are running; they damage nothing.
         orphans: number of packs of puts that were cut off or are running: no manifest named them.
+        leftovers: number of deleted packs whose parity is there: beside a collector a put wrote it after the deletion,
+            which an archive with a manifest allows. The next collect deletes it.
         token: see `freshness`.
         cursor: the last pack that was checked; a run that resumes from this report goes on after it.
         within: the pack being checked, whose records before byte ``offset`` are done.
@@ -81,6 +83,7 @@ class Report:
     undecoded: int = 0
     unreadable: int = 0
     orphans: int = 0
+    leftovers: int = 0
     complete: bool = True
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
@@ -543,9 +546,9 @@ class Verifier:
         store = self.catalog.store
         parity = store.list(object_names.PARITY)
         deleted = self.catalog.ledger.deleted - self.catalog.listing.packs.keys()
-        if self.catalog.listing.register:  # a put writes parity after its swap, and a collector may come in between
-            deleted = set()
-        for pack in sorted(object_names.packs_among(parity) & deleted):
+        left = sorted(object_names.packs_among(parity) & deleted)
+        self.report.leftovers = len(left)
+        for pack in () if self.catalog.listing.register else left:  # with a manifest a put writes parity last
             self._wrong(
                 "parity", pack.hex(), "is left of a deleted pack: the next pltz archive collect takes it away"
             )

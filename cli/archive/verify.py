@@ -203,6 +203,7 @@ def _print(report: "Report", as_json: bool) -> None:
     found = counts | {
         "missing_copies": len(report.missing_copies),
         "orphans": report.orphans,
+        "leftovers": report.leftovers,
         "complete": report.complete,
         "sound": report.sound,
         "token": report.token if report.sound else None,  # a script that keeps it would take the damage for good
@@ -213,6 +214,8 @@ def _print(report: "Report", as_json: bool) -> None:
         remarks.append(f"with {counted(len(report.unfinished), 'unfinished erase')}")
     if report.orphans:
         remarks.append(f"with {counted(report.orphans, 'pack')} that no put finished")
+    if report.leftovers:
+        remarks.append(f"with parity of {counted(report.leftovers, 'deleted pack')}, which the next collect deletes")
     if missing := len(report.missing_copies):
         copies = "redundant copy is" if missing == 1 else "redundant copies are"
         remarks.append(f"{missing:,} {copies} missing: run repair")

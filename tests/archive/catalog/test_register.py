@@ -150,6 +150,65 @@ LATER: dict[str, Callable[[TowerArchive], object]] = {
 }
 
 
+def test_a_writer_names_no_index_that_was_replaced_since_its_listing(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
+    """Named again, an index that is gone hides which packs are named: orphans became versions."""
+    cut_off(archive, session("z"))
+    archive.write_index()
+    stale = reopen(disk, codec)
+    stale.catalog.refresh()
+    assert not stale.catalog.listing.following
+    other = reopen(disk, codec)
+    other.put([session("d")])
+    other.write_index()
+    stale.catalog.listing.publish()
+    assert named(disk).indexes == other.catalog.listing.indexes.keys()
+    last = reopen(disk, codec)
+    last.catalog.refresh()
+    assert [v.name for v in last.ls()] == ["a", "b", "d"]
+    assert last.catalog.listing.orphans and not last.catalog.listing.late
+
+
+def test_a_swap_is_decided_anew_where_the_change_looked_again(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
+    """Another manifest was put while the change was made: what it says from the one before would undo that."""
+    register = archive.catalog.listing.register
+    assert register
+    register.load()
+    bases: list[Manifest | None] = []
+
+    def change(base: Manifest | None) -> Manifest:
+        bases.append(base)
+        if len(bases) == 1:
+            reopen(disk, codec).put([session("e")])
+            register.load()
+        assert base
+        return base
+
+    register.swap(change, always=True)
+    assert len(bases) == 2 and bases[0] is not bases[1] and bases[1] is not None
+
+
+def test_parity_that_a_put_wrote_beside_a_collector_is_counted(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
+    """It was called damage. Nothing is lost with it, and the next collect deletes it."""
+    kept = {p: d for p, d in disk.seen.files().items() if p.startswith("parity/")}
+    archive.forget(list(archive.history("b")))
+    for _ in range(2):
+        reopen(disk, codec).collect()
+    gone = sorted(kept.keys() - disk.seen.files().keys())
+    assert gone
+    for path in gone:
+        disk.write_new(path, kept[path])
+    report = reopen(disk, codec).verify(decode=True)
+    assert report.sound and report.leftovers == len(gone)
+    reopen(disk, codec).collect()
+    assert reopen(disk, codec).verify().leftovers == 0
+
+
 @pytest.mark.parametrize("later", LATER)
 @pytest.mark.parametrize("same", [False, True])
 def test_a_put_that_was_cut_off_before_its_swap_never_takes_effect(

@@ -79,7 +79,7 @@ def test_results_come_in_order_and_are_done_once(tmp_path: Path, workers: Any) -
 
 
 def test_a_result_counts_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was sound when it was checked may be damaged since."""
+    """Check again what was sound a day ago: it may be damaged since."""
     journal = BulkJournal.at(str(tmp_path))
     journal.keep(SHARDS[2].name, {"twice": 4, "rows": np.arange(2)})
     begun = journal.store.now()
