@@ -11,6 +11,7 @@ shards and puts the results together.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -57,6 +58,11 @@ class ArchiveRecipe:
         return Archive.open(self.place, **self.options)
 
 
+def _whole(place: str) -> str:
+    """Return a place by which results are known: those of an archive say nothing of its copy in another folder."""
+    return place if "://" in place else os.path.realpath(place)
+
+
 # ---- verify
 
 
@@ -90,7 +96,7 @@ def verify(
 
     def elsewhere(packs: Sequence[bytes]) -> Iterator[CheckedPacks]:
         listing, store = verifier.catalog.listing, verifier.catalog.store
-        state = [cold.parts.settings.archive.hex(), str(decode)]
+        state = [_whole(recipe.place), cold.parts.settings.archive.hex(), str(decode)]
         if decode:  # what can be decoded depends on bundles and keys
             state += [codec.tokenizer.hex() + codec.bundle_id.hex() for codec in verifier.codecs]
             state += sorted(store.list(object_names.KEYS))
@@ -136,7 +142,7 @@ def unsound(place: str, spread: Spread) -> Callable[[Sequence[bytes], Settings],
 
     def found(packs: Sequence[bytes], settings: Settings) -> Iterator[bytes]:
         shards = (
-            Shard(shard_name("repair", str(settings.parity), *run), list(run))
+            Shard(shard_name("repair", _whole(place), settings.archive.hex(), str(settings.parity), *run), list(run))
             for run in cut(packs, lambda pack: pack, max(1, len(packs) // SHARDS))
         )
         for _, result in spread.results(RepairTask(place, settings), shards):

@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import click
@@ -97,7 +98,8 @@ def main(
         for (name, said), got in found.items()
     ]  # fmt: skip
     told: dict[str, Any] = {
-        "benchmark": "compose", "target": model, "data": list(data), "rows": len(drawn), "prompt": prompt,
+        "benchmark": "compose", "target": Path(model).name, "data": [Path(path).name for path in data],
+        "rows": len(drawn), "prompt": prompt,
         "document": document, "documents": documents, "scored": new - 1, "prefill_s": statistics.median(prefill_s),
         "tower_moved_by_4000": shift[0], "settings": table, "machine": machine.describe(None, device, None),
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """Options of bulk commands for the machines of a Ray cluster: ``--ray [ADDRESS]`` and ``--journal FOLDER``."""
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ class Spreading:
         from pltz.archive.storage.store import open_store
         from pltz.plt_codec.identity import digest
 
-        name = digest(b"pltz bulk work", identity, work.encode())
+        name = digest(b"pltz bulk work", identity, os.path.abspath(place).encode(), work.encode())
         with ExitStack() as stack:
             stack.enter_context(stdout_apart())
             journal = BulkJournal.at(self.journal or journal_folder(name)) if keep or self.journal else None

@@ -155,6 +155,36 @@ def test_verify_goes_on_with_what_is_left(
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("named", [False, True])
+def test_results_say_nothing_of_a_copy_in_another_folder(
+    run: Run, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """A copy of the files has the same id and packs: its damage was called sound by the journal of the first."""
+    cold, twin = tmp_path / "cold", tmp_path / "twin"
+    run("archive", "init", cold)
+    for file in sorted(logs.iterdir())[:4]:
+        run("archive", "put", cold, file)
+    shutil.copytree(cold, twin)
+    for pack in (twin / "packs").iterdir():
+        flip(pack)
+    journal = ("--journal", tmp_path / "j") if named else ()
+    whole, done = Verifier.check, list[bytes]()
+
+    def but_the_last(self: Verifier, packs: Any, decode: bool) -> Any:
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.extend(packs)
+        return whole(self, packs, decode)
+
+    monkeypatch.setattr(Verifier, "check", but_the_last)
+    assert run("archive", "verify", cold, "--ray", *journal).exit_code == 1 and len(done) == 3
+    monkeypatch.setattr(Verifier, "check", whole)
+    code, rows = said(run, "verify", twin, "--json", "--ray", *journal)
+    assert code == 3 and not rows[-1]["sound"]
+    assert (code, rows) == said(run, "verify", twin, "--json")
+
+
+@pytest.mark.usefixtures("here")
 def test_an_import_goes_on_unless_the_archive_went_back(
     run: Run, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
