@@ -31,6 +31,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -96,6 +97,7 @@ class EvictionHook:
             disk, locks, segment=self.settings.segment_bytes, quota=self.settings.journal_bytes
         )
         self._pid = os.getpid()
+        self._worker_ended = threading.Event()
         self._aside = 0  # sessions that the worker laid aside
         self._opened = disk.now()
         self._snapshots = TokenBuffers()
@@ -239,8 +241,8 @@ class EvictionHook:
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until every accepted eviction is in the archive, or was laid aside by the worker.
 
-        Returns False when ``timeout`` seconds were not enough. The worker must run, here or elsewhere. Raises
-        OSError where the journal cannot be read.
+        Returns False when ``timeout`` seconds were not enough, or `close` ended the worker. The worker must run, here
+        or elsewhere. Raises OSError where the journal cannot be read.
         """
         end = None if timeout is None else time.monotonic() + timeout
         if not self.flush(timeout):
@@ -248,8 +250,8 @@ class EvictionHook:
         places = self._places()
         while places and (end is None or time.monotonic() < end):
             places = [(name, at) for name, at in places if not self._archived(name, at)]
-            if places:
-                time.sleep(POLL)
+            if places and self._worker_ended.wait(POLL):
+                break
         return not places
 
     def _places(self) -> list[tuple[Name, int]]:
@@ -315,6 +317,7 @@ class EvictionHook:
         self._flusher.close(timeout)
         if self.background:
             self.background.close(timeout)
+            self._worker_ended.set()
         return self._waiting.last <= self._waiting.until
 
     def __enter__(self) -> Self:

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,20 @@ def test_what_the_archive_cannot_take_is_named(
     assert "session 'bad' of tenant 'acme'" in caplog.text and "99999" in caplog.text
     counts, _ = read_refusals(OsDisk(tmp_path / "j"))
     assert counts == {"laid aside by the worker": 1}
+
+
+def test_closing_ends_who_waits_for_the_archive(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
+    """A server that closed waited for a minute: nobody archived any more, and its thread went on looking."""
+    hook = EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker="thread", settings=QUICK)
+    cold.rename(tmp_path / "away")
+    hook.on_evict(EvictionRequest("a", ids(1)))
+    found: list[bool] = []
+    waiting = threading.Thread(target=lambda: found.append(hook.settle()), daemon=True)
+    waiting.start()
+    assert eventually(lambda: "is missing" in hook.status()["worker"]["failure"])
+    assert hook.close()
+    waiting.join(60)
+    assert found == [False]
 
 
 def test_an_archive_in_place_of_another_gets_nothing(

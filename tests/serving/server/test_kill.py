@@ -51,7 +51,7 @@ class ServerProcess:
     def end(self, how: signal.Signals) -> int:
         """End it by a signal, and return its exit code."""
         self.process.send_signal(how)
-        errors = self.process.communicate(timeout=60)[1]
+        errors = self.process.communicate(timeout=300)[1]
         assert "Traceback" not in errors, errors
         return self.process.returncode
 
@@ -129,14 +129,14 @@ def test_64_clients_with_aborts_and_kills_lose_no_acknowledged_turn(tmp_path: Pa
         for kill in range(3):
             begun, before = time.monotonic(), sum(one.seen["acknowledged"] for one in talkers)
             while sum(one.seen["acknowledged"] for one in talkers) < before + 80:
-                assert time.monotonic() - begun < 120, (kill, [one.wrong for one in talkers if one.wrong][:3])
+                assert time.monotonic() - begun < 300, (kill, [one.wrong for one in talkers if one.wrong][:3])
                 time.sleep(0.05)
             servers[-1].end(signal.SIGKILL)
             servers.append(ServerProcess(tmp_path, *options))
         time.sleep(3)
         stop.set()
         for talker in talkers:
-            talker.join(60)
+            talker.join(300)
             assert not talker.is_alive() and not talker.wrong
         status, metrics = servers[-1].client.ask("GET", "/metrics")
         assert status == 200 and servers[-1].end(signal.SIGTERM) == 0
