@@ -11,6 +11,7 @@ from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs, render
+from pltz.models.bundle.releases import described, how_to_get
 
 if TYPE_CHECKING:
     from pltz.models.bundle.folder import BundleFolder
@@ -121,10 +122,11 @@ def overview(reader: "Reader", sessions: list[dict[str, Any]], bundle: str | Non
 def as_text(result: dict[str, Any]) -> str:
     """Return the report as text."""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in result["kinds"].items()) or "none"
-    bundle = result["bundle_name"] or "not installed here"
+    bundle_id = bytes.fromhex(result["bundle"])
+    bundle = result["bundle_name"] or f"not installed here: {how_to_get(bundle_id)}"
     rows = [
         ("format", f"{result['format']}, numeric contract {result['contract']}"),
-        ("bundle", f"{result['bundle']} ({bundle})"),
+        ("bundle", f"{result['bundle'] if result['bundle_name'] else described(bundle_id)} ({bundle})"),
         ("tokenizer", result["tokenizer"] or "the bundle's"),
         ("target", result["target"] or "any"),
         ("sessions", f"{result['sessions']:,}: {kinds}; {result['with_context']:,} coded after another"),

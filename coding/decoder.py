@@ -20,6 +20,7 @@ from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Coded
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import ALONE, COPIES
 from pltz.coding.decode_limits import DecodeLimits
+from pltz.models.bundle.releases import described, how_to_get
 from pltz.models.session import transcript
 from pltz.models.session.session import Kind as SessionKind
 from pltz.models.session.session import Session
@@ -284,9 +285,9 @@ class SessionDecoder:
         """
         if header.bundle_id != self.bundle.id:
             raise BundleMismatch(
-                f"expected a file of the loaded bundle {self.bundle.id.hex()}, found one of bundle "
-                f"{header.bundle_id.hex()}: load that bundle by name or folder (--bundle; `pltz bundle list` shows "
-                "the installed ones)"
+                f"expected a file of the loaded bundle {described(self.bundle.id)}, found one of bundle "
+                f"{described(header.bundle_id)}: load that bundle by name or folder (--bundle; `pltz bundle list` "
+                f"shows the installed ones), or {how_to_get(header.bundle_id)}"
             )
         if header.contract != self.bundle.contract:
             raise VersionError(

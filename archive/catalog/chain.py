@@ -34,6 +34,7 @@ from pltz.archive.format.run import unpack_run
 from pltz.coding.codecs.codec import Chained, Coded, Queueing, SegmentCodec
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.models.bundle.releases import described, how_to_get
 from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 from pltz.plt_codec.identity import NONE
@@ -191,9 +192,9 @@ def context_after(neighbour: Segments, above: Collection[bytes], own: Tokens, co
 
 def _no_codec(item: Found) -> BundleMismatch:
     return BundleMismatch(
-        f"frozen with bundle {item.context.bundle.hex()}, contract {item.context.contract}, tokenizer "
-        f"{item.context.tokenizer.hex()}, which is not here: name its folder with --bundle, or add it with "
-        "`pltz bundle add`, and where the ids are of a target's tokenizer name that with --tokenizer"
+        f"frozen with bundle {described(item.context.bundle)}, contract {item.context.contract}, tokenizer "
+        f"{item.context.tokenizer.hex()}, which is not here: {how_to_get(item.context.bundle)}. Where the ids are of a "
+        "target's tokenizer, name that with --tokenizer"
     )
 
 

@@ -216,12 +216,14 @@ def _print(report: "Report", as_json: bool) -> None:
         remarks.append(f"with {counted(report.orphans, 'pack')} that no put finished")
     if report.leftovers:
         remarks.append(f"with parity of {counted(report.leftovers, 'deleted pack')}, which the next collect deletes")
+    if report.undecoded:
+        remarks.append(f"with {counted(report.undecoded, 'segment')} not decoded, whose bundle or key is not here")
     if missing := len(report.missing_copies):
         copies = "redundant copy is" if missing == 1 else "redundant copies are"
         remarks.append(f"{missing:,} {copies} missing: run repair")
     if remarks:
         state += (", but " if report.sound else ", and ") + " and ".join(remarks)
-    extent = "all of it" if report.complete else "a part of it"
+    extent = "all of it" if report.complete and not report.undecoded else "a part of it"
     text = f"{state}{';' if remarks else ','} {extent}: " + ", ".join(
         f"{value:,} {key}" for key, value in counts.items()
     )

@@ -30,6 +30,7 @@ from pltz.models.bundle.folder import (
     TOKENIZER,
     BundleFolder,
 )
+from pltz.models.bundle.releases import described, how_to_get, how_to_get_named
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.plt_codec.errors import BundleMismatch, ModelError, PltzError, UsageError
 from pltz.plt_codec.extras import need
@@ -89,7 +90,7 @@ class Bundle:
         if not (folder / HEAD).is_file():
             raise UsageError(
                 f"no bundle {wanted!r}: expected one of {', '.join(Bundle.names())} or a folder with bundle.json; "
-                "`pltz bundle add` adds one"
+                f"{how_to_get_named(wanted)}"
             )
         return _load(folder.resolve(), BundleFolder.open(folder).id)
 
@@ -105,8 +106,7 @@ class Bundle:
             return Bundle.load(location.folder)
         have = ", ".join(_identities())
         raise BundleMismatch(
-            f"frozen with bundle {bundle_id.hex()}, which is not here (have {have}): "
-            "pass its folder with --bundle, or add it with `pltz bundle add`"
+            f"frozen with bundle {described(bundle_id)}, which is not here (have {have}): {how_to_get(bundle_id)}"
         )
 
     def engine(self, device: str = "cpu", threads: int | None = None) -> TorchEngine:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pltz.models.bundle.bundle import Bundle
 from tests.cli.commands import Put, Run, chat, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -120,3 +121,14 @@ def test_a_token_that_put_printed_tells_of_a_rollback(run: Run, cold: Path, put:
     told = run("archive", "verify", cold, "--expect", last, "--json").stdout.splitlines()[-1]
     assert json.loads(told)["token"] is None
     assert run("archive", "verify", cold, "--expect", first).exit_code == 0
+
+
+def test_verify_never_says_all_of_it_over_segments_that_it_could_not_decode(
+    trained: None, run: Run, cold: Path, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(chat(1), "--name", "s", "--bundle", "nano")
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles/mini").symlink_to(Bundle.load("mini").path)
+    monkeypatch.setattr("pltz.models.bundle.locations.EMBEDDED", tmp_path / "bundles")
+    text = run("archive", "verify", cold, "--decode").stdout
+    assert "not decoded, whose bundle or key is not here" in text and "a part of it" in text
