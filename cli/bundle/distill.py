@@ -1,4 +1,4 @@
-"""``pltz bundle distill``: train a bundle for a target on a user's own sessions.
+"""``pltz bundle distill``: train a bundle on a user's own sessions, and on a target where one is named.
 
 It is `pltz bundle train` with the settings made from options.
 """
@@ -29,14 +29,17 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
 
 @click.command(
     cls=Command,
-    short_help="Distil a bundle from a target, on your own sessions.",
+    short_help="Distil a bundle from your own sessions, and from a target.",
     examples=[
+        "pltz bundle distill --bundle nano --data chats.jsonl --output my-bundle --seconds 1800",
         "pltz bundle distill --target ./my-model --data chats.jsonl --output my-bundle --seconds 1800",
         "pltz bundle distill --target ./my-model --data chats/ --output my-bundle --tokenizer bundle --write 500",
     ],
 )
 @click.option(
-    "--target", required=True, metavar="MODEL", help="The model to learn from: a folder, or a hub name."
+    "--target",
+    metavar="MODEL",
+    help="The model to learn from: a folder, or a hub name.  [default: none, only the sessions]",
 )
 @click.option(
     "--data",
@@ -50,9 +53,7 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
 @click.option(
     "--tokenizer",
     type=click.Choice(["target", "bundle"]),
-    default="target",
-    show_default=True,
-    help="Vocabulary of the new bundle: the target's, or that of --bundle.",
+    help="Vocabulary of the new bundle: the target's, or that of --bundle.  [default: target; bundle without --target]",
 )
 @click.option(
     "--bundle",
@@ -78,10 +79,8 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
 @click.option(
     "--share",
     type=click.FloatRange(0, 1),
-    default=0.5,
-    show_default=True,
     metavar="X",
-    help="Share of the target's probabilities in the loss. Your sessions have the rest.",
+    help="Share of the target's probabilities in the loss. Your sessions have the rest.  [default: 0.5]",
 )
 @click.option(
     "--write",
@@ -91,7 +90,9 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
     metavar="N",
     help="Let the target write the next turn of N of your chats, as more training data.",
 )
-@options.count("--write-tokens", 256, "Tokens per such turn.")
+@click.option(
+    "--write-tokens", type=click.IntRange(min=1), metavar="N", help="Tokens per such turn.  [default: 256]"
+)
 @click.option("--name", default="distilled", show_default=True, metavar="NAME", help="Name of the bundle.")
 @click.option(
     "--licence",
@@ -118,12 +119,13 @@ def distill(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Distil a bundle from any Hugging Face causal LM on your own sessions.
+    """Distil a bundle from your own sessions, and from any Hugging Face causal LM.
 
-    With the target's tokenizer (byte-level BPE of at most 65,536 ids) the student learns the sessions and the target's
-    probabilities, token by token. With the bundle's tokenizer it starts from the bundle's weights and learns the
-    sessions, and with --write also turns that the target wrote. Where both have one vocabulary, as with the target that
-    ships with pltz, it starts from the weights and learns all of these.
+    Without --target the student starts from --bundle and learns the sessions alone. With the target's tokenizer
+    (byte-level BPE of at most 65,536 ids) it learns the sessions and the target's probabilities, token by token. With
+    the bundle's tokenizer it starts from the bundle's weights and learns the sessions, and with --write also turns that
+    the target wrote. Where both have one vocabulary, as with the target that ships with pltz, it starts from the
+    weights and learns all of these.
 
     A tenth of the sessions is held out for temperatures and for the figures of the card. A run that was killed resumes
     where it was.
@@ -135,18 +137,18 @@ def distill(
 
 
 def settings_of(
-    target: str,
+    target: str | None,
     files: tuple[str, ...],
-    tokenizer: str,
+    tokenizer: str | None,
     bundle: str | None,
     size: str | None,
     seconds: float | None,
     steps: int | None,
     rows: int,
     row: int,
-    share: float,
+    share: float | None,
     write: int,
-    write_tokens: int,
+    write_tokens: int | None,
     name: str,
     licence: str,
 ) -> "TrainSettings":
@@ -163,9 +165,20 @@ def settings_of(
 
     if steps and seconds:
         raise UsageError("--steps and --seconds exclude each other")
+    if target is None:
+        given = {"--tokenizer target": tokenizer == "target", "--share": share is not None, "--write": write}
+        if unfit := [name for name, there in given.items() if there]:
+            raise UsageError(f"{', '.join(unfit)}: only a target can teach that, and none is named with --target")
+    if write_tokens is not None and not write:
+        raise UsageError("--write-tokens says how long turns are that --write N asks for: name both")
     base = bundle or DEFAULT
-    teachable = pipeline.can_teach(target, base)
-    from_bundle = tokenizer == "bundle" or teachable
+    teachable = target is not None and pipeline.can_teach(target, base)
+    from_bundle = tokenizer == "bundle" or target is None or teachable
+    if share and from_bundle and not teachable:
+        raise UsageError(
+            f"--share {share:g}: the target has another vocabulary than bundle {base}, so its probabilities do not "
+            "fit: leave out --share or --tokenizer bundle"
+        )
     shape: dict[str, Any] = dict(SIZES[size or DEFAULT_SIZE])
     if from_bundle and size:
         raise UsageError(
@@ -180,14 +193,16 @@ def settings_of(
         name=name,
         data=settings.Data(files=tuple(str(Path(file).resolve()) for file in files)),
         tokenizer=settings.TokenizerSettings(kind="bundle" if from_bundle else "target", bundle=base),
-        teacher=settings.Teacher(
+        teacher=None
+        if target is None
+        else settings.Teacher(
             target=target,
-            share=share if teachable or not from_bundle else 0.0,
+            share=(0.5 if share is None else share) if teachable or not from_bundle else 0.0,
             write=write,
-            write_tokens=write_tokens,
+            write_tokens=256 if write_tokens is None else write_tokens,
         ),
         student=settings.Student(rows=rows, row=row, decay=DECAY, **shape, **total, **gentle),
-        card=settings.Card(licence=licence, about=f"Distilled from {Path(target).name}."),
+        card=settings.Card(licence=licence, about=f"Distilled from {Path(target or base).name}."),
     )
 
 

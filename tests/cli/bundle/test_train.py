@@ -418,7 +418,7 @@ def test_distill_from_the_embedded_target(run: Run, project: Path) -> None:
     assert test["pltz_bytes"] < 0.75 * test["peer_bytes"]["zstd+dict"]
 
 
-def test_distill_refuses_what_it_cannot_do(run: Run, tiny: Path, project: Path) -> None:
+def test_distill_refuses_what_it_cannot_do(run: Run, tiny: Path, foreign: Path, project: Path) -> None:
     common = ("--data", project / "sessions.jsonl", "--output", project / "d")
     done = run("bundle", "distill", "--target", project, *common)
     assert done.exit_code == 6 and done.stderr.startswith("error: ")
@@ -427,6 +427,22 @@ def test_distill_refuses_what_it_cannot_do(run: Run, tiny: Path, project: Path) 
     assert done.exit_code == 2 and "exclude each other" in done.stderr
     done = run("bundle", "distill", "--target", tiny / "targets/mini-llama", *common, "--size", "tiny")
     assert done.exit_code == 2 and "leave out --size tiny" in done.stderr
+    for words in (("--tokenizer", "target"), ("--share", 0.3), ("--write", 2)):
+        done = run("bundle", "distill", *common, *words)
+        assert done.exit_code == 2 and "none is named with --target" in done.stderr
+    done = run("bundle", "distill", "--target", foreign, *common, "--tokenizer", "bundle", "--share", 0.3)
+    assert done.exit_code == 2 and "its probabilities do not fit" in done.stderr
+    done = run("bundle", "distill", "--target", foreign, *common, "--write-tokens", 9)
+    assert done.exit_code == 2 and "name both" in done.stderr
+
+
+def test_distill_without_a_target_goes_on_from_a_bundle(run: Run, tiny: Path, project: Path) -> None:
+    call = ("bundle", "distill", "--data", project / "sessions.jsonl", "--output", project / "d")
+    done = run(*call, "--steps", 5, "--rows", 1, "--row", 256, "--device", "cpu", "--progress")
+    assert done.exit_code == 0, done.output
+    assert "learns from your sessions; with the tokenizer of bundle mini, starting from mini" in done.stderr
+    card = json.loads((project / "d/card.json").read_text())
+    assert card["settings"]["teacher"] is None and card["settings"]["student"]["start"] == "mini"
 
 
 def test_train_with_a_bundle_that_teaches(
