@@ -165,11 +165,17 @@ class AgentMemory:
             memory.session.release()
 
     def forget(self, agent: str) -> None:
-        """Drop an agent's memory and its file, damaged or not."""
-        if (memory := self._agents.pop(agent, None)) is not None:
-            memory.session.release()
+        """Drop an agent's memory and its file, damaged or not.
+
+        Raises MemoryMismatch where another process wrote the file since this one read it; `reload` the agent to forget
+        that file too. Raises MemoryFailed where the file is still there. The memory stays then.
+        """
+        memory = self._agents.get(agent)
         if self.folder is not None:
-            self.folder.remove(agent)
+            self.folder.remove(agent, memory)
+        if memory is not None:
+            self._agents.pop(agent)
+            memory.session.release()
 
     def close(self) -> None:
         """Save all agents, and give their blocks back."""

@@ -191,12 +191,19 @@ class MemoryFolder:
         memory.stamp = stamp
         return memory
 
-    def remove(self, agent: str) -> None:
-        """Remove an agent's file, damaged or not. Raises MemoryFailed where it is still there."""
-        try:
-            self.path(agent).unlink(missing_ok=True)
-        except OSError as exc:
-            raise MemoryFailed(f"cannot remove {self.path(agent)} ({exc.strerror})") from exc
+    def remove(self, agent: str, memory: Remembered | None = None) -> None:
+        """Remove an agent's file, damaged or not. ``memory``: what this process knows of the agent.
+
+        Raises MemoryMismatch where another process wrote the file since ``memory`` was read or saved, or writes it
+        now, and MemoryFailed where it is still there.
+        """
+        with self._locked(agent):
+            if memory is not None and MEMORY.peek(self.path(agent)) is not None:
+                self.check(agent, memory)
+            try:
+                self.path(agent).unlink(missing_ok=True)
+            except OSError as exc:
+                raise MemoryFailed(f"cannot remove {self.path(agent)} ({exc.strerror})") from exc
 
 
 def pages_id(form: PageFormat) -> str:

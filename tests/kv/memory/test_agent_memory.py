@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import random
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -71,11 +75,33 @@ def test_a_restart_changes_nothing(target: Target, tmp_path: Path, kind: str) ->
     assert torch.equal(memory._agents["ann"].session.kv(), before)
 
 
+CHILD = """
+import sys
+from pltz.models.target.target import Target
+from tests.kv.memory.test_agent_memory import SECOND, opened
+memory = opened(sys.argv[1], Target.load("mini-llama", dtype="float32"))
+while True:
+    memory.phase("ann", SECOND, new_tokens=4)
+    print(len(memory.text("ann")), flush=True)
+"""
+
+
+@pytest.mark.slow
 def test_a_killed_process_leaves_every_reply_that_it_returned(target: Target, tmp_path: Path) -> None:
-    killed = opened(tmp_path, target)  # never closed
-    replies = [killed.phase("ann", text, **NEW) for text in (FIRST, SECOND)]
-    again = opened(tmp_path, target)
-    assert again.text("ann") == FIRST + replies[0].text + SECOND + replies[1].text
+    root = Path(__file__).resolve().parents[3]
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=root)
+    assert child.stdout is not None
+    for _ in range(5):
+        returned = int(child.stdout.readline())
+    time.sleep(random.Random().random() * 0.05)
+    child.kill()
+    returned = max([returned, *map(int, child.stdout.read().split())])
+    child.wait()
+    memory = opened(tmp_path, target)
+    text = memory.text("ann")
+    assert text.startswith(SECOND) and len(text) >= returned
+    memory.phase("ann", SECOND, **NEW)
+    assert memory.text("ann").startswith(text)
 
 
 def test_agents_of_one_batch_say_what_they_say_alone(target: Target, tmp_path: Path) -> None:
@@ -273,6 +299,18 @@ def test_the_file_that_another_process_wrote_is_never_overwritten(target: Target
     assert opened(tmp_path, target).text("ann") == ours.text("ann")
     ours.close()
     assert ours.pool.device.free == ours.pool.device.blocks
+
+
+def test_the_file_that_another_process_wrote_is_not_forgotten_unseen(target: Target, tmp_path: Path) -> None:
+    ours, theirs = opened(tmp_path, target), opened(tmp_path, target)
+    ours.phase("ann", FIRST, **NEW)
+    theirs.phase("ann", SECOND, **NEW)
+    with pytest.raises(MemoryMismatch, match="written by another process"):
+        ours.forget("ann")
+    assert opened(tmp_path, target).text("ann") == theirs.text("ann")
+    ours.reload("ann")
+    ours.forget("ann")
+    assert opened(tmp_path, target).text("ann") == "" and ours.agents() == []
 
 
 def test_an_agent_that_two_processes_begin_is_the_first_ones(target: Target, tmp_path: Path) -> None:
