@@ -587,6 +587,7 @@ class Archive:
         history: bool = False,
         forgotten: bool = False,
         partial: bool = False,
+        unfinished: Callable[[SessionVersion], None] | None = None,
     ) -> Iterator[SessionVersion]:
         """Yield the last version of each session, by tenant and name. Nothing is decoded.
 
@@ -596,6 +597,8 @@ class Archive:
             history: all versions, not only the last ones.
             forgotten: forgotten versions too.
             partial: raise nothing where sessions may be missing.
+            unfinished: called before with the beginning of each log whose put was cut off and not gone on with. Its
+                tag "pltz.unfinished" says how many bytes of it are there.
 
         Raises:
             ArchiveError: after all that could be listed, where damage may hide sessions.
@@ -611,7 +614,8 @@ class Archive:
         arguments.text_or_none(tenant=tenant)
         arguments.tags(tags)
         wanted = (tags or {}).items()
-        for version in self.directory.ls(tenant, forgotten=forgotten, history=history):
+        told = None if unfinished is None else lambda version: unfinished(SessionVersion.of(version))
+        for version in self.directory.ls(tenant, forgotten=forgotten, history=history, unfinished=told):
             if wanted <= version.tags.items():
                 yield SessionVersion.of(version)
         if not partial:
@@ -651,7 +655,8 @@ class Archive:
         Raises NotFound where there is none, LostError where some are damaged or gone, ArchiveError where damage may
         hide it.
         """
-        return tuple(map(SessionVersion.of, self._versions(name, tenant)))
+        whole = [v for v in self._versions(name, tenant) if not v.unfinished]
+        return tuple(map(SessionVersion.of, whole or [self.directory.version(name, tenant)]))
 
     def stat(self) -> Stat:
         """Return counts and bytes of the archive. Raises StoreError."""
@@ -1030,6 +1035,8 @@ class Archive:
         chosen: list[Version] = []
         for name in arguments.names(names):
             versions = self._versions(name, tenant, number)
+            if forgotten:
+                versions = [v for v in versions if not v.unfinished]
             if forgotten and not any(v.forgotten for v in versions):
                 self.directory.sight(name, tenant).want_whole()
                 raise NotFound(f"session {name!r} of tenant {tenant!r} has no forgotten versions in this archive")

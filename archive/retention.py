@@ -2,7 +2,8 @@
 
 A version stays if any rule keeps it. The newest version of every session stays too unless ``drop_last`` is
 set, so a policy never loses a session by accident. Rules count all versions of a session; ``tags`` only
-narrows which versions may expire. Forgotten versions are neither counted nor returned.
+narrows which versions may expire. Forgotten versions, and beginnings of logs whose put was cut off, are neither
+counted nor returned.
 
     Policy(keep_last=2)                       the two newest versions of each session
     Policy(keep_within=seconds("30d"))        versions younger than 30 days, and the newest of each session
@@ -46,7 +47,8 @@ class Policy:
 
 def expired(versions: Iterable[Version], policy: Policy, now: int) -> list[Version]:
     """Return the versions that no rule keeps, oldest first within a session. ``now``: seconds since 1970."""
-    staying = sorted((v for v in versions if not v.forgotten), key=lambda v: (v.tenant, v.name, v.order))
+    there = (v for v in versions if not (v.forgotten or v.unfinished))
+    staying = sorted(there, key=lambda v: (v.tenant, v.name, v.order))
     gone: list[Version] = []
     for _, rows in itertools.groupby(staying, key=lambda v: (v.tenant, v.name)):
         known = list(rows)

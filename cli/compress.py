@@ -167,6 +167,7 @@ def compress(
             verify=not no_verify,
             keep_opaque=keep_opaque,
             exact=source.exact,
+            dropped=bool(drops()),
             progress=bar,
         )
         seconds = time.perf_counter() - start

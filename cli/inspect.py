@@ -102,6 +102,7 @@ def overview(reader: "Reader", sessions: list[dict[str, Any]], bundle: str | Non
         "tokenizer": tokenizer.hex() if tokenizer else None,
         "target": target.hex() if target else None,
         "exact": header.exact,
+        "dropped": ["signatures"] if header.dropped else [],
         "sessions": len(reader),
         "kinds": dict(Counter(found["kind"] for found in sessions)),
         "methods": dict(Counter(found["method"] for found in sessions)),
@@ -154,6 +155,8 @@ def as_text(result: dict[str, Any]) -> str:
         ),
         ("checks", "all hold"),
     ]
+    if result["dropped"]:
+        rows.insert(-1, ("dropped", f"{', '.join(result['dropped'])} of thinking, where there were some"))
     text = pairs(rows, indent="")
     return f"{text}\n\n{session_table(result['each'])}" if "each" in result else text
 

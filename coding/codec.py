@@ -156,12 +156,19 @@ class Codec(SessionDecoder):
         bridge: TokenBridge | None = None,
         target_fingerprint: bytes | None = None,
         exact: bool = False,
+        dropped: bool = False,
         **options: Unpack[CodingKeywords],
     ) -> bytes:
         """Return a .pltz file of these sessions. The arguments and errors are those of `compress_into`."""
         sink = io.BytesIO()
         self.compress_into(
-            sink, sessions, bridge=bridge, target_fingerprint=target_fingerprint, exact=exact, **options
+            sink,
+            sessions,
+            bridge=bridge,
+            target_fingerprint=target_fingerprint,
+            exact=exact,
+            dropped=dropped,
+            **options,
         )
         return sink.getvalue()
 
@@ -173,6 +180,7 @@ class Codec(SessionDecoder):
         bridge: TokenBridge | None = None,
         target_fingerprint: bytes | None = None,
         exact: bool = False,
+        dropped: bool = False,
         **options: Unpack[CodingKeywords],
     ) -> int:
         """Write a .pltz file of these sessions, in batches, and return how many there were.
@@ -184,6 +192,7 @@ class Codec(SessionDecoder):
             bridge: to the tokenizer that sessions of ids belong to; None: they are bundle tokens.
             target_fingerprint: 16 bytes of the target the sessions are frozen for; None: any.
             exact: the sessions in a row are the bytes of an input (`Session.to_input_bytes`); the file says so.
+            dropped: signatures were left out of the sessions; the file says so.
             options: see `CodingOptions`.
 
         Raises:
@@ -193,7 +202,7 @@ class Codec(SessionDecoder):
             ModelError: a frame did not decode to its session.
         """
         chosen = CodingOptions(**options)
-        writer = Writer(sink, replace(self._header(bridge, target_fingerprint), exact=exact))
+        writer = Writer(sink, replace(self._header(bridge, target_fingerprint), exact=exact, dropped=dropped))
         for frame in self._each(sessions, bridge, chosen, None if chosen.independent else Neighbours()):
             writer.add(_sound(frame))
         writer.finish()

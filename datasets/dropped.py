@@ -9,7 +9,7 @@ of what some logs take. Nothing else is changed. An agent cannot go on with such
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -46,6 +46,17 @@ def tags_of(names: Sequence[str], size: int) -> dict[str, str]:
     {'dropped': 'signatures', 'dropped-bytes': '200'}
     """
     return {"dropped": " ".join(names), "dropped-bytes": str(size)} if size else {}
+
+
+def dropped_of(tags: Mapping[str, str]) -> tuple[str, int]:
+    """Return the names of what was dropped from a session with these tags, and its bytes; "" and 0 of any other.
+
+    >>> dropped_of(tags_of(["signatures"], 200)), dropped_of({"dropped": "ashore"})
+    (('signatures', 200), ('', 0))
+    """
+    names, size = tags.get("dropped", ""), tags.get("dropped-bytes", "")
+    known = size.isascii() and size.isdigit() and len(size) < 20 and set(names.split()) <= set(DROPS)
+    return (names, int(size)) if known else ("", 0)
 
 
 def _without(value: Any) -> tuple[Any, int]:

@@ -52,6 +52,7 @@ def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> byt
         device, threads: where the engine runs ("cpu", "cuda"), and on how many cores.
         format: of a path or of bytes: "auto", "openai", "sharegpt", "agent-log", "jsonl", "text" or "ids".
         exact: keep the bytes of a path or of bytes, not only values of JSON. `pltz decompress` writes the very file.
+        dropped: let the file say that signatures of thinking were left out of its sessions.
         lanes, steps: layout of the blocks; None is the default rule, which costs no bytes.
         layout: "fast": a GPU decodes sessions over 2048 tokens sooner, and they take a few per cent more bytes.
         verify: False leaves the decoding and comparing out.
@@ -80,7 +81,7 @@ def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> byt
     found = as_sessions(sessions, chosen.format, chosen.exact)
     if model is not None:
         found = (seen_by(model, session) for session in found)
-    return codec.compress(found, **partner, exact=chosen.exact, **chosen.coding)
+    return codec.compress(found, **partner, exact=chosen.exact, dropped=chosen.dropped, **chosen.coding)
 
 
 @overload

@@ -45,17 +45,19 @@ class CompressKeywords(DecompressKeywords, CodingKeywords, total=False):
 
     format: Format
     exact: bool
+    dropped: bool
 
 
 @dataclass(frozen=True)
 class CompressOptions(Partners, CodingOptions):
     """The options of `compress`, with their defaults. Raises the errors of both parents.
 
-    ``format``, ``exact``: of a path or of bytes, as `pltz.datasets.load` takes them.
+    ``format``, ``exact``: of a path or of bytes, as `pltz.datasets.load` takes them. ``dropped``: as in `compress`.
     """
 
     format: Format = "auto"
     exact: bool = False
+    dropped: bool = False
 
     def __post_init__(self) -> None:
         Partners.__post_init__(self)

@@ -15,6 +15,7 @@ from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 
 UNDELETE, FORGET = 0, 1
+UNFINISHED = "pltz.unfinished"  # tag of a version that is the beginning of a log: bytes of it
 MAX_NAME = 1024  # bytes of UTF-8
 MAX_TAGS = 16384  # bytes of JSON
 TOKENS_PER_BYTE = 65536

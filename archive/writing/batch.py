@@ -115,6 +115,7 @@ class PendingVersion:
         codec: the codec of its segments.
         leaf: id of the last segment, once it is named.
         kept: the last version, if it is the same.
+        replaced: unfinished versions of the same session, which it makes needless.
         new: number of segments that this session is the first to have.
         size: bytes of their bitstrings.
     """
@@ -127,6 +128,7 @@ class PendingVersion:
         "key",
         "leaf",
         "new",
+        "replaced",
         "session",
         "size",
         "tags",
@@ -149,6 +151,7 @@ class PendingVersion:
         self.tags = pack_tags(session.tags) if session.tags else b""
         self.version, self.id, self.leaf = 1, b"", NONE
         self.kept: Version | None = None
+        self.replaced: list[Version] = []
         self.new = self.size = 0
 
     def receipt(self) -> CommitReceipt:
@@ -267,11 +270,10 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Pendin
             if leaf := unwritten.pop(s.id, None):
                 d.new += 1
                 d.size += len(leaf.data)
-        adds_none = d.kept or d.session.unfinished
-        if leaf and (adds_none or leaf.own is not d.context):
+        if leaf and (d.kept or leaf.own is not d.context):
             rows.append(leaf.row())
             leaf = None
-        if adds_none:
+        if d.kept:
             continue
         context, record = leaf.row() if leaf else (d.context, Record(0, parent=d.leaf))
         rows.append((context, record._replace(name=d.session.name, version=d.version, time=d.time, tags=d.tags)))

@@ -107,7 +107,7 @@ class SessionCutter:
     def last_version(self, tenant: str, name: str) -> Version | None:
         """Return the last version of a session that is not forgotten; None where there is none."""
         versions = self._catalog.lookup.versions(self._catalog.keys.domain(TENANT, tenant), name)
-        return next((v for v in reversed(versions) if not v.forgotten), None)
+        return next((v for v in reversed(versions) if not (v.forgotten or v.unfinished)), None)
 
     # ---- chats and texts
 
@@ -211,8 +211,8 @@ class SessionCutter:
         if request.request.continues and not whole and (tower := self._tower(version)):
             self._want_continuation(request, tower)
         ends = ends if len(ends) <= MAX_TOWER else []
-        if not self._codecs.too_many_for_model(len(tokens)):  # zstd is soon done
-            ends = [*ends, *line_ends(request.content, ends[-1] if ends else 0)]
+        above = self._codecs.zstd_above if self._codecs.too_many_for_model(len(tokens)) else None
+        ends = [*ends, *line_ends(request.content, ends[-1] if ends else 0, above)]
         cuts = sorted({*ends, len(tokens)} - {0})
         return _new_session(request, [tokens[a:b] for a, b in itertools.pairwise([0, *cuts])], self._codecs.log)
 

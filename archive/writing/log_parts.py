@@ -1,10 +1,11 @@
 """Parts of large logs: put before the whole, so that a put that is cut off goes on behind them.
 
-    before = put_parts(writer, sessions)                # each part is durable; no version is there yet
+    before = put_parts(writer, sessions)                # each part is durable, as an unfinished version
     receipts = writer.put(sessions)                     # the rest, and the versions
     with_parts(before, receipts[0])                     # one receipt for all of a log
 
-A part that is stored is not coded again.
+A part that is stored is not coded again. Unfinished versions are listed and read as none, but forgotten and erased by
+the name of the session. The next part, and at last the version, forgets the one before.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from pltz.archive.format.record import UNFINISHED
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.logs import LogCodec
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from pltz.coding.expected_time import Expect
 
 LOG_PART = 1 << 20  # bytes after which a log is cut at a line end: a part is coded in half a minute, and kept
-LEAST_PART = 1 << 19  # bytes of the last part of a log, at least
+PACKED_PART = 1 << 24  # the same where zstd codes the text: quicker, and with more to look back on
 
 
 class StoredPart(NamedTuple):
@@ -31,15 +33,19 @@ class StoredPart(NamedTuple):
     receipt: CommitReceipt
 
 
-def line_ends(content: bytes, begin: int) -> list[int]:
+def line_ends(content: bytes, begin: int, zstd_above: int | None = None) -> list[int]:
     """Return where the new part of a log is cut, so that a put that is cut off goes on there.
 
-    The bytes up to there alone decide it, so that a log that grew meanwhile is cut in the same places.
+    The bytes up to there alone decide it, so that a log that grew meanwhile is cut in the same places. The last part
+    has half the bytes of another, at least.
+
+    ``zstd_above``: of a log that zstd codes, the bytes above which it does. Each part has more.
     """
+    part = LOG_PART if zstd_above is None else max(PACKED_PART, 2 * (zstd_above + 1))
     ends = list[int]()
-    while len(content) - begin >= LOG_PART + LEAST_PART:
-        begin = content.find(b"\n", begin + LOG_PART) + 1
-        if not 0 < begin <= len(content) - LEAST_PART:
+    while len(content) - begin >= part + part // 2:
+        begin = content.find(b"\n", begin + part) + 1
+        if not 0 < begin <= len(content) - part // 2:
             break
         ends.append(begin)
     return ends
@@ -53,8 +59,8 @@ def put_parts(
 ) -> Iterator[StoredPart]:
     """Put the beginnings of large logs, each longer by one part, and yield each part.
 
-    No version is there until the whole is put: what is cut off is never taken for all of a log. ``expect``, ``coding``:
-    as in `Archive.put_many`. Raises the errors of `ArchiveWriter.put`.
+    Each is an unfinished version until the whole is put: what is cut off is never taken for all of a log. ``expect``,
+    ``coding``: as in `Archive.put_many`. Raises the errors of `ArchiveWriter.put`.
     """
     for cut in sessions:
         if not isinstance(cut.codec, LogCodec):
@@ -63,7 +69,8 @@ def put_parts(
             if len(part) >= LOG_PART:
                 if coding:
                     coding(1, len(part))
-                begin = replace(cut, segments=cut.segments[:count], unfinished=True)
+                tags = {UNFINISHED: str(sum(map(len, cut.segments[:count])))}
+                begin = replace(cut, segments=cut.segments[:count], unfinished=True, tags=tags)
                 yield StoredPart(len(part), writer.put([begin], expect=expect)[0])
 
 

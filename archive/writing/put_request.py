@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from pltz.archive import arguments
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.format.ids import tenant_of
+from pltz.archive.format.record import UNFINISHED
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec, IdsCodec
@@ -20,6 +21,7 @@ from pltz.coding.codecs.logs import LogCodec, method_of
 from pltz.coding.log.log_coder import METHODS
 from pltz.coding.log.log_look import is_log
 from pltz.coding.partners import as_target, tokenizer_json
+from pltz.datasets.dropped import dropped_of
 from pltz.datasets.given import as_session
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
@@ -77,6 +79,8 @@ class PutReceipt:
         tokens: tokens of the session, in the vocabulary of its codec.
         tower: segments of the session, new and stored ones.
         target: fingerprint, 16 bytes, of the weights it belongs to; None: not known.
+        dropped: names of what was left out of it, as its tags say: "signatures". Empty: nothing was.
+        dropped_bytes: bytes of that.
     """
 
     tenant: str
@@ -93,6 +97,8 @@ class PutReceipt:
     target: bytes | None
     method: str = ""
     opaque: int | None = None
+    dropped: str = ""
+    dropped_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +162,8 @@ def prepare(request: PutRequest, add_tokenizer: Callable[[bytes], bytes]) -> Pre
     arguments.text_or_none(base=request.base, parent=request.parent)
     arguments.number_or_none(time=request.time)
     arguments.tags(request.tags)
+    if UNFINISHED in request.tags:
+        raise UsageError(f"{UNFINISHED} is a tag that a put gives itself: take another name")
     session = as_session(request.session)
     target, tokenizer = request.target, request.tokenizer
     if target is not None and not isinstance(target, bytes):
@@ -201,6 +209,7 @@ def put_receipt(request: PreparedRequest, cut: NewSession, committed: CommitRece
         target=request.target,
         method=method,
         opaque=opaque,
+        **_dropped(request.request.tags),
     )
 
 
@@ -222,7 +231,20 @@ def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> Pu
         tower=len(tower.segments),
         target=request.target,
         method="model" if by_model else "zstd",
+        **_dropped(request.request.tags),
     )
+
+
+class _Dropped(TypedDict):
+    """What was left out of a session, fields of `PutReceipt`."""
+
+    dropped: str
+    dropped_bytes: int
+
+
+def _dropped(tags: Mapping[str, str]) -> _Dropped:
+    names, size = dropped_of(tags)
+    return {"dropped": names, "dropped_bytes": size}
 
 
 def _method(committed: CommitReceipt) -> tuple[str, int | None]:

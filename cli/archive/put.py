@@ -493,6 +493,7 @@ def facts(stored: "PutReceipt") -> dict[str, Any]:
     found: dict[str, Any] = {"tenant": stored.tenant, "name": stored.name, "kind": stored.kind}
     found |= {"method": stored.method, "tokens": stored.tokens}
     found |= {} if stored.opaque is None else {"opaque_bytes": stored.opaque}
+    found |= {"dropped": stored.dropped.split(), "dropped_bytes": stored.dropped_bytes} if stored.dropped else {}
     known = stored.tower - stored.segments
     found |= {"segments": stored.tower, "known": known, "bytes": stored.size}
     if stored.id:
@@ -510,4 +511,5 @@ def sentence(stored: "PutReceipt") -> str:
     head += f"  version {stored.version}"
     if stored.unchanged:
         return f"{head}, unchanged"
-    return f"{head}, {counted(stored.segments, 'new segment')}, {size(stored.size)}"
+    dropped = f", {size(stored.dropped_bytes)} of {stored.dropped} dropped" if stored.dropped else ""
+    return f"{head}, {counted(stored.segments, 'new segment')}, {size(stored.size)}{dropped}"

@@ -17,6 +17,7 @@ MAGIC = b"PLTZ"
 FORMAT_VERSION = 8
 FLAG_TOKENIZER = 1
 FLAG_TARGET = 2
+FLAG_DROPPED = 64
 FLAG_EXACT = 128
 FINGERPRINT = 16  # bytes of a bundle id, a fingerprint
 
@@ -34,6 +35,7 @@ class Header:
         tokenizer_fingerprint: 16 bytes; None where ids belong to the bundle's own tokenizer.
         target_fingerprint: 16 bytes; None for any target.
         exact: the sessions in a row give the bytes of the inputs back (`Session.to_input_bytes`).
+        dropped: signatures of thinking were left out of the sessions, where they had some.
 
     Raises:
         UsageError: a field is out of range or of the wrong length.
@@ -44,6 +46,7 @@ class Header:
     tokenizer_fingerprint: bytes | None = None
     target_fingerprint: bytes | None = None
     exact: bool = False
+    dropped: bool = False
 
     def __post_init__(self) -> None:
         for name in ("bundle_id", "tokenizer_fingerprint", "target_fingerprint"):
@@ -57,7 +60,7 @@ class Header:
         """Return the header's bytes, 24 to 56."""
         flags = FLAG_TOKENIZER * (self.tokenizer_fingerprint is not None)
         flags |= FLAG_TARGET * (self.target_fingerprint is not None)
-        flags |= FLAG_EXACT * self.exact
+        flags |= FLAG_DROPPED * self.dropped | FLAG_EXACT * self.exact
         body = FIXED.pack(MAGIC, FORMAT_VERSION, flags, self.contract, self.bundle_id)
         return body + (self.tokenizer_fingerprint or b"") + (self.target_fingerprint or b"")
 
@@ -83,7 +86,7 @@ class Header:
 def _read(data: bytes) -> tuple[Header, int]:
     """Read a header of version 8."""
     _, _, flags, contract, bundle_id = FIXED.unpack_from(data)
-    if flags & ~(FLAG_TOKENIZER | FLAG_TARGET | FLAG_EXACT):
+    if flags & ~(FLAG_TOKENIZER | FLAG_TARGET | FLAG_DROPPED | FLAG_EXACT):
         raise VersionError(f"unknown header flags {flags:#04x}: use a newer pltz")
     position = FIXED.size
     fingerprints: list[bytes | None] = [None, None]
@@ -93,7 +96,8 @@ def _read(data: bytes) -> tuple[Header, int]:
             position += FINGERPRINT
             if len(data) < position:
                 raise CorruptError(f"expected {position} header bytes, found {len(data)}: the file was cut off")
-    return Header(contract, bundle_id, fingerprints[0], fingerprints[1], bool(flags & FLAG_EXACT)), position
+    exact, dropped = bool(flags & FLAG_EXACT), bool(flags & FLAG_DROPPED)
+    return Header(contract, bundle_id, fingerprints[0], fingerprints[1], exact, dropped), position
 
 
 AGAIN = "decompress it with the pltz that wrote it, and compress it again"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,9 @@ from pltz import PutReceipt, PutRequest
 from pltz.archive.archive import Archive
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, NotFound
+from pltz.archive.format.record import UNFINISHED
 from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.retention import Policy
 from pltz.archive.writing import log_parts
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec, Coded, Plain
@@ -23,9 +24,9 @@ from pltz.coding.codecs.logs import LogCodec, method_of
 from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
-from pltz.plt_codec.errors import CorruptError, PltzError
+from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 from tests.archive.peek import peek
-from tests.archive.towers import SessionArchive, cut, inside
+from tests.archive.towers import SessionArchive, inside
 
 
 def lines(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -99,40 +100,96 @@ def test_an_unchanged_log_is_not_coded(place: Path, coded: list[int]) -> None:
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a log be put in parts of few lines."""
-    monkeypatch.setattr(log_parts, "LOG_PART", 2000)
-    monkeypatch.setattr(log_parts, "LEAST_PART", 1000)
+    monkeypatch.setattr(log_parts, "LOG_PART", 4000)
+    monkeypatch.setattr(log_parts, "PACKED_PART", 5000)
+
+
+def put_and_stop(cold: SessionArchive, count: int, coded: list[int], after: float) -> None:
+    """Put a log, and stop the put once more than this share of its bytes is coded."""
+    encode, whole = LogCoder.encode, len(Session("chat", lines(count)).to_bytes())
+
+    def stopped(self: LogCoder, batch: Any, **options: Any) -> list[bytes]:
+        if batch and sum(size for size in coded if size > 0) > after * whole:
+            raise KeyboardInterrupt
+        return encode(self, batch, **options)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(LogCoder, "encode", stopped)
+        put(cold, count)
 
 
 @pytest.mark.usefixtures("in_parts")
-@pytest.mark.parametrize("more", [0, 9], ids=["unchanged", "grown"])
+@pytest.mark.parametrize(("more", "zstd_above"), [(9, None), (0, 100)], ids=["grown, model", "unchanged, zstd"])
 def test_a_large_log_that_is_cut_off_goes_on_and_is_never_half(
-    place: Path, coded: list[int], monkeypatch: pytest.MonkeyPatch, more: int
+    place: Path, coded: list[int], more: int, zstd_above: int | None
 ) -> None:
     whole = len(Session("chat", lines(60)).to_bytes())
-    with monkeypatch.context() as patch:
-        encode = LogCoder.encode
-
-        def stopped(self: LogCoder, batch: Any, **options: Any) -> list[bytes]:
-            if batch and sum(size for size in coded if size > 0) > whole / 2:
-                raise KeyboardInterrupt
-            return encode(self, batch, **options)
-
-        patch.setattr(LogCoder, "encode", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            put(SessionArchive.open(place, zstd_above=None), 60)
+    put_and_stop(SessionArchive.open(place, zstd_above=zstd_above), 60, coded, 0.5)
     kept = sum(size for size in coded if size > 0)
-    cold = SessionArchive.open(place, zstd_above=None)
+    cold = SessionArchive.open(place, zstd_above=zstd_above)
     assert whole / 2 < kept < whole
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match=r"in part only, \d.* kB of it: put it again"):
         cold.get("log")
-    assert not list(cold.archive.ls()) and cold.archive.verify().sound
+    assert not list(cold.archive.ls()) and not list(cold.archive.ls(forgotten=True, history=True))
+    report = cold.archive.verify()
+    assert report.sound and report.begun == 1
     coded.clear()
     receipt = put(cold, 60 + more)  # goes on
     new = len(Session("chat", lines(60 + more)).to_bytes()) - kept
     assert sum(size for size in coded if size > 0) == new
     assert (receipt.version, receipt.segments) == (1, sum(size > 0 for size in coded))
+    cold = SessionArchive.open(place, zstd_above=zstd_above)
+    assert cold.get("log") == Session("chat", lines(60 + more))
+    assert cold.archive.verify().begun == 0 and len(list(cold.archive.ls(forgotten=True, history=True))) == 1
+    assert put(cold, 60 + more).unchanged
+    for _ in range(2):
+        cold.archive.collect(grace=0, dead_share=0.01)
     assert SessionArchive.open(place).get("log") == Session("chat", lines(60 + more))
-    assert put(SessionArchive.open(place, zstd_above=None), 60 + more).unchanged
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_a_log_put_in_part_is_forgotten_and_nothing_of_its_session_expires(place: Path, coded: list[int]) -> None:
+    put(SessionArchive.open(place, zstd_above=None), 10)
+    coded.clear()
+    put_and_stop(SessionArchive.open(place, zstd_above=None), 60, coded, 0.5)
+    with Archive.open(place) as cold:
+        told = list[Any]()
+        assert [v.version for v in cold.list(history=True, unfinished=told.append)] == [1]
+        assert [v.name for v in told] == ["log"] and int(told[0].tags[UNFINISHED]) > 5000
+        assert cold.expire(Policy(keep_last=1)) == ()
+        for _ in range(3):
+            cold.collect(grace=0, dead_share=0.01)
+        assert cold.verify().begun == 1  # it stays
+        assert [v.version for v in cold.history("log")] == [1] and cold.get("log").version == 1
+        assert [v.version for v in cold.forget("log", version=2)] == [2]
+        assert cold.get("log").version == 1
+        told.clear()
+        assert len(list(cold.list(unfinished=told.append))) == 1 and not told
+        with pytest.raises(NotFound):
+            cold.undelete("log")
+        assert cold.verify().begun == 0
+        before = cold.stat().segments
+        for _ in range(3):
+            cold.collect(grace=0, dead_share=0.01)
+        assert cold.stat().segments < before and cold.verify().sound
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_a_sealed_log_put_in_part_is_erased_by_its_name(tmp_path: Path, coded: list[int]) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 40)
+    key = Secret.file(tmp_path / "key")
+    cold = SessionArchive.open(tmp_path / "sealed", key=key, create=True, zstd_above=None)
+    put_and_stop(cold, 60, coded, 0.5)
+    done = cold.archive.erase("default", "log")
+    assert (done.segments, done.shared) == (sum(size > 0 for size in coded), 0)
+    again = SessionArchive.open(tmp_path / "sealed", key=key, zstd_above=None)
+    assert again.archive.verify().sound and again.archive.verify().begun == 0
+    assert put(again, 60).version == 1
+
+
+def test_a_tag_of_pltz_is_no_tag_of_a_user(place: Path) -> None:
+    with Archive.open(place) as cold, pytest.raises(UsageError, match=UNFINISHED):
+        cold.put("log", Session("chat", lines(3)), tags={UNFINISHED: "3"})
 
 
 @pytest.mark.usefixtures("in_parts")
@@ -144,18 +201,8 @@ def test_the_receipt_of_a_log_put_in_parts_is_of_all_of_it(place: Path) -> None:
     assert receipt.segments == receipt.tower == len(told) > 3
     assert receipt.opaque is not None and receipt.opaque >= 60 * 15
     assert receipt.size == sum(len(item.record.bitstring) for item in peek(cold, "log"))
-    assert next(iter(SessionArchive.open(place, zstd_above=1000).put([request(60, "by zstd")]))).tower == 1
-
-
-@pytest.mark.usefixtures("in_parts")
-def test_parts_that_nobody_goes_on_with_are_collected(place: Path) -> None:
-    cold = SessionArchive.open(place, zstd_above=None)
-    new = cut(cold, request(60))
-    cold.archive.put([replace(new, segments=new.segments[:2], unfinished=True)])
-    assert cold.archive.stat().segments == 2
-    for _ in range(3):
-        cold.archive.collect(grace=0, dead_share=0.01)
-    assert cold.archive.stat().segments == 0 and cold.archive.verify().sound
+    [receipt] = SessionArchive.open(place, zstd_above=1000).put([request(60, "by zstd")])
+    assert receipt.tower == 4 and receipt.method == "log + zstd"
 
 
 def test_a_log_that_changed_within_is_stored_from_there(place: Path) -> None:

@@ -295,6 +295,8 @@ def test_dropped_signatures_are_told(run: Run, tiny: Path, tmp_path: Path) -> No
     told = json.loads(run(*words, "--json").stdout)
     assert (told["dropped"], told["dropped_bytes"]) == (["signatures"], 200)
     assert "200 B of signatures dropped" in run(*words, "--force").output
+    assert "signatures of thinking" in run("inspect", tmp_path / "a.pltz").output
+    assert json.loads(run("inspect", tmp_path / "a.pltz", "--json").stdout)["dropped"] == ["signatures"]
     assert b"dropped by pltz" in run("decompress", tmp_path / "a.pltz").stdout_bytes
     done = run(*words, "--force", "--exact")
     assert done.exit_code == 2 and "exact keeps every byte" in done.stderr

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pltz.archive.writing import pace
+from pltz.archive.errors import NotFound
+from pltz.archive.writing import log_parts, pace
+from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.writer import ArchiveWriter
 from tests.cli.commands import Run, chat, lines
 
@@ -64,6 +66,7 @@ def test_signatures_are_dropped_where_asked_for_and_tags_say_so(run: Run, cold: 
         file.write(json.dumps(row, separators=(",", ":")) + "\n")
     done = run("archive", "put", cold, logs, "--drop", "signatures", "--tag", "by=hand")
     assert done.exit_code == 0 and "200 B of signatures dropped" in done.stderr
+    assert next(line for line in done.stdout.splitlines() if "dropped" in line).endswith("200 B of signatures dropped")
     found = {row["name"]: row["tags"] for row in lines(run("archive", "ls", cold, "--json"))}
     assert found["shop/events"] == {"by": "hand", "dropped": "signatures", "dropped-bytes": "200"}
     assert found["garden/events"] == {"by": "hand"}
@@ -71,8 +74,35 @@ def test_signatures_are_dropped_where_asked_for_and_tags_say_so(run: Run, cold: 
     assert b"EqEq" in (logs / "shop/events.jsonl").read_bytes()
     again = lines(run("archive", "put", cold, logs, "--drop", "signatures", "--tag", "by=hand", "--json"))
     assert all(row["unchanged"] for row in again)
+    assert [(row["dropped"], row["dropped_bytes"]) for row in again if "dropped" in row] == [(["signatures"], 200)]
     refused = run("archive", "put", cold, logs, "--drop", "signatures", "--exact")
     assert refused.exit_code == 2 and "exact keeps every byte" in refused.stderr
+
+
+def test_a_log_whose_put_was_cut_off_is_told_and_forgotten(
+    run: Run, cold: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (logs / "shop/events.jsonl").open("ab") as file:
+        file.writelines(event("shop/events", n) for n in range(2, 40))
+    monkeypatch.setattr(log_parts, "LOG_PART", 3000)
+    put, seen = ArchiveWriter.put, list[str]()
+
+    def stopped(self: ArchiveWriter, sessions: Sequence[NewSession], **options: object) -> object:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(sessions[0].name)
+        return put(self, sessions, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveWriter, "put", stopped)
+        assert run("archive", "put", cold, logs / "shop").exit_code
+    listed = run("archive", "ls", cold)
+    assert listed.stdout == "" and "shop/events: 3.1 kB of it put, then cut off: put it again" in listed.stderr
+    assert "sound, but with 1 log put in part only" in run("archive", "verify", cold).stdout
+    told = run("archive", "get", cold, "shop/events")
+    assert told.exit_code == NotFound.exit_code and "in part only" in told.stderr
+    assert run("archive", "forget", cold, "shop/events").exit_code == 0
+    assert run("archive", "ls", cold).stderr == ""
 
 
 def test_a_log_given_alone_has_the_name_that_it_has_in_its_folder(run: Run, cold: Path, logs: Path) -> None:

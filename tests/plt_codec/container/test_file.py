@@ -203,10 +203,10 @@ def test_a_file_of_a_million_sessions_opens_in_a_moment() -> None:
     data = whole(
         HEADER.encode() + bytes(last - 24) + b"".join(session_block.encode(stored, HEADER.encode(), last)), index
     )
-    start = time.perf_counter()
+    start = time.process_time()  # a loaded machine is none that reads every block
     reader = Reader(data)
     assert len(reader) == count and reader.frame(count - 1).data == bytes(63 % 3)
-    assert time.perf_counter() - start < 1.5
+    assert time.process_time() - start < 2
 
 
 # ---- damage
