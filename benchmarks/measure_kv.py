@@ -34,11 +34,9 @@ from pltz.archive.writing.put_request import PutRequest
 from pltz.benchmarks.random_calibration import drawn, random_calibration, spread_levels
 from pltz.cli.bench import machine
 from pltz.cli.bench.random_target import RandomTarget
-from pltz.coding.codec import Codec
 from pltz.datasets import sample_sessions
 from pltz.kv.engines import streams
 from pltz.kv.engines.cuda import DecodedStreams, DeviceStreams, DeviceTables, kernels_on
-from pltz.kv.engines.streams import Tables
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
 from pltz.kv.port.rotary import Rotary
@@ -46,14 +44,16 @@ from pltz.kv.predictive.calibration import Calibration, KVShape
 from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.kv.store.kv_block import KVBlock, cut
 from pltz.kv.store.store import HotStore, space_of
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens_many
 from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.identity import NONE
 
 if TYPE_CHECKING:
-
     from pltz.archive.thaw.thawed import Thawed
+    from pltz.models.target.target import Target
+    from pltz.plt_codec.lanes import LayoutName
 
 # Shares of the classes 0 to 8, measured on three chats of 1536 tokens with SmolLM2-135M
 CLASSES = np.array([0.506, 0.259, 0.099, 0.039, 0.012, 0.015, 0.028, 0.038, 0.004])
@@ -63,34 +63,41 @@ SEED = 11
 
 
 class Bench:
-    """A random target, an archive of one session, and a store for each row."""
+    """A target, an archive of one session, and a store for each row.
 
-    def __init__(self, folder: Path, shape: str, tokens: int, device: str, tables: Tables, rank: int) -> None:
-        codec = Codec.load()
-        bundle: Any = codec.bundle
-        (folder / "target").mkdir()
-        self.target = RandomTarget.make(shape, bundle.tokenizer.json, folder / "target", device)
-        self.device, self.folder, self.tokens = self.target.device, folder, tokens
-        stream = np.concatenate(to_tokens_many(list(sample_sessions()), bundle.tokenizer))
-        self.ids = np.resize(stream, tokens).astype(np.int32)
-        self.cold = Archive.open(folder / "cold", create=True, bundle=bundle)
-        list(self.cold.put_many([PutRequest(NAME, Session("ids", self.ids))]))
-        self.space = space_of(self.target.fingerprint, str(self.target.model.dtype))
+    Args:
+        target: with random weights, where ``calibration`` is given.
+        ids: of the session, (T,), of the target's tokenizer.
+        calibration: of this shape, with the statistics to draw integers from; None: no row is `predictive`.
+        device: where the bundle decodes.
+        layout: in which the session is put.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        target: Target,
+        ids: np.ndarray[Any, Any],
+        calibration: Calibration | None,
+        device: str = "cpu",
+        layout: LayoutName = "default",
+    ) -> None:
+        self.target, self.device, self.folder, self.tokens, self.ids = target, target.device, folder, len(ids), ids
+        self.cold = Archive.open(folder / "cold", create=True, device=device, layout=layout)
+        list(self.cold.put_many([PutRequest(NAME, Session("ids", ids), tokenizer=target.tokenizer_json)]))
+        self.space = space_of(target.fingerprint, str(target.model.dtype))
         self.segment = self.cold.directory.version(NAME).leaf
-        cache, logits = self.target.prefill(self.ids)
-        self.room = 2 * self.target.kv_bytes(tokens) + (1 << 26)
-        flat = np.ones(tokens, np.float32)  # attention: the weights are random
-        self.raw = replace(cut(cache, 0, self.ids, self.ids), logits=logits.clone(), mass=flat)
+        cache, logits = target.prefill(ids)
+        self.room = 2 * target.kv_bytes(self.tokens) + (1 << 26)
+        flat = np.ones(self.tokens, np.float32)  # attention: the weights are random
+        self.raw = replace(cut(cache, 0, ids, ids), logits=logits.clone(), mass=flat)
         self.expected = self.raw.kv
-        layers, _, heads, _, dim = self.raw.kv.shape
-        hidden = self.target.model.config.hidden_size
-        self.shape = KVShape(layers, heads, dim, hidden)
-        self.rotary = Rotary.of(self.target)
-        spread = spread_levels(tables, layers, self.shape.width)
-        self.calibration = random_calibration(self.target.fingerprint, self.shape, rank, spread, device)
+        self.rotary = Rotary.of(target)
+        self.calibration = calibration
 
     def predictive(self, point: float) -> tuple[PredictiveCodec, KVBlock]:
         """Return the form at a point, and a block of drawn integers."""
+        assert self.calibration is not None
         embedding = self.target.model.get_input_embeddings().weight.detach()
         codec = PredictiveCodec(self.calibration, self.rotary, embedding, point)
         classes = np.random.default_rng(SEED).choice(len(CLASSES), self.tokens, p=CLASSES / CLASSES.sum())
@@ -130,21 +137,44 @@ class Bench:
 
             torch.cuda.synchronize(self.device)
 
-    def drop(self, store: HotStore) -> bool:
-        """Write the files of a store to the disk and drop them from the page cache. Returns whether they are out."""
-        out = True
-        for path in Path(store.shared[0].folder).glob("*/*.safetensors"):  # type: ignore[attr-defined]
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-                os.preadv(handle, [bytearray(1)], os.fstat(handle).st_size // 2, os.RWF_NOWAIT)
-                out = False
-            except BlockingIOError:
-                pass
-            finally:
-                os.close(handle)
-        return out
+
+def random_target(folder: Path, shape: str, device: str) -> Target:
+    """Return a target of random weights, with the bundle's tokenizer. Raises UsageError, ModelError."""
+    (folder / "target").mkdir()
+    return RandomTarget.make(shape, Bundle.load().tokenizer.json, folder / "target", device)
+
+
+def drawn_calibration(file: str, target: Target, rank: int) -> Calibration:
+    """Return a random calibration of a target's shape, with the statistics of the calibration in a file."""
+    config = target.model.config
+    heads = config.num_key_value_heads
+    dim = config.hidden_size // config.num_attention_heads
+    shape = KVShape(config.num_hidden_layers, heads, dim, config.hidden_size)
+    spread = spread_levels(Calibration.load(file).tables, shape.layers, shape.width)
+    return random_calibration(target.fingerprint, shape, rank, spread, target.device)
+
+
+def sample_ids(target: Target, tokens: int) -> np.ndarray[Any, Any]:
+    """Return ids (tokens,) of the sample sessions, of a target with the bundle's tokenizer."""
+    stream = np.concatenate(to_tokens_many(list(sample_sessions()), Bundle.load().tokenizer))
+    return np.resize(stream, tokens).astype(np.int32)
+
+
+def drop(store: HotStore) -> bool:
+    """Write the files of a store to the disk and drop them from the page cache. Returns whether they are out."""
+    out = True
+    for path in Path(store.shared[0].folder).glob("*/*.safetensors"):  # type: ignore[attr-defined]
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.preadv(handle, [bytearray(1)], os.fstat(handle).st_size // 2, os.RWF_NOWAIT)
+            out = False
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(handle)
+    return out
 
 
 def main() -> None:
@@ -160,9 +190,10 @@ def main() -> None:
     parser.add_argument("--commit", help="of this code, where it runs from a copy without its history")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    tables = Calibration.load(given.calibration).tables
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), given.shape, given.tokens, given.device, tables, given.rank)
+        target = random_target(Path(folder), given.shape, given.device)
+        calibration = drawn_calibration(given.calibration, target, given.rank)
+        bench = Bench(Path(folder), target, sample_ids(target, given.tokens), calibration)
         result = measure(bench, [float(p) for p in given.points.split(",")], given.rounds)
     result |= {"benchmark": "kv_device", "shape": given.shape, "tokens": given.tokens, "rank": given.rank}
     result |= {"rounds": given.rounds, "machine": machine.describe(None, given.device, None)}
@@ -189,7 +220,7 @@ def measure(bench: Bench, points: list[float], rounds: int) -> dict[str, Any]:
             ways[f"{name}, {tier}"] = (kept, none, lambda: thawer.thaw(NAME))
             return
         ways[f"{name}, page cache"] = (kept, none, lambda: thawer.thaw(NAME))
-        ways[f"{name}, disk"] = (kept, lambda: dropped.append(bench.drop(store)), lambda: thawer.thaw(NAME))
+        ways[f"{name}, disk"] = (kept, lambda: dropped.append(drop(store)), lambda: thawer.thaw(NAME))
 
     add("raw", bench.raw, "device")
     add("q8", bench.raw, "device", {"device": Q8Codec(bench.rotary)})

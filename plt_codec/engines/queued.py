@@ -6,8 +6,8 @@ host reads, checks and launches.
 
     coder.decode([item], told=told)            # told(Queued), from the thread that decodes
 
-`CudaCoder` calls it where it decodes one sequence of one block, or one chain. An archive whose codec runs on a CPU calls
-it for each segment of a session, in order, once it is proved: the caller works on the first while others are decoded.
+`CudaCoder` calls it where it decodes one sequence of one block, or one chain. An archive whose codec runs on a CPU
+calls it for each segment of a session, in order, once it is proved: the caller works on it while others are decoded.
 """
 
 from __future__ import annotations
