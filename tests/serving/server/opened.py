@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 
 from pltz.archive.archive import Archive
+from pltz.archive.encryption.keys import Secret
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.models.target.target import Target
 from pltz.serving.eviction.hook import EvictionHook, HookSettings
@@ -62,11 +63,16 @@ class Client:
 
 @contextmanager
 def served(target: Target, folder: Path, **options: Any) -> Iterator[tuple[Client, Service]]:
-    """Serve a target over an archive in a folder, made where there is none."""
-    place, journal = folder / "cold", folder / "journal"
-    archive = Archive.open(place, create=not place.exists(), bundle="nano")
+    """Serve a target over an archive, made where there is none: by default in a folder.
+
+    ``place``: another place of the archive. ``passphrase``: of a sealed one.
+    """
+    place, journal = options.pop("place", folder / "cold"), folder / "journal"
+    passphrase = options.pop("passphrase", None)
+    archive = Archive.open(place, create=not journal.exists(), bundle="nano", passphrase=passphrase)
     hook = EvictionHook.open(
         journal, place, tokenizer=target.tokenizer_json, target=target.fingerprint, bundle="nano", worker="thread",
+        key=Secret.chosen(passphrase=passphrase),
         settings=HookSettings(flush_seconds=0.005),
     )  # fmt: skip
     kind, tokens = options.pop("kind", "raw"), options.pop("tokens", 8192)

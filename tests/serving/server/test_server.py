@@ -22,6 +22,7 @@ from pltz.serving.server.ask import Ask
 from pltz.serving.server.errors import Refusal
 from pltz.serving.server.reply_text import ReplyText
 from pltz.serving.server.sessions import digest
+from tests.archive.conftest import S3Server
 from tests.serving.server.opened import Client, served
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -72,6 +73,36 @@ def test_a_chat_goes_cold_and_comes_back_without_the_client_noticing(target: Tar
     # what the archive has is what a client that sends everything would be answered from
     ids = target.render(turns[0], add_generation_prompt=True)
     assert cold[0]["usage"]["prompt_tokens"] == len(ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "where"), [("q8", "sealed"), ("q4", "bucket")])
+def test_packed_pages_over_a_sealed_archive_and_a_bucket(
+    target: Target, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch, kind: str, where: str
+) -> None:
+    """Pages that lose a little may change what is said after a thaw, and never what was said."""
+    options: dict[str, Any] = {"kind": kind}
+    if where == "sealed":
+        options["passphrase"] = "correct horse"
+    else:
+        for name, value in s3.options.items():
+            monkeypatch.setenv(f"AWS_{name.upper()}", value)
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        options["place"] = s3.place().url
+    said = []
+    with served(target, tmp_path, **options) as (client, _):
+        for text in ("Where is order 7?", "Can I change the address?"):
+            said.append(client.post(CHAT, messages=[user(text)], session="one", max_tokens=8, temperature=0))
+            assert client.post("/freeze", session="one")["tier"] == "cold"
+    assert said[1]["usage"]["prompt_tokens"] > said[0]["session"]["tokens"]
+    with served(target, tmp_path, **options) as (client, _):
+        found = client.ask("GET", "/sessions/one")[1]
+        assert {key: found[key] for key in ("tokens", "digest")} == {
+            key: said[1]["session"][key] for key in ("tokens", "digest")
+        }
+        assert client.post("/thaw", session="one")["tier"] == "hot"
+        last = client.post(CHAT, messages=[user("Thanks!")], session="one", max_tokens=8, temperature=0)
+        assert last["usage"]["prompt_tokens"] > found["tokens"] and last["choices"][0]["message"]["content"]
 
 
 def test_idle_sessions_go_cold_by_themselves(target: Target, tmp_path: Path) -> None:
