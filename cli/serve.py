@@ -137,6 +137,7 @@ def serve(
         server_header=False,
     )
     listening = config.bind_socket()
+    listening.listen(config.backlog)  # whoever reads the next line may connect at once
     url = f"http://{host}:{listening.getsockname()[1]}"
     write_text(json.dumps({"url": url, "model": service.name}) if as_json else f"serving {service.name} at {url}")
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that it ended by, in good order
