@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.benchmarks.communities import GROUPS, Community, named, sampled
 from pltz.cli.bench import machine
+from pltz.cli.bench.communities import GROUPS, Community, named, sampled
 from pltz.cli.bench.nearest import coded
 from pltz.coding.codec import Codec
 from pltz.models.session import transcript

@@ -184,6 +184,40 @@ def low_rank(ratio: int) -> Change:
     return change
 
 
+def budgets(kv: torch.Tensor, ratio: int) -> list[int]:
+    """Return how many dimensions of each layer's keys, then its values, are kept of a common budget.
+
+    Of all layers' directions together those with the largest variance are kept, which gives the least squared error
+    that a budget for each layer can reach: the optimum of what "Learnable Adaptive KV-cache Compression" trains for.
+    """
+    import torch
+
+    layers, two, heads, tokens, dim = kv.shape
+    x = kv.permute(0, 1, 3, 2, 4).reshape(layers * two, tokens, heads * dim).double()
+    x = x - x.mean(1, keepdim=True)
+    values = torch.linalg.eigvalsh(x.mT @ x)
+    best = values.flatten().argsort(descending=True)[: values.numel() // ratio]
+    return torch.bincount(best // values.shape[1], minlength=len(values)).tolist()
+
+
+def low_rank_by_layer(ratio: int) -> Change:
+    """Return the projection on each layer's best basis, with the dimensions that `budgets` gives it."""
+
+    def change(kv: torch.Tensor) -> tuple[torch.Tensor, float]:
+        import torch
+
+        layers, two, heads, tokens, dim = kv.shape
+        x = kv.permute(0, 1, 3, 2, 4).reshape(layers * two, tokens, heads * dim)
+        mean = x.mean(1, keepdim=True)
+        basis = torch.linalg.eigh((x - mean).mT.double() @ (x - mean).double())[1].flip(2).float()
+        kept = torch.tensor(budgets(kv, ratio))[:, None, None]
+        basis = basis * (torch.arange(heads * dim) < kept).to(basis)
+        x = (x - mean) @ basis @ basis.mT + mean
+        return x.reshape(layers, two, tokens, heads, dim).permute(0, 1, 3, 2, 4), 16.0 / ratio * kv.numel()
+
+    return change
+
+
 def quantized_cache(backend: str, bits: int, axis: int) -> Change:
     """Return what a second pass gets from transformers' QuantizedCache: groups of 64, scale and zero in float16.
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pltz.benchmarks.communities import (
+from pltz.benchmarks.communities import records
+from pltz.cli.bench.communities import (
     BOTS,
     COMMUNITIES,
     GROUPS,
     OWN,
     Communities,
     community_of,
-    records,
     sampled,
     sentences,
 )

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pltz.benchmarks import measure_distances
-from pltz.benchmarks.communities import Community
 from pltz.benchmarks.measure_distances import matrix, parts
 from pltz.benchmarks.plots import distances
+from pltz.cli.bench.communities import Community
 from pltz.coding.codec import Codec
 from pltz.plt_codec.errors import ModelError
 

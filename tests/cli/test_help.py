@@ -52,6 +52,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bench codec",
         "bench kv",
         "bench neighbours",
+        "bench papers",
         "bench thaw",
         "target calibrate",
         "demo",

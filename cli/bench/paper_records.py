@@ -1,0 +1,123 @@
+"""Rows of the papers' table that need a GPU, another target or hours: recorded, each with date, command and source.
+
+The figures are those of files in `benchmarks/results/` and of documents of the repository; a test compares them.
+"""
+
+from __future__ import annotations
+
+from pltz.cli.bench.paper_row import (
+    FAILS,
+    HOLDS,
+    JOINT,
+    LEARNED,
+    MEMORY,
+    OPEN,
+    PART,
+    TIERS,
+    TOWERS,
+    PaperRow,
+    Recorded,
+)
+
+THAW = Recorded("2026-11-22", "pltz bench thaw --shape llama-8b --device cuda", "benchmarks/results/thaw.json")
+DEVICE = Recorded(
+    "2026-11-23", "python -m pltz.benchmarks.measure_kv --calibration FILE", "benchmarks/results/kv_device.json"
+)
+FORMS = Recorded(
+    "2026-11-23",
+    "pltz bench kv --target smollm2 --calibration FILE --data chat_test.jsonl.zst --context 1536 --new 512 "
+    "--sessions 32 --device cuda",
+    "benchmarks/results/kv.json",
+)
+COMPOSE = Recorded(
+    "2026-11-24",
+    "python -m pltz.benchmarks.measure_compose smollm2 chat_test.jsonl.zst --rows 4",
+    "benchmarks/results/compose.json",
+)
+COMMUNITIES = Recorded(
+    "2026-11-23",
+    "python -m pltz.benchmarks communities > all.jsonl && pltz bench neighbours --data all.jsonl --measure near,zstd",
+    "benchmarks/results/neighbours_communities.json",
+)
+POOL = Recorded("2026-11-24", "python -m pltz.benchmarks.measure_pool", "benchmarks/results/pool.json")
+SHADOW = Recorded("2026-11-24", "python -m pltz.benchmarks.measure_shadow", "docs/memory.md")
+EVICTION = Recorded(
+    "2026-11-24", "python -m pltz.benchmarks.measure_eviction --data chat_validation.jsonl.zst --chats 100 --seeds 5",
+    "models/LOG.md",
+)
+
+RECORDED = [
+    PaperRow(
+        TOWERS, "8.1", "a tower moves as a whole; outside the premise reuse is not exact", "exact under the premise",
+        "SmolLM2-135M, three documents behind another prompt: KL 0.0453 without repair, 0.0083 with 15 %",
+        HOLDS, "the theorem covers towers that move whole; documents that move alone need repair", COMPOSE,
+    ),
+    PaperRow(
+        TOWERS, "10.5", "decode and prefill of 4,000 tokens", "5 to 15 ms and 100 to 500 ms",
+        "H200, shape of 8B: decode 36.5 ms, 14.2 in the fast layout; prefill 114.2 ms; thaw 130.0 ms, "
+        "1.14 of a prefill",
+        HOLDS, "the default layout is slower, for 8 % fewer bytes", THAW,
+    ),
+    PaperRow(
+        TOWERS, "Table 3, 5", "a session of 4,000 tokens", "1.5 KB, 850,000 times below 70B's KV",
+        "1,372 bytes; 8B's KV is 524 MB, so 382,000 times (fast layout 1,499 bytes)",
+        PART, "the bytes hold; the ratio depends on the target's KV, and 8B has 0.41 of 70B's", THAW,
+    ),
+    PaperRow(
+        TOWERS, "10.10", "tiers: hot, warm, cold", "1 us, 0.1 to 1 ms, 100 to 500 ms",
+        "H200, 8B, 4,000 tokens: 1.7 ms on the device; 11.2 ms raw in host memory, 16.1 predictive; 20.9 from "
+        "disk; 130 cold",
+        FAILS, "the paper counts an access to memory; a whole session is copied or decoded and joined: 10 to 100 times",
+        DEVICE,
+    ),
+    PaperRow(
+        TOWERS, "7, Remark 24", "Q at 5 times and D at 30 times compose to 150", "0.11 bits per element, unharmed",
+        "SmolLM2-135M: q4 4.58 bits at KL 0.0024; prediction across layers with coding 0.73 bits at KL 0.0023, "
+        "22 times",
+        FAILS, "prediction replaces the quantiser, and the two do not multiply", FORMS,
+    ),
+    PaperRow(
+        TOWERS, "Theorem 32, all 50", "bytes per community", "50",
+        "96 (160 alone, zstd 575); 100 of 500 bots 58",
+        FAILS, "a quarter of each prompt is its own, and that costs its full code length; bots that add three "
+        "sentences come near", COMMUNITIES,
+    ),
+    PaperRow(
+        TOWERS, "Conjecture 35", "a universal decoder of tokens to KV", "exists, at a tenth of the compute",
+        "no network was trained here; layer 0 alone follows from the token", OPEN,
+        "the project rebuilds KV by the target's own prefill",
+    ),
+    PaperRow(
+        TOWERS, "Table 2", "sessions per machine", "3,000 to 100,000 warm",
+        "not measured: no such machines", OPEN, "it follows from bytes per session, which rows above measure",
+    ),
+    PaperRow(
+        LEARNED, "Table 1", "drop of accuracy of Llama-3.1-8B at 2, 3, 4 times", "0.9, 1.1, 1.9 points",
+        "accuracy was not measured; the rows above give KL of the best linear basis on the given target", OPEN,
+        "trained encoders and decoders are not built: no linear code of that rank has a smaller squared error",
+    ),
+    PaperRow(
+        MEMORY, "Q4 attention", "attention over packed Q4", "faster than FP16 by bandwidth",
+        "H100, one layer: 0.82 of bf16's speed with 1 session of 4,096 tokens, 1.28 with 32 of 16,384",
+        PART, "one short session is bound by launches and unpacking, not by bandwidth", POOL,
+    ),
+    PaperRow(
+        TIERS, "warming", "as fast as a copy of memory", "100 % of the bus",
+        "H100, 138 MB: 0.75 to 0.86 of a plain copy's 55 GB/s", PART,
+        "scattered blocks are moved by a kernel, whose packets on the bus are smaller", POOL,
+    ),
+    PaperRow(
+        TIERS, "shadow", "cost of writing the cold tier each minute", "below 2 %", "0.8 to 1.4 % of the time",
+        HOLDS, "",
+        SHADOW,
+    ),
+    PaperRow(
+        TIERS, "eviction", "by attention, better than LRU", "better",
+        "blocks missing with room for a tenth: LRU 12.40 %, attention alone 54.86, idle time then attention 12.71; "
+        "of the attention they miss 12.60, 25.84 and 8.82 %", PART,
+        "attention does not tell who comes back; it helps only where single blocks of a chat may be missing", EVICTION,
+    ),
+    PaperRow(
+        JOINT, "6.4", "throughput of a server", "+40 %", "not measured", OPEN, "no server of this project fuses blocks",
+    ),
+]  # fmt: skip
