@@ -236,7 +236,7 @@ def repeated(request: PreparedRequest, tower: Tower, codecs: BundleCodecs) -> Pu
 
 
 class _Dropped(TypedDict):
-    """What was left out of a session, fields of `PutReceipt`."""
+    """Fields of `PutReceipt` about what was left out of a session."""
 
     dropped: str
     dropped_bytes: int
