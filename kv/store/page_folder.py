@@ -132,6 +132,10 @@ class PageFolder:
         self.written += 1
         return True
 
+    def discard(self, name: bytes) -> None:
+        """Remove a page."""
+        self._remove(self._path(name))
+
     def clear(self) -> None:
         """Remove the pages of this space."""
         with suppress(OSError):

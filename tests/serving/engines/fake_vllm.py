@@ -25,6 +25,16 @@ class Role(enum.Enum):
 class Connector:
     def __init__(self, vllm_config: Any, role: Role, kv_cache_config: Any) -> None:
         """Take the arguments that vLLM 0.32 passes."""
+        self._connector_metadata: Any = None
+
+    def bind_connector_metadata(self, metadata: Any) -> None:
+        self._connector_metadata = metadata
+
+    def has_connector_metadata(self) -> bool:
+        return self._connector_metadata is not None
+
+    def _get_connector_metadata(self) -> Any:
+        return self._connector_metadata
 
 
 @dataclass
@@ -55,9 +65,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     names = BASE.split(".")
     for name in [".".join(names[: n + 1]) for n in range(len(names))] + ["vllm.logger", METRICS, FACTORY]:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["vllm"].__version__ = "fake"  # type: ignore[attr-defined]
     base: Any = sys.modules[BASE]
     base.KVConnectorBase_V1, base.KVConnectorRole = Connector, Role
-    base.KVConnectorMetadata = base.SupportsHMA = type("Empty", (), {})
+    base.KVConnectorMetadata = base.KVConnectorWorkerMetadata = type("Empty", (), {})
     base.SupportsHMA = type("SupportsHMA", (), {})
     sys.modules[FACTORY].KVConnectorFactory = Factory  # type: ignore[attr-defined]
     sys.modules[METRICS].KVConnectorStats = Stats  # type: ignore[attr-defined]
