@@ -397,6 +397,7 @@ class Archive:
             done = zip(commit, receipts, strict=True)
             coded = sum(size_of(cut) for (_, cut), put in done if put.segments and isinstance(cut, NewSession))
             pace.took(coded, took)
+        self.parts.writer.logs.keeper.write()
 
     def _prepared(self, request: PutRequest) -> PreparedRequest:
         return prepare(request, self.codecs.add)

@@ -6,7 +6,10 @@ Other segments are coded alone and after a neighbour, and the shorter record is 
 once: the passages that it quotes (coding/log/passages.py) and a fast zstd tell beforehand whether the neighbour pays.
 Only the first segment of a log has one. What is added later is coded after the log itself.
 
-Reading a log takes that of its neighbour and of those before it, at most `most_before` of its bytes.
+Reading a log takes that of its neighbour and of those before it, at most `most_before` of its bytes. A put decodes a
+stored log only where time allows: 0.45 of the work of its own logs. Beyond that a process reads up to `SPARE` for each
+tenant, for logs that share much with a stored one, at most `LONGER` times their own bytes. So a process that puts one
+log gains by what an earlier process put, whose sketches it finds in candidate files (`CandidateKeeper`).
 """
 
 from __future__ import annotations
@@ -23,12 +26,14 @@ from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import TENANT
 from pltz.archive.writing.batch import PendingSegment, PendingVersion
-from pltz.archive.writing.candidates import Candidate, Candidates, Place, read_groups
+from pltz.archive.writing.candidate_keeper import LEAST_LOG, CandidateKeeper
+from pltz.archive.writing.candidates import LEAST_GRAMS, Candidate, Candidates, Place, read_groups
 from pltz.archive.writing.neighbours import GRANTED, PROOF, NeighbourEncoder
 from pltz.archive.writing.verified_segments import Proofs
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.log.passages import (
     LEAST_SHARED,
+    LONGER,
     PASSAGES,
     most_before,
     passages_of,
@@ -37,6 +42,8 @@ from pltz.coding.log.passages import (
 )
 
 TRIED = 3  # of the nearest logs
+SPARE = PROOF * (1 << 21)  # work of reading stored logs that a process may do for a tenant beyond that: half a minute
+MUCH = 0.05  # of the passages of a log: what it shares with a stored one that is worth that
 KNOWN = 1 << 18  # logs of which it is remembered how much is read to read them
 
 
@@ -61,6 +68,8 @@ class LogNeighbours:
 
     def __init__(self, near: NeighbourEncoder, keys: Encryption) -> None:
         self.near, self.candidates = near, Candidates(keys)
+        self.keeper = CandidateKeeper(near.catalog)
+        self._spare: dict[Place, float] = {}  # what is left of `SPARE`
         self._has_read = False  # those of the candidate files
         self._reads: dict[bytes, int | None] = {}  # tokens decoded to read each candidate; None: it cannot serve
 
@@ -88,8 +97,9 @@ class LogNeighbours:
             least = LEAST_SHARED * len(passages)
             found = [one for c in (new, self.candidates) for one in c.nearest_to(place, passages, least, TRIED)]
             earlier = list[_Earlier]()
-            for _, leaf in sorted(found, reverse=True)[:TRIED]:
-                if leaf not in known and (one := self._stored(leaf, place, credit)):
+            for shared, leaf in sorted(found, reverse=True)[:TRIED]:
+                beyond = PROOF * LONGER * len(root.tokens) if shared >= MUCH * len(passages) else 0.0
+                if leaf not in known and (one := self._stored(leaf, place, credit, beyond)):
                     known[leaf] = one
                 if leaf in known and self._fits(known[leaf], root):
                     earlier.append(known[leaf])
@@ -121,8 +131,11 @@ class LogNeighbours:
         within = earlier.deep < LAST and earlier.read <= most_before(len(root.tokens))
         return within and root.id not in {name for name, _ in earlier.tower} | earlier.proofs.keys()
 
-    def _stored(self, leaf: bytes, place: Place, credit: dict[Place, float]) -> _Earlier | None:
-        """Return a stored log, read and proved, as far as the time granted to its tenant allows; None where not."""
+    def _stored(self, leaf: bytes, place: Place, credit: dict[Place, float], beyond: float) -> _Earlier | None:
+        """Return a stored log, read and proved, as far as the time granted to its tenant allows; None where not.
+
+        ``beyond``: work that may be taken from what the process has to spare.
+        """
         deep, near = self.near.deep_of(leaf), self.near
         if leaf not in self._reads:
             if len(self._reads) >= KNOWN:
@@ -132,9 +145,11 @@ class LogNeighbours:
         if deep is None or deep >= LAST or read is None:
             return None
         if near.towers.get(leaf) is None:
-            if credit[place] < PROOF * read:
+            work, spare = PROOF * read, self._spare.get(place, SPARE)
+            if credit[place] + min(beyond, spare) < work:
                 return None
-            credit[place] -= PROOF * read
+            self._spare[place] = spare - max(0.0, work - credit[place])
+            credit[place] = max(0.0, credit[place] - work)
         found = near.stored_tower(leaf, LAST - deep)
         if found is None or not near.proved.has_record(leaf):
             return None
@@ -145,12 +160,16 @@ class LogNeighbours:
         """Add logs that are durable by now."""
         towers = {d.leaf: d for d in drafts}
         for one in made:
+            tower = towers[one.segment].tower
             self.candidates.add(*one)
-            self.near.towers.add([(s.id, s.tokens) for s in towers[one.segment].tower])
+            self.near.towers.add([(s.id, s.tokens) for s in tower])
+            if sum(len(s.tokens) for s in tower) >= LEAST_LOG and one.sketch.grams >= LEAST_GRAMS:
+                self.keeper.add(tower[-1].own, one)
 
     def clear(self) -> None:
         """Forget all candidates: some are about to be erased."""
         self.candidates.clear()
+        self.keeper.clear()
         self._reads.clear()
 
 

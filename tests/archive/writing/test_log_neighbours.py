@@ -13,6 +13,8 @@ import pytest
 from pltz import PutRequest
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.chain import LAST
+from pltz.archive.errors import FullError
+from pltz.archive.writing import candidate_keeper, log_neighbours
 from pltz.coding.log import passages
 from pltz.coding.log.log_coder import LogCoder
 from pltz.models.bundle.bundle import Bundle
@@ -154,11 +156,61 @@ def test_a_log_of_another_process_is_read_where_time_allows(
     made = inside(cold)._writer.logs.candidates
     other = opened(place[0], **place[1])
     monkeypatch.setattr(inside(other)._writer.logs, "candidates", made)
+    monkeypatch.setattr(log_neighbours, "SPARE", 0)
     put(other, "2-1")  # as long as what it would read: too long for it alone
     assert neighbour(other, "2-1") == NONE
     put(other, "3-1-2-3", "4-1-5-6")
     assert neighbour(other, "3-1-2-3") != NONE
     want(place, "1-1", "2-1", "3-1-2-3", "4-1-5-6")
+
+
+@pytest.mark.parametrize("key", [{}, KEY], ids=["plain", "sealed"])
+def test_a_process_finds_the_logs_of_those_before_it(
+    tmp_path: Path, key: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_neighbours, "LEAST_LOG", 0)
+    monkeypatch.setattr(candidate_keeper, "MANY", 4)
+    place = tmp_path / "cold"
+    for name in ("1-1-2", "2-3", "5-5", "6-6"):
+        put(opened(place, **key), name)
+    files = place / "index"
+    assert len(list(files.glob("candidates-*"))) == 4
+    cold = opened(place, **key)
+    put(cold, "3-1")
+    assert neighbour(cold, "3-1") == leaf(cold, "1-1-2")
+    assert len(list(files.glob("candidates-*"))) == 1  # merged
+    last = opened(place, **key)
+    spare = inside(last)._writer.logs
+    put(last, "4-3")
+    assert neighbour(last, "4-3") == leaf(last, "2-3") and spare._spare
+    put(last, "7-1", tenant="other")
+    assert neighbour(last, "7-1", "other") == NONE
+    for _ in range(2):
+        last.cluster()
+    again = opened(place, **key)
+    put(again, "8-5")
+    assert neighbour(again, "8-5") == leaf(again, "5-5")
+    want((place, key), "3-1", "4-3", "8-5")
+
+
+def test_a_sketch_that_cannot_be_written_costs_no_put(
+    place: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_neighbours, "LEAST_LOG", 0)
+    cold = opened(place[0], **place[1])
+    store, seen = cold.parts.store, list[str]()
+    write = type(store).put
+
+    def full(self: Any, name: str, data: bytes) -> bool:
+        if "candidates" in name:
+            seen.append(name)
+            raise FullError("no room")
+        return write(self, name, data)
+
+    monkeypatch.setattr(type(store), "put", full)
+    put(cold, "1-1")
+    assert seen
+    want(place, "1-1")
 
 
 def test_a_lost_neighbour_loses_the_logs_coded_after_it(place: tuple[Path, dict[str, Any]]) -> None:
