@@ -1,14 +1,16 @@
 """The shortest of several ways to code a segment, each coded: for sessions of files and for segments of archives.
 
     tokens after a context --as they are, and with copies out of it--> ways --codec--> the shortest that a reader takes
+    the same after a neighbour --`shorter_after`--> those that save more than naming the neighbour takes
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from pltz.coding.codecs.codec import BytesCodec, Plain, SegmentCodec, copies_fit
+from pltz.coding.codecs.codec import Blocks, BytesCodec, Plain, SegmentCodec, copies_fit
 from pltz.coding.codecs.modes import COPIES
 from pltz.plt_codec import repeats
 from pltz.plt_codec.types import Tokens
@@ -40,6 +42,37 @@ def shortest(codec: SegmentCodec, ways: Sequence[tuple[int, Plain]]) -> dict[int
         if fits and (number not in best or len(data) < len(best[number][0])):
             best[number] = data, plain
     return best
+
+
+class Trial(NamedTuple):
+    """A segment to code after a context, such as a neighbour, that it need not have.
+
+    Attributes:
+        plain: the segment after the context, with the copies that it has without.
+        size: bytes of its bitstring without the context.
+        field: bytes that naming the context takes.
+        copied: whether copies out of the context are tried alone, or left out; None: both ways are tried.
+    """
+
+    plain: Plain
+    size: int
+    field: int
+    copied: bool | None = None
+
+
+def shorter_after(
+    codec: SegmentCodec, trials: Sequence[Trial], layout: Callable[[int], Blocks | None] = lambda _: None
+) -> dict[int, tuple[bytes, Plain]]:
+    """Code segments after contexts, and return the bitstring and way of each that saves more than naming its context.
+
+    By its number in ``trials``. ``layout``: gives `Plain.layout` for a number of literals. Raises ContentError.
+    """
+    ways: list[tuple[int, Plain]] = []
+    for n, one in enumerate(trials):
+        found = [one.plain] if one.copied is False else ways_after(codec, one.plain, one.size)
+        ways += [(n, replace(way, layout=layout(way.literals))) for way in found[bool(one.copied) :]]
+    best = shortest(codec, ways)
+    return {n: won for n, won in best.items() if len(won[0]) < trials[n].size - trials[n].field}
 
 
 def may_be_shorter(codec: SegmentCodec, tokens: Sequence[Tokens], size: int, *, extends: bool = False) -> bool:

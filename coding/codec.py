@@ -34,13 +34,13 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack, cast, overload
 
 import numpy as np
 
-from pltz.coding.choose import NO_SIZE, may_be_shorter, shortest, ways_after
-from pltz.coding.codecs.codec import NO_MARK, Plain
+from pltz.coding.choose import NO_SIZE, Trial, may_be_shorter, shorter_after
+from pltz.coding.codecs.codec import NO_MARK, Blocks, Plain
 from pltz.coding.decoder import OnError, SessionDecoder, coded_of, named
 from pltz.coding.expected_time import Expect
 from pltz.coding.log import log_coder
 from pltz.coding.log.log_look import is_log
-from pltz.coding.neighbours import Earlier, Neighbours
+from pltz.coding.neighbours import NAME_BYTES, Earlier, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import PhasedProgress, begin
 from pltz.coding.prepare import tokens_for_model
@@ -72,7 +72,6 @@ BATCH_TOKENS = 1 << 20  # tokens coded side by side; bounds memory, large enough
 LOG_BATCH = 1 << 22  # bytes of logs coded side by side
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 22  # of content, or one session
-CONTEXT_FIELD = 2  # bytes that naming a context costs in the index
 
 
 @dataclass(frozen=True)
@@ -508,29 +507,24 @@ class Codec(SessionDecoder):
     ) -> dict[int, Frame]:
         """Return the frames of sessions after contexts, (m,), where they are shorter, by their place in ``drafts``.
 
-        Each session is coded with the copies that its frame has, and with those that reach into its context, if any.
-
         Args:
             before: the frames of the same sessions after a part of these contexts. Where one has copies from its
                 context, so has the new one, and else neither.
         """
-        ways: list[tuple[int, Plain]] = []
-        for at, context in contexts.items():
-            plain = Plain(_tokens(drafts[at]), context)
+        rows, trials = [*contexts], list[Trial]()
+        for at in rows:
+            plain = Plain(_tokens(drafts[at]), contexts[at], frames[at].unpacked())
             copied = None if before is None else copies.reach_back(before[at].unpacked())
-            if not copied:
-                ways.append((at, replace(plain, copies=frames[at].unpacked())))
-            if copied is not False:
-                ways += [(at, way) for way in ways_after(self.model, plain, len(frames[at].encode()))[1:]]
-        ways = [(at, replace(way, layout=_blocks(way.literals, options))) for at, way in ways]
+            trials.append(Trial(plain, len(frames[at].data), NAME_BYTES, copied))
+        shorter = shorter_after(self.model, trials, partial(_blocks, options=options))
         found: dict[int, Frame] = {}
-        for at, (data, way) in shortest(self.model, ways).items():
-            number = cast("Earlier", tried[at].context).number
+        for n, (data, way) in shorter.items():
+            at, number = rows[n], cast("Earlier", tried[rows[n]].context).number
             lanes, steps = _kept_layout(way.literals, options, (frames[at].lanes, frames[at].steps))
             frame = replace(
                 frames[at], data=data, lanes=lanes, steps=steps, copied=bool(way.copies), context=number
             )
-            if len(frame.encode()) < len(frames[at].encode()) - CONTEXT_FIELD and frame.fits:
+            if frame.fits:
                 found[at] = frame
         return found
 
@@ -650,7 +644,7 @@ def _layout(tokens: int, name: LayoutName) -> Layout:
     return FAST if tokens > FAST_ABOVE else Layout(default_lanes(tokens, MAX_BLOCK), MAX_STEPS)
 
 
-def _blocks(literals: int, options: CodingOptions) -> tuple[int | None, int | None]:
+def _blocks(literals: int, options: CodingOptions) -> Blocks:
     """Return the lanes and steps in which so many tokens are coded; the engine fills in a missing one."""
     if options.lanes or options.steps:
         return options.lanes, options.steps
@@ -658,9 +652,7 @@ def _blocks(literals: int, options: CodingOptions) -> tuple[int | None, int | No
     return layout.lanes, layout.steps
 
 
-def _kept_layout(
-    literals: int, options: CodingOptions, coded: tuple[int | None, int | None]
-) -> tuple[int | None, int | None]:
+def _kept_layout(literals: int, options: CodingOptions, coded: Blocks) -> Blocks:
     """Return the lanes and steps that a frame has to name: none where the layout is that of every file.
 
     ``coded``: those in which the engine coded a frame with these options.

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pltz.plt_codec.types import Tokens
 
 HASHES = 256  # of a sketch, four times those of the archive: it is never stored, and finds short sessions too
-LEAST_SHARED = 0.1  # of the 4-grams of a session: with less in common it is not tried
 LONGEST = 4096  # tokens of both sessions; a context helps the first block only, and a long one is slow to decode
+NAME_BYTES = 2  # that naming an earlier one takes where both are in one block
 KEPT = 1 << 23  # tokens of earlier sessions that are kept, 32 MB
 
 
@@ -89,7 +89,7 @@ class Neighbours:
             return None
         for session in self._sessions[len(self._index) :]:
             self._index.add(session, _sketch(session.tokens))
-        found = self._index.nearest_to(hashes_of(tokens), LEAST_SHARED * (len(tokens) - GRAM + 1))
+        found = self._index.nearest_to(hashes_of(tokens))
         return found[0][1] if found else None
 
     def _forget(self) -> None:

@@ -25,6 +25,7 @@ from pltz.plt_codec.errors import CorruptError
 GRAM = 4  # tokens
 SIZE = 64  # hashes per sketch
 LEAST_HITS = 2  # hashes of a sketch that a new sequence has to have; one alone may be chance
+LEAST_SHARED = 0.1  # of the distinct 4-grams of a sequence: with less in common an earlier one is not tried
 RECENT = 64  # least number of sketches that are kept unsorted for a while
 
 Hashes = npt.NDArray[np.uint32]
@@ -174,10 +175,10 @@ class NearestItems(Generic[Item]):
         self._index.add(sketch)
         self._items.append(item)
 
-    def nearest_to(self, wanted: Hashes, least: float, count: int = 1) -> list[tuple[float, Item]]:
+    def nearest_to(self, wanted: Hashes, least: float = LEAST_SHARED, count: int = 1) -> list[tuple[float, Item]]:
         """Return how many of these hashes, (h,), the nearest items share, and these, best first.
 
-        At most ``count``, those that share ``least`` or more.
+        At most ``count``, those that share a part ``least`` of them or more.
         """
         found = self._index.nearest_to(wanted, count) if self._items else []
-        return [(one.shared, self._items[one.number]) for one in found if one.shared >= least]
+        return [(one.shared, self._items[one.number]) for one in found if one.shared >= least * len(wanted)]

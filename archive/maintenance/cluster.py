@@ -45,14 +45,14 @@ from pltz.archive.format.context import NO_ROOT, RUN, WITHIN, Context
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.maintenance.domain_records import DomainRecords
-from pltz.archive.writing.candidates import LEAST_GRAMS, LEAST_SHARE, read_groups, seal_sketch, tower_sketch
+from pltz.archive.writing.candidates import LEAST_GRAMS, read_groups, seal_sketch, tower_sketch
 from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES, most_in_a_row
 from pltz.coding.codecs.codec import Plain, SegmentCodec
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.log.passages import PASSAGES, passages_of
 from pltz.coding.neighbours import LONGEST
-from pltz.coding.sketch import SIZE, Sketch
+from pltz.coding.sketch import LEAST_SHARED, SIZE, Sketch
 from pltz.plt_codec.errors import FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 
@@ -354,7 +354,7 @@ def _saved(codec: SegmentCodec, sessions: Sequence[_Session], central: Ints, sha
     """
     tokens = [np.concatenate([NOTHING, *(part for _, part in s.tower)])[: codec.reach] for s in sessions]
     contexts = {a: context_after(sessions[a].tower, set(), NOTHING, codec) for a in central.tolist()}
-    least = [max(1.0, LEAST_SHARE * len(one)) for one in tokens]
+    least = [max(1.0, LEAST_SHARED * s.sketch.grams) for s in sessions]
     nearest = np.argsort(-shared, axis=1, kind="stable")[:, :NEAREST].tolist()
     pairs = sorted((a, b) for b, row in enumerate(nearest) for a in row if shared[b, a] >= least[b])
     rows = sorted({b for _, b in pairs})

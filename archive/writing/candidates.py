@@ -26,13 +26,12 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import Record
 from pltz.coding.neighbours import LONGEST
-from pltz.coding.sketch import Hashes, NearestItems, Sketch, hashes_of, sketch_of
+from pltz.coding.sketch import LEAST_SHARED, Hashes, NearestItems, Sketch, sketch_of
 from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.identity import NONE
 
 MOST = 4096  # candidates per domain and tokenizer
 LEAST_GRAMS = 32  # distinct 4-grams of a candidate
-LEAST_SHARE = 0.1  # share of the 4-grams of a new segment that a candidate has to have
 
 
 class Place(NamedTuple):
@@ -73,19 +72,10 @@ class Candidates:
         """Add the candidates of a group of a file."""
         self._unread.setdefault(Place(group.domain, group.tokenizer), []).append((group, boxes))
 
-    def nearest(self, place: Place, tokens: Tokens) -> tuple[float, bytes] | None:
-        """Return how many 4-grams the nearest candidate of a domain shares with tokens, (T,), and its id.
-
-        None where it shares too few, or there is no candidate.
-        """
-        found = self.nearest_to(place, hashes_of(tokens), LEAST_SHARE * len(tokens), 1)
-        return found[0] if found else None
-
-    def nearest_to(self, place: Place, wanted: Hashes, least: float, count: int) -> list[tuple[float, bytes]]:
-        """Return how many of these hashes, (h,), the nearest candidates of a domain share, and their ids.
-
-        Best first, at most ``count``, those that share ``least`` or more.
-        """
+    def nearest_to(
+        self, place: Place, wanted: Hashes, least: float = LEAST_SHARED, count: int = 1
+    ) -> list[tuple[float, bytes]]:
+        """Return the nearest candidates of a domain by their ids, as `NearestItems.nearest_to`."""
         for group, boxes in self._unread.pop(place, ()):
             with suppress(FormatError):  # the digest of the file was right, so a sketch that does not open is gone
                 for segment, sketch in open_sketches(self._keys, group, boxes):

@@ -22,16 +22,17 @@ from pltz.archive.format.index_file import Location
 from pltz.archive.writing.batch import PendingSegment, PendingVersion, batches
 from pltz.archive.writing.candidates import Candidate, Candidates, Place, tower_sketch
 from pltz.archive.writing.verified_segments import Proofs, VerifiedSegments
-from pltz.coding.choose import shortest, ways_after
+from pltz.coding.choose import Trial, shorter_after
 from pltz.coding.codecs.codec import Plain, layout_mode
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import ALONE, TOWER
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.coding.neighbours import NAME_BYTES
+from pltz.coding.sketch import hashes_of
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.identity import NONE
 
-NEIGHBOUR_BYTES = 10  # that a neighbour takes in a record; about two where both are put together
-TOGETHER_BYTES = 2
+NEIGHBOUR_BYTES = 10  # that naming a stored neighbour takes; one that is put together with it takes `NAME_BYTES`
 GRANTED = 0.45  # of the work of coding a domain's segments alone and proving them: trials after neighbours may add it
 SAVED_UP = 256  # tokens' worth of that work which a domain has at first, and the most that it keeps
 TRIAL, PROOF = 0.42, 0.54  # work per token of a trial, and of proving a segment that is kept, of the same
@@ -133,7 +134,7 @@ class NeighbourEncoder:
                 towers[leaf], places[leaf] = stored
             else:
                 self._deep.pop(leaf, None)
-        costs = {leaf: NEIGHBOUR_BYTES if leaf in places else TOGETHER_BYTES for leaf in towers}
+        costs = {leaf: NEIGHBOUR_BYTES if leaf in places else NAME_BYTES for leaf in towers}
         # a candidate that is read after a segment, perhaps a copy in a condemned pack, is no neighbour of that segment
         after = {leaf: {name for name, _ in tower} | self._needs.get(leaf, set()) for leaf, tower in towers.items()}
         pairs = [(s, leaf) for s, leaf in tried if leaf in towers and s.id not in after[leaf]]
@@ -255,8 +256,9 @@ class NeighbourEncoder:
         above = {s.id for s in segment.ancestors()}
         bases = [_place(s) for s in segment.ancestors() if s.own.domain_kind == BASE]
         ways = [(c, place) for place in {_place(segment), *bases} for c in (new, self.candidates)]
-        found = [c.nearest(place, segment.tokens) for c, place in ways]
-        return max((one for one in found if one and one[1] not in above), default=None)
+        wanted = hashes_of(segment.tokens)
+        found = [one for c, place in ways for one in c.nearest_to(place, wanted)]
+        return max((one for one in found if one[1] not in above), default=None)
 
     def stored_tower(self, leaf: bytes, hops: int) -> tuple[Segments, Proofs] | None:
         """Return the tower of a stored candidate with its proofs; None where it cannot serve.
@@ -283,20 +285,21 @@ class NeighbourEncoder:
         """
         segments = [s for s, _, _ in pairs]
         for codec, numbers in batches(segments):
-            ways: list[tuple[int, Plain]] = []
+            trials: list[Trial] = []
             for n in numbers:
-                segment, tower, _ = pairs[n]
+                segment, tower, name_bytes = pairs[n]
                 segment.near = tower
                 plain = Plain(segment.tokens, segment.before(TOWER if segment.up else ALONE))
-                ways += [(n, way) for way in ways_after(codec, plain, len(segment.data))]
-            for n, (data, plain) in shortest(codec, ways).items():
-                segment = segments[n]
-                if len(data) + pairs[n][2] < len(segment.data):
-                    mode = (TOWER if segment.up else ALONE) | layout_mode(codec, plain.literals)
-                    segment.data, segment.context = data, replace(segment.own, mode=mode) if mode else segment.own
-                    segment.copied = bool(plain.copies)
-                else:
+                trials.append(Trial(plain, len(segment.data), name_bytes))
+            shorter = shorter_after(codec, trials)
+            for n, segment in enumerate(segments[n] for n in numbers):
+                if n not in shorter:
                     segment.near = []
+                    continue
+                segment.data, plain = shorter[n]
+                mode = (TOWER if segment.up else ALONE) | layout_mode(codec, plain.literals)
+                segment.context = replace(segment.own, mode=mode) if mode else segment.own
+                segment.copied = bool(plain.copies)
 
 
 def most_in_a_row(kind: int, fast: bool) -> int:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 
 NO_MARK: Tokens = np.zeros(0, np.int64)
+Blocks = tuple[int | None, int | None]  # lanes and steps, of which the engine fills in a missing one
 
 
 @dataclass(slots=True)
@@ -58,14 +59,13 @@ class Plain:
         tokens: its tokens, (T,).
         above: the last tokens of all segments above it, (m,), as many as the codec reaches.
         copies: copies to take out, some of them perhaps of tokens above; of a codec of mode COPIES only.
-        layout: lanes and steps of its blocks, of which the engine fills in a missing one; None: as the codec's `fast`
-            says.
+        layout: that of its blocks; None: as the codec's `fast` says.
     """
 
     tokens: Tokens
     above: Tokens
     copies: Sequence[Copy] = ()
-    layout: tuple[int | None, int | None] | None = None
+    layout: Blocks | None = None
 
     @property
     def literals(self) -> int:
@@ -299,7 +299,7 @@ class BundleCodec:
                 out[n] = repeats.pack(copies) + frame.data if copies else frame.data, frame
         return [out[n] for n in range(len(batch))]
 
-    def _blocks(self, literals: int) -> tuple[int | None, int | None]:
+    def _blocks(self, literals: int) -> Blocks:
         layout = frame_layout(literals, layout_mode(self, literals))
         return layout.lanes, layout.steps
 

@@ -21,6 +21,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Plain
 from pltz.coding.codecs.logs import method_of
 from pltz.coding.codecs.modes import TOWER, TURN
+from pltz.coding.sketch import hashes_of
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE
@@ -196,8 +197,9 @@ def test_sessions_that_are_coded_after_others_are_read(name: str) -> None:
     assert {s: near for s, near in found.items() if near != NONE} == expected
     assert archive.verify(decode=True).sound
     place = Place(archive.keys.domain(TENANT, "acme"), codec.tokenizer)
-    nearest = read_candidates(archive.catalog, archive.settings.archive).nearest(place, np.array(alike(1)))
-    assert nearest and nearest[1] == leaf["acme", "first"] and nearest[0] > 60
+    candidates = read_candidates(archive.catalog, archive.settings.archive)
+    [nearest] = candidates.nearest_to(place, hashes_of(np.array(alike(1))))
+    assert nearest[1] == leaf["acme", "first"] and nearest[0] > 60
     assert repair(disk, name).whole
     lost = DirectoryStore(disk_of(name))
     [found_at] = archive.places(leaf["acme", "first"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pltz.coding import choose
-from pltz.coding.choose import shortest, ways_after
+from pltz.coding.choose import Trial, shorter_after, shortest, ways_after
 from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Coded, Plain
 from pltz.coding.codecs.modes import COPIES
 from tests.coding.fake_coder import FakeBundle, FakeCoder
@@ -30,6 +30,17 @@ def test_a_way_that_no_reader_takes_does_not_count(model: BundleCodec, monkeypat
     ways = ways_after(model, Plain(PASSAGE, PASSAGE[:150]), 250)
     monkeypatch.setattr(choose, "copies_fit", lambda tokens, data: False)
     assert not shortest(model, [(0, way) for way in ways])[0][1].copies
+
+
+def test_a_context_has_to_save_more_than_naming_it_takes(model: BundleCodec) -> None:
+    plain = Plain(np.concatenate([PASSAGE, [1, 2, 3]]), PASSAGE)
+    found = shorter_after(model, [Trial(plain, 254, 2)])
+    data, way = found[0]
+    assert way.copies and len(data) < 20
+    trials = [Trial(plain, len(data) + saved, 2) for saved in (2, 3)]
+    assert shorter_after(model, trials) == {1: (data, way)}
+    assert shorter_after(model, [Trial(plain, 254, 2, copied=True)]) == found
+    assert not shorter_after(model, [Trial(plain, 254, 2, copied=False)])  # whole, it saves nothing here
 
 
 def test_a_codec_without_copies_has_one_way() -> None:
