@@ -269,9 +269,12 @@ class RecordLookup:
         """
         return self._listing.stable(lambda: self._versions(domain, name))
 
-    def all_versions(self) -> list[Version]:
-        """Return all versions of all sessions, sorted by tenant and name. Raises ArchiveError, StoreError."""
-        return self._listing.stable(self._all_versions)
+    def all_versions(self, domain: bytes | None = None) -> list[Version]:
+        """Return all versions of all sessions, sorted by tenant and name. Raises ArchiveError, StoreError.
+
+        ``domain``: of the tenant whose sessions are returned alone. Packs without it are not read.
+        """
+        return self._listing.stable(lambda: self._all_versions(domain))
 
     def begun_logs(self) -> list[Version]:
         """Return the beginnings of logs that no put went on with. Only packs with logs are read. Raises StoreError."""
@@ -319,14 +322,19 @@ class RecordLookup:
         both = both[np.lexsort((both[:, 1], both[:, 0]))]
         return both[:, 0], both[:, 1]
 
-    def _session_heads(self, pack: bytes) -> Iterator[Found]:
-        """Yield the records of sessions in a pack, without bitstrings. Damage is noted as a problem."""
+    def _session_heads(self, pack: bytes, domain: bytes | None = None) -> Iterator[Found]:
+        """Yield the records of sessions in a pack, without bitstrings. Damage is noted as a problem.
+
+        ``domain``: that of the tenant whose records are yielded; None for all.
+        """
         try:
+            if domain and all(context.domain != domain for context in self._listing.opened(pack).head.contexts):
+                return
             for item in self._listing.scan(pack, bodies=False):
                 if isinstance(item, Damage):
                     what = f"{item.size} bytes at {item.offset}: {item.why}"
                     self._problems.note("pack", pack.hex(), what, pack=pack, blind=item.rows is None)
-                elif item.record.name is not None:
+                elif item.record.name is not None and domain in (None, item.context.domain):
                     yield item
         except FormatError as exc:
             self._problems.note("pack", pack.hex(), str(exc), pack=pack, blind=True)
@@ -398,9 +406,10 @@ class RecordLookup:
         found = [self._of_block(pack, block, place._replace(row=row)) for row in block.rows_named(stored)]
         return [item for item in found if key_of_session(item.record, item.context) == key]
 
-    def _all_versions(self) -> list[Version]:
+    def _all_versions(self, domain: bytes | None) -> list[Version]:
         self._listing.absent()  # adds packs that an incomplete listing omitted
-        return self._distinct((item for pack in sorted(self._listing.packs) for item in self._session_heads(pack)), [])
+        items = (item for pack in sorted(self._listing.packs) for item in self._session_heads(pack, domain))
+        return self._distinct(items, [])
 
     def _in_record(self, item: Found, key: bytes) -> Iterator[Version]:
         """Yield the versions that the record of a session with this key has: of a run cut short, its own only.

@@ -1,15 +1,15 @@
 """DomainRecords: the segments of one domain and their neighbours, from the raw packs, each of which is read once.
 
-    packs not read yet --heads of their blocks--> segments of the domain, those coded after each, and the units that
-                                                  have a record under each root of its keys
+    packs not read yet --heads of their blocks--> segments of the domain, the parents of each, those coded after each,
+                                                  and the units that have a record under each root of its keys
 
-An erase asks twice: before it begins, and again for what writers put meanwhile. Packs never change, so the second look
-reads only those that are new.
+An erase asks several times: before it begins, and again for what writers put meanwhile. Packs never change, so a later
+look reads only those that are new. Of packs without a record of the domain only the head is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from pltz.archive.catalog.catalog import Catalog
@@ -31,9 +31,13 @@ def identities(record: Record, context: Context) -> list[bytes]:
 
 @dataclass
 class _PackRecords:
-    """The records of one pack. ``named_by``: neighbour -> (context, segment) of each record that names it."""
+    """The records of one pack.
 
-    segments: set[bytes] = field(default_factory=set)
+    ``parents``: segment -> (context, parent) of each record of it. ``named_by``: neighbour -> (context, segment) of
+    each record that names it.
+    """
+
+    parents: dict[bytes, list[tuple[Context, bytes]]] = field(default_factory=dict)
     named_by: dict[bytes, list[tuple[Context, bytes]]] = field(default_factory=dict)
     units: dict[bytes, set[int]] = field(default_factory=dict)  # root -> units
     runs: bool = False
@@ -45,6 +49,7 @@ class DomainRecords:
     def __init__(self, catalog: Catalog, domain: bytes) -> None:
         self.catalog, self.domain = catalog, domain
         self._packs: dict[bytes, _PackRecords] = {}
+        self._parents: dict[bytes, list[tuple[Context, bytes]]] | None = None  # those of all packs, once asked for
 
     def read(self) -> None:
         """Read the packs that are listed and were not read yet. Bitstrings are left out.
@@ -53,6 +58,8 @@ class DomainRecords:
         """
         listing = self.catalog.listing
         listing.absent()  # adds packs that an incomplete listing omitted
+        if self._packs.keys() != listing.packs.keys():
+            self._parents = None
         self._packs = {pack: found for pack, found in self._packs.items() if pack in listing.packs}
         for pack in sorted(listing.packs.keys() - self._packs.keys()):
             try:
@@ -63,7 +70,30 @@ class DomainRecords:
     @property
     def segments(self) -> set[bytes]:
         """Return the segments of the domain."""
-        return set[bytes]().union(*(found.segments for found in self._packs.values()))
+        return set[bytes]().union(*(found.parents for found in self._packs.values()))
+
+    def under(self, leaves: Iterable[bytes]) -> set[bytes]:
+        """Return the segments of the domain in the towers of these leaves, without those that no record opens.
+
+        Shared prompts are left out.
+        """
+        if self._parents is None:
+            self._parents = {}
+            for pack in self._packs.values():
+                for segment, rows in pack.parents.items():
+                    self._parents.setdefault(segment, []).extend(rows)
+        gone, found, seen, todo = self.catalog.keys.gone, set[bytes](), {NONE}, list(leaves)
+        while todo:
+            at = todo.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            # follow all records: a crafted one must not cut the tower short
+            parents = [parent for context, parent in self._parents.get(at, ()) if not gone(context, at)]
+            if parents:
+                found.add(at)
+                todo += parents
+        return found
 
     @property
     def units(self) -> dict[bytes, set[int]]:
@@ -93,6 +123,8 @@ class DomainRecords:
     def _read(self, pack: bytes) -> _PackRecords:
         found = _PackRecords()
         try:
+            if all(context.domain != self.domain for context in self.catalog.listing.opened(pack).head.contexts):
+                return found
             for item in self.catalog.listing.scan(pack, bodies=False):
                 if isinstance(item, Damage):
                     if item.offset:  # else one of two copies of the head
@@ -105,7 +137,7 @@ class DomainRecords:
                 units |= {unit_of(identity) for identity in identities(record, context)}
                 if record.id is None:
                     continue
-                found.segments.add(record.id)
+                found.parents.setdefault(record.id, []).append((context, record.parent))
                 found.runs |= bool(context.mode & RUN)
                 if record.neighbour != NONE:
                     found.named_by.setdefault(record.neighbour, []).append((context, record.id))

@@ -41,6 +41,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import LAST
+from pltz.archive.catalog.listing import PackFront
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem
 from pltz.archive.encryption.box import KEY, Tree, unit_of
@@ -52,7 +53,7 @@ from pltz.archive.errors import ArchiveError, Fenced, FullError, NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.index_file import SEGMENTS, key_of_session
-from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.format.pack import AHEAD, Damage, Pack
 from pltz.archive.humanize import counted
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.recode import Recoder
@@ -177,10 +178,10 @@ class Eraser:
                 return over
             records, unread = self._prove(known.domain, None, None)
             return replace(over, records=over.records + records, unread=unread)
-        versions = sum(v.tenant == tenant for v in self.catalog.lookup.all_versions())
+        versions = len(self.catalog.lookup.all_versions(known.domain))
         # damage hinders the erasure of bases, not of the tenant
         look = self._look if bases else self.catalog.listing.stable
-        uses = look(lambda: self._uses(tenant, lambda v: v.tenant == tenant))
+        uses = look(lambda: self._uses(tenant, self.catalog.lookup.all_versions(known.domain)))
         free = [use for use in uses if bases and not use.others]
         if dry_run:
             uses = [replace(use, erased=use in free) for use in uses]
@@ -269,18 +270,18 @@ class Eraser:
     def _session(self, tenant: str, name: str, finished: _Finished, dry_run: bool) -> Erasure:
         """Do the work of `session`, but for what earlier erases left."""
         known = self._known(TENANT, tenant)
-        towers = self._look(lambda: self._towers(known.domain, name))
+        records = DomainRecords(self.catalog, known.domain)
+        towers = self._look(lambda: self._towers(records, name))
         if not towers:
             return self._over(Erasure(tenant, name), known, finished, False, dry_run)
         # what the session had, and what is coded after it
-        records = DomainRecords(self.catalog, known.domain)
         begun, doomed = known, self._look(lambda: self._dead(known, records)).union(*towers)
         if not dry_run:
             self._recoder.want_codecs(records.coded_after(doomed) - doomed)
-            begun, towers = self._doom(known, name, towers, doomed)
+            begun, towers = self._doom(known, records, name, towers, doomed)
         # segments of other sessions stay; what was coded after the others is coded anew
-        kept = doomed & self._look(lambda: self._used_by_others(tenant, known.domain, name))
-        uses = self._look(lambda: self._uses(tenant, lambda v: (v.tenant, v.name) == (tenant, name)))
+        kept = doomed & self._look(lambda: self._used_by_others(records, name))
+        uses = self._look(lambda: self._uses(tenant, self.catalog.lookup.versions(known.domain, name)))
         going = doomed - kept
         users = self._recode(known, records, going, dry_run)
         erasure = Erasure(
@@ -325,7 +326,7 @@ class Eraser:
         return found
 
     def _doom(
-        self, known: DomainKeys, name: str, towers: list[set[bytes]], doomed: set[bytes]
+        self, known: DomainKeys, records: DomainRecords, name: str, towers: list[set[bytes]], doomed: set[bytes]
     ) -> tuple[DomainKeys, list[set[bytes]]]:
         """Publish keys by which no writer relies on a session any more; return them and the session's towers.
 
@@ -341,7 +342,7 @@ class Eraser:
                 doomed=frozenset(units),
             )
             self._publish(begun)
-            towers = self._look(lambda: self._towers(known.domain, name))
+            towers = self._look(lambda: self._towers(records, name))
         return begun, towers
 
     def _recode(self, known: DomainKeys, records: DomainRecords, going: set[bytes], dry_run: bool) -> set[bytes]:
@@ -476,9 +477,11 @@ class Eraser:
         if not self.keys.publish(keys):
             raise Fenced(AT_ONCE)
 
-    def _towers(self, domain: bytes, name: str) -> list[set[bytes]]:
+    def _towers(self, records: DomainRecords, name: str) -> list[set[bytes]]:
         """Return, for each version, its segments in the tenant's domain. Shared prompts are left out."""
-        return [self._own(domain, v.leaf) for v in self.catalog.lookup.versions(domain, name)]
+        versions = self.catalog.lookup.versions(records.domain, name)
+        records.read()
+        return [records.under([v.leaf]) for v in versions]
 
     def _dead(self, known: DomainKeys, records: DomainRecords) -> set[bytes]:
         """Return the segments of a tenant that no version has, where there are runs or neighbours.
@@ -489,42 +492,45 @@ class Eraser:
         records.read()
         if not records.have_dead_copies:
             return set()
-        versions = [v for v in self.catalog.lookup.all_versions() if v.tenant == known.name]
-        return records.segments.difference(*(self._own(known.domain, v.leaf) for v in versions))
+        return records.segments - records.under(v.leaf for v in self.catalog.lookup.all_versions(known.domain))
 
-    def _used_by_others(self, tenant: str, domain: bytes, name: str) -> set[bytes]:
-        others = [v for v in self.catalog.lookup.all_versions() if v.tenant == tenant and v.name != name]
-        return set[bytes]().union(*(self._own(domain, v.leaf) for v in others))
+    def _used_by_others(self, records: DomainRecords, name: str) -> set[bytes]:
+        others = [v.leaf for v in self.catalog.lookup.all_versions(records.domain) if v.name != name]
+        records.read()
+        return records.under(others)
 
-    def _own(self, domain: bytes, leaf: bytes) -> set[bytes]:
-        found: set[bytes] = set()
-        todo = [leaf]
-        while todo:
-            at = todo.pop()
-            if at == NONE or at in found:
-                continue
-            for place in self.catalog.lookup.find(SEGMENTS, at):  # nothing is found of lost or erased segments
-                if place.context.domain == domain:  # follow all places: a crafted record must not cut the tower short
-                    found.add(at)
-                    todo.append(place.record.parent)
-        return found
-
-    def _uses(self, tenant: str, going: Callable[[Version], bool]) -> list[BaseUse]:
+    def _uses(self, tenant: str, going: Collection[Version]) -> list[BaseUse]:
         """Return the bases on which versions that are ``going`` stand, with their other users."""
-        versions, grounds = self.catalog.lookup.all_versions(), Grounds(self.catalog)
-        used = {domain for v in versions if going(v) for domain, _ in grounds.under(v.leaf)}
+        if not self._have_bases():
+            return []
+        grounds, ids = Grounds(self.catalog), {v.id for v in going}
+        used = {domain for v in going for domain, _ in grounds.under(v.leaf)}
         if not used:
             return []
         users: dict[bytes, set[tuple[str, str]]] = {domain: set() for domain in used}
-        for v in versions:
-            for domain in () if going(v) else {domain for domain, _ in grounds.under(v.leaf)} & used:
-                users[domain].add((v.tenant, v.name))
+        with self.catalog.lookup.keeping_blocks():
+            for v in self.catalog.lookup.all_versions():
+                for domain in () if v.id in ids else {domain for domain, _ in grounds.under(v.leaf)} & used:
+                    users[domain].add((v.tenant, v.name))
         uses = []
         for domain, sessions in users.items():
             base = self.keys.of(domain)
             others = sum(whose != tenant for whose, _ in sessions)
             uses.append(BaseUse(base.name if base else "", len(sessions) - others, others, False))
         return sorted(uses, key=lambda use: use.name)
+
+    def _have_bases(self) -> bool:
+        """Return whether any pack may have records of a base domain. Reads heads of packs; a damaged one may."""
+        listing = self.catalog.listing
+        for pack in listing.packs:
+            try:
+                if any(context.domain_kind == BASE for context in listing.opened(pack).head.contexts):
+                    return True
+            except FormatError:
+                return True
+            except FileNotFoundError:
+                listing.note_stale()
+        return False
 
     def users(self, domain: bytes, roots: Collection[bytes]) -> dict[tuple[str, str], bool]:
         """Return the sessions that stand on records under these roots of a base domain.
@@ -537,9 +543,10 @@ class Eraser:
 
         def work() -> dict[tuple[str, str], bool]:
             grounds, found = Grounds(self.catalog), dict[tuple[str, str], bool]()
-            for v in self.catalog.lookup.all_versions():
-                if wanted & grounds.under(v.leaf):
-                    found[v.tenant, v.name] = v.forgotten and found.get((v.tenant, v.name), True)
+            with self.catalog.lookup.keeping_blocks():
+                for v in self.catalog.lookup.all_versions():
+                    if wanted & grounds.under(v.leaf):
+                        found[v.tenant, v.name] = v.forgotten and found.get((v.tenant, v.name), True)
             return found
 
         found = self._look(work)
@@ -574,13 +581,20 @@ class Eraser:
     def _records(self, domain: bytes) -> Iterator[_Named | None]:
         """Yield every record of a domain from the raw packs.
 
-        None stands for a pack that could not be read whole.
+        None stands for a pack that could not be read whole. Of a large pack whose two heads lack the domain no more is
+        read.
         """
-        for name in sorted(object_names.packs_among(self.catalog.store.list(object_names.PACKS))):
-            damaged = False
+        store, archive = self.catalog.store, self.catalog.ledger.archive
+        for name, size in sorted(object_names.packs_listed(store.list(object_names.PACKS)).items()):
+            damaged, path = False, object_names.pack(name)
             try:
-                file = self.catalog.store.open(object_names.pack(name))
-                pack = Pack(file.read, file.size, archive=self.catalog.ledger.archive)
+                if size > AHEAD:
+                    pack = Pack(PackFront(store, path).read, size, archive=archive)
+                    domains = {context.domain for context in pack.head.contexts}
+                    if domain not in domains and not pack.damaged_copies:
+                        continue
+                file = store.open(path)
+                pack = Pack(file.read, file.size, archive=archive)
                 for item in pack.scan():
                     if isinstance(item, Damage):
                         damaged = True

@@ -20,6 +20,7 @@ from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound, WriterFa
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import BaseUse, Eraser
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
@@ -194,9 +195,9 @@ def test_an_eraser_that_stood_still_brings_nothing_back(
             other.erase("acme", "b")
 
         def towers(
-            self: Eraser, domain: bytes, name: str, run: Callable[[], None] = erase_b
+            self: Eraser, records: DomainRecords, name: str, run: Callable[[], None] = erase_b
         ) -> list[set[bytes]]:
-            found = looked(self, domain, name)
+            found = looked(self, records, name)
             run()
             return found
 
@@ -738,10 +739,10 @@ def test_what_a_collector_moves_meanwhile_is_not_taken_for_unused(
     sealed.collect()
     eraser, listed = reopen(disk, codec), RecordLookup.all_versions
 
-    def late(self: RecordLookup) -> list[Version]:
+    def late(self: RecordLookup, domain: bytes | None = None) -> list[Version]:
         monkeypatch.setattr(RecordLookup, "all_versions", listed)
         sealed.collect()
-        return listed(self)
+        return listed(self, domain)
 
     monkeypatch.setattr(RecordLookup, "all_versions", late)
     done = eraser.erase("acme", "a")
