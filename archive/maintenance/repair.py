@@ -33,6 +33,7 @@ from pltz.archive.catalog.chain import lost_versions
 from pltz.archive.catalog.ledger import MAX_FILE as MAX_ENTRY
 from pltz.archive.catalog.ledger import PackState, decode_as
 from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.register import ManifestRegister
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import ArchiveError, StoreError
@@ -133,6 +134,7 @@ class Repairer:
         self.store, self.dry_run = store, dry_run
         self.report = Repaired()
         self._keys = keys
+        self._known: Settings | None = None
 
     def run(self, elsewhere: Callable[[Sequence[bytes], Settings], Iterable[bytes]] | None = None) -> Repaired:
         """Repair everything and return the report.
@@ -141,11 +143,11 @@ class Repairer:
 
         Raises:
             UsageError: there is no archive.
-            CorruptError: both copies of archive.json are lost.
+            CorruptError: both copies of archive.json are lost, and there is no manifest, which has the settings too.
             ArchiveError: all packs are of another archive, or collectors interfere.
             StoreError: the store failed.
         """
-        settings = self._settings()
+        settings = self.settings()
         plans = self._plans()
         self._ledger()
         self._key_files()
@@ -188,11 +190,30 @@ class Repairer:
                     self.store.delete(copy)
                     self.store.put(copy, table)
 
+    def settings(self) -> Settings:
+        """Return the settings of the archive, once archive.json and its copy are restored.
+
+        Raises UsageError, CorruptError, StoreError as `run`.
+        """
+        if self._known is None:
+            self._known = self._settings()
+        return self._known
+
     def _settings(self) -> Settings:
-        found = self._mirrored(SETTINGS, SETTINGS_COPY, Settings.decode, MAX_SIZE)
-        if found is None:
-            raise CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: {FROM_A_BACKUP}")
-        return found
+        why = CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: {FROM_A_BACKUP}")
+        try:
+            if found := self._mirrored(SETTINGS, SETTINGS_COPY, Settings.decode, MAX_SIZE):
+                return found
+            self.report.broken.remove(SETTINGS)
+        except VersionError:
+            raise
+        except CorruptError as exc:  # both are missing
+            why = exc
+        if (manifest := ManifestRegister(self.store).load()) is None:
+            raise why
+        for name in (SETTINGS, SETTINGS_COPY):
+            self._replace(name, self._maybe(name, MAX_SIZE), manifest.settings.encode())
+        return manifest.settings
 
     def _plans(self) -> set[bytes] | None:
         """Repair plans and return the condemned packs; None where a plan is lost."""

@@ -71,8 +71,8 @@ def repair(
     if spreading:
         from pltz.archive import bulk
 
-        # workers find what is not sound; it is repaired here
-        with spreading.over(place.encode(), place, "repair", writes=not dry_run, keep=False) as spread:
+        # workers find what is not sound; it is repaired here. The lease needs archive.json, so that comes first
+        with spreading.over(repairer.settings().archive, place, "repair", writes=not dry_run, keep=False) as spread:
             done = repairer.run(bulk.unsound(place, spread))
             spread.clear()
     else:

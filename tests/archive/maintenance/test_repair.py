@@ -292,6 +292,19 @@ def test_no_sound_copy_of_archive_json_or_a_plan(small: DiskState) -> None:
         Repairer(empty).run()
 
 
+@pytest.mark.parametrize("data", [None, b"{}"])
+def test_archive_json_comes_back_from_the_manifest(codec: SegmentCodec, data: bytes | None) -> None:
+    disk = SimDisk()
+    TowerArchive.create(DirectoryStore(disk), [codec], manifest=True).put([NewSession("a", [PROMPT])])
+    files, names = disk.seen.files(), ("archive.json", "parity/archive.json")
+    for name in names:
+        disk = with_file(disk.seen, name, data)
+    report = repaired(disk)
+    assert report.whole and set(report.restored) == set(names)
+    assert {name: disk.seen.files()[name] for name in names} == {name: files[name] for name in names}
+    assert TowerArchive.open(DirectoryStore(disk), [codec]).get("a").tokens.tolist() == PROMPT.tolist()
+
+
 def test_the_names_of_lost_sessions_need_the_key(codec: SegmentCodec) -> None:
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=KEY)

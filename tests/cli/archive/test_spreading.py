@@ -103,11 +103,13 @@ def same(run: Run, logs: Path, tmp_path: Path, *more: object) -> None:
     for words in ((), ("--decode",)):
         want, found = (said(run, "verify", cold, "--json", *words, *more, *ray) for ray in ((), ("--ray",)))
         assert want == found and want[0] == 3
-    # repair, of the archive and of a copy of its files
+    # repair, of the archive and of a copy of its files, without archive.json
     twin = tmp_path / "twin"
     shutil.copytree(cold, twin)
     next(iter((cold / "parity").glob("?" * 32))).unlink()
     next(iter((twin / "parity").glob("?" * 32))).unlink()
+    for place in (cold, twin):
+        (place / "archive.json").unlink()
     for words in (("--dry-run",), (), ()):
         want, found = (
             said(run, "repair", place, "--json", *words, *ray) for place, ray in ((cold, ()), (twin, ("--ray",)))
