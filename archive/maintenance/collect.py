@@ -6,7 +6,8 @@ A forgotten version is live, with its tower and its neighbours, until its mark i
 not matter when its pack was condemned.
 
 A run first finishes the plans of earlier runs. It copies live records that lie only in condemned packs, then
-finds every live record by reading it in a pack that stays. The ledger then lists the packs to delete, and
+finds every live record by reading it in a pack that stays. Other packs, which never change, are read once per run. The
+ledger then lists the packs to delete, and
 only after that they are deleted. If anything names an absent pack that the ledger does not explain, the run
 stops before it deletes anything. Then it condemns packs with enough dead bytes, and small ones, by putting a
 plan. As long as a forgotten version is there, `undelete` brings it back.
@@ -97,6 +98,7 @@ class Collector:
         self.catalog, self.writer, self.indexes, self.recoder = catalog, writer, indexes, recoder
         self._block: tuple[Location, Pack, Block] | None = None  # the last one copied from
         self._before = MAX_VALUE  # seconds since 1970; what was forgotten later is live
+        self._keys = frozenset[str]()  # key files there were when the records of the census were read
 
     def run(
         self,
@@ -122,7 +124,8 @@ class Collector:
             FullError: there is no room to free even one pack.
             StoreError: the store failed.
         """
-        with nullcontext() if dry_run else self.catalog.store.using_reserve(COPYING):
+        reserve = nullcontext() if dry_run else self.catalog.store.using_reserve(COPYING)
+        with reserve, LiveSet() as self._census:
             done = self._run(dead_share, small, grace, kept, dry_run)
         if not dry_run and (done.copied or done.deleted):
             self.indexes.try_to_write()  # the collection stands; an index can be written later
@@ -149,11 +152,11 @@ class Collector:
             self._tidy()
             self._drop_ended()
         # then packs are chosen for the next run
-        with self._census() as census:
-            weights = census.weights()
-            plan = self._choose(weights, dead_share, small) | self._from_the_future()
-            live = census.live_segments, census.live_versions
-            left = census.coded_after_orphans()
+        census = self._settled()
+        weights = census.weights()
+        plan = self._choose(weights, dead_share, small) | self._from_the_future()
+        live = census.live_segments, census.live_versions
+        left = census.coded_after_orphans()
         if self.recoder and not dry_run and (left := list(filter(self.recoder.can_decode, left))):
             with suppress(FullError):  # the next run may have room
                 self.recoder.run(left)
@@ -235,17 +238,17 @@ class Collector:
         copied = deleted = freed = 0
         short = True
         while short and (condemned := condemned & set(self.catalog.listing.packs)):
-            with self._census() as census:
-                known = dict(self.catalog.listing.packs)
-                condemned &= set(known)  # another collector may have been faster
-                if dry_run:
-                    return sum(1 for _ in census.stranded()), len(condemned), sum(known[p] for p in condemned)
-                try:
-                    going, number, short = self._make_room(census, condemned)
-                except FullError:
-                    if freed > 0:  # the next run reports how much is needed
-                        break
-                    raise
+            census = self._settled()
+            known = dict(self.catalog.listing.packs)
+            condemned &= set(known)  # another collector may have been faster
+            if dry_run:
+                return sum(1 for _ in census.stranded()), len(condemned), sum(known[p] for p in condemned)
+            try:
+                going, number, short = self._make_room(census, condemned)
+            except FullError:
+                if freed > 0:  # the next run reports how much is needed
+                    break
+                raise
             with self.catalog.store.using_reserve(NOTING):
                 freed += self._delete(going, known)
             copied, deleted = copied + number, deleted + len(going)
@@ -344,41 +347,38 @@ class Collector:
 
         Raises ArchiveError where one is not found.
         """
-        with self._census(condemned) as census:
-            for location, _ in census.stranded():
-                raise ArchiveError(
-                    f"the record at byte {location.offset} of {location.pack.hex()} is live "
-                    "and was not found in a pack that stays: "
-                    "nothing was deleted; where another collector is at work, collect again"
-                )
+        self._census.drop(self._census.sharing(condemned))  # where records of condemned packs were found: read again
+        for location, _ in self._settled(condemned).stranded():
+            raise ArchiveError(
+                f"the record at byte {location.offset} of {location.pack.hex()} is live "
+                "and was not found in a pack that stays: "
+                "nothing was deleted; where another collector is at work, collect again"
+            )
 
-    def _census(self, condemned: frozenset[bytes] | None = None) -> LiveSet:
-        """Read every pack and settle which records are live, and which of these lie in condemned packs only.
+    def _settled(self, condemned: frozenset[bytes] | None = None) -> LiveSet:
+        """Read every pack that was not read yet, and settle which records are live, and in condemned packs only.
 
-        ``condemned``: None stands for all packs that plans name. Packs are read again where another collector
+        ``condemned``: None stands for all packs that plans name. Packs are listed again where another collector
         deleted one meanwhile, because its live records are in a pack not listed before. Raises ArchiveError
         where something is damaged, newer or missing.
         """
-        census = self.catalog.listing.stable(self._read_all)
-        try:
-            census.settle(self.catalog.listing.condemned if condemned is None else condemned, self._before)
-        except BaseException:
-            census.close()
-            raise
-        return census
+        listing = self.catalog.listing
+        listing.stable(self._read_all)
+        self._census.settle(listing.condemned if condemned is None else condemned, self._before, listing.packs)
+        return self._census
 
-    def _read_all(self) -> LiveSet:
+    def _read_all(self) -> None:
         self._want_evidence()
-        census, before = LiveSet(), self.catalog.listing.staleness
-        try:
-            for pack in sorted(self.catalog.listing.packs, key=self._age):
-                self._read(pack, census)
-        except BaseException:
-            census.close()
-            raise
-        if self.catalog.listing.staleness != before:
-            census.close()  # `stable` calls this again
-        return census
+        keys = frozenset(self.catalog.store.list(object_names.KEYS)) if self.catalog.key_check else frozenset[str]()
+        if keys != self._keys:  # something was erased since: its records are not live
+            self._census.drop(self._census.packs)
+            self._keys = keys
+        for pack in sorted(self.catalog.listing.packs.keys() - self._census.packs, key=self._age):
+            try:
+                self._read(pack, self._census)
+            except BaseException:
+                self._census.drop([pack])
+                raise
 
     def _age(self, pack: bytes) -> tuple[int, bytes]:
         """Return the time of a pack and its id. In this order the times in a block differ by few bits."""
@@ -388,6 +388,7 @@ class Collector:
             return 0, pack
 
     def _read(self, pack: bytes, census: LiveSet) -> None:
+        census.begin(pack)
         try:
             for item in self.catalog.listing.scan(pack):
                 if isinstance(item, Damage):
@@ -402,6 +403,7 @@ class Collector:
                     f"pack {pack.hex()} vanished, and no collector deleted it: collecting stops; "
                     "run pltz archive repair"
                 ) from None
+            census.drop([pack])
             self.catalog.listing.note_stale()
 
     def _count(self, census: LiveSet, item: Found) -> None:

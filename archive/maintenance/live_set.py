@@ -4,6 +4,8 @@
     census.settle(condemned)                settle the live set; ArchiveError where a live session lacks a segment
     census.stranded()                       live records that lie in condemned packs alone, parents first
 
+Records stay when the live set is settled, so that it can be settled again after a few packs came and went.
+
 SQLite keeps it in a temporary file without a name, which goes with the process however that ends. Memory is
 bounded by the cache, a few MB, for any number of sessions; their ids alone would take 100 bytes each. The
 database holds ids and places, no names and no tokens.
@@ -33,14 +35,33 @@ SEGMENT, SESSION, MARK = 1, 2, 4  # parts of a record
 IN_RUN, A_RUN, PLAIN, AFTER_NEIGHBOUR = 0, 1, 2, 3  # kinds of segments; the last have a neighbour
 OLDER = -1  # kind of a version that its record has beside that in its fields
 
-TABLES = """
+COLUMNS = {
+    "segments": "at INTEGER PRIMARY KEY, id BLOB, parent BLOB, neighbour BLOB, size INTEGER, kind INTEGER",
+    "versions": "at INTEGER, id BLOB, leaf BLOB, size INTEGER, kind INTEGER, tokens INTEGER",
+    "marks": "at INTEGER PRIMARY KEY, id BLOB, counter INTEGER, verb INTEGER, size INTEGER",
+}
+READ = "".join(f"CREATE TABLE read_{table} ({columns});" for table, columns in COLUMNS.items())
+OWN = ("grace", "packs", *COLUMNS, "passed_over", "choice", "segment", "version", "mark", "live_version", "live")
+TABLES = (
+    "DROP VIEW IF EXISTS placed;"
+    + "".join(f"DROP TABLE IF EXISTS {table};" for table in (*OWN, "live_segment"))
+    + """
 CREATE TABLE grace (time INTEGER);
 CREATE TABLE packs (number INTEGER PRIMARY KEY, name BLOB, stays INTEGER);
-CREATE TABLE segments (at INTEGER PRIMARY KEY, id BLOB, parent BLOB, neighbour BLOB, size INTEGER, kind INTEGER);
-CREATE TABLE versions (at INTEGER, id BLOB, leaf BLOB, size INTEGER, kind INTEGER, tokens INTEGER);
-CREATE TABLE marks (at INTEGER PRIMARY KEY, id BLOB, counter INTEGER, verb INTEGER, size INTEGER);
 CREATE TABLE passed_over (at INTEGER PRIMARY KEY, size INTEGER);
 """
+    + "".join(f"CREATE TABLE {table} ({columns});" for table, columns in COLUMNS.items())
+)
+TAKEN = "".join(
+    f"INSERT INTO {table} SELECT * FROM read_{table} WHERE at >> {PLACE_BITS} IN (SELECT number FROM packs);"
+    for table in COLUMNS
+)
+# Packs that stay and have a record of what a condemned one has a record of too
+SHARING = " UNION ".join(
+    f"""SELECT name FROM read_{table} JOIN packs ON number = at >> {PLACE_BITS} WHERE stays AND id IN (
+        SELECT id FROM read_{table} JOIN packs ON number = at >> {PLACE_BITS} WHERE NOT stays)"""
+    for table in COLUMNS
+)
 # Each id once: its first record, and whether any record of it lies in a pack that stays. In a query with one min,
 # SQLite takes the other columns from that row.
 # Only the mark in force of a version counts. A version that was forgotten later than `grace` is live.
@@ -183,14 +204,35 @@ class LiveSet:
 
     def __init__(self) -> None:
         self.live_versions = self.live_segments = 0
-        self._packs: list[bytes] = []
-        self._rows: dict[str, list[tuple[object, ...]]] = {"segments": [], "versions": [], "marks": []}
+        self._packs: list[bytes] = []  # those whose records were added, by number
+        self._there: dict[bytes, int] = {}  # numbers of those that were not dropped
+        self._rows: dict[str, list[tuple[object, ...]]] = {table: [] for table in COLUMNS}
         with _named():
             self._db = sqlite3.connect("", isolation_level=None)
             for name, value in (("journal_mode", "OFF"), ("synchronous", "OFF"), ("temp_store", "FILE")):
                 self._db.execute(f"PRAGMA {name} = {value}")
             self._db.execute(f"PRAGMA cache_size = -{CACHE}")
-            self._db.executescript(TABLES)
+            self._db.executescript(READ)
+
+    @property
+    def packs(self) -> Collection[bytes]:
+        """Return the packs whose records were added and not dropped."""
+        return self._there.keys()
+
+    def begin(self, pack: bytes) -> None:
+        """Let the records of a pack come next, which may have none."""
+        if pack not in self._there:
+            self._there[pack] = len(self._packs)
+            self._packs.append(pack)
+
+    def drop(self, packs: Iterable[bytes]) -> None:
+        """Forget the records of some packs, so that they can be added again."""
+        going = [(self._there.pop(pack),) for pack in set(packs) & self._there.keys()]
+        if going:
+            with _named():
+                for table in COLUMNS:
+                    self._write(table)
+                    self._db.executemany(f"DELETE FROM read_{table} WHERE at >> {PLACE_BITS} = ?", going)
 
     def __enter__(self) -> Self:
         return self
@@ -211,7 +253,7 @@ class LiveSet:
         mode: int = ALONE,
         older: Iterable[bytes] = (),
     ) -> None:
-        """Add a record; packs come one after the other.
+        """Add a record.
 
         ``version``, ``segment``: ids of the version and the segment that it holds, None where it holds none.
         ``mode``: that of its context. ``older``: ids of the older versions of a run.
@@ -219,10 +261,9 @@ class LiveSet:
         kind = IN_RUN if mode == WITHIN else A_RUN if mode & RUN else PLAIN
         if record.neighbour != NONE:
             kind = AFTER_NEIGHBOUR
-        if not self._packs or self._packs[-1] != location.pack:
-            self._packs.append(location.pack)
+        self.begin(location.pack)
         place = location.offset << ROW_BITS | location.row
-        at, mark = (len(self._packs) - 1) << PLACE_BITS | place, record.mark
+        at, mark = self._there[location.pack] << PLACE_BITS | place, record.mark
         size = weight(record)
         if mark:
             self._row("marks", at, mark.version, mark.counter, mark.verb, size)
@@ -234,18 +275,21 @@ class LiveSet:
         for one in older:
             self._row("versions", at, one, record.leaf, 0, OLDER, record.tokens)
 
-    def settle(self, condemned: Collection[bytes], before: int = MAX_VALUE) -> None:
+    def settle(
+        self, condemned: Collection[bytes], before: int = MAX_VALUE, packs: Collection[bytes] | None = None
+    ) -> None:
         """Find the live records, after the last one was added.
 
-        ``before``: seconds since 1970; a version that was forgotten later is live, unless a part of it is gone.
+        Args:
+            condemned: packs that do not stay.
+            before: seconds since 1970; a version that was forgotten later is live, unless a part of it is gone.
+            packs: those that count, of the ones added; None for all.
 
         Raises ArchiveError where a segment of a live session is missing: nothing may be deleted then.
         """
-        packs = [(number, name, name not in condemned) for number, name in enumerate(self._packs)]
         with _named():
-            for table in self._rows:
-                self._write(table)
-            self._db.executemany("INSERT INTO packs VALUES (?, ?, ?)", packs)
+            self._begin(condemned, packs)
+            self._db.executescript(TAKEN)
             self._db.execute("INSERT INTO grace VALUES (?)", (before,))
             # of a segment's records one is chosen, with the fewest neighbours behind it
             if self._db.execute(ANY_CHOICE).fetchone():
@@ -268,6 +312,20 @@ class LiveSet:
             raise ArchiveError(
                 f"segment {lacking[0].hex()} of a live session is missing: collecting stops; see pltz archive verify"
             )
+
+    def sharing(self, condemned: Collection[bytes]) -> set[bytes]:
+        """Return the packs that stay and have a record of what a condemned one has too. The live set is unsettled."""
+        with _named():
+            self._begin(condemned, None)
+            return {name for (name,) in self._db.execute(SHARING)}
+
+    def _begin(self, condemned: Collection[bytes], packs: Collection[bytes] | None) -> None:
+        """Make all tables but those of the records that were read anew. Arguments as of `settle`."""
+        rows = [(n, name, name not in condemned) for name, n in self._there.items() if packs is None or name in packs]
+        for table in COLUMNS:
+            self._write(table)
+        self._db.executescript(TABLES)
+        self._db.executemany("INSERT INTO packs VALUES (?, ?, ?)", rows)
 
     def stranded(self) -> Iterator[Stranded]:
         """Yield live records that lie in condemned packs alone.
@@ -342,7 +400,7 @@ class LiveSet:
         if rows:
             marks = ", ".join("?" * len(rows[0]))
             self._db.execute("BEGIN")
-            self._db.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+            self._db.executemany(f"INSERT INTO read_{table} VALUES ({marks})", rows)
             self._db.execute("COMMIT")
             rows.clear()
 

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import pytest
 
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format import index_file
 from pltz.archive.format.byte_source import File, Held
@@ -39,6 +40,7 @@ class CountedStore:
         self.registers: dict[str, Content] = {}
         self.requests: Counter[str] = Counter()
         self.kept: set[str] = set()
+        self.opened = list[str]()  # names of objects that were read whole
 
     def make(self) -> None:
         pass
@@ -57,6 +59,7 @@ class CountedStore:
 
     def open(self, name: str) -> File:
         self.requests["read"] += name not in self.kept
+        self.opened.append(name)
         if folder_of(name) == "index":
             self.kept.add(name)
         return Held(self._whole(name))
@@ -191,6 +194,44 @@ def test_an_absent_session_is_listed_for(count: int = 10) -> None:
     with pytest.raises(NotFound):
         archive.get("nobody")
     assert store.requests["list"]
+
+
+def test_an_erase_asks_for_packs_and_not_for_sessions() -> None:
+    """Requests do not grow with the sessions of a tenant, and no large pack of another tenant is read whole."""
+    requests = list[int]()
+    for count in (4, 400):
+        store = CountedStore()
+        archive = TowerArchive.create(store, [ZlibCodec()], key=Secret(b"key", 0), manifest=True)
+        noise = np.random.default_rng(0).integers(0, 1 << 16, 100_000)
+        archive.put([NewSession("x", [noise], "other")])
+        (other,) = archive.catalog.listing.packs
+        archive.put([NewSession(f"s{n}", [np.arange(9), np.array([n])], "acme") for n in range(count)])
+        archive.write_index()
+        eraser = TowerArchive.open(store, [ZlibCodec()], key=Secret(b"key", 0))
+        store.requests.clear()
+        store.opened.clear()
+        done = eraser.erase("acme", "s1")
+        assert (done.segments, done.shared, done.unread) == (1, 1, 0) and pack(other) not in store.opened
+        requests.append(sum(store.requests.values()))
+        assert eraser.get("s2", "acme").tokens.tolist() == [*range(9), 2]
+    assert abs(requests[0] - requests[1]) < 20, requests  # some more where records move under other keys
+
+
+def test_collect_reads_each_pack_once_and_again_where_a_condemned_one_relies_on_it() -> None:
+    store = CountedStore()
+    archive = TowerArchive.create(store, [ZlibCodec()], manifest=True)
+    noise = np.random.default_rng(0).integers(0, 1 << 16, (2, 50_000))
+    archive.put([NewSession("large", [noise[0]])])
+    for number in range(3):
+        archive.put([NewSession(f"s{number}", [np.arange(number + 5)])])
+    assert archive.collect(small=10_000).condemned == 3
+    before = set(archive.catalog.listing.packs)
+    archive.put([NewSession("again", [np.arange(5), noise[1]])])  # the segment of a condemned pack, in one that stays
+    (again,) = archive.catalog.listing.packs.keys() - before
+    store.opened.clear()
+    assert TowerArchive.open(store, [ZlibCodec()]).collect(small=10_000).deleted == 3
+    read = Counter(name for name in store.opened if folder_of(name) == "packs")
+    assert len(read) == 6 and read.pop(pack(again)) == 2 and set(read.values()) == {1}  # five, and the copy
 
 
 def test_two_writers_lose_nothing() -> None:
