@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from pltz.archive.catalog.lookup import Blocks, Version
     from pltz.archive.catalog.stat import Stat
     from pltz.archive.maintenance.cluster import Clustered
-    from pltz.archive.maintenance.collect import Collected
+    from pltz.archive.maintenance.collect import Collected, Collector
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.merge import Merged
     from pltz.archive.maintenance.recode import Recoder
@@ -755,18 +755,22 @@ class Archive:
         ...     cold.collect().live_versions
         1
         """
-        from pltz.archive.maintenance.collect import DEAD_SHARE, SMALL, Collector
+        from pltz.archive.maintenance.collect import DEAD_SHARE, SMALL
 
-        locked = isinstance(self.parts.keys, LockedArchive)
-        collector = Collector(
-            self.parts.catalog, self.parts.writer, self.parts.indexes, None if locked else self._recoder()
-        )
-        return collector.run(
+        return self.collector().run(
             dead_share=DEAD_SHARE if dead_share is None else dead_share,
             small=SMALL if small is None else small,
             grace=grace,
             dry_run=dry_run,
         )
+
+    def collector(self) -> Collector:
+        """Return what `collect` runs, for a part of its work."""
+        from pltz.archive.maintenance.collect import Collector
+
+        parts = self.parts
+        recoder = None if isinstance(parts.keys, LockedArchive) else self._recoder()
+        return Collector(parts.catalog, parts.writer, parts.indexes, recoder)
 
     def _recoder(self) -> Recoder:
         """Return what codes stored segments anew. It loads the bundle where there are any."""

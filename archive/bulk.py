@@ -1,10 +1,10 @@
-"""Bulk work on many machines: verify, repair, copy and put, a task that does one shard with the archive's own calls.
+"""Bulk work on many machines: verify, repair, collect, copy and put. A task does one shard by the archive's own calls.
 
     recipe = ArchiveRecipe("s3://bucket/cold", {"bundle": "mini"})
     report = verify(recipe.open(), recipe, spread, decode=True)     # as Archive.verify, by the workers of `spread`
 
 A worker opens the archive by the recipe and calls what a single machine calls: `Verifier.check`,
-`Repairer.unsound`, `copy.copy`, `Archive.put_many`. The coordinator cuts the work into
+`Repairer.unsound`, `Collector.count`, `copy.copy`, `Archive.put_many`. The coordinator cuts the work into
 shards and puts the results together.
 """
 
@@ -34,6 +34,7 @@ from pltz.plt_codec.errors import ContentError, PltzError
 
 if TYPE_CHECKING:
     from pltz.archive.catalog.lookup import Version
+    from pltz.archive.maintenance.collect import Collected
     from pltz.archive.maintenance.verify import CheckedPacks, Report
     from pltz.archive.writing.commits import Refused
 
@@ -149,6 +150,39 @@ def unsound(place: str, spread: Spread) -> Callable[[Sequence[bytes], Settings],
             yield from map(bytes.fromhex, result["unsound"])
 
     return found
+
+
+# ---- collect
+
+
+@dataclass(frozen=True)
+class CountTask:
+    """Read the records of packs for a census."""
+
+    recipe: ArchiveRecipe
+
+    def open(self) -> ShardWork:
+        return self.recipe.open().collector().count
+
+
+def collect(
+    cold: Archive, recipe: ArchiveRecipe, spread: Spread, *, grace: int = 0, dry_run: bool = False
+) -> Collected:
+    """Collect as `Archive.collect` does. Packs are read by workers, all else is done here.
+
+    A shard of the journal stands for its packs as long as nothing is erased.
+    """
+
+    def elsewhere(packs: Sequence[bytes]) -> Iterator[Result]:
+        parts = cold.parts
+        keys = sorted(parts.store.list(object_names.KEYS)) if parts.settings.sealed else []
+        state = [_whole(recipe.place), parts.settings.archive.hex(), *keys]
+        runs = cut(packs, lambda pack: pack, max(1, len(packs) // SHARDS))
+        shards = (Shard(shard_name("collect", *state, *run), list(run)) for run in runs)
+        for _, result in spread.results(CountTask(recipe), shards):
+            yield result
+
+    return cold.collector().run(grace=grace, dry_run=dry_run, elsewhere=elsewhere)
 
 
 # ---- copy

@@ -145,6 +145,16 @@ def test_it_finds_what_one_in_memory_finds(
         assert (census.live_versions, census.live_segments) == (len(wanted.live_versions), len(wanted.live))
         assert census.weights() == wanted.weights()
         found = list(census.stranded())
+        with LiveSet() as other:  # from the rows of the first, and with a pack that came, went and came back
+            other.add_rows(census.rows())
+            last = rows[-1][0].pack if rows else b""
+            other.drop([last])
+            for location, one in rows:
+                if location.pack == last:
+                    other.add(location, one, version_of(one), one.id)
+            for _ in range(2):
+                other.settle(away, before)
+                assert other.weights() == wanted.weights() and set(other.stranded()) == set(wanted.stranded())
     assert len(found) == len(set(found)) and set(found) == set(wanted.stranded())
     record = dict(rows)
     order = [record[location].id for location, parts in found if parts & SEGMENT]
@@ -176,6 +186,15 @@ def test_a_disk_that_is_full_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ArchiveError, match="TMPDIR"):
         for n in range(10_000):
             census.add(Location(b"p" * 16, n), tree[0], None, tree[0].id)
+
+
+def test_packs_that_share_records_with_condemned_ones() -> None:
+    rows = laid_out([[tree[0], tree[1]], [tree[1]], [tree[2]], [tree[0]._replace(name="a")]])
+    with taken(rows) as census:
+        assert census.sharing({bytes(16)}) == {bytes([1]) * 16, bytes([3]) * 16}
+        assert census.sharing({bytes([2]) * 16}) == set()
+        census.settle((), packs={bytes(16)})
+        assert census.live_segments == 0 and set(census.weights()) == {bytes(16)}
 
 
 MEASURE = """

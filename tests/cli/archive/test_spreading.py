@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +21,8 @@ import pytest
 from pltz.archive.maintenance import bulk_ray
 from pltz.archive.maintenance.bulk_lease import BulkLease
 from pltz.archive.maintenance.bulk_shards import OneProcess
+from pltz.archive.maintenance.collect import Collector
+from pltz.archive.maintenance.live_set import LiveSet
 from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.storage.store import open_store
 from pltz.plt_codec.errors import UsageError
@@ -98,6 +101,19 @@ def same(run: Run, logs: Path, tmp_path: Path, *more: object) -> None:
         assert want[0] == found[0] == 0
         assert sorted(want[1], key=lambda row: row["id"]) == sorted(found[1], key=lambda row: row["id"])
     assert said(run, "ls", others[1], *listing) == said(run, "ls", cold, *listing)
+    # collect, of the archive and of a copy of its files: condemn, free, and once more
+    run("archive", "forget", cold, "--keep-last", 1, "--json")
+    there = tmp_path / "collected"
+    shutil.copytree(cold, there)
+    for words in (("--dry-run",), (), (), ()):
+        want, found = (
+            said(run, "collect", place, "--grace", "0s", "--json", *words, *ray)
+            for place, ray in ((cold, ()), (there, ("--ray",)))
+        )
+        assert want[0] == found[0] == 0
+        assert [{**row, "freed": 0} for row in want[1]] == [{**row, "freed": 0} for row in found[1]]
+    assert said(run, "ls", there, *listing) == said(run, "ls", cold, *listing)
+    assert said(run, "verify", there, "--decode", "--json", *more)[0] == 0
     # verify, damaged
     flip(min((cold / "packs").iterdir()))
     for words in ((), ("--decode",)):
@@ -154,6 +170,41 @@ def test_verify_goes_on_with_what_is_left(
     assert len(seen) == len(set(seen)) == len(list((cold / "packs").iterdir()))
     # finished once more, everything is read anew
     assert said(run, "verify", cold, "--json", "--ray") == want and len(seen) == 2 * len(set(seen))
+
+
+@pytest.mark.usefixtures("here")
+def test_collect_goes_on_and_reads_again_what_a_deletion_relies_on(
+    run: Run, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold, files = tmp_path / "cold", sorted(logs.iterdir())
+    run("archive", "init", cold)
+    for file in files[:4]:
+        run("archive", "put", cold, file)
+    assert said(run, "collect", cold, "--json")[1][0]["condemned"] == 4
+    again = tmp_path / "again.jsonl"
+    again.write_text(files[0].read_text())
+    assert run("archive", "put", cold, again).exit_code == 0  # what condemned packs have, in one that stays
+    read, whole = Counter[bytes](), Collector._read
+
+    def but_the_last(self: Collector, pack: bytes, census: LiveSet) -> None:
+        if read.total() == 3:
+            raise KeyboardInterrupt
+        read[pack] += 1
+        whole(self, pack, census)
+
+    monkeypatch.setattr(Collector, "_read", but_the_last)
+    words = ("collect", cold, "--grace", "0s", "--json", "--ray")
+    assert run("archive", *words).exit_code == 1 and len(read) == 3
+
+    def others(self: Collector, pack: bytes, census: LiveSet) -> None:
+        read[pack] += 1
+        whole(self, pack, census)
+
+    monkeypatch.setattr(Collector, "_read", others)
+    code, rows = said(run, *words)
+    assert code == 0 and rows[0]["deleted"] == 4
+    assert sorted(read.values()) == [1, 1, 1, 1, 1, 2]  # four, the copy, and the one that a deletion relies on
+    assert said(run, "verify", cold, "--json")[0] == 0
 
 
 @pytest.mark.usefixtures("here")
@@ -233,6 +284,8 @@ def test_another_coordinator_is_refused(run: Run, logs: Path, tmp_path: Path) ->
     with BulkLease(open_store(cold), "copy on Ray"):
         done = run("archive", "put", cold, logs, "--ray")
         assert done.exit_code == 7 and "another coordinator is at work" in done.stderr
+        assert run("archive", "collect", cold, "--ray").exit_code == 7
+        assert run("archive", "collect", cold).exit_code == 0
         assert run("archive", "put", cold, logs).exit_code == 5, "a put on one machine goes on beside it"
     assert run("archive", "put", cold, logs, "--ray").exit_code == 5
     assert run("archive", "verify", cold, "--ray").exit_code == 0
