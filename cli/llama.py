@@ -4,6 +4,8 @@ See serving/engines/llama_server.py.
 """
 
 import json
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,12 @@ import click
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive.shared import TENANT, VERSION
 from pltz.cli.ui.groups import Command, NamingCommand, OrderedGroup
-from pltz.cli.ui.key_options import key_options, key_words
+from pltz.cli.ui.key_options import key_options, key_words, secret
 from pltz.cli.ui.options import BUNDLE, JSON, THREADS, Decorator, nonempty
+from pltz.cli.ui.options import size as bytes_of
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs
-from pltz.plt_codec.errors import ContentError, FormatError, UsageError
+from pltz.plt_codec.errors import ContentError, FormatError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
@@ -41,6 +44,15 @@ ADAPTER: Decorator = click.option(
     "--adapter",
     metavar="FILE:SCALE",
     help="LoRA adapters of these slots, such as style.gguf:0.5, separated by commas.  [default: none]",
+)
+SLOTS: Decorator = click.option(
+    "--slots", metavar="DIR", required=True, help="The server's --slot-save-path, as seen from here."
+)
+VARIANT: Decorator = click.option(
+    "--variant",
+    metavar="TEXT",
+    default="",
+    help="Options of the server that change its KV, such as those of RoPE: kept slots are restored under equal ones.",
 )
 API_KEY: Decorator = click.option(
     "--api-key",
@@ -81,9 +93,7 @@ def llama() -> None:
 @URL
 @NAME
 @click.option("--slot", type=click.IntRange(min=0), required=True, metavar="N", help="Slot that holds the session.")
-@click.option(
-    "--slots", metavar="DIR", required=True, help="The server's --slot-save-path, as seen from here."
-)
+@SLOTS
 @archive_options
 @MODEL
 @API_KEY
@@ -138,7 +148,11 @@ def freeze(
     is_flag=True,
     help="Allow any weights and adapters. Needed where those of the session are unknown.",
 )
+@click.option(
+    "--slots", metavar="DIR", help="The server's --slot-save-path: restore a file that pltz llama watch kept."
+)
 @archive_options
+@VARIANT
 @VERSION
 @MODEL
 @API_KEY
@@ -148,11 +162,13 @@ def thaw(
     name: str,
     slot: int | None,
     any_target: bool,
+    slots: str | None,
     place: str,
     tokenizer: str,
     tenant: str,
     bundle: str | None,
     threads: int | None,
+    variant: str,
     number: int | None,
     model: str | None,
     api_key: str | None,
@@ -161,10 +177,18 @@ def thaw(
     """Bring session NAME back into a slot: one prefill of its ids, nothing sampled.
 
     The next request that begins with these ids finds them hot. A server with other weights or adapters than those of
-    the session is refused, and so is a session with unknown weights, unless --any-target is given.
+    the session is refused, and so is a session with unknown weights, unless --any-target is given. With --slots the KV
+    comes from the file that pltz llama watch kept, where all of it is right, and only the rest is prefilled.
     """
     server = _server(url, model, api_key)
+    if slots is not None and slot is None:
+        raise UsageError("a kept file is restored into a slot that is named: add --slot N")
     found = _open(place, tokenizer, bundle, threads).get(name, tenant=tenant, version=number)
+    if slots is not None and slot is not None:
+        from pltz.serving.engines.slot_keeper import SlotKeeper
+
+        server.check_thaw(found.target, any_target=any_target)
+        SlotKeeper(server, slots, 0, variant=variant).restore(name, found.ids, slot, tenant=tenant)
     hot = server.thaw(
         found.ids, slot=-1 if slot is None else slot, frozen_for=found.target, any_target=any_target
     )
@@ -177,6 +201,83 @@ def thaw(
             f"slot {hot.slot}: {counted(hot.tokens, 'token')} hot, {hot.cached:,} of them before; "
             f"prefill {hot.prefill_ms:,.0f} ms"
         )
+
+
+@llama.command(
+    cls=Command,
+    short_help="Archive the idle slots of a server by themselves.",
+    examples=[
+        "pltz llama watch http://127.0.0.1:8080 --slots /tmp/slots --journal j --archive cold --tokenizer t.json",
+        "pltz llama watch http://127.0.0.1:8080 --slots /tmp/slots --journal j --archive a --tokenizer t.json --once",
+    ],
+)
+@URL
+@SLOTS
+@click.option("--journal", metavar="DIR", required=True, help="Folder that keeps tokens until they are archived.")
+@click.option(
+    "--idle",
+    metavar="S",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="Seconds without a change after which a slot is archived.",
+)
+@click.option(
+    "--keep", metavar="SIZE", type=bytes_of, help="Keep slot files for a quick return, at most that.  [default: none]"
+)
+@click.option("--once", is_flag=True, help="Archive all slots without a running request, and end.")
+@archive_options
+@VARIANT
+@MODEL
+@API_KEY
+@JSON
+def watch(
+    url: str,
+    slots: str,
+    journal: str,
+    idle: float,
+    keep: int | None,
+    once: bool,
+    place: str,
+    tokenizer: str,
+    tenant: str,
+    bundle: str | None,
+    threads: int | None,
+    variant: str,
+    model: str | None,
+    api_key: str | None,
+    as_json: bool,
+) -> None:
+    """Put the idle slots of a running server into an archive, until this is told to end (SIGTERM, Ctrl-C).
+
+    A slot that did not change for --idle seconds is saved, and its token ids are archived. A session that grows is the
+    next version of the one it grew from; others are named after their ids. With --keep the server's own slot files stay
+    for a quick return: pltz llama thaw --slots. What has changed by the end is archived then, idle or not.
+    """
+    from pltz.serving.engines.slot_archiver import SlotArchiver
+    from pltz.serving.eviction.hook import EvictionHook
+    from pltz.serving.eviction.settings import HookSettings
+
+    server = _server(url, model, api_key)
+    server.refresh()  # one that does not answer, and a bad key, are refused now
+    _open(place, tokenizer, bundle, threads)
+    settings = HookSettings() if threads is None else HookSettings(threads=threads)
+    opened = {"tokenizer": tokenizer, "bundle": bundle, "key": secret(), "settings": settings}
+    with EvictionHook.open(journal, place, worker="thread", **opened) as hook:  # type: ignore[arg-type]
+        archiver = SlotArchiver(server, hook, slots, idle=idle, keep=keep or 0, tenant=tenant, variant=variant)
+        if not once:
+            ended = threading.Event()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: ended.set())
+            archiver.start()
+            write_text(json.dumps({"watching": url}) if as_json else f"watching {url}")
+            ended.wait()
+        archiver.close()
+        hook.settle()
+        status = dict(archiver.status())
+    write_text(json.dumps(status) if as_json else pairs([(name, f"{count:,}") for name, count in status.items()]))
+    if status["failed"]:
+        click.get_current_context().exit(ModelError.exit_code)
 
 
 @llama.command(

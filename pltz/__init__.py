@@ -89,6 +89,7 @@ if TYPE_CHECKING:
         VersionError,
     )
     from pltz.serving.engines.llama_server import LlamaServer
+    from pltz.serving.engines.slot_archiver import SlotArchiver
     from pltz.serving.engines.transformers_engine import TransformersEngine
     from pltz.serving.engines.vllm_request import VllmEngine
     from pltz.serving.eviction.eviction import EvictionRequest
@@ -103,6 +104,7 @@ _HOMES = {
     "pltz.archive.archive": ("Archive", "ArchivedSession", "SessionVersion"),
     "pltz.archive.encryption.keys": ("Secret",),
     "pltz.serving.engines.llama_server": ("LlamaServer",),
+    "pltz.serving.engines.slot_archiver": ("SlotArchiver",),
     "pltz.serving.engines.transformers_engine": ("TransformersEngine",),
     "pltz.serving.engines.vllm_request": ("VllmEngine",),
     "pltz.archive.errors": (
@@ -222,6 +224,7 @@ __all__ = [
     "SessionFile",
     "SessionVersion",
     "Shadow",
+    "SlotArchiver",
     "StoreError",
     "Target",
     "TargetMismatch",

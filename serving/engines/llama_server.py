@@ -81,6 +81,22 @@ class Hot:
     total_ms: float
 
 
+@dataclass(frozen=True)
+class SlotState:
+    """A slot as the server shows it.
+
+    ``task``: number of the request that used it last, -1 for none. ``tokens``: in the slot. ``room``: for tokens.
+    ``busy``: a request runs. ``adapter``: the LoRA adapters of that request, as `LlamaServer.adapter`.
+    """
+
+    slot: int
+    task: int
+    tokens: int
+    room: int
+    busy: bool
+    adapter: str | None
+
+
 class LlamaServer:
     """A running llama-server, as an `Engine`.
 
@@ -108,6 +124,7 @@ class LlamaServer:
         self.url = url.rstrip("/")
         self.timeout = timeout
         self._model = model
+        self._seen: tuple[str, str, int, int] | None = None
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -136,6 +153,24 @@ class LlamaServer:
         if self._model is None and not (path.is_absolute() and path.is_file()):
             return None
         return fingerprint_gguf(path)
+
+    def refresh(self) -> None:
+        """Forget what is known of the served model where the server was started with another one since.
+
+        Raises ModelError.
+        """
+        now = _object(self._call("/props"), "/props")
+        path = Path(self._model or str(now.get("model_path", "")))
+        try:
+            stat = path.stat()
+            file = (stat.st_size, stat.st_mtime_ns)
+        except OSError:
+            file = (0, 0)
+        seen = (str(now.get("model_path")), str(now.get("build_info")), *file)
+        if seen != self._seen:
+            for name in ("properties", "vocab_size", "target"):
+                self.__dict__.pop(name, None)
+        self._seen = seen
 
     @property
     def adapter(self) -> str | None:
@@ -241,8 +276,7 @@ class LlamaServer:
         """
         start = time.perf_counter()
         self._check_choice(slot)
-        if not any_target:
-            check_served(frozen_for, self.target if frozen_for else None, self.adapter)
+        self.check_thaw(frozen_for, any_target=any_target)
         array = self._ids(ids, "the session")
         body = {"prompt": array.tolist(), "id_slot": slot, "n_predict": 0, "cache_prompt": True}
         reply = _object(self._call("/completion", body), "/completion")
@@ -261,7 +295,57 @@ class LlamaServer:
             1e3 * (time.perf_counter() - start),
         )
 
+    def check_thaw(self, frozen_for: bytes | None, *, any_target: bool = False) -> None:
+        """Check that sessions of these weights and adapters may be thawed here.
+
+        Raises TargetMismatch, UsageError and ModelError, as `thaw` does.
+        """
+        if not any_target:
+            check_served(frozen_for, self.target if frozen_for else None, self.adapter)
+
     # ---- slots
+
+    def slot_states(self) -> list[SlotState]:
+        """Return all slots as they are now.
+
+        Raises UsageError where the server does not show them (``--no-slots``), and ModelError.
+        """
+        rows = self._call("/slots")
+        if not isinstance(rows, list):
+            raise ModelError("expected a list from /slots: is this llama-server?")
+        found = []
+        for row in rows:
+            busy = row.get("is_processing") if isinstance(row, dict) else None
+            if not isinstance(busy, bool):
+                raise ModelError("expected slots that say if they are processing from /slots: is this llama-server?")
+            task = _integer(row, "id_task") if "id_task" in row else -1
+            tokens = _integer(row, "n_prompt_tokens") if "n_prompt_tokens" in row else 0
+            adapter = self._adapters(row.get("params"))
+            found.append(SlotState(_integer(row, "id"), task, tokens, _integer(row, "n_ctx"), busy, adapter))
+        return found
+
+    def slot_state(self, slot: int) -> SlotState:
+        """Return a slot as it is now. Raises UsageError where there is no such slot; ModelError."""
+        states = {state.slot: state for state in self.slot_states()}
+        if slot not in states:
+            raise UsageError(f"expected a slot from 0 to {len(states) - 1}, found {slot}")
+        return states[slot]
+
+    def save_slot(self, slot: int, name: str) -> int:
+        """Let the server save a slot to a file in its folder, and return the number of tokens.
+
+        Raises UsageError where there is no such slot, ContentError where the server refuses, and ModelError.
+        """
+        self._check_slot(slot)
+        return _integer(self._call(f"/slots/{slot}?action=save", {"filename": name}), "n_saved")
+
+    def restore_slot(self, slot: int, name: str) -> int:
+        """Let the server restore a slot from a file in its folder, and return the number of tokens.
+
+        The server checks neither model nor bytes: `slot_keeper.SlotKeeper` does. Raises as `save_slot`.
+        """
+        self._check_slot(slot)
+        return _integer(self._call(f"/slots/{slot}?action=restore", {"filename": name}), "n_restored")
 
     def slot_ids(self, slot: int, folder: str | Path) -> Tokens:
         """Return the ids in a slot, (T,) int64, by a slot file that is written, read and removed.
@@ -274,13 +358,12 @@ class LlamaServer:
         Raises the errors of `read_slot_ids`, UsageError where there is no such slot or folder, and ModelError
         where the server fails.
         """
-        self._check_slot(slot)
         if not Path(folder).is_dir():
             raise UsageError(f"expected the folder of --slot-save-path, found none at {folder}")
         name = f"pltz-{secrets.token_hex(8)}"
         path = Path(folder) / name
         try:
-            saved = _integer(self._call(f"/slots/{slot}?action=save", {"filename": name}), "n_saved")
+            saved = self.save_slot(slot, name)
             ids = read_slot_ids(path, self.vocab_size)
         finally:
             with suppress(OSError):

@@ -5,6 +5,9 @@ With a server: tests/serving/engines/test_llama_server.py.
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from pltz.models.target.checkpoint import resolve
 from pltz.serving.engines.llama_server import fingerprint_gguf
 from tests.archive.towers import SessionArchive
 from tests.serving.engines.test_llama_server import Replay, serving
+from tests.serving.engines.test_slot_archiver import FIRST, SECOND, served, use
 
 Run = Callable[..., Result]
 SLOT = Path(__file__).parents[1] / "serving" / "engines" / "recorded" / "slot.bin"
@@ -103,3 +107,38 @@ def test_errors_say_what_is_wrong(tmp_path: Path, run: Run, options: list[str]) 
     assert done.exit_code == 2 and "cannot read" in done.output
     done = run("llama", "import", SLOT, "--archive", tmp_path / "cold", "--tokenizer", tmp_path / "none.json")
     assert done.exit_code == 2 and "none.json" in done.output
+
+
+def test_watch_archives_idle_slots_until_it_is_told_to_end(tmp_path: Path, run: Run, options: list[str]) -> None:
+    with served(tmp_path) as (handler, server):
+        use(handler, 0, FIRST)
+        where = [server.url, "--slots", tmp_path / "slots", "--journal", tmp_path / "journal", *options]
+        done = run("llama", "watch", *where, "--once", "--keep", "1 MB", "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout) | {"kept_bytes": 0} == {
+            "archived": 1, "refused": 0, "failed": 0, "kept": 1, "kept_bytes": 0,
+        }  # fmt: skip
+        use(handler, 1, SECOND)
+        more = ["--idle", "1000", "--json"]
+        command = [sys.executable, "-m", "pltz", "llama", "watch", *map(str, where), *more]
+        watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert watching.stdout is not None
+            assert json.loads(watching.stdout.readline()) == {"watching": server.url}
+            watching.send_signal(signal.SIGTERM)
+            told = json.loads(watching.communicate(timeout=120)[0])
+        finally:
+            watching.kill()
+        assert told["archived"] == 2 and told["kept"] == 1  # a new process does not know what was archived
+        cold = SessionArchive.open(tmp_path / "cold")
+        names = {version.name: version.version for version in cold.archive.ls()}
+        assert len(names) == 2
+        [name] = [name for name in names if cold.get_ids(name).ids.tolist() == FIRST]
+        handler.held[0] = []
+        back = ["llama", "thaw", server.url, name, "--any-target", *options, "--slots", tmp_path / "slots"]
+        assert run(*back).exit_code == 2  # names no slot
+        done = run(*back, "--slot", 0, "--json")
+        assert (done.exit_code, json.loads(done.stdout)["cached"], handler.prefilled) == (0, 30, [0])
+        server.url = "http://127.0.0.1:9"
+        done = run("llama", "watch", server.url, *where[1:], "--once")
+        assert done.exit_code == 6
