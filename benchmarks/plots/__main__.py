@@ -17,6 +17,8 @@ Each file in benchmarks/results holds the lines of JSON of these commands, run o
     python -m pltz.benchmarks.measure_distances > distances.json
     python -m pltz.benchmarks.simulate_scale > scale.json
     python -m pltz.benchmarks.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
+    python -m pltz.benchmarks.measure_first_token smollm2 --turns 0 --rounds 1 --warm-up 0 > first_token.json
+    python -m pltz.benchmarks.measure_first_token llama-8b --device cuda --turns 0 ... >> first_token.json
     pltz bundle train --config models/training/mini.toml ...: the lines of its log.txt, as training_mini.json
     pltz bench kv --target smollm2 --calibration ... --data chat_test.jsonl.zst --device cuda --json > kv.json
 """
@@ -25,7 +27,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pltz.benchmarks.plots import archive, distances, field, kv, nightly, scale, speed, thaw, training
+from pltz.benchmarks.plots import (
+    archive,
+    distances,
+    field,
+    first_token,
+    kv,
+    nightly,
+    scale,
+    speed,
+    thaw,
+    training,
+)
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -50,6 +63,7 @@ def main() -> None:
     figures["distances"] = distances.heat(lines("distances")[0], ".svg")
     figures["kv"] = kv.curves([one for one in lines("kv") if one["target"] in ("smollm2", "key-bias")], ".svg")
     figures["kv_device"] = kv.tiers(lines("kv_device"), ".svg")
+    figures["first_token"] = first_token.lengths(lines("first_token"), ".svg")
     figures["training_mini"] = training.loss(lines("training_mini")[0], ".svg")
     if sizes := lines("scale"):
         figures["scale"] = scale.costs(sizes, ".svg")
