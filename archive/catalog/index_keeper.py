@@ -18,6 +18,8 @@ from pltz.plt_codec.identity import SIZE
 
 # packs, entries and bytes without an index before one is written; opening scans them, for some tens of milliseconds
 INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
+TOGETHER = 1 << 19  # bytes that a bucket keeps in one index, so that a reader with nothing cached fetches few
+ENTRY_BYTES, PACK_BYTES = 4, 40  # about what each takes in an index and in the copy of its pack table
 
 
 def without_index(catalog: Catalog) -> set[bytes]:
@@ -73,11 +75,13 @@ class IndexKeeper:
         no longer names, if not those that were merged. Raises StoreError.
         """
         catalog = self._catalog
+        together = TOGETHER if self._store.remote else 0  # on a directory a look-up in one more index costs little
         absorbed: dict[str, index_file.FileIndex] = {}
         entries, packs = catalog.listing.tail.count, len(catalog.listing.tail.packs)
         for name, known in sorted(catalog.listing.indexes.items(), key=lambda item: len(item[1])):
             fits = packs + len(known.packs) <= index_file.MAX_PACKS
-            if everything or (fits and len(known) <= 2 * entries):
+            size = ENTRY_BYTES * (entries + len(known)) + PACK_BYTES * (packs + len(known.packs))
+            if everything or (fits and (len(known) <= 2 * entries or size <= together)):
                 absorbed[name] = known
                 entries += len(known)
                 packs += len(known.packs)

@@ -1,6 +1,7 @@
 """``pltz archive get`` and ``export``: write sessions of an archive as they were put."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -76,15 +77,16 @@ def get(
     """
     destination = Output(output, force=force, binary=False)
     cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
-    with hinting(cold, names, tenant):
+    catalog = cold.parts.catalog
+    # the opening looked already, in this same call
+    with hinting(cold, names, tenant), catalog.one_look(math.inf):
         whole = full_names(cold, names, tenant, number)
         sessions = [found.session for found in cold.get_many(whole, tenant=tenant, version=number)]
     if form == "auto":
         log = len(sessions) == 1 and not NUMBERED.fullmatch(whole[0]) and is_log(sessions[0])
         form = "agent-log" if log else form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)
-    histories = cold.parts.catalog.histories
-    blind = set[bytes]().union(*(histories.of(tenant, name).blind for name in names if number is None))
+    blind = set[bytes]().union(*(catalog.histories.of(tenant, name).blind for name in names if number is None))
     if blind:
         click.echo(
             f"warning: a newer version may be hidden: {counted(len(blind), 'pack')} damaged or gone; "

@@ -266,7 +266,6 @@ def full_names(cold: "Archive", names: Iterable[str], tenant: str, number: int |
     from pltz.archive.errors import ArchiveError, Erased, NotFound
 
     found = []
-    cold.parts.catalog.refresh()
     for name in names:
         try:
             cold.directory.version(name, tenant, number)

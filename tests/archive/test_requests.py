@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import pytest
 
+from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format import index_file
@@ -124,6 +125,11 @@ def filled(count: int) -> tuple[CountedStore, int]:
     archive = TowerArchive.create(store, [ZlibCodec()], manifest=True)
     archive.put([NewSession("a", [np.arange(9)])])
     archive.write_index()
+    return store, 1 + add_names(store, archive.catalog, count)
+
+
+def add_names(store: CountedStore, catalog: Catalog, count: int) -> int:
+    """Add packs that are names alone to an archive, and return how many indexes cover them. Counts begin again."""
     names = [os.urandom(SIZE) for _ in range(count)]
     store.objects |= {pack(name): b"" for name in names}
     made = {}
@@ -131,10 +137,10 @@ def filled(count: int) -> tuple[CountedStore, int]:
         data = index_file.build([Names([*part])], part)  # type: ignore[list-item]
         made[data[-SIZE:].hex()] = frozenset(part)
         store.put(index(data[-SIZE:].hex()), data)
-    archive.catalog.listing.publish(made)
+    catalog.listing.publish(made)
     store.requests.clear()
     store.kept.clear()
-    return store, 1 + len(made)
+    return len(made)
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -177,6 +183,23 @@ def test_a_cold_get_takes_the_manifest_the_index_and_the_record() -> None:
     with archive.catalog.one_look(max_age=60):
         assert archive.get("a").tokens.tolist() == [*range(9)]
     assert store.requests == {"load": 1, "read": indexes + 1}
+
+
+def test_a_small_archive_in_a_bucket_has_one_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a cold get takes three requests however many packs there are: an index takes in those before it."""
+    monkeypatch.setattr("pltz.archive.catalog.index_keeper.INDEX_PACKS", 2)
+    store = CountedStore()
+    archive = TowerArchive.create(store, [ZlibCodec()], manifest=True)
+    for number in range(20):
+        archive.put([NewSession(f"n{number}", [np.arange(number, number + 7)])])
+    assert len(archive.catalog.listing.named_indexes()) == 1
+    for number in range(20):
+        store.kept.clear()
+        store.requests.clear()
+        other = TowerArchive.open(store, [ZlibCodec()])
+        with other.catalog.one_look(max_age=60):
+            assert other.get(f"n{number}").tokens.tolist() == [*range(number, number + 7)]
+        assert store.requests == {"load": 1, "read": 2}
 
 
 def test_verify_misses_archive_json_where_the_manifest_has_the_settings() -> None:
