@@ -61,7 +61,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "help",
         "hook drain",
         "hook status",
-        *(f"llama {name}" for name in ("freeze", "import", "thaw")),
+        *(f"llama {name}" for name in ("freeze", "import", "thaw", "watch")),
     }
 
 
