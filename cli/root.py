@@ -12,6 +12,7 @@ COMMANDS = {
     "archive": "pltz.cli.archive.group:archive",
     "hook": "pltz.cli.hook:hook",
     "llama": "pltz.cli.llama:llama",
+    "slot": "pltz.cli.slot:slot",
     "serve": "pltz.cli.serve:serve",
     "nightly": "pltz.cli.nightly:nightly",
     "bundle": "pltz.cli.bundle.group:bundle",

@@ -70,7 +70,7 @@ WINGS = {
         (
             "measure_bounds measure_compose measure_cuda measure_distances measure_erases measure_eviction "
             "measure_first_token measure_kv measure_limits measure_logs measure_pool measure_receipts "
-            "measure_serve measure_shadow measure_split measure_tables measure_writers simulate_scale"
+            "measure_serve measure_shadow measure_slots measure_split measure_tables measure_writers simulate_scale"
         ),
         "trace_session",
         "torture __main__",
@@ -78,7 +78,7 @@ WINGS = {
     "cli": (
         "ui",
         "bench archive bundle target",
-        "completion compress decompress demo doctor help hook inspect llama nightly serve thaw",
+        "completion compress decompress demo doctor help hook inspect llama nightly serve slot thaw",
         "root",
         "main",
     ),

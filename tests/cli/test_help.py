@@ -54,6 +54,8 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bench neighbours",
         "bench papers",
         "bench thaw",
+        "slot delta",
+        "slot splice",
         "target calibrate",
         "demo",
         "doctor",

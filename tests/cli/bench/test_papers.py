@@ -106,6 +106,8 @@ def test_recorded_figures_are_those_of_the_kept_results() -> None:
     decode = [thaw[name]["decode"] for name in ("stages_ms", "fast_stages_ms")]
     assert f"decode {decode[0]:.1f} ms, {decode[1]:.1f} in" in said
     assert f"{ways['thaw']['stored_bytes']:,} bytes" in said and f"{ways['thaw, fast layout']['ms']:.1f} ms" in said
+    slots = [f"{100 * row['kept'] / row['plain']:.1f}" for row in kept("slots.json")["rows"]]
+    assert "{}, {} and {} %".format(*slots) in said
     device = {row["way"]: row["ms"] for row in kept("kv_device.json")["rows"]}
     assert f"{device['raw, device']:.1f} ms on the device; {device['raw, host']:.1f} ms raw" in said
     sources = {row["source"]: row for row in kept("neighbours_communities.json")["sources"]}
