@@ -43,7 +43,7 @@ def delta(base: str, file: str, output: str, force: bool, as_json: bool) -> None
     whole = _read(file)
     found = made(_read(base), whole)
     out.write([found])
-    if as_json:
+    if as_json and not out.to_stdout:
         write_text(json.dumps({"bytes": len(found), "slot_bytes": len(whole)}))
     elif not out.to_stdout:
         write_text(f"{output}: {size(len(found))} of {size(len(whole))}, spliced back and compared")
@@ -57,7 +57,8 @@ def delta(base: str, file: str, output: str, force: bool, as_json: bool) -> None
 @click.argument("deltas", metavar="DELTA...", nargs=-1, required=True)
 @TO
 @options.FORCE
-def splice(base: str, deltas: tuple[str, ...], output: str, force: bool) -> None:
+@options.JSON
+def splice(base: str, deltas: tuple[str, ...], output: str, force: bool, as_json: bool) -> None:
     """Write the slot file that the last DELTA was made of. Each DELTA is of the one before it, the first of BASE."""
     from pltz.serving.engines.slot_delta import splice as joined
 
@@ -66,6 +67,8 @@ def splice(base: str, deltas: tuple[str, ...], output: str, force: bool) -> None
     for one in deltas:
         found = joined(found, _read(one))
     out.write([found])
+    if as_json and not out.to_stdout:
+        write_text(json.dumps({"bytes": len(found)}))
 
 
 def _read(path: str) -> bytes:
