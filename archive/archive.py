@@ -38,7 +38,6 @@ from pltz.archive.writing.log_parts import put_parts, with_parts
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS, Pace
 from pltz.archive.writing.put_request import (
-    PreparedRequest,
     PutReceipt,
     PutRequest,
     prepare,
@@ -382,7 +381,7 @@ class Archive:
         """
         alone = isinstance(requests, Sequence) and len(requests) == 1
         pace = Pace(commit_bytes, commit_seconds)
-        prepared = map(self._prepared, requests)
+        prepared = (prepare(request, self.codecs.add) for request in requests)
         for commit in self.commits.of(prepared, pace, keep_opaque=keep_opaque, refused=refused):
             began = clock.monotonic()
             new = [cut for _, cut in commit if isinstance(cut, NewSession)]
@@ -390,27 +389,16 @@ class Archive:
             before = [] if dry_run else list(put_parts(self.parts.writer, new, expect, coding))
             if coding:
                 coding(len(new), sum(map(size_of, new)) - sum(part.size for part in before))
-            committed = self._put(new, dry_run=dry_run, expect=expect, alone=alone)
+            # a call that puts nothing else, and is cut quickly, need not look again at what others put
+            quick = alone and sum(len(tokens) for cut in new for tokens in cut.segments) <= QUICK_TOKENS
+            committed = self.parts.writer.put(new, dry_run=dry_run, expect=expect, refresh=not quick)
             receipts = self._receipts(commit, [with_parts(before, one) for one in committed], dry_run=dry_run)
             took = clock.monotonic() - began
             yield from receipts
             done = zip(commit, receipts, strict=True)
             coded = sum(size_of(cut) for (_, cut), put in done if put.segments and isinstance(cut, NewSession))
             pace.took(coded, took)
-        self.parts.writer.logs.keeper.write()
-
-    def _prepared(self, request: PutRequest) -> PreparedRequest:
-        return prepare(request, self.codecs.add)
-
-    def _put(
-        self, new: Sequence[NewSession], *, dry_run: bool, expect: Expect | None, alone: bool
-    ) -> list[CommitReceipt]:
-        """Put new sessions in one commit.
-
-        ``alone``: a call puts nothing else, so it need not look again at what others put if it is cut quickly.
-        """
-        quick = alone and sum(len(tokens) for cut in new for tokens in cut.segments) <= QUICK_TOKENS
-        return self.parts.writer.put(new, dry_run=dry_run, expect=expect, refresh=not quick)
+        self.parts.writer.write_candidates()
 
     def _receipts(
         self, commit: Sequence[CutRequest], committed: Sequence[CommitReceipt], *, dry_run: bool

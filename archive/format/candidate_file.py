@@ -75,7 +75,8 @@ def pack_candidates(archive: bytes, groups: Mapping[CandidateGroup, Boxes]) -> b
     parts = [HEAD.pack(MAGIC, VERSION, bytes(3), archive, len(groups))]
     for group, boxes in groups.items():
         entries = b"".join(ENTRY.pack(len(name), len(box)) + name + box for name, box in boxes)
-        parts += [GROUP.pack(*group, len(boxes), len(entries)), entries]
+        fixed = group.kind, group.domain, group.tokenizer, group.root, group.sessions, group.newest
+        parts += [GROUP.pack(*fixed, len(boxes), len(entries)), entries]
     data = b"".join(parts)
     return data + digest(b"pltz candidates", data)
 
@@ -98,11 +99,12 @@ def unpack_candidates(data: bytes, archive: bytes) -> Iterator[tuple[CandidateGr
     for _ in range(groups):
         if at + head.size > len(body):
             raise CorruptError("a candidate file ends before its groups do: damaged")
-        *fields, count, size = head.unpack_from(body, at)
+        kind, domain, tokenizer, root, sessions, newest, count, size = head.unpack_from(body, at)
         at += head.size
         if at + size > len(body):
             raise CorruptError("a candidate file ends in a group: damaged")
-        yield CandidateGroup(*fields), CandidateBoxes(data, at, at + size, count)
+        group = CandidateGroup(kind, domain, tokenizer, root, sessions, newest)
+        yield group, CandidateBoxes(data, at, at + size, count)
         at += size
     if at != len(body):
         raise CorruptError("a candidate file goes on behind its groups: damaged")

@@ -252,14 +252,14 @@ class Clusterer:
         Only those that were none are read, the newest, up to `LOG_BYTES`. ``about``: sessions and newest of the groups.
         """
         known = {name: (group, box) for group, rows in old.items() if group.tokenizer == PASSAGES for name, box in rows}
-        groups, left, chosen = Groups(), LOG_BYTES, 0
+        (sessions, newest), groups, left, chosen = about, Groups(), LOG_BYTES, 0
         for leaf in leaves:
             places, deep = self._places(leaf), depth_of(self.catalog, leaf)
             if chosen == most or not isinstance(self._codec(places), LogCodec) or deep is None or deep >= LAST:
                 continue
             if leaf in known:
                 group, box = known[leaf]
-                group = group._replace(sessions=about[0], newest=about[1])
+                group = group._replace(sessions=sessions, newest=newest)
             else:
                 read = reading_of(self.catalog, leaf)
                 if read is None or read > left:
@@ -273,7 +273,7 @@ class Clusterer:
                 if len(hashes) < LEAST_GRAMS:
                     continue
                 context = replace(places[0].context, tokenizer=PASSAGES)
-                group = CandidateGroup(TENANT, domain, PASSAGES, context.root, *about)
+                group = CandidateGroup(TENANT, domain, PASSAGES, context.root, sessions, newest)
                 box = seal_sketch(self.catalog.keys, context, leaf, Sketch(len(hashes), hashes[:SIZE].copy()))
             groups.setdefault(group, []).append((leaf, box))
             chosen += 1

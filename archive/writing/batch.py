@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -24,7 +25,7 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, check
-from pltz.coding.codecs.codec import SegmentCodec
+from pltz.coding.codecs.codec import Plain, SegmentCodec, layout_mode
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.session.session import KINDS
@@ -101,6 +102,11 @@ class PendingSegment:
         if not self.near:
             return own
         return context_after(self.near, {s.id for s in self.ancestors()}, own, self.codec)
+
+    def take(self, data: bytes, plain: Plain, mode: int) -> None:
+        """Take a bitstring that was coded so, in mode `ALONE` or `TOWER`."""
+        self.data, self.coded, self.copied = data, True, bool(plain.copies)
+        self.context = _in_mode(self.own, mode | layout_mode(self.codec, plain.literals))
 
     def row(self) -> Row:
         """Return the row that puts the segment without a session."""
@@ -191,8 +197,7 @@ def draft(
     keys: dict[tuple[bytes, str], bytes] = {}
     drafts = []
     for session in sessions:
-        own, base = contexts.of(session)
-        codec = contexts.codec_of(session)
+        codec, own, base = contexts.of(session)
         tower = _tower(session, codec, own, base, known)
         time = now if session.time is None else session.time
         place = own.domain, session.name
@@ -287,30 +292,20 @@ class Contexts:
         self.codecs, self.keys = codecs, keys
         self._domains: dict[tuple[int, str], Context] = {}
         self._known: dict[tuple[int, str, SegmentCodec, bytes | None, str], Context] = {}
-        self._pairs: dict[tuple[str, str | None, SegmentCodec, bytes | None, str], tuple[Context, Context]] = {}
 
     @property
     def domains(self) -> set[bytes]:
         """Return the ids of all domains used so far."""
-        return {context.domain for context in self._known.values()}
+        return {context.domain for context in self._domains.values()}
 
-    def of(self, session: NewSession) -> tuple[Context, Context]:
-        """Return the context of a session and its tenant's segments, and that of its shared segments.
+    def of(self, session: NewSession) -> tuple[SegmentCodec, Context, Context]:
+        """Return the codec of a session, the context of it and its tenant's segments, and that of its shared segments.
 
-        Raises the errors of `Encryption.context`.
+        The codec is the one that it names, or the archive's first. Raises the errors of `Encryption.context`.
         """
-        s, codec = session, self.codec_of(session)
-        key = s.tenant, s.base if s.shared else None, codec, s.target, s.kind
-        found = self._pairs.get(key)
-        if found is None:
-            own = self._context(TENANT, s.tenant, codec, s.target, s.kind)
-            base = self._context(BASE, s.base, codec, None, "ids") if s.shared else own
-            found = self._pairs[key] = own, base
-        return found
-
-    def codec_of(self, session: NewSession) -> SegmentCodec:
-        """Return the codec of a session: the one it names, or the archive's first."""
-        return self.codecs[0] if session.codec is None else session.codec
+        codec = self.codecs[0] if session.codec is None else session.codec
+        own = self._context(TENANT, session.tenant, codec, session.target, session.kind)
+        return codec, own, self._context(BASE, session.base, codec, None, "ids") if session.shared else own
 
     def _context(self, kind: int, name: str, codec: SegmentCodec, target: bytes | None, session: str) -> Context:
         key = kind, name, codec, target, session
@@ -327,6 +322,12 @@ class Contexts:
             )
             self._known[key] = known
         return known
+
+
+@lru_cache(1024)
+def _in_mode(context: Context, mode: int) -> Context:
+    """Return the context that differs from one of mode `ALONE` in its mode."""
+    return replace(context, mode=mode) if mode else context
 
 
 def batches(segments: Sequence[PendingSegment]) -> list[tuple[SegmentCodec, list[int]]]:

@@ -11,7 +11,6 @@ those of another take else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
@@ -23,7 +22,7 @@ from pltz.archive.writing.batch import PendingSegment, PendingVersion, batches
 from pltz.archive.writing.candidates import Candidate, Candidates, Place, tower_sketch
 from pltz.archive.writing.verified_segments import Proofs, VerifiedSegments
 from pltz.coding.choose import Trial, shorter_after
-from pltz.coding.codecs.codec import Plain, layout_mode
+from pltz.coding.codecs.codec import Plain
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import ALONE, TOWER
 from pltz.coding.codecs.registry import CodecRegistry
@@ -296,10 +295,7 @@ class NeighbourEncoder:
                 if n not in shorter:
                     segment.near = []
                     continue
-                segment.data, plain = shorter[n]
-                mode = (TOWER if segment.up else ALONE) | layout_mode(codec, plain.literals)
-                segment.context = replace(segment.own, mode=mode) if mode else segment.own
-                segment.copied = bool(plain.copies)
+                segment.take(*shorter[n], TOWER if segment.up else ALONE)
 
 
 def most_in_a_row(kind: int, fast: bool) -> int:

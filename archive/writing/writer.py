@@ -47,7 +47,7 @@ from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
 from pltz.coding.choose import NO_SIZE, may_be_shorter, shortest
-from pltz.coding.codecs.codec import NO_MARK, BundleCodec, Plain, layout_mode, ways_of
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, Plain, ways_of
 from pltz.coding.codecs.modes import ALONE
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.identity import NONE
@@ -207,6 +207,10 @@ class ArchiveWriter:
         if lost and any(at.pack in lost for v in versions for at in self._places(v)):
             self.mark(versions, verb)
 
+    def write_candidates(self) -> None:
+        """Put the candidates among new logs, in one file, for writers after this one."""
+        self.logs.keeper.write()
+
     def take_over(self, recent: RecentTowers, proved: VerifiedSegments) -> None:
         """Remember what another writer of the same archive remembers."""
         self.recent = recent
@@ -274,12 +278,6 @@ class ArchiveWriter:
         segments = [s for s in segments if not s.coded]
         if not segments:
             return
-        modes: dict[tuple[int, int], Context] = {}
-
-        def context(segment: PendingSegment, mode: int) -> Context:
-            own, mode = segment.own, mode | layout_mode(segment.codec, len(segment.tokens))
-            return modes.setdefault((id(own), mode), replace(own, mode=mode)) if mode else own
-
         for codec, numbers in batches(segments):
             batch = [segments[n] for n in numbers]
             ways: list[tuple[int, Plain]] = []
@@ -296,10 +294,9 @@ class ArchiveWriter:
                     self.expect(seconds)
             won = shortest(codec, ways)
             for (n, plain), mode in zip(ways, modes_of, strict=True):
-                segment, (data, best) = batch[n], won[n]
+                data, best = won[n]
                 if best is plain:
-                    segment.data, segment.coded, segment.copied = data, True, False
-                    segment.context = context(segment, mode)
+                    batch[n].take(data, plain, mode)
 
     def _number(self, drafts: list[PendingVersion]) -> None:
         """Give each session its version number, or find that its last version is the same.

@@ -86,12 +86,13 @@ def check(value: Any) -> None:
             elif kind is dict or kind is list:
                 if len(rows) > MAX_DEPTH:
                     raise _too_deep()
-                if kind is dict and any(type(name) is not str for name in item):
-                    raise ContentError(f"expected keys that are strings, found another {_at([*keys, key])}")
                 count += len(item)
                 if count > MAX_VALUES:
                     raise _too_many(count)
-                size += sum(len(name) for name in item if len(name) > SHORT) if kind is dict else 0
+                for name in item if kind is dict else ():
+                    if type(name) is not str:
+                        raise ContentError(f"expected keys that are strings, found another {_at([*keys, key])}")
+                    size += len(name) if len(name) > SHORT else 0
                 keys.append(key)
                 rows.append(iter(item.items() if kind is dict else enumerate(item)))
                 break

@@ -176,7 +176,7 @@ class Frame:
     @property
     def has_tokens(self) -> bool:
         """Return whether the frame is coded by the model or as a log, so that it may have a context."""
-        return self.coding.has_tokens
+        return self.log or self.kind.by_model
 
     @property
     def layout(self) -> Layout:
