@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from pltz.archive.catalog.lookup import Blocks, Version
     from pltz.archive.catalog.stat import Stat
-    from pltz.archive.maintenance.cluster import Clustered
+    from pltz.archive.maintenance.cluster import Clustered, Clusterer
     from pltz.archive.maintenance.collect import Collected, Collector
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.merge import Merged
@@ -706,14 +706,17 @@ class Archive:
         ...     cold.cluster().medoids
         0
         """
-        from pltz.archive.maintenance.cluster import Clusterer
-
-        self.parts.want_key()
-        clusterer = Clusterer(self.parts.catalog, self.codecs.registry, self.parts.settings.archive)
-        done = clusterer.run(medoids=medoids, dry_run=dry_run, progress=progress)
+        done = self.clusterer().run(medoids=medoids, dry_run=dry_run, progress=progress)
         if self.parts.writer.neighbours.candidates is not None and not dry_run:
             self.parts.use_neighbours()  # those chosen now
         return done
+
+    def clusterer(self) -> Clusterer:
+        """Return what `cluster` runs, for a part of its work. Raises KeyMismatch."""
+        from pltz.archive.maintenance.cluster import Clusterer
+
+        self.parts.want_key()
+        return Clusterer(self.parts.catalog, self.codecs.registry, self.parts.settings.archive)
 
     def collect(
         self,

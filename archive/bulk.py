@@ -1,11 +1,11 @@
-"""Bulk work on many machines: verify, repair, collect, copy and put. A task does one shard by the archive's own calls.
+"""Bulk work on many machines: verify, repair, collect, cluster, copy, put. A task does a shard by calls of the archive.
 
     recipe = ArchiveRecipe("s3://bucket/cold", {"bundle": "mini"})
     report = verify(recipe.open(), recipe, spread, decode=True)     # as Archive.verify, by the workers of `spread`
 
 A worker opens the archive by the recipe and calls what a single machine calls: `Verifier.check`,
-`Repairer.unsound`, `Collector.count`, `copy.copy`, `Archive.put_many`. The coordinator cuts the work into
-shards and puts the results together.
+`Repairer.unsound`, `Collector.count`, `Clusterer.chosen`, `copy.copy`, `Archive.put_many`. The coordinator cuts the
+work into shards and puts the results together.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.catalog.freshness import Token, rolled_back
 from pltz.archive.copy import copy as copy_here
 from pltz.archive.format import object_names
+from pltz.archive.format.candidate_file import CandidateGroup
 from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance import bulk_checked
 from pltz.archive.maintenance.bulk_journal import Result
@@ -34,6 +35,7 @@ from pltz.plt_codec.errors import ContentError, PltzError
 
 if TYPE_CHECKING:
     from pltz.archive.catalog.lookup import Version
+    from pltz.archive.maintenance.cluster import Choice, Clustered, Groups
     from pltz.archive.maintenance.collect import Collected
     from pltz.archive.maintenance.verify import CheckedPacks, Report
     from pltz.archive.writing.commits import Refused
@@ -62,6 +64,12 @@ class ArchiveRecipe:
 def _whole(place: str) -> str:
     """Return a place by which results are known: those of an archive say nothing of its copy in another folder."""
     return place if "://" in place else os.path.realpath(place)
+
+
+def _decoders(cold: Archive) -> list[str]:
+    """Return what it depends on which records can be decoded: bundles and keys."""
+    codecs = [codec.tokenizer.hex() + codec.bundle_id.hex() for codec in cold.codecs.registry]
+    return codecs + sorted(cold.parts.store.list(object_names.KEYS))
 
 
 # ---- verify
@@ -96,11 +104,10 @@ def verify(
     verifier = cold.verifier(decode)
 
     def elsewhere(packs: Sequence[bytes]) -> Iterator[CheckedPacks]:
-        listing, store = verifier.catalog.listing, verifier.catalog.store
+        listing = verifier.catalog.listing
         state = [_whole(recipe.place), cold.parts.settings.archive.hex(), str(decode)]
-        if decode:  # what can be decoded depends on bundles and keys
-            state += [codec.tokenizer.hex() + codec.bundle_id.hex() for codec in verifier.codecs]
-            state += sorted(store.list(object_names.KEYS))
+        if decode:
+            state += _decoders(cold)
         covers: dict[bytes, list[str]] = {}
         for name in sorted(listing.indexes):
             for pack in listing.indexes[name].names:
@@ -183,6 +190,65 @@ def collect(
             yield result
 
     return cold.collector().run(grace=grace, dry_run=dry_run, elsewhere=elsewhere)
+
+
+# ---- cluster
+
+
+@dataclass(frozen=True)
+class ChooseTask:
+    """Choose the candidates of domains."""
+
+    recipe: ArchiveRecipe
+
+    def open(self) -> ShardWork:
+        clusterer = self.recipe.open().clusterer()
+
+        def work(choices: Sequence[Choice]) -> Result:
+            clusterer.catalog.refresh()
+            return {"chosen": [_groups_as_fields(clusterer.chosen(choice)) for choice in choices]}
+
+        return work
+
+
+def cluster(
+    cold: Archive,
+    recipe: ArchiveRecipe,
+    spread: Spread,
+    *,
+    medoids: int,
+    dry_run: bool = False,
+    progress: Callable[[Clustered], None] | None = None,
+) -> Clustered:
+    """Cluster as `Archive.cluster` does. The candidates of a tenant are chosen by a worker, and put here."""
+
+    def elsewhere(choices: Sequence[Choice]) -> Iterator[Groups | None]:
+        state = [_whole(recipe.place), cold.parts.settings.archive.hex(), *_decoders(cold)]
+        runs = cut(choices, lambda choice: choice.domain, max(1, len(choices) // SHARDS))
+        shards = (Shard(shard_name("cluster", *state, *map(repr, run)), list(run)) for run in runs)
+        for _, result in spread.results(ChooseTask(recipe), shards):
+            yield from map(_groups, result["chosen"])
+
+    return cold.clusterer().run(medoids=medoids, dry_run=dry_run, progress=progress, elsewhere=elsewhere)
+
+
+def _groups_as_fields(groups: Groups | None) -> list[Any] | None:
+    """Return candidates as JSON."""
+    return None if groups is None else [
+        [g.kind, g.domain.hex(), g.tokenizer.hex(), g.root.hex(), g.sessions, g.newest]
+        + [[segment.hex(), box.hex()] for segment, box in boxes]
+        for g, boxes in groups.items()
+    ]
+
+
+def _groups(rows: Sequence[Sequence[Any]] | None) -> Groups | None:
+    """Return the candidates of such fields."""
+    return None if rows is None else {
+        CandidateGroup(kind, bytes.fromhex(domain), bytes.fromhex(tokenizer), bytes.fromhex(root), sessions, newest): [
+            (bytes.fromhex(segment), bytes.fromhex(box)) for segment, box in boxes
+        ]
+        for kind, domain, tokenizer, root, sessions, newest, *boxes in rows
+    }
 
 
 # ---- copy

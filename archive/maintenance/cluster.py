@@ -26,10 +26,12 @@ tenants together have `TOTAL` at most, 300 MB, so that 10 million sessions of 10
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +123,28 @@ class _Session:
         return (1 + GAIN * self.pinned) * self.serves
 
 
+class Choice(NamedTuple):
+    """A domain whose candidates are to be chosen.
+
+    Attributes:
+        kind, domain: as in `CandidateGroup`.
+        leaves: of the towers that may be candidates, the newest first.
+        begun: times at which all sessions began.
+        old: candidates that it has.
+        most: number of candidates, at most.
+    """
+
+    kind: int
+    domain: bytes
+    leaves: list[bytes]
+    begun: list[int]
+    old: Groups
+    most: int
+
+
+Elsewhere = Callable[[Sequence[Choice]], Iterable[Groups | None]]  # as `Clusterer.chosen`, in order
+
+
 class Clusterer:
     """One clustering. Writers that opened the archive before go on with the candidates that they read."""
 
@@ -128,7 +152,12 @@ class Clusterer:
         self.catalog, self.codecs, self.archive = catalog, codecs, archive
 
     def run(
-        self, *, medoids: int = MEDOIDS, dry_run: bool = False, progress: Callable[[Clustered], None] | None = None
+        self,
+        *,
+        medoids: int = MEDOIDS,
+        dry_run: bool = False,
+        progress: Callable[[Clustered], None] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> Clustered:
         """Choose candidates of every tenant and base domain, and put the candidate file.
 
@@ -136,10 +165,12 @@ class Clusterer:
             medoids: most candidates per tenant, and per base domain.
             dry_run: put nothing.
             progress: called with the result so far, after each tenant.
+            elsewhere: chooses as `chosen` does, on other machines.
 
         Raises StoreError, WriterFailed.
         """
         self.catalog.refresh()
+        choose = elsewhere or partial(map, self.chosen)
         # candidates of the file that is there, by domain
         done, groups, known = Clustered(), Groups(), dict[bytes, Groups]()
         for group, boxes in read_groups(self.catalog, self.archive):
@@ -148,26 +179,31 @@ class Clusterer:
         # every tenant, within what the file may hold
         tenants = list(self._tenants())
         most = min(medoids, max(FEWEST, TOTAL // max(1, len(tenants))))
+        choices = list[Choice]()
         for versions, begun in tenants:
             domain = self.catalog.keys.domain(TENANT, versions[0].tenant)
             leaves = [v.leaf for v in versions[:SAMPLE] if not v.lacks]
-            found = self._chosen_now(TENANT, domain, leaves, begun, known.get(domain, {}), most)
-            groups |= found or known[domain]
+            choices.append(Choice(TENANT, domain, leaves, begun, known.get(domain, {}), most))
+        for choice, found in zip(choices, choose(choices), strict=True):
+            groups |= choice.old if found is None else found
             done = replace(
                 done,
                 tenants=done.tenants + 1,
                 kept=done.kept + (found is None),
-                sessions=done.sessions + (len(leaves) if found is not None else 0),
+                sessions=done.sessions + (len(choice.leaves) if found is not None else 0),
                 medoids=sum(map(len, groups.values())),
             )
             if progress:
                 progress(done)
         # every base domain, where prompts are the candidates
-        for domain, prompts in sorted(self.catalog.listing.stable(self._prompts).items()):
-            old = known.get(domain, {})
-            begun = [0] * len(prompts)
-            groups |= self._chosen_now(BASE, domain, prompts[:SAMPLE], begun, old, medoids) or old
-            done = replace(done, prompts=done.prompts + len(prompts))
+        bases = sorted(self.catalog.listing.stable(self._prompts).items())
+        choices = [
+            Choice(BASE, domain, prompts[:SAMPLE], [0] * len(prompts), known.get(domain, {}), medoids)
+            for domain, prompts in bases
+        ]
+        for choice, found in zip(choices, choose(choices), strict=True):
+            groups |= found or choice.old
+            done = replace(done, prompts=done.prompts + len(choice.begun))
         data = pack_candidates(self.archive, groups)
         if not dry_run:
             self._put(data)
@@ -206,19 +242,17 @@ class Clusterer:
             found[domain] = sorted(name for name, there in places.items() if there and name not in above)
         return found
 
-    def _chosen_now(
-        self, kind: int, domain: bytes, leaves: list[bytes], begun: list[int], old: Groups, most: int
-    ) -> Groups | None:
-        """Return what `_chosen` does, from packs that no collector deleted meanwhile."""
-        return self.catalog.listing.stable(lambda: self._chosen(kind, domain, leaves, begun, old, most))
+    def chosen(self, choice: Choice) -> Groups | None:
+        """Return the candidates of a domain, from packs that no collector deleted meanwhile. None: those it has stay.
+
+        Raises ArchiveError, StoreError.
+        """
+        return self.catalog.listing.stable(lambda: self._chosen(*choice))
 
     def _chosen(
         self, kind: int, domain: bytes, leaves: list[bytes], begun: list[int], old: Groups, most: int
     ) -> Groups | None:
-        """Return the candidates of a domain. None: those it has stay.
-
-        ``leaves``: of the towers that may be candidates, the newest first; ``begun``: times at which all began.
-        """
+        """Do the work of `chosen`. Arguments as the fields of `Choice`."""
         pinned = [name for group, boxes in old.items() if group.tokenizer != PASSAGES for name, _ in boxes]
         count, seen = len(begun), max((group.sessions for group in old), default=0)
         last = max((group.newest for group in old), default=0)

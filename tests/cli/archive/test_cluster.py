@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 from pltz.archive.archive import Archive
+from pltz.archive.maintenance import bulk_ray
+from pltz.archive.maintenance.bulk_shards import OneProcess
 from pltz.plt_codec.identity import NONE
 from tests.archive.peek import peek
 from tests.archive.towers import inside
@@ -52,6 +56,29 @@ def test_sessions_of_another_process_serve_once_they_are_chosen(run: Run, tmp_pa
     assert coded_after(archive, "a/0") == NONE
     assert archive.get("b/0").value["messages"][0]["content"] == f"{TEXT}It was day 7."
     assert run("archive", "verify", place, "--decode").exit_code == 0
+
+
+def test_workers_choose_what_one_machine_chooses(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_ray, "cluster", lambda address: nullcontext())
+    monkeypatch.setattr(bulk_ray, "RayWorkers", lambda ray: OneProcess())
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    cold, twin = tmp_path / "cold", tmp_path / "twin"
+    run("archive", "init", cold)
+    for tenant, first, count in (("a", 0, 5), ("b", 20, 2)):
+        run("archive", "put", cold, chats(tmp_path / f"{tenant}.jsonl", first, count), "--tenant", tenant)
+    shutil.copytree(cold, twin)
+    for words, kept in (("--dry-run",), 0), ((), 0), ((), 2):
+        one, spread = (
+            run("archive", "cluster", place, "--medoids", 3, "--json", *words, *ray)
+            for place, ray in ((cold, ()), (twin, ("--ray",)))
+        )
+        assert one.exit_code == spread.exit_code == 0 and one.stdout == spread.stdout, spread.output
+        done = json.loads(one.stdout)
+        assert (done["tenants"], done["medoids"], done["kept"]) == (2, 5, kept)
+        files = [{file.name for file in (place / "index").glob("candidates-*")} for place in (cold, twin)]
+        assert files[0] == files[1] and len(files[0]) == (not words)
 
 
 def test_in_the_fast_layout_sessions_with_a_neighbour_are_not_chosen(run: Run, tmp_path: Path) -> None:
