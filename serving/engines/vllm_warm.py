@@ -226,7 +226,12 @@ class WarmWorker:
         page = sum(self._sizes)
         some = max(1, AT_ONCE // max(1, page))
         for begin in range(0, len(plan.load), some):
-            self._load(plan.load[begin : begin + some], page)
+            part = plan.load[begin : begin + some]
+            try:
+                self._load(part, page)
+            except (RuntimeError, MemoryError):  # no memory for it now: vLLM computes these
+                self._failed |= {block for _, block in part}
+                self.counts["warm_failed_pages"] += len(part)
         self._judge(plan.verdicts)
 
     def _load(self, wanted: Sequence[tuple[bytes, int]], page: int) -> None:
@@ -272,12 +277,18 @@ class WarmWorker:
             self.counts["warm_dropped_pages"] += len(plan.save)
             return
         blocks = [block for _, block in plan.save]
-        room = torch.empty((len(blocks), sum(self._sizes)), dtype=torch.uint8)
-        at = 0
-        for tensor, rows, each in zip(self._layers, self._rows, self._sizes, strict=True):
-            data = tensor[self._index(blocks, rows, tensor)].cpu().contiguous()
-            room[:, at : at + each] = data.reshape(-1).view(torch.uint8).reshape(len(blocks), each)
-            at += each
+        try:
+            room = torch.empty((len(blocks), sum(self._sizes)), dtype=torch.uint8)
+            at = 0
+            for tensor, rows, each in zip(self._layers, self._rows, self._sizes, strict=True):
+                data = tensor[self._index(blocks, rows, tensor)].cpu().contiguous()
+                room[:, at : at + each] = data.reshape(-1).view(torch.uint8).reshape(len(blocks), each)
+                at += each
+        except (RuntimeError, MemoryError):  # no memory for it now
+            self.counts["warm_dropped_pages"] += len(blocks)
+            with self._lock:
+                self._bytes -= size
+            return
         assert self._pages is not None  # `load` of the same plan opened it
         self._waiting[plan.step] = _Saved([name for name, _ in plan.save], room, self._pages, size)
 

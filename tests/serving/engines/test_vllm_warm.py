@@ -231,6 +231,24 @@ def test_a_full_queue_drops_blocks_and_goes_on(tmp_path: Path) -> None:
     assert server.worker.counts["warm_dropped_pages"] == 3 and server.worker._bytes == 0
 
 
+def test_without_memory_blocks_are_computed_again_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("not enough memory")
+
+    server = Server(place(tmp_path), 1)
+    one = request(IDS)
+    server.take(one, [1, 2, 3, 4])
+    server.step(one, 15, [1, 2, 3, 4])
+    server.idle()
+    again = request([*IDS, 5], "again")
+    assert server.take(again, [5, 6, 7, 8]) == 12
+    monkeypatch.setattr(torch, "empty", full)
+    assert server.step(again, 4, [5, 6, 7, 8]) == {5, 6, 7}
+    server.idle()
+    counts = server.worker.counts
+    assert (counts["warm_failed_pages"], counts["warm_dropped_pages"], server.worker._bytes) == (3, 1, 0)
+
+
 def test_a_reset_removes_all_and_what_comes_is_of_this_server_only(tmp_path: Path) -> None:
     server = Server(place(tmp_path), 1)
     one = request(IDS)
