@@ -17,6 +17,7 @@ from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output, printable, say_if_interrupted, write_text
 from pltz.cli.ui.progress import Progress, wanted
+from pltz.cli.ui.session_output import is_document, is_log
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class StoredFile(NamedTuple):
 
     stem: PurePath
     versions: "list[Version]"
+    numbered: bool  # they are named STEM/0 and so on, as the lines of a file
 
 
 @click.command(
@@ -97,11 +99,14 @@ def restore(
         read = _sessions(cold, files, bar)
         for file in files:
             first = next(read)
-            suffix = ".jsonl" if len(file.versions) > 1 else suffix_of(first)
+            suffix = ".jsonl" if len(file.versions) > 1 else suffix_of(first, numbered=file.numbered)
+            if file.stem.name.endswith(suffix):  # as in issue-7.traj.json
+                suffix = ".json"
             path = folder / paths.free(file.stem, suffix)
             path.parent.mkdir(parents=True, exist_ok=True)
             written = Output(str(path), force=force)
-            written.write(content_of(itertools.chain([first], itertools.islice(read, len(file.versions) - 1))))
+            sessions_of_file = itertools.chain([first], itertools.islice(read, len(file.versions) - 1))
+            written.write(content_of(sessions_of_file, numbered=file.numbered))
             sessions, size = sessions + len(file.versions), size + written.written
     found = {"sessions": sessions, "files": len(files), "bytes": size, "output": output}
     text = f"{printable(output)}: {counted(sessions, 'session')} in {counted(len(files), 'file')}"
@@ -130,14 +135,14 @@ def files_of(versions: "Iterable[Version]") -> list[StoredFile]:
     tenants = {version.tenant for version in rows}
     found: dict[tuple[str, str, bool], list[tuple[int, Version]]] = {}
     for version in rows:
-        numbered = NUMBERED.fullmatch(version.name)
-        stem, number = (numbered[1], int(numbered[2])) if numbered else (version.name, 0)
-        found.setdefault((version.tenant, stem, numbered is not None), []).append((number, version))
+        match = NUMBERED.fullmatch(version.name)
+        stem, number = (match[1], int(match[2])) if match else (version.name, 0)
+        found.setdefault((version.tenant, stem, match is not None), []).append((number, version))
     files = []
-    for (tenant, stem, _), members in found.items():
+    for (tenant, stem, numbered), members in found.items():
         members.sort(key=lambda member: member[0])
         parts = ([tenant] if len(tenants) > 1 else []) + stem.split("/")
-        files.append(StoredFile(PurePath(*map(safe, parts)), [version for _, version in members]))
+        files.append(StoredFile(PurePath(*map(safe, parts)), [version for _, version in members], numbered))
     return files
 
 
@@ -183,8 +188,8 @@ class Paths:
         return next(one for one in tries if str(one).casefold() not in taken)
 
 
-def suffix_of(session: "Session") -> str:
-    """Return the suffix of the file that a session is alone in."""
+def suffix_of(session: "Session", *, numbered: bool = False) -> str:
+    """Return the suffix of the file that a session is alone in. ``numbered``: as of a `StoredFile`."""
     from pltz.datasets import registry
     from pltz.datasets.input_format import HEAD
     from pltz.datasets.json_files import is_json
@@ -194,7 +199,8 @@ def suffix_of(session: "Session") -> str:
     known, usual = None, ".json"
     if session.kind == "chat":
         events = isinstance(session.value, list) and all(isinstance(event, dict) for event in session.value)
-        known, usual = registry.of_value(session.value), ".jsonl" if events else ".json"
+        known = registry.of_value(session.value)
+        usual = ".jsonl" if events and not _is_line(session, numbered) else ".json"
     else:
         value: bytes = session.value
         if value.lstrip()[:1] not in (b"{", b"["):
@@ -206,10 +212,19 @@ def suffix_of(session: "Session") -> str:
     return known.suffix if known and known.suffix else usual
 
 
-def content_of(sessions: "Iterable[Session]") -> Iterator[bytes]:
-    """Yield the bytes of a file of these sessions: a line each, or the bytes that were kept of them."""
+def _is_line(session: "Session", numbered: bool) -> bool:
+    """Return whether a chat is one line of its file, and no line for each event. ``numbered``: as of a `StoredFile`."""
+    return is_document(session) or (numbered and not is_log(session, known=True))
+
+
+def content_of(sessions: "Iterable[Session]", *, numbered: bool) -> Iterator[bytes]:
+    """Yield the bytes of a file of these sessions: a line each, or the bytes that were kept of them.
+
+    ``numbered``: as of a `StoredFile`.
+    """
     before = b"\n"
     for session in sessions:
-        data = session.to_input_bytes()
+        line = session.kind == "chat" and _is_line(session, numbered)
+        data = session.to_json_line() if line else session.to_input_bytes()
         yield data if before.endswith(b"\n") else b"\n" + data
         before = data or b"\n"

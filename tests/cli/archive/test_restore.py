@@ -118,6 +118,25 @@ def test_logs_in_other_forms_have_their_suffix(run: Run, cold: Path, tmp_path: P
     assert found_in(tmp_path / "out") == files
 
 
+def test_lists_of_messages_and_logs_that_are_one_document_come_back_as_such(
+    run: Run, cold: Path, tmp_path: Path
+) -> None:
+    shown = [{"ts": 1767603600000 + n, "type": "say", "say": "text", "text": f"line {n}"} for n in range(3)]
+    files = {
+        "lists.jsonl": jsonl([chat(n)["messages"] for n in range(2)]),  # two chats, and no conversation of both
+        "tasks/7/ui_messages.json": jsonl([shown]),  # of Cline
+        "shop/issue-7.traj.json": jsonl([{"trajectory": [], "history": [], "info": {}}]),
+        "shop/chat.json": jsonl([chat(3)["messages"]]),
+    }
+    for name, data in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(data)
+    assert run("archive", "put", cold, tmp_path / "in").exit_code == 0
+    assert run("archive", "restore", cold, "-o", tmp_path / "out").exit_code == 0
+    assert found_in(tmp_path / "out") == files
+    assert run("archive", "get", cold, "tasks/7/ui_messages").stdout_bytes == files["tasks/7/ui_messages.json"]
+
+
 def test_get_writes_a_log_as_the_lines_that_it_was(run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path) -> None:
     done = run("archive", "get", cold, "shop/0f3a", "-o", tmp_path / "log.jsonl")
     assert done.exit_code == 0 and (tmp_path / "log.jsonl").read_bytes() == put["shop/0f3a.jsonl"]
