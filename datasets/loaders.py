@@ -38,7 +38,7 @@ from pltz.datasets import json_files, registry
 from pltz.datasets.byte_input import GZIP_MAGIC, ZSTD_MAGIC, ByteInput, Readable
 from pltz.datasets.dropped import dropped
 from pltz.datasets.formats.messages import why_no_chat
-from pltz.datasets.input_format import HEAD, InputFormat, Noun, Part, ReadOptions, Recognised
+from pltz.datasets.input_format import EVENTS, HEAD, InputFormat, Noun, Part, ReadOptions, Recognised
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
@@ -346,11 +346,17 @@ def _named(part: Part, known: InputFormat | None, file: str) -> Recognised:
     if isinstance(content, bytes):
         content, noun = _of_bytes(content)
     if noun is None and content.kind == "chat":
-        known = registry.of_value(content.value) or known
+        known = registry.of_value(content.value) or (_of_row(content) if part.given else None) or known
         noun = known.noun if known and (known.of_value or known.of_events) else "json"
         return Recognised(content, noun, known.name if known else "json", file, part.place)
     noun = noun or cast("Noun", content.kind)
     return Recognised(content, noun, known.name if known else noun, file, part.place)
+
+
+def _of_row(session: Session) -> InputFormat | None:
+    """Return the format of the log of an agent that is in one row, as a list of its events; None of any other."""
+    events = session.value[:EVENTS] if isinstance(session.value, list) else []
+    return registry.of_events(events) if events and all(isinstance(event, dict) for event in events) else None
 
 
 def _of_bytes(data: bytes) -> tuple[Session, Noun | None]:

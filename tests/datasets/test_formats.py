@@ -10,6 +10,7 @@ import json
 import sqlite3
 import tarfile
 import zipfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -552,3 +553,14 @@ def test_a_tar_of_a_whole_folder_is_read(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.USTAR_FORMAT) as file:
         file.add(tmp_path / "in", arcname=".")
     assert len(list(load(tmp_path / "x.tar"))) == 1
+
+
+def test_the_log_of_an_agent_in_a_row_is_one(tmp_path: Path) -> None:
+    base = tmp_path / "a.db"
+    with closing(sqlite3.connect(base)) as db:
+        db.execute("CREATE TABLE logs (name, session)")
+        db.executemany("INSERT INTO logs VALUES (?, ?)", [("a", json.dumps(CLAUDE_CODE)), ("b", json.dumps([[1], 2]))])
+        db.commit()
+    found, [remark] = read(base, query="SELECT name, session FROM logs ORDER BY name")
+    assert [(one.noun, one.format) for one in found] == [("agent log", "claude-code"), ("json", "sqlite")]
+    assert found[0].session.value == CLAUDE_CODE and "row 2: a list is no chat; 1 session is" in remark
