@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -88,17 +87,31 @@ class SimDisk:
         return twin
 
     def crashes(self, unread: str | None = None) -> Iterator[DiskState]:
-        """Yield every state that a power cut may leave now.
+        """Yield every different state that a power cut may leave now, once.
 
         Names in the folder ``unread``, which nothing reads, are not varied.
         """
-        choices = [_outcomes(change, unread) for change in self.pending]
-        for chosen in itertools.product(*choices):
-            state = self.durable.copy()
-            for change, outcome in zip(self.pending, chosen, strict=True):
-                if outcome != "lost":
-                    self._apply(state, change, outcome)
-            yield state
+        paths = sorted({c.path for c in self.pending if c.what in ("name", "unname")})
+        folders = sorted({c.path for c in self.pending if c.what == "directory"})
+        inodes = sorted({c.inode for c in self.pending if c.what == "bytes"})
+
+        def differs(state: DiskState) -> tuple[object, ...]:
+            """Return all in which a state may differ from another one."""
+            names, data = (state.names.get(path) for path in paths), (state.data.get(inode) for inode in inodes)
+            return *names, *data, *(path in state.folders for path in folders)
+
+        states = [self.durable.copy()]
+        for change in self.pending:
+            # states that are the same after a change stay so: a name that was made and removed is varied once
+            different: dict[tuple[object, ...], DiskState] = {}
+            for outcome in _outcomes(change, unread):
+                for before in states:
+                    state = before.copy()
+                    if outcome != "lost":
+                        self._apply(state, change, outcome)
+                    different.setdefault(differs(state), state)
+            states = [*different.values()]
+        yield from states
 
     def vanish(self, path: str) -> None:
         """Remove a file's name, synced or not; a missing one is fine."""
