@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.cluster import Clustered, Clusterer
     from pltz.archive.maintenance.collect import Collected, Collector
     from pltz.archive.maintenance.erase import Erasure
-    from pltz.archive.maintenance.merge import Merged
+    from pltz.archive.maintenance.merge import Merged, Merger
     from pltz.archive.maintenance.recode import Recoder
     from pltz.archive.maintenance.verify import Report, Verifier
     from pltz.archive.thaw.thawed import Thawed
@@ -680,10 +680,13 @@ class Archive:
         ...     cold.merge(cold=0).merged
         0
         """
+        return self.merger().run(cold=cold, tenant=tenant, dry_run=dry_run, progress=progress)
+
+    def merger(self) -> Merger:
+        """Return what `merge` runs, for a part of its work."""
         from pltz.archive.maintenance.merge import Merger
 
-        merger = Merger(self.parts.catalog, self.parts.writer, self.codecs.registry, self.parts.indexes)
-        return merger.run(cold=cold, tenant=tenant, dry_run=dry_run, progress=progress)
+        return Merger(self.parts.catalog, self.parts.writer, self.codecs.registry, self.parts.indexes)
 
     def cluster(
         self, *, medoids: int = 64, dry_run: bool = False, progress: Callable[[Clustered], None] | None = None

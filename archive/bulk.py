@@ -1,11 +1,11 @@
-"""Bulk work on many machines: verify, repair, collect, cluster, copy, put. A task does a shard by calls of the archive.
+"""Bulk work on many machines: verify, repair, collect, cluster, merge, copy, put. Shards take the archive's own calls.
 
     recipe = ArchiveRecipe("s3://bucket/cold", {"bundle": "mini"})
     report = verify(recipe.open(), recipe, spread, decode=True)     # as Archive.verify, by the workers of `spread`
 
 A worker opens the archive by the recipe and calls what a single machine calls: `Verifier.check`,
-`Repairer.unsound`, `Collector.count`, `Clusterer.chosen`, `copy.copy`, `Archive.put_many`. The coordinator cuts the
-work into shards and puts the results together.
+`Repairer.unsound`, `Collector.count`, `Clusterer.chosen`, `Merger.merge`, `copy.copy`, `Archive.put_many`. The
+coordinator cuts the work into shards and puts the results together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,7 @@ from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance import bulk_checked
 from pltz.archive.maintenance.bulk_journal import Result
 from pltz.archive.maintenance.bulk_shards import Shard, ShardWork, Spread, cut, shard_name
+from pltz.archive.maintenance.merge import Merged
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.store import open_store
 from pltz.archive.writing.put_request import PutReceipt, PutRequest
@@ -249,6 +250,56 @@ def _groups(rows: Sequence[Sequence[Any]] | None) -> Groups | None:
         ]
         for kind, domain, tokenizer, root, sessions, newest, *boxes in rows
     }
+
+
+# ---- merge
+
+
+@dataclass(frozen=True)
+class MergeTask:
+    """Merge some sessions."""
+
+    recipe: ArchiveRecipe
+    dry_run: bool
+
+    def open(self) -> ShardWork:
+        cold = self.recipe.open()
+        merger = cold.merger()
+
+        def work(sessions: Sequence[tuple[str, str]]) -> Result:
+            done = merger.merge(sessions, dry_run=self.dry_run)
+            return {"merged": asdict(done), "token": "" if self.dry_run else cold.token()}
+
+        return work
+
+
+def merge(
+    cold: Archive,
+    recipe: ArchiveRecipe,
+    spread: Spread,
+    *,
+    age: int,
+    tenant: str | None = None,
+    dry_run: bool = False,
+    progress: Callable[[Merged], None] | None = None,
+) -> Merged:
+    """Merge sessions of this ``age`` in seconds as `Archive.merge` does, each by one worker.
+
+    Whether merges of a tenant pay with the tables that they need is told for each shard.
+    """
+
+    def elsewhere(histories: Iterable[list[Version]]) -> Iterator[Merged]:
+        state = [_whole(recipe.place), cold.parts.settings.archive.hex(), *_decoders(cold)]
+        rows = [(history[0].tenant, history[0].name, history[-1].id) for history in histories]
+        runs = cut(rows, lambda row: row[2], max(VERSIONS, len(rows) // SHARDS))
+        shards = (
+            Shard("" if dry_run else shard_name("merge", *state, repr(run)), [(t, name) for t, name, _ in run])
+            for run in runs
+        )
+        for _, result in spread.results(MergeTask(recipe, dry_run), shards, lambda r: _still_there(cold, r)):
+            yield Merged(**result["merged"])
+
+    return cold.merger().run(cold=age, tenant=tenant, dry_run=dry_run, progress=progress, elsewhere=elsewhere)
 
 
 # ---- copy

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
+from operator import add
 
 import numpy as np
 
@@ -65,6 +66,13 @@ class Merged:
     before: int = 0
     after: int = 0
 
+    def with_more(self, other: Merged) -> Merged:
+        """Return the sum of both results."""
+        return Merged(*map(add, astuple(self), astuple(other)))
+
+
+Elsewhere = Callable[[Iterable[list[Version]]], Iterable[Merged]]  # as `Merger.merge`
+
 
 @dataclass(frozen=True)
 class _Chain:
@@ -108,6 +116,7 @@ class Merger:
         tenant: str | None = None,
         dry_run: bool = False,
         progress: Callable[[Merged], None] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> Merged:
         """Merge every cold session and return what was done.
 
@@ -116,6 +125,7 @@ class Merger:
             tenant: merge only sessions of this tenant.
             dry_run: only report the work to do.
             progress: called with the result so far, after each session.
+            elsewhere: merges sessions as `merge` does, some at a time, on other machines.
 
         Raises:
             ArchiveError: packs are damaged or gone, so it is not known which segments sessions share.
@@ -124,18 +134,39 @@ class Merger:
         """
         self.catalog.refresh()
         self._want_sight()
+        done, histories = Merged(), self._cold(cold, tenant)
+        if elsewhere:
+            for part in elsewhere(histories):
+                done = done.with_more(part)
+                if progress:
+                    progress(done)
+            self.catalog.refresh()
+        else:
+            done = self._merged(histories, dry_run, progress)
+        if done.merged and not dry_run:
+            self.indexes.write_if_due()
+        return done
+
+    def merge(self, sessions: Sequence[tuple[str, str]], *, dry_run: bool = False) -> Merged:
+        """Merge some sessions, by tenant and name, whatever their age. Raises the errors of `run`."""
+        self.catalog.refresh()
+        self._want_sight()
+        keys, versions = self.catalog.keys, self.catalog.lookup.versions
+        return self._merged((versions(keys.domain(TENANT, tenant), name) for tenant, name in sessions), dry_run, None)
+
+    def _merged(
+        self, histories: Iterable[list[Version]], dry_run: bool, progress: Callable[[Merged], None] | None
+    ) -> Merged:
+        """Merge sessions with these versions. Arguments and errors as of `run`."""
         done, batch = Merged(), list[_Run]()
-        for sessions, run in self._runs(cold, tenant):
+        for sessions, run in self._runs(histories):
             done = replace(done, sessions=sessions)
             batch += [run] if run else []
             if sum(r.tokens for r in batch) >= COMMIT_TOKENS:
                 done, batch = self._commit(done, batch, dry_run), []
             if progress:
                 progress(done)
-        done = self._commit(done, batch, dry_run)
-        if done.merged and not dry_run:
-            self.indexes.write_if_due()
-        return done
+        return self._commit(done, batch, dry_run)
 
     def _want_sight(self) -> None:
         """Check that no damage is known that may hide versions. Raises ArchiveError."""
@@ -191,19 +222,23 @@ class Merger:
                     "archive, and do not collect before"
                 )
 
-    def _runs(self, cold: int, tenant: str | None) -> Iterator[tuple[int, _Run | None]]:
-        """Yield the number of cold sessions seen so far, and the run of each that is worth one.
+    def _cold(self, cold: int, tenant: str | None) -> Iterator[list[Version]]:
+        """Yield the versions of each cold session."""
+        latest = self.catalog.store.now() - cold
+        for history in self.catalog.lookup.histories():
+            staying = [v for v in history if not v.forgotten]
+            if staying and staying[-1].time <= latest and tenant in (None, history[0].tenant):
+                yield history
+
+    def _runs(self, histories: Iterable[list[Version]]) -> Iterator[tuple[int, _Run | None]]:
+        """Yield the number of sessions seen so far, and the run of each that is worth one.
 
         A collector may delete packs meanwhile. Who owns what is then looked at again, and a session before its run.
         """
-        sessions, latest, listing = 0, self.catalog.store.now() - cold, self.catalog.listing
+        listing = self.catalog.listing
         seen = listing.stable(self._own_all)
         self._want_sight()  # all heads are read by now
-        for history in self.catalog.lookup.histories():
-            staying = [v for v in history if not v.forgotten]
-            if not staying or staying[-1].time > latest or tenant not in (None, history[0].tenant):
-                continue
-            sessions += 1
+        for sessions, history in enumerate(histories, 1):
             yield sessions, listing.stable(partial(self._planned, history, seen))
 
     def _planned(self, history: list[Version], seen: int) -> _Run | None:

@@ -128,6 +128,13 @@ def same(run: Run, logs: Path, tmp_path: Path, *more: object, each: slice = slic
             for place, ray in ((cold, ()), (there, ("--ray",)))
         )
         assert want == found and want[1][0]["sessions"] == 36
+    # merge
+    for words in tried(("--dry-run",), ()):
+        want, found = (
+            said(run, "merge", place, "--cold", "0s", "--json", *words, *more, *ray)
+            for place, ray in ((cold, ()), (there, ("--ray",)))
+        )
+        assert want == found and want[1][0]["sessions"] == 36
     # verify, damaged
     flip(min((cold / "packs").iterdir()))
     for words in tried((), ("--decode",)):
