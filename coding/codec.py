@@ -201,7 +201,7 @@ class Codec(SessionDecoder):
             ModelError: a frame did not decode to its session.
         """
         chosen = CodingOptions(**options)
-        writer = Writer(sink, replace(self._header(bridge, target_fingerprint), exact=exact, dropped=dropped))
+        writer = Writer(sink, self._header(bridge, target_fingerprint, exact=exact, dropped=dropped))
         for frame in self._each(sessions, bridge, chosen, None if chosen.independent else Neighbours()):
             writer.add(_sound(frame))
         writer.finish()
@@ -275,12 +275,21 @@ class Codec(SessionDecoder):
         for drafts in self._batches(sessions, bridge, options):
             yield from self._frames(drafts, bridge, options, earlier)
 
-    def _header(self, bridge: TokenBridge | None, target_fingerprint: bytes | None) -> Header:
+    def _header(
+        self,
+        bridge: TokenBridge | None,
+        target_fingerprint: bytes | None,
+        *,
+        exact: bool = False,
+        dropped: bool = False,
+    ) -> Header:
         return Header(
             contract=self.bundle.contract,
             bundle_id=self.bundle.id,
             tokenizer_fingerprint=None if bridge is None or bridge.identity else bridge.fingerprint,
             target_fingerprint=target_fingerprint,
+            exact=exact,
+            dropped=dropped,
         )
 
     def _batches(

@@ -88,7 +88,7 @@ class Neighbours:
         if not self._sessions or not GRAM < len(tokens) <= LONGEST:
             return None
         for session in self._sessions[len(self._index) :]:
-            self._index.add(session, _sketch(session.tokens))
+            self._index.add(session, Sketch.of(hashes_of(session.tokens), HASHES))
         found = self._index.nearest_to(hashes_of(tokens))
         return found[0][1] if found else None
 
@@ -98,8 +98,3 @@ class Neighbours:
         kept = self._sessions[len(self._sessions) - int(np.searchsorted(sizes, KEPT // 2)) :]
         self._sessions, self._tokens = kept, sum(len(session.tokens) for session in kept)
         self._index = NearestItems()
-
-
-def _sketch(tokens: Tokens) -> Sketch:
-    hashes = hashes_of(tokens)
-    return Sketch(len(hashes), hashes[:HASHES].copy())

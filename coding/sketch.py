@@ -46,6 +46,11 @@ class Sketch(NamedTuple):
     grams: int
     hashes: Hashes
 
+    @classmethod
+    def of(cls, hashes: Hashes, size: int = SIZE) -> Sketch:
+        """Return the sketch of ``size`` hashes of a sequence with these distinct ones, (h,), ascending."""
+        return cls(len(hashes), hashes[:size].copy())
+
     def encode(self) -> bytes:
         """Return the sketch as bytes: number of hashes, u32; k, u8; the k hashes, u32 each, little-endian."""
         return _HEAD.pack(self.grams, len(self.hashes)) + self.hashes.astype("<u4").tobytes()
@@ -96,8 +101,7 @@ def hashes_of(tokens: npt.NDArray[np.integer[Any]]) -> Hashes:
 
 def sketch_of(tokens: npt.NDArray[np.integer[Any]]) -> Sketch:
     """Return the sketch of a sequence, (T,). Pass only the tokens that a coder would take as context."""
-    hashes = hashes_of(tokens)
-    return Sketch(len(hashes), hashes[:SIZE].copy())
+    return Sketch.of(hashes_of(tokens))
 
 
 class SketchIndex:

@@ -54,7 +54,7 @@ from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.log.passages import PASSAGES, passages_of
 from pltz.coding.neighbours import LONGEST
-from pltz.coding.sketch import LEAST_SHARED, SIZE, Sketch
+from pltz.coding.sketch import LEAST_SHARED, Sketch
 from pltz.plt_codec.errors import FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 
@@ -308,7 +308,7 @@ class Clusterer:
                     continue
                 context = replace(places[0].context, tokenizer=PASSAGES)
                 group = CandidateGroup(TENANT, domain, PASSAGES, context.root, sessions, newest)
-                box = seal_sketch(self.catalog.keys, context, leaf, Sketch(len(hashes), hashes[:SIZE].copy()))
+                box = seal_sketch(self.catalog.keys, context, leaf, Sketch.of(hashes))
             groups.setdefault(group, []).append((leaf, box))
             chosen += 1
         return groups

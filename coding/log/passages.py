@@ -50,7 +50,7 @@ def passages_of(content: bytes) -> Hashes:
 
 def sketch_of_passages(hashes: Hashes) -> Sketch:
     """Return the sketch of a log with these passages, (h,)."""
-    return Sketch(len(hashes), hashes[:HASHES].copy())
+    return Sketch.of(hashes, HASHES)
 
 
 def most_before(size: int) -> int:
