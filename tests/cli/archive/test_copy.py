@@ -11,13 +11,15 @@ from tests.cli.commands import Put, Run, chat, lines
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
 
-def test_copy(run: Run, cold: Path, put: Put, tmp_path: Path) -> None:
+@pytest.mark.parametrize("manifest", [(), ("--manifest",)], ids=["listed", "manifest"])
+def test_copy(run: Run, cold: Path, put: Put, tmp_path: Path, manifest: tuple[str, ...]) -> None:
+    """So an archive that is listed becomes one with a manifest."""
     put(chat(2), "--name", "s", "--tag", "a=1", "--time", 10)
     put(chat(4), "--name", "s", "--tag", "a=2", "--time", 20)
     put(chat(2), "--name", "u", "--tenant", "b", "--share-base", "shop", "--time", 5)
     put({"messages": []}, "--name", "empty")
     other = tmp_path / "other"
-    run("archive", "init", other)
+    run("archive", "init", other, *manifest)
     assert len(lines(run("archive", "copy", cold, other, "--dry-run", "--json"))) == 4
     assert lines(run("archive", "ls", other, "--json")) == []
     assert len(lines(run("archive", "copy", cold, other, "--json"))) == 4
@@ -29,6 +31,8 @@ def test_copy(run: Run, cold: Path, put: Put, tmp_path: Path) -> None:
     assert put(chat(1), "--name", "new")
     assert [r["name"] for r in lines(run("archive", "copy", cold, other, "new", "--json"))] == ["new"]
     assert run("archive", "copy", cold, cold).exit_code == 2
+    assert any((other / "manifest").glob("*")) == bool(manifest)
+    assert run("archive", "verify", other, "--decode").exit_code == 0
 
 
 def test_a_copy_that_was_stopped_goes_on(
