@@ -5,6 +5,8 @@
 
 The transcript of a chat is text, and the table of a log takes its keys, ids and times out of the text. So a session is
 a log where less than half of its bytes are what its messages say. A short one is none: a table starts with nothing.
+JSON that is kept as a text is one from `LEAST_ESCAPED` bytes on where a quarter of it is escapes such as \\u4f60. A
+table takes them out, and the model would code each digit.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from pltz.models.session.session import Session
 
 LEAST = 4096  # bytes
+LEAST_ESCAPED = 256  # the same of JSON that is kept as a text and of which a quarter is escapes
+ESCAPE = 6  # bytes of an escape
 
 
 def is_log(session: Session, content: bytes) -> bool:
@@ -29,7 +33,9 @@ def is_log(session: Session, content: bytes) -> bool:
     >>> is_log(chat, chat.to_bytes()), is_log(log, log.to_bytes())
     (False, True)
     """
-    if session.kind == "ids" or len(content) <= LEAST or not table.looks_like_log(content):
+    escaped = session.kind == "text" and 4 * ESCAPE * content.count(b"\\u") > len(content)
+    least = LEAST_ESCAPED if escaped else LEAST
+    if session.kind == "ids" or len(content) <= least or not table.looks_like_log(content):
         return False
     return session.kind == "text" or 2 * _spoken(messages_of(session) or ()) < len(content)
 

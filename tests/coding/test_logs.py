@@ -119,3 +119,15 @@ def test_limits_count_the_tokens_of_a_log(codec: Codec) -> None:
     with pytest.raises(LimitError, match="bytes of content"):
         codec.decompress(data, limits=DecodeLimits(max_bytes=200))
     assert codec.decompress(data) == [log]
+
+
+def test_json_with_escapes_that_is_kept_as_bytes_is_a_log(codec: Codec) -> None:
+    dice = random.Random(7)
+    said = ["".join(chr(dice.randrange(0x4E00, 0x4F00)) for _ in range(60)) for _ in range(3)]
+    lines = [json.dumps({"messages": [{"role": "user", "content": text}]}).encode() + b"\n" for text in said]
+    data = codec.compress([Session("text", line) for line in lines], exact=True)
+    reader = Reader(data)
+    assert [reader.info(n).log for n in range(3)] == [True] * 3
+    assert [session.value for session in codec.decompress(data)] == lines
+    english = json.dumps({"messages": [{"role": "user", "content": "Where is my bicycle? " * 30}]}).encode()
+    assert not Reader(codec.compress([Session("text", english)])).info(0).log
