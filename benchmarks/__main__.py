@@ -11,6 +11,7 @@ COMMANDS = {
     "hook": "pltz.benchmarks.hook:hook",
     "nightly": "pltz.benchmarks.nightly:nightly",
     "communities": "pltz.benchmarks.communities:communities",
+    "stack": "pltz.benchmarks.stack:stack",
 }
 
 

@@ -66,7 +66,7 @@ WINGS = {
     "benchmarks": (
         "timing products random_calibration kv_targets",
         "peers plots communities",
-        "field speed hook nightly known_lines log_text repository_text",
+        "field speed hook nightly known_lines log_text repository_text stack",
         (
             "measure_bounds measure_compose measure_cuda measure_distances measure_erases measure_eviction "
             "measure_first_token measure_kv measure_limits measure_logs measure_pool measure_receipts "

@@ -16,6 +16,7 @@ Each file in benchmarks/results holds the lines of JSON of these commands, run o
     bench nightly --full --json > nightly.json
     python -m pltz.benchmarks.measure_distances > distances.json
     python -m pltz.benchmarks.simulate_scale > scale.json
+    bench stack --thaws 8 --json > stack.json
     python -m pltz.benchmarks.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
     python -m pltz.benchmarks.measure_first_token smollm2 --turns 0 --rounds 1 --warm-up 0 > first_token.json
     python -m pltz.benchmarks.measure_first_token llama-8b --device cuda --turns 0 ... >> first_token.json
@@ -36,6 +37,7 @@ from pltz.benchmarks.plots import (
     nightly,
     scale,
     speed,
+    stack,
     thaw,
     training,
 )
@@ -67,6 +69,8 @@ def main() -> None:
     figures["training_mini"] = training.loss(lines("training_mini")[0], ".svg")
     if sizes := lines("scale"):
         figures["scale"] = scale.costs(sizes, ".svg")
+    if deployments := lines("stack"):
+        figures["stack"] = stack.both(deployments[0], ".svg")
     for name, data in figures.items():
         (RESULTS / f"{name}.svg").write_bytes(data)
         print(RESULTS / f"{name}.svg")
