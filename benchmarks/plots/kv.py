@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 OWN = "predictive"
 TICKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16)  # bits
-WIDTH, LINE = 0.15, 0.034  # of a name, in parts of the axes
+LINE, COLUMN, TOP = 0.036, 0.82, 0.98  # height of a name, left of their column and its top, in parts of the axes
 HIDDEN = ("control", "pca-2")  # outside of the figure: no loss, and all of it
 
 
@@ -30,7 +30,7 @@ def curves(results: Sequence[dict[str, Any]], suffix: str) -> bytes:
         for row in others:
             colour = "C1" if row["form"] in ("q8", "q4") else "C0"
             axes.plot(row["bits"], row["kl"], "o", color=colour, markersize=4)
-        least, most = axes.dataLim.x0 / 1.2, 2.2 * axes.dataLim.x1  # room for the names of the last ones
+        least, most = axes.dataLim.x0 / 1.2, 4 * axes.dataLim.x1  # room for the column of names
         ticks = [bits for bits in TICKS if least <= bits <= most]
         axes.set_xticks(ticks, [f"{bits:g}" for bits in ticks])
         axes.set_xlim(least, most)
@@ -45,18 +45,19 @@ def curves(results: Sequence[dict[str, Any]], suffix: str) -> bytes:
 
 
 def _name(axes: "Axes", points: Sequence[tuple[str, float, float]]) -> None:
-    """Write names to the right of points, moved up where they would cover each other, with a thin line to the point."""
+    """Write names in a column at the right, in the order of the losses of their points, with a thin line to each."""
     to_axes = axes.transData + axes.transAxes.inverted()
-    taken: list[tuple[float, float]] = []
-    for name, bits, loss in sorted(points, key=lambda point: point[2]):
-        x, y = to_axes.transform((bits, loss))
-        level = y
-        while any(abs(level - other) < LINE and abs(x - place) < WIDTH for place, other in taken):
-            level += LINE / 4
-        taken.append((x, level))
-        moved = level - y > LINE
-        place = (x + (0.06 if moved else 0.012), level)
-        line = {"arrowstyle": "-", "linewidth": 0.3} if moved else None
+    rows = sorted(points, key=lambda point: point[2])
+    levels = list[float]()
+    for _, bits, loss in rows:
+        levels.append(max([float(to_axes.transform((bits, loss))[1]), *(levels[-1:] and [levels[-1] + LINE])]))
+    top = TOP
+    for number in reversed(range(len(levels))):  # down again where the column is too high
+        levels[number] = min(levels[number], top)
+        top = levels[number] - LINE
+    line = {"arrowstyle": "-", "linewidth": 0.3, "color": "0.6"}
+    for (name, bits, loss), level in zip(rows, levels, strict=True):
+        place = (COLUMN, level)
         axes.annotate(
             name, (bits, loss), place, textcoords="axes fraction", fontsize=6, va="center", arrowprops=line
         )
