@@ -7,7 +7,6 @@ Each way ends with the first new token on the host:
 
     cold          the ids are at hand, and the target is prefilled
     archive       `Thawer.thaw`: catalogue, record, decoding, prefill; stored at once, and in ``--turns`` turns
-    ... apart     the same with the prefill behind all of the decoding, and not beside it (``--apart``)
     warm          `Thawer.thaw` from a file that is not in the page cache, as computed (raw)
     warm, small   the same from a file of the form `predictive`; of a shape only, with ``--calibration``
     hot           `Thawer.thaw` from the memory of the device
@@ -51,7 +50,6 @@ LENGTHS = "1024,2048,4096,8192,16384"
 @click.argument("model")
 @click.option("--lengths", default=LENGTHS, show_default=True, metavar="N,...", help="Tokens of a session.")
 @click.option("--turns", default=40, show_default=True, metavar="N", help="Turns in which one was put; 0: none.")
-@click.option("--apart", is_flag=True, help="Also thaw with the prefill behind all of the decoding.")
 @click.option("--calibration", metavar="FILE", help="Draw integers of `predictive` with its statistics, for a shape.")
 @click.option("--point", default=-6.0, show_default=True, metavar="P", help="Operating point to draw at.")
 @click.option("--rank", default=RANK, show_default=True, metavar="N", help="Rank of the predictors.")
@@ -60,7 +58,7 @@ LENGTHS = "1024,2048,4096,8192,16384"
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="Device of target and bundle.")
 @click.option("--commit", metavar="ID", help="Of this code, where it runs from a copy without its history.")
 def main(
-    model: str, lengths: str, turns: int, apart: bool, calibration: str | None, point: float, rank: int, rounds: int,
+    model: str, lengths: str, turns: int, calibration: str | None, point: float, rank: int, rounds: int,
     warm_up: int, device: str, commit: str | None,
 ) -> None:  # fmt: skip
     """Print one line of JSON per length."""
@@ -74,7 +72,7 @@ def main(
                 continue
             ids = ids_of(target, tokens) if model not in SHAPES else sample_ids(target, tokens)
             (place / f"{tokens}").mkdir()
-            found = measure(place / f"{tokens}", target, ids, turns, apart, drawn, point, rounds, warm_up)
+            found = measure(place / f"{tokens}", target, ids, turns, drawn, point, rounds, warm_up)
             said = machine.describe(None, device, None) | ({"commit": commit} if commit else {})
             head = {"benchmark": "first_token", "target": Path(model).name, "tokens": tokens, "turns": turns}
             click.echo(json.dumps(head | {"rounds": rounds} | found | {"machine": said}))
@@ -96,7 +94,6 @@ def measure(
     target: Target,
     ids: np.ndarray[Any, Any],
     turns: int,
-    apart: bool,
     calibration: Calibration | None,
     point: float,
     rounds: int,
@@ -111,18 +108,14 @@ def measure(
     none: Callable[[], object] = lambda: None
     ways: dict[str, tuple[int, Callable[[], object], Callable[[], Any]]] = {}
     ways["cold"] = (0, none, lambda: target.prefill(ids))
-    thawers = {"archive": Thawer(bench.cold.parts, bench.cold.codecs, target)}
-    if apart:
-        thawers["archive, apart"] = _Apart(bench.cold.parts, bench.cold.codecs, target)
-    for name, bare in thawers.items():
-        ways[name] = (stored_bytes(bench, NAME), none, partial(bare.thaw, NAME))
+    bare = Thawer(bench.cold.parts, bench.cold.codecs, target)
+    ways["archive"] = (stored_bytes(bench, NAME), none, partial(bare.thaw, NAME))
     if turns:
         ends = [len(ids) * n // turns for n in range(1, turns + 1)]
         tokenizer = target.tokenizer_json
         list(bench.cold.put_many(PutRequest(GROWN, Session("ids", ids[:e]), GROWN, tokenizer=tokenizer) for e in ends))
         bench.cold.parts.catalog.refresh()
-        for name, bare in thawers.items():
-            ways[f"{name}, {turns} turns"] = (stored_bytes(bench, GROWN, GROWN), none, partial(bare.thaw, GROWN, GROWN))
+        ways[f"archive, {turns} turns"] = (stored_bytes(bench, GROWN, GROWN), none, partial(bare.thaw, GROWN, GROWN))
     dropped: list[bool] = []
     hot, in_memory = bench.thawer(bench.raw, "device")
     files, from_files = bench.thawer(bench.raw, "disk")
@@ -169,13 +162,6 @@ def measure(
         for name in ways
     ]  # fmt: skip
     return {"rows": rows, "page_cache_dropped": all(dropped)}
-
-
-class _Apart(Thawer):
-    """A thawer that begins the prefill once all is decoded."""
-
-    def _queue_prefill(self, batch: Any) -> None:
-        return None
 
 
 def stored_bytes(bench: Bench, name: str, tenant: str = "default") -> int:

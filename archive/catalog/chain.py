@@ -35,7 +35,7 @@ from pltz.coding.codecs.codec import Chained, Coded, Queueing, SegmentCodec
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.releases import described, how_to_get
-from pltz.plt_codec.engines.queued import Queued, Told
+from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_TOKENS
@@ -91,8 +91,7 @@ def decode_records(
     """Return the tokens of each record, (T,), or the error that keeps them from being read.
 
     The segment id recomputed from the tokens proves each record. ``heard`` is called for each proved record, ``told``
-    for tokens that are still being decoded (`codecs.codec.Queueing`), else for those of a record that is decoded alone,
-    once it is proved.
+    for tokens that are still being decoded (`codecs.codec.Queueing`).
     Errors returned: BundleMismatch, CorruptError, Erased, KeyMismatch.
     """
     out: list[Answer] = [NOTHING] * len(wanted)
@@ -115,32 +114,20 @@ def _decode(
     codec: SegmentCodec, keys: Encryption, wanted: Sequence[RecordToDecode], heard: Heard | None, told: Told | None
 ) -> list[Answer]:
     """Decode one batch. If it fails, decode its records one by one to find the culprit."""
-    early = False  # whether the codec told of them itself
-
-    def queued(ids: Queued) -> None:
-        nonlocal early
-        early = True
-        if told:
-            told(ids)
-
     try:
         runs = [_run(keys, w.item) for w in wanted]
         coded = [
             Coded(bits, w.item.record.tokens, w.above, coding(codec, w.item.context, w.item.record))
             for (_, bits), w in zip(runs, wanted, strict=True)
         ]
-        if told and isinstance(codec, Queueing):
-            found = codec.decode_queued(coded, queued)
+        if told is not None and isinstance(codec, Queueing):
+            found = codec.decode_queued(coded, told)
         else:
             found = codec.decode(coded)
     except PltzError as exc:
         return [exc] if len(wanted) == 1 else [_decode(codec, keys, [w], heard, told)[0] for w in wanted]
     rows = zip(wanted, runs, found, strict=True)
-    answers = [_proved(keys, w, lengths, tokens, heard) for w, (lengths, _), tokens in rows]
-    if told and not early and len(answers) == 1 and not isinstance(answers[0], PltzError):
-        ids = answers[0].astype(np.int32)
-        told(Queued(ids.ctypes.data, len(ids), 0, "cpu"))
-    return answers
+    return [_proved(keys, w, lengths, tokens, heard) for w, (lengths, _), tokens in rows]
 
 
 def _run(keys: Encryption, item: Found) -> tuple[list[int], bytes]:
@@ -341,7 +328,8 @@ class Chains:
         known: segments that the caller already has.
         heard: as in `decode_records`.
         recent: towers of neighbours that are remembered; those decoded are added.
-        told: called for tokens of these towers as by `decode_records`, never for those of a neighbour.
+        told: called for tokens of these towers that are still being decoded (`codecs.codec.Queueing`), never for those
+            of a neighbour.
         runs: whether to read runs at all.
         hops: number of neighbours that led here. With `LAST` no record may have a neighbour.
     """

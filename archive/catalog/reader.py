@@ -77,8 +77,7 @@ class TowerReader:
 
         Args:
             known: segments that the caller already has; they are neither read nor decoded.
-            told: called for tokens that a GPU still decodes (`codecs.codec.Queueing`), or for each segment that a CPU
-                decoded and that is proved.
+            told: called for tokens that a GPU still decodes (`codecs.codec.Queueing`).
             heard: called with each record that is proved, as by `chain.decode_records`.
         """
         return self.catalog.twice(lambda: self._towers(versions, known, told, heard))

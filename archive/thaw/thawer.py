@@ -20,8 +20,8 @@
 * A sealed archive is decoded every time, hot or not, so that an erased session is refused at once. It is not
   thawed over files (`FORMAT.md`). In an archive in the clear, a hot tower is not read again.
 * A target whose layers keep windows, latents or states is thawed too, but none of its KV is kept hot.
-* A session archived as the target's own ids is prefilled behind its decoder, on a CPU piece by piece while the
-  next segments are decoded (`queued_prefill.py`).
+* A session of one segment, archived as the target's own ids, is prefilled by work queued behind its decoder
+  on the GPU (`queued_prefill.py`).
 * With ``refine`` a session is served from a small form at once. One thread computes the exact KV between the batches
   that callers wait for (`background_worker.py`). A process that is killed meanwhile leaves the small form as it was.
 * Stages are timed in milliseconds (`stage_timer.py`): ``read`` (find version and segments in the archive's
@@ -35,7 +35,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -350,20 +350,17 @@ class Thawer:
 
     def _thaw(self, batch: list[_ThawRequest]) -> None:
         timer = StageTimer(self.target.device)
-        with ExitStack() as ahead:
-            with self._reading:
-                self._each(batch, self._find_path)
-                timer.end("read")
-                self._each(batch, self._hold)
-                timer.end("lookup")
-                queued = self._queue_prefill(_pending(batch))
-                if queued is not None:
-                    ahead.callback(queued.close)
-                self._decode(_pending(batch), queued)
-                self._each(batch, self._hold_run)
-                self._each(batch, self._find_base)
-            self._each(batch, self._find_ids)
-            accepted = queued is not None and self._accept(queued, _pending(batch))
+        with self._reading:
+            self._each(batch, self._find_path)
+            timer.end("read")
+            self._each(batch, self._hold)
+            timer.end("lookup")
+            queued = self._queue_prefill(_pending(batch))
+            self._decode(_pending(batch), queued)
+            self._each(batch, self._hold_run)
+            self._each(batch, self._find_base)
+        self._each(batch, self._find_ids)
+        accepted = queued is not None and self._accept(queued, _pending(batch))
         timer.end("decode", wait=not accepted)
         self._prefill(batch)
         if accepted and queued is not None and not queued.agrees():  # it ran over other ids
@@ -372,8 +369,8 @@ class Thawer:
             batch[0].at = 0
             self._prefill(batch)
         timer.end("prefill")
-        if accepted and queued is not None:
-            timer.split("decode", "prefill", queued.decode_ms())
+        if accepted and queued is not None and (decode_ms := queued.decode_ms()) is not None:
+            timer.split("decode", "prefill", decode_ms)
         self._each(batch, lambda request: request.lease.promote())
         self._each(batch, self._insert)
         timer.end("insert")
@@ -431,7 +428,8 @@ class Thawer:
     def _queue_prefill(self, batch: list[_ThawRequest]) -> QueuedPrefill | None:
         """Return the queued prefill for the batch's only request, or None.
 
-        It needs segments of which nothing is hot, whose tokens are the target's ids.
+        It needs segments of which nothing is hot, whose tokens are the target's ids. Decoders that do not decode
+        all of them at once never announce that many ids.
         """
         if len(batch) != 1 or len(batch[0].lease) or batch[0].version.lacks:
             return None

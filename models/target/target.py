@@ -315,24 +315,17 @@ class Target:
             raise ModelError(f"{type(self.model).__name__} keeps no DynamicCache: its KV cannot be thawed")
         return cache, logits
 
-    def prefill_queued(
-        self, ids: torch.Tensor, cache: DynamicCache | None = None
-    ) -> tuple[DynamicCache, torch.Tensor]:
+    def prefill_queued(self, ids: torch.Tensor) -> tuple[DynamicCache, torch.Tensor]:
         """Run `prefill` on ids (T,), int64, that are on the target's device, or will be after the work queued there.
 
         The ids are not checked here: they must be within the vocabulary and the positions.
 
-        Args:
-            ids: those behind the ones in the cache.
-            cache: KV of the ids before them, which is extended in place; None: there are none.
-
         Raises:
             ModelError: the model fails or keeps no DynamicCache.
         """
-        cache = self._new_cache() if cache is None else cache
-        whole = int(cache.get_seq_length()) + len(ids)
+        cache = self._new_cache()
         logits = self._run(cache, input_ids=ids[None], **self._last_only)[0, -1]
-        if int(cache.get_seq_length()) != whole:
+        if int(cache.get_seq_length()) != len(ids):
             raise ModelError(f"{type(self.model).__name__} keeps no DynamicCache: its KV cannot be thawed")
         return cache, logits
 

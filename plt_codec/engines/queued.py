@@ -6,8 +6,7 @@ host reads, checks and launches.
 
     coder.decode([item], told=told)            # told(Queued), from the thread that decodes
 
-`CudaCoder` calls it where it decodes one sequence of one block, or one chain. An archive whose codec runs on a CPU
-calls it for each segment of a session, in order, once it is proved: the caller works on it while others are decoded.
+`CudaCoder` calls it where it decodes one sequence of one block, or one chain.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ class Queued(NamedTuple):
     """Token ids that are queued on a GPU: ``tokens`` int32 values at ``address`` of ``device``.
 
     ``device`` is "cuda:0" or the like, or "cpu" where a device is emulated. The ids are there once the work
-    in ``stream`` has run (a CUstream as a number; 0: at once). On a GPU they are decoded but not yet checked: damaged
+    in ``stream`` has run (a CUstream as a number; 0: at once). They are decoded but not yet checked: damaged
     ones end in an error of the decoder. The memory belongs to the decoder, and stays until the work queued in
-    the stream meanwhile has run; that of stream 0 until the call returns.
+    the stream meanwhile has run.
     """
 
     address: int

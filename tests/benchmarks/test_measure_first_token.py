@@ -17,14 +17,14 @@ from tests.kv.engines.test_streams import drawn
 def test_every_way_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "small.kv.safetensors"
     random_calibration(bytes(16), KVShape(2, 2, 16, 64), 0, drawn(1, 2, 64)[2]).save(file)
-    words = ["llama-tiny", "--lengths", "40", "--turns", "3", "--apart", "--calibration", str(file), "--rank", "0"]
+    words = ["llama-tiny", "--lengths", "40", "--turns", "3", "--calibration", str(file), "--rank", "0"]
     done = CliRunner().invoke(measure_first_token.main, [*words, "--rounds", "1", "--warm-up", "0"])
     assert done.exit_code == 0, done.output
     found = [json.loads(line) for line in done.output.splitlines()]
     assert [one["tokens"] for one in found] == [40]
     for one in found:
         rows = {row["way"]: row for row in one["rows"]}
-        archived = ["archive", "archive, apart", "archive, 3 turns", "archive, apart, 3 turns"]
+        archived = ["archive", "archive, 3 turns"]
         assert list(rows) == ["cold", *archived, "warm", "warm, small", "hot"]
         assert all(row["s"] > 0 and row["cold_over"] > 0 for row in rows.values())
         assert 0 < rows["archive"]["bytes"] < rows["warm, small"]["bytes"] < rows["warm"]["bytes"]

@@ -1,17 +1,13 @@
 """A prefill that is queued behind the decoder counts only when its ids are proved."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from pltz import PutRequest
-from pltz.archive.errors import LostError
-from pltz.archive.thaw import queued_prefill
 from pltz.archive.thaw.thawed import KV_NOISE, kv_difference
 from pltz.archive.thaw.thawer import Thawer
 from pltz.kv.store.stage_timer import StageTimer
@@ -163,9 +159,9 @@ def test_ids_beyond_the_vocabulary_do_not_reach_the_target(
     seen = []
     inner = kin.prefill_queued
 
-    def prefill(ids: Any, *cache: Any) -> Any:
+    def prefill(ids: Any) -> Any:
         seen.append(ids)
-        return inner(ids, *cache)
+        return inner(ids)
 
     monkeypatch.setattr(kin, "prefill_queued", prefill)
     gpu(cold, monkeypatch, damaged)
@@ -197,114 +193,9 @@ def test_nor_are_several_at_once_nor_what_is_too_long_for_a_pass(
     assert ran["ahead"] == 0
 
 
-def grown(cold: SessionArchive, turns: int = 8) -> None:
-    """Put the session turn by turn, each turn a segment."""
-    for end in range(len(IDS) // turns, len(IDS) + 1, len(IDS) // turns):
-        list(cold.put([PutRequest("ids", Session("ids", IDS[:end].copy()), tenant="grown")]))
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "pltz-prefill"]
-
-
-@pytest.mark.parametrize(("chunk", "passes"), [(1, 80), (16, 5), (20, 4), (30, 2), (41, 1), (512, 1)])
-def test_on_a_cpu_pieces_are_prefilled_in_chunks_that_depend_on_their_number_alone(
-    cold: SessionArchive, kin: Target, ran: dict[str, int], monkeypatch: pytest.MonkeyPatch, chunk: int, passes: int
-) -> None:
-    monkeypatch.setattr(queued_prefill, "CHUNK", chunk)
-    grown(cold)
-    expected = kin.prefill(IDS)
-    before = ran["passes"]
-    one, other = (thawer_of(cold, kin, None).thaw("ids", "grown") for _ in range(2))
-    assert ran == {"ahead": 2 * passes, "passes": before + 2 * passes}
-    assert one.token_ids.tolist() == IDS.tolist()
-    assert kv_difference(expected[0], one.cache) <= KV_NOISE["float32"]
-    assert kv_difference(one.cache, other.cache) == 0 and torch.equal(one.logits, other.logits)
-    assert not threads()
-
-
-def test_chunks_begin_before_the_last_piece_is_there(
-    cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The third turn is decoded only once a chunk of the first ones was prefilled."""
-    monkeypatch.setattr(queued_prefill, "CHUNK", 16)
-    grown(cold)
-    codec: Any = cold.archive.codecs[0]
-    decode, prefill, ran, seen = codec.decode, kin.prefill_queued, threading.Event(), list[bool]()
-
-    def decoded(batch: Sequence[Any]) -> Any:
-        if len(seen) > 2:
-            seen.append(ran.wait(60))
-        else:
-            seen.append(False)
-        return decode(batch)
-
-    def prefilled(*args: Any) -> Any:
-        found = prefill(*args)
-        ran.set()
-        return found
-
-    monkeypatch.setattr(codec, "decode", decoded)
-    monkeypatch.setattr(kin, "prefill_queued", prefilled)
-    assert thawer_of(cold, kin, None).thaw("ids", "grown").token_ids.tolist() == IDS.tolist()
-    assert seen == [False] * 3 + [True] * 5
-
-
-def test_a_piece_that_cannot_be_decoded_ends_the_thread(
-    cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queued_prefill, "CHUNK", 16)
-    grown(cold)
-    codec: Any = cold.archive.codecs[0]
-    decode, calls = codec.decode, list[int]()
-
-    def decoded(batch: Sequence[Any]) -> Any:
-        calls.append(len(batch))
-        if len(calls) > 4:
-            raise CorruptError("the bitstring does not decode: it is damaged, or another bundle wrote it")
-        return decode(batch)
-
-    monkeypatch.setattr(codec, "decode", decoded)
-    with pytest.raises(LostError, match="does not decode"):
-        thawer_of(cold, kin, None).thaw("ids", "grown")
-    assert not threads()
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_failure_of_a_chunk_is_none_of_the_thaw(
-    cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
-    monkeypatch.setattr(queued_prefill, "CHUNK", 16)
-    grown(cold)
-    expected = kin.prefill(IDS)
-    inner, calls = kin.prefill_queued, list[int]()
-
-    def fail(*args: Any) -> Any:
-        calls.append(len(calls))
-        if calls[-1] == failing:
-            raise RuntimeError("out of memory")
-        return inner(*args)
-
-    monkeypatch.setattr(kin, "prefill_queued", fail)
-    thawed = thawer_of(cold, kin, None).thaw("ids", "grown")
-    assert kv_difference(expected[0], thawed.cache) == 0, "one pass over all of them, as without the thread"
-    assert len(calls) == failing + 1 and not threads()
-
-
-def test_other_ids_in_one_piece_are_dropped(
-    cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pieces of the right sizes, one of which holds other ids than those proved."""
-    monkeypatch.setattr(queued_prefill, "CHUNK", 16)
-    expected = kin.prefill(IDS)
-
-    def pieces(g: Gpu, tokens: np.ndarray) -> None:
-        for n, part in enumerate(np.split(tokens, 8)):
-            g.say(part[::-1] if n == 3 else part)
-
-    gpu(cold, monkeypatch, pieces)
-    thawed = thawer_of(cold, kin, None).thaw("ids")
-    assert kv_difference(expected[0], thawed.cache) == 0 and not threads()
+def test_a_codec_on_a_cpu_tells_nobody(cold: SessionArchive, kin: Target, ran: dict[str, int]) -> None:
+    check(thawer_of(cold, kin, None), kin)
+    assert ran["ahead"] == 0
 
 
 def test_stages_that_ran_into_each_other_are_told_apart(kin: Target) -> None:
