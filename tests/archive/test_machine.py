@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,13 @@ ALIKE = np.random.default_rng(5).integers(0, 60_000, 80)
 TURNS = st.lists(st.lists(st.integers(0, 255), max_size=4), min_size=1, max_size=3)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def any_gain() -> Iterator[None]:
+    """Merge whatever the contexts cost. Machines may overlap, so none of them can put it back."""
+    with mock.patch("pltz.archive.maintenance.merge.TABLES", 0):
+        yield
+
+
 class ArchiveMachine(RuleBasedStateMachine):
     """A model (tenant, name) -> list of (number, tokens). Forgotten versions may vanish when collected."""
 
@@ -52,11 +60,6 @@ class ArchiveMachine(RuleBasedStateMachine):
         self.model: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
         self.forgotten: set[tuple[str, str, int]] = set()
         self.handles: list[TowerArchive] = []
-        self._tables = mock.patch("pltz.archive.maintenance.merge.TABLES", 0)  # merge whatever the contexts cost
-        self._tables.start()
-
-    def teardown(self) -> None:
-        self._tables.stop()
 
     @initialize()
     def start(self) -> None:
