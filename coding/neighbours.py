@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.coding.log.earlier_logs import EarlierLogs
-from pltz.coding.sketch import GRAM, NearestItems, Sketch, hashes_of
+from pltz.coding.sketch import GRAM, NearestItems, Sketch, hashes_of, least_shared
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, MOST_CONTEXTS, context_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Neighbours:
             return None
         for session in self._sessions[len(self._index) :]:
             self._index.add(session, Sketch.of(hashes_of(session.tokens), HASHES))
-        found = self._index.nearest_to(hashes_of(tokens))
+        found = self._index.nearest_to(hashes_of(tokens), least_shared(tokens))
         return found[0][1] if found else None
 
     def _forget(self) -> None:

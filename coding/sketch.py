@@ -25,7 +25,7 @@ from pltz.plt_codec.errors import CorruptError
 GRAM = 4  # tokens
 SIZE = 64  # hashes per sketch
 LEAST_HITS = 2  # hashes of a sketch that a new sequence has to have; one alone may be chance
-LEAST_SHARED = 0.1  # of the distinct 4-grams of a sequence: with less in common an earlier one is not tried
+LEAST_SHARED = 0.1  # of the 4-grams of a sequence: with less in common an earlier one is not tried
 RECENT = 64  # least number of sketches that are kept unsorted for a while
 
 Hashes = npt.NDArray[np.uint32]
@@ -97,6 +97,11 @@ def hashes_of(tokens: npt.NDArray[np.integer[Any]]) -> Hashes:
     mixed ^= mixed >> np.uint64(31)
     mixed *= np.uint64(_MIX[1])
     return np.unique((mixed >> np.uint64(32)).astype(np.uint32))
+
+
+def least_shared(tokens: npt.NDArray[np.integer[Any]]) -> float:
+    """Return how many distinct 4-grams an earlier sequence has to share with one, (T,), to be tried as its context."""
+    return LEAST_SHARED * (len(tokens) - GRAM + 1)
 
 
 def sketch_of(tokens: npt.NDArray[np.integer[Any]]) -> Sketch:
@@ -179,10 +184,10 @@ class NearestItems(Generic[Item]):
         self._index.add(sketch)
         self._items.append(item)
 
-    def nearest_to(self, wanted: Hashes, least: float = LEAST_SHARED, count: int = 1) -> list[tuple[float, Item]]:
+    def nearest_to(self, wanted: Hashes, least: float, count: int = 1) -> list[tuple[float, Item]]:
         """Return how many of these hashes, (h,), the nearest items share, and these, best first.
 
-        At most ``count``, those that share a part ``least`` of them or more.
+        At most ``count``, those that share ``least`` or more.
         """
         found = self._index.nearest_to(wanted, count) if self._items else []
-        return [(one.shared, self._items[one.number]) for one in found if one.shared >= least * len(wanted)]
+        return [(one.shared, self._items[one.number]) for one in found if one.shared >= least]

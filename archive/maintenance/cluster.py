@@ -54,7 +54,7 @@ from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.log.passages import PASSAGES, passages_of
 from pltz.coding.neighbours import LONGEST
-from pltz.coding.sketch import LEAST_SHARED, Sketch
+from pltz.coding.sketch import Sketch, least_shared
 from pltz.plt_codec.errors import FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 
@@ -388,7 +388,7 @@ def _saved(codec: SegmentCodec, sessions: Sequence[_Session], central: Ints, sha
     """
     tokens = [np.concatenate([NOTHING, *(part for _, part in s.tower)])[: codec.reach] for s in sessions]
     contexts = {a: context_after(sessions[a].tower, set(), NOTHING, codec) for a in central.tolist()}
-    least = [max(1.0, LEAST_SHARED * s.sketch.grams) for s in sessions]
+    least = [max(1.0, least_shared(one)) for one in tokens]
     nearest = np.argsort(-shared, axis=1, kind="stable")[:, :NEAREST].tolist()
     pairs = sorted((a, b) for b, row in enumerate(nearest) for a in row if shared[b, a] >= least[b])
     rows = sorted({b for _, b in pairs})

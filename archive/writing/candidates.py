@@ -26,7 +26,7 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import Record
 from pltz.coding.neighbours import LONGEST
-from pltz.coding.sketch import LEAST_SHARED, Hashes, NearestItems, Sketch, sketch_of
+from pltz.coding.sketch import Hashes, NearestItems, Sketch, sketch_of
 from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.identity import NONE
 
@@ -73,7 +73,7 @@ class Candidates:
         self._unread.setdefault(Place(group.domain, group.tokenizer), []).append((group, boxes))
 
     def nearest_to(
-        self, place: Place, wanted: Hashes, least: float = LEAST_SHARED, count: int = 1
+        self, place: Place, wanted: Hashes, least: float, count: int = 1
     ) -> list[tuple[float, bytes]]:
         """Return the nearest candidates of a domain by their ids, as `NearestItems.nearest_to`."""
         for group, boxes in self._unread.pop(place, ()):

@@ -94,7 +94,8 @@ class LogNeighbours:
             root, place = fresh[d.tower[0].id], _place(d)
             passages = passages_of(_bytes(d.tower[0].tokens))
             # the nearest logs, those of this put and stored ones
-            found = [one for c in (new, self.candidates) for one in c.nearest_to(place, passages, LEAST_SHARED, TRIED)]
+            least = LEAST_SHARED * len(passages)
+            found = [one for c in (new, self.candidates) for one in c.nearest_to(place, passages, least, TRIED)]
             earlier = list[_Earlier]()
             for shared, leaf in sorted(found, reverse=True)[:TRIED]:
                 beyond = PROOF * LONGER * len(root.tokens) if shared >= MUCH * len(passages) else 0.0

@@ -27,7 +27,7 @@ from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import ALONE, TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.neighbours import NAME_BYTES
-from pltz.coding.sketch import hashes_of
+from pltz.coding.sketch import hashes_of, least_shared
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.identity import NONE
 
@@ -255,8 +255,8 @@ class NeighbourEncoder:
         above = {s.id for s in segment.ancestors()}
         bases = [_place(s) for s in segment.ancestors() if s.own.domain_kind == BASE]
         ways = [(c, place) for place in {_place(segment), *bases} for c in (new, self.candidates)]
-        wanted = hashes_of(segment.tokens)
-        found = [one for c, place in ways for one in c.nearest_to(place, wanted)]
+        wanted, least = hashes_of(segment.tokens), least_shared(segment.tokens)
+        found = [one for c, place in ways for one in c.nearest_to(place, wanted, least)]
         return max((one for one in found if one[1] not in above), default=None)
 
     def stored_tower(self, leaf: bytes, hops: int) -> tuple[Segments, Proofs] | None:

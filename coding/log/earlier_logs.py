@@ -56,7 +56,7 @@ class EarlierLogs:
         return found
 
     def _worth(self, content: bytes, passages: Hashes) -> EarlierLog | None:
-        near = self._logs.nearest_to(passages, LEAST_SHARED, TRIED)
+        near = self._logs.nearest_to(passages, LEAST_SHARED * len(passages), TRIED)
         short = [log for _, log in near if len(log.content) <= most_before(len(content))]
         return worth_most(content, short, lambda log: log.content)
 

@@ -198,7 +198,7 @@ def test_sessions_that_are_coded_after_others_are_read(name: str) -> None:
     assert archive.verify(decode=True).sound
     place = Place(archive.keys.domain(TENANT, "acme"), codec.tokenizer)
     candidates = read_candidates(archive.catalog, archive.settings.archive)
-    [nearest] = candidates.nearest_to(place, hashes_of(np.array(alike(1))))
+    [nearest] = candidates.nearest_to(place, hashes_of(np.array(alike(1))), 1)
     assert nearest[1] == leaf["acme", "first"] and nearest[0] > 60
     assert repair(disk, name).whole
     lost = DirectoryStore(disk_of(name))

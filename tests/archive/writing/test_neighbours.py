@@ -587,7 +587,7 @@ def test_candidates_are_read_where_their_tenant_is_used(archive: TowerArchive) -
     found = read_candidates(archive.catalog, archive.settings.archive)
     places = [Place(archive.keys.domain(TENANT, t), archive.codecs[0].tokenizer) for t in ("acme", "beta")]
     assert set(found._unread) == set(places) and not found._indexes
-    assert found.nearest_to(places[0], hashes_of(alike(5)))
+    assert found.nearest_to(places[0], hashes_of(alike(5)), 1)
     assert set(found._unread) == {places[1]} and set(found._indexes) == {places[0]}
 
 
@@ -632,4 +632,5 @@ def test_the_sketch_of_an_erased_session_does_not_open(tower_codec: SegmentCodec
     archive.erase("acme", "a0")
     found = read_candidates(again(archive).catalog, archive.settings.archive)
     place = Place(archive.keys.domain(TENANT, "acme"), tower_codec.tokenizer)
-    assert found.nearest_to(place, hashes_of(unlike(0))) and not found.nearest_to(place, hashes_of(alike(1)))
+    assert found.nearest_to(place, hashes_of(unlike(0)), 1)
+    assert not found.nearest_to(place, hashes_of(alike(1)), 1)
