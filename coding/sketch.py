@@ -96,7 +96,9 @@ def hashes_of(tokens: npt.NDArray[np.integer[Any]]) -> Hashes:
         mixed += ids[place : place + count] * np.uint64(factor)
     mixed ^= mixed >> np.uint64(31)
     mixed *= np.uint64(_MIX[1])
-    return np.unique((mixed >> np.uint64(32)).astype(np.uint32))
+    hashes: Hashes = np.sort((mixed >> np.uint64(32)).astype(np.uint32))
+    distinct: Hashes = hashes[np.concatenate([[True], hashes[1:] != hashes[:-1]])]
+    return distinct
 
 
 def least_shared(tokens: npt.NDArray[np.integer[Any]]) -> float:
@@ -152,7 +154,9 @@ class SketchIndex:
         if self._recent:
             lengths = [len(hashes) for _, hashes in self._recent]
             owners = np.repeat([number for number, _ in self._recent], lengths)
-            hit = np.isin(np.concatenate([hashes for _, hashes in self._recent]), wanted)
+            recent = np.concatenate([hashes for _, hashes in self._recent])
+            place = np.minimum(np.searchsorted(wanted, recent), max(len(wanted) - 1, 0))
+            hit = wanted[place] == recent if len(wanted) else np.zeros(len(recent), bool)
             hits += np.bincount(owners[hit], minlength=len(hits))
         near = np.flatnonzero(hits >= LEAST_HITS)
         shared = hits[near] * np.array(self._scales)[near]

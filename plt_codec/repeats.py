@@ -89,8 +89,12 @@ def _earlier(tokens: Tokens, least: int) -> npt.NDArray[np.int64]:
     while width < least:
         hashes = hashes[:-width] * np.uint64(factor) + hashes[width:]
         factor, width = factor * factor & MASK, 2 * width
-    order = np.argsort(hashes, kind="stable")
     earlier = np.full(len(hashes), -1, np.int64)
+    ordered = np.sort(hashes)  # a look at values alone, since most sequences repeat nothing
+    if not (ordered[1:] == ordered[:-1]).any():
+        return earlier
+    del ordered
+    order = np.argsort(hashes, kind="stable")
     for begin in range(0, len(order) - 1, NEIGHBOURS):
         part = order[begin : begin + NEIGHBOURS + 1]
         found = hashes[part]

@@ -17,7 +17,6 @@ the same bytes.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from pltz.coding.log import table
+from pltz.coding.log.kept import Kept
 from pltz.models.bundle.tokenizer import SPECIALS
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
@@ -56,7 +56,7 @@ LOOK_FROM = 1 << 14  # tokens of a text of which a sample is coded before the re
 DOUBT = 0.65  # bytes under zstd per token left for the model, below which it is: the model takes 0.3 to 0.6
 SAMPLE, SAMPLES = 1 << 11, 2  # tokens per sample, and samples: they tell the bytes of a text within 15 %
 LEVELS = 0.85  # of the size of a text at a fast level of zstd: its size under `Fallback`, about
-KEPT = 4  # texts above that are kept
+KEPT = 1 << 26  # bytes of texts above that are kept
 BYTES_PER_TOKEN = 8  # of a log, per token that the model codes: about, for progress
 
 
@@ -65,6 +65,9 @@ class Text(NamedTuple):
 
     tokens: Tokens
     data: bytes
+
+
+NO_TEXT = Text(repeats.NOTHING, b"")
 
 
 @dataclass
@@ -183,7 +186,7 @@ class LogCoder:
 
     def __init__(self, bundle: Parts, coder: Coder) -> None:
         self.tokenizer, self.coder = bundle.tokenizer, coder
-        self._pasts: OrderedDict[bytes, Text] = OrderedDict()
+        self._pasts = Kept[Text](KEPT, lambda text: text.tokens.nbytes + len(text.data))
 
     # ---- content -> frame
 
@@ -208,8 +211,8 @@ class LogCoder:
 
     def _draft(self, content: bytes, above: bytes) -> _Draft:
         above = usable(above, len(content))
+        past = self._past(above)  # first, since it remembers what the split needs
         split = table.split(content, above)
-        past = self._past(above)
         text = self._text(split)
         if max(len(text.tokens), len(text.data)) > _most_text(len(content)):
             return _Draft(content, above, past, None, text, [], text.tokens[:0])
@@ -217,13 +220,12 @@ class LogCoder:
         return _Draft(content, above, past, split, text, copies, repeats.literals(text.tokens, copies))
 
     def _past(self, above: bytes) -> Text:
-        """Return the text of the bytes above. The last ones asked for are remembered: a proof asks once more."""
-        if above not in self._pasts:
-            self._pasts[above] = self._text(table.split(above)) if above else Text(repeats.NOTHING, b"")
-            if len(self._pasts) > KEPT:
-                self._pasts.popitem(last=False)
-        self._pasts.move_to_end(above)
-        return self._pasts[above]
+        """Return the text of the bytes above. The last ones asked for are kept: a proof asks once more."""
+        if not above:
+            return NO_TEXT
+        if (text := self._pasts.get(above)) is None:
+            self._pasts.put(above, text := self._text(table.split(above, remember=True)))
+        return text
 
     def _text(self, split: Table) -> Text:
         """Return the text of a table."""

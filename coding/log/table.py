@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 
 from pltz.coding.log.bit_coder import BitLearner, BitReader, BitWriter
 from pltz.coding.log.joiner import Joiner
+from pltz.coding.log.kept import Kept
 from pltz.coding.log.past import Past
 from pltz.coding.log.splitter import Splitter
 from pltz.plt_codec.errors import CorruptError
@@ -36,6 +37,7 @@ from pltz.plt_codec.versions import Readers
 
 VERSION: Final = 5
 VERSIONS: Final = Readers("the table of a log", {VERSION: Joiner})
+PASTS: Final = Kept[bytes](1 << 26, len)  # copies of pasts: making one anew takes 25 times as long as its copy
 
 
 class Piece(NamedTuple):
@@ -54,16 +56,20 @@ class Table(NamedTuple):
     opaque_bits: int  # of the log that no coder shrinks
 
 
-def split(data: bytes, above: bytes = b"") -> Table:
+def split(data: bytes, above: bytes = b"", *, remember: bool = False) -> Table:
     """Split the bytes of a log.
 
     Args:
         data: any bytes; lines of JSON and JSON documents are taken apart.
         above: the bytes before them in the same log, or of a log like it. `join` needs the same.
+        remember: the data will be the bytes above others; with nothing above it.
     """
     writer = BitWriter()
-    splitter = Splitter(_past(above), writer)
+    past = _past(above)
+    splitter = Splitter(past, writer)
     splitter.content(data)
+    if remember and data and not above:
+        PASTS.put(data, pickle.dumps(past))
     pieces = [Piece(speaker, "\n".join(lines)) for speaker, lines in splitter.pieces]
     return Table(bytes([VERSION]) + writer.finish(), bytes(splitter.opaque), pieces, 8 * len(splitter.opaque))
 
@@ -98,14 +104,23 @@ def looks_like_log(data: bytes) -> bool:
 
 def _past(above: bytes) -> Past:
     """Return the past of a log after the known lines and the bytes above."""
+    if not above:
+        return _copied(_known())
+    if (known := PASTS.get(above)) is None:
+        past = _copied(_known())
+        Splitter(past, BitLearner()).content(above)
+        PASTS.put(above, known := pickle.dumps(past))
+    return _copied(known)
+
+
+def _copied(data: bytes) -> Past:
     collecting = gc.isenabled()
     gc.disable()  # nothing of what is loaded is garbage, and looking for it took two thirds of the time
     try:
-        past: Past = pickle.loads(_known())
+        past: Past = pickle.loads(data)
     finally:
         if collecting:
             gc.enable()
-    Splitter(past, BitLearner()).content(above)
     return past
 
 
