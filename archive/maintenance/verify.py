@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, compress, islice
@@ -306,10 +306,19 @@ class Verifier:
     def _lost(self) -> list[Version]:
         """Return the versions of which something is missing, and name the sessions of which damage hides versions."""
         versions = chain.from_iterable(map(self._named, self.catalog.lookup.histories()))
-        lost = list(lost_versions(self.catalog, versions, self.report.bad))
+        lost = list(lost_versions(self.catalog, versions, self._unread(self.report.bad)))
         for key, pack in sorted(self._hidden.items()):
             self._wrong("session", f"{key:09x}", f"has a record in pack {pack.hex()} that cannot be read")
         return lost
+
+    def _unread(self, segments: Collection[bytes]) -> set[bytes]:
+        """Return the segments that cannot be read. Of the others, one record failed and another one is sound."""
+        unread, ordered = set[bytes](), sorted(segments)
+        for at in range(0, len(ordered), DECODE_RECORDS):
+            some = ordered[at : at + DECODE_RECORDS]
+            answers = Chains(self.catalog, self.codecs).answers(some)
+            unread |= {segment for segment, answer in zip(some, answers, strict=True) if isinstance(answer, PltzError)}
+        return unread
 
     def _named(self, history: list[Version]) -> list[Version]:
         """Return a session's versions. Where others are hidden, name it."""

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.chain import Chains
 from pltz.archive.catalog.freshness import Token
 from pltz.archive.encryption.keys import Secret
+from pltz.archive.errors import LostError
 from pltz.archive.format import block
 from pltz.archive.format.ids import Tokens
 from pltz.archive.maintenance import verify
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.maintenance.verify import Report
+from pltz.archive.maintenance.verify import Report, Verifier
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -323,3 +325,29 @@ def test_circles_that_no_session_has_are_found(archive: TowerArchive) -> None:
     report = archive.verify()
     assert not report.sound and not report.lost
     assert [p.name for p in report.problems if p.kind == "segment"] == [named(n).hex() for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_version_is_lost_only_where_no_record_of_a_segment_can_be_read(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
+    """An old record whose parent was merged away failed, a later one decoded, and the version was called lost.
+
+    The torture found it (seed 22, sealed, with a manifest). Here one record fails without damage, as that one did.
+    """
+    cold = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()])
+    cold.put([NewSession("a", [np.arange(9)]), NewSession("b", [np.arange(5)])])
+    leaf = next(v.leaf for v in cold.ls() if v.name == "a")
+    fails, answers = LostError("a segment above it is absent"), Verifier._answers
+
+    def some_fail(self: Verifier, items: Sequence[Any]) -> list[Any]:
+        found = zip(items, answers(self, items), strict=True)
+        return [fails if item.record.id == leaf else answer for item, answer in found]
+
+    monkeypatch.setattr(Verifier, "_answers", some_fail)
+    monkeypatch.setattr(Verifier, "_orphan", lambda self, item, rooted: True)
+    if not readable:
+        monkeypatch.setattr(Chains, "answers", lambda self, segments: [fails for _ in segments])
+    report = cold.verify(decode=True)
+    assert [v.name for v in report.lost] == ([] if readable else ["a"])
+    assert report.sound == readable and report.decoded == 1
