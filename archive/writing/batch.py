@@ -108,6 +108,11 @@ class PendingSegment:
         self.data, self.coded, self.copied = data, True, bool(plain.copies)
         self.context = _in_mode(self.own, mode | layout_mode(self.codec, plain.literals))
 
+    def take_again(self, data: bytes, mode: int) -> None:
+        """Take a bitstring that was stored before, without a neighbour and copies."""
+        self.data, self.coded, self.copied, self.near = data, True, False, []
+        self.context = _in_mode(self.own, mode)
+
     def row(self) -> Row:
         """Return the row that puts the segment without a session."""
         record = Record(0, parent=self.parent, id=self.id, tokens=len(self.tokens), bitstring=self.data)

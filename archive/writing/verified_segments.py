@@ -54,6 +54,26 @@ class VerifiedSegments:
                 return item.location
         return None
 
+    def vouched_aside(self, segment: PendingSegment) -> tuple[bytes, int] | None:
+        """Return bitstring and mode of a record in a condemned pack that vouches for a segment's tokens, or None.
+
+        The pack may be deleted at any moment, so the bitstring is put again. One after a neighbour does not count, nor
+        one with copies. Where no pack is condemned, nothing is looked up.
+        """
+        codec, keys = segment.codec, self.catalog.keys
+        if not isinstance(codec, Vouching) or not self.catalog.listing.condemned:
+            return None
+        for item in self.catalog.lookup.find(SEGMENTS, segment.id):
+            if item.context.mode & (RUN | WITHIN) or item.record.neighbour != NONE or item.record.copied:
+                continue
+            if self.codecs.for_context(item.context) is not codec or self._going(item, segment.id):
+                continue
+            with suppress(PltzError, FileNotFoundError):
+                bits = keys.bits(item.context, item.record)
+                if codec.vouches(bits, segment.tokens):
+                    return bits, item.context.mode
+        return None
+
     def _remembered(self, segment: PendingSegment) -> Location | None:
         """Return the place where it was proved before, if the record stays there."""
         if not (known := self._known.get(segment.id)):

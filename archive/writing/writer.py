@@ -243,6 +243,8 @@ class ArchiveWriter:
             if location := self.proved.place(fresh[name]):
                 relied[name] = location
                 del fresh[name]
+            elif found := self.proved.vouched_aside(fresh[name]):
+                fresh[name].take_again(*found)
         return fresh, relied
 
     def _within_runs(

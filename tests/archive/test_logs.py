@@ -310,3 +310,30 @@ def test_the_codec_checks_its_bytes_and_reads_other_bundles() -> None:
     other = codec.with_bundle(Bundle.load("base").id)
     assert other is not None and other.bundle_id == Bundle.load("base").id
     assert codec.with_bundle(b"no bundle here.!") is None
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("more", [0, 4])
+def test_a_log_in_a_condemned_pack_grows_by_its_new_lines(
+    tmp_path: Path, coded: list[int], sealed: bool, more: int
+) -> None:
+    """After each night the log of the day before lay in a pack that `collect` had condemned, and was coded again."""
+    key = Secret(b"k" * 32, 0) if sealed else None
+    place = tmp_path / "cold"
+    cold = SessionArchive.open(place, create=True, key=key)
+    first = put(cold, 40)
+    put_other = PutRequest("other", Session("chat", lines(9, seed=5)))
+    list(cold.put([put_other]))
+    cold.archive.collect(small=1 << 20, grace=86_400)
+    cold = SessionArchive.open(place, key=key)
+    assert cold.archive.stat().condemned == 2
+    coded.clear()
+    second = put(cold, 40 + more)
+    old, new = (len(Session("chat", lines(count)).to_bytes()) for count in (40, 40 + more))
+    assert [count for count in coded if count > 0] == ([new - old] if more else [])
+    assert -old in coded, "what is put again is proved again"
+    assert second.size <= 1.3 * first.size and cold.get("log") == Session("chat", lines(40 + more))
+    cold.archive.collect(small=1 << 20, grace=0)
+    cold.archive.collect(small=1 << 20, grace=0)
+    again = SessionArchive.open(place, key=key)
+    assert again.get("log") == Session("chat", lines(40 + more)) and again.archive.verify(decode=True).sound
