@@ -214,10 +214,11 @@ class SlotArchiver:
         session, tenant = named
         target = self.server.target
         asked = EvictionRequest(session, ids, tenant=tenant, target=target, adapter=state.adapter)
-        seen.done = True
-        if not self.hook.on_evict(asked):
+        if not self.hook.on_evict(asked):  # perhaps full: the slot still has it, so it is tried after another wait
             self.refused += 1
+            seen.since = time.monotonic()
             return None
+        seen.done = True
         self.archived += 1
         self._know(session, tenant, len(ids), digest_ids(ids))
         return ArchivedSlot(state.slot, session, tenant, len(ids), kept is not None)

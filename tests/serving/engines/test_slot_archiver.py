@@ -291,6 +291,21 @@ def test_the_choice_of_a_slot_loses_nothing(here: tuple[Any, LlamaServer], hook:
     assert archiver.restore("chat", np.array([1, 2, 3]), any_target=True).slot == 0
 
 
+def test_a_slot_that_the_hook_refuses_is_tried_again_and_not_chosen(
+    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as archived: nobody tried it again, and a session that returned took its slot."""
+    handler, server = here
+    archiver = SlotArchiver(server, hook, tmp_path / "slots")
+    use(handler, 0, FIRST)
+    use(handler, 1, SECOND)
+    with monkeypatch.context() as full:
+        full.setattr(hook, "on_evict", lambda request: 0)
+        assert archiver.look(idle=0) == [] and archiver.refused == 2
+    assert archiver._choice() == -1
+    assert len(archiver.look(idle=0)) == 2 and archiver._choice() >= 0
+
+
 def test_images_are_refused_and_a_server_that_is_gone_is_waited_for(
     here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path
 ) -> None:
