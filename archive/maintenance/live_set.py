@@ -279,8 +279,12 @@ class LiveSet:
             self._row("versions", at, one, record.leaf, 0, OLDER, record.tokens)
 
     def rows(self) -> Result:
-        """Return all records that were added, as `add_rows` of another one takes them: an array for each column."""
-        found: Result = {"packs": [pack.hex() for pack in self._packs]}
+        """Return all records that were added, as `add_rows` of another one takes them: an array for each column.
+
+        ``packs`` names the packs by number, with "" for one that was dropped.
+        """
+        named = (pack.hex() if self._there.get(pack) == number else "" for number, pack in enumerate(self._packs))
+        found: Result = {"packs": list(named)}
         with _named():
             for table, columns in COLUMNS.items():
                 self._write(table)
@@ -297,9 +301,9 @@ class LiveSet:
     def add_rows(self, rows: Result) -> None:
         """Add the records of packs that another live set returned by `rows`."""
         packs = [bytes.fromhex(pack) for pack in rows["packs"]]
-        for pack in packs:
+        for pack in filter(None, packs):
             self.begin(pack)
-        numbers = np.array([self._there[pack] for pack in packs], np.int64)
+        numbers = np.array([self._there.get(pack, -1) for pack in packs], np.int64)
         for table, columns in COLUMNS.items():
             at, *others = (rows[f"{table}_{number}"] for number in range(columns.count(",") + 1))
             place = numbers[at >> PLACE_BITS] << PLACE_BITS | at & (1 << PLACE_BITS) - 1

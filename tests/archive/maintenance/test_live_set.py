@@ -166,6 +166,19 @@ def test_it_finds_what_one_in_memory_finds(
     )
 
 
+def test_rows_leave_out_a_pack_that_vanished() -> None:
+    """A pack that a worker found deleted counted as read, with no records: were it back, nothing of it was live."""
+    rows = laid_out([[tree[0]], [tree[1]], [tree[2]]])
+    with taken(rows) as census, LiveSet() as other:
+        gone, back = rows[0][0].pack, rows[1][0].pack
+        census.drop([gone, back])
+        census.add(*rows[1], None, IDS[1])
+        other.add_rows(census.rows())
+        assert set(other.packs) == {back, rows[2][0].pack}
+        other.settle([])
+        assert set(other.weights()) == set(other.packs)
+
+
 @pytest.mark.parametrize(("before", "verb", "live"), [(3, FORGET, 0), (5, FORGET, 0), (3, UNDELETE, None)])
 def test_what_was_forgotten_and_lacks_a_neighbour_is_not_live(before: int, verb: int, live: int | None) -> None:
     last = Record(0, IDS[0], IDS[2], name="a")
