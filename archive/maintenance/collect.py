@@ -354,6 +354,7 @@ class Collector:
 
         Raises ArchiveError where one is not found.
         """
+        self._elsewhere = None  # this process reads what a deletion relies on
         self._census.drop(self._census.sharing(condemned))  # where records of condemned packs were found: read again
         for location, _ in self._settled(condemned).stranded():
             raise ArchiveError(
@@ -379,6 +380,7 @@ class Collector:
         keys = frozenset(self.catalog.store.list(object_names.KEYS)) if self.catalog.key_check else frozenset[str]()
         if keys != self._keys:  # something was erased since: its records are not live
             self._census.drop(self._census.packs)
+            self.catalog.keys.refresh()  # they are at least as new as this list
             self._keys = keys
         unread = sorted(self.catalog.listing.packs.keys() - self._census.packs, key=self._age)
         if self._elsewhere and not self._census.packs:

@@ -18,8 +18,10 @@ from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound, WriterFailed
 from pltz.archive.format.ids import BASE, TENANT
+from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import BaseUse, Eraser
 from pltz.archive.maintenance.repair import Repairer
@@ -128,6 +130,29 @@ def test_what_was_erased_is_collected(sealed: TowerArchive, disk: SimDisk, codec
         sealed.collect(dead_share=0)
     assert len(records_of(disk)) == 2 and tokens(reopen(disk, codec), "b") == [4]
     assert reopen(disk, codec).verify(decode=True).sound
+
+
+def test_a_collector_sees_an_erase_that_came_after_it_began(
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys were older than its list of key files, so erased records counted as live, and it could not delete."""
+    sealed.put([chat("a", [1, 2])])
+    sealed.put([chat("b", [4])])
+    assert sealed.collect().condemned == 2
+    collector, other, want = reopen(disk, codec), reopen(disk, codec), Collector._want_evidence
+    leaf, calls = sealed.version("a", "acme").leaf, list[None]()
+
+    def erased(self: Collector) -> None:
+        want(self)
+        calls.append(None)
+        if len(calls) == 2:  # in its first census, where it may have read the keys before
+            assert self.catalog.lookup.find(SEGMENTS, leaf)
+            other.erase("acme", "a")
+
+    monkeypatch.setattr(Collector, "_want_evidence", erased)
+    done = collector.collect()
+    assert (done.live_versions, done.deleted) == (1, 2)
+    assert tokens(reopen(disk, codec), "b") == [4] and reopen(disk, codec).verify(decode=True).sound
 
 
 def test_an_archive_without_encryption_says_that_it_cannot_erase(archive: TowerArchive) -> None:
