@@ -120,7 +120,7 @@ class Listing:
         self._unusable = frozenset[str]()  # of those that the manifest named when packs were listed last
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
         self.staleness = 0
-        self._fronts: list[PackFront] = []  # those with bytes in memory
+        self._fronts: dict[bytes, PackFront] = {}  # of opened packs: those with bytes in memory
         self.following = False
         self.orphans: dict[bytes, int] = {}
         self.late = frozenset[bytes]()
@@ -259,7 +259,7 @@ class Listing:
         return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *sets, late, gaps)
 
     def _forget_fronts(self) -> None:
-        for front in self._fronts:
+        for front in self._fronts.values():
             front.data = b""
         self._fronts.clear()
 
@@ -550,9 +550,11 @@ class Listing:
             read = reader.read if reader else partial(self.store.read, name)
             self._opened[pack] = Pack(read, size, archive=self.ledger.archive)
             if reader:
-                self._fronts.append(reader)
+                self._fronts[pack] = reader
             if len(self._opened) > OPEN_PACKS:
-                self._opened.popitem(last=False)
+                closed, _ = self._opened.popitem(last=False)
+                if front := self._fronts.pop(closed, None):
+                    front.data = b""
         self._opened.move_to_end(pack)
         return self._opened[pack]
 

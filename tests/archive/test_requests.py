@@ -10,11 +10,14 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pltz.archive.catalog import listing
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.listing import PackFront
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format import index_file
@@ -272,3 +275,24 @@ def test_two_writers_lose_nothing() -> None:
     writers[0].put([NewSession("second", [np.arange(4)])])
     fresh = TowerArchive.open(store, [ZlibCodec()])
     assert fresh.get("first").tokens.tolist() == [0, 1, 2] and fresh.get("second").tokens.tolist() == [0, 1, 2, 3]
+
+
+def test_heads_of_packs_stay_in_memory_for_those_that_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at all packs kept up to 64 KiB of each: 4 GB at 60,000 packs."""
+    monkeypatch.setattr(listing, "OPEN_PACKS", 2)
+    store = CountedStore()
+    archive = TowerArchive.create(store, [ZlibCodec()])
+    for n in range(5):
+        archive.put([NewSession(f"{n}", [np.arange(n, n + 9)])])
+    known, opened = archive.catalog.listing, list[PackFront]()
+
+    class Noted(PackFront):
+        def __init__(self, *how: Any) -> None:
+            super().__init__(*how)
+            opened.append(self)
+
+    monkeypatch.setattr(listing, "PackFront", Noted)
+    archive.catalog.refresh()
+    for name in known.packs:
+        known.opened(name)
+    assert len(known.packs) == len(opened) == 5 and sum(bool(front.data) for front in opened) == 2
