@@ -589,10 +589,11 @@ class Eraser:
             damaged, path = False, object_names.pack(name)
             try:
                 if size > AHEAD:
-                    pack = Pack(PackFront(store, path).read, size, archive=archive)
-                    domains = {context.domain for context in pack.head.contexts}
-                    if domain not in domains and not pack.damaged_copies:
-                        continue
+                    with suppress(FormatError):  # the whole file may be read where its front cannot
+                        pack = Pack(PackFront(store, path).read, size, archive=archive)
+                        domains = {context.domain for context in pack.head.contexts}
+                        if domain not in domains and not pack.damaged_copies:
+                            continue
                 file = store.open(path)
                 pack = Pack(file.read, file.size, archive=archive)
                 for item in pack.scan():

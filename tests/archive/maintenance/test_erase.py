@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.archive.catalog.listing import PackFront
 from pltz.archive.catalog.lookup import RecordLookup, Version
 from pltz.archive.encryption.box import KEY, Tree, unit_of, unseal
 from pltz.archive.encryption.domain_keys import MAX_ROOTS, DomainKeys
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keyring import Keyring
-from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound, WriterFailed
+from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound, UnreadableError, WriterFailed
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.maintenance import erase
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import BaseUse, Eraser
@@ -130,6 +132,21 @@ def test_what_was_erased_is_collected(sealed: TowerArchive, disk: SimDisk, codec
         sealed.collect(dead_share=0)
     assert len(records_of(disk)) == 2 and tokens(reopen(disk, codec), "b") == [4]
     assert reopen(disk, codec).verify(decode=True).sound
+
+
+def test_the_proof_reads_a_large_pack_whose_front_cannot_be_read(
+    sealed: TowerArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gave up at the front, and called the pack unread without a look at its records."""
+    sealed.put([chat("a", [1, 2])])
+
+    def fails(self: PackFront, offset: int, size: int) -> bytes:
+        raise UnreadableError("a bad sector within what is read ahead")
+
+    monkeypatch.setattr(erase, "AHEAD", 0)
+    monkeypatch.setattr(PackFront, "read", fails)
+    done = sealed.erase("acme", "a")
+    assert (done.records, done.unread) == (1, 0)
 
 
 def test_a_collector_sees_an_erase_that_came_after_it_began(
