@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from pltz.archive.errors import ArchiveError
 from pltz.archive.maintenance.bulk_journal import BulkJournal, Result
 from pltz.plt_codec.identity import digest
 
@@ -90,7 +91,11 @@ class Spread:
             nonlocal last
             while last in done:
                 shard, result = done.pop(last)
-                yield shard, (self._found(shard) or {}) if result is None else result
+                if result is None and (result := self._found(shard)) is None:
+                    raise ArchiveError(
+                        "a result is gone from the journal: another run emptied it, or it is a day old: run it again"
+                    )
+                yield shard, result
                 last += 1
 
         for shard, result in self.workers.results(task, left()):

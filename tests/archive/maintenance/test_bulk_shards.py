@@ -78,6 +78,16 @@ def test_results_come_in_order_and_are_done_once(tmp_path: Path, workers: Any) -
     assert not list((tmp_path / "j/shards").iterdir())
 
 
+def test_a_journal_that_another_run_empties_is_a_named_error(tmp_path: Path) -> None:
+    journal = BulkJournal.at(str(tmp_path))
+    journal.keep(SHARDS[5].name, {"twice": 10, "rows": np.arange(5)})
+    found = Spread(Backwards(), journal).results(Double(), SHARDS)
+    next(found)
+    BulkJournal.at(str(tmp_path)).clear()
+    with pytest.raises(ArchiveError, match="run it again"):
+        list(found)
+
+
 def test_a_result_counts_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check again what was sound a day ago: it may be damaged since."""
     journal = BulkJournal.at(str(tmp_path))
