@@ -37,7 +37,7 @@ from pltz.archive.format.index_file import (
     keys_of,
 )
 from pltz.archive.format.pack import AHEAD, FIRST_READ, Damage, Pack
-from pltz.archive.format.record import FORGET, UNDELETE, UNFINISHED, unpack_tags
+from pltz.archive.format.record import FORGET, UNDELETE, UNFINISHED, unfinished_size, unpack_tags
 from pltz.archive.format.run import OlderVersion, unpack_run
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.plt_codec.errors import CorruptError, FormatError
@@ -96,8 +96,7 @@ class Version:
     @property
     def unfinished_size(self) -> int:
         """Return the bytes of that beginning, 0 where it is none."""
-        size = self.tags.get(UNFINISHED, "")
-        return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else 0
+        return unfinished_size(self.tags)
 
 
 def begun(history: Sequence[Version]) -> Version | None:

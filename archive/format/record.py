@@ -92,6 +92,16 @@ def pack_tags(tags: Mapping[str, str]) -> bytes:
     return data
 
 
+def unfinished_size(tags: Mapping[str, str]) -> int:
+    """Return the bytes that are there of a log whose put was cut off; 0 where the tags do not say it in digits.
+
+    >>> unfinished_size({UNFINISHED: "3100"}), unfinished_size({UNFINISHED: "all"})
+    (3100, 0)
+    """
+    size = tags.get(UNFINISHED, "")
+    return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else 0
+
+
 def unpack_tags(data: bytes) -> dict[str, str]:
     """Undo `pack_tags`. Raises CorruptError."""
     if not data:

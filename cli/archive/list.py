@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.format.record import UNFINISHED
+from pltz.archive.format.record import unfinished_size
 from pltz.archive.humanize import counted, size
 from pltz.archive.version_sizes import VersionSizes
 from pltz.cli.archive import shared
@@ -83,7 +83,7 @@ def ls(
     found = cold.list(tenant, forgotten=forgotten, history=history, partial=True, unfinished=begun.append)
     _show_all(cold, sorted(found, key=_natural), long, turns, template, as_json)
     for part in begun:
-        name, there = printable(f"{part.tenant}  {part.name}"), size(int(part.tags[UNFINISHED]))
+        name, there = printable(f"{part.tenant}  {part.name}"), size(unfinished_size(part.tags))
         click.echo(f"{name}: {there} of it put, then cut off: put it again and that goes on, or forget it", err=True)
     ctx.exit(_warn(cold, tenant))
 

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pltz.archive.errors import NotFound
+from pltz.archive.format.record import UNFINISHED
+from pltz.archive.storage.store import open_store
 from pltz.archive.writing import log_parts, pace
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.writer import ArchiveWriter
+from tests.archive.conftest import ZlibCodec
+from tests.archive.towers import TowerArchive
 from tests.cli.commands import Run, chat, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -194,3 +199,11 @@ def test_a_large_session_is_a_commit_of_its_own(
         (tmp_path / f"in/{name}.txt").write_text(f"{name} " * size)
     assert len(lines(run("archive", "put", cold, tmp_path / "in", "--commit-bytes", "1000", "--json"))) == 5
     assert commits == [2, 1, 2]
+
+
+def test_ls_takes_a_log_with_any_word_for_its_size(run: Run, cold: Path) -> None:
+    """One such version, of another program, ended every `ls` with ValueError."""
+    made = NewSession("odd", [np.arange(9)], tags={UNFINISHED: "all"}, unfinished=True)
+    TowerArchive.open(open_store(cold), [ZlibCodec()]).put([made])
+    listed = run("archive", "ls", cold)
+    assert listed.exit_code == 0 and "odd: 0 B of it put, then cut off" in listed.stderr, listed.output
