@@ -42,7 +42,7 @@ from pltz.coding.codecs.codec import BytesCodec
 
 SIZES = (10_000, 100_000, 1_000_000)  # sessions of archives that are made
 LARGER = (100_000_000, 1_000_000_000)  # of those that the line is for
-SEALED = 10_000  # sessions, at most, of the archive in which one is erased
+SEALED = 100_000  # sessions, at most, of the archive in which some are erased
 COMMIT = 50_000  # sessions per put when an archive is made, so that no pack is small
 NIGHT = 1000  # sessions per night
 OWN, PROMPT = 360, 1000  # random bytes of each session, and of the prompt
@@ -263,6 +263,7 @@ def measured(count: int) -> dict[str, Any]:
         sealed = filled(count, KEY)
         with sealed.counting() as costs["erase of one"]:
             Archive(opened(sealed, KEY)).erase("s7", tenant="acme")
+        row["erase_mb"] = round(memory_of(lambda: Archive(opened(sealed, KEY)).erase("s8", tenant="acme")), 2)
     row["costs"] = {name: cost.row() for name, cost in costs.items()}
     row["month_dollars"] = STORED * row["stored"] / 1e9
     row["reader_mb"] = round(memory_of(lambda: get(opened(bucket), 1)), 2)
