@@ -71,7 +71,11 @@ class PageFolder:
 
     def has(self, name: bytes) -> bool:
         """Return whether a page is there. Its bytes are checked by `read`."""
-        return self._path(name).is_file()
+        path = self._path(name)
+        try:
+            return S_ISREG(path.lstat().st_mode)
+        except OSError:
+            return False
 
     def read(self, name: bytes, into: Sequence[memoryview]) -> bool:
         """Fill memory with a page. False: it is missing, damaged or of another size, and the memory is not to be used.
@@ -92,8 +96,10 @@ class PageFolder:
             sound = _fill(handle, name, into)
             with suppress(OSError):
                 os.utime(handle)
-        except OSError:
+        except OSError as exc:
             self.failed += 1
+            if exc.errno == errno.EIO:  # else it would be offered, and fail, again and again
+                self._remove(path)
             return False
         finally:
             os.close(handle)
@@ -143,8 +149,11 @@ class PageFolder:
                 self._remove(found.path)
 
     def usage(self) -> tuple[int, int]:
-        """Return the bytes and the number of the files of all spaces."""
-        sizes = [found.size for found in self._files()]
+        """Return the bytes and the number of the files of all spaces, (0, 0) where they cannot be counted now."""
+        try:
+            sizes = [found.size for found in self._files()]
+        except OSError:
+            return 0, 0
         return sum(sizes), len(sizes)
 
     def _path(self, name: bytes) -> Path:
@@ -187,7 +196,10 @@ class PageFolder:
             return fits
 
     def _evict(self, goal: int) -> int:
-        """Remove the files that were used longest ago, until ``goal`` bytes are left. Returns the bytes left."""
+        """Remove the files that were used longest ago, until ``goal`` bytes are left. Returns the bytes left.
+
+        Raises OSError where the files cannot be counted: a count that lacks some would break the budget.
+        """
         files = sorted(self._files())
         left = sum(found.size for found in files)
         old = time.time() - LEFT
@@ -202,11 +214,10 @@ class PageFolder:
         return left
 
     def _files(self) -> Iterator[_Found]:
-        """Yield the files of all spaces."""
-        with suppress(OSError):
-            for space in os.scandir(self.folder):
-                if SPACE.fullmatch(space.name) and space.is_dir(follow_symlinks=False):
-                    yield from _files_in(Path(space.path))
+        """Yield the files of all spaces. Raises OSError."""
+        for space in _entries(self.folder):
+            if SPACE.fullmatch(space.name) and space.is_dir(follow_symlinks=False):
+                yield from _files_in(Path(space.path))
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -267,15 +278,22 @@ def _write(part: Path, name: bytes, pieces: Sequence[memoryview]) -> None:
 
 def _files_in(space: Path) -> Iterator[_Found]:
     """Yield the files of one space. Raises OSError."""
-    for shelf in os.scandir(space):
+    for shelf in _entries(space):
         if not SHELF.fullmatch(shelf.name) or not shelf.is_dir(follow_symlinks=False):
             continue
-        for file in os.scandir(shelf.path):
+        for file in _entries(Path(shelf.path)):
             if FILE.fullmatch(file.name):
                 with suppress(OSError):
                     stat = file.stat(follow_symlinks=False)
                     if S_ISREG(stat.st_mode):
                         yield _Found(stat.st_mtime, Path(file.path), stat.st_size)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what a folder holds: nothing if it is gone or of another user. Raises OSError for other failures."""
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(folder) as found:
+        return list(found)
+    return []
 
 
 def _total(ledger: int) -> int | None:

@@ -143,7 +143,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
-    assert got(folder, 1, 100) is None and folder.failed == 1
+    assert not folder.has(name(1)) and got(folder, 1, 100) is None and folder.failed == 1
     assert not put(folder, 1, b"y" * 100) and elsewhere.read_bytes()[HEADER:] == b"x" * 100
 
 
@@ -168,3 +168,56 @@ def test_a_disk_that_fails_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert not put(folder, 1, b"x" * 100)
     assert folder.failed == 1 and folder.usage() == (0, 0)
     assert put(folder, 1, b"x" * 100)
+
+
+def test_a_folder_of_another_user_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = PageFolder(tmp_path, SPACE, 1 << 20)
+
+    def forbidden(*args: object, **kwargs: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", forbidden)
+        patch.setattr(os, "lstat", forbidden)
+        found = folder.has(name(1))
+    assert not found
+
+
+def test_a_page_that_the_disk_cannot_read_is_not_offered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = PageFolder(tmp_path, SPACE, 1 << 20)
+    assert put(folder, 1, b"x" * 100)
+
+    def broken(*args: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", broken)
+        assert got(folder, 1, 100) is None
+    assert folder.failed == 1 and not folder.has(name(1))
+    assert put(folder, 1, b"x" * 100) and got(folder, 1, 100) == b"x" * 100
+
+
+@pytest.mark.parametrize(("number", "kept"), [(13, True), (24, False)])
+def test_the_budget_holds_where_a_space_cannot_be_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kept: bool
+) -> None:
+    """A space of another user costs its own count alone. Without handles nothing is counted, and nothing written."""
+    budget = 8 * (HEADER + 100)
+    before, mine, behind = (PageFolder(tmp_path, one * 16, budget) for one in (b"a", b"s", b"z"))  # in any order
+    others = (before, behind)
+    for n in range(8):
+        assert put(mine, n, b"x" * 100)
+    scan = os.scandir
+
+    def scandir(path: os.PathLike[str] | str) -> object:
+        if any(str(path).startswith(str(one.folder / one.space.hex())) for one in others):
+            raise OSError(number, os.strerror(number))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    for n in range(8, 16):
+        assert put(mine, n, b"x" * 100) == kept
+    monkeypatch.undo()
+    assert 0 < mine.usage()[0] <= budget
