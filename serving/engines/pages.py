@@ -55,6 +55,15 @@ class PageNames:
 
         Raises UsageError for too few ids, and for an id that cannot be.
         """
+        self._grow(ids, count)
+        return self.names[:count]
+
+    def name(self, ids: Sequence[int], number: int) -> bytes:
+        """Return the name of one page, and remember those up to it. Arguments and errors: as those of `extend`."""
+        self._grow(ids, number + 1)
+        return self.names[number]
+
+    def _grow(self, ids: Sequence[int], count: int) -> None:
         import numpy as np
 
         for number in range(len(self.names), count):
@@ -64,4 +73,3 @@ class PageNames:
             data = self._last + some.astype("<i4").tobytes()
             self._last = hashlib.blake2b(data, person=CHAIN, digest_size=32).digest()
             self.names.append(self._last)
-        return self.names[:count]

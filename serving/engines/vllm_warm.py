@@ -67,11 +67,16 @@ class WarmPlan:
 
 @dataclass
 class _Following:
-    """A request that the scheduler follows. ``saved``: pages from the front that need no saving."""
+    """A request that the scheduler follows.
+
+    ``start``, ``there``: the pages that were offered, from one up to another. ``saved``: pages from the front that
+    need no saving.
+    """
 
     request: Any
     names: PageNames
     start: int = 0
+    there: int = 0
     saved: int = 0
 
 
@@ -97,17 +102,18 @@ class WarmScheduler:
         """Return how many tokens behind the first ``computed`` ones are warm, in whole blocks.
 
         At least one token is left to compute. A request with images, embeddings or an adapter has none: its ids do not
-        say what its KV is.
+        say what its KV is. Nor has one that wants all of its prompt computed, for log-probabilities of it. vLLM asks
+        for a request that waits at every step, so pages that were offered before are not looked for again.
         """
         one = self._follow(request)
-        if one is None or computed % self._page:
+        if one is None or computed % self._page or getattr(request, "skip_reading_prefix_cache", False):
             return 0
-        ids = request.all_token_ids
-        first = number = computed // self._page
+        first = computed // self._page
         last = (request.num_tokens - 1) // self._page
-        while number < last and self._there(one.names.extend(ids, number + 1)[number]):
+        number = max(first, min(one.there, last)) if first >= one.start else first
+        while number < last and self._there(one.names.name(request.all_token_ids, number)):
             number += 1
-        one.start = first
+        one.start, one.there = first, number
         return (number - first) * self._page
 
     def allocated(self, request: Any, blocks: Sequence[int], tokens: int) -> None:
@@ -121,6 +127,7 @@ class WarmScheduler:
         if one is None or tokens < self._page:
             return
         end = one.start + tokens // self._page
+        one.there = 0  # a preempted request looks anew
         names = one.names.extend(request.all_token_ids, end)
         self._load += [(names[n], blocks[n]) for n in range(one.start, end)]
         self.offered += tokens
@@ -164,7 +171,12 @@ class WarmScheduler:
         self._following.pop(request_id, None)
 
     def clear(self) -> None:
-        """Remove all pages, and let those to come be found by this server only: its weights may have changed."""
+        """Remove all pages, and let those to come be found by this server only: its weights may have changed.
+
+        Requests that run on keep KV of the old weights, so what they compute is not kept. Others are followed anew.
+        """
+        self._following.clear()
+        self._verdicts = [(step, False) for step, _ in self._verdicts]
         for pages in self._pages:
             pages.clear()
         old = self._place
@@ -312,8 +324,15 @@ class WarmWorker:
         self._readers.shutdown()
 
     def _open(self, plan: WarmPlan) -> None:
-        if plan.place != self._place:
-            self._place, self._pages = plan.place, plan.place.pages(self._rank)
+        if plan.place == self._place:
+            return
+        if self._pages is not None:  # a reset: what came to the old place behind the scheduler's `clear` goes, too
+            with self._lock:
+                while self._queue:
+                    self._drop(self._queue.popleft())
+                self._lock.wait_for(lambda: not self._busy)
+            self._pages.clear()
+        self._place, self._pages = plan.place, plan.place.pages(self._rank)
 
     def _judge(self, verdicts: Sequence[tuple[int, bool]]) -> None:
         """Let the blocks of sound steps be written, and drop the others."""
@@ -326,11 +345,14 @@ class WarmWorker:
                     self._queue.append(saved)
                     self._lock.notify_all()
                 else:
-                    self._bytes -= saved.size
-                    self.counts["warm_dropped_pages"] += len(saved.names)
+                    self._drop(saved)
         if self._queue and self._writer is None:
             self._writer = threading.Thread(target=self._write, name="pltz warm", daemon=True)
             self._writer.start()
+
+    def _drop(self, saved: _Saved) -> None:
+        self._bytes -= saved.size
+        self.counts["warm_dropped_pages"] += len(saved.names)
 
     def _write(self) -> None:
         """Write until the worker is closed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pltz.kv.store.page_folder import PageFolder
 from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.serving.engines.pages import PageNames, space_of
@@ -38,7 +40,7 @@ def place(folder: Path, **changes: Any) -> WarmPlace:
 def request(ids: list[int], name: str = "r", **changes: Any) -> Any:
     fields: dict[str, Any] = {
         "request_id": name, "all_token_ids": ids, "num_tokens": len(ids), "num_computed_tokens": 0, "mm_features": [],
-        "prompt_embeds": None, "lora_request": None, "cache_salt": None,
+        "prompt_embeds": None, "lora_request": None, "cache_salt": None, "skip_reading_prefix_cache": False,
     }  # fmt: skip
     return SimpleNamespace(**fields | changes)
 
@@ -263,6 +265,81 @@ def test_a_reset_removes_all_and_what_comes_is_of_this_server_only(tmp_path: Pat
     server.idle()
     assert server.scheduler.matched(request(IDS, "c"), 0) == 12
     assert WarmScheduler(place(tmp_path), PAGE, 1).matched(request(IDS, "d"), 0) == 0
+
+
+def test_what_runs_on_over_a_reset_is_not_kept(tmp_path: Path) -> None:
+    """Blocks that new weights compute behind blocks of the old ones are of neither."""
+    server = Server(place(tmp_path), 1)
+    one = request(IDS)
+    server.take(one, [1, 2, 3, 4])
+    server.step(one, 8, [1, 2, 3, 4])
+    server.scheduler.clear()
+    server.step(one, 7, [1, 2, 3, 4])
+    server.idle()
+    assert not [*tmp_path.rglob("*.page")]
+    one.num_computed_tokens = 0  # vLLM takes it back, and asks again
+    assert server.take(one, [5, 6, 7, 8]) == 0
+    server.step(one, 15, [5, 6, 7, 8])
+    server.idle()
+    assert server.scheduler.matched(request(IDS, "b"), 0) == 12
+
+
+def test_what_is_being_written_at_a_reset_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights may have changed before the reset, so these blocks may be of others than their folder says."""
+    server = Server(place(tmp_path), 1)
+    go, begun, write = threading.Event(), threading.Event(), PageFolder.write
+
+    def late(pages: PageFolder, name: bytes, pieces: Any) -> bool:
+        begun.set()
+        assert go.wait(60)
+        return write(pages, name, pieces)
+
+    monkeypatch.setattr(PageFolder, "write", late)
+    one = request(IDS)
+    server.take(one, [1, 2, 3, 4])
+    server.step(one, 8, [1, 2, 3, 4])
+    server.step(one, 4, [1, 2, 3, 4])  # a block of its own, which waits behind those that are written
+    server.step(one, 1, [1, 2, 3, 4])
+    assert begun.wait(60)
+    server.scheduler.clear()
+    timer = threading.Timer(0.1, go.set)
+    timer.start()
+    server.idle()
+    timer.join()
+    assert not [*tmp_path.rglob("*.page")] and server.worker._bytes == 0
+    counts = server.worker.counts
+    assert (counts["warm_saved_pages"], counts["warm_dropped_pages"]) == (2, 1)
+
+
+def test_who_wants_all_of_a_prompt_computed_gets_none(tmp_path: Path) -> None:
+    """vLLM sets this for log-probabilities of the prompt, which warm tokens would not have."""
+    server = Server(place(tmp_path), 1)
+    one = request(IDS, skip_reading_prefix_cache=True)
+    assert server.take(one, [1, 2, 3, 4]) == 0
+    server.step(one, 15, [1, 2, 3, 4])
+    server.idle()
+    assert server.take(request(IDS, "again", skip_reading_prefix_cache=True), [5, 6, 7, 8]) == 0
+    assert server.take(request(IDS, "other"), [5, 6, 7, 8]) == 12
+
+
+def test_a_request_that_waits_looks_for_each_page_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(place(tmp_path), 1)
+    one = request(IDS)
+    server.take(one, [1, 2, 3, 4])
+    server.step(one, 15, [1, 2, 3, 4])
+    server.idle()
+    looked: list[bytes] = []
+    has = PageFolder.has
+    monkeypatch.setattr(PageFolder, "has", lambda pages, name: looked.append(name) or has(pages, name))
+    waits = request([*IDS, 1, 2], "waits")
+    assert [server.scheduler.matched(waits, computed) for computed in (4, 4, 8, 12, 4)] == [8, 8, 4, 0, 8]
+    names = PageNames(PAGE).extend(waits.all_token_ids, 4)
+    assert looked == [*names[1:4], names[3], names[3], names[3], *names[1:4]]  # the last one is missing
+    assert server.take(waits, [5, 6, 7, 8]) == 12
+    for path in tmp_path.rglob("*.page"):
+        path.unlink()
+    waits.num_computed_tokens = 0
+    assert server.take(waits, [5, 6, 7, 8]) == 0  # preempted: pages may have left since
 
 
 def test_a_page_is_offered_once_all_workers_have_it(tmp_path: Path) -> None:
