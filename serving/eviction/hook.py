@@ -249,9 +249,12 @@ class EvictionHook:
             return False
         places = self._places()
         while places and (end is None or time.monotonic() < end):
+            ended = self._worker_ended.is_set()  # read first: what it archived until then is seen
             places = [(name, at) for name, at in places if not self._archived(name, at)]
-            if places and self._worker_ended.wait(POLL):
+            if ended:
                 break
+            if places:
+                self._worker_ended.wait(POLL)
         return not places
 
     def _places(self) -> list[tuple[Name, int]]:

@@ -126,6 +126,24 @@ def test_closing_ends_who_waits_for_the_archive(tmp_path: Path, cold: Path, bund
     assert found == [False]
 
 
+def test_what_the_worker_archived_while_it_was_closed_is_settled(
+    tmp_path: Path, cold: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last sessions are archived between a look at the journal and its end."""
+    hook = EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker="thread", settings=QUICK)
+    hook.on_evict(EvictionRequest("a", ids(1)))
+    looks: list[bool] = []
+
+    def archived(name: object, at: int) -> bool:
+        if not looks:
+            assert hook.close()
+        looks.append(len(looks) > 0)
+        return looks[-1]
+
+    monkeypatch.setattr(hook, "_archived", archived)
+    assert hook.settle() and looks == [False, True]
+
+
 def test_an_archive_in_place_of_another_gets_nothing(
     tmp_path: Path, cold: Path, bundle: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:
