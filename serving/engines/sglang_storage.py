@@ -10,7 +10,7 @@ hash of its tokens and of all before it. The space of the pages covers weights, 
 (`pages.space_of`). A page is compared with its checksum before SGLang sees it (`page_folder.PageFolder`).
 
 Settings: `sglang_settings.SglangSettings`. SGLang (tested: 0.5.23) loads this module, which imports SGLang. Nothing
-else in pltz does. No call but the first two raises: what cannot be read or written is a miss.
+else in pltz does. What cannot be read or written is a miss, and no error.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sglang.pltz")
 FACTS = ("layout", "page_size", "layer_num", "head_num", "head_dim", "v_head_dim", "kv_cache_dim", "size_per_token")
+STATES = ("dtype", "conv_dtype", "temporal_dtype", "num_mamba_layers", "conv_state_shapes", "temporal_state_shape")
 UNTOLD = ("torch.uint8", "torch.int8")  # a pool of these keeps numbers of a type that it does not name
 
 
@@ -56,6 +57,7 @@ class PltzHiCache(HiCacheStorage):  # type: ignore[misc]  # Any to mypy: SGLang 
             raise UsageError(f"pages of split heads are not kept: leave tp_lcm_size out of {WHERE}")
         self._target = self._fingerprint()
         self._pages: PageFolder | None = None
+        self._forms: dict[str, str] = {}  # of the pools beside the KV
 
     def _fingerprint(self) -> bytes:
         if self._settings.target is not None:
@@ -83,10 +85,15 @@ class PltzHiCache(HiCacheStorage):  # type: ignore[misc]  # Any to mypy: SGLang 
             "dtype": [dtype, self._settings.kv_dtype],
             "variant": self._settings.variant,
             "ranks": {f"{r}_{w}": getattr(config, f"{r}_{w}", 0) for r in ranks for w in ("rank", "size")},
-            "pool": [type(mem_pool_host).__name__, *(_plain(getattr(mem_pool_host, fact, None)) for fact in FACTS)],
+            "pool": _form(mem_pool_host, FACTS),
         }
         space = space_of("sglang", self._target, arrangement)
         self._pages = PageFolder(self._settings.folder, space, self._settings.bytes)
+
+    def register_mem_host_pool_v2(self, host_pool: HostKVCache, host_pool_name: Any) -> None:
+        """Take a pool beside the KV."""
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._forms[host_pool_name] = str(_form(host_pool, (*FACTS, *STATES)))
 
     # ---- single pages, and lists of them
 
@@ -213,11 +220,14 @@ class PltzHiCache(HiCacheStorage):  # type: ignore[misc]  # Any to mypy: SGLang 
         return done
 
     def _of_pool(self, key: str, pool: str) -> str:
-        """Return the key of a page beside the KV. Mamba's state belongs to one rank, also where the KV does not."""
+        """Return the key of a page beside the KV, which covers the form of its pool, as the space does that of the KV.
+
+        Mamba's state belongs to one rank, also where the KV does not.
+        """
         if pool in ("", "kv"):
             return key
         rank = f".{self._config.tp_rank}.{self._config.tp_size}" if pool == "mamba" else ""
-        return f"{key}.{getattr(pool, 'value', pool)}{rank}"
+        return f"{key}.{getattr(pool, 'value', pool)}{rank}.{self._forms.get(pool)}"
 
     def _load(self, pool: Any, key: str, place: int) -> bool:
         page = pool.get_dummy_flat_data_page()
@@ -252,6 +262,10 @@ def _name(key: str) -> bytes:
 def _bytes(tensor: torch.Tensor) -> memoryview:
     found: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
     return found
+
+
+def _form(pool: Any, facts: Sequence[str]) -> list[Any]:
+    return [type(pool).__name__, *(_plain(getattr(pool, fact, None)) for fact in facts)]
 
 
 def _plain(fact: Any) -> Any:

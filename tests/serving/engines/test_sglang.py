@@ -105,6 +105,27 @@ def test_nothing_crosses_weights_ranks_or_types(
     assert other.batch_exists(KEYS) == 0 and other.batch_get_v1(KEYS, places(4)) == [False] * 4
 
 
+@pytest.mark.parametrize(
+    "changes", [{"dtype": torch.float16}, {"temporal_dtype": torch.float16}, {"temporal_state_shape": (3, 8)}]
+)
+def test_nothing_crosses_the_forms_of_pools_beside_the_kv(
+    module: Any, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Numbers of another type, in a page of the same size, are other numbers."""
+    classes: Any = sys.modules[fake_sglang.STORAGE]
+    transfer = classes.PoolTransfer(name="mamba", host_indices=places(4), keys=KEYS)
+    found = []
+    for changed in ({}, {}, changes):
+        storage, side = backend(module, tmp_path, pool(4)), pool(4, seed=3)
+        vars(side).update(changed)
+        storage.register_mem_host_pool_v2(side, "mamba")
+        found.append(storage.batch_get_v2([transfer])["mamba"] == [True] * 4)
+        assert all(storage.batch_set_v1(KEYS, places(4)))
+        assert storage.batch_exists_v2(KEYS, [transfer]).kv_hit_pages == (4 if found[-1] else 0)
+        assert storage.batch_set_v2([transfer]) == {"mamba": [True] * 4}
+    assert found == [False, True, False]
+
+
 def test_ranks_that_replicate_their_kv_share_it(module: Any, tmp_path: Path) -> None:
     mla: dict[str, Any] = {"is_mla_model": True, "tp_size": 2}
     writer = backend(module, tmp_path, pool(4), **mla)
