@@ -330,7 +330,12 @@ def test_a_request_that_waits_looks_for_each_page_once(tmp_path: Path, monkeypat
     server.idle()
     looked: list[bytes] = []
     has = PageFolder.has
-    monkeypatch.setattr(PageFolder, "has", lambda pages, name: looked.append(name) or has(pages, name))
+
+    def seen(pages: PageFolder, name: bytes) -> bool:
+        looked.append(name)
+        return has(pages, name)
+
+    monkeypatch.setattr(PageFolder, "has", seen)
     waits = request([*IDS, 1, 2], "waits")
     assert [server.scheduler.matched(waits, computed) for computed in (4, 4, 8, 12, 4)] == [8, 8, 4, 0, 8]
     names = PageNames(PAGE).extend(waits.all_token_ids, 4)
