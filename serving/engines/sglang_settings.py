@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pltz.plt_codec.errors import UsageError
-from pltz.serving.eviction.settings import check_type
+from pltz.serving.eviction.settings import check_fingerprint, check_type
 
 WHERE = "hicache-storage-backend-extra-config"
 SGLANGS = {
@@ -49,13 +49,7 @@ class SglangSettings:
         if not self.folder or self.bytes <= 0:
             raise UsageError("name a folder, and the bytes that its pages may take, above 0")
         if self.target is not None:
-            check_type("target", self.target, str)
-            try:
-                right = len(bytes.fromhex(self.target)) == 16
-            except ValueError:
-                right = False
-            if not right:
-                raise UsageError(f"expected 32 hex digits as target, found {self.target!r}")
+            check_fingerprint("target", self.target)
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | None) -> SglangSettings:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from pltz.archive.format.ids import SALTED
 from pltz.archive.format.record import MAX_NAME
 from pltz.plt_codec.errors import UsageError
-from pltz.serving.eviction.settings import WORKERS, HookSettings, WorkerKind, check_type
+from pltz.serving.eviction.settings import WORKERS, HookSettings, WorkerKind, check_fingerprint, check_type
 
 if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
@@ -83,8 +83,8 @@ class VllmSettings:
             raise UsageError(f"expected a tenant of at most {MAX_NAME} bytes without {SALTED}")
         if self.worker not in (None, *WORKERS):
             raise UsageError(f"expected worker as {', '.join(WORKERS)}, found {self.worker!r}")
-        if self.target and not _is_fingerprint(self.target):
-            raise UsageError(f"expected 32 hex digits as target, found {self.target!r}")
+        if self.target:
+            check_fingerprint("target", self.target)
         given = [name for name in KEYS if getattr(self, name) is not None]
         if len(given) > 1:
             raise UsageError(f"expected one of {', '.join(KEYS)}, found {' and '.join(given)}")
@@ -114,10 +114,3 @@ class VllmSettings:
         from pltz.archive.encryption.keys import Secret
 
         return Secret.chosen(**{name: getattr(self, name) for name in KEYS})
-
-
-def _is_fingerprint(text: str) -> bool:
-    try:
-        return len(bytes.fromhex(text)) == 16
-    except ValueError:
-        return False

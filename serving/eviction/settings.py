@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.identity import SIZE
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 from pltz.plt_codec.limits import ZSTD_ABOVE
 from pltz.serving.eviction.journal.writer import SEGMENT
@@ -73,3 +74,14 @@ def check_type(name: str, value: Any, wanted: type) -> None:
     numbers = (int, float) if wanted is float else (wanted,)
     if not isinstance(value, numbers) or (isinstance(value, bool) and wanted is not bool):
         raise UsageError(f"expected {name} as {TYPES[wanted]}, found {value!r}, a {type(value).__name__}")
+
+
+def check_fingerprint(name: str, value: Any) -> None:
+    """Refuse what is no fingerprint of 16 bytes in hexadecimal. Raises UsageError."""
+    check_type(name, value, str)
+    try:
+        right = len(bytes.fromhex(value)) == SIZE
+    except ValueError:
+        right = False
+    if not right:
+        raise UsageError(f"expected 32 hex digits as {name}, found {value!r}")

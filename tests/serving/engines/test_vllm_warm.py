@@ -56,7 +56,7 @@ def caches(seed: int | None, rows: int = 1, dtype: torch.dtype = torch.bfloat16)
 class Server:
     """The two halves over one cache, with a step per call. ``seed``: of the KV in its blocks."""
 
-    def __init__(self, at: WarmPlace, seed: int | None, rows: int = 1, about: str = "", worker_at: Any = None) -> None:
+    def __init__(self, at: WarmPlace, seed: int | None, rows: int = 1, about: str = "") -> None:
         self.caches = caches(seed, rows)
         self.scheduler = WarmScheduler(at, PAGE, 1)
         self.worker = WarmWorker(0, self.caches, BLOCKS, about)
