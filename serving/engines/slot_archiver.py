@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pltz.archive.format.ids import Tokens
-from pltz.plt_codec.errors import ContentError, OpaqueContentError, PltzError, UsageError
+from pltz.archive.format.record import MAX_NAME
+from pltz.plt_codec.errors import OpaqueContentError, PltzError, UsageError
 from pltz.serving.engines.llama_server import Hot, LlamaServer, SlotState
 from pltz.serving.engines.slot_keeper import KeptSlot, SlotKeeper, digest_ids
 from pltz.serving.eviction.eviction import EvictionRequest
@@ -33,6 +34,7 @@ from pltz.serving.eviction.hook import EvictionHook
 
 log = logging.getLogger("pltz.slots")
 MAX_KNOWN = 4096  # sessions whose next version is known as theirs
+FLUSH = 10.0  # seconds that a restore waits until what it archived is on disk
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,16 @@ class ArchivedSlot:
 
 @dataclass
 class _Watched:
-    """A slot as it was seen. ``since``: monotonic seconds of its last change. ``done``: it was archived since."""
+    """A slot as it was seen.
+
+    ``since``: monotonic seconds of its last change. ``done``: nothing is left to try. ``ticket``: that of the hook for
+    its ids, 0 where there is nothing to lose, None where nobody else has them.
+    """
 
     state: SlotState
     since: float
     done: bool = False
+    ticket: int | None = None
 
 
 class SlotArchiver:
@@ -97,7 +104,7 @@ class SlotArchiver:
         self._restored: dict[int, tuple[str, str]] = {}
         self._known: OrderedDict[tuple[str, str], tuple[int, str]] = OrderedDict()
         for kept in self._keeper.kept():
-            self._known[kept.session, kept.tenant] = kept.tokens, kept.ids
+            self._know(kept.session, kept.tenant, kept.tokens, kept.ids)
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -115,9 +122,12 @@ class SlotArchiver:
         self.look(idle=0)
 
     def claim(self, slot: int, session: str, tenant: str | None = None) -> None:
-        """Say whose session a slot holds from now on, until it is claimed for another: where requests choose slots."""
+        """Say whose session a slot holds from now on, until it is claimed for another: where requests choose slots.
+
+        Raises UsageError for names that no archive takes.
+        """
         with self._lock:
-            self._claims[slot] = session, tenant or self._tenant
+            self._claims[slot] = self._owner(session, tenant)
 
     def look(self, *, idle: float | None = None) -> list[ArchivedSlot]:
         """Look at all slots once, and archive those that are idle. Never raises for what the server does.
@@ -158,21 +168,26 @@ class SlotArchiver:
         Args:
             ids: (T,) of the session.
             slot: the slot to fill; None for one that is idle and empty, else for the one that was archived longest ago.
+                Where there is none, idle slots are archived first. The server chooses only where none can be.
             frozen_for, any_target: as in `LlamaServer.thaw`, whose errors it raises.
         """
-        owner = tenant or self._tenant
+        session, tenant = self._owner(session, tenant)
         with self._lock:
             self.server.refresh()
+            self.server.check_thaw(frozen_for, any_target=any_target)
             chosen = self._choice() if slot is None else slot
+            if slot is None and chosen < 0:
+                self.look(idle=0)
+                self.hook.flush(FLUSH)
+                chosen = self._choice()
             if chosen >= 0:
-                self.server.check_thaw(frozen_for, any_target=any_target)
-                self._keeper.restore(session, ids, chosen, tenant=owner)
+                self._keeper.restore(session, ids, chosen, tenant=tenant)
             hot = self.server.thaw(ids, slot=chosen, frozen_for=frozen_for, any_target=any_target)
-            self._restored[hot.slot] = session, owner
-            self._know(session, owner, len(ids), digest_ids(ids))
+            self._restored[hot.slot] = session, tenant
+            self._know(session, tenant, len(ids), digest_ids(ids))
             for state in self.server.slot_states():  # it is as it was archived
                 if state.slot == hot.slot:
-                    self._slots[hot.slot] = _Watched(state, time.monotonic(), done=True)
+                    self._slots[hot.slot] = _Watched(state, time.monotonic(), done=True, ticket=0)
             return hot
 
     def status(self) -> Mapping[str, int]:
@@ -198,27 +213,28 @@ class SlotArchiver:
 
         kept: KeptSlot | None = None
         try:
-            ids, kept = self._keeper.save(state.slot, name)
+            ids, kept = self._keeper.save(state, name)
         except OpaqueContentError as exc:
             seen.done = True
             self.refused += 1
             self.hook.refuse("multimodal", f"slot {state.slot}", self._tenant, str(exc))
             return None
-        except ContentError:  # emptied meanwhile
-            seen.done = True
-            return None
         except PltzError as exc:
             seen.since = time.monotonic()  # after another wait
             self._fail(f"slot {state.slot}", exc)
             return None
+        if not len(ids):  # emptied meanwhile
+            seen.done, seen.ticket = True, 0
+            return None
         session, tenant = named
         target = self.server.target
         asked = EvictionRequest(session, ids, tenant=tenant, target=target, adapter=state.adapter)
-        if not self.hook.on_evict(asked):  # perhaps full: the slot still has it, so it is tried after another wait
+        ticket = self.hook.on_evict(asked)
+        if not ticket:  # perhaps full: the slot still has it, so it is tried after another wait
             self.refused += 1
             seen.since = time.monotonic()
             return None
-        seen.done = True
+        seen.done, seen.ticket = True, ticket
         self.archived += 1
         self._know(session, tenant, len(ids), digest_ids(ids))
         return ArchivedSlot(state.slot, session, tenant, len(ids), kept is not None)
@@ -239,6 +255,13 @@ class SlotArchiver:
                     return named
         return f"slot-{digests[len(ids)][:16]}", self._tenant
 
+    def _owner(self, session: str, tenant: str | None) -> tuple[str, str]:
+        """Return name and tenant of a session. Raises UsageError for names that no archive takes."""
+        found = session, tenant or self._tenant
+        if not session or max(len(name.encode("utf-8", "replace")) for name in found) > MAX_NAME:
+            raise UsageError(f"expected names of a session and its tenant, of 1 to {MAX_NAME} bytes")
+        return found
+
     def _know(self, session: str, tenant: str, tokens: int, ids: str) -> None:
         self._known[session, tenant] = tokens, ids
         self._known.move_to_end((session, tenant))
@@ -250,7 +273,8 @@ class SlotArchiver:
         free = []
         for state in self.server.slot_states():
             seen = self._slots.get(state.slot)
-            archived = seen is not None and seen.state == state and seen.done
+            ticket = seen.ticket if seen is not None and seen.state == state else None
+            archived = ticket is not None and (not ticket or self.hook.durable(ticket))
             if not state.busy and (archived or not state.tokens):
                 free.append((bool(state.tokens), seen.since if seen else 0.0, state.slot))
         return min(free)[2] if free else -1

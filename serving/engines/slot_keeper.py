@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -23,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from pltz.archive.format.ids import Tokens
-from pltz.plt_codec.errors import ModelError, PltzError, UsageError
+from pltz.plt_codec.errors import ContentError, ModelError, UsageError
 from pltz.plt_codec.identity import digest
-from pltz.serving.engines.llama_server import LlamaServer
+from pltz.serving.engines.llama_server import LlamaServer, SlotState
 from pltz.serving.engines.llama_slots import read_slot_ids
 
 FORMAT = "pltz slot 1"
@@ -72,20 +73,24 @@ class SlotKeeper:
             raise UsageError("a slot is kept for one model, which is not known: name its file (model)")
         self._clean()
 
-    def save(self, slot: int, named: Callable[[Tokens], tuple[str, str]]) -> tuple[Tokens, KeptSlot | None]:
+    def save(self, state: SlotState, named: Callable[[Tokens], tuple[str, str]]) -> tuple[Tokens, KeptSlot | None]:
         """Save a slot. Returns its ids, (T,) int64, and the file, None where there is no room for it.
 
         Args:
-            slot: of the server.
+            state: of the slot as it was seen. An emptied one gives no ids.
             named: function from the ids to the session's name and tenant.
 
-        Raises what `LlamaServer.slot_ids` does.
+        Raises what `LlamaServer.slot_ids` does, and ModelError where a request used the slot meanwhile.
         """
         part = self.folder / f"pltz-{os.urandom(16).hex()}.{os.urandom(4).hex()}.part"
         try:
-            state = self.server.slot_state(slot)
             served = self._served(state.adapter, state.room)
-            saved = self.server.save_slot(slot, part.name)
+            saved = self.server.save_slot(state.slot, part.name)
+            if not saved:
+                return np.zeros(0, np.int64), None
+            # The server saves after the request that runs. Its adapters may be others than those that were seen.
+            if self.server.slot_state(state.slot) != state:
+                raise ModelError(f"slot {state.slot} changed while it was saved: it is saved again")
             ids = read_slot_ids(part, self.server.vocab_size)
             if len(ids) != saved:
                 raise ModelError(f"expected the {saved} tokens that the server saved, found {len(ids)} in its file")
@@ -114,6 +119,7 @@ class SlotKeeper:
             finally:
                 written.unlink(missing_ok=True)
         except OSError:
+            self.forget(session, tenant=tenant)  # a file without a note would take room that nobody counts
             return None
         return kept
 
@@ -124,7 +130,7 @@ class SlotKeeper:
         restored. Raises UsageError where there is no such slot, and ModelError where the server does not answer.
         """
         at = self._path(session, tenant)
-        note = _note(at.with_suffix(".json"))
+        note = self._said(at)
         room = self.server.slot_state(slot).room
         if note is None or note["served"] != self._served(self.server.adapter, room) or note["tokens"] > len(ids):
             return 0
@@ -132,16 +138,13 @@ class SlotKeeper:
             return 0
         path = at.with_suffix(".slot")
         try:
-            if path.is_symlink() or path.stat().st_size != note["size"] or _sum(path) != note["sum"]:
-                raise UsageError("damaged")
-            restored = self.server.restore_slot(slot, path.name)
-        except ModelError:
-            raise
-        except (PltzError, OSError):  # damaged, or refused by the server
-            self.forget(session, tenant=tenant)
-            return 0
+            whole = path.lstat().st_size == note["size"] and _sum(path) == note["sum"]
+            restored = self.server.restore_slot(slot, path.name) if whole else 0
+        except (ContentError, OSError):  # refused by the server, or gone
+            restored = 0
         if restored != note["tokens"]:
-            self.server.erase(slot)
+            if restored:
+                self.server.erase(slot)
             self.forget(session, tenant=tenant)
             return 0
         with suppress(OSError):
@@ -168,10 +171,15 @@ class SlotKeeper:
         names = (tenant.encode("utf-8", "surrogatepass"), b"\0", session.encode("utf-8", "surrogatepass"))
         return self.folder / f"pltz-{digest(b'pltz slot', *names).hex()}"
 
+    def _said(self, path: Path) -> dict[str, Any] | None:
+        """Return what is said of a slot file, by it or its note. None where it cannot be, or is of another file."""
+        note = _note(path.with_suffix(".json"))
+        return note if note is not None and self._path(note["session"], note["tenant"]).stem == path.stem else None
+
     def _files(self) -> Iterator[tuple[float, KeptSlot, Path]]:
         """Yield time of use, file and path of all that is kept."""
         for path in self.folder.glob("pltz-*.json"):
-            if FILE.fullmatch(path.name) and (note := _note(path)) is not None:
+            if FILE.fullmatch(path.name) and (note := self._said(path)) is not None:
                 with suppress(OSError):
                     fields = {name: note[name] for name in KeptSlot.__dataclass_fields__}
                     yield path.stat().st_mtime, KeptSlot(**fields), path
@@ -190,7 +198,7 @@ class SlotKeeper:
         """Remove what a kill left: parts that are old, and slot files without a note."""
         for path in self.folder.glob("pltz-*"):
             with suppress(OSError):
-                lone = FILE.fullmatch(path.name) and _note(path.with_suffix(".json")) is None
+                lone = FILE.fullmatch(path.name) and self._said(path) is None
                 if (lone or PART.fullmatch(path.name)) and time.time() - path.lstat().st_mtime > LEFT:
                     path.unlink()
 
@@ -210,11 +218,13 @@ def _note(path: Path) -> dict[str, Any] | None:
 
 
 def _sum(path: Path) -> str:
-    """Return the checksum of a file. Raises OSError."""
+    """Return the checksum of a file. Raises OSError, also for what is no file."""
     import xxhash
 
     state = xxhash.xxh3_128()
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is no file")
         while data := file.read(1 << 20):
             state.update(data)
     return state.hexdigest()

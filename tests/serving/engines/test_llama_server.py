@@ -85,7 +85,7 @@ def _named(body: Any) -> Any:
 @contextmanager
 def serving(handler: Any) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # seconds until it sees its end
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"

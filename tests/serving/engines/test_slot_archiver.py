@@ -7,6 +7,7 @@ A server of the tests keeps slots in memory and writes slot files. The last test
 from __future__ import annotations
 
 import json
+import os
 import struct
 import time
 from collections.abc import Iterator
@@ -33,7 +34,11 @@ FIRST, SECOND = list(range(10, 40)), list(range(50, 90))
 
 
 class Slots(BaseHTTPRequestHandler):
-    """Serves two slots. ``held``: ids of each, ``tasks`` and ``busy`` likewise. ``prefilled``: ids of each prefill."""
+    """Serves two slots.
+
+    ``held``: ids of each, ``tasks``, ``busy`` and ``images`` likewise. ``refuses``: slots that it does not save.
+    ``prefilled``: ids of each prefill.
+    """
 
     held: list[list[int]]
     tasks: list[int]
@@ -42,6 +47,7 @@ class Slots(BaseHTTPRequestHandler):
     folder: Path
     props: dict[str, Any]
     images: set[int]
+    refuses: set[int]
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -75,7 +81,9 @@ class Slots(BaseHTTPRequestHandler):
             self._say({"n_erased": count})
             return
         path = self.folder / body["filename"]
-        if action == "save":
+        if slot in self.refuses:
+            self._say({"error": {"message": "not now"}}, 400)
+        elif action == "save":
             ids = self.held[slot]
             words = [-1, 1, len(ids), *ids, int(slot in self.images)]
             path.write_bytes(struct.pack(f"<4sII{len(words)}i", b"qsgg", 3, len(words), *words) + bytes(ids) * 20)
@@ -86,9 +94,9 @@ class Slots(BaseHTTPRequestHandler):
             self.held[slot] = list(struct.unpack_from(f"<{count}i", data, 24))
             self._say({"n_restored": count})
 
-    def _say(self, reply: object) -> None:
+    def _say(self, reply: object, status: int = 200) -> None:
         data = json.dumps(reply).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -105,6 +113,7 @@ def served(folder: Path) -> Iterator[tuple[Any, LlamaServer]]:
         model.write_bytes(b"weights")
     state = {
         "held": [[], []], "tasks": [-1, -1], "busy": set(), "prefilled": [], "folder": slots, "images": set(),
+        "refuses": set(),
         "props": {"model_path": str(model), "build_info": "b1"},
     }  # fmt: skip
     handler = type("Here", (Slots,), state)
@@ -267,13 +276,13 @@ def test_the_files_keep_a_budget(here: tuple[Any, LlamaServer], hook: EvictionHo
     for number in range(4):
         use(handler, 0, [*range(number, number + 30)])
         name = f"chat {number}", "acme"
-        ids, kept = keeper.save(0, lambda ids, name=name: name)  # type: ignore[misc]
+        ids, kept = keeper.save(server.slot_state(0), lambda ids, name=name: name)  # type: ignore[misc]
         assert kept is not None and kept.ids == digest_ids(ids)
         time.sleep(0.01)
         assert sum(path.stat().st_size for path in keeper.folder.glob("*.slot")) <= 2000
     assert [kept.session for kept in keeper.kept()] == ["chat 2", "chat 3"]
     use(handler, 0, [*range(200)])
-    assert keeper.save(0, lambda ids: ("long", "acme"))[1] is None
+    assert keeper.save(server.slot_state(0), lambda ids: ("long", "acme"))[1] is None
     assert [kept.session for kept in keeper.kept()] == ["chat 2", "chat 3"]
     assert {path.suffix for path in keeper.folder.iterdir()} == {".slot", ".json"}
 
@@ -286,6 +295,7 @@ def test_the_choice_of_a_slot_loses_nothing(here: tuple[Any, LlamaServer], hook:
     use(handler, 1, SECOND)
     assert archiver._choice() == -1  # neither is archived
     archiver.look(idle=0)
+    hook.flush()
     use(handler, 1, [*SECOND, 1])
     assert archiver._choice() == 0
     assert archiver.restore("chat", np.array([1, 2, 3]), any_target=True).slot == 0
@@ -303,7 +313,59 @@ def test_a_slot_that_the_hook_refuses_is_tried_again_and_not_chosen(
         full.setattr(hook, "on_evict", lambda request: 0)
         assert archiver.look(idle=0) == [] and archiver.refused == 2
     assert archiver._choice() == -1
-    assert len(archiver.look(idle=0)) == 2 and archiver._choice() >= 0
+    assert len(archiver.look(idle=0)) == 2 and hook.flush() and archiver._choice() >= 0
+
+
+def test_a_session_that_returns_takes_no_slot_that_nobody_else_has(
+    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took slots with images, those that the server refused to save, and those whose ids were on no disk yet."""
+    handler, server = here
+    archiver = SlotArchiver(server, hook, tmp_path / "slots")
+    use(handler, 0, FIRST)
+    use(handler, 1, SECOND)
+    handler.images.add(0)
+    handler.refuses.add(1)
+    assert archiver.look(idle=0) == [] and archiver.failed == 1 and archiver._choice() == -1
+    handler.refuses.clear()
+    with monkeypatch.context() as slow:
+        slow.setattr(hook, "durable", lambda ticket: False)
+        assert [one.slot for one in archiver.look(idle=0)] == [1] and archiver._choice() == -1
+    use(handler, 1, [*SECOND, 1])
+    hot = archiver.restore("chat", np.array([1, 2, 3]), any_target=True)
+    assert hot.slot == 1 and [*SECOND, 1] in sum(archived(tmp_path, hook).values(), [])
+
+
+def test_a_slot_that_a_request_used_while_it_was_saved_is_saved_again(
+    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The adapters of the request before were said of it, in the note of its file and in the archive."""
+    handler, server = here
+    archiver = SlotArchiver(server, hook, tmp_path / "slots", keep=1 << 20)
+    use(handler, 0, FIRST)
+    saves = server.save_slot
+
+    def late(slot: int, name: str) -> int:
+        use(handler, 0, SECOND)
+        return saves(slot, name)
+
+    with monkeypatch.context() as raced:
+        raced.setattr(server, "save_slot", late)
+        assert archiver.look(idle=0) == [] and archiver.failed == 1
+    assert not [*(tmp_path / "slots").iterdir()]
+    assert [one.tokens for one in archiver.look(idle=0)] == [40]
+
+
+def test_an_emptied_slot_is_no_failure(
+    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, server = here
+    archiver = SlotArchiver(server, hook, tmp_path / "slots")
+    use(handler, 0, FIRST)
+    states = server.slot_states()
+    handler.held[0] = []
+    monkeypatch.setattr(server, "slot_states", lambda: states)
+    assert archiver.look(idle=0) == [] and archiver.failed == 0
 
 
 def test_images_are_refused_and_a_server_that_is_gone_is_waited_for(
@@ -344,6 +406,9 @@ def test_what_cannot_be_is_refused(here: tuple[Any, LlamaServer], hook: Eviction
         SlotArchiver(server, hook, tmp_path / "none")
     with pytest.raises(UsageError, match="idle"):
         SlotArchiver(server, hook, tmp_path / "slots", poll=0)
+    for session, tenant in (("", None), ("a" * 1025, None), ("chat", "b" * 1025)):
+        with pytest.raises(UsageError, match="names"):  # the journal refused them later, when nobody looked
+            SlotArchiver(server, hook, tmp_path / "slots").claim(0, session, tenant)
     with pytest.raises(UsageError, match="slot from 0 to 1"):
         server.slot_state(2)
     (tmp_path / "model.gguf").unlink()
@@ -357,6 +422,67 @@ def test_notes_of_any_form_are_none(here: tuple[Any, LlamaServer], tmp_path: Pat
     keeper = SlotKeeper(server, tmp_path / "slots", 1 << 20)
     keeper._path("chat", "default").with_suffix(".json").write_text(note)
     assert keeper.kept() == [] and keeper.restore("chat", np.array(FIRST), 0) == 0
+
+
+def test_a_note_of_another_session_is_none(here: tuple[Any, LlamaServer], tmp_path: Path) -> None:
+    """It counted in the budget, and its room was made by removing the file of the session that it named."""
+    handler, server = here
+    keeper = SlotKeeper(server, tmp_path / "slots", 2000)
+    use(handler, 0, FIRST)
+    keeper.save(server.slot_state(0), lambda ids: ("chat", "acme"))
+    whole, other = (keeper._path(session, "acme") for session in ("chat", "other"))
+    for end in (".slot", ".json"):
+        other.with_suffix(end).write_bytes(whole.with_suffix(end).read_bytes())
+    assert [one.session for one in keeper.kept()] == ["chat"]
+    assert keeper.restore("other", np.array(FIRST), 1, tenant="acme") == 0 and handler.held[1] == []
+
+
+def test_a_pipe_in_place_of_a_slot_file_holds_up_nobody(here: tuple[Any, LlamaServer], tmp_path: Path) -> None:
+    handler, server = here
+    keeper = SlotKeeper(server, tmp_path / "slots", 2000)
+    use(handler, 0, FIRST)
+    keeper.save(server.slot_state(0), lambda ids: ("chat", "acme"))
+    at = keeper._path("chat", "acme")
+    at.with_suffix(".slot").unlink()
+    os.mkfifo(at.with_suffix(".slot"))
+    note = json.loads(at.with_suffix(".json").read_text())
+    at.with_suffix(".json").write_text(json.dumps(note | {"size": 0}))
+    assert keeper.restore("chat", np.array(FIRST), 1, tenant="acme") == 0
+    assert not [*keeper.folder.iterdir()]
+
+
+def test_a_disk_that_fails_leaves_no_file_that_nobody_counts(
+    here: tuple[Any, LlamaServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slot file stayed without a note, beside the budget, where the disk was full already."""
+    handler, server = here
+    keeper = SlotKeeper(server, tmp_path / "slots", 2000)
+    use(handler, 0, FIRST)
+
+    def full(path: Path, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert keeper.save(server.slot_state(0), lambda ids: ("chat", "acme"))[1] is None
+    assert not [*keeper.folder.iterdir()]
+
+
+def test_a_slot_that_is_gone_costs_no_file(
+    here: tuple[Any, LlamaServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was removed as if it were damaged."""
+    handler, server = here
+    keeper = SlotKeeper(server, tmp_path / "slots", 2000)
+    use(handler, 0, FIRST)
+    keeper.save(server.slot_state(0), lambda ids: ("chat", "acme"))
+
+    def gone(slot: int, name: str) -> int:
+        raise UsageError("expected a slot from 0 to 0, found 1")
+
+    monkeypatch.setattr(server, "restore_slot", gone)
+    with pytest.raises(UsageError, match="slot from"):
+        keeper.restore("chat", np.array(FIRST), 1, tenant="acme")
+    assert [one.session for one in keeper.kept()] == ["chat"]
 
 
 @pytest.mark.parametrize("marked", [pytest.param(None, marks=live)])
@@ -383,7 +509,6 @@ def test_a_real_server_is_archived_and_goes_on_as_if_it_had_never_left(tmp_path:
                 "archived": 2, "refused": 0, "failed": 0, "kept": 2, "kept_bytes": 0,
             }  # fmt: skip
         [name] = [kept.session for kept in archiver._keeper.kept() if kept.tokens == len(half.ids) - 1]
-        hook.settle_journal() if hasattr(hook, "settle_journal") else time.sleep(0.5)
         assert hook.flush(60)
         cold = SessionArchive.open(tmp_path / "cold", create=True)
         drain(tmp_path / "journal", cold.cold)
