@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.archive.errors import ArchiveError
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive.shared import TENANT, VERSION
 from pltz.cli.ui.groups import Command, NamingCommand, OrderedGroup
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pltz.archive.archive import Archive
     from pltz.archive.writing.put_request import PutReceipt
     from pltz.serving.engines.llama_server import LlamaServer
+
+SETTLE = 1.0  # seconds between looks at a worker that archives the last sessions
 
 URL: Decorator = click.argument("url", metavar="URL")
 NAME: Decorator = click.argument("name", type=nonempty, metavar="NAME")
@@ -252,7 +255,9 @@ def watch(
 
     A slot that did not change for --idle seconds is saved, and its token ids are archived. A session that grows is the
     next version of the one it grew from; others are named after their ids. With --keep the server's own slot files stay
-    for a quick return: pltz llama thaw --slots. What has changed by the end is archived then, idle or not.
+    for a quick return: pltz llama thaw --slots. What has changed by the end is archived then, idle or not. What the
+    archive cannot take now stays in the journal (exit code 7: pltz hook drain), and what it never takes is laid aside
+    there (5). Where a slot could not be saved at the end, the exit code is 6.
     """
     from pltz.serving.engines.slot_archiver import SlotArchiver
     from pltz.serving.eviction.hook import EvictionHook
@@ -272,12 +277,23 @@ def watch(
             archiver.start()
             write_text(json.dumps({"watching": url}) if as_json else f"watching {url}")
             ended.wait()
+        before = archiver.failed
         archiver.close()
-        hook.settle()
-        status = dict(archiver.status())
+        # An archive that cannot be written does not hold up the end: the journal keeps what is left.
+        stuck = ""
+        while not stuck and not hook.settle(SETTLE):
+            said = hook.status()
+            stuck = said["failure"] or said["worker"]["failure"] or ("" if said["worker"]["alive"] else "it ended")
+        laid_aside = int(hook.status()["worker"]["rejected"])
+        status = {**archiver.status(), "laid_aside": laid_aside}
     write_text(json.dumps(status) if as_json else pairs([(name, f"{count:,}") for name, count in status.items()]))
-    if status["failed"]:
+    if stuck:
+        raise ArchiveError(f"sessions wait in the journal {journal} ({stuck}): mend that, then pltz hook drain")
+    if archiver.failed > before:
         click.get_current_context().exit(ModelError.exit_code)
+    if laid_aside:
+        click.echo(f"{laid_aside} sessions do not fit the archive: see pltz hook status", err=True)
+        click.get_current_context().exit(ContentError.exit_code)
 
 
 @llama.command(

@@ -18,6 +18,7 @@ from click.testing import Result
 from pltz.archive.format.ids import target_of
 from pltz.models.target.checkpoint import resolve
 from pltz.serving.engines.llama_server import fingerprint_gguf
+from pltz.serving.engines.slot_archiver import SlotArchiver
 from tests.archive.towers import SessionArchive
 from tests.serving.engines.test_llama_server import Replay, serving
 from tests.serving.engines.test_slot_archiver import FIRST, SECOND, served, use
@@ -116,7 +117,7 @@ def test_watch_archives_idle_slots_until_it_is_told_to_end(tmp_path: Path, run: 
         done = run("llama", "watch", *where, "--once", "--keep", "1 MB", "--json")
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout) | {"kept_bytes": 0} == {
-            "archived": 1, "refused": 0, "failed": 0, "kept": 1, "kept_bytes": 0,
+            "archived": 1, "refused": 0, "failed": 0, "kept": 1, "kept_bytes": 0, "laid_aside": 0,
         }  # fmt: skip
         use(handler, 1, SECOND)
         more = ["--idle", "1000", "--json"]
@@ -142,3 +143,25 @@ def test_watch_archives_idle_slots_until_it_is_told_to_end(tmp_path: Path, run: 
         server.url = "http://127.0.0.1:9"
         done = run("llama", "watch", server.url, *where[1:], "--once")
         assert done.exit_code == 6
+
+
+def test_watch_ends_where_the_archive_does_not_take_its_sessions(
+    tmp_path: Path, run: Run, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for ever for an archive that was gone, and said that sessions laid aside were archived."""
+    with served(tmp_path) as (handler, server):
+        handler.vocab = 100_000
+        use(handler, 0, [*FIRST, 99_999])  # the tokenizer has no such id
+        where = [server.url, "--slots", tmp_path / "slots", "--journal", tmp_path / "journal", *options, "--once"]
+        done = run("llama", "watch", *where)
+        assert done.exit_code == 5 and "do not fit the archive" in done.output
+        use(handler, 0, SECOND)
+        closes = SlotArchiver.close
+
+        def gone(archiver: SlotArchiver) -> None:
+            (tmp_path / "cold").rename(tmp_path / "away")
+            closes(archiver)
+
+        monkeypatch.setattr(SlotArchiver, "close", gone)
+        done = run("llama", "watch", *where)
+        assert done.exit_code == 7 and "is missing" in done.output and "pltz hook drain" in done.output

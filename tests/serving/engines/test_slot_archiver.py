@@ -48,13 +48,14 @@ class Slots(BaseHTTPRequestHandler):
     props: dict[str, Any]
     images: set[int]
     refuses: set[int]
+    vocab = 1000
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         if self.path == "/props":
             self._say({"total_slots": 2, **self.props})
         elif self.path == "/v1/models":
-            self._say({"data": [{"meta": {"n_vocab": 1000}}]})
+            self._say({"data": [{"meta": {"n_vocab": self.vocab}}]})
         elif self.path == "/lora-adapters":
             self._say([])
         else:
@@ -86,7 +87,7 @@ class Slots(BaseHTTPRequestHandler):
         elif action == "save":
             ids = self.held[slot]
             words = [-1, 1, len(ids), *ids, int(slot in self.images)]
-            path.write_bytes(struct.pack(f"<4sII{len(words)}i", b"qsgg", 3, len(words), *words) + bytes(ids) * 20)
+            path.write_bytes(struct.pack(f"<4sII{len(words)}i", b"qsgg", 3, len(words), *words) + bytes(20 * len(ids)))
             self._say({"n_saved": len(ids)})
         else:
             data = path.read_bytes()
@@ -333,7 +334,7 @@ def test_a_session_that_returns_takes_no_slot_that_nobody_else_has(
         assert [one.slot for one in archiver.look(idle=0)] == [1] and archiver._choice() == -1
     use(handler, 1, [*SECOND, 1])
     hot = archiver.restore("chat", np.array([1, 2, 3]), any_target=True)
-    assert hot.slot == 1 and [*SECOND, 1] in sum(archived(tmp_path, hook).values(), [])
+    assert hot.slot == 1 and any([*SECOND, 1] in versions for versions in archived(tmp_path, hook).values())
 
 
 def test_a_slot_that_a_request_used_while_it_was_saved_is_saved_again(
