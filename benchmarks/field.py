@@ -35,7 +35,7 @@ from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from pltz.cli.bench.measure import Cost
+    from pltz.cli.bench.measure import SessionCost
     from pltz.coding.codec import Codec
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.session.session import Session
@@ -138,7 +138,7 @@ class Spent:
     size: int
     encode_s: float
     decode_s: float
-    costs: "tuple[Cost, ...]" = ()  # per session, for pltz only
+    costs: "tuple[SessionCost, ...]" = ()  # per session, for pltz only
 
 
 @dataclass(frozen=True)

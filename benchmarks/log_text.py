@@ -19,7 +19,7 @@ from typing import Any, Final
 import click
 
 from pltz.coding.log import table
-from pltz.coding.log.table import Piece
+from pltz.coding.log.table import TextPiece
 from pltz.datasets.loaders import load
 from pltz.plt_codec.errors import UsageError
 
@@ -57,13 +57,13 @@ def read(source: str) -> Iterator[tuple[str, bytes]]:
         yield value["kind"], value["text"].encode("utf-8", "surrogatepass")
 
 
-def cut(pieces: Iterable[Piece], length: int) -> Iterator[list[Piece]]:
+def cut(pieces: Iterable[TextPiece], length: int) -> Iterator[list[TextPiece]]:
     """Yield groups of pieces of so many characters, the last of fewer. Pieces are cut, and empty ones left out."""
-    group: list[Piece] = []
+    group: list[TextPiece] = []
     free = length
     for voice, text in pieces:
         while text:
-            group.append(Piece(voice, text[:free]))
+            group.append(TextPiece(voice, text[:free]))
             text, free = text[free:], free - len(group[-1].text)
             if not free:
                 yield group
@@ -72,7 +72,7 @@ def cut(pieces: Iterable[Piece], length: int) -> Iterator[list[Piece]]:
         yield group
 
 
-def chat(group: Iterable[Piece]) -> dict[str, Any]:
+def chat(group: Iterable[TextPiece]) -> dict[str, Any]:
     """Return a chat of the pieces, those of one role after the other as one message."""
     messages: list[dict[str, str]] = []
     for voice, text in group:

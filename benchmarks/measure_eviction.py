@@ -45,7 +45,7 @@ BUDGETS = (0.1, 0.25, 0.5)  # of all blocks
 
 
 @dataclass(frozen=True)
-class Turn:
+class ReplayedTurn:
     """A request. ``needed``: blocks of its prompt. ``shares``: (needed,), of the attention of its reply."""
 
     needed: int
@@ -53,7 +53,7 @@ class Turn:
 
 
 @dataclass
-class Blocks:
+class BlockTable:
     """Arrays over all blocks of all chats, (blocks,). Times are in seconds. ``here``: on the device."""
 
     chat: NDArray[np.int64]
@@ -64,7 +64,7 @@ class Blocks:
     here: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, chats: Sequence[Sequence[Turn]]) -> Blocks:
+    def of(cls, chats: Sequence[Sequence[ReplayedTurn]]) -> BlockTable:
         """Return the blocks of chats, none of them used yet."""
         sizes = [turns[-1].needed for turns in chats]
         chat = np.repeat(np.arange(len(sizes)), sizes)
@@ -84,7 +84,7 @@ class Blocks:
         return found
 
 
-Order = Callable[[float, Blocks], tuple[NDArray[Any], ...]]
+Order = Callable[[float, BlockTable], tuple[NDArray[Any], ...]]
 ORDERS: dict[str, Order] = {  # keys, the first one first
     "lru": lambda now, blocks: (blocks.used,),
     "lindy": lambda now, blocks: (blocks.band(now), blocks.used - blocks.born, blocks.used),
@@ -94,7 +94,7 @@ ORDERS: dict[str, Order] = {  # keys, the first one first
 }
 
 
-def turns_of(target: Target, messages: Sequence[dict[str, Any]], most: int) -> list[Turn]:
+def turns_of(target: Target, messages: Sequence[dict[str, Any]], most: int) -> list[ReplayedTurn]:
     """Return the requests of a chat: one per reply of the assistant that lies within ``most`` tokens."""
     ids: list[int] = []
     replies = []
@@ -114,11 +114,11 @@ def turns_of(target: Target, messages: Sequence[dict[str, Any]], most: int) -> l
     for begin, end in replies:
         needed = begin // BLOCK
         rows = seen[begin:end, : needed * BLOCK].astype(np.float64).mean(0)
-        turns.append(Turn(needed, rows.reshape(needed, BLOCK).sum(1)))
+        turns.append(ReplayedTurn(needed, rows.reshape(needed, BLOCK).sum(1)))
     return turns
 
 
-def trace(chats: Sequence[Sequence[Turn]], seed: int) -> list[tuple[float, int, int]]:
+def trace(chats: Sequence[Sequence[ReplayedTurn]], seed: int) -> list[tuple[float, int, int]]:
     """Return time, chat and turn of each request, ascending."""
     draw = random.Random(seed)
     requests = []
@@ -131,10 +131,10 @@ def trace(chats: Sequence[Sequence[Turn]], seed: int) -> list[tuple[float, int, 
 
 
 def replay(
-    chats: Sequence[Sequence[Turn]], requests: Sequence[tuple[float, int, int]], budget: int, order: Order
+    chats: Sequence[Sequence[ReplayedTurn]], requests: Sequence[tuple[float, int, int]], budget: int, order: Order
 ) -> dict[str, float]:
     """Return what was missing, in percent, over all turns but the first of each chat."""
-    blocks = Blocks.of(chats)
+    blocks = BlockTable.of(chats)
     begins = np.searchsorted(blocks.chat, np.arange(len(chats)))
     done = [0] * len(chats)  # blocks of each chat that were computed
     needed = away = 0

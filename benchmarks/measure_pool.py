@@ -158,7 +158,8 @@ def peer(batch: int, tokens: int, layers: int) -> tuple[float, str]:
         for name, way in ways.items():
             try:
                 with sdpa_kernel(backend):
-                    found[f"{backend.name.lower()}, {name}"] = graphed(lambda: [way(*layer) for layer in kv])  # noqa: B023
+                    key = f"{backend.name.lower()}, {name}"
+                    found[key] = graphed(lambda: [way(*layer) for layer in kv])  # noqa: B023
             except RuntimeError:
                 continue
     best = min(found, key=found.__getitem__)

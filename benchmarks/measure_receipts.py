@@ -35,7 +35,7 @@ BLOCKS, PROMPT, LAST = 6, 64, 64  # blocks of a context; ids before generated on
 Rows = NDArray[np.int32]
 
 
-class Blocks:
+class SeparateBlocks:
     """A form of blocks that stand one behind the other, each coded for itself. ``parts``: joined for their size."""
 
     def __init__(self, codec: PredictiveCodec) -> None:
@@ -113,7 +113,7 @@ def main(
     for name, setting in settings.items():
         at, ids, length, parted = setting()
         codecs = [(f"{bound:g}", codec_of(at, fitted, bound)) for bound in bounds]
-        coded: list[tuple[str, Any]] = [(n, Blocks(codec) if parted else codec) for n, codec in codecs]
+        coded: list[tuple[str, Any]] = [(n, SeparateBlocks(codec) if parted else codec) for n, codec in codecs]
         watched = measure.watched
         if name == "generated":
             drawn_here = Generated(at, ids, length, length + new)

@@ -112,7 +112,7 @@ class Repository:
         return found.stdout
 
 
-class Writer:
+class RecordWriter:
     """The records of a file: each text without held-out lines, up to a limit per source."""
 
     def __init__(self, path: Path, held: set[int]) -> None:
@@ -181,7 +181,7 @@ def language_of(repository: str, path: str) -> str | None:
     return name.replace("_", "-").lower().replace("zh-hant", "zh-tw").replace("zh-hans", "zh")
 
 
-def add_code(out: Writer, name: str, repository: Repository, licence: str, draw: random.Random) -> None:
+def add_code(out: RecordWriter, name: str, repository: Repository, licence: str, draw: random.Random) -> None:
     """Write the code of a repository, files in random order."""
     endings = {f".{ending}" for ending in CODE[name].split()}
     files = [f for f in repository.files if Path(f.path).suffix in endings and 300 < f.size < 200_000]
@@ -192,7 +192,7 @@ def add_code(out: Writer, name: str, repository: Repository, licence: str, draw:
         out.add(f"code-{LANGUAGES.get(ending, ending)}", text, licence, CODE_BYTES)
 
 
-def add_documents(out: Writer, name: str, repository: Repository, licence: str, draw: random.Random) -> None:
+def add_documents(out: RecordWriter, name: str, repository: Repository, licence: str, draw: random.Random) -> None:
     """Write the documents of a repository in languages other than English, short pages several to a record."""
     files = [file for file in repository.files if file.path.endswith(".md") and file.size < 300_000]
     draw.shuffle(files)
@@ -213,7 +213,7 @@ def add_documents(out: Writer, name: str, repository: Repository, licence: str, 
 def main(clones: Path, target: Path, held: tuple[str, ...]) -> None:
     """Write records of the repositories in CLONES to TARGET, and print the bytes per source as JSON."""
     draw = random.Random(5)
-    with Writer(target, held_out(held)) as out:
+    with RecordWriter(target, held_out(held)) as out:
         for name, commit, licence in ROW.findall(LICENCES.read_text(encoding="utf-8")):
             add: Callable[..., None] = add_code if name in CODE else add_documents
             add(out, name, Repository(clones / name, commit), licence, draw)

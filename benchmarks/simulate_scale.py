@@ -60,7 +60,7 @@ KEY = Secret(b"a key of the simulation", 0)
 
 
 @dataclass
-class Cost:
+class Traffic:
     """Requests by kind, and bytes read and written."""
 
     requests: Counter[str] = field(default_factory=Counter)
@@ -86,7 +86,7 @@ class CountedBucket:
     def __init__(self) -> None:
         self.folders: dict[str, dict[str, bytes]] = {}
         self.registers: dict[str, Content] = {}
-        self.cost = Cost()
+        self.cost = Traffic()
         self.kept: set[str] = set()  # indexes on the disk of the reader
 
     def make(self) -> None:
@@ -156,9 +156,9 @@ class CountedBucket:
         return sum(len(data) for folder in self.folders.values() for data in folder.values())
 
     @contextmanager
-    def counting(self) -> Iterator[Cost]:
+    def counting(self) -> Iterator[Traffic]:
         """Count what is asked in this context alone."""
-        before, self.cost = self.cost, Cost()
+        before, self.cost = self.cost, Traffic()
         try:
             yield self.cost
         finally:
@@ -230,7 +230,7 @@ def measured(count: int) -> dict[str, Any]:
     row["indexes"], row["stored"] = len(reader.listing.indexes), bucket.stored()
     row["index_bytes"] = sum(map(len, bucket.folders[object_names.INDEXES].values()))
     row["manifest_bytes"] = sum(len(content.data) for content in bucket.registers.values())
-    costs: dict[str, Cost] = {}
+    costs: dict[str, Traffic] = {}
 
     def get(archive: OpenArchive, number: int) -> None:
         version = archive.directory.version(f"s{number}", "acme")

@@ -37,8 +37,8 @@ from pltz.plt_codec.container.block import (
     MARK,
     MAX_BITSTRING,
     BlockHead,
+    BlockPart,
     ByteSource,
-    Piece,
     encode_block,
     wrong,
 )
@@ -316,7 +316,7 @@ class Block(BlockHead):
                 found[row] = Record(columns[CONTEXT][row], mark=mark)
         return found
 
-    def record(self, row: int, piece: Piece | None = None, data: bytes | memoryview = b"") -> Record:
+    def record(self, row: int, piece: BlockPart | None = None, data: bytes | memoryview = b"") -> Record:
         """Return one record, without its bitstring where no piece is given.
 
         ``piece``: the piece that has its bitstring; ``data``: its bytes, sound. Raises CorruptError.

@@ -24,7 +24,7 @@ from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.cli.bench.measure import Cost
+    from pltz.cli.bench.measure import SessionCost
     from pltz.coding.codec import Codec
 
 
@@ -138,7 +138,9 @@ def peer_sizes(peer: Peer, records: Sequence[SampleSession], shown: bool) -> Pee
     return PeerSizes(peer, best, found[best], totals)
 
 
-def rows(records: Sequence[SampleSession], costs: "Sequence[Cost]", sizes: Sequence[PeerSizes]) -> dict[str, Any]:
+def rows(
+    records: Sequence[SampleSession], costs: "Sequence[SessionCost]", sizes: Sequence[PeerSizes]
+) -> dict[str, Any]:
     """Return the figures of each source and of all. The records of one source follow each other in ``records``."""
     groups = {
         source: list(found) for source, found in groupby(range(len(records)), lambda i: records[i].source)
@@ -153,7 +155,7 @@ def row(
     name: str,
     chosen: Sequence[int],
     records: Sequence[SampleSession],
-    costs: "Sequence[Cost]",
+    costs: "Sequence[SessionCost]",
     sizes: Sequence[PeerSizes],
 ) -> dict[str, Any]:
     """Return the figures of some sessions, with sizes in bytes."""

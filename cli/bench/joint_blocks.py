@@ -37,7 +37,7 @@ class Fused:
 
 
 @dataclass(frozen=True, eq=False)
-class _Group:
+class _Directions:
     """Directions of blocks, (n, r), and for each the numbers of the blocks that it stands for."""
 
     keys: torch.Tensor
@@ -59,7 +59,8 @@ def fuse(kvs: Sequence[torch.Tensor], rotary: Rotary, threshold: float) -> Fused
     left, alike, found, expected = 0, 0, 0, 0.0
     for layer in range(layers):
         groups = [
-            _Group(one[layer, 0], one[layer, 1], [[n * count + i] for i in range(count)]) for n, one in enumerate(units)
+            _Directions(one[layer, 0], one[layer, 1], [[n * count + i] for i in range(count)])
+            for n, one in enumerate(units)
         ]
         for a, b in zip(groups[::2], groups[1::2], strict=False):
             cosines = a.keys @ b.keys.mT
@@ -93,7 +94,7 @@ def _blocks(kv: torch.Tensor) -> torch.Tensor:
     return kv.reshape(layers, two, heads, tokens // BLOCK, BLOCK, dim).transpose(2, 3).flatten(3)
 
 
-def _merged(left: _Group, right: _Group, threshold: float) -> _Group:
+def _merged(left: _Directions, right: _Directions, threshold: float) -> _Directions:
     """Return two groups as one: each direction of the left takes the right ones over the threshold that are free."""
     import torch
 
@@ -111,4 +112,5 @@ def _merged(left: _Group, right: _Group, threshold: float) -> _Group:
     rest = free.nonzero()[:, 0]
     keys, values = torch.cat([keys, right.keys[rest]]), torch.cat([values, right.values[rest]])
     members += [right.members[n] for n in rest.tolist()]
-    return _Group(torch.nn.functional.normalize(keys, dim=-1), torch.nn.functional.normalize(values, dim=-1), members)
+    normalize = torch.nn.functional.normalize
+    return _Directions(normalize(keys, dim=-1), normalize(values, dim=-1), members)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Cost:
+class SessionCost:
     """The cost of one session."""
 
     tokens: int
@@ -36,7 +36,7 @@ class CodecRun:
     """One compression and decompression of a list of sessions."""
 
     data: bytes
-    costs: list[Cost]
+    costs: list[SessionCost]
     encode_s: float
     decode_s: float
     encode_busy_s: float  # processor time of all threads
@@ -94,7 +94,7 @@ def _clocks() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def costs(reader: "Reader", coded: "Sequence[ModelResult]") -> list[Cost]:
+def costs(reader: "Reader", coded: "Sequence[ModelResult]") -> list[SessionCost]:
     """Return what each session of a file costs. ``coded`` is the model's result for each, in the same order.
 
     The model does not choose the bits of copies: they count unchanged in its code length.
@@ -105,5 +105,5 @@ def costs(reader: "Reader", coded: "Sequence[ModelResult]") -> list[Cost]:
         info = reader.info(i)
         taken = len(one.copies)
         ideal, size = one.encoded.ideal_bits + 8 * taken, len(one.encoded.data) + taken
-        found.append(Cost(one.tokens, ideal, size, info.size, info.size + share, info.kind.by_model, info.log))
+        found.append(SessionCost(one.tokens, ideal, size, info.size, info.size + share, info.kind.by_model, info.log))
     return found

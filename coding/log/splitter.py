@@ -630,7 +630,7 @@ class Splitter:
         style = spelling.spelling_of(line, value, spelling.LINES, spelling.LINES[0])
         return None if style is None else (value, style)
 
-    def _marks(self, model: Model, marks: dict[int, Mark], begin: int, end: int) -> None:
+    def _marks(self, model: Model, marks: dict[int, LineMark], begin: int, end: int) -> None:
         """Code the marks of some lines."""
         if not marks:
             return
@@ -659,7 +659,7 @@ class Splitter:
         return -1
 
 
-class Mark(NamedTuple):
+class LineMark(NamedTuple):
     """The decisions of a line's mark: contexts and bits, then the step to its number or how a numbering starts."""
 
     bits: list[tuple[int, bool]]
@@ -667,9 +667,9 @@ class Mark(NamedTuple):
     start: Numbering | None = None
 
 
-def _marked(lines: list[str]) -> tuple[dict[int, Mark], list[str]]:
+def _marked(lines: list[str]) -> tuple[dict[int, LineMark], list[str]]:
     """Return the marks of the lines that may have one, and all lines without them."""
-    marks: dict[int, Mark] = {}
+    marks: dict[int, LineMark] = {}
     bodies = []
     state = Marks()
     for at, line in enumerate(lines):
@@ -706,7 +706,7 @@ def _marked(lines: list[str]) -> tuple[dict[int, Mark], list[str]]:
                 found = start
                 body = rest[len(start.mark(0)) :]
         if bits:
-            marks[at] = Mark(bits, step, start)
+            marks[at] = LineMark(bits, step, start)
         state.passed(rest, sign, found)
         bodies.append(body)
     return marks, bodies

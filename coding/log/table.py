@@ -40,7 +40,7 @@ VERSIONS: Final = Readers("the table of a log", {VERSION: Joiner})
 PASTS: Final = Kept[bytes](1 << 26, len)  # copies of pasts: making one anew takes 25 times as long as its copy
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A piece of text, in reading order. It may be empty."""
 
     voice: int  # 0 user, 1 assistant, 2 tool, 3 system, 4 tool call, 5 other; a hint, not needed to join
@@ -52,7 +52,7 @@ class Table(NamedTuple):
 
     columns: bytes  # packed
     opaque: bytes  # stored as they are
-    pieces: list[Piece]
+    pieces: list[TextPiece]
     opaque_bits: int  # of the log that no coder shrinks
 
 
@@ -70,12 +70,12 @@ def split(data: bytes, above: bytes = b"", *, remember: bool = False) -> Table:
     splitter.content(data)
     if remember and data and not above:
         PASTS.put(data, pickle.dumps(past))
-    pieces = [Piece(speaker, "\n".join(lines)) for speaker, lines in splitter.pieces]
+    pieces = [TextPiece(speaker, "\n".join(lines)) for speaker, lines in splitter.pieces]
     return Table(bytes([VERSION]) + writer.finish(), bytes(splitter.opaque), pieces, 8 * len(splitter.opaque))
 
 
 def join(
-    columns: bytes, opaque: bytes, pieces: Sequence[Piece | str], count: int, above: bytes = b""
+    columns: bytes, opaque: bytes, pieces: Sequence[TextPiece | str], count: int, above: bytes = b""
 ) -> bytes:
     """Undo `split`.
 

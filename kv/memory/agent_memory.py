@@ -42,7 +42,7 @@ CHUNK = 256  # ids that a prefill runs at a time
 
 
 @dataclass(frozen=True)
-class Reply:
+class AgentReply:
     """The answer of an agent.
 
     ``text``, ``ids``: generated, without the id that ends a reply. ``match``: of the prompt with what was remembered,
@@ -123,15 +123,15 @@ class AgentMemory:
         memory = self._recall(agent, {agent})
         return "" if memory is None else memory.text
 
-    def phase(self, agent: str, text: str, new_tokens: int, **options: Any) -> Reply:
+    def phase(self, agent: str, text: str, new_tokens: int, **options: Any) -> AgentReply:
         """Add text to an agent's memory, and return its reply. Only the new ids are run. See `respond`."""
         return self.many({agent: text}, new_tokens, **options)[agent]
 
-    def many(self, texts: Mapping[str, str], new_tokens: int, **options: Any) -> dict[str, Reply]:
+    def many(self, texts: Mapping[str, str], new_tokens: int, **options: Any) -> dict[str, AgentReply]:
         """Run one phase of several agents as one batch. See `phase`."""
         return self._run({agent: self.text(agent) + text for agent, text in texts.items()}, new_tokens, options)
 
-    def respond(self, agent: str, prompt: str, new_tokens: int, **options: Any) -> Reply:
+    def respond(self, agent: str, prompt: str, new_tokens: int, **options: Any) -> AgentReply:
         """Return an agent's reply to a whole prompt, of which what matches its memory is not run again.
 
         Args:
@@ -209,7 +209,7 @@ class AgentMemory:
             raise failed
         return size
 
-    def _run(self, prompts: Mapping[str, str], new_tokens: int, options: dict[str, Any]) -> dict[str, Reply]:
+    def _run(self, prompts: Mapping[str, str], new_tokens: int, options: dict[str, Any]) -> dict[str, AgentReply]:
         """Run a turn of each agent. Where the pool is full, other agents leave it, and all is tried again."""
         if new_tokens < 1 or not prompts or not all(prompts.values()):
             raise UsageError("expected a prompt, not empty, and at least 1 new token")
@@ -254,7 +254,7 @@ class AgentMemory:
         session.cut(min(kept, session.tokens, len(array) - 1))  # the last id is run, for its logits
         return _Turn(agent, prompt, array, ends, match, session)
 
-    def _generated(self, turns: list[_Turn], new_tokens: int, options: dict[str, Any]) -> dict[str, Reply]:
+    def _generated(self, turns: list[_Turn], new_tokens: int, options: dict[str, Any]) -> dict[str, AgentReply]:
         """Run the ids of all turns that have no KV yet, and generate. The memories are the new ones then."""
         import torch
 
@@ -309,7 +309,7 @@ class AgentMemory:
             turn.session = longer
             longer.pack(self.keep)
 
-    def _remembered(self, turn: _Turn, cache: BatchKVCache, row: int, new: list[int], reused: int) -> Reply:
+    def _remembered(self, turn: _Turn, cache: BatchKVCache, row: int, new: list[int], reused: int) -> AgentReply:
         """Make a turn the memory of its agent, and return the reply."""
         stop = next((n for n, one in enumerate(new) if one in self.target.eos_ids), None)
         reply = new if stop is None else new[:stop]
@@ -324,7 +324,7 @@ class AgentMemory:
         self._agents[turn.agent] = memory
         if before is not None:
             before.session.release()
-        return Reply(turn.agent, text, tuple(reply), turn.match, reused, len(turn.ids) - reused)
+        return AgentReply(turn.agent, text, tuple(reply), turn.match, reused, len(turn.ids) - reused)
 
     def _recall(self, agent: str, active: set[str]) -> Remembered | None:
         """Return an agent's memory, its KV on the device. Other agents leave the pool if they must."""

@@ -41,7 +41,7 @@ class PromptLayer:
 
 
 @dataclass(frozen=True, eq=False)
-class Context:
+class BuiltPrompt:
     """A prompt, ready to be run.
 
     ``ids``: of all layers. ``sections``: where each lies. ``stable``: ids of the stable prefix. ``prefix``: its hash.
@@ -89,7 +89,7 @@ class ContextPipeline:
         part = min(max((free - SCARCE) / (AMPLE - SCARCE), 0.0), 1.0)
         return 1 + (self.most - 1) * part
 
-    def build(self, layers: Sequence[PromptLayer]) -> Context:
+    def build(self, layers: Sequence[PromptLayer]) -> BuiltPrompt:
         """Return the prompt of layers, with the KV that is known. Raises UsageError for a stable one after another."""
         stable_first = sorted(layers, key=lambda layer: not layer.stable)
         if list(layers) != stable_first or not any(len(layer.ids) for layer in layers):
@@ -108,9 +108,9 @@ class ContextPipeline:
         prefix = blake2b(np.array(ids[:stable], "<i8").tobytes(), digest_size=32, person=b"pltz stable").digest()
         known, self._prefix = prefix == self._prefix, prefix
         session = self.tree.match(self.tenant, ids)
-        return Context(ids, tuple(sections), stable, prefix, known, factor, session)
+        return BuiltPrompt(ids, tuple(sections), stable, prefix, known, factor, session)
 
-    def done(self, context: Context, session: PackedSession) -> int:
+    def done(self, context: BuiltPrompt, session: PackedSession) -> int:
         """Keep what a prompt computed: offer it to later ones, describe it, pin its stable prefix. Returns new steps.
 
         ``session``: the KV of the prompt, or of it and more. One stable prefix is pinned at a time.
@@ -123,7 +123,7 @@ class ContextPipeline:
         self._pin(context)
         return added
 
-    def _insert_beginning(self, context: Context, session: PackedSession) -> int:
+    def _insert_beginning(self, context: BuiltPrompt, session: PackedSession) -> int:
         """Offer the blocks of the prompt alone, of a session that went on."""
         part = session.fork()
         try:
@@ -132,7 +132,7 @@ class ContextPipeline:
         finally:
             part.release()
 
-    def _pin(self, context: Context) -> None:
+    def _pin(self, context: BuiltPrompt) -> None:
         """Pin the stable prefix in place of the one before, if it is another or more of it is known."""
         names = self.tree.names(self.tenant, context.ids[: context.stable])
         if self._pinned is not None:

@@ -80,7 +80,10 @@ def _numbers(nibbles, book, FAST: tl.constexpr, HALF: tl.constexpr):
     return low, high
 
 
-@triton.jit(do_not_specialize=["columns", "room", "table_row", "part_row", "chunk", "page_splits", "splits"])  # type: ignore
+VARYING = ["columns", "room", "table_row", "part_row", "chunk", "page_splits", "splits"]  # no kernel for each value
+
+
+@triton.jit(do_not_specialize=VARYING)  # type: ignore
 def attend_pages(
     query, pages, scale, table, packed, keys, values, real, centre, tile_cos, tile_sin, cos, sin, turn, book,
     sums, ends, parts, scaling, columns, room, table_row, part_row, chunk, page_splits, splits,

@@ -1,4 +1,4 @@
-"""Engine: what computes the form `predictive`, at one operating point of one calibration, on one device."""
+"""SpanEngine: computes the form `predictive`, at one operating point of one calibration, on one device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pltz.kv.port.codec import Span
 
 
-class Engine(Protocol):
+class SpanEngine(Protocol):
     """Encodes and decodes. Any thread may call it.
 
     ``embedded``: (T, hidden) float32, the embeddings of the span's ids on the engine's device.

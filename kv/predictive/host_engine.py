@@ -81,13 +81,13 @@ class TorchLayers:
 
 
 class HostEngine:
-    """An engine whose integers are coded on the CPU. See `Engine`."""
+    """An engine whose integers are coded on the CPU. See `SpanEngine`."""
 
     def __init__(self, layers: Layers, tables: Tables, rotary: Rotary, point: float) -> None:
         self._layers, self._tables, self._rotary, self._point = layers, tables, rotary, point
 
     def encode(self, kv: torch.Tensor, span: Span, embedded: torch.Tensor, classes: NDArray[np.uint8]) -> Parts:
-        """Return the parts of KV. See `Engine.encode`."""
+        """Return the parts of KV. See `SpanEngine.encode`."""
         import torch
 
         with torch.inference_mode():
@@ -103,7 +103,7 @@ class HostEngine:
         return {name: part.to(kv.device) for name, part in parts.items()} | {"kv.type": kv.new_empty(0)}
 
     def decode(self, parts: Parts, span: Span, embedded: torch.Tensor) -> torch.Tensor:
-        """Return the KV of parts. See `Engine.decode`."""
+        """Return the KV of parts. See `SpanEngine.decode`."""
         import torch
 
         marker = parts["kv.type"]

@@ -31,7 +31,7 @@ from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import FINER, PREDICTIVE, Calibration
 from pltz.kv.predictive.cpu_layers import CpuLayers
 from pltz.kv.predictive.cuda_engine import CudaEngine
-from pltz.kv.predictive.engine import Engine
+from pltz.kv.predictive.engine import SpanEngine
 from pltz.kv.predictive.host_engine import HostEngine, Layers, TorchLayers
 from pltz.kv.predictive.layer import Layer, layers_of
 from pltz.kv.predictive.steps import classes_of
@@ -79,7 +79,7 @@ class PredictiveCodec:
         self.receipt: Receipt | None = calibration.receipt(PREDICTIVE, point)
 
     @functools.cached_property
-    def _engine(self) -> Engine:
+    def _engine(self) -> SpanEngine:
         """Return what computes here: a GPU with its kernels, else C on a CPU, else torch. Chosen at the first use."""
         shape, device = self.calibration.shape, self.embedding.device
         by_c = device.type == "cpu" and CpuLayers.there()

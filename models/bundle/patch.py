@@ -54,7 +54,7 @@ class Vocabulary:
         return format(i + self.short, f"0{self.width}b")
 
 
-class BitReader:
+class PatchReader:
     """A reader of a patch from the front. Its methods raise CorruptError where the patch ends too early."""
 
     def __init__(self, data: bytes) -> None:
@@ -264,14 +264,14 @@ def apply_patch(canonical: list[int], patch: bytes, vocabulary: Vocabulary) -> l
     """
     if not patch:
         return canonical
-    bits = BitReader(patch)
+    bits = PatchReader(patch)
     real = bits.raws(bits.gamma(), vocabulary) if bits.number(1) else _edited(canonical, bits, vocabulary)
     if not bits.at_end():
         raise CorruptError(f"patch: expected its end, found {bits.left} more bits; the patch is damaged")
     return real
 
 
-def _edited(canonical: list[int], bits: BitReader, vocabulary: Vocabulary) -> list[int]:
+def _edited(canonical: list[int], bits: PatchReader, vocabulary: Vocabulary) -> list[int]:
     k = bits.number(RICE_BITS)
     real: list[int] = []
     at = 0  # canonical ids used
@@ -295,7 +295,7 @@ def _edited(canonical: list[int], bits: BitReader, vocabulary: Vocabulary) -> li
             return real + canonical[at:]
 
 
-def _cut(text: str, bits: BitReader, vocabulary: Vocabulary) -> list[int]:
+def _cut(text: str, bits: PatchReader, vocabulary: Vocabulary) -> list[int]:
     if not text:
         raise CorruptError("patch: expected ids that spell a text to cut, found none; the patch is damaged")
     cuts = bits.take(len(text) - 1) + "1"

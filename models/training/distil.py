@@ -126,7 +126,7 @@ class TargetTeacher:
                 '([tokenizer] kind = "target"), or let the target write text (share = 0, write = N)'
             )
         self.target, self.temperature = target, temperature
-        self.spelling = Spelling(target, tokenizer)
+        self.spelling = TokenSpeller(target, tokenizer)
         known = torch.from_numpy(self.spelling.single).to(target.device)
         self.columns, self.unknown = known.clamp(min=0), known < 0
 
@@ -204,7 +204,7 @@ def _padded(group: list[tuple[Ints, Ints, Ints]]) -> tuple[Ints, Ints, Ints]:
     return ids, slots, places
 
 
-class Spelling:
+class TokenSpeller:
     """A speller of bundle tokens for a target: pieces one by one, escapes as its marks, roles as in its chat template.
 
     `single` (bundle ids,): the target's id of a bundle token that stands for one, else -1.

@@ -45,7 +45,7 @@ class ByteSource(Protocol):
     def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview: ...
 
 
-class Piece(NamedTuple):
+class BlockPart(NamedTuple):
     """The bitstrings of some records of a block: rows from ``first`` to before ``last``, bytes of the body."""
 
     number: int
@@ -83,19 +83,19 @@ def encode_block(
     return [head, zlib.crc32(head, seed_of(salt, offset)).to_bytes(CHECK, "little"), *body]
 
 
-def pieces_of(sizes: Sequence[int]) -> Iterator[Piece]:
+def pieces_of(sizes: Sequence[int]) -> Iterator[BlockPart]:
     """Yield the pieces of a body. ``sizes``: bytes of the bitstring of each record.
 
     A piece ends with the record that fills it to `PIECE` bytes. A last one without bytes is left out.
 
     >>> list(pieces_of([10, 5000, 0]))
-    [Piece(number=0, first=0, last=2, begin=0, end=5010)]
+    [BlockPart(number=0, first=0, last=2, begin=0, end=5010)]
     """
     ends = list(accumulate(sizes))
     number = first = begin = 0
     while begin < ends[-1]:
         last = min(bisect_left(ends, begin + PIECE), len(ends) - 1)
-        yield Piece(number, first, last + 1, begin, ends[last])
+        yield BlockPart(number, first, last + 1, begin, ends[last])
         number, first, begin = number + 1, last + 1, ends[last]
 
 
@@ -229,14 +229,14 @@ class BlockHead:
     # ---- the body
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[BlockPart]:
         """Return the pieces of the body. Raises CorruptError where their number is not that of the checksums."""
         found = list(pieces_of(self.sizes))
         if CHECK * len(found) != len(self.data) - CHECK - self.checks:
             raise wrong(self.offset, "has parts that do not fill it")
         return found
 
-    def piece(self, row: int) -> Piece | None:
+    def piece(self, row: int) -> BlockPart | None:
         """Return the piece that has a record's bitstring; None where that is empty."""
         if not self.sizes[row]:
             return None
@@ -245,9 +245,9 @@ class BlockHead:
         while (last := bisect_left(ends, begin + PIECE)) < row:  # as in `pieces_of`
             number, first, begin = number + 1, last + 1, ends[last]
         last = min(last, len(ends) - 1)
-        return Piece(number, first, last + 1, begin, ends[last])
+        return BlockPart(number, first, last + 1, begin, ends[last])
 
-    def sound(self, piece: Piece, data: bytes | memoryview) -> bool:
+    def sound(self, piece: BlockPart, data: bytes | memoryview) -> bool:
         """Return whether the bytes of a piece match its checksum. Raises CorruptError where there is none."""
         at = self.checks + CHECK * piece.number
         if at + CHECK > len(self.data) - CHECK:
@@ -255,11 +255,11 @@ class BlockHead:
         check = int.from_bytes(self.data[at : at + CHECK], "little")
         return len(data) == piece.end - piece.begin and zlib.crc32(data) == check
 
-    def damaged(self, body: bytes | memoryview) -> list[Piece]:
+    def damaged(self, body: bytes | memoryview) -> list[BlockPart]:
         """Return the pieces of a body that do not match their checksums. Raises CorruptError as `pieces`."""
         return [p for p in self.pieces if not self.sound(p, body[p.begin : p.end])]
 
-    def bitstring(self, row: int, piece: Piece | None, data: bytes | memoryview) -> bytes:
+    def bitstring(self, row: int, piece: BlockPart | None, data: bytes | memoryview) -> bytes:
         """Return a record's bitstring from the bytes of its piece, sound; none without a piece."""
         if piece is None:
             return b""

@@ -390,7 +390,7 @@ def _kept(block: TokenBlock, memory: int) -> npt.NDArray[np.int64]:
 
 
 @dataclass
-class _Group:
+class _Jobs:
     """Jobs of one lane count and one memory size, longest first, with their keys and values."""
 
     jobs: list[BlockJob]
@@ -415,12 +415,12 @@ class Stepper:
         self.order = sorted(
             range(len(jobs)), key=lambda n: (jobs[n].block.lanes, jobs[n].remembered, -jobs[n].block.steps)
         )
-        self.groups: list[_Group] = []
+        self.groups: list[_Jobs] = []
         for n in self.order:
             job = jobs[n]
             key = (job.block.lanes, job.remembered)
             if not self.groups or (self.groups[-1].lanes, self.groups[-1].old) != key:
-                self.groups.append(_Group([], *key, [], []))
+                self.groups.append(_Jobs([], *key, [], []))
             self.groups[-1].jobs.append(job)
         for g in self.groups:
             self._allocate(g)
@@ -431,7 +431,7 @@ class Stepper:
         s = engine.shape
         return (remembered + block.steps * block.lanes) * s.kv_heads * s.head_dim * 8 * s.layers
 
-    def _allocate(self, g: _Group) -> None:
+    def _allocate(self, g: _Jobs) -> None:
         s = self.engine.shape
         size = (len(g.jobs), s.kv_heads, g.old + g.jobs[0].block.steps * g.lanes, s.head_dim)
         for i in range(s.layers):

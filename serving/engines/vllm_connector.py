@@ -77,7 +77,7 @@ WARM_TEXTS = {
 NAME = "vllm:pltz_hook_"  # vLLM drops metrics with its name from the registry before it makes new ones
 
 
-class Plan(KVConnectorMetadata):  # type: ignore[misc]  # Any to mypy: vLLM is in an environment of its own
+class StepPlan(KVConnectorMetadata):  # type: ignore[misc]  # Any to mypy: vLLM is in an environment of its own
     """The metadata from the scheduler to the workers: the plan of a step; None where no KV is kept warm."""
 
     def __init__(self, warm: WarmPlan | None = None) -> None:
@@ -85,7 +85,7 @@ class Plan(KVConnectorMetadata):  # type: ignore[misc]  # Any to mypy: vLLM is i
 
 
 @dataclass
-class Done(KVConnectorWorkerMetadata):  # type: ignore[misc]  # likewise
+class StepDone(KVConnectorWorkerMetadata):  # type: ignore[misc]  # likewise
     """The metadata from the workers to the scheduler: the step that they ran."""
 
     step: int
@@ -239,18 +239,18 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Return the plan of a step."""
         if self._scheduler is None:
-            return Plan()
+            return StepPlan()
         for request_id in scheduler_output.finished_req_ids:
             self._scheduler.finished(request_id)
         blocks = scheduler_output.kv_connector_block_state.get_block_ids
-        return Plan(self._scheduler.plan(scheduler_output.num_scheduled_tokens, blocks))
+        return StepPlan(self._scheduler.plan(scheduler_output.num_scheduled_tokens, blocks))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Learn which step the workers ran, and whether all it used had been loaded."""
         if self._scheduler is not None:
             done = connector_output.kv_connector_worker_meta
             invalid = connector_output.invalid_block_ids or getattr(connector_output, "failed_recving", None)
-            self._scheduler.seen(done.step if isinstance(done, Done) else None, bool(invalid))
+            self._scheduler.seen(done.step if isinstance(done, StepDone) else None, bool(invalid))
 
     def reset_cache(self) -> bool | None:
         """Remove the warm KV. None: none is kept."""
@@ -342,7 +342,7 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Tell the scheduler which step this was."""
         plan = self._plan() if self._worker is not None else None
-        return None if plan is None else Done(plan.step)
+        return None if plan is None else StepDone(plan.step)
 
     def _plan(self) -> WarmPlan | None:
         found: WarmPlan | None = self._get_connector_metadata().warm if self.has_connector_metadata() else None

@@ -47,9 +47,9 @@ from pltz.serving.nightly.sources.source import (
     DrainedSource,
     EntrySource,
     ReceiptKeys,
-    Shard,
     Sink,
     SourceEntry,
+    SourceShard,
     Unreadable,
 )
 from pltz.serving.nightly.state import StateFolder
@@ -114,7 +114,7 @@ class Freezer:
         self._remembered = writer.recent, writer.proved
         return cold
 
-    def freeze(self, shard: Shard) -> RunStats:
+    def freeze(self, shard: SourceShard) -> RunStats:
         """Freeze everything in a shard that is new or changed.
 
         A failure is recorded in the tally, not raised.
@@ -151,7 +151,7 @@ class _Shard:
         if source.repeats:
             freezer.state.refresh(self.doubted, "pending")
 
-    def freeze(self, shard: Shard) -> None:
+    def freeze(self, shard: SourceShard) -> None:
         for batch in _batches(self._rows(shard)):
             known = self.ledger.last([row.key for row in batch])
             fresh = [row for row, value in zip(batch, known, strict=True) if value != row.value]
@@ -164,7 +164,7 @@ class _Shard:
             elif pairs:
                 self._put(pairs)
 
-    def _rows(self, shard: Shard) -> Iterator[KeyedEntry]:
+    def _rows(self, shard: SourceShard) -> Iterator[KeyedEntry]:
         for entry in self.source.entries(shard):
             self.tally.seen += 1
             if isinstance(entry, Unreadable):

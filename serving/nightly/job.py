@@ -36,14 +36,14 @@ from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.receipt import ReceiptLedger
 from pltz.serving.nightly.report import FORMAT, VERSION, Reports
 from pltz.serving.nightly.run_stats import LISTED, RunStats
-from pltz.serving.nightly.sources.source import Shard
+from pltz.serving.nightly.sources.source import SourceShard
 
 REFUSED, DAMAGED, FAILED = 5, 3, 7  # exit codes
 LEAST_PACKS = 8  # packs in a sample, at least
 FORGET = 4096  # versions per commit
 
 Seen = Callable[[RunStats], None]
-Freeze = Callable[[int, Iterable[Shard]], Iterator[RunStats]]  # (run, shards) -> one tally each
+Freeze = Callable[[int, Iterable[SourceShard]], Iterator[RunStats]]  # (run, shards) -> one tally each
 
 
 def run(
@@ -164,7 +164,7 @@ class _NightlyRun:
                 self.seen(part)
         return tallies
 
-    def _shards(self, tallies: list[RunStats]) -> Iterator[Shard]:
+    def _shards(self, tallies: list[RunStats]) -> Iterator[SourceShard]:
         """Yield the shards of all sources. One that cannot be read does not stop the others."""
         for number, source in enumerate(self.config.sources):
             try:

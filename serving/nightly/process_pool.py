@@ -23,16 +23,16 @@ from pltz.archive.child_python import leave_safe_path, safe_path
 from pltz.serving.nightly.config import Config
 from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.run_stats import RunStats
-from pltz.serving.nightly.sources.source import Shard
+from pltz.serving.nightly.sources.source import SourceShard
 
 TRIES = 2  # processes that a shard may end
 
 
-def processes(config: Config, run: int, shards: Iterable[Shard]) -> Iterator[RunStats]:
+def processes(config: Config, run: int, shards: Iterable[SourceShard]) -> Iterator[RunStats]:
     """Freeze shards in ``config.workers`` processes. Raises the errors of freezing a shard."""
     rows = ((shard, 0) for shard in shards)
-    again: list[tuple[Shard, int]] = []
-    busy: dict[int, tuple[_Process, Shard, int]] = {}  # by sentinel
+    again: list[tuple[SourceShard, int]] = []
+    busy: dict[int, tuple[_Process, SourceShard, int]] = {}  # by sentinel
     idle: list[_Process] = []
     try:
         while True:
@@ -72,7 +72,7 @@ class _Process:
         theirs.close()  # only the child's copy is left, so its death ends the pipe
         self.sentinel = self._process.sentinel
 
-    def give(self, shard: Shard) -> None:
+    def give(self, shard: SourceShard) -> None:
         """Send it a shard to freeze. `take` detects a dead process."""
         try:
             self.pipe.send(shard)
@@ -98,7 +98,7 @@ class _Process:
         self._process.join()
 
 
-def _ready(busy: dict[int, tuple[_Process, Shard, int]]) -> list[int]:
+def _ready(busy: dict[int, tuple[_Process, SourceShard, int]]) -> list[int]:
     """Return the sentinels of the processes that have answered or died."""
     pipes = [process.pipe for process, _, _ in busy.values()]
     found = set(connection.wait([*pipes, *busy]))

@@ -13,10 +13,10 @@ from pltz.archive.maintenance import bulk_ray
 from pltz.serving.nightly.config import Config
 from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.run_stats import RunStats
-from pltz.serving.nightly.sources.source import Shard
+from pltz.serving.nightly.sources.source import SourceShard
 
 
-def frozen(config: Config, run: int, shards: Iterable[Shard], address: str | None) -> Iterator[RunStats]:
+def frozen(config: Config, run: int, shards: Iterable[SourceShard], address: str | None) -> Iterator[RunStats]:
     """Yield tallies as they come.
 
     ``address``: of the cluster. None uses that of RAY_ADDRESS, else one on this machine. Raises UsageError

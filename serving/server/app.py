@@ -27,7 +27,7 @@ from starlette.routing import Route
 from pltz.archive.errors import ArchiveError, Erased
 from pltz.plt_codec.errors import CorruptError, PltzError, TargetMismatch
 from pltz.serving.server.ask import Ask, name_of
-from pltz.serving.server.errors import Refusal
+from pltz.serving.server.errors import Refused
 from pltz.serving.server.serve_metrics import ServeCollector
 from pltz.serving.server.service import Done, Reply, Service
 
@@ -85,7 +85,7 @@ async def _answer(service: Service, handler: Handler, request: Request) -> Respo
 
 def status_of(exc: PltzError) -> int:
     """Return the status of an error."""
-    if isinstance(exc, Refusal):
+    if isinstance(exc, Refused):
         return exc.status
     if isinstance(exc, Erased):
         return 410
@@ -103,25 +103,25 @@ def failure(exc: PltzError) -> dict[str, Any]:
 
 
 async def body_of(request: Request) -> Any:
-    """Return the JSON of a request. Raises Refusal for one that is too large, too slow, or no JSON."""
+    """Return the JSON of a request. Raises Refused for one that is too large, too slow, or no JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refusal(415, "expected Content-Type: application/json")
+        raise Refused(415, "expected Content-Type: application/json")
     held = bytearray()
 
     async def read() -> None:
         async for piece in request.stream():
             held.extend(piece)
             if len(held) > BODY:
-                raise Refusal(413, f"expected a body of at most {BODY} bytes")
+                raise Refused(413, f"expected a body of at most {BODY} bytes")
 
     try:
         await asyncio.wait_for(read(), BODY_SECONDS)
     except TimeoutError:
-        raise Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        raise Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
     try:
         return json.loads(held)
     except (ValueError, RecursionError) as exc:
-        raise Refusal(400, f"the body is no JSON: {type(exc).__name__}") from None
+        raise Refused(400, f"the body is no JSON: {type(exc).__name__}") from None
 
 
 async def complete(chat: bool, service: Service, request: Request) -> Response:

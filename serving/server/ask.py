@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pltz.serving.server.errors import Refusal
+from pltz.serving.server.errors import Refused
 from pltz.serving.server.turn import Sampling
 
 NAME = 128  # characters of a session's name
@@ -51,18 +51,18 @@ class Ask:
 
     @classmethod
     def of(cls, body: Any, *, chat: bool, model: str, session: str | None = None) -> Ask:
-        """Check a body. ``session``: of the header, where the body names none. Raises Refusal and UsageError."""
+        """Check a body. ``session``: of the header, where the body names none. Raises Refused and UsageError."""
         if not isinstance(body, Mapping):
-            raise Refusal(400, "expected a JSON object as body")
+            raise Refused(400, "expected a JSON object as body")
         for name, allowed in NEUTRAL.items():
             if body.get(name) is not None and body[name] not in allowed:
-                raise Refusal(400, f"{name} is not supported here: leave it out")
+                raise Refused(400, f"{name} is not supported here: leave it out")
         if (asked := body.get("model")) not in (None, model):
-            raise Refusal(404, f"this server has the model {model!r}, not {str(asked)[:NAME]!r}")
+            raise Refused(404, f"this server has the model {model!r}, not {str(asked)[:NAME]!r}")
         options = body.get("stream_options")
         limit = _number(body, "max_completion_tokens", int, _number(body, "max_tokens", int, None))
         if limit is not None and limit < 1:
-            raise Refusal(400, f"expected max_tokens of at least 1, got {limit}")
+            raise Refused(400, f"expected max_tokens of at least 1, got {limit}")
         found = cls(
             prompt=None if chat else _prompt(body.get("prompt")),
             messages=messages_of(body.get("messages")) if chat else (),
@@ -79,7 +79,7 @@ class Ask:
         )
         found.sampling(1)
         if found.session is None and found.session_tokens is not None:
-            raise Refusal(400, "session_tokens needs a session")
+            raise Refused(400, "session_tokens needs a session")
         return found
 
     def sampling(self, limit: int) -> Sampling:
@@ -88,32 +88,32 @@ class Ask:
 
 
 def name_of(name: Any) -> str:
-    """Return the name of a session. Raises Refusal for one that is not printable, empty, or too long."""
+    """Return the name of a session. Raises Refused for one that is not printable, empty, or too long."""
     if not isinstance(name, str) or not 0 < len(name) <= NAME or not name.isprintable() or name != name.strip():
-        raise Refusal(400, f"expected a session's name of 1 to {NAME} printable characters, no space around it")
+        raise Refused(400, f"expected a session's name of 1 to {NAME} printable characters, no space around it")
     return name
 
 
 def messages_of(messages: Any) -> tuple[dict[str, str], ...]:
-    """Return the messages of a chat, each with role and content. Raises Refusal for all that is not text."""
+    """Return the messages of a chat, each with role and content. Raises Refused for all that is not text."""
     if not isinstance(messages, list) or not messages:
-        raise Refusal(400, "expected a list of messages, at least one")
+        raise Refused(400, "expected a list of messages, at least one")
     found = []
     for number, message in enumerate(messages, 1):
         role = message.get("role") if isinstance(message, Mapping) else None
         if role not in ROLES:
-            raise Refusal(400, f"message {number}: expected a role of {', '.join(ROLES)}")
+            raise Refused(400, f"message {number}: expected a role of {', '.join(ROLES)}")
         content = message.get("content")
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
         texts = [
             part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts
         ]
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise Refusal(400, f"message {number}: expected text as content")
+            raise Refused(400, f"message {number}: expected text as content")
         if set(message) - {"role", "content", "name", "refusal"} and any(
             message[key] for key in set(message) - {"role", "content", "name", "refusal"}
         ):
-            raise Refusal(400, f"message {number}: expected role and content alone")
+            raise Refused(400, f"message {number}: expected role and content alone")
         found.append({"role": role, "content": "".join(map(str, texts))})
     return tuple(found)
 
@@ -125,7 +125,7 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
         return prompt
     if isinstance(prompt, list) and prompt and all(type(one) is int and 0 <= one < 1 << 31 for one in prompt):
         return tuple(prompt)
-    raise Refusal(400, "expected a prompt: one text, or a list of token ids, and not an empty one")
+    raise Refused(400, "expected a prompt: one text, or a list of token ids, and not an empty one")
 
 
 def _stops(stop: Any) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ def _stops(stop: Any) -> tuple[str, ...]:
         or len(stops) > STOPS
         or not all(isinstance(one, str) and 0 < len(one) <= STOP for one in stops)
     ):
-        raise Refusal(400, f"expected at most {STOPS} stop strings of 1 to {STOP} characters")
+        raise Refused(400, f"expected at most {STOPS} stop strings of 1 to {STOP} characters")
     return tuple(stops)
 
 
@@ -144,14 +144,14 @@ def _number(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any
     if found is None:
         return default
     if isinstance(found, bool) or not isinstance(found, (int, float) if kind is float else int):
-        raise Refusal(400, f"expected {name} as a {'number' if kind is float else 'whole number'}")
+        raise Refused(400, f"expected {name} as a {'number' if kind is float else 'whole number'}")
     if abs(found) >= 1 << 63:
-        raise Refusal(400, f"expected {name} below 2**63")
+        raise Refused(400, f"expected {name} below 2**63")
     return found
 
 
 def _flag(body: Mapping[str, Any], name: str, default: bool) -> bool:
     found = body.get(name)
     if found is not None and not isinstance(found, bool):
-        raise Refusal(400, f"expected {name} as true or false")
+        raise Refused(400, f"expected {name} as true or false")
     return default if found is None else found

@@ -1,11 +1,11 @@
-"""Refusal: the error of a request, with the status that HTTP has for it."""
+"""Refused: the error of a request, with the status that HTTP has for it."""
 
 from __future__ import annotations
 
 from pltz.plt_codec.errors import PltzError
 
 
-class Refusal(PltzError):
+class Refused(PltzError):
     """A request that is not served. ``status``: of HTTP."""
 
     def __init__(self, status: int, why: str) -> None:

@@ -21,10 +21,10 @@ import numpy as np
 
 from pltz.plt_codec.errors import PltzError
 from pltz.serving.server.ask import NEW, Ask
-from pltz.serving.server.errors import Refusal
+from pltz.serving.server.errors import Refused
 from pltz.serving.server.reply_text import ReplyText, chat_ids, prompt_ids
 from pltz.serving.server.scheduler import ROWS, Events, Scheduler
-from pltz.serving.server.sessions import PATIENCE, Record, Sessions, digest
+from pltz.serving.server.sessions import PATIENCE, ServedSession, Sessions, digest
 from pltz.serving.server.turn import Sampling, Turn
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Reply:
                     # the turn ended, and the journal is not written
                     waited = waited + 1.0 if self.turn.end else 0.0
                     if waited >= PATIENCE:
-                        raise Refusal(503, "this turn is not durable yet: ask for the session's tokens later") from None
+                        raise Refused(503, "this turn is not durable yet: ask for the session's tokens later") from None
                     yield ""
                     continue
                 if isinstance(found, PltzError):
@@ -127,15 +127,15 @@ class Service:
         self._texts.shutdown(cancel_futures=True)
 
     async def open(self, ask: Ask) -> Reply:
-        """Begin a reply. Raises Refusal, and the errors of tokenizer, archive and scheduler."""
+        """Begin a reply. Raises Refused, and the errors of tokenizer, archive and scheduler."""
         if self.scheduler.counts()["waiting"] >= WAITING:
-            raise Refusal(429, f"{WAITING} requests wait already: try it again later")
+            raise Refused(429, f"{WAITING} requests wait already: try it again later")
         if ask.session is None:
             return self._begin(ask, await self._ids(ask, ()), None)
         record = await self.sessions.claim(ask.session)
         try:
             if ask.session_tokens not in (None, record.tokens):
-                raise Refusal(409, f"session {ask.session!r} has {record.tokens} tokens, not {ask.session_tokens}")
+                raise Refused(409, f"session {ask.session!r} has {record.tokens} tokens, not {ask.session_tokens}")
             before = record.ids.tolist() if ask.append and record.ids is not None else []
             return self._begin(ask, await self._ids(ask, before), record)
         except BaseException:
@@ -165,16 +165,16 @@ class Service:
         finally:
             self.sessions.free(record)
         if turn.failure:
-            raise Refusal(503, turn.failure)
+            raise Refused(503, turn.failure)
         return await self.sessions.look(name) | {"ms": round(1e3 * (time.perf_counter() - begun), 1)}
 
     # ---- one turn
 
-    async def _claim_known(self, name: str) -> Record:
+    async def _claim_known(self, name: str) -> ServedSession:
         record = await self.sessions.claim(name)
         if not record.tokens:
             self.sessions.free(record)
-            raise Refusal(404, f"no session {name!r}")
+            raise Refused(404, f"no session {name!r}")
         return record
 
     async def _ids(self, ask: Ask, before: Sequence[int]) -> list[int]:
@@ -186,7 +186,7 @@ class Service:
             new = await loop.run_in_executor(self._texts, prompt_ids, self.target, ask.prompt)
         return [*before, *new]
 
-    def _begin(self, ask: Ask, ids: list[int], record: Record | None) -> Reply:
+    def _begin(self, ask: Ask, ids: list[int], record: ServedSession | None) -> Reply:
         room = min(self.target.max_positions or 1 << 30, self.pool.device.tokens - self.pool.block) - len(ids)
         limit = ask.limit if ask.limit is not None else max(min(NEW, room), 1)
         turn = Turn(ids, ask.sampling(limit), ask.session)
@@ -204,7 +204,7 @@ class Service:
         return reply
 
     async def _drive(
-        self, reply: Reply, text: ReplyText, queue: asyncio.Queue[int | None], record: Record | None
+        self, reply: Reply, text: ReplyText, queue: asyncio.Queue[int | None], record: ServedSession | None
     ) -> None:
         """Follow a turn to its end, acknowledge it, and let others use its session."""
         turn, out = reply.turn, reply._out
@@ -214,7 +214,7 @@ class Service:
                     out.put_nowait(piece)
             self.ends[turn.end] = self.ends.get(turn.end, 0) + 1
             if turn.end in ("cancelled", "error"):
-                raise Refusal(503, turn.failure or "this turn was cancelled")
+                raise Refused(503, turn.failure or "this turn was cancelled")
             if piece := text.rest():
                 out.put_nowait(piece)
             acknowledged = None
@@ -227,7 +227,7 @@ class Service:
             out.put_nowait(exc)
         except Exception:
             log.exception("a turn failed")
-            out.put_nowait(Refusal(500, "this turn failed: the server's log says why"))
+            out.put_nowait(Refused(500, "this turn failed: the server's log says why"))
         finally:
             self._events.pop(turn, None)
             if record is not None:

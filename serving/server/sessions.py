@@ -27,7 +27,7 @@ from pltz.archive.errors import Erased, NotFound
 from pltz.archive.thaw.thawed import check_target
 from pltz.plt_codec.errors import PltzError
 from pltz.serving.eviction.eviction import EvictionRequest
-from pltz.serving.server.errors import Refusal
+from pltz.serving.server.errors import Refused
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,7 +44,7 @@ log = logging.getLogger("pltz.serve")
 
 
 @dataclass(eq=False)
-class Record:
+class ServedSession:
     """Hold one session. ``ids``: all acknowledged ones, (T,) int32; None where only the archive has them."""
 
     name: str
@@ -80,23 +80,23 @@ class Sessions:
         self.acknowledged = self.thaws = self.freezes = 0
         self._target = scheduler.target
         self._archive, self._thawer = archive, archive.thawer(scheduler.target, max_age=0.0)
-        self._records: OrderedDict[str, Record] = OrderedDict()  # the least recently used first
+        self._records: OrderedDict[str, ServedSession] = OrderedDict()  # the least recently used first
         self._reader = ThreadPoolExecutor(1, "pltz-serve-archive")
         self._settler = ThreadPoolExecutor(1, "pltz-serve-settle")
 
     # ---- one turn
 
-    async def claim(self, name: str) -> Record:
+    async def claim(self, name: str) -> ServedSession:
         """Return the record of a session for one user at a time, with its ids; none if it is new. Call `free` after.
 
-        Raises Refusal where it is in use, and the errors of the archive: a session that cannot be read is not new.
+        Raises Refused where it is in use, and the errors of the archive: a session that cannot be read is not new.
         """
         record = self._records.get(name)
         if record is None:
             self._make_room()
-            record = self._records[name] = Record(name)
+            record = self._records[name] = ServedSession(name)
         if record.busy:
-            raise Refusal(409, f"session {name!r} has a turn under way: wait for its end, or cancel it")
+            raise Refused(409, f"session {name!r} has a turn under way: wait for its end, or cancel it")
         record.busy = True
         self._records.move_to_end(name)
         try:
@@ -109,28 +109,28 @@ class Sessions:
             raise
         return record
 
-    def free(self, record: Record) -> None:
+    def free(self, record: ServedSession) -> None:
         """Let others use a session."""
         record.busy, record.used = False, time.monotonic()
         if not record.tokens:
             self._records.pop(record.name, None)
 
-    async def keep(self, record: Record, ids: NDArray[np.int32]) -> None:
+    async def keep(self, record: ServedSession, ids: NDArray[np.int32]) -> None:
         """Make all ids of a claimed session durable, then take them as its state.
 
-        Raises Refusal where the journal does not take them; the session is as before then.
+        Raises Refused where the journal does not take them; the session is as before then.
         """
         request = EvictionRequest(record.name, ids, tenant=self.tenant, target=self._target.fingerprint)
         ticket = self.hook.on_evict(request)
         if not ticket:
-            raise Refusal(503, f"the journal does not take this turn: {self.hook.counts.refused}. Try it again later")
+            raise Refused(503, f"the journal does not take this turn: {self.hook.counts.refused}. Try it again later")
         begun = looked = time.monotonic()
         while not self.hook.durable(ticket):
             await asyncio.sleep(POLL)
             if time.monotonic() - looked > 1:
                 looked = time.monotonic()
                 if self.hook.flush(0) and not self.hook.durable(ticket):
-                    raise Refusal(500, "the journal refused this turn: the server's log says why")
+                    raise Refused(500, "the journal refused this turn: the server's log says why")
                 if looked - begun > PATIENCE:
                     log.warning("session %r waits for the journal's disk", record.name)
                     begun = looked
@@ -139,7 +139,7 @@ class Sessions:
 
     # ---- going cold
 
-    async def freeze(self, records: Sequence[Record]) -> None:
+    async def freeze(self, records: Sequence[ServedSession]) -> None:
         """Let sessions go cold: drop their KV, and their ids once the archive gives the same.
 
         The caller has claimed them, or nobody uses them. One that is used meanwhile stays.
@@ -149,7 +149,7 @@ class Sessions:
         loop = asyncio.get_running_loop()
         snapshots = [(record, record.ids, record.busy) for record in records]
         if not await loop.run_in_executor(self._settler, self.hook.settle, SETTLE):
-            raise Refusal(503, "the archive has not taken the journal yet: see /healthz, and try it again")
+            raise Refused(503, "the archive has not taken the journal yet: see /healthz, and try it again")
         for record, ids, busy in snapshots:
             found = await self._read(record.name)
             if record.ids is not ids or record.busy != busy or ids is None:
@@ -197,13 +197,13 @@ class Sessions:
         return found
 
     async def look(self, name: str) -> dict[str, Any]:
-        """Return tokens, digest and tier of a session, as acknowledged. Raises Refusal where there is none."""
+        """Return tokens, digest and tier of a session, as acknowledged. Raises Refused where there is none."""
         record = self._records.get(name)
         ids = record.ids if record is not None else None
         if ids is None:
             ids = await self._read(name)
         if not len(ids):
-            raise Refusal(404, f"no session {name!r}")
+            raise Refused(404, f"no session {name!r}")
         tier = self.scheduler.parked.tiers().get(name) or (
             "journal" if record is not None and record.ids is not None else "cold"
         )
@@ -241,4 +241,4 @@ class Sessions:
             if record.ids is None and not record.busy:
                 del self._records[record.name]
                 return
-        raise Refusal(429, f"this server has {self.known} sessions that are not cold: try it again later")
+        raise Refused(429, f"this server has {self.known} sessions that are not cold: try it again later")

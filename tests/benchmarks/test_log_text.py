@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from pltz.benchmarks import log_text
 from pltz.coding.log import table
-from pltz.coding.log.table import Piece
+from pltz.coding.log.table import TextPiece
 from pltz.datasets.loaders import load
 from pltz.models.training import records
 from tests.coding.log import logs
@@ -31,9 +31,9 @@ def test_training_sees_the_text_that_the_table_leaves(chats: str, source: str, t
 
 
 def test_pieces_are_cut_at_the_length_and_voices_become_roles() -> None:
-    groups = list(log_text.cut([Piece(0, "abc"), Piece(3, ""), Piece(1, "defgh"), Piece(4, "i")], 4))
-    assert groups == [[Piece(0, "abc"), Piece(1, "d")], [Piece(1, "efgh")], [Piece(4, "i")]]
-    assert log_text.chat([Piece(1, "d"), Piece(4, "e"), Piece(2, "f")])["messages"] == [
+    groups = list(log_text.cut([TextPiece(0, "abc"), TextPiece(3, ""), TextPiece(1, "defgh"), TextPiece(4, "i")], 4))
+    assert groups == [[TextPiece(0, "abc"), TextPiece(1, "d")], [TextPiece(1, "efgh")], [TextPiece(4, "i")]]
+    assert log_text.chat([TextPiece(1, "d"), TextPiece(4, "e"), TextPiece(2, "f")])["messages"] == [
         {"role": "assistant", "content": "d\ne"},
         {"role": "tool", "content": "f"},
     ]

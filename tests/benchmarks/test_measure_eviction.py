@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pltz.benchmarks.measure_eviction import ORDERS, Blocks, Turn, replay, trace, turns_of
+from pltz.benchmarks.measure_eviction import ORDERS, BlockTable, ReplayedTurn, replay, trace, turns_of
 from pltz.datasets import sample_sessions
 from pltz.kv.store.eviction_policy import priority
 from pltz.models.target.target import Target
 
 
 def test_nothing_is_missing_where_all_fits_and_everything_where_nothing_does() -> None:
-    chats = [[Turn(2, np.array([0.5, 0.1])), Turn(4, np.array([0.4, 0.1, 0.1, 0.0]))] for _ in range(3)]
+    chats = [[ReplayedTurn(2, np.array([0.5, 0.1])), ReplayedTurn(4, np.array([0.4, 0.1, 0.1, 0.0]))] for _ in range(3)]
     requests = sorted((float(100 * turn + chat), chat, turn) for chat in range(3) for turn in range(2))
     for order in ORDERS.values():
         assert set(replay(chats, requests, 12, order).values()) == {0.0}
@@ -21,26 +21,26 @@ def test_nothing_is_missing_where_all_fits_and_everything_where_nothing_does() -
 
 def test_each_order_evicts_by_its_own() -> None:
     """Two chats are known; the third one needs two blocks, and one of four must stay."""
-    chats = [[Turn(2, np.array(shares)), Turn(2, np.array(shares))] for shares in ([0.9, 0.0], [0.2, 0.1], [0.5, 0.5])]
+    chats = [[ReplayedTurn(2, np.array(shares))] * 2 for shares in ([0.9, 0.0], [0.2, 0.1], [0.5, 0.5])]
     requests = [(0.0, 0, 0), (50.0, 1, 0), (51.0, 2, 0), (60.0, 0, 1)]
     found = {name: replay(chats, requests, 3, order)["missing_attention"] for name, order in ORDERS.items()}
     assert found == {"lru": 100.0, "lindy": 100.0, "mass": 0.0, "band-mass": 0.0, "ends": 0.0}
 
 
 def test_bands_are_those_of_the_store() -> None:
-    blocks = Blocks.of([[Turn(50, np.zeros(50))]])
+    blocks = BlockTable.of([[ReplayedTurn(50, np.zeros(50))]])
     blocks.used[:] = np.linspace(0, 7000, 50)
     assert blocks.band(7000.0).tolist() == [priority(7000.0, used, 0.0).band for used in blocks.used]
 
 
 def test_the_largest_mass_up_to_the_end_of_each_chat() -> None:
-    blocks = Blocks.of([[Turn(3, np.zeros(3))], [Turn(2, np.zeros(2))]])
+    blocks = BlockTable.of([[ReplayedTurn(3, np.zeros(3))], [ReplayedTurn(2, np.zeros(2))]])
     blocks.mass[:] = [0.1, 0.5, 0.2, 0.3, 0.9]
     assert blocks.mass_to_end() == pytest.approx([0.5, 0.5, 0.2, 0.9, 0.9])
 
 
 def test_a_trace_has_each_turn_once_and_in_order() -> None:
-    chats = [[Turn(1, np.ones(1))] * n for n in (2, 5, 3)]
+    chats = [[ReplayedTurn(1, np.ones(1))] * n for n in (2, 5, 3)]
     requests = trace(chats, 7)
     assert requests == sorted(requests) == trace(chats, 7) and requests != trace(chats, 8)
     for number, turns in enumerate(chats):

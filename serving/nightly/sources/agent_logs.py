@@ -25,8 +25,8 @@ from pltz.serving.nightly.sources.files import files_of
 from pltz.serving.nightly.sources.source import (
     SHARD_BYTES,
     SHARD_SESSIONS,
-    Shard,
     SourceEntry,
+    SourceShard,
     Unreadable,
     number_setting,
     path_setting,
@@ -68,7 +68,7 @@ class AgentLogSource:
         drop = (self.drop,) if self.drop else ()
         return ReadOptions(max_bytes=self.max_bytes, exact=self.exact, drop=drop)
 
-    def shards(self, number: int) -> Iterator[Shard]:
+    def shards(self, number: int) -> Iterator[SourceShard]:
         """Yield groups of files. Raises UsageError where there is nothing at the path."""
         root = Path(self.path)
         if not root.exists():
@@ -84,10 +84,10 @@ class AgentLogSource:
         if row:
             yield self._shard(number, row)
 
-    def _shard(self, number: int, row: list[str]) -> Shard:
-        return Shard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
+    def _shard(self, number: int, row: list[str]) -> SourceShard:
+        return SourceShard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
 
-    def entries(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
+    def entries(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable]:
         """Yield the logs of a shard as their bytes, unpacked. Files that cannot be read are `Unreadable`."""
         root = Path(self.path)
         for inside in shard.parts:

@@ -43,9 +43,9 @@ from pltz.plt_codec.limits import MAX_BYTES
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
 from pltz.serving.nightly.sources.source import (
     SHARD_SESSIONS,
-    Shard,
     Sink,
     SourceEntry,
+    SourceShard,
     Unreadable,
     number_setting,
     path_setting,
@@ -79,12 +79,12 @@ class DatabaseSource(ABC):
         """Return the settings that decide how rows are stored. See `EntrySource.settings`."""
         return ["rows", *self.naming.settings()]
 
-    def shards(self, number: int) -> Iterator[Shard]:
+    def shards(self, number: int) -> Iterator[SourceShard]:
         """Yield ranges of names. Raises UsageError where the database cannot be read or the columns are
         wrong."""
         for low, high in itertools.pairwise([None, *self._cuts(), None]):
             place = "all" if low is None else f"names from {str(low)[:SHOWN]!r}"
-            yield Shard(number, place, (low, high))
+            yield SourceShard(number, place, (low, high))
 
     def _cuts(self) -> list[Any]:
         """Return the names at which ranges begin."""
@@ -97,7 +97,7 @@ class DatabaseSource(ABC):
                     cuts.append(name)
         return cuts
 
-    def entries(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
+    def entries(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable]:
         """Yield the rows of a range. Raises UsageError where the database cannot be read."""
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as kept:
             count = 0
@@ -108,7 +108,7 @@ class DatabaseSource(ABC):
             for _ in range(count):
                 yield from pickle.load(kept)
 
-    def _asked(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
+    def _asked(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable]:
         low, high = shard.parts
         with self._opened() as (ask, quote):
             limits = [f"name >= {quote(low)}"] if low is not None else []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import digest
 from pltz.serving.nightly.run_stats import RefusedSession, RunStats
-from pltz.serving.nightly.sources.source import Shard, number_setting, path_setting
+from pltz.serving.nightly.sources.source import SourceShard, number_setting, path_setting
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
@@ -35,11 +35,11 @@ class JournalSource:
     kind = "journal"
     naming_keys = frozenset[str]()
 
-    def shards(self, number: int) -> Iterator[Shard]:
+    def shards(self, number: int) -> Iterator[SourceShard]:
         """Yield one shard for the whole journal. Raises UsageError where there is no such folder."""
         if not os.path.isdir(self.path):
             raise UsageError(f"expected the folder of a journal, found none at {self.path}")
-        yield Shard(number, self.path, ())
+        yield SourceShard(number, self.path, ())
 
     def drain(self, cold: Archive) -> RunStats:
         """Archive its entries. Refused ones are laid aside in the journal itself."""

@@ -35,9 +35,9 @@ from pltz.serving.nightly.sources.files import files_of
 from pltz.serving.nightly.sources.source import (
     SHARD_BYTES,
     SHARD_SESSIONS,
-    Shard,
     Sink,
     SourceEntry,
+    SourceShard,
     Unreadable,
     number_setting,
     path_setting,
@@ -90,7 +90,7 @@ class JsonlSource:
         """Return the settings that decide how lines are stored. See `EntrySource.settings`."""
         return [self.kind, *self.naming.settings()]
 
-    def shards(self, number: int) -> Iterator[Shard]:
+    def shards(self, number: int) -> Iterator[SourceShard]:
         """Yield groups of files and of pieces of large files. Raises UsageError where the path does not
         exist."""
         root = Path(self.path)
@@ -104,24 +104,24 @@ class JsonlSource:
             pieces += _pieces(root, path, stem, size)
         if self.ordered:
             if pieces:
-                yield Shard(number, self.path, tuple(p for p, _ in pieces))
+                yield SourceShard(number, self.path, tuple(p for p, _ in pieces))
             return
         row: list[FilePiece] = []
         total = 0
         for piece, size in pieces:
             if row and (total + size > SHARD_BYTES or len(row) >= SHARD_SESSIONS):
-                yield Shard(number, self._place(row), tuple(row))
+                yield SourceShard(number, self._place(row), tuple(row))
                 row, total = [], 0
             row.append(piece)
             total += size
         if row:
-            yield Shard(number, self._place(row), tuple(row))
+            yield SourceShard(number, self._place(row), tuple(row))
 
     def _place(self, row: list[FilePiece]) -> str:
         more = f" and {len(row) - 1} more" if len(row) > 1 else ""
         return f"{row[0].path}:{row[0].first}{more}"
 
-    def entries(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
+    def entries(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable]:
         """Yield the lines of a shard that are not blank. Lines that cannot be read are `Unreadable`."""
         for part in shard.parts:
             yield from self._read(FilePiece(*part))

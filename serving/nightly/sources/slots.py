@@ -20,7 +20,13 @@ from pltz.archive.writing.put_request import PutReceipt, PutRequest
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
-from pltz.serving.nightly.sources.source import SHARD_SESSIONS, Shard, SourceEntry, Unreadable, path_setting
+from pltz.serving.nightly.sources.source import (
+    SHARD_SESSIONS,
+    SourceEntry,
+    SourceShard,
+    Unreadable,
+    path_setting,
+)
 
 if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
@@ -47,7 +53,7 @@ class SlotSource:
         """Return the settings that decide how ids are stored. See `EntrySource.settings`."""
         return [self.kind, self.tokenizer, *self.naming.settings()]
 
-    def shards(self, number: int) -> Iterator[Shard]:
+    def shards(self, number: int) -> Iterator[SourceShard]:
         """Yield groups of files. Raises UsageError where there is no such folder."""
         root = Path(self.path)
         if not root.is_dir():
@@ -56,9 +62,9 @@ class SlotSource:
             names = sorted(e.name for e in entries if e.name.endswith(self.suffix) and _is_file(e))
         for start in range(0, len(names), SHARD_SESSIONS):
             row = names[start : start + SHARD_SESSIONS]
-            yield Shard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
+            yield SourceShard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
 
-    def entries(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
+    def entries(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable]:
         """Yield the ids of each file, as 4-byte little-endian integers. Files that cannot be read are
         `Unreadable`."""
         from pltz.serving.engines.llama_slots import read_slot_ids

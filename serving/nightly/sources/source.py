@@ -1,6 +1,6 @@
 """Source: the port of a place of sessions, with its shards and entries.
 
-    source --shards--> Shard, Shard, ...      cheap: looks at names and sizes, reads no session
+    source --shards--> SourceShard, ...       cheap: looks at names and sizes, reads no session
     shard  --entries--> SourceEntry, ...      raw bytes and their place; an Unreadable one does not stop the others
     entry  --item--> PutRequest               parsed; raises PltzError where it is no session
 
@@ -38,7 +38,7 @@ def number_setting(default: int, least: int, most: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Shard:
+class SourceShard:
     """A part of a source.
 
     ``source``: its number in the configuration. ``place``: a description for people. ``parts``: plain values
@@ -90,7 +90,7 @@ class Source(Protocol):
     def kind(self) -> str:
         """Return its kind, as in the configuration."""
 
-    def shards(self, number: int) -> Iterator[Shard]:
+    def shards(self, number: int) -> Iterator[SourceShard]:
         """Yield the work. ``number``: its own in the configuration.
 
         Raises UsageError where the place does not exist.
@@ -110,7 +110,7 @@ class EntrySource(Source, Protocol):
     def settings(self) -> list[Any]:
         """Return the settings that decide, beside an entry, what is stored of it; plain values."""
 
-    def entries(self, shard: Shard) -> Iterator[SourceEntry | Unreadable]:
+    def entries(self, shard: SourceShard) -> Iterator[SourceEntry | Unreadable]:
         """Yield the entries of a shard as they are now, in order.
 
         Raises UsageError and OSError where it cannot be read.

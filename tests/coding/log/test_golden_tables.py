@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pltz.coding.log import table
-from pltz.coding.log.table import Piece, Table
+from pltz.coding.log.table import Table, TextPiece
 from pltz.plt_codec.errors import VersionError
 
 FOLDER = Path(__file__).parents[2] / "golden" / "tables"
@@ -30,7 +30,7 @@ def maker() -> ModuleType:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['name']}-{row['part']}")
 def test_golden_tables_join_and_split_again(row: dict[str, Any]) -> None:
     data, above = maker().parts(row["name"])[row["part"]]
-    pieces = [Piece(*piece) for piece in row["pieces"]]
+    pieces = [TextPiece(*piece) for piece in row["pieces"]]
     known = Table(bytes.fromhex(row["columns"]), bytes.fromhex(row["opaque"]), pieces, row["opaque_bits"])
     assert table.join(known.columns, known.opaque, known.pieces, row["count"], above) == data
     assert table.split(data, above) == known

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pltz.models.bundle import patch as patch_module
 from pltz.models.bundle.patch import (
-    BitReader,
     Edit,
+    PatchReader,
     Vocabulary,
     apply_patch,
     diff,
@@ -46,7 +46,7 @@ def test_format_page_s_example() -> None:
 def test_codes_are_read_back(n: int, size: int, data: st.DataObject) -> None:
     i = data.draw(st.integers(0, size - 1))
     vocabulary = Vocabulary({"top": size - 1})
-    reader = BitReader(pack_bits(gamma(n) + vocabulary.raw(i)))
+    reader = PatchReader(pack_bits(gamma(n) + vocabulary.raw(i)))
     assert (reader.gamma(), reader.raw(vocabulary)) == (n, i)
     assert reader.at_end() and len(vocabulary.raw(i)) <= max(1, (size - 1).bit_length())
 

@@ -29,7 +29,7 @@ SAMPLING: dict[str, Any] = {"block": 4096, "memory": 64, "power": 0.85, "most": 
 def test_a_target_reads_a_session_as_its_template_spells_it(foreign: Path) -> None:
     target = Target.load(foreign)
     bundle = BundleTokenizer(vocabulary.from_target(target.tokenizer_json))
-    spelling = distil.Spelling(target, bundle)
+    spelling = distil.TokenSpeller(target, bundle)
     from pltz.models.session.transcript import to_tokens
 
     chat = {

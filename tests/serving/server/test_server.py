@@ -19,7 +19,7 @@ pytest.importorskip("uvicorn")
 from pltz.models.target.target import Target
 from pltz.serving.server.app import PAGE
 from pltz.serving.server.ask import Ask
-from pltz.serving.server.errors import Refusal
+from pltz.serving.server.errors import Refused
 from pltz.serving.server.reply_text import ReplyText
 from pltz.serving.server.sessions import digest
 from tests.archive.conftest import S3Server
@@ -229,7 +229,7 @@ def test_other_requests_are_refused(shared: Client) -> None:
         assert shared.ask("POST", path, [])[0] == 400
     assert shared.ask("GET", "/sessions/nobody")[0] == 404
     assert shared.ask("GET", "/v1/models")[1]["data"][0]["id"] == "mini"
-    with pytest.raises(Refusal, match="JSON object"):
+    with pytest.raises(Refused, match="JSON object"):
         Ask.of([], chat=False, model="mini")
 
 
