@@ -82,7 +82,7 @@ def status(ctx: click.Context, journal: str, as_json: bool) -> None:
     ],
 )
 @click.argument("journal", metavar="DIR")
-@click.option("--archive", "place", metavar="DIR", required=True, help="The archive that takes the sessions.")
+@options.archive_option("The archive that takes the sessions.")
 @click.option(
     "--max-seconds",
     type=click.FloatRange(min=0),

@@ -6,9 +6,9 @@ See serving/engines/llama_server.py.
 import json
 import signal
 import threading
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +17,7 @@ from pltz.archive.humanize import counted, size
 from pltz.cli.archive.shared import TENANT, VERSION
 from pltz.cli.ui.groups import Command, NamingCommand, OrderedGroup
 from pltz.cli.ui.key_options import key_options, key_words, secret
-from pltz.cli.ui.options import BUNDLE, JSON, THREADS, Decorator, nonempty
+from pltz.cli.ui.options import BUNDLE, JSON, THREADS, Decorator, archive_option, nonempty, together
 from pltz.cli.ui.options import size as bytes_of
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs
@@ -66,15 +66,39 @@ API_KEY: Decorator = click.option(
 )
 
 
-def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that open the archive.
+@dataclass(frozen=True)
+class ArchiveOptions:
+    """Hold the options that name an archive and what its sessions are coded with."""
 
-    They are ``place``, ``tokenizer``, ``tenant``, ``bundle``, ``threads`` and those of the key.
-    """
-    place = click.option("--archive", "place", metavar="DIR", required=True, help="The archive.")
-    for option in (key_options, THREADS, BUNDLE, TENANT, TOKENIZER, place):
-        command = option(command)
-    return command
+    place: str
+    tokenizer: str
+    tenant: str
+    bundle: str | None
+    threads: int | None
+
+    def tokenizer_json(self) -> bytes:
+        """Return the content of the tokenizer's file. Raises UsageError."""
+        try:
+            return Path(self.tokenizer).read_bytes()
+        except OSError as exc:
+            raise UsageError(f"cannot read {self.tokenizer}: {exc.strerror or exc}") from exc
+
+    def open(self) -> "Archive":
+        """Open the archive. Raises UsageError, and what `Archive.open` raises."""
+        from pltz.archive.archive import Archive
+
+        tokenizers = [self.tokenizer_json()]
+        cold = Archive.open(
+            self.place, bundle=self.bundle, tokenizers=tokenizers, threads=self.threads, **key_words()
+        )
+        cold.parts.want_key()
+        return cold
+
+
+# The command takes them as ``into``, an `ArchiveOptions`.
+archive_options: Decorator = together(
+    ArchiveOptions, "into", archive_option("The archive."), TOKENIZER, TENANT, BUNDLE, THREADS, key_options
+)
 
 
 @click.group(cls=OrderedGroup, short_help="Freeze and thaw sessions of llama.cpp's llama-server.")
@@ -106,11 +130,7 @@ def freeze(
     name: str,
     slot: int,
     slots: str,
-    place: str,
-    tokenizer: str,
-    tenant: str,
-    bundle: str | None,
-    threads: int | None,
+    into: ArchiveOptions,
     model: str | None,
     api_key: str | None,
     as_json: bool,
@@ -125,10 +145,11 @@ def freeze(
     from pltz.archive.format.ids import target_of
 
     server = _server(url, model, api_key)
-    cold = _open(place, tokenizer, bundle, threads)
+    cold = into.open()
     ids = server.slot_ids(slot, slots)
     target = target_of(server.target, server.adapter)
-    _report([cold.put(name, ids, tenant=tenant, target=target, tokenizer=_read(tokenizer))], [], as_json)
+    put = cold.put(name, ids, tenant=into.tenant, target=target, tokenizer=into.tokenizer_json())
+    _report([put], [], as_json)
 
 
 @llama.command(
@@ -166,11 +187,7 @@ def thaw(
     slot: int | None,
     any_target: bool,
     slots: str | None,
-    place: str,
-    tokenizer: str,
-    tenant: str,
-    bundle: str | None,
-    threads: int | None,
+    into: ArchiveOptions,
     variant: str,
     number: int | None,
     model: str | None,
@@ -186,12 +203,12 @@ def thaw(
     server = _server(url, model, api_key)
     if slots is not None and slot is None:
         raise UsageError("a kept file is restored into a slot that is named: add --slot N")
-    found = _open(place, tokenizer, bundle, threads).get(name, tenant=tenant, version=number)
+    found = into.open().get(name, tenant=into.tenant, version=number)
     if slots is not None and slot is not None:
         from pltz.serving.engines.slot_keeper import SlotKeeper
 
         server.check_thaw(found.target, any_target=any_target)
-        SlotKeeper(server, slots, 0, variant=variant).restore(name, found.ids, slot, tenant=tenant)
+        SlotKeeper(server, slots, 0, variant=variant).restore(name, found.ids, slot, tenant=into.tenant)
     hot = server.thaw(
         found.ids, slot=-1 if slot is None else slot, frozen_for=found.target, any_target=any_target
     )
@@ -241,11 +258,7 @@ def watch(
     idle: float,
     keep: int | None,
     once: bool,
-    place: str,
-    tokenizer: str,
-    tenant: str,
-    bundle: str | None,
-    threads: int | None,
+    into: ArchiveOptions,
     variant: str,
     model: str | None,
     api_key: str | None,
@@ -265,11 +278,11 @@ def watch(
 
     server = _server(url, model, api_key)
     server.refresh()  # one that does not answer, and a bad key, are refused now
-    _open(place, tokenizer, bundle, threads)
-    settings = HookSettings() if threads is None else HookSettings(threads=threads)
-    opened = {"tokenizer": tokenizer, "bundle": bundle, "key": secret(), "settings": settings}
-    with EvictionHook.open(journal, place, worker="thread", **opened) as hook:  # type: ignore[arg-type]
-        archiver = SlotArchiver(server, hook, slots, idle=idle, keep=keep or 0, tenant=tenant, variant=variant)
+    into.open()
+    settings = HookSettings() if into.threads is None else HookSettings(threads=into.threads)
+    opened = {"tokenizer": into.tokenizer, "bundle": into.bundle, "key": secret(), "settings": settings}
+    with EvictionHook.open(journal, into.place, worker="thread", **opened) as hook:  # type: ignore[arg-type]
+        archiver = SlotArchiver(server, hook, slots, idle=idle, keep=keep or 0, tenant=into.tenant, variant=variant)
         if not once:
             ended = threading.Event()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -311,11 +324,7 @@ def watch(
 @JSON
 def import_(
     files: tuple[str, ...],
-    place: str,
-    tokenizer: str,
-    tenant: str,
-    bundle: str | None,
-    threads: int | None,
+    into: ArchiveOptions,
     model: str | None,
     adapter: str | None,
     as_json: bool,
@@ -334,13 +343,13 @@ def import_(
     if adapter is not None and (model is None or not adapter):
         raise UsageError("expected --adapter FILE:SCALE beside --model: a session belongs to weights first")
     target = target_of(fingerprint_gguf(model), adapter) if model is not None else None
-    cold, tokens = _open(place, tokenizer, bundle, threads), _read(tokenizer)
+    cold, tokens = into.open(), into.tokenizer_json()
     puts: list[PutReceipt] = []
     failures: list[tuple[str, FormatError | ContentError]] = []
     for file in files:
         try:
             ids = read_slot_ids(file)
-            puts.append(cold.put(Path(file).stem, ids, tenant=tenant, target=target, tokenizer=tokens))
+            puts.append(cold.put(Path(file).stem, ids, tenant=into.tenant, target=target, tokenizer=tokens))
         except (FormatError, ContentError) as exc:
             failures.append((file, exc))
     _report(puts, [(file, str(exc)) for file, exc in failures], as_json)
@@ -352,21 +361,6 @@ def _server(url: str, model: str | None, api_key: str | None) -> "LlamaServer":
     from pltz.serving.engines.llama_server import LlamaServer
 
     return LlamaServer(url, model=model, api_key=api_key)
-
-
-def _open(place: str, tokenizer: str, bundle: str | None, threads: int | None) -> "Archive":
-    from pltz.archive.archive import Archive
-
-    cold = Archive.open(place, bundle=bundle, tokenizers=[_read(tokenizer)], threads=threads, **key_words())
-    cold.parts.want_key()
-    return cold
-
-
-def _read(tokenizer: str) -> bytes:
-    try:
-        return Path(tokenizer).read_bytes()
-    except OSError as exc:
-        raise UsageError(f"cannot read {tokenizer}: {exc.strerror or exc}") from exc
 
 
 def _report(puts: "list[PutReceipt]", failures: list[tuple[str, str]], as_json: bool) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pltz.cli.archive.shared import TENANT
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options, key_words, secret
-from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import write_text
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.extras import need
@@ -32,13 +32,11 @@ CONNECTIONS = 512
     ],
 )
 @click.argument("model", metavar="MODEL")
-@click.option("--archive", "place", metavar="DIR", required=True, help="The archive that takes cold sessions.")
+@options.archive_option("The archive that takes cold sessions.")
 @click.option(
     "--journal", metavar="DIR", help="Where turns are made durable first.  [default: the archive's folder + .journal]"
 )
-@click.option(
-    "--tenant", metavar="TENANT", type=nonempty, default="default", show_default=True, help="Tenant of the sessions."
-)
+@TENANT
 @click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -112,10 +110,12 @@ def serve(
     docs/serve.md.
     """
     need("serve", "pltz serve", "starlette", "uvicorn", "prometheus_client")
-    import uvicorn
-
+    from pltz.archive.archive import Archive
+    from pltz.kv.pool.block_pool import BlockPool
+    from pltz.models.target.target import Target
+    from pltz.serving.eviction.hook import EvictionHook, HookSettings
     from pltz.serving.eviction.journal.lock import FileLocks
-    from pltz.serving.server.app import app_of
+    from pltz.serving.server.service import Service
 
     if journal is None and "://" in place:
         raise UsageError("expected --journal DIR, a folder of this machine, beside an archive that is elsewhere")
@@ -124,7 +124,43 @@ def serve(
     lock = FileLocks(folder).take(LOCK)
     if lock is None:
         raise UsageError(f"another server uses the journal {folder}: name another one with --journal")
-    service = _service(model, place, folder, tenant, pages, tokens, host_tokens, rows, hot, idle, dtype, bundle, device)
+    archive = Archive.open(place, bundle=bundle, **key_words())
+    archive.parts.want_key()
+    _empty(folder, place, bundle)
+    target = Target.load(model, device=device, dtype=dtype)
+    hook = EvictionHook.open(
+        folder,
+        place,
+        tokenizer=target.tokenizer_json,
+        target=target.fingerprint,
+        bundle=bundle,
+        key=secret(),
+        settings=HookSettings(flush_seconds=0.01),
+    )
+    pool = BlockPool.of(target, pages, tokens, host_tokens=host_tokens)
+    name = os.path.basename(model.rstrip("/")) or model
+    service = Service(target, pool, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, hot=hot)
+    _run(service, host, port, as_json)
+    lock.free()
+
+
+def _empty(journal: Path, place: str, bundle: str | None) -> None:
+    """Put the rest of a journal into the archive, so that no session looks older. Raises UsageError where it cannot."""
+    from pltz.serving.eviction.worker import drain
+
+    done = drain(journal, place, bundle=bundle, key=secret())
+    if done.busy or done.left or done.lost:
+        raise UsageError(f"the journal {journal} cannot be emptied ({done.failure or 'see pltz hook status'})")
+    if done.rejected:
+        click.echo(f"{done.rejected} turns of the journal do not fit the archive: see pltz hook status", err=True)
+
+
+def _run(service: "Service", host: str, port: int, as_json: bool) -> None:
+    """Listen, say where, and serve until a signal ends it."""
+    import uvicorn
+
+    from pltz.serving.server.app import app_of
+
     config = uvicorn.Config(
         app_of(service),
         host=host,
@@ -142,49 +178,3 @@ def serve(
     write_text(json.dumps({"url": url, "model": service.name}) if as_json else f"serving {service.name} at {url}")
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that it ended by, in good order
         uvicorn.Server(config).run(sockets=[listening])
-    lock.free()
-
-
-def _service(
-    model: str,
-    place: str,
-    journal: Path,
-    tenant: str,
-    pages: str,
-    tokens: int,
-    host_tokens: int,
-    rows: int,
-    hot: int,
-    idle: float,
-    dtype: str | None,
-    bundle: str | None,
-    device: str,
-) -> "Service":
-    """Open all parts. What the journal still holds goes to the archive first, so that no session looks older."""
-    from pltz.archive.archive import Archive
-    from pltz.kv.pool.block_pool import BlockPool
-    from pltz.models.target.target import Target
-    from pltz.serving.eviction.hook import EvictionHook, HookSettings
-    from pltz.serving.eviction.worker import drain
-    from pltz.serving.server.service import Service
-
-    archive = Archive.open(place, bundle=bundle, **key_words())
-    archive.parts.want_key()
-    done = drain(journal, place, bundle=bundle, key=secret())
-    if done.busy or done.left or done.lost:
-        raise UsageError(f"the journal {journal} cannot be emptied ({done.failure or 'see pltz hook status'})")
-    if done.rejected:
-        click.echo(f"{done.rejected} turns of the journal do not fit the archive: see pltz hook status", err=True)
-    target = Target.load(model, device=device, dtype=dtype)
-    hook = EvictionHook.open(
-        journal,
-        place,
-        tokenizer=target.tokenizer_json,
-        target=target.fingerprint,
-        bundle=bundle,
-        key=secret(),
-        settings=HookSettings(flush_seconds=0.01),
-    )
-    pool = BlockPool.of(target, pages, tokens, host_tokens=host_tokens)
-    name = os.path.basename(model.rstrip("/")) or model
-    return Service(target, pool, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, hot=hot)

@@ -1,11 +1,10 @@
 """The parts that the commands of ``pltz archive`` share: options, opening, choosing and showing versions."""
 
-import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -103,28 +102,20 @@ class Recoding:
         )
 
 
-def recoding_options(command: Callable[..., None]) -> Callable[..., Any]:
-    """Add the options of a command that codes stored sessions. It takes them as ``recoding``, a `Recoding`."""
-
-    @functools.wraps(command)
-    def packed(**arguments: Any) -> None:
-        recoding = Recoding(**{field.name: arguments.pop(field.name) for field in fields(Recoding)})
-        command(**arguments, recoding=recoding)
-
-    added: Callable[..., Any] = packed
-    for option in (
-        key_options,
-        JSON_LINES,
-        options.PROGRESS,
-        options.DEVICE,
-        options.THREADS,
-        options.LAYOUT,
-        DRY_RUN,
-        TOKENIZERS,
-        BUNDLES,
-    ):
-        added = option(added)
-    return added
+# The command takes them as ``recoding``, a `Recoding`.
+recoding_options: Decorator = options.together(
+    Recoding,
+    "recoding",
+    BUNDLES,
+    TOKENIZERS,
+    DRY_RUN,
+    options.LAYOUT,
+    options.THREADS,
+    options.DEVICE,
+    options.PROGRESS,
+    JSON_LINES,
+    key_options,
+)
 
 
 class Opening(TypedDict, total=False):

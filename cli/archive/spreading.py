@@ -1,14 +1,14 @@
 """Options of bulk commands for the machines of a Ray cluster: ``--ray [ADDRESS]`` and ``--journal FOLDER``."""
 
-import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from pltz.cli.ui.options import Decorator, together
 from pltz.cli.ui.process import stdout_apart
 from pltz.plt_codec.errors import UsageError
 
@@ -26,35 +26,6 @@ def _address(ctx: click.Context, parameter: click.Parameter, value: str | None) 
             "put --ray without an address behind DIR"
         )
     return value
-
-
-def spread_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--ray`` and ``--journal``. The command takes them as ``spreading``, a `Spreading`."""
-
-    @functools.wraps(command)
-    def packed(*arguments: Any, ray: str | None, journal: str | None, **others: Any) -> Any:
-        return command(*arguments, **others, spreading=Spreading(ray, journal))
-
-    added: Callable[..., Any] = packed
-    for option in (
-        click.option(
-            "--journal",
-            metavar="FOLDER",
-            help="Folder or s3:// URL that remembers the finished shards of --ray, so that another run goes on.",
-        ),
-        click.option(
-            "--ray",
-            is_flag=False,
-            flag_value=HERE,
-            is_eager=True,  # before a missing DIR is: that may be why
-            callback=_address,
-            metavar="[ADDRESS]",
-            help="Do the work on a Ray cluster: ray://HOST:PORT, HOST:PORT, auto. Behind DIR and without an address: "
-            "RAY_ADDRESS, else all cores of this machine.",
-        ),
-    ):
-        added = option(added)
-    return added
 
 
 @dataclass(frozen=True)
@@ -102,3 +73,25 @@ class Spreading:
             lease = stack.enter_context(BulkLease(store, f"{work} on Ray")) if store else None
             ray = stack.enter_context(bulk_ray.cluster(None if self.ray == HERE else self.ray))
             yield Spread(bulk_ray.RayWorkers(ray), journal, lease.want if lease else lambda: None)
+
+
+# The command takes them as ``spreading``, a `Spreading`.
+spread_options: Decorator = together(
+    Spreading,
+    "spreading",
+    click.option(
+        "--ray",
+        is_flag=False,
+        flag_value=HERE,
+        is_eager=True,  # before a missing DIR is: that may be why
+        callback=_address,
+        metavar="[ADDRESS]",
+        help="Do the work on a Ray cluster: ray://HOST:PORT, HOST:PORT, auto. Behind DIR and without an address: "
+        "RAY_ADDRESS, else all cores of this machine.",
+    ),
+    click.option(
+        "--journal",
+        metavar="FOLDER",
+        help="Folder or s3:// URL that remembers the finished shards of --ray, so that another run goes on.",
+    ),
+)

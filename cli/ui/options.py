@@ -1,9 +1,11 @@
 """Options and arguments that several commands share, so that they read the same everywhere."""
 
+import functools
 import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -205,6 +207,31 @@ def coder_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (PROGRESS, DEVICE, THREADS, BUNDLE):
         command = option(command)
     return command
+
+
+def together(kind: type, name: str, *added: Decorator) -> Decorator:
+    """Return a decorator that adds options, which the command takes as one argument.
+
+    ``kind``: a dataclass with a field per option. ``name``: the argument. ``added``: the options, as the help has them.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def packed(*arguments: Any, **others: Any) -> Any:
+            own = {field.name: others.pop(field.name) for field in fields(kind)}
+            return command(*arguments, **others, **{name: kind(**own)})
+
+        result: Callable[..., Any] = packed
+        for option in reversed(added):
+            result = option(result)
+        return result
+
+    return add
+
+
+def archive_option(text: str) -> Decorator:
+    """Return the option ``--archive`` with its help, required. The command takes it as ``place``."""
+    return click.option("--archive", "place", metavar="DIR", required=True, help=text)
 
 
 def count(name: str, default: int, text: str) -> Decorator:
