@@ -114,6 +114,7 @@ def measure_keys(erases: int, step: int, *, seed: int = 0) -> Iterator[Figures]:
         for _ in fresh:
             units = sessions.pop(dice.randrange(len(sessions)))
             start = time.perf_counter()
+            # As an erase does it: name the doomed units, make roots without them, then forget the names.
             begun = keys.following(roots=keys.roots | _root(lineage, keys.generation + 1), doomed=frozenset(units))
             roots, moves = without(begun, records, units)
             keys = begun.following(roots=roots, doomed=frozenset())
@@ -122,6 +123,7 @@ def measure_keys(erases: int, step: int, *, seed: int = 0) -> Iterator[Figures]:
             start = time.perf_counter()
             keys = DomainKeys.decode(bytes(16), keys.generation, unseal(wrap, box, [b"head"], "keys"), (lineage,))
             accesses.append(1e3 * (time.perf_counter() - start))
+            # Records whose root had to go are sealed anew under the newest root.
             for some in moves.values():
                 records.setdefault(keys.newest, set()).update(some)
                 moved += len(some)
@@ -129,6 +131,7 @@ def measure_keys(erases: int, step: int, *, seed: int = 0) -> Iterator[Figures]:
             records = {root: found - units for root, found in records.items() if root in keys.roots}
             done += 1
             if done % step == 0 or done == erases:
+                # The proof: what was destroyed opens nothing, and all the rest still opens.
                 there = {unit for root, found in records.items() for unit in found if keys.roots[root].has(unit)}
                 opens = any(keys.roots[root].has(unit) for root in had & keys.roots.keys() for unit in units)
                 if opens or not set[int]().union(*sessions) <= there:

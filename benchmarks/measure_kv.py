@@ -235,6 +235,7 @@ def measure(bench: Bench, points: list[float], rounds: int) -> dict[str, Any]:
     for tier in ("host", "disk"):
         add("raw", bench.raw, tier)
     times: dict[str, list[float]] = {name: [] for name in ways}
+    # Ways take turns, so that a slow minute of the machine falls on all. Round 0 warms up and checks.
     for number in range(rounds + 1):
         for name, (_, before, work) in ways.items():
             before()

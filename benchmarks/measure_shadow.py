@@ -68,6 +68,7 @@ def measure(folder: Path, tokens: int, new: int) -> dict[str, float]:
     for _ in range(tokens // new):
         there.fill(new // BLOCK)
         busy.append(there.minute())
+    # Minutes after the last new token until all of it is on the disk, then one without work.
     late = 0
     while there.shadow.stats.left:
         busy.append(there.minute())
@@ -75,6 +76,7 @@ def measure(folder: Path, tokens: int, new: int) -> dict[str, float]:
     quiet = there.minute()
     stats = there.shadow.stats
     there.shadow.close()
+    # A new process would recover so; every block is compared.
     start = time.perf_counter()
     back = Minutes(folder, tokens)
     steps = back.shadow.recover()

@@ -236,6 +236,7 @@ def measured(count: int) -> dict[str, Any]:
         version = archive.directory.version(f"s{number}", "acme")
         assert len(archive.reader.tower(version).tokens) == PROMPT + OWN
 
+    # A reader from cold to warm: nothing cached, then the indexes, then the open archive.
     bucket.kept.clear()
     with bucket.counting() as costs["get, nothing cached"]:
         get(opened(bucket), count // 2)
@@ -251,6 +252,7 @@ def measured(count: int) -> dict[str, Any]:
     with bucket.counting() as costs["put of a thousand"]:
         archive.writer.put(sessions(count + 2, NIGHT))
         archive.indexes.write_if_due()
+    # A night: a thousand puts by a new process, and a collection.
     with bucket.counting() as costs["night"]:
         night = opened(bucket)
         night.writer.put(sessions(count + 2 + NIGHT, NIGHT))
@@ -259,6 +261,7 @@ def measured(count: int) -> dict[str, Any]:
     with bucket.counting() as costs["verify"]:
         codecs = opened(bucket).codecs
         assert Verifier(Catalog(bucket), codecs, night.settings).run().sound
+    # A sealed archive of that size, while it can be made in the time.
     if count <= SEALED:
         sealed = filled(count, KEY)
         with sealed.counting() as costs["erase of one"]:

@@ -110,16 +110,19 @@ def compress(
     With --exact the sessions of several inputs come back one after the other, and of a .gz or .zst what is inside.
     """
     options.one_tokenizer(target, tokenizer)
+    # --recognise-only ends before anything is loaded.
     if only:
         source = InputFiles(inputs, form)
         for _ in source:
             pass
         write_text(json.dumps(fields_of(source)) if as_json else text_of(source))
         return
+    # A level stands for four options. In a file neighbours are the default, in an archive they are not.
     neighbours = False
     if chosen := options.level_of(level):
         bundle, layout, neighbours, zstd_above = chosen
         independent = place is None and not neighbours
+    # Into an archive: the options of a file's header and layout mean nothing there.
     if place is not None:
         if output is not None or tokenizer is not None or lanes or steps or independent or no_verify or force:
             raise UsageError(
@@ -144,6 +147,7 @@ def compress(
         return
     if output is None:
         raise UsageError("name the file to write (-o OUT; - is stdout), or an archive (--archive DIR)")
+    # Into a file. The output is opened first, so that a bad path costs no coding.
     destination = Output(output, force=force, inputs=[*inputs, *filter(None, [tokenizer])])
     codec = options.load_codec(bundle, device, threads)
     source = InputFiles(inputs, form)

@@ -114,6 +114,7 @@ def as_text(report: dict[str, Any]) -> str:
         (f"{would}frozen", frozen),
         (f"{would}refused", f"{total['refused']:,}"),
     ]
+    # A line per step that ran.
     if done := report["retention"]:
         lines.append(
             (f"{would}forgotten", f"{done['forgotten']:,} of {counted(done['versions'], 'version')}")
@@ -138,6 +139,7 @@ def as_text(report: dict[str, Any]) -> str:
         )
     if "page" in report:
         lines.append(("report", report["page"]))
+    # Then the sessions that were refused and the steps that failed, a line each.
     text = [pairs(lines, "")]
     text += [f"refused: {r['where']} ({r['source']}): {r['reason']}" for r in report["refused"][:SHOWN]]
     if total["refused"] > SHOWN:

@@ -124,6 +124,7 @@ def serve(
     lock = FileLocks(folder).take(LOCK)
     if lock is None:
         raise UsageError(f"another server uses the journal {folder}: name another one with --journal")
+    # What the journal still holds goes to the archive before the model is loaded.
     archive = Archive.open(place, bundle=bundle, **key_words())
     archive.parts.want_key()
     _empty(folder, place, bundle)

@@ -113,6 +113,7 @@ def thaw(
         with hinting(cold, [file], tenant or "default"):
             [name] = full_names(cold, [file], tenant or "default", number)
             version = cold.directory.version(name, tenant or "default", number)
+        # Refuse a session that is too long before the target's weights are loaded.
         want_positions(cold, version, target or DEFAULT_TARGET)
         model = Target.load(target or DEFAULT_TARGET, device=device)
         hot = hot_store(folder, hot_budget, model)

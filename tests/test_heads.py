@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ FILES = sorted(
 WORDS = 30  # of the first sentence
 BOXES = "├└│"
 ITEM = "* "
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 QUESTION = re.compile(r"(What|Of|Whether|Where|Who|That|Those|How|As|From|When|Which)\b")
 
 
@@ -83,3 +85,30 @@ def test_no_docstring_begins_with_a_question() -> None:
 )
 def test_a_destroyed_head_is_seen(head: str, told: str) -> None:
     assert [fault for fault in faults(head) if told in fault]
+
+
+def public_functions(tree: ast.AST, methods: bool = False) -> Iterator[tuple[Function, bool]]:
+    """Yield the public functions of a module and the methods of its classes, those inside functions left out."""
+    for node in getattr(tree, "body", []):
+        if isinstance(node, ast.ClassDef):
+            yield from public_functions(node, methods=True)
+        elif isinstance(node, Function) and not node.name.startswith("_"):
+            yield node, methods
+
+
+def is_overload(node: Function) -> bool:
+    """Tell whether a definition gives only types."""
+    return any(ast.unparse(one) in ("overload", "typing.overload") for one in node.decorator_list)
+
+
+def test_a_public_function_has_a_docstring_and_a_method_has_one_where_it_is_first_defined() -> None:
+    trees = {path: ast.parse((ROOT / path).read_text("utf8")) for path in FILES}
+    found = [(path, *each) for path, tree in trees.items() for each in public_functions(tree)]
+    # A method that implements a protocol's or a base class's is documented there, under the same name.
+    documented = {node.name for _, node, method in found if method and ast.get_docstring(node)}
+    bare = [
+        f"{path}:{node.lineno} {node.name}"
+        for path, node, method in found
+        if not ast.get_docstring(node) and not is_overload(node) and not (method and node.name in documented)
+    ]
+    assert not bare

@@ -115,6 +115,7 @@ class _Session:
 
     @property
     def leaf(self) -> bytes:
+        """Return the id of its last segment."""
         return self.tower[-1][0]
 
     @property

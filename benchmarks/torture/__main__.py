@@ -456,6 +456,7 @@ def torment(
     finally:
         torture.close()
     totals = torture.totals
+    # A folder with differences stays: it is the evidence.
     if not wrong and keep is None:
         shutil.rmtree(folder)
     return {

@@ -69,6 +69,7 @@ def copy(
     (source, ours), (other, theirs) = (recoding.opened(one, perhaps_sealed=True) for one in (place, to))
     if source.parts.settings.archive == other.parts.settings.archive:
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
+    # Both need their codecs: a version is decoded from one and coded into the other.
     source.load()
     other.load()
     other.parts.use_neighbours(neighbours)
@@ -98,6 +99,7 @@ def copy(
         gone = f"; erased meanwhile: {erased:,}" if erased else ""
         verb = "would be copied" if recoding.dry_run else "copied, read back and compared"
         click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}{gone}", err=True)
+    # A copy of everything is whole only where no damage hid a version.
     if not names:
         source.directory.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
 

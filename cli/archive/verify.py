@@ -96,6 +96,7 @@ def verify(
     if spreading and (max_seconds is not None or state is not None):
         raise UsageError("--ray keeps a journal and runs to the end: leave --max-seconds and --state out")
     cold, recipe = archive_and_recipe(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
+    # A state file lets a later call go on behind the packs that were read.
     file = None if state is None else VerifyState(state, cold.parts.settings.archive, decode)
     before = file.load() if file else None
     seen = before.packs if before else 0

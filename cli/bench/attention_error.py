@@ -72,12 +72,14 @@ def drift(target: Target, ids: NDArray[Any]) -> dict[str, Any]:
 
     found: dict[int, list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]] = {bits: [] for bits in BITS}
     for query, k, v in attended(target, ids):
+        # Exact attention of the last queries.
         q = query[:, -QUERIES:]
         scores = q @ k.mT / k.shape[-1] ** 0.5
         ahead = torch.ones(scores.shape[1:], dtype=torch.bool).triu(scores.shape[2] - QUERIES + 1)
         scores = scores.masked_fill(ahead, float("-inf"))
         weights = scores.softmax(-1)
         out = weights @ v
+        # One run of keys is quantised at a time: its error, the bound for it, and the mass that it has.
         for begin in range(0, k.shape[1] - QUERIES - RUN + 1, RUN):
             part = slice(begin, begin + RUN)
             mass = weights[..., part].sum(-1)
@@ -91,6 +93,7 @@ def drift(target: Target, ids: NDArray[Any]) -> dict[str, Any]:
                 worst = change.norm(dim=-1).amax(-1)[:, None]
                 bound = worst * q.norm(dim=-1) / k.shape[-1] ** 0.5 * (mass * moment).sqrt()
                 found[bits].append((error.numpy(), bound.numpy(), mass.numpy()))
+    # Summaries per number of bits, then two regressions: over mass, and over bits.
     rows, rms = {}, {}
     for bits, parts in found.items():
         error, bound = (np.concatenate([part[i].ravel() for part in parts]) for i in (0, 1))

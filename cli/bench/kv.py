@@ -125,6 +125,7 @@ def kv(
             "new": new,
             "greedy": greedy,
         }
+        # Each row's figures go to the file at once, so that a measurement may be stopped and resumed.
         kept = OutcomeFile(resume, setting)
         bar.begin("measure", len(rows), "rows")
         for row in rows:
@@ -137,6 +138,7 @@ def kv(
             for name, chat in takeover.takeovers(target, row, context, own, refine).items():
                 refined.append({"form": name, "chat": number} | chat.row())
             bar.add(1)
+    # Beside each measured row stands what its receipt promised.
     measured = [kept.total(rows, measure.CONTROL, measure.CONTROL).row()]
     for name, codec in codecs:
         line = kept.total(rows, of(name, codec), name).row()
@@ -195,6 +197,7 @@ def chosen(
         elif calibration is None:
             raise UsageError("the form predictive needs --calibration: make one with `pltz target calibrate`")
         else:
+            # Points that are asked for by a bound; without one, all that have a receipt.
             fitted = Calibration.load(calibration, target.fingerprint)
             embedding = target.model.get_input_embeddings().weight.detach()
             layers = layers_of(fitted, embedding.device)

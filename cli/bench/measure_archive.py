@@ -294,6 +294,7 @@ class _Synthetic:
         ]
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
+        """Return keys, packs and places of a section, (entries,) each."""
         return self._columns[section] if section < 2 else (np.zeros(0, np.uint64),) * 3
 
 
@@ -377,6 +378,7 @@ def _grown(
     place: Path, bundle: Bundle, way: str, ends: Sequence[int], sessions: Sequence[npt.NDArray[np.int32]]
 ) -> dict[str, Any]:
     archive = Archive.open(place, create=True, bundle=bundle)
+    # The first put loads the bundle, and is not timed.
     archive.put("warm", sessions[0][::-1][:100].copy(), tenant="another")
     empty = _bytes_of(place)
     seconds, stored, spent = [], [], 0.0
@@ -387,6 +389,7 @@ def _grown(
         spent += time.perf_counter() - start
         seconds.append(round(spent, 6))
         stored.append(round((_bytes_of(place) - empty) / len(sessions), 1))
+    # Sizes and reads as the puts left them, then after a merge of each session's turns.
     collected, read = _collected(place, archive, sessions)
     start = time.perf_counter()
     merged = archive.merge(cold=0).merged

@@ -126,6 +126,7 @@ def thaw(
         raise UsageError(f"--turns: {tokens} tokens cannot come in {max(grown)} turns")
     with tempfile.TemporaryDirectory(dir=where) as folder:
         bench = ThawBench(Path(folder), shape, tokens, max(counts), grown, bundle, device, threads)
+        # A session of one turn has nothing to merge.
         plans = [(merged, layout, n) for merged in (False, True) for layout in LAYOUTS for n in grown if n > merged]
         near = LAYOUTS if neighbour else ()
         total = rounds + len(counts) + len(plans) + len(near)
@@ -137,6 +138,7 @@ def thaw(
                 bar.add(1)
             by_turns, left = [], []
             for merged, layout, count in plans:
+                # Merge keeps a session as it is where one segment would take more bytes.
                 if not merged or bench.merge(count, layout):
                     by_turns.append(measure_turns(bench, count, layout, rounds) | {"merged": merged})
                 else:
@@ -229,6 +231,7 @@ class ThawBench:
         from pltz.archive.writing.put_request import PutRequest
         from pltz.models.session.session import Session
 
+        # One bundle and target for all archives, so that ways differ in what they read alone.
         codec = options.load_codec(bundle, device, threads)
         loaded: Any = codec.bundle
         self.coder, self.bundle_id, self.bundle_name = codec.coder, loaded.id.hex(), loaded.name
@@ -397,6 +400,7 @@ def ways(bench: ThawBench) -> Iterator[Way]:
     save_file({name: t.contiguous() for name, t in tensors.items()}, plain)
     pinned = {name: _pinned(t) for name, t in tensors.items()}
 
+    # Peers: the same KV as plain tensors, in pinned memory and in a file.
     def load() -> list[Any]:
         """Load the file. On a CPU safetensors only maps it, so each tensor is copied to make it read."""
         found = load_file(plain, device=str(bench.device)).values()
@@ -405,6 +409,7 @@ def ways(bench: ThawBench) -> Iterator[Way]:
     def nothing() -> None:
         return None
 
+    # Each way says what it reads, what to do before a round, and the call that is timed.
     def way(
         name: str,
         stored: int,

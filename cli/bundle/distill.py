@@ -171,6 +171,7 @@ def settings_of(
             raise UsageError(f"{', '.join(unfit)}: only a target can teach that, and none is named with --target")
     if write_tokens is not None and not write:
         raise UsageError("--write-tokens says how long turns are that --write N asks for: name both")
+    # The student starts from a bundle where vocabularies allow it, and else from random weights.
     base = bundle or DEFAULT
     teachable = target is not None and pipeline.can_teach(target, base)
     from_bundle = tokenizer == "bundle" or target is None or teachable
@@ -185,6 +186,7 @@ def settings_of(
             f"the student starts from bundle {base} and has its shape: leave out --size {size}, or learn the target's "
             "tokenizer from a target with another vocabulary than the bundle's"
         )
+    # A trained student is changed gently; a random one takes the trainer's own rates.
     if from_bundle:
         shape = Origin(base, "--bundle").shape()
     total: dict[str, Any] = {"steps": steps} if steps else {"seconds": seconds or 1800.0}

@@ -127,6 +127,7 @@ def run(
         raise UsageError("expected a GPU that torch can use, found none: use --device cpu")
     shown = wanted(progress)
 
+    # The trainer is below the CLI, so what reads sessions and measures a bundle is handed to it.
     def measure(bundle: Path, records: "list[LabelledSession]", limit: int) -> dict[str, Any]:
         from pltz.cli.bench import machine
         from pltz.cli.bundle import eval

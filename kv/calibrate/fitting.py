@@ -470,6 +470,7 @@ def receipts(
     measured: list[tuple[str, float]] = []
     base = found.digest.hex()
     kept = OutcomeFile(plan.work / "held.jsonl", {"calibration": base, "context": plan.context, "new": plan.new})
+    # Round 0 measures the fixed forms and SCORED_POINTS, each later one the points that the bounds choose by then.
     for number in range(1 + CHOICES):
         codecs = {
             f"{form} {point:g}": fixed.get(form) or PredictiveCodec(found, rotary, embedding, point, layers)

@@ -211,6 +211,7 @@ def compare(
     noise = Outcome(CONTROL)
     for row in rows:
         ids, follow = row[:context], row[context:]
+        # The exact KV, and all that is scored on it once: the continuation, the early passages, the text.
         start = time.perf_counter()
         kv, mass = watched(target, ids)
         _wait(kv.device)
@@ -219,11 +220,13 @@ def compare(
         copied, asked, question = recalled(target, row, context)
         early = [scored(target, kv, ids) for ids in (copied, asked)]
         text = _generated(target, kv, follow, greedy)
+        # The control is the same KV in a batch of two: other float sums, nothing lost.
         if control:
             _count(noise, exact, scored(target, kv, follow, copies=2), follow)
             noise.coded_bits += 8 * kv.numel() * kv.element_size()
             noise.elements += kv.numel()
         for outcome, (_, codec) in zip(found, codecs, strict=True):
+            # Only the form's own work is timed; its parts are checked as a reader would check them.
             span = Span(ids, 0, mass)
             try:
                 _wait(kv.device)

@@ -290,6 +290,7 @@ class _Contexts:
         self.shift = self.first * 0
 
     def begin_layer(self) -> None:
+        """Begin a layer: what the last one counted, halved, is what this one starts from."""
         self.above = (self.seen >> 1, self.expected >> 1)
         self.seen, self.expected = np.zeros_like(self.seen), np.zeros_like(self.expected)
 
@@ -298,6 +299,7 @@ class _Contexts:
         self.above = (np.zeros_like(self.seen), np.zeros_like(self.expected))
 
     def begin_block(self) -> None:
+        """Choose the shift of the tables for the next block, from the sizes seen against those expected."""
         seen, expected = self.seen + self.above[0] + PRIOR, self.expected + self.above[1] + PRIOR
         shift = _quarter_log(seen) - _quarter_log(expected)
         self.shift = np.clip(shift, -MOST_SHIFT, MOST_SHIFT)[..., None]
@@ -310,6 +312,7 @@ class _Contexts:
         return np.clip(kind - 4 * low, 0, TOP), low, np.clip(usual, 0, TOP)
 
     def count(self, low: NDArray[np.int64], plain: NDArray[np.int64], q: NDArray[np.integer]) -> None:
+        """Count the sizes of a block, (..., components). Components with low bits are left out."""
         counted = low == 0
         size = np.minimum(np.abs(q.astype(np.int64)), HALF) * MEAN_UNIT
         self.seen = self.seen + (size * counted).sum(-1)
@@ -348,6 +351,7 @@ def _encode(
         out: list[int] = []
         marked = 0
 
+        # A coder's state grows at one end and gives its words off at the other, so encoding runs backwards.
         def bits(i: int, value: int, n: int, x: list[int] = x, out: list[int] = out) -> None:
             if x[i] >= 1 << (32 - n):
                 out.append(x[i] & 0xFFFF)
@@ -357,6 +361,7 @@ def _encode(
         for row in range(lane - 1, -1, -1):
             start = (group * lane + row) * LANES
             n = max(0, min(LANES, tokens - start))
+            # Escapes, low bits, symbols: the decoder takes them in the opposite order.
             for step in range(layers * width - 1, -1, -1):
                 for i in range(n - 1, -1, -1):
                     if symbol[start + i, step] == ESCAPE:
@@ -371,6 +376,7 @@ def _encode(
                         out.append(x[i] & 0xFFFF)
                         x[i] >>= 16
                     x[i] = (x[i] // f << PRECISION) + x[i] % f + int(first[kind, s])
+                # A section ends here for the decoder; a stream begins here with states of its own.
                 if step and step % (SECTION * width) == 0 and counts.shape[1] > 1:
                     counts[group, step // (SECTION * width)], marked = len(out) - marked, len(out)
                 if step in begins:

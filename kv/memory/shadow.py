@@ -194,14 +194,17 @@ class Shadow:
         start = time.perf_counter()
         self.table.prune()
         steps = list(self.tree.steps())
+        # Forget what was written of steps that are gone or were filled anew.
         known = {step.name: step.serial for step in steps}
         for name in [name for name, (_, serial) in self._written.items() if known.get(name) != serial]:
             del self._written[name]
+        # A segment of which less than half is alive is written again, so that the folder does not grow.
         live = Counter(number for number, _ in self._written.values())
         poor = {number for number, count in self._segments.items() if 2 * live[number] < max(count, 1)}
         cold = [step for step in steps if step.spilled or step.pins]
         due = [step for step in cold if step.name not in self._written or self._written[step.name][0] in poor]
         each = self.pool.block * self.pool.form.token_bytes
+        # Copy in order until the room is spent. What is left over waits for the next pass.
         segments: list[_Segment] = []
         group: list[Step] = []
         size = 0
@@ -218,6 +221,7 @@ class Shadow:
         if group:
             segments.append(self._copied(group))
         self.stats.left = left
+        # A segment goes when nothing that it held is needed: all of it is copied, or gone.
         moved = {step.name for one in segments for step in one.steps}
         old = poor - {number for name, (number, _) in self._written.items() if name not in moved}
         state = self._state_now(steps)

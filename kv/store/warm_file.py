@@ -76,6 +76,7 @@ class WarmFile:
             raise UsageError(f"expected tensors of {', '.join(kinds)}, found {min(unknown)}")
         mass = () if block.mass is None else block.mass
         arrays = (("ids", "I32", block.ids), ("tokens", "I32", block.tokens), ("mass", "F32", mass))
+        # Ids and tokens lie first, then logits, then the parts by size.
         rows = [(name, kind, np.shape(a), _packed(a, kind)) for name, kind, a in arrays]
         rows += [(name, kinds[str(t.dtype)], tuple(t.shape), _bytes(t.detach().cpu())) for name, t in tensors.items()]
         chunks = -(-sum(row[3].nbytes for row in rows) // CHUNK)
@@ -89,12 +90,14 @@ class WarmFile:
             "born": str(int(stored.born)),
             "receipt": json.dumps(receipt.to_dict()) if (receipt := block.codec.receipt) else "",
         }
+        # The checksums are a tensor too, the first: any reader of safetensors may open the file.
         at = CHECKSUM * (1 + chunks)
         entry = {"dtype": "U8", "shape": [1 + chunks, CHECKSUM], "data_offsets": [0, at]}
         header: dict[str, Any] = {"__metadata__": meta, "checksums": entry}
         for name, kind, shape, piece in rows:
             header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + piece.nbytes]}
             at += piece.nbytes
+        # Spaces behind the header align what follows.
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(8 + len(text)) % ALIGN)
         self._beginning = len(text).to_bytes(8, "little") + text

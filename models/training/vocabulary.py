@@ -86,6 +86,7 @@ def from_target(tokenizer_json: bytes) -> bytes:
         raise ModelError(f"expected a byte-level BPE tokenizer, found {kind} without byte-level pieces: {INSTEAD}")
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise ModelError(f"expected plain byte-level pieces, found word prefixes or suffixes: {INSTEAD}")
+    # Added tokens stay only where a merge makes or takes them; ids go by the target's order.
     pairs = [merge.split(" ") if isinstance(merge, str) else list(merge) for merge in merges]
     pairs = [pair for pair in pairs if "".join(pair) not in _NAMES]
     used = {part for pair in pairs for part in (*pair, "".join(pair))}
@@ -95,12 +96,14 @@ def from_target(tokenizer_json: bytes) -> bytes:
         for piece, _ in sorted(vocab.items(), key=lambda item: item[1])
         if piece and set(piece) <= alphabet and piece not in _NAMES and (piece in used or piece not in added)
     ]
+    # Every byte needs a piece of its own, or some text would have no ids.
     missing = alphabet - {piece for piece in kept if len(piece) == 1}
     if missing:
         raise ModelError(f"expected a piece for each of the 256 bytes, {len(missing)} are missing: {INSTEAD}")
     pieces = _filled([*_NAMES, *kept])
     if len(pieces) > MAX_VOCABULARY:
         raise ModelError(f"expected at most {MAX_VOCABULARY} ids, found {len(pieces)}: {INSTEAD}")
+    # Nothing may change the text before it is cut: no normalizer, no added tokens, no space in front.
     made = {
         **tree,
         **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),

@@ -334,6 +334,7 @@ class _TomlTable:
             ) from exc
 
     def strings(self, key: str) -> list[str]:
+        """Return a list of strings, empty where there is none. Raises UsageError."""
         values = self.get(key, list, [])
         if not all(isinstance(value, str) for value in values):
             raise UsageError(f"{self.where}: expected a list of strings as {key}, found {values!r}"[:200])
@@ -347,10 +348,12 @@ class _TomlTable:
         return dict(values)
 
     def table(self, key: str) -> _TomlTable | None:
+        """Return a table, None where there is none. Raises UsageError."""
         value = self.get(key, dict, None)
         return None if value is None else _TomlTable(value, f"[{key}]", self.folder)
 
     def tables(self, key: str) -> list[_TomlTable]:
+        """Return an array of tables, empty where there is none. Raises UsageError."""
         values = self.get(key, list, [])
         if not all(isinstance(value, dict) for value in values):
             raise UsageError(f"expected tables [[{key}]]")

@@ -152,6 +152,7 @@ class _Shard:
             freezer.state.refresh(self.doubted, "pending")
 
     def freeze(self, shard: SourceShard) -> None:
+        """Put the new entries of a shard, a batch per commit. Raises what the source and the archive raise."""
         for batch in _batches(self._rows(shard)):
             known = self.ledger.last([row.key for row in batch])
             fresh = [row for row, value in zip(batch, known, strict=True) if value != row.value]

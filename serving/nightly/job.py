@@ -107,14 +107,17 @@ class _NightlyRun:
         self._open()  # an archive that cannot be opened is reported before anything is done
 
     def run(self, number: int, freeze: Freeze) -> dict[str, Any]:
+        """Do all steps and return the report. A step that fails is named in it, and the others are done."""
         start, clock = time.time(), time.monotonic()
         self.freezer.run = number
         tallies = self._timed("freeze", lambda: self._freeze(freeze))
         total = RunStats()
         for tally in tallies:
             total.add(tally)
+        # Receipts follow the sessions that they stand for: a run that was killed sees those again.
         if not self.dry_run:
             self._timed("receipts", lambda: self._settle(total))
+        # Upkeep, in an order in which each step finds what the last one left.
         forgotten = self._timed("retention", self._retention)
         merged = self._timed("merge", self._merge)
         clustered = self._timed("cluster", self._cluster)

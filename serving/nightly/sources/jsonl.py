@@ -204,6 +204,7 @@ class _Span:
         self._left = None if piece.end is None else piece.end - piece.start
 
     def read(self, size: int, /) -> bytes:
+        """Return the next bytes, at most ``size``; none at the end of the piece."""
         if self._left is None:
             return self._stream.read(size)
         data = self._stream.read(min(size, self._left))
