@@ -40,7 +40,8 @@ from pltz.coding.decoder import OnError, SessionDecoder, coded_of, named
 from pltz.coding.expected_time import Expect
 from pltz.coding.log import log_coder
 from pltz.coding.log.log_look import is_log
-from pltz.coding.neighbours import NAME_BYTES, Earlier, Neighbours
+from pltz.coding.neighbour_rule import NAME_BYTES
+from pltz.coding.neighbours import Earlier, Grams, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import PhasedProgress, begin
 from pltz.coding.prepare import tokens_for_model
@@ -479,8 +480,7 @@ class Codec(SessionDecoder):
         for at, (draft, frame) in enumerate(zip(drafts, frames, strict=True)):
             if draft.tokens is None or not frame.kind.by_model:
                 continue
-            one = Earlier(draft.number, draft.tokens, earlier.nearest(draft.tokens))
-            earlier.add(one)
+            one = earlier.propose(draft.number, draft.tokens, Grams.of(draft.tokens))
             if one.context is not None:
                 tried[at] = one
         # each after its nearest one alone; what does not gain has no context

@@ -1,31 +1,51 @@
 """Neighbours: for each session of a file, an earlier one that it may be coded after.
 
-    session --sketch--> nearest earlier session --real code length--> context, or none
+    session --rule--> nearest earlier session --real code length--> context, or none
 
 A session with much in common with an earlier one takes fewer bytes after it, and after that one's contexts. At most
-three contexts stand one behind the other, so a reader of one session decodes at most four, none of them long. Sketches
-(sketch.py) tell which earlier session is nearest. The bytes of the frame tell whether it is worth it.
+three contexts stand one behind the other, so a reader of one session decodes at most four, none of them long. Who may
+be a context says the rule that archives have too (neighbour_rule.py). The bytes of the frame tell whether it is worth
+it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pltz.coding.log.earlier_logs import EarlierLogs
-from pltz.coding.sketch import GRAM, NearestItems, Sketch, hashes_of, least_shared
+from pltz.coding.neighbour_rule import LONGEST, NeighbourRule, TrialCredit
+from pltz.coding.sketch import GRAM, Hashes, NearestItems, Sketch, hashes_of
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, MOST_CONTEXTS, context_of
 
 if TYPE_CHECKING:
     from pltz.plt_codec.types import Tokens
 
 HASHES = 256  # of a sketch, four times those of the archive: it is never stored, and finds short sessions too
-LONGEST = 4096  # tokens of both sessions; a context helps the first block only, and a long one is slow to decode
-NAME_BYTES = 2  # that naming an earlier one takes where both are in one block
 KEPT = 1 << 23  # tokens of earlier sessions that are kept, 32 MB
+RULE = NeighbourRule(MOST_CONTEXTS, HASHES, granted=math.inf)  # contexts are at hand: a trial costs no decoding
+
+
+class Grams(NamedTuple):
+    """The 4-grams of a session with tokens.
+
+    Attributes:
+        all: distinct hashes of its 4-grams, (h,).
+        sketch: of what is read of it as a context.
+    """
+
+    all: Hashes
+    sketch: Sketch
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> Grams:
+        """Return those of a session, (T,)."""
+        grams, (_, read) = hashes_of(tokens), RULE.read_of([tokens], CONTEXT_TOKENS)
+        return cls(grams, RULE.sketch(grams if len(read) == len(tokens) else hashes_of(read)))
 
 
 @dataclass(eq=False)
@@ -36,11 +56,19 @@ class Earlier:
         number: its number in the file.
         tokens: (T,), or the first `CONTEXT_TOKENS` once it is one of `Neighbours`.
         context: an earlier one; None: it is coded alone.
+        depth: number of contexts that stand behind it, one behind the other, as it was proposed. Fewer do where a trial
+            gains nothing. That changes no later proposal, so none depends on how sessions fall into batches.
+        sketch: of what is read of it, once it is one of `Neighbours`.
     """
 
     number: int
     tokens: Tokens
     context: Earlier | None = None
+    depth: int = field(init=False)
+    sketch: Sketch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.depth = 0 if self.context is None else 1 + self.context.depth
 
     def behind(self, most: int = MOST_CONTEXTS) -> Tokens:
         """Return the context of the session (m,), of at most so many sessions. It has one."""
@@ -50,11 +78,6 @@ class Earlier:
             line.append(one.tokens)
             one = one.context
         return context_of(*line)
-
-    @property
-    def depth(self) -> int:
-        """Return the number of contexts that stand behind the session, one behind the other."""
-        return 0 if self.context is None else 1 + self.context.depth
 
     def settled(self, left: Container[int]) -> bool:
         """Return whether its context is none of the sessions of these numbers."""
@@ -68,29 +91,46 @@ class Neighbours:
     """
 
     def __init__(self) -> None:
-        self.logs = EarlierLogs()
+        self.logs = EarlierLogs(RULE)
+        self._credit = TrialCredit[None](RULE)
         self._sessions: list[Earlier] = []
         self._index = NearestItems[Earlier]()  # sessions are added to it when one is looked for
         self._tokens = 0
 
-    def add(self, session: Earlier) -> None:
+    def propose(self, number: int, tokens: Tokens, grams: Grams) -> Earlier:
+        """Return a session, (T,), with the earlier one that it is to be tried after, if any; it may serve later ones.
+
+        Args:
+            number: of the session in the file.
+        """
+        self._credit.grant({None: len(tokens)})
+        context = self.nearest(tokens, grams)
+        if context is not None and not self._credit.take(None, len(tokens)):
+            context = None
+        one = Earlier(number, tokens, context)
+        self.add(one, grams)
+        return one
+
+    def add(self, session: Earlier, grams: Grams | None = None) -> None:
         """Add a session that has tokens; nothing where it is long, or has too many contexts behind it."""
-        if len(session.tokens) > LONGEST or session.depth == MOST_CONTEXTS:
+        if len(session.tokens) > LONGEST or session.depth > RULE.most_behind():
             return
+        session.sketch = (grams or Grams.of(session.tokens)).sketch
         session.tokens = session.tokens[:CONTEXT_TOKENS].copy()
         if self._tokens + len(session.tokens) > KEPT:
             self._forget()
         self._sessions.append(session)
         self._tokens += len(session.tokens)
 
-    def nearest(self, tokens: Tokens) -> Earlier | None:
+    def nearest(self, tokens: Tokens, grams: Grams | None = None) -> Earlier | None:
         """Return the earlier session that is worth trying as the context of a sequence (T,), or None."""
-        if not self._sessions or not GRAM < len(tokens) <= LONGEST:
+        if not self._sessions or len(tokens) <= GRAM:
             return None
         for session in self._sessions[len(self._index) :]:
-            self._index.add(session, Sketch.of(hashes_of(session.tokens), HASHES))
-        found = self._index.nearest_to(hashes_of(tokens), least_shared(tokens))
-        return found[0][1] if found else None
+            self._index.add(session, session.sketch)
+        wanted = (grams or Grams.of(tokens)).all
+        found = RULE.nearest(tokens, wanted, [self._index.nearest_to])
+        return found[1] if found else None
 
     def _forget(self) -> None:
         """Forget the older half of the tokens."""

@@ -41,7 +41,7 @@ WINGS = {
     "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store pool", "compose memory"),
     "serving": ("eviction", "engines", "nightly", "server"),
     "coding": (
-        "expected_time level options parts prepare sketch",
+        "expected_time level neighbour_rule options parts prepare sketch",
         "log",
         "codecs",
         "choose decode_limits neighbours prove",

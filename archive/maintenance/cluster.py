@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import BATCH, LAST, NOTHING, Chains, context_after, depth_of, reading_of
+from pltz.archive.catalog.chain import BATCH, NOTHING, Chains, context_after, depth_of, reading_of
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import Segments
@@ -47,13 +47,13 @@ from pltz.archive.format.context import NO_ROOT, RUN, WITHIN, Context
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.maintenance.domain_records import DomainRecords
-from pltz.archive.writing.candidates import LEAST_GRAMS, read_groups, seal_sketch, tower_sketch
-from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES, most_in_a_row
+from pltz.archive.writing.candidates import RULE, read_groups, seal_sketch, tower_sketch
+from pltz.archive.writing.neighbours import NEIGHBOUR_BYTES
 from pltz.coding.codecs.codec import Plain, SegmentCodec
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.coding.log.passages import PASSAGES, passages_of
-from pltz.coding.neighbours import LONGEST
+from pltz.coding.neighbour_rule import LONGEST
 from pltz.coding.sketch import Sketch, least_shared
 from pltz.plt_codec.errors import FormatError, PltzError
 from pltz.plt_codec.identity import NONE
@@ -290,7 +290,8 @@ class Clusterer:
         (sessions, newest), groups, left, chosen = about, Groups(), LOG_BYTES, 0
         for leaf in leaves:
             places, deep = self._places(leaf), depth_of(self.catalog, leaf)
-            if chosen == most or not isinstance(self._codec(places), LogCodec) or deep is None or deep >= LAST:
+            serves = deep is not None and deep <= RULE.most_behind()
+            if chosen == most or not isinstance(self._codec(places), LogCodec) or not serves:
                 continue
             if leaf in known:
                 group, box = known[leaf]
@@ -305,7 +306,7 @@ class Clusterer:
                 except PltzError:  # verify reports it
                     continue
                 hashes = passages_of(b"".join(tokens.astype(np.uint8).tobytes() for _, tokens in tower))
-                if len(hashes) < LEAST_GRAMS:
+                if len(hashes) < RULE.least_grams:
                     continue
                 context = replace(places[0].context, tokenizer=PASSAGES)
                 group = CandidateGroup(TENANT, domain, PASSAGES, context.root, sessions, newest)
@@ -333,7 +334,7 @@ class Clusterer:
             last, sketch = tower_sketch(tower, codec.reach)
             names = [name for name, _ in tower]
             own = self._places(last)
-            if sketch.grams >= LEAST_GRAMS and own and own[0].context.domain_kind == kind:
+            if sketch.grams >= RULE.least_grams and own and own[0].context.domain_kind == kind:
                 tower, serves = tower[: names.index(last) + 1], self._serves(kind, last, codec.fast)
                 found[last] = _Session(tower, sketch, codec, own[0].context, last in pinned, serves)
         return list(found.values())
@@ -363,7 +364,7 @@ class Clusterer:
     def _serves(self, kind: int, segment: bytes, fast: bool) -> bool:
         """Return whether a put codes segments of a domain of this kind, in this layout, after a stored one."""
         deep = depth_of(self.catalog, segment)
-        return deep is not None and deep <= most_in_a_row(kind, fast)
+        return deep is not None and deep <= RULE.most_behind(fast=fast, shared=kind == BASE)
 
 
 def _medoids(sessions: Sequence[_Session], count: int) -> list[_Session]:

@@ -14,10 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import NOTHING
+from pltz.archive.catalog.chain import LAST
 from pltz.archive.encryption.keys import Encryption, Plaintext
 from pltz.archive.errors import Erased
 from pltz.archive.format import object_names
@@ -25,13 +23,13 @@ from pltz.archive.format.candidate_file import MAX_FILE, CandidateBoxes, Candida
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import Record
-from pltz.coding.neighbours import LONGEST
-from pltz.coding.sketch import Hashes, NearestItems, Sketch, sketch_of
+from pltz.coding.neighbour_rule import NeighbourRule
+from pltz.coding.sketch import Hashes, NearestItems, Sketch, hashes_of
 from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.identity import NONE
 
 MOST = 4096  # candidates per domain and tokenizer
-LEAST_GRAMS = 32  # distinct 4-grams of a candidate
+RULE = NeighbourRule(LAST, least_grams=32)
 
 
 class Place(NamedTuple):
@@ -63,7 +61,7 @@ class Candidates:
 
     def add(self, place: Place, segment: bytes, sketch: Sketch) -> None:
         """Add a segment, the leaf of a tower with this sketch; nothing where it is known or the domain is full."""
-        if segment in self._known or len(self._indexes.get(place, ())) >= MOST or sketch.grams < LEAST_GRAMS:
+        if segment in self._known or len(self._indexes.get(place, ())) >= MOST or sketch.grams < RULE.least_grams:
             return
         self._known.add(segment)
         self._indexes.setdefault(place, NearestItems()).add(segment, sketch)
@@ -137,16 +135,9 @@ def _about(context: Context) -> Context:
 
 
 def tower_sketch(segments: Sequence[tuple[bytes, Tokens]], reach: int) -> tuple[bytes, Sketch]:
-    """Return the segment of a tower up to which it is worth reading as a context, and the sketch of these tokens.
+    """Return the segment of a tower up to which it is read as a context, and the sketch of what is read.
 
-    The sketch is empty where the tower has more than `LONGEST` tokens up to there. ``reach``: most tokens that a codec
-    uses.
+    The sketch is empty where that takes too long. ``reach``: most tokens that a codec uses.
     """
-    parts, read = [NOTHING], 0
-    for _, tokens in segments:
-        parts.append(tokens[:reach])
-        read += len(tokens)
-        reach -= len(parts[-1])
-        if reach <= 0:
-            break
-    return segments[len(parts) - 2][0], sketch_of(np.concatenate(parts) if read <= LONGEST else NOTHING)
+    count, read = RULE.read_of([tokens for _, tokens in segments], reach)
+    return segments[count - 1][0], RULE.sketch(hashes_of(read))

@@ -20,15 +20,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pltz.archive.catalog.chain import LAST, reading_of
+from pltz.archive.catalog.chain import reading_of
 from pltz.archive.catalog.recent_towers import Segments
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import TENANT
 from pltz.archive.writing.batch import PendingSegment, PendingVersion
 from pltz.archive.writing.candidate_keeper import LEAST_LOG, CandidateKeeper
-from pltz.archive.writing.candidates import LEAST_GRAMS, Candidate, Candidates, Place, read_groups
-from pltz.archive.writing.neighbours import GRANTED, PROOF, NeighbourEncoder
+from pltz.archive.writing.candidates import RULE, Candidate, Candidates, Place, read_groups
+from pltz.archive.writing.neighbours import NeighbourEncoder
 from pltz.archive.writing.verified_segments import Proofs
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.log.passages import (
@@ -40,6 +40,7 @@ from pltz.coding.log.passages import (
     sketch_of_passages,
     worth_most,
 )
+from pltz.coding.neighbour_rule import PROOF
 
 TRIED = 3  # of the nearest logs
 SPARE = PROOF * (1 << 21)  # work of reading stored logs that a process may do for a tenant beyond that: half a minute
@@ -88,7 +89,7 @@ class LogNeighbours:
         credit: dict[Place, float] = {}
         for d in logs.values():
             place = _place(d)
-            credit[place] = credit.get(place, 0.0) + GRANTED * sum(len(s.tokens) for s in d.tower)
+            credit[place] = credit.get(place, 0.0) + RULE.granted * sum(len(s.tokens) for s in d.tower)
         new, made, known = Candidates(), list[Candidate](), dict[bytes, _Earlier]()
         for d in logs.values():
             root, place = fresh[d.tower[0].id], _place(d)
@@ -112,7 +113,7 @@ class LogNeighbours:
             one = _Earlier([(s.id, s.tokens) for s in d.tower], {}, 0, own)
             if chosen:
                 one = one._replace(proofs=chosen.proofs, deep=1 + chosen.deep, read=own + chosen.read)
-            if one.deep < LAST and all(s.id in fresh for s in d.tower):
+            if one.deep <= RULE.most_behind() and all(s.id in fresh for s in d.tower):
                 known[d.leaf] = one
                 made.append(Candidate(place, d.leaf, sketch_of_passages(passages)))
                 new.add(*made[-1])
@@ -128,7 +129,7 @@ class LogNeighbours:
 
     def _fits(self, earlier: _Earlier, root: PendingSegment) -> bool:
         """Return whether a log may be coded after an earlier one."""
-        within = earlier.deep < LAST and earlier.read <= most_before(len(root.tokens))
+        within = earlier.deep <= RULE.most_behind() and earlier.read <= most_before(len(root.tokens))
         return within and root.id not in {name for name, _ in earlier.tower} | earlier.proofs.keys()
 
     def _stored(self, leaf: bytes, place: Place, credit: dict[Place, float], beyond: float) -> _Earlier | None:
@@ -142,7 +143,7 @@ class LogNeighbours:
                 self._reads.clear()
             self._reads[leaf] = reading_of(near.catalog, leaf)
         read = self._reads[leaf]
-        if deep is None or deep >= LAST or read is None:
+        if deep is None or deep > RULE.most_behind() or read is None:
             return None
         if near.towers.get(leaf) is None:
             work, spare = PROOF * read, self._spare.get(place, SPARE)
@@ -150,7 +151,7 @@ class LogNeighbours:
                 return None
             self._spare[place] = spare - max(0.0, work - credit[place])
             credit[place] = max(0.0, credit[place] - work)
-        found = near.stored_tower(leaf, LAST - deep)
+        found = near.stored_tower(leaf, RULE.in_a_row - deep)
         if found is None or not near.proved.has_record(leaf):
             return None
         near.towers.add(found[0])
@@ -163,7 +164,7 @@ class LogNeighbours:
             tower = towers[one.segment].tower
             self.candidates.add(*one)
             self.near.towers.add([(s.id, s.tokens) for s in tower])
-            if sum(len(s.tokens) for s in tower) >= LEAST_LOG and one.sketch.grams >= LEAST_GRAMS:
+            if sum(len(s.tokens) for s in tower) >= LEAST_LOG and one.sketch.grams >= RULE.least_grams:
                 self.keeper.add(tower[-1].own, one)
 
     def clear(self) -> None:

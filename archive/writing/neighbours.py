@@ -2,39 +2,36 @@
 
     new segments --sketches--> candidates --tower, proved--> encode after it --shorter?--> record that names it
 
-Spec: FORMAT.md, "Neighbours". At most `LAST` neighbours stand in a row, so what has as many serves no other. In two
-cases what has one serves no other. In the fast layout, since a neighbour takes about as long to decode as the session.
-In a base domain, where a neighbour depends on the prompts there alone: the sessions of one tenant would change what
-those of another take else.
+Spec: FORMAT.md, "Neighbours". Who may serve, and how much time trials take, is the rule of files too
+(coding/neighbour_rule.py). A base domain counts as shared. There a neighbour depends on the prompts alone, else the
+sessions of one tenant would change what those of another take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import LAST, Chains, depth_of
+from pltz.archive.catalog.chain import Chains, depth_of
 from pltz.archive.catalog.recent_towers import RecentTowers, Segments
 from pltz.archive.format.ids import BASE
 from pltz.archive.format.index_file import Location
 from pltz.archive.writing.batch import PendingSegment, PendingVersion, batches
-from pltz.archive.writing.candidates import Candidate, Candidates, Place, tower_sketch
+from pltz.archive.writing.candidates import RULE, Candidate, Candidates, Place, tower_sketch
 from pltz.archive.writing.verified_segments import Proofs, VerifiedSegments
 from pltz.coding.choose import Trial, shorter_after
 from pltz.coding.codecs.codec import Plain
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import ALONE, TOWER
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.coding.neighbours import NAME_BYTES
-from pltz.coding.sketch import hashes_of, least_shared
+from pltz.coding.neighbour_rule import NAME_BYTES, TrialCredit
+from pltz.coding.sketch import hashes_of
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.identity import NONE
 
 NEIGHBOUR_BYTES = 10  # that naming a stored neighbour takes; one that is put together with it takes `NAME_BYTES`
-GRANTED = 0.45  # of the work of coding a domain's segments alone and proving them: trials after neighbours may add it
-SAVED_UP = 256  # tokens' worth of that work which a domain has at first, and the most that it keeps
-TRIAL, PROOF = 0.42, 0.54  # work per token of a trial, and of proving a segment that is kept, of the same
 NEAR_DEPTH = 2  # segments from the root of a tower that are coded after a neighbour
 KNOWN = 1 << 18  # candidates whose neighbours in a row are remembered
 
@@ -85,7 +82,7 @@ class NeighbourEncoder:
         self.catalog, self.codecs, self.proved = catalog, codecs, proved
         self.candidates: Candidates | None = None
         self.towers = RecentTowers()
-        self._credit: dict[Place, float] = {}  # work that trials of each domain may still take, in tokens
+        self._credit = TrialCredit[Place](RULE)
         self._deep: dict[bytes, int | None] = {}  # neighbours in a row that each candidate is read with, as `depth_of`
         self._needs: dict[bytes, set[bytes]] = {}  # stored segments that each stored neighbour is read with
 
@@ -118,7 +115,10 @@ class NeighbourEncoder:
         segments, for `add` once they are durable. Not for an encoder without candidates.
         """
         batch = _Batch()
-        self._grant(fresh.values())
+        granted: dict[Place, int] = {}
+        for s in fresh.values():
+            granted[_place(s)] = granted.get(_place(s), 0) + len(s.tokens)
+        self._credit.grant(granted)
         for d in drafts:
             if d.tower and d.tower[0].codec.reach and not isinstance(d.codec, LogCodec):  # see `LogNeighbours`
                 prompt = [s for s in d.tower if s.own.domain_kind == BASE]
@@ -126,9 +126,10 @@ class NeighbourEncoder:
                 self._look(batch, d.tower, len(prompt), fresh)
         # what time allows of what was proposed, among towers that can be read and proved
         towers, places = batch.towers, dict[bytes, Proofs]()
-        tried = self._affordable(batch.proposed.values())
+        trials = [((s, leaf), _place(s), len(s.tokens), shared) for s, leaf, shared in batch.proposed.values()]
+        tried = self._credit.affordable(trials)
         for leaf in {leaf for _, leaf in tried} - towers.keys():
-            stored = self.stored_tower(leaf, LAST - (self.deep_of(leaf) or 0))
+            stored = self.stored_tower(leaf, RULE.in_a_row - (self.deep_of(leaf) or 0))
             if stored and self.proved.has_record(leaf):
                 towers[leaf], places[leaf] = stored
             else:
@@ -144,14 +145,14 @@ class NeighbourEncoder:
         for s, _ in tried:
             if s.near:
                 proofs |= places.get(s.neighbour, {})
-            else:  # proving it costs no more than alone
-                self._credit[_place(s)] += PROOF * len(s.tokens)
+            else:
+                self._credit.give_back(_place(s), len(s.tokens))
         return [tower.candidate for tower in batch.looked if self._serves(tower)]
 
     def _serves(self, tower: _Tower) -> bool:
         """Return whether a tower of this put, coded by now, may serve others."""
         near = [self.deep_of(s.neighbour) for s in tower.segments if s.near]
-        deep = max([tower.stored, *(LAST if behind is None else 1 + behind for behind in near)])
+        deep = max([tower.stored, *(RULE.in_a_row if behind is None else 1 + behind for behind in near)])
         self._deep[tower.candidate.segment] = deep
         return deep <= tower.most
 
@@ -162,29 +163,6 @@ class NeighbourEncoder:
                 self._deep.clear()
             self._deep[leaf] = depth_of(self.catalog, leaf)
         return self._deep[leaf]
-
-    def _grant(self, fresh: Iterable[PendingSegment]) -> None:
-        """Let each domain spend a share of the work of its new segments on trials. What it saves up is bounded."""
-        granted: dict[Place, float] = {}
-        for s in fresh:
-            granted[_place(s)] = granted.get(_place(s), 0.0) + GRANTED * len(s.tokens)
-        for place, work in granted.items():
-            self._credit[place] = min(self._credit.get(place, SAVED_UP), SAVED_UP) + work
-
-    def _affordable(
-        self, proposed: Iterable[tuple[PendingSegment, bytes, float]]
-    ) -> list[tuple[PendingSegment, bytes]]:
-        """Return the proposed segments that are tried: those that share most of their 4-grams, as far as credit goes.
-
-        Each domain has its own credit, so what one tenant puts changes no size of another.
-        """
-        tried = []
-        for s, leaf, _ in sorted(proposed, key=lambda one: -one[2] / len(one[0].tokens)):
-            work = (TRIAL + PROOF) * len(s.tokens)
-            if self._credit[_place(s)] >= work:
-                self._credit[_place(s)] -= work
-                tried.append((s, leaf))
-        return tried
 
     def needs(self, segment: PendingSegment) -> set[bytes]:
         """Return the stored segments that the record of a segment of this put is read with, and its own id."""
@@ -231,7 +209,8 @@ class NeighbourEncoder:
 
     def _deep_stored(self, segments: Sequence[bytes]) -> int | None:
         """Return the neighbours in a row that stored segments are read with; None where one cannot be relied on."""
-        return next((n for n in range(LAST + 1) if self.proved.proofs(segments, LAST - n) is not None), None)
+        most = RULE.in_a_row
+        return next((n for n in range(most + 1) if self.proved.proofs(segments, most - n) is not None), None)
 
     def add(self, made: Sequence[Candidate]) -> None:
         """Add candidates that are durable by now."""
@@ -254,10 +233,9 @@ class NeighbourEncoder:
         assert self.candidates is not None
         above = {s.id for s in segment.ancestors()}
         bases = [_place(s) for s in segment.ancestors() if s.own.domain_kind == BASE]
-        ways = [(c, place) for place in {_place(segment), *bases} for c in (new, self.candidates)]
-        wanted, least = hashes_of(segment.tokens), least_shared(segment.tokens)
-        found = [one for c, place in ways for one in c.nearest_to(place, wanted, least)]
-        return max((one for one in found if one[1] not in above), default=None)
+        places = dict.fromkeys([_place(segment), *bases])
+        sources = [partial(c.nearest_to, place) for place in places for c in (new, self.candidates)]
+        return RULE.nearest(segment.tokens, hashes_of(segment.tokens), sources, above)
 
     def stored_tower(self, leaf: bytes, hops: int) -> tuple[Segments, Proofs] | None:
         """Return the tower of a stored candidate with its proofs; None where it cannot serve.
@@ -298,22 +276,14 @@ class NeighbourEncoder:
                 segment.take(*shorter[n], TOWER if segment.up else ALONE)
 
 
-def most_in_a_row(kind: int, fast: bool) -> int:
-    """Return the most neighbours in a row that a segment is read with if others of a domain of this kind name it.
-
-    None in a base domain: what a tenant puts below has a row of its own. None in the fast layout.
-    """
-    return 0 if kind == BASE or fast else LAST - 1
-
-
 def _most(segment: PendingSegment) -> int:
     """Return the most neighbours in a row that the neighbour of a new segment is read with."""
-    return most_in_a_row(segment.own.domain_kind, segment.codec.fast)
+    return RULE.most_behind(fast=segment.codec.fast, shared=segment.own.domain_kind == BASE)
 
 
 def _hops(segment: PendingSegment) -> int:
     """Return the hops, as in `Chains`, up to the neighbour of a stored segment, the most that may lead to it."""
-    return LAST - most_in_a_row(segment.own.domain_kind, fast=False)
+    return RULE.in_a_row - RULE.most_behind(shared=segment.own.domain_kind == BASE)
 
 
 def _place(segment: PendingSegment) -> Place:

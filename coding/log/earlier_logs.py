@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pltz.coding.log.passages import LEAST_SHARED, most_before, passages_of, sketch_of_passages, worth_most
+from pltz.coding.neighbour_rule import NeighbourRule
 from pltz.coding.sketch import Hashes, NearestItems
-from pltz.plt_codec.container.frame import MOST_CONTEXTS
 
 TRIED = 2  # of the nearest logs
 KEPT = 1 << 26  # bytes of earlier logs that are kept
@@ -37,7 +37,8 @@ class EarlierLog:
 class EarlierLogs:
     """The earlier logs of a file that can be a context, the latest ones within a budget."""
 
-    def __init__(self) -> None:
+    def __init__(self, rule: NeighbourRule) -> None:
+        self._rule = rule
         self._logs = NearestItems[EarlierLog]()
         self._size = 0
 
@@ -51,7 +52,7 @@ class EarlierLogs:
         passages = passages_of(content)
         found = self._worth(content, passages)
         one = EarlierLog(number, content, 1 + found.depth if found else 0)
-        if one.depth < MOST_CONTEXTS:
+        if one.depth <= self._rule.most_behind():
             self._add(one, passages)
         return found
 

@@ -224,4 +224,4 @@ def trial_budget() -> None:
 def every_trial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Try every session after its neighbour, so that a test says which ones have one. But for `trial_budget`."""
     if "trial_budget" not in request.fixturenames:
-        monkeypatch.setattr("pltz.archive.writing.neighbours.SAVED_UP", 1e9)
+        monkeypatch.setattr("pltz.coding.neighbour_rule.SAVED_UP", 1e9)

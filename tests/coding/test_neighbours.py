@@ -8,6 +8,7 @@ import pytest
 
 from pltz.coding import neighbours
 from pltz.coding.codec import Codec
+from pltz.coding.neighbour_rule import LONGEST
 from pltz.coding.neighbours import Earlier, Neighbours
 from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
@@ -88,6 +89,21 @@ def test_a_context_in_an_earlier_batch(
     assert codec.decompress(data) == sessions
 
 
+def test_neighbours_do_not_depend_on_batches(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that gained nothing left room for one more behind it, though only where it was in an earlier batch."""
+    pieces = [(RANDOM.integers(0, 300, 5), TEMPLATES[0][at : at + 20]) for at in range(0, 120, 20)]
+    shifted = np.concatenate([part for pair in pieces for part in pair])  # near the first, and not shorter after it
+    more = [RANDOM.integers(0, 1000, 40) for _ in range(5)]
+    rows = [TEMPLATES[0], *(np.concatenate([shifted, *more[:count]]) for count in range(6))]
+    sessions = [Session("ids", row) for row in rows]
+    together = codec.compress(sessions)
+    assert contexts(Reader(together))[:5] == [None, None, 1, 2, 2]
+    monkeypatch.setattr("pltz.coding.codec.GROUP", 1)
+    for tokens in (1, 300, 700):
+        monkeypatch.setattr("pltz.coding.codec.BATCH_TOKENS", tokens)
+        assert codec.compress(sessions) == together
+
+
 def test_a_damaged_context_takes_all_that_follow_it_and_no_others(
     codec: Codec, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,18 +139,18 @@ def test_only_what_is_worth_trying_is_proposed() -> None:
     assert found is not None and found.number == 7
     assert known.nearest(TEMPLATES[1]) is None
     assert known.nearest(near[:4]) is None
-    assert known.nearest(np.resize(near, neighbours.LONGEST + 1)) is None
+    assert known.nearest(np.resize(near, LONGEST + 1)) is None
 
 
 def test_long_sessions_and_ends_of_lines_are_no_contexts() -> None:
     known = Neighbours()
-    known.add(Earlier(0, np.resize(TEMPLATES[0], neighbours.LONGEST + 1)))
+    known.add(Earlier(0, np.resize(TEMPLATES[0], LONGEST + 1)))
     line = [Earlier(1, TEMPLATES[1])]
     for _ in range(MOST_CONTEXTS):
         line.append(Earlier(1, TEMPLATES[0], line[-1]))
     known.add(line[-1])
     assert known.nearest(TEMPLATES[0]) is None
-    known.add(Earlier(2, np.resize(TEMPLATES[0], neighbours.LONGEST), line[-3]))
+    known.add(Earlier(2, np.resize(TEMPLATES[0], LONGEST), line[-3]))
     found = known.nearest(TEMPLATES[0])
     assert found is not None and (found.number, found.depth) == (2, MOST_CONTEXTS - 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from pltz.archive.maintenance.domain_records import DomainRecords
 from pltz.archive.maintenance.erase import Eraser, Erasure
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.candidates import RULE
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.identity import NONE
@@ -69,7 +71,7 @@ def crashes_during(disk: SimDisk, work: Callable[[], object]) -> list[DiskState]
 @pytest.fixture
 def one_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no session be coded after one that has a neighbour."""
-    monkeypatch.setattr("pltz.archive.writing.neighbours.LAST", 1)
+    monkeypatch.setattr("pltz.archive.writing.neighbours.RULE", replace(RULE, in_a_row=1))
 
 
 @pytest.fixture

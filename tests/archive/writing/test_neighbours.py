@@ -19,11 +19,11 @@ from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.candidates import Place, read_candidates, read_groups
-from pltz.archive.writing.neighbours import GRANTED, PROOF, SAVED_UP, TRIAL, NeighbourEncoder
+from pltz.archive.writing.neighbours import NeighbourEncoder
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.modes import FAST, TURN
-from pltz.coding.neighbours import LONGEST
+from pltz.coding.neighbour_rule import GRANTED, LONGEST, PROOF, SAVED_UP, TRIAL
 from pltz.coding.sketch import hashes_of
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import NONE, digest

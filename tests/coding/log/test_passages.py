@@ -10,6 +10,7 @@ import numpy as np
 
 from pltz.coding.log.earlier_logs import EarlierLogs
 from pltz.coding.log.passages import passages_of, sketch_of_passages, worth_most
+from pltz.coding.neighbours import RULE
 from pltz.coding.sketch import SketchIndex
 
 WORDS = ["".join(random.Random(n).choices("abcdefghilmnoprstuw", k=2 + n % 8)) for n in range(400)]
@@ -69,7 +70,7 @@ def test_an_earlier_log_is_worth_it_where_it_makes_a_log_smaller() -> None:
 
 
 def test_earlier_logs_are_found_three_in_a_row_and_none_that_is_far_longer() -> None:
-    earlier = EarlierLogs()
+    earlier = EarlierLogs(RULE)
     found = [earlier.context(n, log(manual(1), manual(10 + n), noise=n)) for n in range(6)]
     assert found[0] is None
     depths = [0]
@@ -77,6 +78,6 @@ def test_earlier_logs_are_found_three_in_a_row_and_none_that_is_far_longer() -> 
         assert one is not None
         depths.append(one.depth + 1)
     assert max(depths) <= 3
-    long = EarlierLogs()
+    long = EarlierLogs(RULE)
     assert long.context(0, log(manual(1), *(manual(20 + n, 6000) for n in range(20)))) is None
     assert long.context(1, log(manual(1), noise=1)) is None

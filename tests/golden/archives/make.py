@@ -107,7 +107,7 @@ def near(key: Secret | None = None) -> Files:
     disk = SimDisk(seed=3)
     archive = TowerArchive.create(DirectoryStore(disk), [BundleCodec(Bundle.load("mini"))], key=key)
     archive.neighbours = True
-    with mock.patch("pltz.archive.writing.neighbours.SAVED_UP", 1e9):  # every session is tried after its neighbour
+    with mock.patch("pltz.coding.neighbour_rule.SAVED_UP", 1e9):  # every session is tried after its neighbour
         for (tenant, name), segments in NEAR.items():
             rows = [np.array(ids) for ids in segments]
             archive.put([NewSession(name, rows, tenant, shared=len(rows) - 1, base="shop")])
