@@ -65,7 +65,7 @@ WINGS = {
     ),
     "benchmarks": (
         "timing products random_calibration kv_targets",
-        "peers plots communities",
+        "peers plots communities learned_kv",
         "field speed hook nightly known_lines log_text repository_text stack",
         (
             "measure_bounds measure_compose measure_cuda measure_distances measure_erases measure_eviction "
