@@ -10,7 +10,7 @@ COMMANDS = {
     "thaw": "pltz.cli.bench.thaw:thaw",
     "kv": "pltz.cli.bench.kv:kv",
     "neighbours": "pltz.cli.bench.neighbours:neighbours",
-    "papers": "pltz.cli.bench.papers:papers",
+    "papers": "pltz.cli.bench.papers.command:papers",
 }
 
 

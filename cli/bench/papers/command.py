@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from pltz.cli.bench import corpus, machine, shared
-from pltz.cli.bench.paper_row import PAPERS, VERDICTS, PaperRow
+from pltz.cli.bench.papers.row import PAPERS, VERDICTS, PaperRow
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -77,8 +77,9 @@ def papers(
     Verdicts follow from the figures of the run: "holds", "in part", "does not hold", "not measured". Rows marked as
     recorded were measured elsewhere, and say when and how. docs/papers.md explains them.
     """
-    from pltz.cli.bench import paper_measure
-    from pltz.cli.bench.paper_records import RECORDED
+    from pltz.cli.bench.papers.records import RECORDED
+    from pltz.cli.bench.papers.subjects import SUBJECTS
+    from pltz.cli.bench.papers.work import Work
     from pltz.models.target.target import Target
 
     sessions = [record.session for record in corpus.read(data)]
@@ -86,10 +87,10 @@ def papers(
         raise UsageError("expected sessions, found none: give --data with records of chats")
     codec = options.load_codec(bundle, device, threads)
     target = Target.load(model, device, "float32")
-    work = paper_measure.Work(model, target, sessions, codec, bundle, threads, rows, context, new, count)
+    work = Work(model, target, sessions, codec, bundle, threads, rows, context, new, count)
     found: list[PaperRow] = []
-    with Progress("measure", unit="subjects", total=len(paper_measure.SUBJECTS), shown=wanted(progress)) as bar:
-        for subject in paper_measure.SUBJECTS:
+    with Progress("measure", unit="subjects", total=len(SUBJECTS), shown=wanted(progress)) as bar:
+        for subject in SUBJECTS:
             found += subject(work)
             bar.add(1)
     names = [paper for paper in PAPERS if not chosen or paper in chosen]

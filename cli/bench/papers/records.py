@@ -5,7 +5,7 @@ The figures are those of files in `benchmarks/results/` and of documents of the 
 
 from __future__ import annotations
 
-from pltz.cli.bench.paper_row import (
+from pltz.cli.bench.papers.row import (
     FAILS,
     HOLDS,
     JOINT,

@@ -1,0 +1,39 @@
+"""records: the recorded figures are those of the files of results that they name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pltz.cli.bench.papers import records
+from pltz.cli.bench.papers.row import PAPERS, VERDICTS
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def kept(name: str) -> Any:
+    """Return the first JSON document of a file of results."""
+    text = (ROOT / "benchmarks/results" / name).read_text()
+    return json.JSONDecoder().raw_decode(text[text.index("{") :])[0]
+
+
+def test_recorded_figures_are_those_of_the_kept_results() -> None:
+    said = " ".join(row.measured for row in records.RECORDED)
+    for row in records.RECORDED:
+        assert row.paper in PAPERS and row.verdict in VERDICTS
+        assert row.recorded is None or (ROOT / row.recorded.source).is_file()
+    thaw = kept("thaw.json")
+    ways = {row["way"]: row for row in thaw["rows"]}
+    decode = [thaw[name]["decode"] for name in ("stages_ms", "fast_stages_ms")]
+    assert f"decode {decode[0]:.1f} ms, {decode[1]:.1f} in" in said
+    assert f"{ways['thaw']['stored_bytes']:,} bytes" in said and f"{ways['thaw, fast layout']['ms']:.1f} ms" in said
+    slots = [f"{100 * row['kept'] / row['plain']:.1f}" for row in kept("slots.json")["rows"]]
+    assert "{}, {} and {} %".format(*slots) in said
+    device = {row["way"]: row["ms"] for row in kept("kv_device.json")["rows"]}
+    assert f"{device['raw, device']:.1f} ms on the device; {device['raw, host']:.1f} ms raw" in said
+    sources = {row["source"]: row for row in kept("neighbours_communities.json")["sources"]}
+    for source, row in sources.items():
+        assert f"{row['best'] / row['sessions']:.0f}" in said, source
+    compose = {(row["form"], row["repair"]): row["kl"] for row in kept("compose.json")["settings"]}
+    assert f"{compose['raw', '0%']:.4f} without" in said and f"{compose['raw', '15%']:.4f} with 15 %" in said
