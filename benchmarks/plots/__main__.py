@@ -16,6 +16,8 @@ Each file in benchmarks/results holds the lines of JSON of these commands, run o
     bench nightly --full --json > nightly.json
     python -m pltz.benchmarks.measure_distances > distances.json
     python -m pltz.benchmarks.simulate_scale > scale.json
+    python -m pltz.benchmarks.measure_slots http://127.0.0.1:8080 SLOTS mini-llama > slots.json
+    pltz bench joint --calibration mini-llama.kv.safetensors --json > joint.json
     bench stack --thaws 8 --json > stack.json
     python -m pltz.benchmarks.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
     python -m pltz.benchmarks.measure_first_token smollm2 --turns 0 --rounds 1 --warm-up 0 > first_token.json
@@ -33,9 +35,11 @@ from pltz.benchmarks.plots import (
     distances,
     field,
     first_token,
+    joint,
     kv,
     nightly,
     scale,
+    slots,
     speed,
     stack,
     thaw,
@@ -71,6 +75,9 @@ def main() -> None:
         figures["scale"] = scale.costs(sizes, ".svg")
     if deployments := lines("stack"):
         figures["stack"] = stack.both(deployments[0], ".svg")
+    figures["slots"] = slots.sizes(lines("slots")[0], ".svg")
+    if experiments := lines("joint"):
+        figures["joint"] = joint.losses(experiments[0], ".svg")
     for name, data in figures.items():
         (RESULTS / f"{name}.svg").write_bytes(data)
         print(RESULTS / f"{name}.svg")

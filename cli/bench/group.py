@@ -11,6 +11,8 @@ COMMANDS = {
     "kv": "pltz.cli.bench.kv:kv",
     "neighbours": "pltz.cli.bench.neighbours:neighbours",
     "papers": "pltz.cli.bench.papers.command:papers",
+    "joint": "pltz.cli.bench.joint.command:joint",
+    "lossy": "pltz.cli.bench.lossy.command:lossy",
 }
 
 

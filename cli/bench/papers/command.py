@@ -87,7 +87,7 @@ def papers(
         raise UsageError("expected sessions, found none: give --data with records of chats")
     codec = options.load_codec(bundle, device, threads)
     target = Target.load(model, device, "float32")
-    work = Work(model, target, sessions, codec, bundle, threads, rows, context, new, count)
+    work = Work(target, sessions, rows, context, new, model, codec, bundle, threads, count)
     found: list[PaperRow] = []
     with Progress("measure", unit="subjects", total=len(SUBJECTS), shown=wanted(progress)) as bar:
         for subject in SUBJECTS:

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 LAYERS_70B = 80  # 8 key heads of 128 each, 16 bits
 KV_70B = LAYERS_70B * 2 * 8 * 128 * 2  # bytes per token
+LAYERS_8B = 32  # the same heads
+MACHINES = (
+    ("32 GB, 8B", 32e9, LAYERS_8B, 3_000),
+    ("128 GB, 8B", 128e9, LAYERS_8B, 20_000),
+    ("256 GB, 70B", 256e9, LAYERS_70B, 5_000),
+    ("1 TB, 70B", 1e12, LAYERS_70B, 25_000),
+    ("4 TB, 70B", 4e12, LAYERS_70B, 100_000),
+)  # of table 2: memory, and warm sessions in it
 
 
 def rows(work: Work) -> list[PaperRow]:
@@ -36,7 +44,7 @@ def rows(work: Work) -> list[PaperRow]:
             done = count
             steps.append((count, (shared + own) / count, own / count, (_size(Path(folder)) - before) / count))
         found = [_shared(steps, shared), _table_4(work, shared, own)]
-        found.append(_per_session(work, own))
+        found += [_per_session(work, own), _machines(work)]
         thawer = cold.thawer(target, HotStore.open(1 << 30))
         times = [thawer.thaw(f"session/{n}").timings for n in range(4)]
         again = [thawer.thaw(f"session/{n}").timings for n in range(4)]
@@ -100,6 +108,29 @@ def _per_session(work: Work, own: int) -> PaperRow:
     return PaperRow(
         TOWERS, "12.3, Corollary 33", "a session's own content", "100 to 500 B",
         f"{size:,.0f} B of {tokens:,.0f} tokens", verdict(size <= 500, size <= 1000), "",
+    )  # fmt: skip
+
+
+def _machines(work: Work) -> PaperRow:
+    """Return the row of table 2: sessions in memory, by the tokens of one here and the bytes of pages of q4."""
+    import torch
+
+    from pltz.kv.pool.page_format import PageFormat
+
+    here = work.deployment
+    prompts = sum(len(one) for level in list(here.levels().values())[:3] for one in level)
+    tokens = (prompts + sum(map(len, here.chats))) / work.count
+    told, shares = [], []
+    for name, memory, layers, said in MACHINES:
+        pages = PageFormat("q4", layers, 8, 128, torch.bfloat16, work.rotary, torch.zeros(layers, 2, 8, 128))
+        fit = memory / (tokens * pages.token_bytes)
+        told.append(f"{name}: {fit:,.0f}")
+        shares.append(fit / said)
+    return PaperRow(
+        TOWERS, "Table 2", "warm sessions in a machine's memory", ", ".join(f"{said:,}" for *_, said in MACHINES),
+        f"{tokens:,.0f} tokens each with their share of the prompts, q4 pages, nothing else in memory: "
+        + "; ".join(told), verdict(min(shares) >= 0.9, max(shares) >= 0.9),
+        "its 6 MB per session of 8B are 178 tokens and its 40 MB of 70B 473: chats here are longer than the first",
     )  # fmt: skip
 
 

@@ -35,5 +35,7 @@ def test_recorded_figures_are_those_of_the_kept_results() -> None:
     sources = {row["source"]: row for row in kept("neighbours_communities.json")["sources"]}
     for source, row in sources.items():
         assert f"{row['best'] / row['sessions']:.0f}" in said, source
+    library = kept("neighbours_mini_train.json")["sources"]
+    assert f"{sum(row['best'] for row in library) / sum(row['alone'] for row in library):.3f} of their bytes" in said
     compose = {(row["form"], row["repair"]): row["kl"] for row in kept("compose.json")["settings"]}
     assert f"{compose['raw', '0%']:.4f} without" in said and f"{compose['raw', '15%']:.4f} with 15 %" in said
