@@ -54,14 +54,11 @@ def status(ctx: click.Context, journal: str, as_json: bool) -> None:
     """
     from pltz.archive.storage.disk import OsDisk
     from pltz.serving.eviction.journal.lock import FileLocks
-    from pltz.serving.eviction.journal.reader import JournalReader, is_of_journal
+    from pltz.serving.eviction.journal.reader import JournalReader
     from pltz.serving.eviction.refusals import read_refusals
 
-    if not Path(journal).is_dir():
-        raise UsageError(f"no journal at {journal}: expected the directory that the hook was opened with")
+    want_journal(journal)
     disk = OsDisk(journal)
-    if (names := [name for name, _ in disk.names("")]) and not any(map(is_of_journal, names)):
-        raise UsageError(f"no journal at {journal}: none of its {counted(len(names), 'file')} is of an eviction hook")
     found = JournalReader(disk, FileLocks(journal)).status()
     counts, last = read_refusals(disk)
     if as_json:
@@ -71,6 +68,17 @@ def status(ctx: click.Context, journal: str, as_json: bool) -> None:
         write_text(_status_text(found, counts, last))
     if found.lost:
         ctx.exit(3)
+
+
+def want_journal(place: str) -> None:
+    """Refuse a folder that no hook or worker has opened: both leave a file there. Raises UsageError."""
+    from pltz.archive.storage.disk import OsDisk
+    from pltz.serving.eviction.journal.reader import is_of_journal
+
+    if not Path(place).is_dir():
+        raise UsageError(f"no journal at {place}: expected the directory that the hook was opened with")
+    if not any(is_of_journal(name) for name, _ in OsDisk(place).names("")):
+        raise UsageError(f"no journal at {place}: it holds no file of an eviction hook, not even a lock")
 
 
 @hook.command(
@@ -128,8 +136,8 @@ def drain(
     from pltz.serving.eviction.worker import Drained
     from pltz.serving.eviction.worker import drain as run
 
-    if Path(journal).is_dir():
-        Archive.open(place)  # report a missing archive even where the journal is empty
+    want_journal(journal)
+    Archive.open(place)  # report a missing archive even where the journal is empty
     with Progress("drain", unit="sessions", shown=wanted(progress)) as bar:
         shown = 0
 

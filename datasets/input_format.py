@@ -54,6 +54,16 @@ class Recognised:
     given: RowName | None = None
     dropped: int = 0
 
+    @property
+    def is_log(self) -> bool:
+        """Return whether it is the log of an agent that a file is, and not one of many in rows of a file."""
+        return self.noun == "agent log" and self.place == self.file
+
+    @property
+    def is_verbatim(self) -> bool:
+        """Return whether the file has it as it is: as all of it or as a line, and not in a table."""
+        return self.session.kind != "ids" and (self.place == self.file or self.place.startswith(f"{self.file}: line "))
+
 
 def _silent(text: str) -> None:
     """Drop a remark."""

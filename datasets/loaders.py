@@ -140,31 +140,53 @@ def _as_they_are(source: str | os.PathLike[str] | bytes | Readable, options: Rea
     return _of_source(ByteInput(stream, name, options.max_bytes), options)
 
 
-def bytes_of_log(path: Path, max_bytes: int = MAX_BYTES) -> bytes | None:
-    """Return the bytes of a file that is an agent's log, unpacked; None where it is none.
+def logs_of(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[tuple[int | None, bytes]]:
+    """Yield the bytes of the agents' logs in a file, unpacked, each with its number there; none where it has none.
 
-    Only a log that is one JSON document is parsed for that; of others the first events tell.
+    A file is one log, of number None. Or it is JSON lines the first of which is a log: then each line is one. Only
+    documents are parsed for that; of other logs the first events tell.
 
     Raises:
         OSError: it cannot be opened.
-        UsageError, CorruptError, TooLong: it cannot be read, or is longer than ``max_bytes``.
+        UsageError, CorruptError, TooLong: it cannot be read, or a log in it is longer than ``max_bytes``.
     """
     with path.open("rb") as stream:
         source = ByteInput(stream, str(path), max_bytes, path)
         suffix = _unpacked(source, ReadOptions(), [one.lower() for one in path.suffixes[-2:]])
         known = registry.of_head(source.peek(HEAD))
-        events = json_files.first_events(source) if known is None and suffix not in TEXT_SUFFIXES else []
-        if known is None and events:
+        is_text = suffix in TEXT_SUFFIXES
+        if known is None and not is_text and (events := json_files.first_events(source)):
             known = registry.of_events(events)
-        if known is None and suffix not in TEXT_SUFFIXES and source.peek(HEAD).lstrip()[:1] in (b"{", b"["):
-            data = source.rest()
-            return data if _is_log_document(data) else None
-        return source.rest() if known is not None and known.noun == "agent log" else None
+        if known is not None:
+            if known.noun == "agent log":
+                yield None, source.rest()
+        elif not is_text and source.peek(HEAD).removeprefix(json_files.BOM).lstrip()[:1] in (b"{", b"["):
+            yield from _documents(source, is_lines=_SUFFIXES.get(suffix) == "jsonl")
+
+
+def _documents(source: ByteInput, *, is_lines: bool) -> Iterator[tuple[int | None, bytes]]:
+    """Yield the logs of a source that are documents, as `logs_of` says. ``is_lines``: it is JSON lines by its name."""
+    first = source.line() or b""
+    while is_lines and not first.strip() and source.peek(1):
+        first = source.line() or b""
+    more = bool(source.peek(HEAD).strip())
+    if not is_lines and not (more and json_files.is_json(first)):
+        data = first + source.rest()
+        if _is_log_document(data):
+            yield None, data
+        return
+    line: bytes | None = first if _is_log_document(first) else None
+    number = 0
+    while line is not None:
+        if line.strip():
+            yield number, line
+            number += 1
+        line = source.line()
 
 
 def _is_log_document(data: bytes) -> bool:
     try:
-        known = registry.of_value(json.loads(data))
+        known = registry.of_value(json.loads(data.removeprefix(json_files.BOM)))
     except (ValueError, RecursionError):
         return False
     return known is not None and known.noun == "agent log"
@@ -209,7 +231,10 @@ def _warn(text: str) -> None:
 
 def _folder(folder: Path, options: ReadOptions) -> Iterator[Recognised]:
     found = (Path(base, name) for base, _, names in os.walk(folder, onerror=_unreadable) for name in names)
-    for path in sorted(found, key=lambda path: path.relative_to(folder).as_posix()):
+    paths = sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+    if not paths:
+        options.warn(f"{folder}: holds no file")
+    for path in paths:
         if path.is_file():  # a pipe or a socket in a folder would block for ever
             yield from _file(path, options)
 

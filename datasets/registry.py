@@ -45,6 +45,7 @@ FORMATS: tuple[InputFormat, ...] = (
     codex.DOCUMENT,
     opencode.FORMAT,
     cline.FORMAT,
+    cline.HISTORY,
     openhands.FORMAT,
     swe_agent.FORMAT,
     antigravity.FORMAT,

@@ -10,7 +10,6 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.restore import NUMBERED
 from pltz.cli.archive.shared import archive_and_recipe, choose, full_names, hinting, open_archive, tags_of
 from pltz.cli.archive.spreading import Spreading, spread_options
 from pltz.cli.ui import options
@@ -18,7 +17,7 @@ from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output
 from pltz.cli.ui.progress import Progress, wanted
-from pltz.cli.ui.session_output import SESSION_FORMAT, form_of, is_log, render, written
+from pltz.cli.ui.session_output import SESSION_FORMAT, form_of, render, written
 from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
@@ -75,6 +74,8 @@ def get(
     ids as JSON lists. Of several sessions each is one line; restore writes a file for each. Nothing is written unless
     every chosen session passes its check.
     """
+    from pltz.datasets.file_forms import NUMBERED, is_log
+
     destination = Output(output, force=force, binary=False)
     cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
     catalog = cold.parts.catalog
@@ -83,7 +84,7 @@ def get(
         whole = full_names(cold, names, tenant, number)
         sessions = [found.session for found in cold.get_many(whole, tenant=tenant, version=number)]
     if form == "auto":
-        log = len(sessions) == 1 and not NUMBERED.fullmatch(whole[0]) and is_log(sessions[0])
+        log = len(sessions) == 1 and is_log(sessions[0], known=NUMBERED.fullmatch(whole[0]) is not None)
         form = "agent-log" if log else form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)
     blind = set[bytes]().union(*(catalog.histories.of(tenant, name).blind for name in names if number is None))

@@ -1,7 +1,7 @@
 """``pltz archive init`` and ``put``: make an archive and put sessions from files into it."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -22,6 +22,7 @@ from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options
 from pltz.datasets.dropped import tags_of as tags_of_dropped
+from pltz.datasets.file_forms import tags_of_file
 from pltz.datasets.file_names import FileOfName, below, heads_of, log_name, stem_of
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pltz.archive.archive import Archive
     from pltz.archive.bulk import SpreadPuts
     from pltz.archive.writing.put_request import PutReceipt, PutRequest
+    from pltz.datasets.input_format import Recognised
     from pltz.datasets.session_columns import RowName
     from pltz.models.session.session import Session
     from pltz.models.target.target import Target
@@ -340,7 +342,9 @@ class SessionNames:
             if self.name is None and self.key is None and row.given is None:
                 files.want(row.head, row.file)
             request = PutRequest(self._name(row), row.session, target=row.target, tokenizer=row.tokenizer, **extra)
-            request = replace(request, tags={**request.tags, **tags_of_dropped(drops(), row.dropped)})
+            dropped = tags_of_dropped(drops(), row.dropped)
+            form = row.file_tags() if request.name == row.default else {}
+            request = replace(request, tags={**request.tags, **form, **dropped})
             yield self._as_row(request, row.given), row.size, row.number is None
 
     def _as_row(self, request: "PutRequest", given: "RowName | None") -> "PutRequest":
@@ -373,7 +377,7 @@ def _chain(first: "NamedSession", rest: "Iterator[NamedSession]") -> "Iterator[N
 class NamedSession:
     """A session of an input, with its default name and the target it was frozen for, or is to be seen by.
 
-    ``dropped``: bytes that were dropped from it.
+    ``dropped``: bytes that were dropped from it. ``alone``: no other session is in ``file``.
     ``head``: its default name without the number. ``size``: bytes of ``file`` that it was read from. ``tokenizer``:
     tokenizer.json that its ids belong to, None for the bundle's. ``given``: name, tenant and time that its row says.
     """
@@ -387,6 +391,12 @@ class NamedSession:
     tokenizer: bytes | None = None
     given: "RowName | None" = None
     dropped: int = 0
+    alone: bool = False
+
+    def file_tags(self) -> dict[str, str]:
+        """Return the tag that tells its file, where its name and content do not."""
+        numbered = self.number is not None
+        return tags_of_file(self.default, self.file, self.session, numbered=numbered) if self.alone else {}
 
     @property
     def default(self) -> str:
@@ -436,15 +446,13 @@ class PutInputs:
     def _files(self, path: str) -> Iterator[NamedSession]:
         """Yield the sessions of an input."""
         counts = Counter[str]()
-        for found in InputFiles([path], self.form).recognised():
-            log = found.noun == "agent log"
-            head = log_name(path, found.file) if log else self.heads.get(path) or below(path, found.file)
-            number = None if log else counts[found.file]
+        for found, alone in _with_alone(InputFiles([path], self.form).recognised()):
+            head = log_name(path, found.file) if found.is_log else self.heads.get(path) or below(path, found.file)
+            number = None if found.is_log else counts[found.file]
             counts[found.file] += 1
             self.dropped += found.dropped
-            yield NamedSession(
-                head, number, found.file, found.size, found.session, given=found.given, dropped=found.dropped
-            )
+            row = NamedSession(head, number, found.file, found.size, found.session, given=found.given)
+            yield replace(row, dropped=found.dropped, alone=alone and found.is_verbatim)
 
     def _load_target(self) -> "Target | None":
         from pltz.models.target.target import Target
@@ -475,6 +483,28 @@ class PutInputs:
                     )
                 head = self.heads.get(path) or stem_of(path)
                 yield NamedSession(head, number, path, 0, session, reader.header.target_fingerprint)
+
+
+def _with_alone(found: "Iterable[Recognised]") -> "Iterator[tuple[Recognised, bool]]":
+    """Yield sessions, each with whether it is the only one of its file. An error comes after those before it."""
+    first: Recognised | None = None  # of its file, until it is known whether there are more
+    file = ""
+    try:
+        for one in found:
+            if first is not None:
+                yield first, first.file != one.file
+                first = None
+            if one.is_log or one.file == file:
+                yield one, one.is_log
+            else:
+                first = one
+            file = one.file
+    except Exception:
+        if first is not None:
+            yield first, False
+        raise
+    if first is not None:
+        yield first, True
 
 
 def is_pltz(path: str) -> bool:

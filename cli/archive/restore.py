@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +16,6 @@ from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output, printable, say_if_interrupted, write_text
 from pltz.cli.ui.progress import Progress, wanted
-from pltz.cli.ui.session_output import is_document, is_log
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from pltz.archive.catalog.lookup import Version
     from pltz.models.session.session import Session
 
-NUMBERED = re.compile(r"(.+)/(0|[1-9][0-9]{0,8})", re.DOTALL)  # STEM/NUMBER, as `put` names the sessions of one file
 FORBIDDEN = '%\\:*?"<>|'  # in names of files, on one system or another
 LONGEST = 200  # bytes of a part of a path; file systems take 255
 
@@ -36,6 +33,7 @@ class StoredFile(NamedTuple):
     stem: PurePath
     versions: "list[Version]"
     numbered: bool  # they are named STEM/0 and so on, as the lines of a file
+    suffix: str | None = None  # where it is known before the sessions are read
 
 
 @click.command(
@@ -86,6 +84,8 @@ def restore(
     Each file appears whole or not at all, and none is replaced without --force. Where parts of the archive are
     damaged, the sessions that are still listed are written, and the exit code is 7.
     """
+    from pltz.datasets.file_forms import suffix_in, suffix_of
+
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{output} is a file: name a folder")
@@ -99,9 +99,10 @@ def restore(
         read = _sessions(cold, files, bar)
         for file in files:
             first = next(read)
-            suffix = ".jsonl" if len(file.versions) > 1 else suffix_of(first, numbered=file.numbered)
-            if file.stem.name.endswith(suffix):  # as in issue-7.traj.json
-                suffix = ".json"
+            suffix = file.suffix
+            if suffix is None:
+                told = ".jsonl" if len(file.versions) > 1 else suffix_of(first, numbered=file.numbered)
+                suffix = suffix_in(file.stem.name, told)
             path = folder / paths.free(file.stem, suffix)
             path.parent.mkdir(parents=True, exist_ok=True)
             written = Output(str(path), force=force)
@@ -131,18 +132,21 @@ def _named(cold: "Archive", names: Iterable[str], tenant: str | None) -> list[st
 
 def files_of(versions: "Iterable[Version]") -> list[StoredFile]:
     """Return the files that versions were put from: those of STEM/NUMBER together, in the order of their numbers."""
+    from pltz.datasets.file_forms import file_of
+
     rows = list(versions)
     tenants = {version.tenant for version in rows}
-    found: dict[tuple[str, str, bool], list[tuple[int, Version]]] = {}
+    found: dict[tuple[str, str, bool], list[tuple[int, str | None, Version]]] = {}
     for version in rows:
-        match = NUMBERED.fullmatch(version.name)
-        stem, number = (match[1], int(match[2])) if match else (version.name, 0)
-        found.setdefault((version.tenant, stem, match is not None), []).append((number, version))
+        file = file_of(version.name, version.tags)
+        place = version.tenant, file.stem, file.number is not None
+        found.setdefault(place, []).append((file.number or 0, file.suffix, version))
     files = []
     for (tenant, stem, numbered), members in found.items():
         members.sort(key=lambda member: member[0])
         parts = ([tenant] if len(tenants) > 1 else []) + stem.split("/")
-        files.append(StoredFile(PurePath(*map(safe, parts)), [version for _, version in members], numbered))
+        suffix = members[0][1] if len(members) == 1 else None
+        files.append(StoredFile(PurePath(*map(safe, parts)), [one[2] for one in members], numbered, suffix))
     return files
 
 
@@ -188,43 +192,16 @@ class Paths:
         return next(one for one in tries if str(one).casefold() not in taken)
 
 
-def suffix_of(session: "Session", *, numbered: bool = False) -> str:
-    """Return the suffix of the file that a session is alone in. ``numbered``: as of a `StoredFile`."""
-    from pltz.datasets import registry
-    from pltz.datasets.input_format import HEAD
-    from pltz.datasets.json_files import is_json
-
-    if session.kind == "ids":
-        return ".json"
-    known, usual = None, ".json"
-    if session.kind == "chat":
-        events = isinstance(session.value, list) and all(isinstance(event, dict) for event in session.value)
-        known = registry.of_value(session.value)
-        usual = ".jsonl" if events and not _is_line(session, numbered) else ".json"
-    else:
-        value: bytes = session.value
-        if value.lstrip()[:1] not in (b"{", b"["):
-            known, usual = registry.of_head(value[:HEAD]), ".txt"
-        elif is_json(value):
-            known = registry.of_value(json.loads(value))
-        else:
-            usual = ".jsonl" if is_json(value.splitlines()[0]) else ".txt"
-    return known.suffix if known and known.suffix else usual
-
-
-def _is_line(session: "Session", numbered: bool) -> bool:
-    """Return whether a chat is one line of its file, and no line for each event. ``numbered``: as of a `StoredFile`."""
-    return is_document(session) or (numbered and not is_log(session, known=True))
-
-
 def content_of(sessions: "Iterable[Session]", *, numbered: bool) -> Iterator[bytes]:
     """Yield the bytes of a file of these sessions: a line each, or the bytes that were kept of them.
 
     ``numbered``: as of a `StoredFile`.
     """
+    from pltz.datasets.file_forms import is_line
+
     before = b"\n"
     for session in sessions:
-        line = session.kind == "chat" and _is_line(session, numbered)
+        line = session.kind == "chat" and is_line(session, numbered=numbered)
         data = session.to_json_line() if line else session.to_input_bytes()
         yield data if before.endswith(b"\n") else b"\n" + data
         before = data or b"\n"

@@ -30,27 +30,6 @@ def form_of(kinds: Sequence[str]) -> str:
     return "text" if list(kinds) == ["text"] else "jsonl"
 
 
-def is_log(session: Session, *, known: bool = False) -> bool:
-    """Return whether a session is the events of an agent, which have a line each. ``known``: of one known by name."""
-    from pltz.datasets import registry
-    from pltz.datasets.formats import events
-    from pltz.datasets.input_format import EVENTS
-
-    value = session.value
-    if session.kind != "chat" or not isinstance(value, list) or not value or is_document(session):
-        return False
-    found = registry.of_events(value[:EVENTS]) if all(isinstance(event, dict) for event in value) else None
-    return found is not None and not (known and found is events.FORMAT)
-
-
-def is_document(session: Session) -> bool:
-    """Return whether a list of events is one JSON document in the files of its agent, and not a line for each."""
-    from pltz.datasets import registry
-
-    found = registry.of_value(session.value) if session.kind == "chat" and isinstance(session.value, list) else None
-    return found is not None and found.noun == "agent log"
-
-
 def render(sessions: Iterable[Session], form: str) -> Iterator[bytes]:
     """Yield the sessions in an output format; ``exact``: as the bytes of the input they were read from.
 

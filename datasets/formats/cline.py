@@ -1,7 +1,9 @@
 """Cline and Roo Code: two JSON files per task, below tasks/ID in the extension's storage.
 
     ui_messages.json                 [{"ts": 1767603600000, "type": "say", "say": "text", "text": "..."}, ...]
-    api_conversation_history.json    a list of messages, which is recognised as such
+    api_conversation_history.json    [{"role": "user", "content": [{"type": "text", "text": "<task>\\n..."}, ...]}, ...]
+
+The second is what the model was sent: messages like those of any chat, but for the words that the extension puts in.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import Any
 
 from pltz.datasets.formats.messages import is_messages
 from pltz.datasets.input_format import InputFormat
-from pltz.datasets.turns import Message, answered, called, said
+from pltz.datasets.turns import Message, answered, called, said, spoken, text_of
 
 
 def _is_message(value: Any) -> bool:
@@ -39,10 +41,36 @@ def conversation(events: list[dict[str, Any]]) -> list[Message]:
     return found
 
 
+MARKS = ("<task>", "<user_message>", "<environment_details>")  # around words of the user, and behind them
+
+
+def _is_history(value: Any) -> bool:
+    if not isinstance(value, list) or not value or not is_messages(value):
+        return False
+    first = value[0]
+    if first.get("role") != "user" or not isinstance(first.get("content"), list):
+        return False
+    if isinstance(first.get("ts"), int):  # Roo Code's, which Anthropic's messages do not have
+        return True
+    return text_of(first["content"]).lstrip().startswith(MARKS)
+
+
+def history(messages: list[dict[str, Any]]) -> list[Message]:
+    """Return the messages that the model was sent."""
+    return [one for message in messages for one in spoken(message.get("role", "user"), message.get("content"))]
+
+
 FORMAT = InputFormat(
     "cline",
     "agent log",
     "tasks of Cline and Roo Code",
     of_value=lambda value: bool(value) and is_messages(value, _is_message),
     conversation=conversation,
+)
+HISTORY = InputFormat(
+    "cline-history",
+    "agent log",
+    "what Cline and Roo Code sent to the model",
+    of_value=_is_history,
+    conversation=history,
 )

@@ -105,9 +105,16 @@ def test_the_engine_of_a_benchmark_without_a_codec(monkeypatch: pytest.MonkeyPat
     assert machine.engine_name(None) == "torch"
 
 
-def test_a_folder_of_other_files_is_no_journal(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    done = run("hook", "status", tmp_path)
-    assert done.exit_code == 2 and "no journal" in done.stderr and "1 file" in done.stderr
-    (tmp_path / "notes.txt").unlink()
-    assert run("hook", "status", tmp_path).exit_code == 0  # a journal of which everything is archived
+@pytest.mark.parametrize("command", ["status", "drain"])
+def test_a_folder_that_no_hook_opened_is_no_journal(run: Run, tmp_path: Path, command: str) -> None:
+    assert run("archive", "init", tmp_path / "cold").exit_code == 0
+    words = ["hook", command, tmp_path / "folder", *(["--archive", tmp_path / "cold"] if command == "drain" else [])]
+    for inside in (".", "sub/folder"):
+        (tmp_path / "folder" / inside).mkdir(parents=True, exist_ok=True)
+        done = run(*words)
+        assert done.exit_code == 2 and "no journal" in done.stderr and "no file of an eviction hook" in done.stderr
+        assert not list((tmp_path / "folder").glob("worker.lock"))
+    (tmp_path / "folder/notes.txt").write_text("mine")
+    assert run(*words).exit_code == 2
+    (tmp_path / "folder/worker.lock").touch()  # a journal of which everything is archived
+    assert run(*words).exit_code == 0

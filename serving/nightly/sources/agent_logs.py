@@ -1,8 +1,9 @@
 """Logs of coding agents: every log below a folder is one session, as `pltz archive put FOLDER` makes it.
 
-A log is named by its path below the folder, with one folder at least (``-home-me-shop/4f35e220``). Files that are no
-logs of an agent are left out. A log that grew is a new version, and an unchanged one is known by a digest of its bytes:
-it is read, and neither parsed nor coded. A log that another one replaced is refused, unless ``new_version`` is set.
+A log is named by its path below the folder, with one folder at least (``-home-me-shop/4f35e220``). The logs in the
+lines of one file are named as chats are (``output/0``). Files that are no logs of an agent are left out. A log that
+grew is a new version, and an unchanged one is known by a digest of its bytes: it is read, and neither parsed nor coded.
+A log that another one replaced is refused, unless ``new_version`` is set.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from pltz.archive.archive import Archive
 from pltz.archive.writing.put_request import PutRequest
 from pltz.datasets.dropped import tags_of
-from pltz.datasets.file_names import log_name
+from pltz.datasets.file_forms import tags_of_file
+from pltz.datasets.file_names import below, log_name
 from pltz.datasets.input_format import ReadOptions
-from pltz.datasets.loaders import bytes_of_log, recognise
+from pltz.datasets.loaders import logs_of, recognise
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
@@ -92,28 +94,37 @@ class AgentLogSource:
         root = Path(self.path)
         for inside in shard.parts:
             path = root / inside if root.is_dir() else root
-            name = log_name(str(root), str(path))
+            name = self._name_of(inside)
             try:
                 since = path.stat().st_mtime
-                raw = bytes_of_log(path, self.max_bytes)
+                for number, raw in logs_of(path, self.max_bytes):
+                    if number is None:
+                        yield SourceEntry(inside, name, raw, since=since)
+                    else:
+                        row = f"{below(str(root), str(path))}/{number}"
+                        yield SourceEntry(f"{inside}: session {number}", row, raw, since=since)
             except FileNotFoundError:
                 continue  # moved since it was listed: the next run finds it in its new place
             except OSError as exc:
                 yield Unreadable(inside, f"cannot be read: {exc.strerror or exc}", name)
-                continue
             except PltzError as exc:
                 yield Unreadable(inside, str(exc), name)
-                continue
-            if raw is not None:
-                yield SourceEntry(inside, name, raw, since=since)
+
+    def _name_of(self, inside: str) -> str:
+        """Return the name of the log that a file is, by its path below the folder."""
+        root = Path(self.path)
+        return log_name(self.path, str(root / inside if root.is_dir() else root))
 
     def item(self, entry: SourceEntry) -> PutRequest:
         """Return a log as a session to put. Raises UsageError, ContentError and FormatError."""
         found = list(recognise(entry.raw, self._options()))
         if len(found) != 1:
             raise ContentError(f"expected the log of one session, found {len(found)} sessions")
-        request = replace(self.naming.item(entry, found[0].session), continues=not self.new_version)
-        return replace(request, tags={**request.tags, **tags_of((self.drop,), found[0].dropped)})
+        session, dropped = found[0].session, tags_of((self.drop,), found[0].dropped)
+        request = replace(self.naming.item(entry, session), continues=not self.new_version)
+        if entry.name is not None and entry.name == self._name_of(entry.where):  # the log is all of its file
+            dropped |= tags_of_file(entry.name, entry.where, session, numbered=False)
+        return replace(request, tags={**request.tags, **dropped})
 
     def sink(self, cold: Archive, bundle: Bundle) -> Sink:
         """Return the archive itself. See `EntrySource.sink`."""

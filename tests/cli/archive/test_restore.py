@@ -1,7 +1,9 @@
 """``pltz archive restore``: the files that were put, under names that stay in the folder."""
 
 import json
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path, PurePath
 
 import pytest
@@ -145,3 +147,46 @@ def test_get_writes_a_log_as_the_lines_that_it_was(run: Run, cold: Path, put: di
     assert run("archive", "put", cold, tmp_path / "lists.jsonl").exit_code == 0
     assert run("archive", "get", cold, "lists/0").stdout_bytes == line
     assert len(run("archive", "get", cold, "shop/0f3a", "lists/0").stdout.splitlines()) == 2
+
+
+FORMS = {
+    "one.jsonl": jsonl([chat(1)]),
+    "one.json": json.dumps(chat(2)).encode(),
+    "one.ndjson": jsonl([chat(3)]),
+    "many.jsonl": jsonl([chat(4), chat(5)]),
+    "notes.md": b"# Notes\n",
+    "code.py": b"print(1)\n",
+    "bytes.bin": b"\xff\x00",
+    "LICENCE": b"All rights\n",
+    "log.tar.txt": b"words\n",
+}
+
+
+def test_each_file_has_the_suffix_that_it_was_put_with(run: Run, cold: Path, tmp_path: Path) -> None:
+    for number, (name, data) in enumerate(FORMS.items()):
+        path = tmp_path / f"in/{number}/{name}"  # a folder each: chats of one.json and one.jsonl have one name else
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+    assert run("archive", "put", cold, tmp_path / "in", "--exact").exit_code == 0
+    assert run("archive", "restore", cold, "-o", tmp_path / "out").exit_code == 0
+    found = {path.name: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert found == FORMS
+    rows = [json.loads(line) for line in run("archive", "ls", cold, "--json").stdout.splitlines()]
+    assert {row["name"]: row["tags"] for row in rows if row["name"] in ("1/one/0", "3/many/0", "3/many/1")} == {
+        "1/one/0": {},
+        "3/many/0": {},
+        "3/many/1": {},
+    }
+    (tmp_path / "in/0/one.jsonl").write_bytes(jsonl([chat(1), chat(6)]))
+    assert run("archive", "put", cold, tmp_path / "in", "--exact").exit_code == 0
+    assert run("archive", "restore", cold, "0", "-o", tmp_path / "again").exit_code == 0
+    assert found_in(tmp_path / "again") == {"0/one.jsonl": jsonl([chat(1), chat(6)])}
+
+
+def test_the_row_of_a_database_is_no_database(run: Run, cold: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "app.db")) as base, base:
+        base.execute("CREATE TABLE chats (body TEXT)")
+        base.execute("INSERT INTO chats VALUES (?)", (json.dumps(chat(1)),))
+    assert run("archive", "put", cold, tmp_path / "app.db", "--query", "SELECT body FROM chats").exit_code == 0
+    assert run("archive", "restore", cold, "-o", tmp_path / "out").exit_code == 0
+    assert json.loads(found_in(tmp_path / "out")["app.json"]) == chat(1)

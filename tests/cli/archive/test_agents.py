@@ -1,0 +1,190 @@
+"""The logs of each agent, in the folders that it keeps them in: put, the nightly job and queries take them alike."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from pltz import api
+from pltz.archive.archive import Archive
+from pltz.datasets.file_forms import FILE
+from pltz.datasets.loaders import recognise
+from tests.cli.commands import Run, lines
+from tests.datasets.test_formats import (
+    AIDER,
+    CLAUDE_CODE,
+    CODEX,
+    COPILOT,
+    DOCUMENTS,
+    GEMINI_LINES,
+    MARKDOWN,
+    OH_MY_PI,
+    PI,
+)
+from tests.datasets.test_formats import lines as jsonl
+
+pytestmark = pytest.mark.usefixtures("bundle_at_hand")
+
+TASK = [{"role": "user", "content": [{"type": "text", "text": "<task>\nAdd a test\n</task>"}]}, {"role": "assistant"}]
+ROO_TASK = [{"role": "user", "content": [{"type": "text", "text": "Add a test"}], "ts": 1767603600000}]
+
+
+def document(value: Any, **how: Any) -> bytes:
+    return json.dumps(value, **how).encode()
+
+
+def own(events: list[Any], session: str) -> list[Any]:
+    """Return events of Claude Code as of another session."""
+    return [{**event, "sessionId": session} for event in events]
+
+
+FILES = {  # eleven agents, with what else they keep
+    ".claude/projects/-home-ada-shop/4f35e220.jsonl": jsonl(CLAUDE_CODE),
+    ".claude/projects/-home-ada-shop/4f35e220/subagents/agent-a1.jsonl": jsonl(own(CLAUDE_CODE, "a1")),
+    ".claude/projects/-home-ada-garden/4f35e220.jsonl": jsonl(own(CLAUDE_CODE, "garden")),
+    ".codex/sessions/2026/01/05/rollout-2026-01-05T09-00-00-a1.jsonl": jsonl(CODEX),
+    ".gemini/tmp/7e89/chats/session-1.json": document(DOCUMENTS["gemini-cli"][1], indent=2),
+    ".gemini/tmp/7e89/chats/session-2.jsonl": jsonl(GEMINI_LINES),
+    ".copilot/session-state/378a/events.jsonl": jsonl(COPILOT),
+    ".copilot/session-state/378b/events.jsonl": jsonl([*COPILOT, *COPILOT]),
+    ".pi/agent/sessions/--home-ada--/019f.jsonl": jsonl(PI),
+    ".omp/sessions/019f.jsonl": jsonl(OH_MY_PI),
+    "opencode/ses_1.json": document(DOCUMENTS["opencode"][1]),
+    "cline/tasks/1767603600000/ui_messages.json": document(DOCUMENTS["cline"][1]),
+    "cline/tasks/1767603600000/api_conversation_history.json": document(TASK),
+    "roo/tasks/9b1c/api_conversation_history.json": document(ROO_TASK),
+    "openhands/trajectory.json": document(DOCUMENTS["openhands"][1]),
+    "openhands/output.jsonl": jsonl([{**DOCUMENTS["openhands output"][1], "instance_id": f"a-{n}"} for n in range(3)]),
+    "swe-agent/issue-7.traj": document(DOCUMENTS["swe-agent"][1], indent=2),
+    "swe-agent/8.traj": document(DOCUMENTS["swe-agent"][1]),
+    "swe-agent/issue-9.traj.json": document(DOCUMENTS["mini-swe-agent"][1]),
+    "shop/.aider.chat.history.md": AIDER.encode(),
+    "shop/.specstory/history/2026-01-05-fix.md": MARKDOWN["specstory"].encode(),
+    "shop/cursor_fix.md": MARKDOWN["cursor"].encode(),
+    "tasks/8.jsonl": jsonl(own(CLAUDE_CODE, "8")),  # a log whose name is a number
+    "tasks/9.jsonl": jsonl(own(CLAUDE_CODE, "9")),
+}
+ROWS = "openhands/output"  # the file that has a session per line
+
+
+class Stored(NamedTuple):
+    """What an archive has of a session."""
+
+    tenant: str
+    tags: Mapping[str, str]
+    content: bytes
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    for name, data in FILES.items():
+        path = tmp_path / "home" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (tmp_path / "home/shop/README.md").write_bytes(b"# no log\n")
+    return tmp_path / "home"
+
+
+def stored(place: Path) -> dict[str, Stored]:
+    with Archive.open(place) as cold:
+        found = {v.name: (v.tenant, v.tags) for v in cold.list()}
+        return {n: Stored(t, tags, cold.get(n, tenant=t).session.to_bytes()) for n, (t, tags) in found.items()}
+
+
+def names() -> set[str]:
+    whole = {name.rpartition(".")[0] for name in FILES} - {ROWS}
+    return whole | {f"{ROWS}/{number}" for number in range(3)}
+
+
+def by_night(run: Run, home: Path, place: Path) -> None:
+    config = home.parent / "nightly.toml"
+    config.write_text(
+        f'archive = "{place}"\nstate = "{home.parent}/state"\n[[source]]\nkind = "agent-logs"\npath = "{home}"\n'
+        'tenant = "acme"\n'
+    )
+    report = run("nightly", "--config", config, "--json")
+    assert report.exit_code == 0, report.output
+
+
+def test_put_and_the_nightly_job_take_the_logs_of_each_agent_alike(run: Run, cold: Path, home: Path) -> None:
+    done = run("archive", "put", cold, home, "--tenant", "acme")
+    assert done.exit_code == 0, done.output
+    other = home.parent / "other"
+    assert run("archive", "init", other).exit_code == 0
+    by_night(run, home, other)
+    first, second = stored(cold), stored(other)
+    first.pop("shop/README/0")  # put takes other files, too
+    assert first == second and first.keys() == names()
+    assert {name: s.tags[FILE] for name, s in first.items() if FILE in s.tags} == {
+        "swe-agent/8": "8.traj",
+        "tasks/8": "8.jsonl",
+        "tasks/9": "9.jsonl",
+    }
+    by_night(run, home, cold)  # the same names and content: nothing is stored again
+    with Archive.open(cold) as archive:
+        assert {v.version for v in archive.list()} == {1}
+
+
+def test_a_log_given_alone_is_the_one_that_its_folder_has(run: Run, cold: Path, home: Path) -> None:
+    assert run("archive", "put", cold, home / "tasks", home / "swe-agent").exit_code == 0
+    for file in ("tasks/8.jsonl", "swe-agent/8.traj", "swe-agent/issue-7.traj"):
+        [again] = lines(run("archive", "put", cold, home / file, "--json"))
+        assert (again["name"], again["unchanged"]) == (file.rpartition(".")[0], True)
+
+
+def test_rows_of_a_query_are_the_logs_that_files_are(run: Run, cold: Path, home: Path) -> None:
+    assert run("archive", "put", cold, home, "--tenant", "acme").exit_code == 0
+    wanted = stored(cold)
+    documents = {n: d for n, d in FILES.items() if not n.endswith((".jsonl", ".md"))}
+    with closing(sqlite3.connect(home.parent / "logs.db")) as base, base:
+        base.execute("CREATE TABLE logs (name TEXT, session TEXT, tenant TEXT, time TEXT)")
+        rows = [(n.rpartition(".")[0], d.decode(), "acme", "1970-01-02") for n, d in documents.items()]
+        rows += [
+            (n.rpartition(".")[0], json.dumps(list(map(json.loads, d.splitlines()))), "acme", "1970-01-02")
+            for n, d in FILES.items()
+            if n.endswith(".jsonl") and not n.startswith(ROWS)
+        ]
+        base.executemany("INSERT INTO logs VALUES (?, ?, ?, ?)", rows)
+    other = home.parent / "other"
+    assert run("archive", "init", other).exit_code == 0
+    done = run("archive", "put", other, home.parent / "logs.db", "--query", "SELECT * FROM logs")
+    assert done.exit_code == 0, done.output
+    found = stored(other)
+    assert found.keys() == {name for name, *_ in rows}
+    assert {n: (s.tenant, s.content) for n, s in found.items()} == {
+        n: (wanted[n].tenant, wanted[n].content) for n in found
+    }
+    with Archive.open(other) as archive:
+        assert {v.time for v in archive.list()} == {86400}
+    packed = home.parent / "logs.pltz"
+    assert run("compress", home.parent / "logs.db", "--query", "SELECT * FROM logs", "-o", packed).exit_code == 0
+    assert [s.to_bytes() for s in api.open(packed)] == [wanted[name].content for name, *_ in rows]
+
+
+def test_compress_takes_the_sessions_that_put_takes(run: Run, cold: Path, home: Path) -> None:
+    assert run("archive", "put", cold, home).exit_code == 0
+    packed = home.parent / "home.pltz"
+    assert run("compress", home, "-o", packed).exit_code == 0
+    assert sorted(s.to_bytes() for s in api.open(packed)) == sorted(s.content for s in stored(cold).values())
+
+
+def test_each_file_comes_back_under_its_name(run: Run, cold: Path, home: Path) -> None:
+    assert run("archive", "put", cold, home, "--exact").exit_code == 0
+    back = home.parent / "back"
+    assert run("archive", "restore", cold, "-o", back).exit_code == 0
+    found = {path.relative_to(back).as_posix(): path.read_bytes() for path in back.rglob("*") if path.is_file()}
+    assert found == {**FILES, "shop/README.md": b"# no log\n"}
+    got = run("archive", "get", cold, "tasks/8", "-o", home.parent / "8.jsonl")
+    assert got.exit_code == 0 and (home.parent / "8.jsonl").read_bytes() == FILES["tasks/8.jsonl"]
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_each_file_is_recognised_as_the_log_of_an_agent(name: str) -> None:
+    found = list(recognise(FILES[name]))
+    assert {one.noun for one in found} == {"agent log"} and len(found) == (3 if name.startswith(ROWS) else 1)
