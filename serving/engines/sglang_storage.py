@@ -58,6 +58,7 @@ class PltzHiCache(HiCacheStorage):  # type: ignore[misc]  # Any to mypy: SGLang 
         self._target = self._fingerprint()
         self._pages: PageFolder | None = None
         self._forms: dict[str, str] = {}  # of the pools beside the KV
+        self._missed: set[str] = set()  # policies that the log has told
 
     def _fingerprint(self) -> bytes:
         if self._settings.target is not None:
@@ -152,19 +153,21 @@ class PltzHiCache(HiCacheStorage):  # type: ignore[misc]  # Any to mypy: SGLang 
     ) -> PoolTransferResult:
         """Return which beginnings of the sequence are there in all pools.
 
-        Raises UsageError for a policy of a pool that this backend does not know.
+        Pages of a pool by a policy that this backend does not know are a miss, which the log tells once.
         """
         kv = self.batch_exists(keys)
         hits: dict[str, int] = {"kv": kv} if kv else {}
         restorable = list(range(1, kv + 1))
         for transfer in pool_transfers or []:
-            there = [self.exists(self._of_pool(key, transfer.name)) for key in keys[:kv]]
             if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
                 window = kv or 1
             elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
                 window = max(1, len(transfer.keys or ()))
             else:
-                raise UsageError(f"pages by {transfer.hit_policy} are not kept: choose another storage backend")
+                self._miss_policy(transfer.hit_policy)
+                restorable = []
+                continue
+            there = [self.exists(self._of_pool(key, transfer.name)) for key in keys[:kv]]
             ends = {end for end in range(1, kv + 1) if all(there[max(0, end - window) : end])}
             if ends:
                 hits[transfer.name] = max(ends)
@@ -218,6 +221,14 @@ class PltzHiCache(HiCacheStorage):  # type: ignore[misc]  # Any to mypy: SGLang 
                 return done + [False] * (len(keys) - len(done))
             done.append(step(pool, self._of_pool(key, name), place))
         return done
+
+    def _miss_policy(self, policy: object) -> None:
+        if str(policy) not in self._missed:
+            self._missed.add(str(policy))
+            logger.warning(
+                "pltz: this model asks for pages by %s, which are not kept, so nothing of it is found again: choose "
+                "another storage backend for it", policy,
+            )  # fmt: skip
 
     def _of_pool(self, key: str, pool: str) -> str:
         """Return the key of a page beside the KV, which covers the form of its pool, as the space does that of the KV.

@@ -10,8 +10,9 @@ its ids go to the eviction hook, and its file stays for a quick return, within a
 session that returns gets its KV from that file, else by one prefill of its ids. The result is the same.
 
 The server knows no names. A slot's session is the one that was claimed for it (`claim`), else the one of which it has
-all tokens and more, else a new one, named after its ids. The last sampled token is not in a slot yet, so the newest
-version of a session lacks it.
+all tokens and more, else a new one, named after its ids. Without a claim only sessions of the archiver's own tenant are
+looked at: any client may send a prompt that begins like the session of another tenant. The last sampled token is not in
+a slot yet, so the newest version of a session lacks it.
 """
 
 from __future__ import annotations
@@ -101,7 +102,6 @@ class SlotArchiver:
         self._keeper = SlotKeeper(server, folder, keep, variant=variant)
         self._slots: dict[int, _Watched] = {}
         self._claims: dict[int, tuple[str, str]] = {}
-        self._restored: dict[int, tuple[str, str]] = {}
         self._known: OrderedDict[tuple[str, str], tuple[int, str]] = OrderedDict()
         for kept in self._keeper.kept():
             self._know(kept.session, kept.tenant, kept.tokens, kept.ids)
@@ -122,9 +122,10 @@ class SlotArchiver:
         self.look(idle=0)
 
     def claim(self, slot: int, session: str, tenant: str | None = None) -> None:
-        """Say whose session a slot holds from now on, until it is claimed for another: where requests choose slots.
+        """Say whose session a slot holds from now on: where requests choose slots.
 
-        Raises UsageError for names that no archive takes.
+        The claim ends when the slot is claimed for another session, or another one is restored into it. Raises
+        UsageError for names that no archive takes.
         """
         with self._lock:
             self._claims[slot] = self._owner(session, tenant)
@@ -165,6 +166,9 @@ class SlotArchiver:
     ) -> Hot:
         """Bring a session's KV back: from its slot file where that is right, and by a prefill of the other ids.
 
+        A claim of the slot for another session ends. A session of another tenant than the archiver's own goes on under
+        its name only if its slot is claimed for it (`claim`, with the slot that is returned).
+
         Args:
             ids: (T,) of the session.
             slot: the slot to fill; None for one that is idle and empty, else for the one that was archived longest ago.
@@ -183,7 +187,8 @@ class SlotArchiver:
             if chosen >= 0:
                 self._keeper.restore(session, ids, chosen, tenant=tenant)
             hot = self.server.thaw(ids, slot=chosen, frozen_for=frozen_for, any_target=any_target)
-            self._restored[hot.slot] = session, tenant
+            if self._claims.get(hot.slot) != (session, tenant):
+                self._claims.pop(hot.slot, None)
             self._know(session, tenant, len(ids), digest_ids(ids))
             for state in self.server.slot_states():  # it is as it was archived
                 if state.slot == hot.slot:
@@ -244,10 +249,8 @@ class SlotArchiver:
         if slot in self._claims:
             return self._claims[slot]
         digests = {len(ids): digest_ids(ids)}
-        longest = sorted(self._known.items(), key=lambda item: -item[1][0])
-        for named, (tokens, known) in longest:
-            if named[1] != self._tenant and named != self._restored.get(slot):
-                continue  # of another tenant
+        own = [item for item in self._known.items() if item[0][1] == self._tenant]
+        for named, (tokens, known) in sorted(own, key=lambda item: -item[1][0]):
             if 0 < tokens <= len(ids):
                 if tokens not in digests:
                     digests[tokens] = digest_ids(ids[:tokens])

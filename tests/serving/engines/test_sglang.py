@@ -160,9 +160,22 @@ def test_pools_beside_the_kv_bound_what_can_be_restored(module: Any, tmp_path: P
     reader.register_mem_host_pool_v2(back, "swa")
     assert reader.batch_get_v2([some]) == {"swa": [True, True]}
     assert torch.equal(back.kv_buffer[:, :, : 2 * PAGE], side.kv_buffer[:, :, : 2 * PAGE])
+
+
+def test_a_policy_that_is_not_known_is_a_miss_and_no_error(
+    module: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error would reach SGLang's threads, which serve every other request."""
+    classes: Any = sys.modules[fake_sglang.STORAGE]
+    storage = backend(module, tmp_path, pool(4))
+    assert all(storage.batch_set_v1(KEYS, places(4)))
     groups = classes.PoolTransfer(name="swa", keys=KEYS, hit_policy=classes.PoolHitPolicy.BLOCK_GROUPS)
-    with pytest.raises(UsageError, match="another storage backend"):
-        storage.batch_exists_v2(KEYS, [groups])
+    for _ in range(2):
+        found = storage.batch_exists_v2(KEYS, [groups])
+        assert (found.kv_hit_pages, found.restorable_prefix_pages) == (0, [])
+        assert found.extra_pool_hit_pages == {"kv": 4}
+    assert [one.message.count("another storage backend") for one in caplog.records] == [1]
+    assert storage.batch_exists_v2(KEYS).kv_hit_pages == 4
 
 
 def test_places_that_do_not_fit_move_nothing(module: Any, tmp_path: Path) -> None:

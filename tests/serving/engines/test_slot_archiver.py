@@ -216,6 +216,33 @@ def test_a_session_returns_from_its_file_and_from_its_ids_without_it(
     assert (hot.cached, handler.prefilled[-1], handler.held[0]) == (0, 30, FIRST)
 
 
+def test_no_slot_is_named_by_what_another_tenant_restored(
+    here: tuple[Any, LlamaServer], hook: EvictionHook, tmp_path: Path
+) -> None:
+    """A client whose prompt begins like a restored session of another tenant got its name, and wrote its next version.
+
+    So did the session of another tenant that was restored into a claimed slot.
+    """
+    handler, server = here
+    archiver = SlotArchiver(server, hook, tmp_path / "slots")
+    hot = archiver.restore("chat-7", np.array(FIRST), tenant="acme", slot=0, any_target=True)
+    use(handler, 0, [*FIRST, 1, 2])  # of anybody
+    [stranger] = archiver.look(idle=0)
+    assert stranger.tenant == "default" and stranger.session != "chat-7"
+    archiver.claim(hot.slot, "chat-7", tenant="acme")
+    use(handler, 0, [*FIRST, 3])  # its own next turn
+    assert [(one.session, one.tenant) for one in archiver.look(idle=0)] == [("chat-7", "acme")]
+    archiver.restore("mail-1", np.array(SECOND), tenant="bolt", slot=0, any_target=True)
+    use(handler, 0, [*SECOND, 4])
+    [after] = archiver.look(idle=0)
+    assert after.tenant == "default" and after.session not in ("chat-7", "mail-1")
+    archiver.claim(0, "mail-1", tenant="bolt")
+    archiver.restore("mail-1", np.array(SECOND), tenant="bolt", slot=0, any_target=True)
+    use(handler, 0, [*SECOND, 5])
+    assert [(one.session, one.tenant) for one in archiver.look(idle=0)] == [("mail-1", "bolt")]
+    assert archived(tmp_path, hook)["acme/chat-7"] == [[*FIRST, 3]]
+
+
 def changed(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
