@@ -43,6 +43,7 @@ from vllm.logger import init_logger
 
 from pltz.models.target.checkpoint import fingerprint_of, resolve, tokenizer_json_of
 from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.serving.engines.cache_rows import CacheRows
 from pltz.serving.engines.pages import space_of
 from pltz.serving.engines.vllm_request import VllmEngine, named
 from pltz.serving.engines.vllm_settings import VllmSettings
@@ -226,8 +227,9 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return how many tokens of a prompt are warm. They are loaded within the step that needs them."""
-        return (self._scheduler.matched(request, num_computed_tokens) if self._scheduler else 0), False
+        """Return how many tokens of a prompt are warm, and whether steps of others run while they are loaded."""
+        tokens = self._scheduler.matched(request, num_computed_tokens) if self._scheduler else 0
+        return tokens, tokens > 0
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -249,8 +251,11 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
         """Learn which step the workers ran, and whether all it used had been loaded."""
         if self._scheduler is not None:
             done = connector_output.kv_connector_worker_meta
-            invalid = connector_output.invalid_block_ids or getattr(connector_output, "failed_recving", None)
-            self._scheduler.seen(done.step if isinstance(done, StepDone) else None, bool(invalid))
+            invalid = set(connector_output.invalid_block_ids or ())
+            if getattr(connector_output, "failed_recving", None):  # of another connector, which names no blocks
+                invalid.add(-1)
+            arrived = connector_output.finished_recving or ()
+            self._scheduler.seen(done.step if isinstance(done, StepDone) else None, invalid, arrived)
 
     def reset_cache(self) -> bool | None:
         """Remove the warm KV. None: none is kept."""
@@ -314,18 +319,17 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
             raise UsageError(f"warm KV needs the cache of every layer, and that of {missing[0]} is missing")
         layers = getattr(self._config.compilation_config, "static_forward_context", {})
         kernels = [str(getattr(layers.get(name), "attn_backend", "")) for name in names]
-        self._worker = WarmWorker(
-            self._config.parallel_config.rank, {name: kv_caches[name] for name in names}, self._cache.num_blocks,
-            json.dumps([kernels, getattr(self._cache, "kv_cache_layout", None)]),
-        )  # fmt: skip
+        rows = CacheRows({name: kv_caches[name] for name in names}, self._cache.num_blocks)
+        about = json.dumps([kernels, getattr(self._cache, "kv_cache_layout", None)])
+        self._worker = WarmWorker(self._config.parallel_config.rank, rows, about)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Load the blocks of the step's plan."""
+        """Begin to load the blocks of the step's plan."""
         if self._worker is not None and (plan := self._plan()) is not None:
             self._worker.load(plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: all layers were loaded."""
+        """Do nothing: a request that waits for its blocks is in no step."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Do nothing: all layers are saved behind the step."""
@@ -334,6 +338,10 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
         """Copy the blocks of the step's plan to host memory."""
         if self._worker is not None and (plan := self._plan()) is not None:
             self._worker.save(plan)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Return no request that was sent, and those whose blocks were loaded."""
+        return None, (self._worker.arrived() if self._worker is not None else set()) or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the blocks that vLLM must compute again."""

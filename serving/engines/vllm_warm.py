@@ -2,12 +2,15 @@
 
     scheduler   PageNames of a request -> the pages that are there -> so many tokens from outside
                 -> a plan per step: pages to load, pages to save, verdicts on what was saved before
-    worker      loads before the step's forward pass; copies the blocks to save behind it, and writes those whose
-                step turned out sound
+    worker      loads in a thread, while steps of other requests run; copies the blocks to save behind a step's forward
+                pass, and writes those whose step turned out sound
 
 This module does not import vLLM. A page holds one block of all layers, as vLLM keeps it, in no other form: what is
 loaded are the bytes that were saved. Anything else is a load error, and vLLM computes the block again
 (``kv_load_failure_policy``: "recompute").
+
+A request waits for its own pages alone (vLLM's ``load_kv_async``). Its blocks are its own until the worker says that
+they arrived, and no step computes over them before.
 
 A step that ran over a block that failed to load has computed KV which must not be kept. That block may be of another
 connector, or of another worker. So a step's blocks wait in host memory until the scheduler has seen the step's output.
@@ -15,10 +18,12 @@ connector, or of another worker. So a step's blocks wait in host memory until th
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,13 +31,14 @@ from typing import TYPE_CHECKING, Any
 from pltz.kv.store.page_folder import PageFolder
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import SIZE
+from pltz.serving.engines.cache_rows import CacheRows
 from pltz.serving.engines.pages import PageNames, space_of
 
 if TYPE_CHECKING:
     import torch
 
+log = logging.getLogger("vllm.pltz")  # below "vllm", which vLLM shows
 READERS = 4  # threads that read pages
-AT_ONCE = 64 << 20  # bytes that are read before they are copied into the cache
 SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
 COUNTS = ("warm_offered_tokens", "warm_saved_pages", "warm_loaded_pages", "warm_failed_pages", "warm_dropped_pages")
 
@@ -55,12 +61,13 @@ class WarmPlace:
 class WarmPlan:
     """The work of the workers in one step. Pages are pairs of a name and the number of a block.
 
-    ``verdicts``: steps whose output the scheduler saw since the last plan, and whether it was sound.
+    ``load``: pages by the request that waits for them. ``verdicts``: steps whose output the scheduler saw since the
+    last plan, and whether it was sound.
     """
 
     step: int
     place: WarmPlace
-    load: list[tuple[bytes, int]] = field(default_factory=list)
+    load: dict[str, list[tuple[bytes, int]]] = field(default_factory=dict)
     save: list[tuple[bytes, int]] = field(default_factory=list)
     verdicts: list[tuple[int, bool]] = field(default_factory=list)
 
@@ -70,7 +77,7 @@ class _Following:
     """A request that the scheduler follows.
 
     ``start``, ``there``: the pages that were offered, from one up to another. ``saved``: pages from the front that
-    need no saving.
+    need no saving. ``loading``: blocks that are being loaded. ``refused``: some could not be, so no more are offered.
     """
 
     request: Any
@@ -78,6 +85,8 @@ class _Following:
     start: int = 0
     there: int = 0
     saved: int = 0
+    loading: frozenset[int] = frozenset()
+    refused: bool = False
 
 
 class WarmScheduler:
@@ -93,7 +102,7 @@ class WarmScheduler:
         self._place, self._page, self._ranks = place, page, ranks
         self._pages = [place.pages(rank) for rank in range(ranks)]
         self._following: dict[str, _Following] = {}
-        self._load: list[tuple[bytes, int]] = []
+        self._load: dict[str, list[tuple[bytes, int]]] = {}
         self._verdicts: list[tuple[int, bool]] = []
         self._step = self._void = 0
         self.offered = 0  # tokens that were taken
@@ -103,10 +112,11 @@ class WarmScheduler:
 
         At least one token is left to compute. A request with images, embeddings or an adapter has none: its ids do not
         say what its KV is. Nor has one that wants all of its prompt computed, for log-probabilities of it. vLLM asks
-        for a request that waits at every step, so pages that were offered before are not looked for again.
+        for a request that waits at every step, so pages that were offered before are not looked for again. A request
+        whose pages could not be loaded is offered none: a file that cannot be read would be tried for ever.
         """
         one = self._follow(request)
-        if one is None or computed % self._page or getattr(request, "skip_reading_prefix_cache", False):
+        if one is None or one.refused or computed % self._page or getattr(request, "skip_reading_prefix_cache", False):
             return 0
         first = computed // self._page
         last = (request.num_tokens - 1) // self._page
@@ -129,7 +139,8 @@ class WarmScheduler:
         end = one.start + tokens // self._page
         one.there = 0  # a preempted request looks anew
         names = one.names.extend(request.all_token_ids, end)
-        self._load += [(names[n], blocks[n]) for n in range(one.start, end)]
+        self._load[request.request_id] = [(names[n], blocks[n]) for n in range(one.start, end)]
+        one.loading = frozenset(blocks[one.start : end])
         self.offered += tokens
 
     def plan(self, scheduled: Mapping[str, int], blocks_of: Any) -> WarmPlan:
@@ -141,7 +152,7 @@ class WarmScheduler:
         """
         self._step += 1
         plan = WarmPlan(self._step, self._place, self._load, verdicts=self._verdicts)
-        self._load, self._verdicts = [], []
+        self._load, self._verdicts = {}, []
         for request_id, tokens in scheduled.items():
             one = self._following.get(request_id)
             if one is None:
@@ -155,14 +166,23 @@ class WarmScheduler:
             numbers = range(one.saved, min(done, len(blocks[0])))
             plan.save += [(names[n], blocks[0][n]) for n in numbers if not self._there(names[n])]
             one.saved = done
-        loads = {name for name, _ in plan.load}
-        plan.save = [page for page in plan.save if page[0] not in loads]  # it was there, and may fail
         return plan
 
-    def seen(self, step: int | None, invalid: bool) -> None:
-        """Take the output of a step. ``step``: as the workers said. ``invalid``: a block failed to load, of anybody."""
+    def seen(self, step: int | None, invalid: AbstractSet[int] = frozenset(), arrived: Iterable[str] = ()) -> None:
+        """Take the output of a step.
+
+        Args:
+            step: as the workers said; None where they said none.
+            invalid: blocks that failed to load, of anybody; for a request that failed without blocks, -1.
+            arrived: requests whose pages are loaded now, but for invalid ones.
+        """
         if invalid:
             self._void = self._step  # steps under way may have used what it computed
+            for one in self._following.values():
+                one.refused = one.refused or not invalid.isdisjoint(one.loading)
+        for request_id in arrived:
+            if (waited := self._following.get(request_id)) is not None:
+                waited.loading = frozenset()
         if step is not None:
             self._verdicts.append((step, step > self._void))
 
@@ -197,78 +217,68 @@ class WarmScheduler:
 
 
 class WarmWorker:
-    """A worker's half. The worker's thread calls it, and a thread of its own writes.
+    """A worker's half. The worker's thread calls it; a thread of its own loads, another one writes.
 
     Args:
         rank: of the worker.
-        caches: by layer, (blocks, ...) each: the cache that the worker reads and writes.
-        blocks: of the cache.
-        about: what the bytes of the caches follow from beside their shapes, such as the kernel of each layer.
-
-    Raises UsageError for a cache of another form.
+        rows: the blocks of the cache that the worker reads and writes.
+        about: what the bytes of the cache follow from beside its form, such as the kernel of each layer.
     """
 
-    def __init__(self, rank: int, caches: Mapping[str, torch.Tensor], blocks: int, about: str) -> None:
-        self._rank = rank
-        layers: dict[int, torch.Tensor] = {}
-        for tensor in caches.values():
-            layers.setdefault(tensor.data_ptr(), tensor)  # layers that share a cache
-        self._layers = list(layers.values())
-        if not self._layers or any(t.shape[0] % blocks or not t.shape[0] for t in self._layers):
-            raise UsageError(f"warm KV needs caches with {blocks} blocks first: leave warm out with this model")
-        self._rows = [t.shape[0] // blocks for t in self._layers]  # of the cache per block
-        self._sizes = [t[0].nbytes * rows for t, rows in zip(self._layers, self._rows, strict=True)]
-        forms = [(str(t.dtype), list(t.shape[1:]), r) for t, r in zip(self._layers, self._rows, strict=True)]
-        self._mark = space_of("vllm cache", bytes(SIZE), [about, forms])  # before the bytes of every page
+    def __init__(self, rank: int, rows: CacheRows, about: str) -> None:
+        self._rank, self._rows = rank, rows
+        self._mark = space_of("vllm cache", bytes(SIZE), [about, rows.form])  # before the bytes of every page
         self._place: WarmPlace | None = None
         self._pages: PageFolder | None = None
         self._failed: set[int] = set()
+        self._arrived: set[str] = set()
         self._waiting: dict[int, _Saved] = {}
         self._queue: deque[_Saved] = deque()
         self._bytes = 0  # in both
         self._lock = threading.Condition()
         self._ended = self._busy = False
         self._writer: threading.Thread | None = None
-        self._readers = ThreadPoolExecutor(READERS, "pltz-warm")
+        self._loader = ThreadPoolExecutor(1, "pltz-warm-load")
+        self._readers = ThreadPoolExecutor(READERS, "pltz-warm-read")
         self.counts = dict.fromkeys(COUNTS[1:], 0)
 
     def load(self, plan: WarmPlan) -> None:
-        """Load the pages of a plan into the cache. Those that fail are told by `failed`."""
+        """Begin to load the pages of a plan into the cache. `arrived` and `failed` tell how that went."""
         self._open(plan)
-        page = sum(self._sizes)
-        some = max(1, AT_ONCE // max(1, page))
-        for begin in range(0, len(plan.load), some):
-            part = plan.load[begin : begin + some]
-            try:
-                self._load(part, page)
-            except (RuntimeError, MemoryError):  # no memory for it now: vLLM computes these
-                self._failed |= {block for _, block in part}
-                self.counts["warm_failed_pages"] += len(part)
+        assert self._pages is not None
+        after = self._rows.now() if plan.load else None
+        for request, wanted in plan.load.items():
+            self._loader.submit(self._load, request, wanted, self._pages, after)
         self._judge(plan.verdicts)
 
-    def _load(self, wanted: Sequence[tuple[bytes, int]], page: int) -> None:
-        """Read pages with several threads, and copy those that are sound, one layer at a time."""
-        import torch
+    def _load(self, request: str, wanted: Sequence[tuple[bytes, int]], pages: PageFolder, after: Any) -> None:
+        """Load the pages of a request. Those that fail are told before, or with, its arrival."""
+        failed = {block for _, block in wanted}
+        try:
+            some = min(self._rows.some, len(wanted))
+            room = self._rows.room(some)
+            for begin in range(0, len(wanted), some):
+                part = wanted[begin : begin + some]
+                read = self._readers.map(self._read, [pages] * len(part), [name for name, _ in part], room)
+                sound = [n for n, there in enumerate(read) if there]
+                if sound:
+                    blocks = [part[n][1] for n in sound]
+                    self._rows.put(blocks, room[: len(part)] if len(sound) == len(part) else room[sound], after)
+                    failed.difference_update(blocks)
+        except Exception as exc:  # noqa: BLE001  # such as no memory: a request that is not told of waits for ever
+            log.warning("warm KV of %d blocks was not loaded, vLLM computes them: %s", len(failed), exc)
+        with self._lock:
+            if pages is not self._pages:  # of weights that changed meanwhile
+                failed = {block for _, block in wanted}
+            self._failed |= failed
+            self._arrived.add(request)
+            self.counts["warm_loaded_pages"] += len(wanted) - len(failed)
+            self.counts["warm_failed_pages"] += len(failed)
+            self._lock.notify_all()
 
-        room = torch.empty((len(wanted), page), dtype=torch.uint8)
-        found = list(self._readers.map(lambda n: self._read(wanted[n][0], room[n]), range(len(wanted))))
-        sound = [n for n, there in enumerate(found) if there]
-        self._failed |= {block for (_, block), there in zip(wanted, found, strict=True) if not there}
-        self.counts["warm_loaded_pages"] += len(sound)
-        self.counts["warm_failed_pages"] += len(wanted) - len(sound)
-        if not sound:
-            return
-        at = 0
-        for tensor, rows, size in zip(self._layers, self._rows, self._sizes, strict=True):
-            data = room[sound, at : at + size].contiguous().view(tensor.dtype)
-            data = data.reshape(-1, *tensor.shape[1:]).to(tensor.device)
-            tensor[self._index([wanted[n][1] for n in sound], rows, tensor)] = data
-            at += size
-
-    def _read(self, name: bytes, room: torch.Tensor) -> bool:
+    def _read(self, pages: PageFolder, name: bytes, room: torch.Tensor) -> bool:
         mark = bytearray(SIZE)
-        pages = self._pages
-        if pages is None or not pages.read(name, [memoryview(mark), room.numpy().data]):
+        if not pages.read(name, [memoryview(mark), room.numpy().data]):
             return False
         if mark != self._mark:  # of another kernel, which lays its bytes out otherwise
             pages.discard(name)
@@ -277,9 +287,7 @@ class WarmWorker:
 
     def save(self, plan: WarmPlan) -> None:
         """Copy the blocks of a plan to host memory. They are written once the step's output was seen."""
-        import torch
-
-        size = (sum(self._sizes) + SIZE) * len(plan.save)
+        size = (self._rows.size + SIZE) * len(plan.save)
         if not size:
             return
         with self._lock:
@@ -288,25 +296,27 @@ class WarmWorker:
         if not fits:
             self.counts["warm_dropped_pages"] += len(plan.save)
             return
-        blocks = [block for _, block in plan.save]
         try:
-            room = torch.empty((len(blocks), sum(self._sizes)), dtype=torch.uint8)
-            at = 0
-            for tensor, rows, each in zip(self._layers, self._rows, self._sizes, strict=True):
-                data = tensor[self._index(blocks, rows, tensor)].cpu().contiguous()
-                room[:, at : at + each] = data.reshape(-1).view(torch.uint8).reshape(len(blocks), each)
-                at += each
+            room = self._rows.room(len(plan.save))
+            done = self._rows.take([block for _, block in plan.save], room)
         except (RuntimeError, MemoryError):  # no memory for it now
-            self.counts["warm_dropped_pages"] += len(blocks)
+            self.counts["warm_dropped_pages"] += len(plan.save)
             with self._lock:
                 self._bytes -= size
             return
         assert self._pages is not None  # `load` of the same plan opened it
-        self._waiting[plan.step] = _Saved([name for name, _ in plan.save], room, self._pages, size)
+        self._waiting[plan.step] = _Saved([name for name, _ in plan.save], room, self._pages, size, done)
+
+    def arrived(self) -> set[str]:
+        """Return the requests whose pages were loaded, but for failed ones, since the last call."""
+        with self._lock:
+            arrived, self._arrived = self._arrived, set()
+        return arrived
 
     def failed(self) -> set[int]:
         """Return the blocks that failed to load since the last call."""
-        failed, self._failed = self._failed, set()
+        with self._lock:
+            failed, self._failed = self._failed, set()
         return failed
 
     def settle(self) -> None:
@@ -319,9 +329,10 @@ class WarmWorker:
         with self._lock:
             self._ended = True
             self._lock.notify_all()
+        self._loader.shutdown(cancel_futures=True)
+        self._readers.shutdown()
         if self._writer is not None:
             self._writer.join()
-        self._readers.shutdown()
 
     def _open(self, plan: WarmPlan) -> None:
         if plan.place == self._place:
@@ -332,7 +343,8 @@ class WarmWorker:
                     self._drop(self._queue.popleft())
                 self._lock.wait_for(lambda: not self._busy)
             self._pages.clear()
-        self._place, self._pages = plan.place, plan.place.pages(self._rank)
+        with self._lock:
+            self._place, self._pages = plan.place, plan.place.pages(self._rank)
 
     def _judge(self, verdicts: Sequence[tuple[int, bool]]) -> None:
         """Let the blocks of sound steps be written, and drop the others."""
@@ -364,6 +376,8 @@ class WarmWorker:
                 saved, self._busy = self._queue.popleft(), True
             done = 0
             try:
+                if saved.done is not None:
+                    saved.done.synchronize()
                 for name, row in zip(saved.names, saved.room, strict=True):
                     done += saved.pages.write(name, [memoryview(self._mark), row.numpy().data])
             finally:
@@ -374,23 +388,16 @@ class WarmWorker:
                     self._busy = False
                     self._lock.notify_all()
 
-    def _index(self, blocks: Sequence[int], rows: int, tensor: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        found = torch.tensor(blocks)
-        if rows > 1:
-            found = (found[:, None] * rows + torch.arange(rows)).reshape(-1)
-        return found.to(tensor.device)
-
 
 @dataclass
 class _Saved:
-    """The blocks of a step in host memory. ``room``: (blocks, bytes)."""
+    """The blocks of a step in host memory. ``room``: (blocks, bytes). ``done``: event when they are there."""
 
     names: list[bytes]
     room: torch.Tensor
     pages: PageFolder
     size: int
+    done: torch.cuda.Event | None
 
 
 def arrangement_of(config: Any, cache: Any, version: str) -> dict[str, Any]:

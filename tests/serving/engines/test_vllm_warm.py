@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from pltz.kv.store.page_folder import PageFolder
 from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.serving.engines.cache_rows import CacheRows
 from pltz.serving.engines.pages import PageNames, space_of
 from pltz.serving.engines.vllm_settings import VllmSettings
 from pltz.serving.engines.vllm_warm import WarmPlace, WarmPlan, WarmScheduler, WarmWorker, arrangement_of
@@ -59,17 +61,28 @@ class Server:
     def __init__(self, at: WarmPlace, seed: int | None, rows: int = 1, about: str = "") -> None:
         self.caches = caches(seed, rows)
         self.scheduler = WarmScheduler(at, PAGE, 1)
-        self.worker = WarmWorker(0, self.caches, BLOCKS, about)
+        self.worker = WarmWorker(0, CacheRows(self.caches, BLOCKS), about)
 
-    def step(self, one: Any, tokens: int, blocks: list[int], *, invalid: bool = False, seen: bool = True) -> set[int]:
+    def step(self, one: Any, tokens: int, blocks: list[int], *, invalid: bool = False, seen: bool = True) -> None:
         plan = self.scheduler.plan({one.request_id: tokens}, lambda name: (blocks,))
         self.worker.load(plan)
         self.worker.save(plan)
-        failed = self.worker.failed()
         if seen:
-            self.scheduler.seen(plan.step, invalid or bool(failed))
+            self.scheduler.seen(plan.step, {-1} if invalid else set())
         one.num_computed_tokens += tokens
-        return failed
+
+    def wait(self, name: str) -> tuple[int, set[int]]:
+        """Run empty steps until a request's blocks arrived. Returns the last step, and the blocks that failed."""
+        failed: set[int] = set()
+        while True:
+            plan = self.scheduler.plan({}, lambda name: None)
+            self.worker.load(plan)
+            arrived = self.worker.arrived()
+            failed |= (now := self.worker.failed())
+            self.scheduler.seen(plan.step, now, arrived)
+            if name in arrived:
+                return plan.step, failed
+            time.sleep(0.001)
 
     def idle(self) -> None:
         """Run the step that follows the last output, and wait for the writer."""
@@ -77,11 +90,14 @@ class Server:
         self.worker.load(plan)
         self.worker.settle()
 
-    def take(self, one: Any, blocks: list[int]) -> int:
-        """Offer a request what is warm. Returns the tokens."""
+    def take(self, one: Any, blocks: list[int], fails: set[int] = frozenset()) -> int:  # type: ignore[assignment]
+        """Load what is warm for a request. ``fails``: the blocks that must fail. Returns the tokens offered."""
         tokens = self.scheduler.matched(one, 0)
         self.scheduler.allocated(one, blocks, tokens)
-        one.num_computed_tokens = tokens
+        if tokens:
+            assert self.wait(one.request_id)[1] == fails
+        lost = [n for n, block in enumerate(blocks) if block in fails]
+        one.num_computed_tokens = min([tokens, *(n * PAGE for n in lost)])  # as vLLM does
         return tokens
 
 
@@ -105,7 +121,7 @@ def test_blocks_come_back_as_the_same_bytes_in_other_places(tmp_path: Path, rows
     second = Server(place(tmp_path), None, rows)
     again = request([*IDS[:12], 7, 8], "again")
     assert second.take(again, [9, 5, 7, 8]) == 12
-    assert second.step(again, 2, [9, 5, 7, 8]) == set()
+    second.step(again, 2, [9, 5, 7, 8])
     kept = blocks_of(first, [1, 2, 3], rows).view(torch.int16)
     assert torch.equal(blocks_of(second, [9, 5, 7], rows).view(torch.int16), kept)
     untouched = [n for n in range(BLOCKS) if n not in (9, 5, 7)]
@@ -157,29 +173,101 @@ def test_blocks_of_a_step_that_failed_are_not_kept(tmp_path: Path) -> None:
 
     second = Server(place(tmp_path), 2)
     again = request(IDS, "again")
-    assert second.take(again, [5, 6, 7, 8]) == 8
-    plan = second.scheduler.plan({"again": 7}, lambda name: ([5, 6, 7, 8],))
-    assert len(plan.save) == 1
-    second.worker.load(plan)
-    assert second.worker.failed() == {6}  # vLLM computes it again
-    second.worker.save(plan)
-    again.num_computed_tokens += 7
-    again.all_token_ids = [*IDS, 1]
-    ahead = second.scheduler.plan({"again": 1}, lambda name: ([5, 6, 7, 8],))  # scheduled before the output was seen
-    assert len(ahead.save) == 1
-    second.worker.load(ahead)
-    second.worker.save(ahead)
-    second.scheduler.seen(plan.step, True)
-    again.num_computed_tokens = 4  # vLLM takes the request back
-    second.scheduler.seen(ahead.step, False)
-    second.caches["layer 0"][5:9] += 1  # what it computes now
-    second.step(again, 12, [5, 6, 7, 8])
+    assert second.take(again, [5, 6, 7, 8], fails={6}) == 8  # vLLM computes the block again
+    assert second.scheduler.matched(again, 0) == 0  # it is offered no more
+    second.step(again, 11, [5, 6, 7, 8])
     second.idle()
-    assert second.worker.counts["warm_dropped_pages"] == 2 and second.worker.counts["warm_saved_pages"] == 3
+    assert second.worker.counts["warm_dropped_pages"] == 0 and second.worker.counts["warm_saved_pages"] == 2
     third = Server(place(tmp_path), None)
-    assert third.take(request([*IDS, 1, 2], "third"), [1, 2, 3, 4]) == 16
-    third.step(request([*IDS, 1, 2], "third"), 1, [1, 2, 3, 4])
-    assert torch.equal(blocks_of(third, [2, 3, 4]), blocks_of(second, [6, 7, 8]))
+    assert third.take(request([*IDS, 1], "third"), [1, 2, 3, 4]) == 12
+    assert torch.equal(blocks_of(third, [2, 3]), blocks_of(second, [6, 7]))
+    assert torch.equal(blocks_of(third, [1]), blocks_of(first, [1]))
+
+
+def test_steps_under_way_with_a_block_that_failed_are_not_kept(tmp_path: Path) -> None:
+    """It may be a block that another connector loads within a step, over which that step and the next compute."""
+    server = Server(place(tmp_path), 1)
+    one = request(IDS)
+    server.take(one, [1, 2, 3, 4])
+    server.step(one, 11, [1, 2, 3, 4], seen=False)
+    server.step(one, 4, [1, 2, 3, 4], seen=False)  # scheduled before the output was seen
+    server.scheduler.seen(1, {9})
+    one.num_computed_tokens = 4  # vLLM takes the request back
+    server.scheduler.seen(2)
+    server.caches["layer 0"][1:5] += 1  # what it computes now
+    server.step(one, 11, [1, 2, 3, 4])
+    server.idle()
+    assert server.worker.counts["warm_dropped_pages"] == 3 and server.worker.counts["warm_saved_pages"] == 2
+    assert server.scheduler.matched(request(IDS, "b"), 0) == 0 and len([*tmp_path.rglob("*.page")]) == 2
+
+
+def test_other_requests_run_while_blocks_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read held up every request of the step."""
+    server = Server(place(tmp_path), 1)
+    one = request(IDS)
+    server.take(one, [1, 2, 3, 4])
+    server.step(one, 15, [1, 2, 3, 4])
+    server.idle()
+    held, reads = threading.Event(), PageFolder.read
+
+    def slow(pages: PageFolder, name: bytes, into: Any) -> bool:
+        assert held.wait(60)
+        return reads(pages, name, into)
+
+    monkeypatch.setattr(PageFolder, "read", slow)
+    waits, runs = request([*IDS, 1], "waits"), request([7, 8, 9, 10, 11], "runs")
+    server.scheduler.allocated(waits, [5, 6, 7, 8], server.scheduler.matched(waits, 0))
+    assert server.scheduler.matched(runs, 0) == 0
+    server.step(runs, 5, [9, 10])  # the plan of this step loads
+    server.idle()
+    assert server.worker.counts["warm_saved_pages"] == 4 and not server.worker.arrived()
+    held.set()
+    assert server.wait("waits")[1] == set() and server.worker.counts["warm_loaded_pages"] == 3
+    assert torch.equal(blocks_of(server, [5, 6, 7]), blocks_of(server, [1, 2, 3]))
+    server.worker.close()
+
+
+def test_blocks_of_weights_that_changed_while_they_were_read_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(place(tmp_path), 1)
+    one = request(IDS)
+    server.take(one, [1, 2, 3, 4])
+    server.step(one, 15, [1, 2, 3, 4])
+    server.idle()
+    held, begun, reads = threading.Event(), threading.Event(), PageFolder.read
+
+    def slow(pages: PageFolder, name: bytes, into: Any) -> bool:
+        found = reads(pages, name, into)
+        begun.set()
+        assert held.wait(60)
+        return found
+
+    monkeypatch.setattr(PageFolder, "read", slow)
+    waits = request([*IDS, 1], "waits")
+    server.scheduler.allocated(waits, [5, 6, 7, 8], server.scheduler.matched(waits, 0))
+    server.idle()
+    assert begun.wait(60)
+    server.scheduler.clear()
+    server.idle()
+    held.set()
+    assert server.wait("waits")[1] == {5, 6, 7}
+
+
+def test_a_load_that_raises_leaves_no_request_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(place(tmp_path), 1)
+    one = request(IDS)
+    server.take(one, [1, 2, 3, 4])
+    server.step(one, 15, [1, 2, 3, 4])
+    server.idle()
+
+    def broken(*args: Any) -> bool:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(PageFolder, "read", broken)
+    again = request([*IDS, 1], "again")
+    assert server.take(again, [5, 6, 7, 8], fails={5, 6, 7}) == 12 and again.num_computed_tokens == 0
+    assert server.scheduler.matched(again, 0) == 0
 
 
 def test_what_another_connector_failed_to_load_is_not_kept_either(tmp_path: Path) -> None:
@@ -198,7 +286,7 @@ def test_nothing_is_kept_before_its_step_was_seen(tmp_path: Path) -> None:
     server.step(one, 15, [1, 2, 3, 4], seen=False)
     server.idle()
     assert not [*tmp_path.rglob("*.page")]
-    server.scheduler.seen(1, False)
+    server.scheduler.seen(1)
     server.idle()
     assert len([*tmp_path.rglob("*.page")]) == 3
 
@@ -218,9 +306,7 @@ def test_another_kernel_misses(tmp_path: Path) -> None:
     first.step(one, 15, [1, 2, 3, 4])
     first.idle()
     other = Server(place(tmp_path), None, about="triton")
-    again = request(IDS, "again")
-    assert other.take(again, [1, 2, 3, 4]) == 12
-    assert other.step(again, 3, [1, 2, 3, 4]) == {1, 2, 3}
+    assert other.take(request(IDS, "again"), [1, 2, 3, 4], fails={1, 2, 3}) == 12
     assert not any(t.any() for t in other.caches.values()) and not [*tmp_path.rglob("*.page")]
 
 
@@ -243,9 +329,9 @@ def test_without_memory_blocks_are_computed_again_and_dropped(tmp_path: Path, mo
     server.step(one, 15, [1, 2, 3, 4])
     server.idle()
     again = request([*IDS, 5], "again")
-    assert server.take(again, [5, 6, 7, 8]) == 12
     monkeypatch.setattr(torch, "empty", full)
-    assert server.step(again, 4, [5, 6, 7, 8]) == {5, 6, 7}
+    assert server.take(again, [5, 6, 7, 8], fails={5, 6, 7}) == 12
+    server.step(again, 16, [5, 6, 7, 8])
     server.idle()
     counts = server.worker.counts
     assert (counts["warm_failed_pages"], counts["warm_dropped_pages"], server.worker._bytes) == (3, 1, 0)
@@ -349,7 +435,7 @@ def test_a_request_that_waits_looks_for_each_page_once(tmp_path: Path, monkeypat
 
 def test_a_page_is_offered_once_all_workers_have_it(tmp_path: Path) -> None:
     scheduler = WarmScheduler(place(tmp_path), PAGE, 2)
-    workers = [WarmWorker(rank, caches(rank), BLOCKS, "") for rank in range(2)]
+    workers = [WarmWorker(rank, CacheRows(caches(rank), BLOCKS), "") for rank in range(2)]
     one = request(IDS)
     scheduler.matched(one, 0)
     plan = scheduler.plan({"r": 15}, lambda name: ([1, 2, 3, 4],))
@@ -422,7 +508,7 @@ def test_the_connector_joins_both_halves_and_shows_their_figures(
     try:
         for name, tokens in (("first", 0), ("second", 12)):
             one = request(IDS, name)
-            assert scheduler.get_num_new_matched_tokens(one, 0) == (tokens, False)
+            assert scheduler.get_num_new_matched_tokens(one, 0) == (tokens, tokens > 0)
             held = SimpleNamespace(get_block_ids=lambda: (numbers,))
             scheduler.update_state_after_alloc(one, held, tokens)
             for scheduled, ended in (({name: 15 - tokens}, set()), ({}, {name})):
@@ -433,10 +519,15 @@ def test_the_connector_joins_both_halves_and_shows_their_figures(
                 worker.bind_connector_metadata(scheduler.build_connector_meta(output))
                 worker.start_load_kv(None)
                 worker.wait_for_save()
+                arrived = worker.get_finished(ended)[1]
+                while tokens and scheduled and not arrived:
+                    time.sleep(0.001)
+                    arrived = worker.get_finished(ended)[1]
                 assert worker.get_block_ids_with_load_errors() == set()
                 done = SimpleNamespace(
-                    kv_connector_worker_meta=worker.build_connector_worker_meta(), invalid_block_ids=set()
-                )
+                    kv_connector_worker_meta=worker.build_connector_worker_meta(), invalid_block_ids=set(),
+                    finished_recving=arrived,
+                )  # fmt: skip
                 scheduler.update_connector_output(done)
             worker._worker.settle()
             assert not scheduler._scheduler._following
@@ -511,11 +602,14 @@ def test_the_settings_are_checked(given: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.isfile(PYTHON), reason="needs vLLM: PLTZ_VLLM_PYTHON=/path/to/its/bin/python")
 def test_a_real_vllm_prefills_no_warm_session_again(tmp_path: Path) -> None:
-    """Run four servers on one folder: the first one, one after a restart, one over damage, one with MultiConnector."""
+    """Run five servers on one folder: the first one, one over damage, two beside other connectors, one after a restart.
+
+    The others are vLLM's ExampleConnector, and its OffloadingConnector with plain copies (`vllm_cpu_offload`).
+    """
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     environment = {**os.environ, **quiet, "PYTHONPATH": str(ROOT)}
     out: dict[str, Any] = {}
-    for what in ("first", "damaged", "multi", "second"):
+    for what in ("first", "damaged", "multi", "offload", "second"):
         if what == "damaged":
             for number, path in enumerate(sorted(tmp_path.rglob("*.page"))):
                 if number % 3 == 0:
@@ -538,5 +632,8 @@ def test_a_real_vllm_prefills_no_warm_session_again(tmp_path: Path) -> None:
         for asked in one["asked"]:
             assert asked["answer"] == first["answer"] and asked["chances"] == first["chances"]
         assert one["continued"] == out["first"]["continued"] and one["continued cached"] > whole
+        assert one["together"][:4] == one["together"][4:] == out["first"]["together"][:4]
+        assert one["free after aborts"]
         assert one["counters"]["vllm:external_prefix_cache_hits"] > 0
+    assert out["offload"]["asked"][0]["cached"] == out["offload"]["asked"][1]["cached"] == whole
     assert out["second"]["after a reset"] == 0

@@ -1,6 +1,6 @@
 """Serve with warm KV in a real vLLM; test_vllm_warm.py runs it in vLLM's environment, once for each server.
 
-python -m tests.serving.engines.vllm_warm_program MODEL_FOLDER FOLDER first|second|damaged|multi RESULT.json
+python -m tests.serving.engines.vllm_warm_program MODEL_FOLDER FOLDER first|second|damaged|multi|offload RESULT.json
 """
 
 from __future__ import annotations
@@ -38,6 +38,30 @@ def counters(llm: LLM) -> dict[str, float]:
     return {m.name: m.value for m in llm.get_metrics() if m.name.startswith(("vllm:external_prefix", "vllm:pltz_warm"))}
 
 
+def together(llm: LLM, ids: list[int]) -> list[list[int]]:
+    """Return the answers to prompts of which some are warm, asked all at once, and those asked one by one."""
+    from vllm.inputs import TokensPrompt
+
+    prompts = [TokensPrompt(prompt_token_ids=some) for some in (ids, ids[::-1][:100], ids[:300], ids[40:90])]
+    answers = []
+    for batch in (prompts, *([prompt] for prompt in prompts)):
+        answers += [list(reply.outputs[0].token_ids) for reply in llm.generate(batch, sampling(8), use_tqdm=False)]
+        assert llm.llm_engine.reset_prefix_cache()
+    return answers
+
+
+def abort(llm: LLM, ids: list[int]) -> bool:
+    """Abort requests while their blocks are loaded, and return whether all blocks are free afterwards."""
+    from vllm.inputs import TokensPrompt
+
+    for number in range(20):
+        llm.llm_engine.add_request(f"gone {number}", TokensPrompt(prompt_token_ids=ids), sampling(8))
+        time.sleep(0.0005 * number)
+        llm.llm_engine.abort_request([f"gone {number}"])
+    ask(llm, ids[:40])  # the engine runs on
+    return bool(llm.llm_engine.reset_prefix_cache())
+
+
 def main(model: str, folder: str, what: str, result: str) -> None:
     extra: dict[str, Any] = {
         "journal": f"{folder}/journal", "target": "ab" * 16, "warm": f"{folder}/warm", "warm_bytes": 1 << 30,
@@ -55,6 +79,18 @@ def main(model: str, folder: str, what: str, result: str) -> None:
             "kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"connectors": [own, example]},
         }  # fmt: skip
+    if what == "offload":
+        offloader = {
+            "kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "cpu_bytes_to_use": 64 << 20, "spec_name": "PlainOffloadingSpec", "offload_prompt_only": False,
+                "spec_module_path": "tests.serving.engines.vllm_cpu_offload",
+            },
+        }  # fmt: skip
+        own = {
+            "kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"connectors": [offloader, own]},
+        }  # fmt: skip
     llm = LLM(
         model=model, dtype="float32", enforce_eager=True, max_model_len=2048, max_num_seqs=4, block_size=32,
         kv_cache_memory_bytes=64 << 20, enable_prefix_caching=True, max_num_batched_tokens=256,
@@ -71,6 +107,8 @@ def main(model: str, folder: str, what: str, result: str) -> None:
         assert llm.llm_engine.reset_prefix_cache()
     continued, _, cached = ask(llm, [*ids, *out["asked"][0]["answer"]])  # the session's next turn
     out["continued"], out["continued cached"] = continued, cached
+    out["together"] = together(llm, ids)
+    out["free after aborts"] = abort(llm, ids)
     out["counters"] = counters(llm)
     if what == "second":
         assert llm.llm_engine.reset_prefix_cache(reset_connector=True)
