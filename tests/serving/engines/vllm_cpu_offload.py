@@ -48,9 +48,10 @@ class PlainCopies(OffloadingWorker):  # type: ignore[misc]  # Any to mypy: vLLM 
 class PlainOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]  # likewise
     """vLLM's medium with plain copies."""
 
+    _copies: PlainCopies | None = None
+
     def get_worker(self, kv_caches: CanonicalKVCaches) -> PlainCopies:
         """Return the worker's half."""
         assert self.blocks_per_chunk == 1
-        if not self._worker:
-            self._worker = PlainCopies(kv_caches, self.num_chunks)
-        return self._worker
+        self._copies = self._copies or PlainCopies(kv_caches, self.num_chunks)
+        return self._copies
