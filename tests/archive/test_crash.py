@@ -217,7 +217,7 @@ def near(*sessions: tuple[str, int], collected: bool = False, shared: int = 0) -
 
     def run(archive: TowerArchive) -> None:
         archive.neighbours = True
-        candidates = archive._writer.neighbours.candidates
+        candidates = archive.parts.writer.neighbours.candidates
         for v in archive.ls(history=True):
             tower = archive.tower(v).segments
             context = archive.record(tower[-1][0]).context

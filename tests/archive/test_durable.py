@@ -374,18 +374,18 @@ def test_a_version_that_a_collector_moves_while_it_is_marked(
     """Remove the pack of a version between look-up and mark: it is looked up again."""
     for n in range(2):
         archive.put([NewSession(f"s{n}", [PROMPT + n])])
-    other, mark = reopen(disk, codec), archive._writer.mark
+    other, mark = reopen(disk, codec), archive.parts.writer.mark
     version = archive.version("s0")
     if verb == "restore":
         archive.forget([version])
 
     def late(versions: list[Version], verb: int) -> None:
-        monkeypatch.setattr(archive._writer, "mark", mark)
+        monkeypatch.setattr(archive.parts.writer, "mark", mark)
         other.collect()
         other.collect()
         mark(versions, verb)
 
-    monkeypatch.setattr(archive._writer, "mark", late)
+    monkeypatch.setattr(archive.parts.writer, "mark", late)
     if verb == "forget":
         assert archive.forget([version]) == 1
         assert [v.name for v in reopen(disk, codec).ls()] == ["s1"]

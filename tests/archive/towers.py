@@ -41,7 +41,6 @@ from pltz.archive.opener import OpenArchive, open_keys
 from pltz.archive.storage.store import Store
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.put_request import PutReceipt, PutRequest, prepare
-from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.bundle_codecs import BundleCodecs, EngineOptions
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.registry import CodecRegistry
@@ -102,10 +101,6 @@ class TowerArchive:
     @property
     def catalog(self) -> Catalog:
         return self.parts.catalog
-
-    @property
-    def _writer(self) -> ArchiveWriter:
-        return self.parts.writer
 
     @property
     def neighbours(self) -> bool:

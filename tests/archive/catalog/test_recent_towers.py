@@ -58,7 +58,7 @@ def grown(folder: Path, *, remember: bool) -> tuple[SessionArchive, list[tuple[i
     added = []
     for turns in (2, 4, 6):
         if not remember:
-            cold.archive._writer.recent.clear()
+            cold.archive.parts.writer.recent.clear()
         [stored] = cold.put([PutRequest("chat", Session("chat", chat(turns)))])
         added.append((stored.segments, stored.size))
     return cold, added

@@ -242,7 +242,7 @@ def test_a_writer_that_slept_through_the_end_of_a_plan_is_refused(
 ) -> None:
     sleeper = TowerArchive.open(DirectoryStore(disk), [codec])
     sleeper.get("s0")
-    publisher = sleeper._writer._publisher
+    publisher = sleeper.parts.writer._publisher
     put = publisher.put
 
     def slow(*args: Any) -> None:

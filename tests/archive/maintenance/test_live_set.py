@@ -247,7 +247,7 @@ def test_a_hundred_thousand_sessions_take_no_hundred_bytes_each(tmp_path: Path) 
                 (context, Record(0, id=i, tokens=9, bitstring=bytes(100), name=f"chat-{i.hex()}"))
                 for i in ids
             ]
-            archive._writer.copy(rows)
+            archive.parts.writer.copy(rows)
         archive.write_index()
     places = [str(tmp_path / "1000"), str(tmp_path / "100000"), "100000"]
     done = subprocess.run(

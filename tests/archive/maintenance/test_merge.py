@@ -334,13 +334,13 @@ def test_a_session_erased_meanwhile_is_not_acknowledged(
 ) -> None:
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     grow(archive)
-    slow, copy = reopen(disk, codec), archive._writer.copy
+    slow, copy = reopen(disk, codec), archive.parts.writer.copy
 
     def late(rows: object) -> None:
         archive.erase("acme", "a")
         copy(rows)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(slow._writer, "copy", late)
+    monkeypatch.setattr(slow.parts.writer, "copy", late)
     with pytest.raises(Fenced):
         slow.merge(cold=0)
     with pytest.raises(NotFound):

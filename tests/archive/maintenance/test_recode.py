@@ -164,7 +164,7 @@ def test_a_writer_that_codes_after_what_is_erased_meanwhile_is_not_acknowledged(
     near: tuple[SimDisk, TowerArchive], copying_codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, writer = near
-    publisher, eraser = writer._writer._publisher, reopen(disk, copying_codec)
+    publisher, eraser = writer.parts.writer._publisher, reopen(disk, copying_codec)
     publish = publisher.put
 
     def late(rows: Any, new: Any = None) -> None:

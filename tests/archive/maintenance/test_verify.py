@@ -283,8 +283,8 @@ def crafted(archive: TowerArchive, rows: Sequence[tuple[bytes, bytes, bytes]], l
     bare = first.record._replace(name=None, tags=b"", time=0, version=1)
     session = first.record._replace(id=None, parent=leaf, name="crafted", tokens=0, bitstring=b"")
     new = [bare._replace(id=id_, parent=parent, neighbour=near) for id_, parent, near in rows]
-    archive._writer.copy([(first.context, record) for record in new])
-    archive._writer.copy([(first.context, session)])
+    archive.parts.writer.copy([(first.context, record) for record in new])
+    archive.parts.writer.copy([(first.context, session)])
     archive.write_index()
     return archive
 

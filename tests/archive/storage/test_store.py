@@ -226,7 +226,7 @@ def test_a_writer_sees_the_collector_it_raced(store: Store, codec: SegmentCodec)
     slow, collector = TowerArchive.create(store, [codec]), TowerArchive.open(store, [codec])
     slow.put([session("a", 1), session("b", 2)])
     collector.forget([collector.version("b")])
-    fence = slow._writer._fence
+    fence = slow.parts.writer._fence
     runs: list[int] = []
 
     def late(*args: object) -> None:
@@ -234,7 +234,7 @@ def test_a_writer_sees_the_collector_it_raced(store: Store, codec: SegmentCodec)
             runs.append(collector.collect(dead_share=0.01, small=0).condemned)
         fence(*args)  # type: ignore[arg-type]
 
-    slow._writer._fence = late  # type: ignore[assignment,method-assign]
+    slow.parts.writer._fence = late  # type: ignore[assignment,method-assign]
     slow.put([session("c", 1, 9)])
     assert runs == [1]
     collector.collect(dead_share=0.01)
@@ -334,7 +334,7 @@ def test_a_fault_leaves_the_archive_as_it_was(s3: S3Server, codec: SegmentCodec)
     for late in (False, True):
         for turn in range(8):
             archive = TowerArchive.open(ObjectStore(place), [codec])
-            archive._writer.catalog.refresh()
+            archive.parts.writer.catalog.refresh()
             s3.failing, s3.failures, s3.skip, s3.late = "500 Internal Server Error", 1, turn, late
             try:
                 archive.put([session("b", turn, int(late))])

@@ -143,7 +143,7 @@ def test_a_plan_that_condemns_the_last_tower_is_noticed(
     archive: TowerArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = chain_of_three(archive)
-    publisher, collector = archive._writer._publisher, again(archive)
+    publisher, collector = archive.parts.writer._publisher, again(archive)
     publish = publisher.put
 
     def late(packs: Any, new: Any = None) -> None:
@@ -213,7 +213,7 @@ def test_a_record_coded_after_another_tenants_segment_is_refused(archive: TowerA
         context = replace(own, tokenizer=kept.tokenizer, bundle=kept.bundle, contract=kept.contract)
         name = segment_of(keys.segment_digest(context.domain, context.tokenizer, NONE, unlike(6)))
         record = Record(0, NONE, name, len(unlike(6)), data)._replace(neighbour=secret)
-        archive._writer.copy([(context, keys.seal(context, record))])
+        archive.parts.writer.copy([(context, keys.seal(context, record))])
         for reader in (archive, again(archive)):
             with pytest.raises(LostError, match="another tenant"):
                 Chains(reader.catalog, reader.codecs).tower(name)
@@ -228,7 +228,7 @@ def craft(archive: TowerArchive, tokens: Ids, near: bytes, above: Ids) -> tuple[
     mark = codec.lane_mark if len(above) else above
     [data] = codec.encode([Plain(tokens, np.concatenate([above, mark]))])
     record = Record(0, NONE, name, len(tokens), data)._replace(neighbour=near)
-    archive._writer.copy([(context, keys.seal(context, record))])
+    archive.parts.writer.copy([(context, keys.seal(context, record))])
     return name, record
 
 

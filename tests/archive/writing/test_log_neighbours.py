@@ -153,9 +153,9 @@ def test_a_log_of_another_process_is_read_where_time_allows(
 ) -> None:
     cold = opened(place[0], **place[1])
     put(cold, "1-1")
-    made = inside(cold)._writer.logs.candidates
+    made = inside(cold).parts.writer.logs.candidates
     other = opened(place[0], **place[1])
-    monkeypatch.setattr(inside(other)._writer.logs, "candidates", made)
+    monkeypatch.setattr(inside(other).parts.writer.logs, "candidates", made)
     monkeypatch.setattr(log_neighbours, "SPARE", 0)
     put(other, "2-1")  # as long as what it would read: too long for it alone
     assert neighbour(other, "2-1") == NONE
@@ -180,7 +180,7 @@ def test_a_process_finds_the_logs_of_those_before_it(
     assert neighbour(cold, "3-1") == leaf(cold, "1-1-2")
     assert len(list(files.glob("candidates-*"))) == 1  # merged
     last = opened(place, **key)
-    spare = inside(last)._writer.logs
+    spare = inside(last).parts.writer.logs
     put(last, "4-3")
     assert neighbour(last, "4-3") == leaf(last, "2-3") and spare._spare
     put(last, "7-1", tenant="other")
@@ -253,7 +253,7 @@ def test_an_erased_neighbour_is_gone_and_the_log_after_it_stays(tmp_path: Path) 
     assert neighbour(cold, "2-1") == gone
     cold.erase(tenant="default", name="1-1")
     assert neighbour(cold, "2-1") == NONE
-    assert not inside(cold)._writer.logs.candidates._known
+    assert not inside(cold).parts.writer.logs.candidates._known
     put(cold, "3-1")
     assert neighbour(cold, "3-1") != gone
     want(place, "2-1", "3-1")
@@ -267,7 +267,7 @@ def test_a_collector_that_condemns_the_neighbour_is_noticed(
     cold, collector = opened(place[0], **place[1]), opened(place[0], **place[1])
     put(cold, "1-1")
     put(cold, "5-5")
-    publisher = inside(cold)._writer._publisher
+    publisher = inside(cold).parts.writer._publisher
     publish = publisher.put
 
     def late(rows: Any, new: Any = None) -> None:
@@ -288,7 +288,7 @@ def test_a_put_that_fails_leaves_no_candidate(
 ) -> None:
     cold = opened(place[0], **place[1])
     with monkeypatch.context() as patch:
-        patch.setattr(inside(cold)._writer._publisher, "put", lambda *_: (_ for _ in ()).throw(OSError("no disk")))
+        patch.setattr(inside(cold).parts.writer._publisher, "put", lambda *_: (_ for _ in ()).throw(OSError("no disk")))
         with pytest.raises(OSError, match="no disk"):
             put(cold, "1-1")
     put(cold, "2-1")

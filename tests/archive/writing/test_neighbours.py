@@ -361,7 +361,7 @@ def test_a_collector_that_condemns_the_neighbour_is_noticed(
 ) -> None:
     put(archive, "a0")
     put(archive, "u0")
-    publisher, collector = archive._writer._publisher, again(archive)
+    publisher, collector = archive.parts.writer._publisher, again(archive)
     publish = publisher.put
 
     def late(rows: Any, new: Any = None) -> None:

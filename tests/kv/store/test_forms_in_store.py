@@ -36,6 +36,7 @@ from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
 from pltz.plt_codec.identity import NONE
 from tests.archive.towers import SessionArchive, thawer_of
+from tests.kv.store.peek import nodes
 
 ROOM = 1 << 26
 SPACE, SEGMENT, PARENT = b"a target........", b"segment.........", b"parent.........."
@@ -107,7 +108,7 @@ def test_a_receipt_of_no_loss_makes_no_form_exact(
     first = HotStore.open(0, ROOM, forms={"host": Q8Codec(Rotary.of(kin), none)})
     thawer_of(cold, kin, first).thaw("a/1")
     first.close()
-    for node in first._nodes.values():
+    for node in nodes(first):
         assert store.insert(node.space, node.segment, node.parent, node.block, node.born)
         with store.hold(node.space, [node.segment]) as lease:
             assert not lease.blocks
@@ -115,7 +116,7 @@ def test_a_receipt_of_no_loss_makes_no_form_exact(
     over = thawer_of(cold, kin, store, max_kl=1.0).thaw("a/2")  # over the base of a/1
     assert kv_difference(expected, over.cache) > 1e-4, "it was served from the small form"
     assert over.lossy and not over.kl
-    assert not any(node.block.codec.exact for node in store._nodes.values())
+    assert not any(node.block.codec.exact for node in nodes(store))
     thawer = thawer_of(cold, kin, store, max_kl=1.0, refine=True)
     refined = thawer.thaw("a/2").exact
     assert refined is not None and kv_difference(expected, refined.result(60).cache) < 1e-4
@@ -131,7 +132,7 @@ def small_first(cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]) -
     other = HotStore.open(0, ROOM, forms={"host": codecs["q8"]})
     thawer_of(cold, kin, other).thaw("a/1")
     other.close()
-    for node in other._nodes.values():
+    for node in nodes(other):
         assert store.insert(node.space, node.segment, node.parent, node.block, node.born)
     thawer = thawer_of(cold, kin, store, max_kl=1.0, refine=True)
     yield store, thawer
@@ -150,8 +151,8 @@ def test_a_small_form_answers_at_once_and_exact_kv_takes_its_place(
     assert (exact.token_ids == first.token_ids).all()
     again = thawer.thaw("a/1")
     assert again.kl == 0 and again.exact is None and kv_difference(expected.cache, again.cache) < 1e-4
-    assert {node.block.codec.name for node in store._nodes.values()} == {"raw"}
-    assert store.stats().tiers["device"].blocks == len(store._nodes) and store.stats().tiers["host"].used == 0
+    assert {node.block.codec.name for node in nodes(store)} == {"raw"}
+    assert store.stats().tiers["device"].blocks == len(nodes(store)) and store.stats().tiers["host"].used == 0
 
 
 def test_those_who_ask_meanwhile_share_one_prefill(small_first: Any) -> None:
@@ -183,7 +184,7 @@ def test_a_failure_in_the_background_leaves_the_small_form(
         first = thawer.thaw("a/1")
         with pytest.raises(ModelError, match="no room"):
             first.exact.result(60)
-    assert first.kl > 0 and {node.block.codec.name for node in store._nodes.values()} == {"q8-1"}
+    assert first.kl > 0 and {node.block.codec.name for node in nodes(store)} == {"q8-1"}
     assert thawer.thaw("a/1").exact.result(60).kl == 0, "and is refined the next time"
 
 
@@ -246,13 +247,13 @@ def test_a_move_that_is_broken_off_leaves_the_books_right(failure: BaseException
     slow.failure = failure
     with pytest.raises(type(failure)):
         store.insert(SPACE, SEGMENT, NONE, raw())
-    assert store.stats().tiers["slow"].used == 0 and not store._nodes
+    assert store.stats().tiers["slow"].used == 0 and not nodes(store)
     slow.failure, slow.keeps = None, False
     assert store.insert(SPACE, SEGMENT, NONE, raw())
     slow.failure = failure
     with pytest.raises(type(failure)):
         store.hold(SPACE, [SEGMENT])
-    assert [(node.leases, node.moving) for node in store._nodes.values()] == [(0, False)]
+    assert [(node.leases, node.moving) for node in nodes(store)] == [(0, False)]
     assert store.stats().tiers["slow"].used == 0
     slow.failure, slow.keeps = None, True
     with store.hold(SPACE, [SEGMENT]) as lease:
@@ -271,7 +272,7 @@ def test_exact_kv_on_disk_is_found_below_a_lossy_block_in_memory(codecs: dict[st
         assert lossy.blocks[0].codec.name == "q8-1" and store.stats().tiers["host"].blocks == 1
     with store.hold(SPACE, [SEGMENT]) as lease:
         assert torch.equal(lease.blocks[0].kv, exact.kv), "its use did not move it where it would lose something"
-    assert not any(node.leases for node in store._nodes.values())
+    assert not any(node.leases for node in nodes(store))
 
 
 def test_the_size_of_a_lossless_block_is_known_without_decoding_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +293,7 @@ def test_a_lossless_file_that_does_not_decode_is_a_miss(cold: SessionArchive, ki
     thawer = thawer_of(cold, kin, store)
     expected = thawer.thaw("a/1")
     leaf = cold.archive.version("a/1").leaf
-    [node] = [node for node in store._nodes.values() if node.segment == leaf]
+    [node] = [node for node in nodes(store) if node.segment == leaf]
     half = replace(node.block, parts={"kv": node.block.kv.bfloat16()}).recode(LosslessCodec())
     half.parts["kv.high"][10:] = 7
     store.clear()
@@ -448,7 +449,7 @@ def test_a_block_that_does_not_decode_is_made_from_its_tokens(
     store = HotStore.open(0, ROOM, forms={"host": codecs["predictive"]})
     exact = thawer_of(cold, kin, store).thaw("a/1")
     store.drain()
-    for node in store._nodes.values():
+    for node in nodes(store):
         node.block.parts["kv.sum"][0] ^= 1
     again = thawer_of(cold, kin, store, max_kl=float("inf")).thaw("a/1")
     assert again.kl == 0 and kv_difference(exact.cache, again.cache) < 1e-4

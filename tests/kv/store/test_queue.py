@@ -22,6 +22,7 @@ from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE
 from tests.archive.towers import SessionArchive, thawer_of
 from tests.kv.store.conftest import SPACE, Blocks
+from tests.kv.store.peek import nodes
 from tests.kv.store.test_tier import RAW_SIZE, Drawer, Rounded
 
 PATIENCE = 60  # seconds
@@ -126,7 +127,7 @@ def test_clear_empties_the_queue(blocks: Blocks, clock: Any, gate: Gate, tmp_pat
     store.clear()
     gate.go.set()
     store.drain()
-    assert not list(tmp_path.glob("*/*")) and not store._nodes and store.stats().tiers["queue"].used == 0
+    assert not list(tmp_path.glob("*/*")) and not nodes(store) and store.stats().tiers["queue"].used == 0
 
 
 @pytest.mark.parametrize("bound", ["bytes", "blocks"])

@@ -13,6 +13,7 @@ from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore, space_of
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE
+from tests.kv.store.peek import nodes
 
 SPACE = space_of(b"fingerprint", "float32")
 SIZE = 4 * 72  # bytes of a block of four tokens
@@ -355,11 +356,11 @@ def test_many_threads_leave_the_books_right(blocks: Any, tmp_path: Path) -> None
     store.close()
     found = store.stats()
     assert (found.tiers["queue"].used, found.tiers["queue"].blocks, found.failed, found.failure) == (0, 0, 0, "")
-    nodes = list(store._nodes.values())
+    held = nodes(store)
     for tier in ("device", "host"):
-        mine = [node for node in nodes if node.tier is not None and node.tier.name == tier]
+        mine = [node for node in held if node.tier is not None and node.tier.name == tier]
         kept = found.tiers[tier]
         assert (kept.used, kept.blocks) == (sum(n.block.size for n in mine), len(mine))
         assert kept.used <= kept.budget
-    assert all(node.leases == 0 and not node.moving for node in nodes)
+    assert all(node.leases == 0 and not node.moving for node in held)
     assert found.tiers["disk"].damaged == 0

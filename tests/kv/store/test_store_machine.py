@@ -18,6 +18,7 @@ from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import NONE
+from tests.kv.store.peek import nodes
 
 SPACE = b"space..........."
 ROOTS = st.integers(1, 4)
@@ -68,7 +69,7 @@ class Machine(RuleBasedStateMachine):
         for path in self.pinned:
             self.store.unpin(SPACE, [name(n) for n in path])
         self.store.drain()
-        assert all(node.leases == 0 for node in self.store._nodes.values())
+        assert all(node.leases == 0 for node in nodes(self.store))
         found = self.store.stats()
         assert (found.tiers["queue"].used, found.tiers["queue"].blocks, found.failed) == (0, 0, 0)
         self.folder.cleanup()
@@ -165,11 +166,11 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def the_books_are_right_and_within_budget(self) -> None:
         found = self.store.stats()
-        nodes = {*self.store._nodes.values()}
-        nodes |= {node for lease, *_ in self.leases for node in lease._nodes}
+        held = {*nodes(self.store)}
+        held |= {node for lease, *_ in self.leases for node in lease._nodes}
         for name_ in ("device", "host", "queue"):
             tier = found.tiers[name_]
-            mine = [node for node in nodes if node.tier is not None and node.tier.name == name_]
+            mine = [node for node in held if node.tier is not None and node.tier.name == name_]
             assert (tier.used, tier.blocks) == (sum(n.block.size for n in mine), len(mine))
             assert 0 <= tier.used <= tier.budget or (name_ == "queue" and tier.blocks == 1)
         assert found.tiers["disk"].used <= found.tiers["disk"].budget

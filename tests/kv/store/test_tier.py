@@ -22,6 +22,7 @@ from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.identity import NONE
 from tests.kv.store.conftest import SPACE, Blocks
+from tests.kv.store.peek import nodes
 
 if TYPE_CHECKING:
     from pltz.kv.port.arriving import Parts
@@ -161,7 +162,7 @@ def test_a_segment_goes_down_any_list_of_tiers_and_comes_up_again(blocks: Blocks
     }  # fmt: skip
     assert [tier.form for tier in stats.tiers.values()] == ["raw", "planes", "raw", "raw", "raw", "raw"]
     assert (stats.tiers["host"].used, stats.tiers["host"].tokens, stats.dropped) == (RAW_SIZE, 4, 0)
-    node = next(n for n in store._nodes.values() if n.tier is tiers[1])
+    node = next(n for n in nodes(store) if n.tier is tiers[1])
     assert node.block.codec.name == "planes" and bool((node.block.kv == 5).all())
     for number in (1, 2, 3, 4, 5, 6):
         store.drain()
