@@ -45,11 +45,14 @@ class PendingSegment:
         context: the context it is stored under: ``own``, or one that differs from it in mode only.
         digest: 32 bytes; the first 10 are in its ``id``.
         coded: whether ``data`` is its bitstring already.
-        near: the tower of the neighbour that it is coded after, none where it has no neighbour.
+        neighbour_tower: the tower of the neighbour that it is coded after, none where it has no neighbour.
         copied: whether ``data`` begins with copies.
     """
 
-    __slots__ = "codec", "coded", "context", "copied", "data", "depth", "digest", "id", "near", "own", "tokens", "up"
+    __slots__ = (
+        "codec", "coded", "context", "copied", "data", "depth", "digest", "id", "neighbour_tower", "own", "tokens",
+        "up",
+    )  # fmt: skip
 
     def __init__(self, own: Context, codec: SegmentCodec, up: PendingSegment | None, tokens: Tokens):
         self.own = self.context = own
@@ -57,12 +60,12 @@ class PendingSegment:
         self.codec, self.up, self.tokens = codec, up, tokens
         self.id = self.digest = self.data = b""
         self.coded = self.copied = False
-        self.near: Segments = []
+        self.neighbour_tower: Segments = []
 
     @property
     def neighbour(self) -> bytes:
         """Return the id of its neighbour, NONE without one."""
-        return self.near[-1][0] if self.near else NONE
+        return self.neighbour_tower[-1][0] if self.neighbour_tower else NONE
 
     @property
     def parent(self) -> bytes:
@@ -99,9 +102,9 @@ class PendingSegment:
     def before(self, mode: int) -> Tokens:
         """Return the context of its bitstring, (m,), in a mode and after its neighbour."""
         own = self.above(self.codec.reach) if mode & TOWER else NOTHING
-        if not self.near:
+        if not self.neighbour_tower:
             return own
-        return context_after(self.near, {s.id for s in self.ancestors()}, own, self.codec)
+        return context_after(self.neighbour_tower, {s.id for s in self.ancestors()}, own, self.codec)
 
     def take(self, data: bytes, plain: Plain, mode: int) -> None:
         """Take a bitstring that was coded so, in mode `ALONE` or `TOWER`."""
@@ -110,13 +113,15 @@ class PendingSegment:
 
     def take_again(self, data: bytes, mode: int) -> None:
         """Take a bitstring that was stored before, without a neighbour and copies."""
-        self.data, self.coded, self.copied, self.near = data, True, False, []
+        self.data, self.coded, self.copied, self.neighbour_tower = data, True, False, []
         self.context = _in_mode(self.own, mode)
 
     def row(self) -> Row:
         """Return the row that puts the segment without a session."""
         record = Record(0, parent=self.parent, id=self.id, tokens=len(self.tokens), bitstring=self.data)
-        return self.context, record._replace(neighbour=self.neighbour, copied=self.copied) if self.near else record
+        if self.neighbour_tower:
+            record = record._replace(neighbour=self.neighbour, copied=self.copied)
+        return self.context, record
 
 
 class PendingVersion:

@@ -67,9 +67,9 @@ class _Earlier(NamedTuple):
 class LogNeighbours:
     """Names the neighbours of new logs. One per writer."""
 
-    def __init__(self, near: NeighbourEncoder, keys: Encryption) -> None:
-        self.near, self.candidates = near, Candidates(keys)
-        self.keeper = CandidateKeeper(near.catalog)
+    def __init__(self, encoder: NeighbourEncoder, keys: Encryption) -> None:
+        self.encoder, self.candidates = encoder, Candidates(keys)
+        self.keeper = CandidateKeeper(encoder.catalog)
         self._spare: dict[Place, float] = {}  # what is left of `SPARE`
         self._has_read = False  # those of the candidate files
         self._reads: dict[bytes, int | None] = {}  # tokens decoded to read each candidate; None: it cannot serve
@@ -106,7 +106,7 @@ class LogNeighbours:
                     earlier.append(known[leaf])
             chosen = worth_most(_bytes(root.tokens), earlier, _content)
             if chosen:
-                root.near = chosen.tower
+                root.neighbour_tower = chosen.tower
                 proofs |= chosen.proofs
             # it may serve others, as a whole
             own = sum(len(s.tokens) for s in d.tower)
@@ -123,7 +123,7 @@ class LogNeighbours:
         """Take up the candidates of the files that are there, which are hints: a store that fails is met elsewhere."""
         self._has_read = True
         with suppress(StoreError):
-            for group, boxes in read_groups(self.near.catalog, self.near.catalog.ledger.archive):
+            for group, boxes in read_groups(self.encoder.catalog, self.encoder.catalog.ledger.archive):
                 if group.tokenizer == PASSAGES:
                     self.candidates.add_group(group, boxes)
 
@@ -137,24 +137,24 @@ class LogNeighbours:
 
         ``beyond``: work that may be taken from what the process has to spare.
         """
-        deep, near = self.near.deep_of(leaf), self.near
+        deep, encoder = self.encoder.deep_of(leaf), self.encoder
         if leaf not in self._reads:
             if len(self._reads) >= KNOWN:
                 self._reads.clear()
-            self._reads[leaf] = reading_of(near.catalog, leaf)
+            self._reads[leaf] = reading_of(encoder.catalog, leaf)
         read = self._reads[leaf]
         if deep is None or deep > RULE.most_behind() or read is None:
             return None
-        if near.towers.get(leaf) is None:
+        if encoder.towers.get(leaf) is None:
             work, spare = PROOF * read, self._spare.get(place, SPARE)
             if credit[place] + min(beyond, spare) < work:
                 return None
             self._spare[place] = spare - max(0.0, work - credit[place])
             credit[place] = max(0.0, credit[place] - work)
-        found = near.stored_tower(leaf, RULE.in_a_row - deep)
-        if found is None or not near.proved.has_record(leaf):
+        found = encoder.stored_tower(leaf, RULE.in_a_row - deep)
+        if found is None or not encoder.proved.has_record(leaf):
             return None
-        near.towers.add(found[0])
+        encoder.towers.add(found[0])
         return _Earlier(*found, deep, read)
 
     def add(self, made: Iterable[Candidate], drafts: Sequence[PendingVersion]) -> None:
@@ -163,7 +163,7 @@ class LogNeighbours:
         for one in made:
             tower = towers[one.segment].tower
             self.candidates.add(*one)
-            self.near.towers.add([(s.id, s.tokens) for s in tower])
+            self.encoder.towers.add([(s.id, s.tokens) for s in tower])
             if sum(len(s.tokens) for s in tower) >= LEAST_LOG and one.sketch.grams >= RULE.least_grams:
                 self.keeper.add(tower[-1].own, one)
 

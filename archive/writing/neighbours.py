@@ -86,7 +86,7 @@ class NeighbourEncoder:
         self._deep: dict[bytes, int | None] = {}  # neighbours in a row that each candidate is read with, as `depth_of`
         self._needs: dict[bytes, set[bytes]] = {}  # stored segments that each stored neighbour is read with
 
-    def lean_on(
+    def proofs_of_stored(
         self, fresh: dict[bytes, PendingSegment], segments: Sequence[PendingSegment], relied: dict[bytes, Location]
     ) -> Proofs:
         """Return proofs of the towers of the neighbours that stored segments relied on have.
@@ -99,7 +99,7 @@ class NeighbourEncoder:
             if segment.id not in relied or (leaf := self.proved.neighbour(segment.id)) == NONE:
                 continue
             if stored := self.stored_tower(leaf, _hops(segment)):
-                segment.near = stored[0]
+                segment.neighbour_tower = stored[0]
                 proofs |= stored[1]
             else:
                 del relied[segment.id]
@@ -143,7 +143,7 @@ class NeighbourEncoder:
             self.towers.add(tower)
         # a trial that gained nothing needs no proof: that time may be spent on later ones
         for s, _ in tried:
-            if s.near:
+            if s.neighbour_tower:
                 proofs |= places.get(s.neighbour, {})
             else:
                 self._credit.give_back(_place(s), len(s.tokens))
@@ -151,8 +151,8 @@ class NeighbourEncoder:
 
     def _serves(self, tower: _Tower) -> bool:
         """Return whether a tower of this put, coded by now, may serve others."""
-        near = [self.deep_of(s.neighbour) for s in tower.segments if s.near]
-        deep = max([tower.stored, *(RULE.in_a_row if behind is None else 1 + behind for behind in near)])
+        behind = [self.deep_of(s.neighbour) for s in tower.segments if s.neighbour_tower]
+        deep = max([tower.stored, *(RULE.in_a_row if n is None else 1 + n for n in behind)])
         self._deep[tower.candidate.segment] = deep
         return deep <= tower.most
 
@@ -166,7 +166,7 @@ class NeighbourEncoder:
 
     def needs(self, segment: PendingSegment) -> set[bytes]:
         """Return the stored segments that the record of a segment of this put is read with, and its own id."""
-        needs = {segment.id, *(name for name, _ in segment.near)}
+        needs = {segment.id, *(name for name, _ in segment.neighbour_tower)}
         return needs | self._needs.get(segment.neighbour, set())
 
     def _look(
@@ -265,13 +265,13 @@ class NeighbourEncoder:
             trials: list[Trial] = []
             for n in numbers:
                 segment, tower, name_bytes = pairs[n]
-                segment.near = tower
+                segment.neighbour_tower = tower
                 plain = Plain(segment.tokens, segment.before(TOWER if segment.up else ALONE))
                 trials.append(Trial(plain, len(segment.data), name_bytes))
             shorter = shorter_after(codec, trials)
             for n, segment in enumerate(segments[n] for n in numbers):
                 if n not in shorter:
-                    segment.near = []
+                    segment.neighbour_tower = []
                     continue
                 segment.take(*shorter[n], TOWER if segment.up else ALONE)
 

@@ -120,8 +120,8 @@ class VerifiedSegments:
         own = segment.above(codec.reach) if item.context.mode & TOWER else NOTHING
         if item.record.neighbour == NONE:
             return own
-        near = Chains(self.catalog, self.codecs, heard=self.heard, hops=1).tower(item.record.neighbour)
-        return context_after(near, {s.id for s in segment.ancestors()}, own, codec)
+        tower = Chains(self.catalog, self.codecs, heard=self.heard, hops=1).tower(item.record.neighbour)
+        return context_after(tower, {s.id for s in segment.ancestors()}, own, codec)
 
     def proofs(self, tower: Iterable[bytes], hops: int = 1) -> Proofs | None:
         """Return where the segments of a neighbour's tower were proved, and the records' domains.

@@ -118,11 +118,11 @@ class ArchiveWriter:
         stored = self.catalog.lookup.known(SEGMENTS, names).union(filter(self.proved.knows, names))
         drafts, segments = self._choose(sessions, drafts, segments, stored)
         fresh, relied = self._sort_out(segments, stored)
-        near = self.neighbours.lean_on(fresh, segments, relied) if relied else {}
+        proofs = self.neighbours.proofs_of_stored(fresh, segments, relied) if relied else {}
         found, logs = self.logs.choose(drafts, fresh)
-        near |= found
+        proofs |= found
         self._encode(list(fresh.values()))
-        new = [] if self.neighbours.candidates is None else self.neighbours.encode(drafts, fresh, near)
+        new = [] if self.neighbours.candidates is None else self.neighbours.encode(drafts, fresh, proofs)
         self._number(drafts)
         rows = session_rows(drafts, dict(fresh))
         if dry_run:
@@ -131,8 +131,8 @@ class ArchiveWriter:
         self._publisher.put([*self._sealed([*within, *rows]), *self._replacing(drafts)], fresh)
         if relied or any(d.kept for d in drafts):  # another writer may be between link and fsync
             self.catalog.store.settle(PACKS)
-        self.catalog.keys.check(contexts.domains | {domain for _, domain in near.values()})
-        self._fence(segments, relied | {name: at for name, (at, _) in near.items()})
+        self.catalog.keys.check(contexts.domains | {domain for _, domain in proofs.values()})
+        self._fence(segments, relied | {name: at for name, (at, _) in proofs.items()})
         for d in drafts:
             self.recent.add([(s.id, s.tokens) for s in d.tower])
         if new:
@@ -288,7 +288,8 @@ class ArchiveWriter:
                 above = segment.above(codec.reach) if len(segment.tokens) else NO_MARK
                 for mode, context_above in ways_of(codec, above):
                     # a log is coded after its neighbour
-                    ways.append((n, Plain(segment.tokens, segment.before(mode) if segment.near else context_above)))
+                    context = segment.before(mode) if segment.neighbour_tower else context_above
+                    ways.append((n, Plain(segment.tokens, context)))
                     modes_of.append(mode)
             if self.expect and isinstance(codec, BundleCodec):
                 alone = [plain for (_, plain), mode in zip(ways, modes_of, strict=True) if mode == ALONE]
@@ -379,7 +380,7 @@ class ArchiveWriter:
             lost = {name for name, at in relied.items() if at.pack in condemned}
             again = list({s.id: s for s in segments if lost & self.neighbours.needs(s)}.values())
             for segment in again:  # as records that need no neighbour
-                segment.near, segment.coded = [], segment.coded and not segment.near
+                segment.neighbour_tower, segment.coded = [], segment.coded and not segment.neighbour_tower
             relied = {name: at for name, at in relied.items() if name not in lost}
             self._encode(again)
             self._publisher.put(self._sealed([s.row() for s in again]), {s.id: s for s in again})
