@@ -72,11 +72,11 @@ def lossy(
         raise UsageError("expected sessions, found none: give --data with records of chats")
     here = KVRows(Target.load(model, device, "float32"), sessions, rows, context, new)
     codec = options.load_codec(bundle, device, threads)
-    found = []
+    before, found = measure.Before.of(here, codec), []
     with Progress("replace", unit="settings", total=len(ways) * len(thresholds), shown=wanted(progress)) as bar:
         for way in ways:
             for bits in thresholds:
-                found.append(measure.replaced(here, codec, way, bits))
+                found.append(measure.replaced(before, way, bits))
                 bar.add(1)
     q4 = here.forms(kv.chosen(here.target, None, "q4", (), ()))["q4"]
     result: dict[str, Any] = {

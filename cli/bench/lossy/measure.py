@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,25 @@ if TYPE_CHECKING:
     from pltz.coding.codec import Codec
 
 
-def replaced(rows: KVRows, codec: Codec, way: str, bits: float) -> dict[str, Any]:
+@dataclass(frozen=True, eq=False)
+class Before:
+    """Contexts of rows as they are: the target's code length in bits, and the bundle's coded bytes."""
+
+    rows: KVRows
+    codec: Codec
+    contexts: list[NDArray[np.int32]]
+    bits: float
+    size: int
+
+    @classmethod
+    def of(cls, rows: KVRows, codec: Codec) -> Before:
+        """Return the contexts of rows."""
+        contexts = [row[: rows.context] for row in rows.drawn]
+        bits = float(code_lengths(rows.target, np.stack(contexts))[0].sum())
+        return cls(rows, codec, contexts, bits, coded_bytes(rows, codec, contexts))
+
+
+def replaced(before: Before, way: str, bits: float) -> dict[str, Any]:
     """Return what a way makes of the contexts of rows at a threshold.
 
     ``replaced``: share of tokens. ``bits``, ``bytes``: change of the target's code length, and of the bundle's coded
@@ -24,14 +43,14 @@ def replaced(rows: KVRows, codec: Codec, way: str, bits: float) -> dict[str, Any
     """
     from pltz.kv.calibrate.measure import prefilled
 
-    contexts = [row[: rows.context] for row in rows.drawn]
+    rows, contexts = before.rows, before.contexts
     changed = [WAYS[way](rows.target, ids, bits) for ids in contexts]
-    length, other = (float(code_lengths(rows.target, np.stack(some))[0].sum()) for some in (contexts, changed))
-    size, smaller = (coded_bytes(rows, codec, some) for some in (contexts, changed))
+    length = float(code_lengths(rows.target, np.stack(changed))[0].sum())
+    size = coded_bytes(rows, before.codec, changed)
     kl, top1 = rows.loss([prefilled(rows.target, ids) for ids in changed])
     return {
         "way": way, "threshold": bits, "replaced": float((np.stack(contexts) != np.stack(changed)).mean()),
-        "bits": other / length - 1, "bytes": smaller / size - 1, "kl": kl, "top1": top1,
+        "bits": length / before.bits - 1, "bytes": size / before.size - 1, "kl": kl, "top1": top1,
     }  # fmt: skip
 
 

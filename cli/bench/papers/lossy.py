@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 def rows(work: Work) -> list[PaperRow]:
     """Return the row of 10.3: what tokens cost and lose where rare ones give way to the most probable ones."""
-    from pltz.cli.bench.lossy.measure import replaced
+    from pltz.cli.bench.lossy.measure import Before, replaced
 
-    found = [replaced(work, work.codec, "at-once", bits) for bits in (8, 14)]
+    before = Before.of(work, work.codec)
+    found = [replaced(before, "at-once", bits) for bits in (8, 14)]
     told = [
         f"below 2^-{one['threshold']} ({one['replaced']:.1%}): {one['bits']:+.0%} bits, {one['bytes']:+.0%} coded "
         f"bytes, KL {one['kl']:.3f}, top-1 {one['top1']:.0%}"
