@@ -54,10 +54,9 @@ def cluster(
 
         how: dict[str, Any] = {"medoids": medoids, "dry_run": recoding.dry_run, "progress": note}
         if spreading:
-            identity, writes = archive.parts.settings.archive, not recoding.dry_run
-            with spreading.over(identity, recipe.place, "cluster", writes=writes) as spread:
+            identity = archive.parts.settings.archive
+            with spreading.over(identity, recipe.place, "cluster", writes=not recoding.dry_run) as spread:
                 done = bulk.cluster(archive, recipe, spread, **how)
-                spread.clear()
         else:
             done = archive.cluster(**how)
     kept = f" ({done.kept:,} of them have hardly changed)" if done.kept else ""

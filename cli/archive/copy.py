@@ -93,8 +93,6 @@ def copy(
             copied += not (done.there or done.erased)
             bar.add(1)
             _show(done, recoding)
-        if spreading:
-            spread.clear()
     if not recoding.as_json:
         gone = f"; erased meanwhile: {erased:,}" if erased else ""
         verb = "would be copied" if recoding.dry_run else "copied, read back and compared"

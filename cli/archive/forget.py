@@ -154,7 +154,6 @@ def collect(place: str, grace: str, dry_run: bool, as_json: bool, spreading: Spr
         # workers read the packs; records are moved and packs deleted here
         with spreading.over(cold.parts.settings.archive, recipe.place, "collect", writes=not dry_run) as spread:
             found = bulk.collect(cold, recipe, spread, grace=wait, dry_run=dry_run)
-            spread.clear()
     else:
         found = cold.collect(grace=wait, dry_run=dry_run)
     done = dataclasses.asdict(found)

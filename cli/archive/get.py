@@ -166,7 +166,6 @@ def export(
             archive = cold.parts.settings.archive
             with spreading.over(archive, recipe.place, "export", writes=False, keep=False) as spread:
                 destination.write(_spread_lines(recipe, chosen, with_names, spread, bar))
-                spread.clear()
         else:
             destination.write(_lines(cold, chosen, with_names, bar.add))
     if as_json:

@@ -62,10 +62,9 @@ def merge(
 
         how: dict[str, Any] = {"tenant": tenant, "dry_run": recoding.dry_run, "progress": note}
         if spreading:
-            identity, writes = archive.parts.settings.archive, not recoding.dry_run
-            with spreading.over(identity, recipe.place, "merge", writes=writes) as spread:
+            identity = archive.parts.settings.archive
+            with spreading.over(identity, recipe.place, "merge", writes=not recoding.dry_run) as spread:
                 done = bulk.merge(archive, recipe, spread, age=age, **how)
-                spread.clear()
         else:
             done = archive.merge(cold=age, **how)
     may = "would be " if recoding.dry_run else ""

@@ -256,7 +256,6 @@ def put(
 
     with spreading.over(cold.parts.settings.archive, recipe.place, "put") as spread:
         code = put_all(SpreadPuts(cold, recipe, spread), items, source, how, dry_run, progress, as_json)
-        spread.clear()
     click.get_current_context().exit(code)
 
 

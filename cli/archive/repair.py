@@ -74,7 +74,6 @@ def repair(
         # workers find what is not sound; it is repaired here. The lease needs archive.json, so that comes first
         with spreading.over(repairer.settings().archive, place, "repair", writes=not dry_run, keep=False) as spread:
             done = repairer.run(bulk.unsound(place, spread))
-            spread.clear()
     else:
         done = repairer.run()
     write_text(json.dumps(as_fields(done)) if as_json else as_text(done, dry_run))

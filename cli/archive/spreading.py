@@ -48,6 +48,8 @@ class Spreading:
     ) -> "Iterator[Spread]":
         """Connect to the cluster and yield the workers with the journal. Another coordinator is refused meanwhile.
 
+        The journal is dropped where the work ends without an error, since all of it is done then.
+
         Args:
             identity: id of the archive.
             place: where it is.
@@ -72,7 +74,9 @@ class Spreading:
             store = open_store(place) if writes else journal.store if journal else None
             lease = stack.enter_context(BulkLease(store, f"{work} on Ray")) if store else None
             ray = stack.enter_context(bulk_ray.cluster(None if self.ray == HERE else self.ray))
-            yield Spread(bulk_ray.RayWorkers(ray), journal, lease.want if lease else lambda: None)
+            spread = Spread(bulk_ray.RayWorkers(ray), journal, lease.want if lease else lambda: None)
+            yield spread
+            spread.clear()
 
 
 # The command takes them as ``spreading``, a `Spreading`.

@@ -115,7 +115,6 @@ def verify(
                 report = bulk.verify(
                     cold, recipe, spread, decode=decode, fraction=fraction, expect=expect, progress=note
                 )
-                spread.clear()
         else:
             report = cold.verify(
                 decode=decode,
