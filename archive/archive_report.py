@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pltz.archive.catalog.stat import disk_bytes
 from pltz.archive.html_page import Colour, can_plot, page, plot, when
 from pltz.archive.humanize import counted, size
-from pltz.archive.version_sizes import VersionSizes
+from pltz.archive.version_sizes import VersionSizes, tokens_in_words
 from pltz.models.session.session import content_bytes
 from pltz.plt_codec.errors import PltzError
 
@@ -31,7 +31,7 @@ BODY = """
 <tr><th>tenant</th><th>sessions</th><th>versions</th><th>tokens</th><th>frozen to</th><th>newest</th></tr>
 {% for t in tenants[:shown] -%}
 <tr><td>{{ t.name }}</td><td>{{ "{:,}".format(t.sessions) }}</td><td>{{ "{:,}".format(t.versions) }}</td>
-<td>{{ "{:,}".format(t.tokens) }}</td><td>{{ size(t.bytes) }}</td><td>{{ when(t.newest) }}</td></tr>
+<td>{{ tokens(t.tokens, t.bytewise) }}</td><td>{{ size(t.bytes) }}</td><td>{{ when(t.newest) }}</td></tr>
 {% endfor -%}
 </table></div>
 {% if tenants|length > shown %}<p>{{ "{:,}".format(tenants|length) }} in all.</p>
@@ -43,7 +43,8 @@ BODY = """
 {%- if counted %}<th>ratio</th>{% endif %}<th>time</th></tr>
 {% for r in rows -%}
 <tr><td>{{ r.version.name }}</td><td>{{ r.version.tenant }}</td><td>{{ r.version.version }}</td><td>{{ r.method }}</td>
-<td>{{ "{:,}".format(r.tokens) }}</td>{% if counted %}<td>{{ size(r.content) if r.content else "-" }}</td>{% endif %}
+<td>{{ "{:,}".format(r.tokens) }}{{ " B" if r.bytewise else "" }}</td>
+{%- if counted %}<td>{{ size(r.content) if r.content else "-" }}</td>{% endif %}
 <td>{{ size(r.bytes) }}</td>
 {%- if counted %}<td>{{ "%.1f" % (r.content / r.bytes) if r.content and r.bytes else "-" }}</td>
 {%- endif %}<td>{{ when(r.version.time) }}</td></tr>
@@ -63,7 +64,7 @@ BODY = """
 class _Row:
     """A version with its tokens and the bytes of its bitstrings, both 0 where damage hides them, and its method.
 
-    ``content``: bytes of its content where it was decoded, 0 where it was not.
+    ``content``: bytes of its content where it was decoded, 0 where it was not. ``bytewise``: its tokens are bytes.
     """
 
     version: SessionVersion
@@ -71,6 +72,7 @@ class _Row:
     bytes: int
     method: str
     content: int
+    bytewise: bool
 
 
 @dataclass
@@ -79,6 +81,7 @@ class _Tenant:
     sessions: int = 0
     versions: int = 0
     tokens: int = 0
+    bytewise: int = 0
     bytes: int = 0
     newest: int = 0
 
@@ -102,8 +105,8 @@ def archive_page(
     rows = []
     for version in cold.list(history=True, partial=True):
         found = sizes.of(version)
-        content_of = contents.get(version.id, 0)
-        rows.append(_Row(version, found["tokens"] or 0, found["size"] or 0, found["method"] or "?", content_of))
+        known = found["tokens"] or 0, found["size"] or 0, found["method"] or "?"
+        rows.append(_Row(version, *known, contents.get(version.id, 0), bool(found["bytewise"])))
     # the figures at the head of the page
     stat, problems = cold.stat(), _problems(cold)
     names = {(row.version.tenant, row.version.name) for row in rows}
@@ -131,6 +134,7 @@ def archive_page(
         plots=_plots(rows) if can_plot() else None,
         foot=f"Archive {stat.archive.hex()}. pltz archive verify --decode checks its content.",
         tenants=_tenants(rows),
+        tokens=tokens_in_words,
         lists=[(head, found) for head, found in _lists(rows) if found],
         problems=problems,
         counted=content,
@@ -157,7 +161,7 @@ def _shared(sizes: VersionSizes) -> list[tuple[str, str, str]]:
         return []
     saved = found["frozen_bytes_unshared"] - found["frozen_bytes"]
     return [
-        ("tokens", f"{found['tokens']:,}", f"in {size(found['frozen_bytes'])}"),
+        ("tokens", tokens_in_words(found["tokens"], found["tokens_bytewise"]), f"in {size(found['frozen_bytes'])}"),
         ("saved by sharing", size(saved), f"of {size(found['frozen_bytes_unshared'])}"),
     ]
 
@@ -181,6 +185,7 @@ def _tenants(rows: Sequence[_Row]) -> list[_Tenant]:
         sessions[tenant.name].add(row.version.name)
         tenant.versions += 1
         tenant.tokens += row.tokens
+        tenant.bytewise += row.tokens if row.bytewise else 0
         tenant.bytes += row.bytes
         tenant.newest = max(tenant.newest, row.version.time)
     for tenant in found.values():

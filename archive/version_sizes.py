@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.run import unpack_run
+from pltz.archive.humanize import size
 from pltz.coding.codecs.codec import BytesCodec, IdsCodec
 from pltz.coding.codecs.modes import TOWER
 from pltz.models.bundle import locations
@@ -43,13 +44,29 @@ def tokens_of(reader: TowerReader, version: Version) -> int:
     return sum(lengths[: len(lengths) - version.lacks])
 
 
+def tokens_in_words(tokens: int, bytewise: int) -> str:
+    """Return tokens, and apart from them those that are bytes: of logs, and of what zstd codes.
+
+    >>> tokens_in_words(9000, 8000), tokens_in_words(9, 0), tokens_in_words(2000, 2000)
+    ('1,000, and 8.0 kB of logs and other bytes', '9', '2.0 kB of logs and other bytes')
+    """
+    words = f"{size(bytewise)} of logs and other bytes"
+    if not bytewise:
+        return f"{tokens:,}"
+    return f"{tokens - bytewise:,}, and {words}" if tokens > bytewise else words
+
+
 class SegmentHead(NamedTuple):
-    """Hold the head of a record. ``lengths``: tokens of each of its segments; ``size``: bytes of its bitstring."""
+    """Hold the head of a record.
+
+    ``lengths``: tokens of each of its segments. ``size``: bytes of its bitstring. ``bytewise``: its tokens are bytes.
+    """
 
     parent: bytes
     lengths: list[int]
     size: int
     method: str
+    bytewise: bool
 
     @property
     def tokens(self) -> int:
@@ -66,15 +83,19 @@ class VersionSizes:
         self._segments: dict[bytes, SegmentHead] = {}
 
     def of(self, version: SessionVersion) -> dict[str, Any]:
-        """Return bytes, tokens, segments and method of a version, None where damage hides them."""
+        """Return the sizes of a version, None where damage hides them.
+
+        They are bytes, tokens, segments, the method, and ``bytewise``: whether its tokens are bytes.
+        """
         try:
             known = self._versions[version.id]
             chain = self.chain(known)
         except (PltzError, KeyError):
-            return {"size": None, "tokens": None, "segments": None, "method": None}
+            return dict.fromkeys(("size", "tokens", "segments", "method", "bytewise"))
         lengths = self._lengths(known, chain)
-        method = self._segments[chain[0]].method if chain else None
-        return {"size": self._size(known, chain), "tokens": sum(lengths), "segments": len(lengths), "method": method}
+        last = self._segments[chain[0]] if chain else None
+        found = {"size": self._size(known, chain), "tokens": sum(lengths), "segments": len(lengths)}
+        return found | {"method": last and last.method, "bytewise": last is not None and last.bytewise}
 
     def _lengths(self, version: Version, chain: list[bytes]) -> list[int]:
         """Return the tokens of each segment of a version."""
@@ -83,12 +104,12 @@ class VersionSizes:
 
     def _size(self, version: Version, chain: list[bytes]) -> int:
         """Return the bytes of a version's bitstrings. One that ends within a run has a share of it by its tokens."""
-        size = sum(self._segments[one].size for one in chain)
+        total = sum(self._segments[one].size for one in chain)
         if not version.lacks:
-            return size
+            return total
         run = self._segments[chain[0]]
         lacking = sum(run.lengths[len(run.lengths) - version.lacks :])
-        return size - run.size * lacking // max(1, run.tokens)
+        return total - run.size * lacking // max(1, run.tokens)
 
     def chain(self, version: Version) -> list[bytes]:
         """Return the segments of a version, the last one first. Raises LostError, KeyMismatch."""
@@ -99,14 +120,18 @@ class VersionSizes:
                 item = self._reader.record(segment)
                 record = item.record
                 lengths = unpack_run(record).lengths if item.context.mode & RUN else [record.tokens]
-                method = method_of(item.context)
-                self._segments[segment] = SegmentHead(record.parent, lengths, len(record.bitstring), method)
+                bytewise = item.context.tokenizer == BytesCodec.tokenizer
+                how = method_of(item.context), bytewise
+                self._segments[segment] = SegmentHead(record.parent, lengths, len(record.bitstring), *how)
             found.append(segment)
             segment = self._segments[segment].parent
         return found
 
     def shared(self) -> dict[str, int]:
-        """Return tokens and bytes of all versions that are not forgotten: each stored alone, and as they share."""
+        """Return tokens and bytes of all versions that are not forgotten: each stored alone, and as they share.
+
+        ``tokens_bytewise``: those of ``tokens`` that are bytes.
+        """
         alone_tokens = alone = 0
         kept: set[bytes] = set()
         for version in self._versions.values():
@@ -118,6 +143,7 @@ class VersionSizes:
         together = [self._segments[one] for one in kept]
         return {
             "tokens": sum(one.tokens for one in together),
+            "tokens_bytewise": sum(one.tokens for one in together if one.bytewise),
             "tokens_unshared": alone_tokens,
             "frozen_bytes": sum(one.size for one in together),
             "frozen_bytes_unshared": alone,

@@ -48,6 +48,7 @@ from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
 from pltz.coding.choose import NO_SIZE, may_be_shorter, shortest
 from pltz.coding.codecs.codec import NO_MARK, BundleCodec, Plain, ways_of
+from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import ALONE
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.identity import NONE
@@ -291,9 +292,10 @@ class ArchiveWriter:
                     context = segment.before(mode) if segment.neighbour_tower else context_above
                     ways.append((n, Plain(segment.tokens, context)))
                     modes_of.append(mode)
-            if self.expect and isinstance(codec, BundleCodec):
-                alone = [plain for (_, plain), mode in zip(ways, modes_of, strict=True) if mode == ALONE]
-                if (seconds := codec.expected(alone)) is not None:
+            if self.expect and isinstance(codec, BundleCodec | LogCodec):
+                logs = isinstance(codec, LogCodec)
+                once = [plain for (_, plain), mode in zip(ways, modes_of, strict=True) if logs or mode == ALONE]
+                if (seconds := codec.expected(once)) is not None:
                     self.expect(seconds)
             won = shortest(codec, ways)
             for (n, plain), mode in zip(ways, modes_of, strict=True):

@@ -13,7 +13,7 @@ import click
 
 from pltz.archive.format.record import unfinished_size
 from pltz.archive.humanize import counted, size
-from pltz.archive.version_sizes import VersionSizes
+from pltz.archive.version_sizes import VersionSizes, tokens_in_words
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import facts, line_of, open_archive, seconds_of, show, tags_of
 from pltz.cli.ui.groups import Command, NamingCommand
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SIZES = ("size", "tokens", "segments")
 FIELDS = ("tenant", "name", "version", "time", "age", "kind", "tags", "forgotten", "id", "method", *SIZES, "turns")
 LONG: Decorator = click.option(
-    "-l", "--long", is_flag=True, help="With method, size, tokens (bytes under zstd and of logs), segments, age."
+    "-l", "--long", is_flag=True, help="With method, size, tokens (B: bytes, as of logs), segments, age."
 )
 TURNS: Decorator = click.option(
     "--turns", is_flag=True, help="With the messages of each chat. They are counted by decoding it, which takes time."
@@ -189,8 +189,9 @@ def _words(record: dict[str, Any]) -> dict[str, Any]:
 
 def _cells(record: dict[str, Any]) -> list[str]:
     """Return one line of the table of ``--long``."""
-    figures = [record[name] for name in ("turns", *SIZES) if name in record]
-    numbers = ["?" if figure is None else f"{figure:,}" for figure in figures]
+    units = {"tokens": " B" if record["bytewise"] else ""}
+    figures = [(record[name], units.get(name, "")) for name in ("turns", *SIZES) if name in record]
+    numbers = ["?" if figure is None else f"{figure:,}{unit}" for figure, unit in figures]
     words = _words(record)
     kind = record["kind"] + (" (forgotten)" if record["forgotten"] else "")
     name = printable(f"{record['tenant']}  {record['name']}")
@@ -282,7 +283,8 @@ def _totals(cold: "Archive") -> dict[str, Any]:
     try:
         return found | VersionSizes(cold).shared()
     except PltzError:  # damaged, or sealed and without its key: the warning says which
-        return found | dict.fromkeys(("tokens", "tokens_unshared", "frozen_bytes", "frozen_bytes_unshared"))
+        hidden = ("tokens", "tokens_bytewise", "tokens_unshared", "frozen_bytes", "frozen_bytes_unshared")
+        return found | dict.fromkeys(hidden)
 
 
 def _content(cold: "Archive", found: dict[str, Any]) -> dict[str, Any]:
@@ -309,7 +311,8 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("on disk", f"{size(found['disk_bytes'])}, of which packs and indexes {size(packed)}"),
     ]
     if found["tokens"] is not None:
-        rows.append(("tokens", f"{found['tokens']:,} in {size(found['frozen_bytes'])}"))
+        tokens = tokens_in_words(found["tokens"], found["tokens_bytewise"])
+        rows.append(("tokens", f"{tokens}, in {size(found['frozen_bytes'])}"))
         saved = found["frozen_bytes_unshared"] - found["frozen_bytes"]
         share = saved / found["frozen_bytes_unshared"] if saved else 0
         rows.append(("sharing", f"saved {size(saved)}, {share:.0%} of what the versions would take alone"))

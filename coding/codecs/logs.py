@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
 
 
+TIMED_FROM = 1 << 19  # bytes of logs from which it is worth a second or less to tell how long they take
+
+
 class LogCodec:
     """Codes the bytes of agent logs, as tokens.
 
@@ -50,6 +53,7 @@ class LogCodec:
     ) -> None:
         self.bundle_id, self.contract, self.zstd_above = bundle.id, bundle.contract, zstd_above
         self._bundle, self._device, self._threads = bundle, device, threads
+        self._timed = False
         self._again = partial(LogCodec, device=device, threads=threads, zstd_above=zstd_above)
 
     @classmethod
@@ -57,7 +61,7 @@ class LogCodec:
         """Return the codec of a bundle over a coder of its tokens."""
         codec = cls.__new__(cls)
         codec.bundle_id, codec.contract, codec.zstd_above = bundle.id, bundle.contract, ZSTD_ABOVE
-        codec._coder = LogCoder(bundle, coder)
+        codec._coder, codec._timed = LogCoder(bundle, coder), False
         return codec
 
     @cached_property
@@ -75,8 +79,22 @@ class LogCodec:
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a log frame for each segment. Raises ContentError for an id over 255."""
-        small = [self.zstd_above is None or len(p.tokens) <= self.zstd_above for p in batch]
-        return self.encode_by([(_bytes(p.tokens), _bytes(p.above)) for p in batch], small)
+        pairs = [(_bytes(p.tokens), _bytes(p.above)) for p in batch]
+        return self.encode_by(pairs, list(map(self._is_small, batch)))
+
+    def expected(self, batch: Sequence[Plain]) -> float | None:
+        """Return the seconds to encode these segments and decode them again, where many bytes of them are the model's.
+
+        None for few bytes, and where it was asked about many before: what is stored then tells better.
+        """
+        pairs = [(_bytes(p.tokens), _bytes(p.above)) for p in batch if self._is_small(p)]
+        if self._timed or sum(len(content) for content, _ in pairs) < TIMED_FROM:
+            return None
+        self._timed = True
+        return self._coder.expected(pairs)
+
+    def _is_small(self, plain: Plain) -> bool:
+        return self.zstd_above is None or len(plain.tokens) <= self.zstd_above
 
     def encode_by(self, pairs: Sequence[tuple[bytes, bytes]], small: Sequence[bool]) -> list[bytes]:
         """Return a log frame for each content and the bytes above it. ``small``: whether the model may code it."""

@@ -17,6 +17,7 @@ the same bytes.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -56,6 +57,8 @@ LOOK_FROM = 1 << 14  # tokens of a text of which a sample is coded before the re
 DOUBT = 0.65  # bytes under zstd per token left for the model, below which it is: the model takes 0.3 to 0.6
 SAMPLE, SAMPLES = 1 << 11, 2  # tokens per sample, and samples: they tell the bytes of a text within 15 %
 LEVELS = 0.85  # of the size of a text at a fast level of zstd: its size under `Fallback`, about
+TIMED = 1 << 13  # tokens of a text that tell how long the rest takes
+DRAFTS = 3  # times that a text is taken out of a log: once by the writer, about twice as long by the reader
 KEPT = 1 << 26  # bytes of texts above that are kept
 BYTES_PER_TOKEN = 8  # of a log, per token that the model codes: about, for progress
 
@@ -208,6 +211,25 @@ class LogCoder:
         )
         coded = {id(draft): one.data for draft, one in zip(chosen, encoded, strict=True)}
         return [_frame(draft, coded.get(id(draft))) if draft else b"" for draft in drafts]
+
+    def expected(self, batch: Sequence[tuple[bytes, bytes]]) -> float:
+        """Return the seconds to encode contents by the model and to decode them again.
+
+        A batch is as in `encode`. Its texts are taken out, which is a small share of the work. A sample of the longest
+        text is then coded and decoded.
+        """
+        start = time.perf_counter()
+        drafts = [self._draft(content, above) for content, above in batch if content]
+        tokens = sum(len(draft.literals) for draft in drafts)
+        drafted = time.perf_counter()
+        longest = max((draft.literals for draft in drafts), key=len, default=repeats.NOTHING)
+        sample = longest[max(0, len(longest) - TIMED) // 2 :][:TIMED]
+        seconds = DRAFTS * (drafted - start)
+        if len(sample):
+            [one] = self.coder.encode([sample])
+            self.coder.decode([FrameItem(one.data, len(sample), one.lanes, one.steps)])
+            seconds += (time.perf_counter() - drafted) / len(sample) * tokens
+        return seconds
 
     def _draft(self, content: bytes, above: bytes) -> _Draft:
         above = usable(above, len(content))
