@@ -16,7 +16,7 @@ import random
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -46,6 +46,14 @@ CODE: Final = {  # the endings of files that are taken
     "libuv/libuv": "c h",
     "TheAlgorithms/Java": "java",
     "ohmyzsh/ohmyzsh": "zsh sh",
+    "playframework/playframework": "scala",
+    "LuaLS/lua-language-server": "lua",
+    "tidyverse/dplyr": "R",
+    "gin-gonic/gin": "go",
+    "expressjs/express": "js",
+    "dart-lang/http": "dart",
+    "haskell/cabal": "hs",
+    "PowerShell/PSScriptAnalyzer": "ps1 psm1",
 }
 LANGUAGES: Final = {
     "rs": "rust",
@@ -59,7 +67,13 @@ LANGUAGES: Final = {
     "h": "c",
     "zsh": "shell",
     "sh": "shell",
+    "R": "r",
+    "js": "javascript",
+    "hs": "haskell",
+    "ps1": "powershell",
+    "psm1": "powershell",
 }
+ENGLISH: Final = {"reactjs": "src/content/", "withastro": "src/content/docs/en/"}  # originals, owner -> folder
 
 
 class SourceFile(NamedTuple):
@@ -147,6 +161,11 @@ def _told(line: str) -> int | None:
     return hash(line) if len(line) >= LINE else None
 
 
+def told_lines(text: str) -> list[int]:
+    """Return what stands for the long lines of a text."""
+    return [told for line in text.split("\n") if (told := _told(line)) is not None]
+
+
 def held_out(files: Iterable[str]) -> set[int]:
     """Return the long lines of all strings in the records of files."""
     found: set[int] = set()
@@ -172,6 +191,10 @@ def language_of(repository: str, path: str) -> str | None:
         name = parts[1] if parts[0] == "docs" and len(parts) > 3 and parts[1] != "en" else None
     elif repository == "github/opensource.guide":
         name = parts[1] if parts[0] == "_articles" and len(parts) == 3 else None
+    elif repository == "withastro/docs":
+        name = parts[3] if path.startswith("src/content/docs/") and len(parts) > 4 and parts[3] != "en" else None
+    elif repository == "microsoft/TypeScript-Website-Localizations":
+        name = parts[2] if parts[0] == "docs" and len(parts) > 3 and parts[2] != "vo" else None
     elif repository == "tldr-pages/tldr":
         name = parts[0].removeprefix("pages.") if parts[0].startswith("pages.") else None
     else:
@@ -192,13 +215,37 @@ def add_code(out: RecordWriter, name: str, repository: Repository, licence: str,
         out.add(f"code-{LANGUAGES.get(ending, ending)}", text, licence, CODE_BYTES)
 
 
-def add_documents(out: RecordWriter, name: str, repository: Repository, licence: str, draw: random.Random) -> None:
+def english_lines(name: str, repository: Repository, clones: Path) -> set[int]:
+    """Return the long lines of the English originals of a repository's documents; none where it is not in `ENGLISH`.
+
+    Those of the translations of React stand in a repository of their own, at any commit.
+    """
+    owner = name.split("/")[0]
+    if owner not in ENGLISH:
+        return set()
+    originals = Repository(clones / "reactjs/react.dev", "HEAD") if owner == "reactjs" else repository
+    files = [f for f in originals.files if f.path.startswith(ENGLISH[owner]) and f.path.endswith((".md", ".mdx"))]
+    return {line for _, text in originals.texts(files) for line in told_lines(text)}
+
+
+def translated(text: str, english: set[int]) -> bool:
+    """Return whether at most a half of the long lines stand in the English originals (code is often left as it is)."""
+    told = told_lines(text)
+    return sum(line in english for line in told) * 2 <= len(told)
+
+
+def add_documents(
+    out: RecordWriter, name: str, repository: Repository, licence: str, draw: random.Random, clones: Path
+) -> None:
     """Write the documents of a repository in languages other than English, short pages several to a record."""
-    files = [file for file in repository.files if file.path.endswith(".md") and file.size < 300_000]
+    files = [file for file in repository.files if file.path.endswith((".md", ".mdx")) and file.size < 300_000]
     draw.shuffle(files)
     files = [file for file in files if language_of(name, file.path)]
+    english = english_lines(name, repository, clones)
     pages: dict[str, list[str]] = {}
     for path, text in repository.texts(files):
+        if not translated(text, english):
+            continue
         source = f"lang-{language_of(name, path)}"
         bag = pages.setdefault(source, [])
         bag.append(text)
@@ -215,8 +262,11 @@ def main(clones: Path, target: Path, held: tuple[str, ...]) -> None:
     draw = random.Random(5)
     with RecordWriter(target, held_out(held)) as out:
         for name, commit, licence in ROW.findall(LICENCES.read_text(encoding="utf-8")):
-            add: Callable[..., None] = add_code if name in CODE else add_documents
-            add(out, name, Repository(clones / name, commit), licence, draw)
+            repository = Repository(clones / name, commit)
+            if name in CODE:
+                add_code(out, name, repository, licence, draw)
+            else:
+                add_documents(out, name, repository, licence, draw, clones)
     click.echo(json.dumps({"records": out.records, "bytes": dict(sorted(out.bytes.items()))}))
 
 

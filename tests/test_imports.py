@@ -66,7 +66,7 @@ WINGS = {
     "benchmarks": (
         "timing products random_calibration kv_targets",
         "peers plots communities learned_kv",
-        "field speed hook nightly known_lines log_text repository_text stack",
+        "field speed hook nightly known_lines log_text repository_text held_out_texts stack",
         (
             "measure_bounds measure_compose measure_cuda measure_distances measure_erases measure_eviction "
             "measure_first_token measure_kv measure_limits measure_logs measure_pool measure_receipts "

@@ -15,12 +15,18 @@ per token are passed on instead of the whole vocabulary's.
 
 Where a target has no probabilities, the data alone teaches: roles and other specials of the bundle, and first
 tokens with nothing before them.
+
+A teacher may cost several times the student's step. So what it says on a batch can be learnt several times
+(`lessons`): each group of batches comes again and again, in other orders.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+import random
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,12 +48,23 @@ Ints = npt.NDArray[np.int64]
 PADDED = 16384  # tokens in one pass of a target, padding included
 ROWS = 4096  # positions whose probabilities over the whole vocabulary are held at once
 FIRST_ESCAPE = SPECIALS.index("x0")
+GROUP = 32  # batches that come again together; 1 KB per token is held for each
+
+Said = tuple[Tensor, ...]
 
 
 class Teaching(Protocol):
     """The interface of a teacher."""
 
-    def losses(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def says(self, batch: Batch, mask: Any) -> Said:
+        """Return what the teacher says on a batch, for `losses`.
+
+        Args:
+            batch: tensors (rows, row) by key.
+            mask: the attention mask of the batch.
+        """
+
+    def losses(self, net: Net, x: Tensor, table: Tensor, batch: Batch, said: Said) -> tuple[Tensor, Tensor, Tensor]:
         """Return, for the student's positions in one order, three tensors (T,).
 
         They are the nats of the data, the nats against the teacher, and whether the teacher knows the
@@ -56,8 +73,37 @@ class Teaching(Protocol):
         Args:
             x, table: the student's residual (T, d) and its table (V, d).
             batch: tensors (rows, row) by key.
-            mask: the attention mask of the batch.
+            said: by `says`, on this batch.
         """
+
+
+class Lesson(NamedTuple):
+    """A batch, its attention mask, and what the teacher says on it."""
+
+    batch: Batch
+    mask: Any
+    said: Said
+
+
+def lessons(
+    batches: Iterator[Batch], prepared: Callable[[Batch], Lesson], repeat: int, draw: random.Random
+) -> Iterator[Lesson]:
+    """Yield each batch as `prepared`, `repeat` times: a group as its batches come, then again in random orders."""
+    while True:
+        group: list[Lesson] = []
+        for batch in islice(batches, GROUP if repeat > 1 else 1):
+            group.append(prepared(batch))
+            yield group[-1]
+        if not group:
+            return
+        for _ in range(repeat - 1):
+            draw.shuffle(group)
+            yield from group
+
+
+def drawn(steps: int, repeat: int) -> int:
+    """Return the batches that so many steps have drawn; a group that was begun counts whole."""
+    return steps if repeat == 1 else -(-steps // (GROUP * repeat)) * GROUP
 
 
 def member_logits(net: Net, x: Tensor, table: Tensor, classes: Tensor) -> Tensor:
@@ -99,17 +145,21 @@ class NetTeacher:
             compile_net(self.net)
             self.nats, self.divergence = (torch.compile(f, dynamic=False) for f in (nats, divergence))
 
-    def losses(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the losses as `Teaching` says, (T,) each, in the order of the classes."""
-        target = batch["target"].flatten()
-        cls, order = torch.sort(target.clamp(min=0).long() // CLASS)
-        member, known = (target.clamp(min=0).long() % CLASS)[order], (target >= 0)[order]
+    def says(self, batch: Batch, mask: Any) -> Said:
+        """Return the order of the classes, (T,), those classes, (T,), and logits (T, C) and (T, 128) in that order."""
+        cls, order = torch.sort(batch["target"].flatten().clamp(min=0).long() // CLASS)
         with torch.no_grad():
             y, own = self.net.body(batch["input"], batch["position"], mask)
-            sure = self.net.levels(y.flatten(0, 1), own, order, cls)
+            return (order, cls, *self.net.levels(y.flatten(0, 1), own, order, cls))
+
+    def losses(self, net: Net, x: Tensor, table: Tensor, batch: Batch, said: Said) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the losses as `Teaching` says, (T,) each, in the order of the classes."""
+        order, cls, upper, lower = said
+        target = batch["target"].flatten()[order]
+        member, known = target.clamp(min=0).long() % CLASS, target >= 0
         classes, members = net.levels(x, table, order, cls)
-        said = self.divergence(classes, sure[0]) + self.divergence(members, sure[1])
-        return (self.nats(classes, cls) + self.nats(members, member)) * known, said * known, known
+        against_teacher = self.divergence(classes, upper) + self.divergence(members, lower)
+        return (self.nats(classes, cls) + self.nats(members, member)) * known, against_teacher * known, known
 
 
 class TargetTeacher:
@@ -125,15 +175,19 @@ class TargetTeacher:
                 "the target's vocabulary lacks pieces of the bundle's tokenizer: use the target's tokenizer "
                 '([tokenizer] kind = "target"), or let the target write text (share = 0, write = N)'
             )
-        self.target, self.temperature = target, temperature
+        self.target, self.temperature, self.vocab = target, temperature, tokenizer.size
         self.spelling = TokenSpeller(target, tokenizer)
         known = torch.from_numpy(self.spelling.single).to(target.device)
         self.columns, self.unknown = known.clamp(min=0), known < 0
 
-    def losses(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the losses as `Teaching` says, (T,) each."""
+    def says(self, batch: Batch, mask: Any) -> Said:
+        """Return p(class), a class drawn from it, p(member | class), and where there are any, as `_said` does."""
         with torch.no_grad():
-            first, classes, second, known = self._said(batch, net.cfg.vocab)
+            return self._said(batch, self.vocab)
+
+    def losses(self, net: Net, x: Tensor, table: Tensor, batch: Batch, said: Said) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the losses as `Teaching` says, (T,) each."""
+        first, classes, second, known = said
         upper, lower = net.losses(x, table, batch["target"].flatten())
         return upper + lower, against(net, x, table, first, classes, second), known
 

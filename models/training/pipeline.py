@@ -199,8 +199,9 @@ class Learning:
         key: list[Any] = [streams.name, settings, job.sampling, self.s.seed]
         key += [job.start.name if job.start else None]
         if t and t.share > 0:
-            job = dataclasses.replace(job, teacher=teacher, target=t.target, share=t.share, temperature=t.temperature)
-            key += [t.share, t.temperature, teacher.name if teacher else self.c.target.fingerprint.hex()]
+            taught = {name: getattr(t, name) for name in ("target", "share", "temperature", "repeat")}
+            job = dataclasses.replace(job, teacher=teacher, **taught)
+            key += [t.share, t.temperature, t.repeat, teacher.name if teacher else self.c.target.fingerprint.hex()]
         return self.work.stage("student", key, lambda folder: self._fit(job, folder), resumes=True)
 
     def quick(self, folder: Path, streams: Path) -> np.ndarray:

@@ -63,6 +63,7 @@ class Teacher:
     bundle: str = ""  # or a bundle of the same tokenizer, or the folder of a net (origin.py)
     share: float = 0.5  # of the loss, where the teacher has a say
     temperature: float = 1.0
+    repeat: int = 1  # times that what the teacher says on a batch is learnt
     write: int = 0  # sessions whose next turn the target writes, as more training data
     write_tokens: int = 256  # tokens of such a turn, at most
 
@@ -150,6 +151,8 @@ class TrainSettings:
         if self.teacher and bool(self.teacher.target) == bool(self.teacher.bundle):
             found = "both" if self.teacher.target else "neither"
             raise UsageError(f"[teacher] expected either a target or a bundle, found {found}")
+        if self.teacher and self.teacher.repeat < 1:
+            raise UsageError(f"[teacher] repeat: expected 1 or more, found {self.teacher.repeat}")
         if self.tokenizer.vocabulary % 128 or not 384 <= self.tokenizer.vocabulary <= 1 << 16:
             raise UsageError(
                 "[tokenizer] vocabulary: expected a multiple of 128 from 384 to 65,536, found "

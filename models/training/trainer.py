@@ -7,7 +7,7 @@ has no backward there).
 
 A run that was killed or stopped goes on from its last snapshot (snapshot.py), with the optimisers' memory. Batches are
 drawn by (seed, step). So for a number of steps, on a CPU with as many threads, it ends with the weights of an unbroken
-run.
+run. A run that learns what its teacher says several times begins a new group of batches instead.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from pltz.models.target.target import Target
 from pltz.models.training import checkpoint, distributed, snapshot
 from pltz.models.training.checkpoint import NetConfig
 from pltz.models.training.dataloader import Batch, load_batches
-from pltz.models.training.distil import NetTeacher, TargetTeacher, Teaching
+from pltz.models.training.distil import Lesson, NetTeacher, Said, TargetTeacher, Teaching, drawn, lessons
 from pltz.models.training.distributed import Ranks
 from pltz.models.training.net import Net, built, compile_net, mask_of, rounded_net, state
 from pltz.models.training.origin import grown
@@ -55,6 +56,7 @@ class TrainingJob:
         start, teacher: folders of rounded nets (checkpoint.py); `teacher` and `target` exclude each other.
         target: a Hugging Face causal LM that teaches (its folder or name), or "".
         share: of the teacher in the loss.
+        repeat: times that what the teacher says on a batch is learnt.
     """
 
     config: NetConfig
@@ -67,6 +69,7 @@ class TrainingJob:
     target: str = ""
     share: float = 0.0
     temperature: float = 1.0
+    repeat: int = 1
 
     def load_teacher(self, device: str) -> Teaching | None:
         """Return the teacher on a device, or None.
@@ -131,7 +134,8 @@ def _beside(rank: Ranks, job: TrainingJob, folder: Path, deadline: float) -> Non
 def _fit(job: TrainingJob, folder: Path, say: Say, rank: Ranks, deadline: float) -> dict[str, Any]:
     trainer = Trainer(job, folder, say, rank, deadline)
     options = {**job.sampling, "row": job.schedule.row}
-    done = trainer.run(load_batches(job.streams, options, job.schedule.rows, job.seed, rank, trainer.step))
+    first = drawn(trainer.step, job.repeat)
+    done = trainer.run(load_batches(job.streams, options, job.schedule.rows, job.seed, rank, first))
     if not rank.first:
         rank.part()
         return {}
@@ -156,7 +160,11 @@ class Objective:
     def __init__(self, net: Net, teacher: Teaching | None, share: float) -> None:
         self.net, self.teacher, self.share = net, teacher, share
 
-    def losses(self, batch: Batch, mask: Any) -> tuple[Tensor, Tensor]:
+    def lesson(self, batch: Batch, mask: Any) -> Lesson:
+        """Return a batch, tensors (rows, row) by key, and its mask with what the teacher says."""
+        return Lesson(batch, mask, self.teacher.says(batch, mask) if self.teacher else ())
+
+    def losses(self, batch: Batch, mask: Any, said: Said) -> tuple[Tensor, Tensor]:
         """Return the loss, and the mean nats per token of the data; both scalars.
 
         ``batch``: tensors (rows, row) by key.
@@ -168,9 +176,9 @@ class Objective:
             first, second = self.net.losses(x, table, target)
             nats = first + second
             return nats.sum() / count, nats.detach().sum() / count
-        nats, said, known = self.teacher.losses(self.net, x, table, batch, mask)
+        nats, against, known = self.teacher.losses(self.net, x, table, batch, said)
         share = self.share * known
-        return ((1 - share) * nats + share * said).sum() / count, nats.detach().sum() / count
+        return ((1 - share) * nats + share * against).sum() / count, nats.detach().sum() / count
 
 
 class Trainer:
@@ -236,10 +244,13 @@ class Trainer:
         begin = saved = told = time.monotonic()
         told_tokens, cost = self.tokens, 0.0
         sums: list[Tensor] = []
+        order = random.Random(f"{self.job.seed} {self.step} {self.rank.number}")
+        taught = lessons(batches, self._lesson, self.job.repeat, order)
         while self.share() < 1.0:
             if self.deadline < math.inf and self.rank.agree(time.monotonic()) >= self.deadline:
                 return False
-            sums.append(self._one(next(batches)))
+            torch.manual_seed((self.job.seed * 100_003 + self.step) * self.rank.count + self.rank.number)
+            sums.append(self._one(next(taught)))
             if self.gpu and self.step == first + UNTIMED:  # the clock starts when everything is compiled
                 torch.cuda.synchronize()
                 now = time.monotonic()
@@ -274,14 +285,16 @@ class Trainer:
             snapshot.remove(self.folder)  # it may be as bad
             raise UsageError(f"training left the numbers after {self.step} steps: lower its rates")
 
-    def _one(self, batch: Batch) -> Tensor:
+    def _lesson(self, batch: Batch) -> Lesson:
+        return self.objective.lesson(batch, mask_of(batch, self.net.cfg.memory, self.mask))
+
+    def _one(self, lesson: Lesson) -> Tensor:
         """Run one step; return the mean nats per token of the data, on the device."""
-        torch.manual_seed((self.job.seed * 100_003 + self.step) * self.rank.count + self.rank.number)
         factor = self.job.schedule.factor(self.step, self.elapsed)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = group["initial_lr"] * factor
-        loss, nats = self.objective.losses(batch, mask_of(batch, self.net.cfg.memory, self.mask))
+        loss, nats = self.objective.losses(*lesson)
         loss.backward()
         self.rank.average([p.grad for p in self.net.parameters() if p.grad is not None])
         nn.utils.clip_grad_norm_(clipped(self.net), 1.0)

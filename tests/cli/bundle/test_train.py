@@ -10,7 +10,7 @@ from click.testing import Result
 from torch import Tensor
 
 from pltz.datasets.loaders import sample_path
-from pltz.models.training import dataloader
+from pltz.models.training import distil
 from pltz.models.training.records import LabelledSession
 
 Run = Callable[..., Result]
@@ -457,12 +457,12 @@ def test_train_with_a_bundle_that_teaches(
     monkeypatch.setattr(trainer, "REPORT_EVERY", 0.0)  # the figure then covers only the last step
     other_bundle(project / "other", tiny_tokenizer_json())
     config = CONFIG.format(steps=60).replace("vocabulary = 512", 'kind = "bundle"\nbundle = "other"')
-    (project / "tiny.toml").write_text(config + '[teacher]\nbundle = "other"\n')
+    (project / "tiny.toml").write_text(config + '[teacher]\nbundle = "other"\nrepeat = 2\n')
     call = ("--config", project / "tiny.toml", "--output", project / "mine", "--device", "cpu", "--no-progress")
     done = run("bundle", "train", *call)
     assert done.exit_code == 0, done.output
     card = json.loads((project / "mine/card.json").read_text())
-    assert card["settings"]["teacher"]["bundle"] == "other"
+    assert (card["settings"]["teacher"]["bundle"], card["settings"]["teacher"]["repeat"]) == ("other", 2)
     assert "- teacher: the bundle other, 0.5 of the loss" in (project / "mine/CARD.md").read_text()
     assert card["training"]["student"]["bits_per_token"] < 10.0  # by chance
 
@@ -474,9 +474,9 @@ def test_a_run_that_stops_in_time_says_how_to_go_on(
 
     one = trainer.Trainer._one
 
-    def late(self: trainer.Trainer, batch: dataloader.Batch) -> Tensor:
+    def late(self: trainer.Trainer, lesson: distil.Lesson) -> Tensor:
         self.deadline = 0.0
-        return one(self, batch)
+        return one(self, lesson)
 
     output = project / "mine"
     call = ("bundle", "train", "--config", project / "tiny.toml", "--output", output, "--device", "cpu", "--threads", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,55 @@ def test_against_itself_the_loss_is_the_entropy_and_nothing_is_lower(
 def test_a_vocabulary_that_does_not_fit_cannot_teach(foreign: Path, tiny_tokenizer: BundleTokenizer) -> None:
     with pytest.raises(ModelError, match="lacks pieces"):
         distil.TargetTeacher(Target.load(foreign), tiny_tokenizer)
+
+
+def test_each_batch_comes_again_as_often_as_asked_in_its_group() -> None:
+    asked: list[int] = []
+
+    def prepared(batch: Any) -> distil.Lesson:
+        asked.append(batch)
+        return distil.Lesson(batch, None, ())
+
+    numbers: Any = iter(range(1000))
+    found = distil.lessons(numbers, prepared, 3, random.Random(1))
+    size = distil.GROUP
+    seen: list[Any] = [next(found).batch for _ in range(3 * size + 1)]
+    assert seen[:size] == list(range(size)) and seen[-1] == size  # the first time as they come, then the next group
+    for again in (seen[size : 2 * size], seen[2 * size : -1]):
+        assert sorted(again) == list(range(size)) and again != sorted(again)
+    assert asked == list(range(size + 1))  # the teacher is asked once per batch
+    two: Any = iter([5, 6])
+    assert list(distil.lessons(two, prepared, 1, random.Random(1))) == [prepared(5), prepared(6)]
+
+
+@pytest.mark.parametrize(("steps", "repeat", "batches"), [(7, 1, 7), (0, 4, 0), (1, 4, 32), (128, 4, 32), (129, 4, 64)])
+def test_a_run_that_goes_on_draws_no_batch_of_a_group_that_it_began(steps: int, repeat: int, batches: int) -> None:
+    assert distil.GROUP == 32 and distil.drawn(steps, repeat) == batches
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_a_net_that_teaches_itself_says_its_entropy(streams: Path) -> None:
+    """What a net says on a batch, learnt later, gives its own entropy; a net that has changed since has more."""
+    torch.manual_seed(0)
+    net = Net(TINY)
+    with torch.no_grad():
+        net.classes.normal_(0, 0.5)
+        net.member_bias.normal_(0, 0.5)
+    sampler = dataloader.Sampler(streams, row=128, seed=0, **SAMPLING)
+    batch = {k: torch.from_numpy(v) for k, v in sampler.rows(1).items()}
+    mask = nets.mask_of(batch, TINY.memory)
+    teacher = distil.NetTeacher(net, "cpu")
+    said = teacher.says(batch, mask)
+    upper, lower = (x.log_softmax(-1) for x in said[2:])
+    entropy = -(upper.exp() * upper).sum(-1) - (lower.exp() * lower).sum(-1)
+
+    def against() -> torch.Tensor:
+        with torch.no_grad():
+            x, table = net.body(batch["input"], batch["position"], mask)
+            return teacher.losses(net, x.flatten(0, 1), table, batch, said)[1]
+
+    known = (batch["target"].flatten() >= 0)[said[0]]
+    assert torch.allclose(against(), entropy * known, atol=1e-4)
+    with torch.no_grad():
+        net.classes.normal_(0, 0.5)
+    assert against().sum() > (entropy * known).sum() + 1

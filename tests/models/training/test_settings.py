@@ -38,6 +38,7 @@ def test_the_example_is_a_configuration_and_names_every_key(tmp_path: Path) -> N
         ('[tokenizer]\nkind = "target"\n', "needs a [teacher]"),
         ("[teacher]\nshare = 0.5\n", "[teacher] expected either a target or a bundle, found neither"),
         ('[teacher]\ntarget = "a"\nbundle = "b"\n', "[teacher] expected either a target or a bundle, found both"),
+        ('[teacher]\nbundle = "b"\nrepeat = 0\n', "[teacher] repeat: expected 1 or more, found 0"),
         ("[tokenizer]\nvocabulary = 1000\n", "multiple of 128"),
         ("[data]\nfiles = []\n", "[data] files"),
         ("[data\n", "expected TOML"),

@@ -134,7 +134,7 @@ def test_two_processes_take_one_step_on_the_rows_of_both(streams: Path, tmp_path
         options = {**job.sampling, "row": job.schedule.row}
         for number in numbers:
             batch = next(load_batches(streams, options, 1, job.seed, Ranks(number, 2, "cpu")))
-            loss, _ = trainer.Objective(net, None, 0.0).losses(batch, nets.mask_of(batch, TINY.memory))
+            loss, _ = trainer.Objective(net, None, 0.0).losses(batch, nets.mask_of(batch, TINY.memory), ())
             (loss / len(numbers)).backward()
         torch.nn.utils.clip_grad_norm_(clipped(net), 1.0)
         for one in made:
