@@ -58,9 +58,9 @@ def decompress(
 ) -> None:
     """Write the sessions of FILE as they were frozen. FILE may be - for stdin.
 
-    Chats come back as JSONL with equal values, a text byte for byte, and token ids as JSON lists. Where there are
-    several texts, pick one with --session, or join them with --format text. Nothing is written unless every chosen
-    session passes its check.
+    Chats come back as JSONL with equal values, the one log of an agent as the lines that it was, a text byte for byte,
+    and token ids as JSON lists. Several sessions are a line each. Where there are several texts, pick one with
+    --session, or join them with --format text. Nothing is written unless every chosen session passes its check.
 
     A file that you do not trust may ask for much work. --max-tokens refuses it before it is decoded, --max-bytes as
     soon as its content is larger, and --max-seconds when the time is over.
@@ -78,12 +78,18 @@ def decompress(
         codec = options.load_codec_for(reader, bundle, device, threads)
         opened = api.open(reader, bundle=codec, target=target, tokenizer=tokenizer)
         numbers = indices or range(len(reader))
+        wants_log = form == "auto" and not reader.header.exact
         if form == "auto":
             kinds = [reader.info(number).kind.session for number in numbers[:2]]
             form = "exact" if reader.header.exact else form_of(kinds)
         total = sum(tokens_of(reader.info(n)) for n in numbers)
         with Progress("decode", unit="tokens", total=total, shown=wanted(progress)) as bar:
             sessions = codec.decompress_each(reader, numbers, bridge=opened.bridge, progress=bar.add, limits=limits)
+            if wants_log and len(numbers) == 1:
+                from pltz.datasets.file_forms import is_log
+
+                sessions = iter(found := list(sessions))
+                form = "agent-log" if is_log(found[0], known=len(reader) > 1) else form
             destination.write(render(sessions, form), whole=True)
     if as_json:
         destination.report(written(destination, len(numbers)))

@@ -262,9 +262,14 @@ def test_an_agent_log_comes_back_line_by_line(run: Run, tiny: Path, tmp_path: Pa
     (tmp_path / "log.jsonl").write_bytes(EVENTS)
     done = run("compress", tmp_path / "log.jsonl", "-o", tmp_path / "log.pltz")
     assert done.exit_code == 0 and "1 session (1 agent log)" in done.stdout
-    back = run("decompress", tmp_path / "log.pltz", "--format", "agent-log")
-    assert back.stdout_bytes == EVENTS
-    assert run("decompress", tmp_path / "log.pltz").stdout.count("\n") == 1
+    for form in ("auto", "agent-log"):
+        assert run("decompress", tmp_path / "log.pltz", "--format", form).stdout_bytes == EVENTS
+    assert run("decompress", tmp_path / "log.pltz", "--format", "jsonl").stdout.count("\n") == 1
+    (tmp_path / "rows.jsonl").write_bytes(b'[{"a":1,"time":1},{"a":2,"time":2}]\n{"messages":[]}\n')
+    assert run("compress", tmp_path / "log.jsonl", tmp_path / "rows.jsonl", "-o", tmp_path / "all.pltz").exit_code == 0
+    assert run("decompress", tmp_path / "all.pltz").stdout.count("\n") == 3  # a line per session
+    assert run("decompress", tmp_path / "all.pltz", "--session", 0).stdout_bytes == EVENTS
+    assert run("decompress", tmp_path / "all.pltz", "--session", 1).stdout.count("\n") == 1
 
 
 def test_recognise_only_codes_nothing(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
