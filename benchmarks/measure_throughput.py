@@ -8,7 +8,8 @@ DATA is a JSONL file of chats, or of logs: records with a "kind" and a "text". M
 `pltz compress` does it, and each session alone. The first seconds, which load kernels, are not counted.
 
 A phase is timed on the thread that runs it, without the phases inside it. Threads may run phases side by side, so their
-sum can exceed the wall time. ``idle`` is the wall time in which the main thread was in no phase.
+sum can exceed the wall time. ``idle`` is the wall time in which the main thread was in no phase. Phases that run in
+processes beside it (``--workers``) are not seen, but for the wait for them and their processor time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -26,8 +28,9 @@ from unittest import mock
 import click
 
 from pltz.cli.bench import machine
-from pltz.coding.codec import Codec
+from pltz.coding.codec import START_BYTES, Codec
 from pltz.coding.log import log_coder, table
+from pltz.coding.options import CodingOptions
 from pltz.datasets.given import as_sessions
 from pltz.datasets.loaders import load
 from pltz.models.session import transcript
@@ -43,8 +46,9 @@ SEAMS: tuple[tuple[Any, str, str], ...] = (
     (transcript, "to_tokens_many", "tokenise"),
     (table, "split", "split logs"),
     (table, "join", "join logs"),
-    (log_coder.LogCoder, "_text", "tokenise"),
-    (log_coder.LogCoder, "_spoken", "detokenise"),
+    (log_coder.LogTables, "_text", "tokenise"),
+    (log_coder.LogTables, "_spoken", "detokenise"),
+    (Future, "result", "wait for processes"),
     (repeats, "find", "find copies"),
     (Fallback, "compress", "zstd"),
     (Fallback, "fast_size", "zstd, look"),
@@ -104,6 +108,7 @@ def watched(codec: Codec) -> Iterator[Phases]:
 @click.option("--bundle", metavar="NAME|DIR", help="Bundle.  [default: the one that ships with pltz]")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="Device of the bundle.")
 @click.option("--threads", type=int, metavar="N", help="CPU threads of the engine.")
+@click.option("--workers", type=int, metavar="N", help="Processes beside the model.  [default: as `pltz compress`]")
 @click.option("--layout", "layouts", type=click.Choice(["default", "fast"]), multiple=True, help="Layouts of sessions.")
 @click.option("--most", type=float, metavar="MB", help="Measure only the first MB of each input.")
 @click.option("--alone/--no-alone", default=True, help="Measure each session coded alone, too.")
@@ -112,12 +117,13 @@ def main(
     bundle: str | None,
     device: str,
     threads: int | None,
+    workers: int | None,
     layouts: tuple[LayoutName, ...],
     most: float | None,
     alone: bool,
 ) -> None:
     """Print MB/s and phases, and one line of JSON. DATA: JSONL files of chats, or of logs."""
-    codec = Codec.load(bundle, device=device, threads=threads)
+    codec = Codec.load(bundle, device=device, threads=threads, workers=workers)
     rows = []
     for name in data:
         sessions = sessions_of(name, most)
@@ -155,6 +161,9 @@ def measured(codec: Codec, sessions: list[Session], layout: LayoutName, independ
         if size > WARM_UP:
             break
     codec.compress(first, layout=layout, independent=independent)
+    if raw >= START_BYTES and codec.workers.count:  # they start once per codec
+        codec.workers.on = True
+        codec.workers.map("prepare", [([], CodingOptions())] * codec.workers.count)
     sink = io.BytesIO()
     with watched(codec) as phases:
         start, used = time.perf_counter(), time.process_time()
@@ -166,6 +175,7 @@ def measured(codec: Codec, sessions: list[Session], layout: LayoutName, independ
         "file": len(sink.getvalue()),
         "layout": layout,
         "alone": independent,
+        "workers": codec.workers.count if codec.workers.on else 0,
         "wall_s": round(wall, 2),
         "cpu_s": round(used, 2),
         "MB_per_s": round(raw / 1e6 / wall, 3),
@@ -178,7 +188,8 @@ def as_text(row: dict[str, Any]) -> str:
     """Return one measurement in words."""
     head = (
         f"{row['data']}: {row['sessions']} sessions, {row['raw'] / 1e6:.2f} MB to {row['file']:,} bytes, "
-        f"{row['layout']}{', alone' if row['alone'] else ''}: {row['wall_s']} s, {row['MB_per_s']} MB/s"
+        f"{row['layout']}{', alone' if row['alone'] else ''}, {row['workers']} processes: {row['wall_s']} s, "
+        f"{row['MB_per_s']} MB/s"
     )
     return head + "".join(f"\n  {name:12} {seconds:8.2f} s" for name, seconds in row["phases_s"].items())
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.child_python import command, environment
 from pltz.archive.humanize import size
 from pltz.benchmarks.products import Products, TorchThreads
 from pltz.benchmarks.timing import Time, check, frame_items, timed
@@ -31,6 +30,7 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import render
+from pltz.coding.child_python import command, environment
 from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:

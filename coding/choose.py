@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pltz.coding.codecs.codec import Blocks, BytesCodec, Plain, SegmentCodec, copies_fit
 from pltz.coding.codecs.modes import COPIES
+from pltz.coding.workers import Later, Workers
 from pltz.plt_codec import repeats
 from pltz.plt_codec.types import Tokens
 
@@ -19,15 +20,17 @@ BEYOND = 64  # ratio that bytes under zstd are not expected to reach where a tur
 NO_SIZE = 1 << 62  # stands for the size of a session that no frame or record holds
 
 
-def ways_after(codec: SegmentCodec, plain: Plain, size: int) -> list[Plain]:
+def ways_after(codec: SegmentCodec, plain: Plain, size: int, taken: Later | None = None) -> list[Plain]:
     """Return the ways to code a segment after the context ``plain.above``: as it is, and with copies out of that.
 
-    ``size``: bytes of its shortest bitstring so far.
+    Args:
+        size: bytes of its shortest bitstring so far.
+        taken: the copies, as `repeats.candidates` gives them, to come; None: they are found here.
     """
     if not codec.mode & COPIES:
         return [plain]
-    taken = repeats.candidates(plain.tokens, plain.above, size)
-    return [plain, *(replace(plain, copies=copies) for copies in taken)]
+    found = taken.result() if taken else repeats.candidates(plain.tokens, plain.above, size)
+    return [plain, *(replace(plain, copies=copies) for copies in found)]
 
 
 def shortest(codec: SegmentCodec, ways: Sequence[tuple[int, Plain]]) -> dict[int, tuple[bytes, Plain]]:
@@ -61,15 +64,27 @@ class Trial(NamedTuple):
 
 
 def shorter_after(
-    codec: SegmentCodec, trials: Sequence[Trial], layout: Callable[[int], Blocks | None] = lambda _: None
+    codec: SegmentCodec,
+    trials: Sequence[Trial],
+    layout: Callable[[int], Blocks | None] = lambda _: None,
+    workers: Workers | None = None,
 ) -> dict[int, tuple[bytes, Plain]]:
     """Code segments after contexts, and return the bitstring and way of each that saves more than naming its context.
 
-    By its number in ``trials``. ``layout``: gives `Plain.layout` for a number of literals. Raises ContentError.
+    By its number in ``trials``. Raises ContentError.
+
+    Args:
+        codec: of the segments.
+        trials: segments, each with its context.
+        layout: gives `Plain.layout` for a number of literals.
+        workers: processes with `HostWork`, which look for copies; None: none.
     """
+    copying = [n for n, one in enumerate(trials) if one.copied is not False and codec.mode & COPIES] if workers else []
+    rows = [(trials[n].plain.tokens, trials[n].plain.above, trials[n].size) for n in copying]
+    taken = {n: workers.submit("candidates", *row) for n, row in zip(copying, rows, strict=True)} if workers else {}
     ways: list[tuple[int, Plain]] = []
     for n, one in enumerate(trials):
-        found = [one.plain] if one.copied is False else ways_after(codec, one.plain, one.size)
+        found = [one.plain] if one.copied is False else ways_after(codec, one.plain, one.size, taken.get(n))
         ways += [(n, replace(way, layout=layout(way.literals))) for way in found[bool(one.copied) :]]
     best = shortest(codec, ways)
     return {n: won for n, won in best.items() if len(won[0]) < trials[n].size - trials[n].field}

@@ -28,51 +28,52 @@ import io
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack, cast, overload
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, Unpack, cast, overload
 
 import numpy as np
 
-from pltz.coding.choose import NO_SIZE, Trial, may_be_shorter, shorter_after
+from pltz.coding.choose import NO_SIZE, Trial, shorter_after
 from pltz.coding.codecs.codec import NO_MARK, Blocks, Plain
 from pltz.coding.decoder import OnError, SessionDecoder, coded_of, named
 from pltz.coding.expected_time import Expect
+from pltz.coding.host_work import HostWork, Prepared
 from pltz.coding.log import log_coder
-from pltz.coding.log.log_look import is_log
+from pltz.coding.log.earlier_logs import EarlierLog
 from pltz.coding.neighbour_rule import NAME_BYTES
 from pltz.coding.neighbours import Earlier, Grams, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import PhasedProgress, begin
-from pltz.coding.prepare import tokens_for_model
-from pltz.coding.prove import unproved
-from pltz.models.session import transcript
+from pltz.coding.prove import LaterProof, unproved
+from pltz.coding.workers import MOST, Later, Workers, ahead, cores
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.container.file import Writer, pack
 from pltz.plt_codec.container.frame import Frame, Kind, content_check, file_layout
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import (
-    ContentError,
     CorruptError,
     ModelError,
     PltzError,
-    TokenizerMismatch,
 )
 from pltz.plt_codec.lanes import FAST, FAST_ABOVE, MAX_BLOCK, MAX_STEPS, Layout, default_lanes
 from pltz.plt_codec.types import Encoded
+from pltz.plt_codec.zstd import may_reach
 
 if TYPE_CHECKING:
-    from pltz.coding.parts import Coder, Parts, Progress, TokenBridge, Tokens
+    from pltz.coding.parts import Coder, Parts, TokenBridge, Tokens
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import Ids
     from pltz.plt_codec.lanes import LayoutName
 
 
-BATCH_TOKENS = 1 << 20  # tokens coded side by side; bounds memory, large enough to keep any engine busy
-LOG_BATCH = 1 << 22  # bytes of logs coded side by side
+BATCH_BYTES = 1 << 22  # of content coded side by side; bounds memory, large enough to keep a CPU busy
+LARGE_BATCH = 1 << 24  # the same beside processes: a batch takes as long as its longest session
+START_BYTES = 1 << 21  # of content in one call from which processes work beside the model: they take a second to start
+LOG_BATCH = 1 << 24  # bytes of logs coded side by side
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
-GROUP_BYTES = 1 << 22  # of content, or one session
+GROUP_BYTES = 1 << 19  # of content, or one session
 
 
 @dataclass(frozen=True)
@@ -93,19 +94,61 @@ class ModelResult:
         return len(self.encoded.data) + (len(self.copies) + 1 if self.copies else 0)
 
 
-@dataclass(frozen=True)
-class _TokenisedSession:
-    """Session ``number`` on its way into a frame. ``tokens`` None: it has none and goes to the fallback.
+class _Group(NamedTuple):
+    """Sessions that are prepared in one call, or errors in their place, and their bytes of content, about."""
 
-    ``log``: it goes to the log coder.
+    sessions: list[Session | PltzError]
+    size: int
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """Session ``number`` on its way into a frame.
+
+    Attributes:
+        ready: the session, prepared.
+        context: the earlier log that it is coded after, if any.
+        split: of a log, its draft to come.
     """
 
     number: int
     session: Session
-    tokens: Ids | None
-    content: bytes
-    patch: bytes = b""
-    log: bool = False
+    ready: Prepared
+    context: EarlierLog | None = None
+    split: Later | None = None
+
+    @property
+    def above(self) -> bytes:
+        """Return the bytes above a log."""
+        return self.context.content if self.context else b""
+
+
+@dataclass
+class _Batch:
+    """Sessions coded side by side, or errors in their place.
+
+    Attributes:
+        groups: all of them, until they are drafts.
+        start: number of the first.
+        prepared: results of a process for each group, to come.
+        drafts: those that can be coded.
+        frames: of ``drafts``.
+        changed: by number, an error for each that does not come back from its frame.
+        proofs: of logs, to come, each with its drafts and frames.
+    """
+
+    groups: list[_Group]
+    start: int
+    prepared: list[Later] = field(default_factory=list)
+    drafts: list[_Draft | PltzError] = field(default_factory=list)
+    frames: list[Frame] = field(default_factory=list)
+    changed: dict[int, ModelError] = field(default_factory=dict)
+    proofs: list[tuple[LaterProof, list[tuple[_Draft, Frame]]]] = field(default_factory=list)
+
+    @property
+    def good(self) -> list[_Draft]:
+        """Return the drafts that are no errors."""
+        return [draft for draft in self.drafts if isinstance(draft, _Draft)]
 
 
 class Codec(SessionDecoder):
@@ -119,12 +162,23 @@ class Codec(SessionDecoder):
         note: called, in order, with the model's result for each session that has tokens. The session's frame
             may still be the fallback's.
 
+        workers: processes beside the model, for inputs of `START_BYTES` or more. Files are the same for any number.
+
     ``expect``: called with the expected seconds before a batch of many tokens is coded (`expected_time`);
     None by default.
     """
 
-    def __init__(self, bundle: Parts, coder: Coder, note: Callable[[ModelResult], None] | None = None) -> None:
-        super().__init__(bundle, coder)
+    def __init__(
+        self,
+        bundle: Parts,
+        coder: Coder,
+        note: Callable[[ModelResult], None] | None = None,
+        *,
+        workers: int = 0,
+    ) -> None:
+        self._work = HostWork(bundle.tokenizer, bundle.zstd_dict)
+        self.workers = Workers(self._work, workers)
+        super().__init__(bundle, coder, self.workers)
         self._note = note
         self.expect: Expect | None = None
 
@@ -135,8 +189,15 @@ class Codec(SessionDecoder):
         *,
         device: str = "cpu",
         threads: int | None = None,
+        workers: int | None = None,
     ) -> Codec:
         """Return the codec of a bundle, by name, folder or loaded; None is the bundle that ships with pltz.
+
+        Args:
+            bundle: its name or folder, or the bundle.
+            device: of the model.
+            threads: of the engine on a CPU; None: all cores.
+            workers: processes beside the model; None: one per core but one, or per thread, at most `workers.MOST`.
 
         Raises:
             UsageError: no such bundle or device.
@@ -145,7 +206,8 @@ class Codec(SessionDecoder):
         from pltz.models.bundle.bundle import Bundle
 
         loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-        return cls(loaded, loaded.coder(device, threads))
+        most = (cores() if threads is None else threads) - 1 if workers is None else workers
+        return cls(loaded, loaded.coder(device, threads), workers=min(most, MOST) if workers is None else most)
 
     # ---- sessions -> bytes
 
@@ -273,8 +335,30 @@ class Codec(SessionDecoder):
         ``earlier``: where the sessions are those of one file and may be coded after each other.
         """
         bridge = None if bridge is None or bridge.identity else bridge
-        for drafts in self._batches(sessions, bridge, options):
-            yield from self._frames(drafts, bridge, options, earlier)
+        groups = self._staffed(_groups(sessions))
+        # with processes each stage of a batch begins before the one before it ends, else one after the other
+        deep = 1 if self.workers.on else 0
+        most = LARGE_BATCH if self.workers.on else BATCH_BYTES
+        begun = (self._begun(batch, bridge, options, earlier) for batch in _batches(groups, most))
+        drafted = (self._drafted(batch, bridge, options, earlier) for batch in ahead(begun, deep))
+        coded = (self._coded(batch, bridge, options, earlier) for batch in ahead(drafted, deep))
+        for batch in ahead(coded, deep):
+            yield from self._proved(batch)
+
+    def _staffed(
+        self, groups: Iterator[_Group]
+    ) -> Iterator[_Group]:
+        """Return all groups, after processes were asked for where there are `START_BYTES` or more."""
+        taken: list[_Group] = []
+        size = 0
+        if self.workers.count and not self.workers.on:
+            for group in groups:
+                taken.append(group)
+                size += group.size
+                if size >= START_BYTES:
+                    self.workers.on = True
+                    break
+        return itertools.chain(taken, groups)
 
     def _header(
         self,
@@ -293,100 +377,96 @@ class Codec(SessionDecoder):
             dropped=dropped,
         )
 
-    def _batches(
-        self, sessions: Iterable[Session | PltzError], bridge: TokenBridge | None, options: CodingOptions
-    ) -> Iterator[list[_TokenisedSession | PltzError]]:
-        """Yield all sessions tokenised, in lists of about BATCH_TOKENS tokens.
+    # ---- stages of a batch
 
-        The error of a session that cannot be coded stands in its place.
-        """
-        batch: list[_TokenisedSession | PltzError] = []
-        start = tokens = 0
-        for group in _groups(sessions):
-            for draft in self._drafts(group, start, bridge, options):
-                batch.append(draft)
-                tokens += _work(draft) if isinstance(draft, _TokenisedSession) else 0
-            start += len(group)
-            if tokens >= BATCH_TOKENS:
-                yield batch
-                batch, tokens = [], 0
-        if batch:
-            yield batch
+    def _begun(
+        self, batch: _Batch, bridge: TokenBridge | None, options: CodingOptions, earlier: Neighbours | None
+    ) -> _Batch:
+        """Begin to prepare the sessions of a batch."""
+        chosen = _alone(options, earlier)
+        for group in batch.groups:
+            own = [one for one in group.sessions if isinstance(one, Session) and not _is_bridged(one, bridge)]
+            batch.prepared.append(self.workers.submit("prepare", own, chosen))
+        return batch
 
-    def _drafts(
-        self, group: list[Session | PltzError], start: int, bridge: TokenBridge | None, options: CodingOptions
-    ) -> list[_TokenisedSession | PltzError]:
-        """Tokenise a group in one call.
+    def _drafted(
+        self, batch: _Batch, bridge: TokenBridge | None, options: CodingOptions, earlier: Neighbours | None
+    ) -> _Batch:
+        """Take the prepared sessions of a batch, choose the contexts of its logs, and begin to split these."""
+        number = batch.start
+        for group, later in zip(batch.groups, batch.prepared, strict=True):
+            prepared = iter(later.result())
+            for one in group.sessions:
+                try:
+                    if isinstance(one, PltzError):
+                        raise one
+                    other = _is_bridged(one, bridge)
+                    ready = self._bridged(one, bridge, _alone(options, earlier)) if other else next(prepared)
+                    if isinstance(ready, PltzError):
+                        raise ready
+                    batch.drafts.append(self._draft(number, one, ready, earlier))
+                except PltzError as exc:
+                    batch.drafts.append(named("session", number, exc))
+                number += 1
+        batch.groups, batch.prepared = [], []
+        return batch
 
-        If that fails, tokenise one by one, to name the session that cannot be coded.
-        """
-        good = [session for session in group if isinstance(session, Session)]
-        if len(good) == len(group) and not (bridge and any(session.kind == "ids" for session in good)):
-            try:
-                contents = [session.to_bytes() for session in good]
-                if any(map(options.by_zstd, contents)) or any(map(is_log, good, contents)):
-                    raise ContentError("not all of the group are for the model")
-                tokens = transcript.to_tokens_many(good, self.bundle.tokenizer)
-                return [_TokenisedSession(*found) for found in zip(itertools.count(start), good, tokens, contents)]
-            except (ContentError, TokenizerMismatch):
-                pass
-        drafts: list[_TokenisedSession | PltzError] = []
-        for number, session in enumerate(group, start):
-            try:
-                if isinstance(session, PltzError):
-                    raise session
-                drafts.append(self._draft(number, session, bridge, options))
-            except PltzError as exc:
-                drafts.append(named("session", number, exc))
-        return drafts
+    def _bridged(self, session: Session, bridge: TokenBridge | None, options: CodingOptions) -> Prepared:
+        """Return a session prepared whose ids are those of another tokenizer. Raises PltzError."""
+        content = session.to_bytes()
+        tokens, patch = (None, b"") if bridge is None or options.by_zstd(content) else bridge.to_bundle(session.value)
+        return self._work.prepared(content, tokens, options, patch)
 
-    def _draft(
-        self, number: int, session: Session, bridge: TokenBridge | None, options: CodingOptions
-    ) -> _TokenisedSession:
-        content = session.to_bytes()  # raises if over a limit, before anything is made of it
-        if is_log(session, content):
-            if not options.keep_opaque:
-                transcript.refuse_opaque(session)
-            return _TokenisedSession(number, session, None, content, log=True)
-        by_zstd = options.by_zstd(content)
-        if session.kind == "ids" and bridge is not None:
-            tokens, patch = (None, b"") if by_zstd else bridge.to_bundle(session.value)
-            return _TokenisedSession(number, session, tokens, content, patch)
-        found = tokens_for_model(session, self.bundle.tokenizer, by_zstd=by_zstd, keep_opaque=options.keep_opaque)
-        return _TokenisedSession(number, session, found, content)
+    def _draft(self, number: int, session: Session, ready: Prepared, earlier: Neighbours | None) -> _Draft:
+        if not ready.log:
+            return _Draft(number, session, ready)
+        context = None
+        if earlier is not None and ready.passages is not None:
+            context = earlier.logs.context(number, ready.content, ready.passages)
+        return _Draft(
+            number, session, ready, context, self.logs.begin(ready.content, context.content if context else b"")
+        )
 
-    def _frames(
-        self,
-        drafts: list[_TokenisedSession | PltzError],
-        bridge: TokenBridge | None,
-        options: CodingOptions,
-        earlier: Neighbours | None,
-    ) -> list[Frame | PltzError]:
-        """Return the shorter frame of each draft, checked to give the session back; an error is passed on."""
-        good = [draft for draft in drafts if isinstance(draft, _TokenisedSession)]
+    def _coded(
+        self, batch: _Batch, bridge: TokenBridge | None, options: CodingOptions, earlier: Neighbours | None
+    ) -> _Batch:
+        """Code the sessions of a batch, each as its shortest frame, and decode these. Logs are still to be joined."""
+        good = batch.good
         if options.progress:
             begin(options.progress, "encode", sum(map(_work, good)))
-        logs, above = self._logs([draft for draft in good if draft.log], options, earlier)
-        coded = self._encode(good, options, logs)
+        logs, above = self._logs([draft for draft in good if draft.ready.log], options)
+        batch.frames = self._encode(good, options, logs)
         if earlier is not None:
-            above |= self._follow(good, coded, options, earlier)
-        changed = self._changed(good, coded, bridge, options, above)
-        frames = iter(changed.get(draft.number, frame) for draft, frame in zip(good, coded, strict=True))
-        return [next(frames) if isinstance(draft, _TokenisedSession) else draft for draft in drafts]
+            above |= self._follow(good, batch.frames, options, earlier)
+        self._prove(batch, bridge, options, above)
+        return batch
+
+    def _proved(self, batch: _Batch) -> Iterator[Frame | PltzError]:
+        """Yield the frame of each session of a batch, checked to give it back; an error is passed on."""
+        for proof, rows in batch.proofs:
+            wrong = proof.wrong()
+            for n, (draft, _) in enumerate(rows):
+                if n in wrong:
+                    batch.changed[draft.number] = _changed(draft, "it does not decode")
+        frames = iter(
+            batch.changed.get(draft.number, frame) for draft, frame in zip(batch.good, batch.frames, strict=True)
+        )
+        for one in batch.drafts:
+            yield next(frames) if isinstance(one, _Draft) else one
 
     def _logs(
-        self, drafts: Sequence[_TokenisedSession], options: CodingOptions, earlier: Neighbours | None
+        self, drafts: Sequence[_Draft], options: CodingOptions
     ) -> tuple[dict[int, Frame], dict[int, Tokens]]:
         """Return the frame of each log, and the bytes above it where it has a context, (m,), by number."""
         frames: dict[int, Frame] = {}
         above: dict[int, Tokens] = {}
         phased = isinstance(options.progress, PhasedProgress)
         for batch in _log_batches(drafts):
-            contexts = {d.number: earlier.logs.context(d.number, d.content) for d in batch} if earlier else {}
-            pairs = [(d.content, c.content if (c := contexts.get(d.number)) else b"") for d in batch]
-            small = [not options.by_zstd(draft.content) for draft in batch]
-            for draft, data in zip(batch, self.logs.encode_by(pairs, small), strict=True):
-                context = contexts.get(draft.number)
+            pairs = [(draft.ready.content, draft.above) for draft in batch]
+            small = [not options.by_zstd(draft.ready.content) for draft in batch]
+            coded = self.logs.encode_begun(pairs, [draft.split for draft in batch], small)
+            for draft, data in zip(batch, coded, strict=True):
+                context = draft.context
                 frame = _byte_frame(draft, data, log=True, context=context.number if context else None)
                 frames[draft.number] = frame if frame.fits else self._fallback_frame(draft)
                 if context and frame.fits:
@@ -396,15 +476,15 @@ class Codec(SessionDecoder):
         return frames, above
 
     def _encode(
-        self, drafts: list[_TokenisedSession], options: CodingOptions, logs: Mapping[int, Frame]
+        self, drafts: list[_Draft], options: CodingOptions, logs: Mapping[int, Frame]
     ) -> list[Frame]:
         """Return the shortest frame of each draft. ``logs``: those of logs, by number."""
         plain = [
-            Plain(draft.tokens, NO_MARK, layout=_blocks(len(draft.tokens), options))
+            Plain(tokens, NO_MARK, layout=_blocks(len(tokens), options))
             for draft in drafts
-            if draft.tokens is not None
+            if (tokens := draft.ready.tokens) is not None
         ]
-        taken = [copies.find(one.tokens) for one in plain]
+        taken = [draft.ready.copies for draft in drafts if draft.ready.tokens is not None]
         # the time is told before the work
         if self.expect:
             again = sum(replace(p, copies=t).literals for p, t in zip(plain, taken, strict=True) if t)
@@ -419,19 +499,19 @@ class Codec(SessionDecoder):
         best = iter([cut.get(i, ModelResult(len(plain[i].tokens), one)) for i, (_, one) in enumerate(whole)])
         frames = []
         for draft in drafts:
-            if draft.log:
+            if draft.ready.log:
                 frames.append(logs[draft.number])
                 if self._note:
                     self._note(_log_result(frames[-1]))
                 continue
-            if draft.tokens is None:
+            if draft.ready.tokens is None:
                 frames.append(self._fallback_frame(draft))
                 continue
             # the model's frame, or the fallback where that is no longer
             coded = next(best)
-            frame = _model_frame(draft, draft.tokens, coded, options)
+            frame = _model_frame(draft, draft.ready.tokens, coded, options)
             size = len(frame.encode()) if frame.fits else NO_SIZE
-            if may_be_shorter(self.plain, [np.frombuffer(draft.content, np.uint8)], size):
+            if may_reach(len(draft.ready.content), draft.ready.fast, size):
                 other = self._fallback_frame(draft)
                 frame = frame if size <= len(other.data) else other
             frames.append(frame)
@@ -442,7 +522,7 @@ class Codec(SessionDecoder):
     def _cut(
         self,
         plain: Sequence[Plain],
-        taken: Sequence[list[copies.Copy]],
+        taken: Sequence[Sequence[copies.Copy]],
         whole: Sequence[bytes],
         options: CodingOptions,
     ) -> dict[int, ModelResult]:
@@ -463,26 +543,37 @@ class Codec(SessionDecoder):
 
     def _follow(
         self,
-        drafts: list[_TokenisedSession],
+        drafts: list[_Draft],
         frames: list[Frame],
         options: CodingOptions,
         earlier: Neighbours,
     ) -> dict[int, Tokens]:
-        """Code sessions after earlier ones, and replace the frames that get shorter.
-
-        A session is tried after its nearest one. Where that serves and has a context itself, the session is coded once
-        more, after all of them.
+        """Code sessions after earlier ones, run by run, and replace the frames that get shorter.
 
         Returns:
             The context of each session that has one, (m,), by its number.
         """
-        tried: dict[int, Earlier] = {}
-        for at, (draft, frame) in enumerate(zip(drafts, frames, strict=True)):
-            if draft.tokens is None or not frame.kind.by_model:
-                continue
-            one = earlier.propose(draft.number, draft.tokens, Grams.of(draft.tokens))
-            if one.context is not None:
-                tried[at] = one
+        rows = [at for at, frame in enumerate(frames) if drafts[at].ready.grams is not None and frame.kind.by_model]
+        runs = {at: earlier.run_of(len(_tokens(drafts[at]))) for at in rows}
+        above: dict[int, Tokens] = {}
+        for run, same in itertools.groupby(rows, runs.__getitem__):
+            tried: dict[int, Earlier] = {}
+            for at in same:
+                grams = cast("Grams", drafts[at].ready.grams)
+                one = earlier.propose(drafts[at].number, _tokens(drafts[at]), grams, run)
+                if one.context is not None:
+                    tried[at] = one
+            above |= self._try(drafts, frames, options, tried)
+        return above
+
+    def _try(
+        self, drafts: list[_Draft], frames: list[Frame], options: CodingOptions, tried: dict[int, Earlier]
+    ) -> dict[int, Tokens]:
+        """Code sessions of a run, by their place, after the earlier ones that are proposed, as `_follow`.
+
+        A session is tried after its nearest one. Where that serves and has a context itself, the session is coded once
+        more, after all of them.
+        """
         # each after its nearest one alone; what does not gain has no context
         contexts = {at: one.behind(1) for at, one in tried.items()}
         found = self._after(drafts, frames, tried, contexts, options)
@@ -491,8 +582,8 @@ class Codec(SessionDecoder):
         left = {tried[at].number: at for at in found}
         # then after the contexts of that one too, once it is settled which these are
         while left:  # at most `MOST_CONTEXTS` times
-            ready = {at for at in left.values() if tried[at].settled(left)}
-            again = {at: tried[at].behind() for at in sorted(ready)}
+            settled = {at for at in left.values() if tried[at].settled(left)}
+            again = {at: tried[at].behind() for at in sorted(settled)}
             again = {at: context for at, context in again.items() if len(context) != len(contexts[at])}
             shorter = self._after(drafts, frames, tried, again, options, found)
             for at in again.keys() - shorter.keys():
@@ -500,14 +591,14 @@ class Codec(SessionDecoder):
                 del found[at]
             found |= shorter
             contexts |= again
-            left = {number: at for number, at in left.items() if at not in ready}
+            left = {number: at for number, at in left.items() if at not in settled}
         for at, frame in found.items():
             frames[at] = frame
         return {drafts[at].number: contexts[at] for at in found}
 
     def _after(
         self,
-        drafts: list[_TokenisedSession],
+        drafts: list[_Draft],
         frames: list[Frame],
         tried: dict[int, Earlier],
         contexts: dict[int, Tokens],
@@ -525,7 +616,7 @@ class Codec(SessionDecoder):
             plain = Plain(_tokens(drafts[at]), contexts[at], frames[at].unpacked())
             copied = None if before is None else copies.reach_back(before[at].unpacked())
             trials.append(Trial(plain, len(frames[at].data), NAME_BYTES, copied))
-        shorter = shorter_after(self.model, trials, partial(_blocks, options=options))
+        shorter = shorter_after(self.model, trials, partial(_blocks, options=options), self.workers)
         found: dict[int, Frame] = {}
         for n, (data, way) in shorter.items():
             at, number = rows[n], cast("Earlier", tried[rows[n]].context).number
@@ -537,66 +628,47 @@ class Codec(SessionDecoder):
                 found[at] = frame
         return found
 
-    def _fallback_frame(self, draft: _TokenisedSession) -> Frame:
-        plain = Plain(np.frombuffer(draft.content, np.uint8), NO_MARK)
+    def _fallback_frame(self, draft: _Draft) -> Frame:
+        plain = Plain(np.frombuffer(draft.ready.content, np.uint8), NO_MARK)
         return _byte_frame(draft, self.plain.encode([plain])[0])
 
-    def _changed(
-        self,
-        drafts: list[_TokenisedSession],
-        frames: list[Frame],
-        bridge: TokenBridge | None,
-        options: CodingOptions,
-        above: Mapping[int, Tokens],
-    ) -> dict[int, ModelError]:
-        """Decode frames and compare them with their sessions; return, by number, an error for each that changed.
+    def _prove(
+        self, batch: _Batch, bridge: TokenBridge | None, options: CodingOptions, above: Mapping[int, Tokens]
+    ) -> None:
+        """Decode the frames of a batch and compare them with their sessions; of logs, begin to.
 
         Fallback frames are always checked, since they cost next to nothing.
 
         ``above``: by number, the tokens (m,) that a session was coded after. The frames of these are compared in their
         turn.
         """
-        pairs = zip(drafts, frames, strict=True)
+        pairs = list(zip(batch.good, batch.frames, strict=True))
         chosen = [pair for pair in pairs if options.verify or not pair[1].has_tokens]
         by_model = [pair for pair in chosen if pair[1].kind.by_model]
-        logs = [pair for pair in chosen if pair[1].log]
+        logs = {draft.number: frame for draft, frame in chosen if frame.log}
         if options.verify and options.progress:
             tokens_coded = sum(frame.coded for _, frame in by_model)
-            begin(options.progress, "verify", tokens_coded + sum(_work(draft) for draft, _ in logs))
+            begin(options.progress, "verify", tokens_coded + sum(_work(d) for d, frame in chosen if frame.log))
         # frames of the model are decoded side by side, logs in batches
-        found: dict[int, ModelError] = {}
-        known = {draft.number: frame for draft, frame in logs}
-        rows = [[(draft, known[draft.number]) for draft in batch] for batch in _log_batches([d for d, _ in logs])]
-        others = [pair for pair in chosen if not pair[1].has_tokens]
-        for number, batch in enumerate([by_model, *rows, others]):
-            wanted = [_wanted(draft) if frame.has_tokens else None for draft, frame in batch]
-            wrong = self._wrong(batch, wanted, above, None if number else options.progress)
-            for n, (draft, frame) in enumerate(batch):
-                changed = "it does not decode" if n in wrong else self._difference(draft, frame, wanted[n], bridge)
-                if changed:
-                    found[draft.number] = ModelError(
-                        f"session {draft.number} does not come back from its frame ({changed}): nothing was kept"
-                    )
-            if options.progress and 0 < number <= len(rows):
-                options.progress(sum(_work(draft) for draft, _ in batch))
-        return found
-
-    def _wrong(
-        self,
-        batch: Sequence[tuple[_TokenisedSession, Frame]],
-        wanted: Sequence[Tokens | None],
-        above: Mapping[int, Tokens],
-        progress: Progress | None,
-    ) -> list[int]:
-        """Return the numbers of frames of one codec that do not decode to the tokens wanted, (T,) each, if any."""
-        tokens = [one for one in wanted if one is not None]
-        if not tokens:
-            return []
-        coded = [coded_of(frame, above.get(draft.number, NO_MARK)) for draft, frame in batch]
-        return unproved(partial(self.codec_of(batch[0][1]).decode, progress=progress), coded, tokens)
+        wanted = [_tokens(draft) for draft, _ in by_model]
+        coded = [coded_of(frame, above.get(draft.number, NO_MARK)) for draft, frame in by_model]
+        wrong = unproved(partial(self.model.decode, progress=options.progress), coded, wanted) if coded else []
+        for n, (draft, frame) in enumerate(by_model):
+            changed = "it does not decode" if n in wrong else self._difference(draft, frame, wanted[n], bridge)
+            if changed:
+                batch.changed[draft.number] = _changed(draft, changed)
+        for some in _log_batches([draft for draft in batch.good if draft.number in logs]):
+            rows = [(draft, logs[draft.number]) for draft in some]
+            coded = [coded_of(frame, above.get(draft.number, NO_MARK)) for draft, frame in rows]
+            batch.proofs.append((LaterProof(self.logs, coded, [draft.ready.content for draft in some]), rows))
+            if options.progress:
+                options.progress(sum(map(_work, some)))
+        for draft, frame in chosen:
+            if not frame.has_tokens and (changed := self._difference(draft, frame, None, bridge)):
+                batch.changed[draft.number] = _changed(draft, changed)
 
     def _difference(
-        self, draft: _TokenisedSession, frame: Frame, tokens: Tokens | None, bridge: TokenBridge | None
+        self, draft: _Draft, frame: Frame, tokens: Tokens | None, bridge: TokenBridge | None
     ) -> str | None:
         """Return how a session differs from its frame, which decodes to tokens (T,); None where it does not."""
         if tokens is not None and frame.kind is Kind.CHAT:
@@ -607,25 +679,34 @@ class Codec(SessionDecoder):
             return str(exc)
 
 
-def _wanted(draft: _TokenisedSession) -> Tokens:
-    """Return the tokens of a draft, or its bytes where it has none, (T,)."""
-    return np.frombuffer(draft.content, np.uint8) if draft.tokens is None else draft.tokens
+def _changed(draft: _Draft, how: str) -> ModelError:
+    return ModelError(f"session {draft.number} does not come back from its frame ({how}): nothing was kept")
 
 
-def _work(draft: _TokenisedSession) -> int:
+def _alone(options: CodingOptions, earlier: Neighbours | None) -> CodingOptions:
+    """Return the options of preparing a session."""
+    return replace(options, independent=earlier is None, progress=None)
+
+
+def _is_bridged(session: Session, bridge: TokenBridge | None) -> bool:
+    """Return whether the ids of a session are those of another tokenizer."""
+    return bridge is not None and session.kind == "ids"
+
+
+def _work(draft: _Draft) -> int:
     """Return the tokens of a draft, of a log about, for progress."""
-    if draft.log:
-        return len(draft.content) // log_coder.BYTES_PER_TOKEN
-    return 0 if draft.tokens is None else len(draft.tokens)
+    if draft.ready.log:
+        return len(draft.ready.content) // log_coder.BYTES_PER_TOKEN
+    return 0 if draft.ready.tokens is None else len(draft.ready.tokens)
 
 
-def _log_batches(drafts: Sequence[_TokenisedSession]) -> Iterator[list[_TokenisedSession]]:
+def _log_batches(drafts: Sequence[_Draft]) -> Iterator[list[_Draft]]:
     """Yield runs of about `LOG_BATCH` bytes of content, or of one log."""
-    batch: list[_TokenisedSession] = []
+    batch: list[_Draft] = []
     size = 0
     for draft in drafts:
         batch.append(draft)
-        size += len(draft.content)
+        size += len(draft.ready.content)
         if size >= LOG_BATCH:
             yield batch
             batch, size = [], 0
@@ -633,11 +714,12 @@ def _log_batches(drafts: Sequence[_TokenisedSession]) -> Iterator[list[_Tokenise
         yield batch
 
 
-def _byte_frame(draft: _TokenisedSession, data: bytes, *, log: bool = False, context: int | None = None) -> Frame:
+def _byte_frame(draft: _Draft, data: bytes, *, log: bool = False, context: int | None = None) -> Frame:
     """Return the frame of a session that is coded as bytes."""
     kind = Kind[f"{draft.session.kind.upper()}_FALLBACK"]
-    check = content_check(kind, len(draft.content), draft.content)
-    return Frame(kind, len(draft.content), check, data, context=context, log=log)
+    content = draft.ready.content
+    check = content_check(kind, len(content), content)
+    return Frame(kind, len(content), check, data, context=context, log=log)
 
 
 def _log_result(frame: Frame) -> ModelResult:
@@ -672,7 +754,21 @@ def _kept_layout(literals: int, options: CodingOptions, coded: Blocks) -> Blocks
     return (None, None) if layout == file_layout(literals) else (layout.lanes, layout.steps)
 
 
-def _groups(sessions: Iterable[Session | PltzError]) -> Iterator[list[Session | PltzError]]:
+def _batches(groups: Iterable[_Group], most: int) -> Iterator[_Batch]:
+    """Yield batches of about ``most`` bytes of content, or of one group."""
+    batch, size, start = _Batch([], 0), 0, 0
+    for group in groups:
+        batch.groups.append(group)
+        start += len(group.sessions)
+        size += group.size
+        if size >= most:
+            yield batch
+            batch, size = _Batch([], start), 0
+    if batch.groups:
+        yield batch
+
+
+def _groups(sessions: Iterable[Session | PltzError]) -> Iterator[_Group]:
     """Yield runs of at most GROUP sessions and about GROUP_BYTES of content."""
     group: list[Session | PltzError] = []
     size = 0
@@ -680,15 +776,15 @@ def _groups(sessions: Iterable[Session | PltzError]) -> Iterator[list[Session | 
         group.append(session)
         size += content_bytes(session) if isinstance(session, Session) else 0
         if len(group) == GROUP or size >= GROUP_BYTES:
-            yield group
+            yield _Group(group, size)
             group, size = [], 0
     if group:
-        yield group
+        yield _Group(group, size)
 
 
-def _tokens(draft: _TokenisedSession) -> Ids:
-    assert draft.tokens is not None
-    return draft.tokens
+def _tokens(draft: _Draft) -> Ids:
+    assert draft.ready.tokens is not None
+    return draft.ready.tokens
 
 
 def _sound(frame: Frame | PltzError) -> Frame:
@@ -697,10 +793,10 @@ def _sound(frame: Frame | PltzError) -> Frame:
     return frame
 
 
-def _model_frame(draft: _TokenisedSession, tokens: Tokens, coded: ModelResult, options: CodingOptions) -> Frame:
+def _model_frame(draft: _Draft, tokens: Tokens, coded: ModelResult, options: CodingOptions) -> Frame:
     kind = Kind[draft.session.kind.upper()]
     content = draft.session.value if kind is Kind.IDS else tokens
     check = content_check(kind, len(tokens), content)
     one, literals = coded.encoded, len(tokens) - coded.copied
     lanes, steps = _kept_layout(literals, options, (one.lanes, one.steps))
-    return Frame(kind, len(tokens), check, coded.copies + one.data, lanes, steps, draft.patch, bool(coded.copies))
+    return Frame(kind, len(tokens), check, coded.copies + one.data, lanes, steps, draft.ready.patch, bool(coded.copies))

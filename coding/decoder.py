@@ -39,6 +39,7 @@ from pltz.plt_codec.lanes import Layout
 
 if TYPE_CHECKING:
     from pltz.coding.parts import Coder, Parts, Progress, TokenBridge, Tokens
+    from pltz.coding.workers import Workers
     from pltz.models.bundle.tokenizer import Ids
     from pltz.plt_codec.container.header import Header
 
@@ -57,13 +58,14 @@ class SessionDecoder:
     Args:
         bundle: tokenizer, dictionary and identity.
         coder: the token coder over this bundle's engine.
+        workers: processes beside it; None: none.
     """
 
-    def __init__(self, bundle: Parts, coder: Coder) -> None:
+    def __init__(self, bundle: Parts, coder: Coder, workers: Workers | None = None) -> None:
         self.bundle = bundle
         self.coder = coder
         self.model = BundleCodec.over(bundle, coder, CONTEXT_TOKENS)
-        self.logs = LogCodec.over(bundle, coder)
+        self.logs = LogCodec.over(bundle, coder, workers)
         self.plain = BytesCodec(bundle.zstd_dict)
 
     def decompress(

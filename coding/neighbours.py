@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 HASHES = 256  # of a sketch, four times those of the archive: it is never stored, and finds short sessions too
 KEPT = 1 << 23  # tokens of earlier sessions that are kept, 32 MB
+SETTLED = 1 << 19  # tokens of a run of sessions, whose trials count for later runs alone
 RULE = NeighbourRule(MOST_CONTEXTS, HASHES, granted=math.inf)  # contexts are at hand: a trial costs no decoding
 
 
@@ -56,19 +57,32 @@ class Earlier:
         number: its number in the file.
         tokens: (T,), or the first `CONTEXT_TOKENS` once it is one of `Neighbours`.
         context: an earlier one; None: it is coded alone.
-        depth: number of contexts that stand behind it, one behind the other, as it was proposed. Fewer do where a trial
-            gains nothing. That changes no later proposal, so none depends on how sessions fall into batches.
+        run: number of the run of `SETTLED` tokens that it is one of.
+        proposed: number of contexts that stand behind it if all trials of its run succeed.
         sketch: of what is read of it, once it is one of `Neighbours`.
     """
 
     number: int
     tokens: Tokens
     context: Earlier | None = None
-    depth: int = field(init=False)
+    run: int = 0
+    proposed: int = field(init=False)
     sketch: Sketch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.depth = 0 if self.context is None else 1 + self.context.depth
+        self.proposed = 0 if self.context is None else 1 + self.context.depth_in(self.run)
+
+    @property
+    def depth(self) -> int:
+        """Return the number of contexts that stand behind it, one behind the other."""
+        return 0 if self.context is None else 1 + self.context.depth
+
+    def depth_in(self, run: int) -> int:
+        """Return the number of contexts behind it as a session of a run sees it.
+
+        Trials of its own run may not have been made yet: that would depend on how sessions fall into batches.
+        """
+        return self.proposed if run == self.run else self.depth
 
     def behind(self, most: int = MOST_CONTEXTS) -> Tokens:
         """Return the context of the session (m,), of at most so many sessions. It has one."""
@@ -96,19 +110,38 @@ class Neighbours:
         self._sessions: list[Earlier] = []
         self._index = NearestItems[Earlier]()  # sessions are added to it when one is looked for
         self._tokens = 0
+        self._run = self._seen = 0  # the run of the last session, and tokens of all
+        self._deep: list[tuple[Earlier, Grams]] = []  # those of this run that serve none unless a trial fails
 
-    def propose(self, number: int, tokens: Tokens, grams: Grams) -> Earlier:
+    def run_of(self, tokens: int) -> int:
+        """Return the run of the next session, of so many tokens. Each session is told once."""
+        run = self._seen // SETTLED
+        self._seen += tokens
+        return run
+
+    def propose(self, number: int, tokens: Tokens, grams: Grams, run: int = 0) -> Earlier:
         """Return a session, (T,), with the earlier one that it is to be tried after, if any; it may serve later ones.
 
         Args:
             number: of the session in the file.
+            tokens: its tokens, (T,).
+            grams: their 4-grams.
+            run: its run. All trials of earlier runs were made.
         """
+        if run != self._run:
+            self._run = run
+            for deep, theirs in self._deep:
+                self.add(deep, theirs)
+            self._deep = []
         self._credit.grant({None: len(tokens)})
         context = self.nearest(tokens, grams)
         if context is not None and not self._credit.take(None, len(tokens)):
             context = None
-        one = Earlier(number, tokens, context)
-        self.add(one, grams)
+        one = Earlier(number, tokens, context, run)
+        if one.proposed <= RULE.most_behind():
+            self.add(one, grams)
+        elif len(tokens) <= LONGEST:
+            self._deep.append((one, grams))
         return one
 
     def add(self, session: Earlier, grams: Grams | None = None) -> None:

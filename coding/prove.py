@@ -11,6 +11,8 @@ from contextlib import suppress
 import numpy as np
 
 from pltz.coding.codecs.codec import Coded
+from pltz.coding.codecs.logs import LogCodec
+from pltz.coding.workers import Later
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.identity import MAX_POSITION
 from pltz.plt_codec.types import Tokens
@@ -32,6 +34,39 @@ def unproved(
         for n, one in enumerate(coded):
             with suppress(CorruptError):
                 [found[n]] = decode([one])
+    return _different(found, wanted)
+
+
+class LaterProof:
+    """A proof of segments whose bytes are still put together, by processes beside the model.
+
+    Args:
+        codec: of logs.
+        coded: the segments.
+        wanted: their bytes.
+    """
+
+    def __init__(self, codec: LogCodec, coded: Sequence[Coded], wanted: Sequence[bytes]) -> None:
+        self._codec, self._coded, self._wanted = codec, coded, wanted
+        try:
+            self._found: list[Later | None] | None = codec.decode_begun(coded)
+        except CorruptError:  # which one it is
+            self._found = None
+
+    def wrong(self) -> list[int]:
+        """Return the numbers of the segments that do not decode to the bytes wanted."""
+        wanted = [np.frombuffer(content, np.uint8) for content in self._wanted]
+        if self._found is None:
+            return unproved(self._codec.decode, self._coded, wanted)
+        found: list[Tokens | None] = [None] * len(wanted)
+        for n, later in enumerate(self._found):
+            with suppress(CorruptError):
+                found[n] = np.frombuffer(later.result() if later else b"", np.uint8)
+        return _different(found, wanted)
+
+
+def _different(found: Sequence[Tokens | None], wanted: Sequence[Tokens]) -> list[int]:
+    """Return the numbers of the rows that differ; all where they are not as many."""
     if len(found) != len(wanted):
         return [*range(len(wanted))]
     wrong: list[int] = []

@@ -26,7 +26,8 @@ GRAM = 4  # tokens
 SIZE = 64  # hashes per sketch
 LEAST_HITS = 2  # hashes of a sketch that a new sequence has to have; one alone may be chance
 LEAST_SHARED = 0.1  # of the 4-grams of a sequence: with less in common an earlier one is not tried
-RECENT = 64  # least number of sketches that are kept unsorted for a while
+RECENT = 32  # sketches that are kept unsorted for a while
+FANOUT = 8  # times as long as a run of sorted hashes is the one before it, at least; else both are joined
 
 Hashes = npt.NDArray[np.uint32]
 Item = TypeVar("Item")
@@ -118,23 +119,29 @@ class SketchIndex:
     """
 
     def __init__(self, sketches: Sequence[Sketch] = ()) -> None:
-        self._scales: list[float] = []  # 4-grams of a sequence for each hash of its sketch
-        self._hashes: Hashes = np.zeros(0, np.uint32)  # those sorted in, ascending
-        self._owners: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)  # sketch of each of them
+        self._count = 0
+        self._scales = np.zeros(RECENT)  # 4-grams of a sequence for each hash of its sketch; twice as long when full
+        self._runs: list[tuple[Hashes, npt.NDArray[np.uint32]]] = []  # hashes, ascending, and the sketch of each
         self._recent: list[tuple[int, Hashes]] = []
         for sketch in sketches:
             self.add(sketch)
 
     def __len__(self) -> int:
-        return len(self._scales)
+        return self._count
 
     def add(self, sketch: Sketch) -> int:
         """Add a sketch and return its number."""
-        number = len(self._scales)
-        self._scales.append(sketch.grams / max(1, len(sketch.hashes)))
+        number, self._count = self._count, self._count + 1
+        if number == len(self._scales):
+            self._scales = np.concatenate([self._scales, np.zeros(number)])
+        self._scales[number] = sketch.grams / max(1, len(sketch.hashes))
         self._recent.append((number, sketch.hashes))
-        if len(self._recent) > max(RECENT, len(self._scales) // 16):
-            self._sort_in()
+        if len(self._recent) == RECENT:
+            self._runs.append(_run([hashes for _, hashes in self._recent], [number for number, _ in self._recent]))
+            self._recent = []
+            while len(self._runs) > 1 and len(self._runs[-2][0]) < FANOUT * len(self._runs[-1][0]):
+                later, earlier = self._runs.pop(), self._runs.pop()
+                self._runs.append(_sorted(*map(np.concatenate, zip(earlier, later, strict=True))))
         return number
 
     def nearest(self, tokens: npt.NDArray[np.integer[Any]], count: int = 1) -> list[Neighbour]:
@@ -146,31 +153,36 @@ class SketchIndex:
 
         Of equal ones the last added comes first. Sketches with fewer than `LEAST_HITS` hashes in common are left out.
         """
-        hits = np.zeros(len(self._scales), np.int64)
-        begin = np.searchsorted(self._hashes, wanted, "left")
-        length = np.searchsorted(self._hashes, wanted, "right") - begin
-        found = np.repeat(begin - np.cumsum(length) + length, length) + np.arange(length.sum())
-        hits += np.bincount(self._owners[found], minlength=len(hits))
-        if self._recent:
+        owners = [np.zeros(0, np.uint32)]  # one for each hash that a sketch has in common with the sequence
+        for hashes, owner in self._runs:
+            begin = np.searchsorted(hashes, wanted, "left")
+            has = hashes[np.minimum(begin, len(hashes) - 1)] == wanted
+            begin = begin[has]
+            length = np.searchsorted(hashes, wanted[has], "right") - begin
+            found = np.repeat(begin - np.cumsum(length) + length, length) + np.arange(length.sum())
+            owners.append(owner[found])
+        if self._recent and len(wanted):
             lengths = [len(hashes) for _, hashes in self._recent]
-            owners = np.repeat([number for number, _ in self._recent], lengths)
             recent = np.concatenate([hashes for _, hashes in self._recent])
-            place = np.minimum(np.searchsorted(wanted, recent), max(len(wanted) - 1, 0))
-            hit = wanted[place] == recent if len(wanted) else np.zeros(len(recent), bool)
-            hits += np.bincount(owners[hit], minlength=len(hits))
-        near = np.flatnonzero(hits >= LEAST_HITS)
-        shared = hits[near] * np.array(self._scales)[near]
+            place = np.minimum(np.searchsorted(wanted, recent), len(wanted) - 1)
+            numbers = np.array([number for number, _ in self._recent], np.uint32)
+            owners.append(np.repeat(numbers, lengths)[wanted[place] == recent])
+        near, hits = np.unique(np.concatenate(owners), return_counts=True)
+        near, hits = near[hits >= LEAST_HITS].astype(np.int64), hits[hits >= LEAST_HITS]
+        shared = hits * self._scales[near]
         order = np.lexsort((-near, -shared))[:count]
         return [Neighbour(int(near[n]), float(shared[n])) for n in order]
 
-    def _sort_in(self) -> None:
-        numbers = np.repeat(
-            np.array([number for number, _ in self._recent], np.uint32), [len(hashes) for _, hashes in self._recent]
-        )
-        hashes = np.concatenate([self._hashes, *(hashes for _, hashes in self._recent)])
-        order = np.argsort(hashes, kind="stable")
-        self._hashes, self._owners = hashes[order], np.concatenate([self._owners, numbers])[order]
-        self._recent = []
+
+def _run(hashes: Sequence[Hashes], numbers: Sequence[int]) -> tuple[Hashes, npt.NDArray[np.uint32]]:
+    """Return the hashes of sketches of these numbers, ascending, and the number of each."""
+    owners = np.repeat(np.array(numbers, np.uint32), [len(one) for one in hashes])
+    return _sorted(np.concatenate(hashes), owners)
+
+
+def _sorted(hashes: Hashes, owners: npt.NDArray[np.uint32]) -> tuple[Hashes, npt.NDArray[np.uint32]]:
+    order = np.argsort(hashes, kind="stable")  # joins two sorted runs in linear time
+    return hashes[order], owners[order]
 
 
 class NearestItems(Generic[Item]):

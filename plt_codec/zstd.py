@@ -132,7 +132,7 @@ class Fallback:
         >>> coder.may_reach(b"the same words, " * 100, 40), coder.may_reach(bytes(range(256)), 40)
         (True, False)
         """
-        return len(data) < LEAST_JUDGED or self.fast_size(data) <= MARGIN * size + FRAME_BYTES
+        return len(data) < LEAST_JUDGED or may_reach(len(data), self.fast_size(data), size)
 
     def fast_size(self, data: bytes) -> int:
         """Return the bytes of data, header included, at a level that takes a small part of the time of `compress`."""
@@ -221,6 +221,11 @@ class Fallback:
                 format=zstandard.FORMAT_ZSTD1_MAGICLESS,
             )
         return self._decompressors[log]
+
+
+def may_reach(count: int, fast: int, size: int) -> bool:
+    """Return what `Fallback.may_reach` does, of ``count`` bytes that take ``fast`` by `Fallback.fast_size`."""
+    return count < LEAST_JUDGED or fast <= MARGIN * size + FRAME_BYTES
 
 
 def _frame_header(log: int) -> bytes:

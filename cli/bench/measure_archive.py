@@ -25,7 +25,6 @@ from pltz.archive import opener
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.stat import stat_of
-from pltz.archive.child_python import command, environment, safe_path
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import Tokens
@@ -35,6 +34,7 @@ from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import PutRequest
+from pltz.coding.child_python import command, environment, safe_path
 from pltz.coding.codecs.codec import NO_MARK, Coded, Plain
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.transcript import to_tokens_many

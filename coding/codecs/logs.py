@@ -24,6 +24,7 @@ from pltz.plt_codec.types import Tokens
 
 if TYPE_CHECKING:
     from pltz.coding.parts import Coder, Parts, Progress
+    from pltz.coding.workers import Later, Workers
     from pltz.models.bundle.bundle import Bundle
 
 
@@ -57,11 +58,11 @@ class LogCodec:
         self._again = partial(LogCodec, device=device, threads=threads, zstd_above=zstd_above)
 
     @classmethod
-    def over(cls, bundle: Parts, coder: Coder) -> LogCodec:
-        """Return the codec of a bundle over a coder of its tokens."""
+    def over(cls, bundle: Parts, coder: Coder, workers: Workers | None = None) -> LogCodec:
+        """Return the codec of a bundle over a coder of its tokens. ``workers``: as in `LogCoder`."""
         codec = cls.__new__(cls)
         codec.bundle_id, codec.contract, codec.zstd_above = bundle.id, bundle.contract, ZSTD_ABOVE
-        codec._coder, codec._timed = LogCoder(bundle, coder), False
+        codec._coder, codec._timed = LogCoder(bundle, coder, workers), False
         return codec
 
     @cached_property
@@ -80,7 +81,7 @@ class LogCodec:
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a log frame for each segment. Raises ContentError for an id over 255."""
         pairs = [(_bytes(p.tokens), _bytes(p.above)) for p in batch]
-        return self.encode_by(pairs, list(map(self._is_small, batch)))
+        return self.encode_begun(pairs, [self.begin(*pair) for pair in pairs], list(map(self._is_small, batch)))
 
     def expected(self, batch: Sequence[Plain]) -> float | None:
         """Return the seconds to encode these segments and decode them again, where many bytes of them are the model's.
@@ -96,23 +97,29 @@ class LogCodec:
     def _is_small(self, plain: Plain) -> bool:
         return self.zstd_above is None or len(plain.tokens) <= self.zstd_above
 
-    def encode_by(self, pairs: Sequence[tuple[bytes, bytes]], small: Sequence[bool]) -> list[bytes]:
+    def begin(self, content: bytes, above: bytes) -> Later | None:
+        """Begin to split a content after the bytes above, for `encode_begun`."""
+        return self._coder.begin(content, above)
+
+    def encode_begun(
+        self, pairs: Sequence[tuple[bytes, bytes]], begun: Sequence[Later | None], small: Sequence[bool]
+    ) -> list[bytes]:
         """Return a log frame for each content and the bytes above it. ``small``: whether the model may code it."""
-        out = [b""] * len(pairs)
-        for by_model in (True, False):
-            numbers = [n for n, one in enumerate(small) if one is by_model]
-            frames = self._coder.encode([pairs[n] for n in numbers], by_model=by_model)
-            for n, frame in zip(numbers, frames, strict=True):
-                out[n] = frame
-        return out
+        return self._coder.encode_begun(pairs, begun, small)
 
     def decode(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Tokens]:
         """Return the bytes of each segment, (count,) uint8. Raises CorruptError.
 
         ``progress``: called with the number of tokens decoded since the last call.
         """
-        found = self._coder.decode([(c.data, c.count, _bytes(c.above)) for c in batch], progress=progress)
-        return [np.frombuffer(content, np.uint8) for content in found]
+        return [
+            np.frombuffer(later.result() if later else b"", np.uint8)
+            for later in self.decode_begun(batch, progress=progress)
+        ]
+
+    def decode_begun(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Later | None]:
+        """Decode the texts of segments, and begin to join them to their bytes, as `LogCoder.decode_begun`."""
+        return self._coder.decode_begun([(c.data, c.count, _bytes(c.above)) for c in batch], progress=progress)
 
     def vouches(self, data: bytes, tokens: Tokens) -> bool:
         """Return whether a bitstring holds the digest of these tokens, as `codec.Vouching` says."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pltz.coding.log.passages import LEAST_SHARED, most_before, passages_of, sketch_of_passages, worth_most
+from pltz.coding.log.passages import LEAST_SHARED, most_before, sketch_of_passages, worth_most
 from pltz.coding.neighbour_rule import NeighbourRule
 from pltz.coding.sketch import Hashes, NearestItems
 
@@ -42,14 +42,14 @@ class EarlierLogs:
         self._logs = NearestItems[EarlierLog]()
         self._size = 0
 
-    def context(self, number: int, content: bytes) -> EarlierLog | None:
+    def context(self, number: int, content: bytes, passages: Hashes) -> EarlierLog | None:
         """Return the earlier log that a log is worth coding after, or None; the log is a candidate from now on.
 
         Args:
             number: of the log in the file.
             content: its bytes.
+            passages: all of them, as `passages_of` gives them, (h,).
         """
-        passages = passages_of(content)
         found = self._worth(content, passages)
         one = EarlierLog(number, content, 1 + found.depth if found else 0)
         if one.depth <= self._rule.most_behind():

@@ -21,13 +21,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
 from pltz.coding.log import table
 from pltz.coding.log.kept import Kept
-from pltz.models.bundle.tokenizer import SPECIALS
+from pltz.coding.workers import Later, Workers
+from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
 from pltz.plt_codec.errors import CorruptError, VersionError
@@ -74,23 +75,24 @@ NO_TEXT = Text(repeats.NOTHING, b"")
 
 
 @dataclass
-class _Draft:
-    """A content on its way into a frame.
+class Draft:
+    """A content on its way into a frame, without the content.
 
     Attributes:
-        above: the bytes above it that count.
-        past: their text.
-        table: its parts; None for method 0.
+        past: the text of the bytes above that count.
+        columns, opaque: parts of its table; no columns: it has none, and is coded whole.
         literals: the tokens left for the model, (L,), once `copies` are taken out.
+        packed, whole: bytes of its text and of the content under a fast zstd, about as under `Fallback`.
     """
 
-    content: bytes
-    above: bytes
     past: Text
-    table: Table | None
+    columns: bytes
+    opaque: bytes
     text: Text
     copies: list[repeats.Copy]
     literals: Tokens
+    packed: float
+    whole: float
 
 
 @dataclass(frozen=True)
@@ -181,15 +183,100 @@ def usable(above: bytes, count: int) -> bytes:
     return above[-min(REACH, max(LEAST_REACH, REACH_PER_BYTE * count)) :]
 
 
+class LogTables:
+    """The work of a log coder without a model: a content to a draft, and a text back to a content.
+
+    It is pure, so processes may do it beside the model (workers.py).
+    """
+
+    def __init__(self, tokenizer: BundleTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._pasts = Kept[Text](KEPT, lambda text: text.tokens.nbytes + len(text.data))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how another process makes the same, with a tokenizer of its own."""
+        return _tables, (type(self), self.tokenizer.json)
+
+    def draft(self, content: bytes, above: bytes) -> Draft:
+        """Return a content, of one byte or more, split and tokenised. ``above``: the bytes above it that count."""
+        past = self.past(above)  # first, since it remembers what the split needs
+        split = table.split(content, above)
+        text = self._text(split)
+        whole = LEVELS * Fallback.after(above).fast_size(content)
+        if max(len(text.tokens), len(text.data)) > _most_text(len(content)):
+            return Draft(past, b"", b"", text, [], text.tokens[:0], 0.0, whole)
+        copies = repeats.find(text.tokens, past.tokens)
+        literals = repeats.literals(text.tokens, copies)
+        packed = LEVELS * Fallback.after(past.data).fast_size(text.data)
+        return Draft(past, split.columns, split.opaque, text, copies, literals, packed, whole)
+
+    def past(self, above: bytes) -> Text:
+        """Return the text of the bytes above. The last ones asked for are kept: a proof asks once more."""
+        if not above:
+            return NO_TEXT
+        if (text := self._pasts.get(above)) is None:
+            self._pasts.put(above, text := self._text(table.split(above, remember=True)))
+        return text
+
+    def keep(self, above: bytes, text: Text) -> None:
+        """Keep the text of the bytes above, which another process found."""
+        if above:
+            self._pasts.put(above, text)
+
+    def content(self, parsed: Parsed, count: int, above: bytes, tokens: Tokens | None) -> bytes:
+        """Return the content of a frame, compared with its check. ``tokens``: of its text, (T,), in method 2.
+
+        Raises CorruptError.
+        """
+        if parsed.method == WHOLE:
+            content = Fallback.after(above).decompress(parsed.coded, count)
+        else:
+            pieces = self._pieces(parsed, above) if tokens is None else self._spoken(tokens)
+            content = table.join(parsed.columns, parsed.opaque, pieces, count, above)
+        if len(content) != count or check_of(content) != parsed.check:
+            raise CorruptError("a log does not match its check: it is damaged, or was coded after another text")
+        return content
+
+    def _text(self, split: Table) -> Text:
+        """Return the text of a table."""
+        texts = [piece.text.encode("utf-8", "surrogatepass") for piece in split.pieces]
+        parts: list[Tokens] = [repeats.NOTHING]
+        for piece, tokens in zip(split.pieces, self.tokenizer.encode_many(texts), strict=True):
+            parts += [np.array([VOICES[piece.voice]]), tokens]
+        return Text(np.concatenate(parts), b"".join(text + END for text in texts))
+
+    def _pieces(self, parsed: Parsed, above: bytes) -> list[str]:
+        """Return the pieces of a text under zstd."""
+        data = Fallback.after(self.past(above).data).decompress(parsed.coded, parsed.count)
+        if data and not data.endswith(END):
+            raise CorruptError("the text of a log ends within a piece: the file is damaged")
+        return [_decoded(piece) for piece in data.split(END)[:-1]]
+
+    def _spoken(self, tokens: Tokens) -> list[str]:
+        """Return the pieces of a text in tokens, (T,)."""
+        starts = np.flatnonzero(tokens < len(SPECIALS)).tolist()
+        if len(tokens) and (not starts or starts[0] or not set(tokens[starts].tolist()) <= set(VOICES)):
+            raise CorruptError("expected a voice before each piece of a log's text, found none: the file is damaged")
+        decode = self.tokenizer.decode
+        return [_decoded(decode(tokens[a + 1 : b])) for a, b in pairwise([*starts, len(tokens)])]
+
+
+def _tables(made: type[LogTables], tokenizer_json: bytes) -> LogTables:
+    return made(BundleTokenizer(tokenizer_json))
+
+
 class LogCoder:
     """A coder of the content bytes of agent logs, over a bundle and the coder of its tokens.
 
     Same input, same bytes, on every machine. One thread uses it at a time.
+
+    ``workers``: processes with `LogTables`; None: none.
     """
 
-    def __init__(self, bundle: Parts, coder: Coder) -> None:
-        self.tokenizer, self.coder = bundle.tokenizer, coder
-        self._pasts = Kept[Text](KEPT, lambda text: text.tokens.nbytes + len(text.data))
+    def __init__(self, bundle: Parts, coder: Coder, workers: Workers | None = None) -> None:
+        self.coder = coder
+        self._tables = LogTables(bundle.tokenizer)
+        self._workers = workers or Workers(self._tables)
 
     # ---- content -> frame
 
@@ -203,14 +290,36 @@ class LogCoder:
             by_model: whether the model may code texts; else zstd does.
             progress: called with the number of tokens coded since the last call.
         """
-        drafts = [self._draft(content, above) if content else None for content, above in batch]
-        present = [draft for draft in drafts if draft]
-        chosen = self._worth_the_model(present) if by_model else []
+        begun = [self.begin(content, above) for content, above in batch]
+        return self.encode_begun(batch, begun, [by_model] * len(batch), progress=progress)
+
+    def begin(self, content: bytes, above: bytes) -> Later | None:
+        """Begin to make a draft of a content; None where it is empty."""
+        return self._workers.submit("draft", content, usable(above, len(content))) if content else None
+
+    def encode_begun(
+        self,
+        batch: Sequence[tuple[bytes, bytes]],
+        begun: Sequence[Later | None],
+        by_model: Sequence[bool],
+        *,
+        progress: Progress | None = None,
+    ) -> list[bytes]:
+        """Return the frame of each content, as `encode` does, of which drafts were begun."""
+        drafts: list[Draft | None] = [later.result() if later else None for later in begun]
+        able = [draft for draft, one in zip(drafts, by_model, strict=True) if draft and one]
+        chosen = self._worth_the_model(able)
         encoded = self.coder.encode(
             [draft.literals for draft in chosen], contexts=[draft.past.tokens for draft in chosen], progress=progress
         )
         coded = {id(draft): one.data for draft, one in zip(chosen, encoded, strict=True)}
-        return [_frame(draft, coded.get(id(draft))) if draft else b"" for draft in drafts]
+        frames: list[bytes] = []
+        for (content, above), draft in zip(batch, drafts, strict=True):
+            above = usable(above, len(content))
+            if draft:
+                self._tables.keep(above, draft.past)
+            frames.append(_frame(content, above, draft, coded.get(id(draft))) if draft else b"")
+        return frames
 
     def expected(self, batch: Sequence[tuple[bytes, bytes]]) -> float:
         """Return the seconds to encode contents by the model and to decode them again.
@@ -219,7 +328,7 @@ class LogCoder:
         text is then coded and decoded.
         """
         start = time.perf_counter()
-        drafts = [self._draft(content, above) for content, above in batch if content]
+        drafts: list[Draft] = [cast("Later", self.begin(*pair)).result() for pair in batch if pair[0]]
         tokens = sum(len(draft.literals) for draft in drafts)
         drafted = time.perf_counter()
         longest = max((draft.literals for draft in drafts), key=len, default=repeats.NOTHING)
@@ -231,38 +340,11 @@ class LogCoder:
             seconds += (time.perf_counter() - drafted) / len(sample) * tokens
         return seconds
 
-    def _draft(self, content: bytes, above: bytes) -> _Draft:
-        above = usable(above, len(content))
-        past = self._past(above)  # first, since it remembers what the split needs
-        split = table.split(content, above)
-        text = self._text(split)
-        if max(len(text.tokens), len(text.data)) > _most_text(len(content)):
-            return _Draft(content, above, past, None, text, [], text.tokens[:0])
-        copies = repeats.find(text.tokens, past.tokens)
-        return _Draft(content, above, past, split, text, copies, repeats.literals(text.tokens, copies))
-
-    def _past(self, above: bytes) -> Text:
-        """Return the text of the bytes above. The last ones asked for are kept: a proof asks once more."""
-        if not above:
-            return NO_TEXT
-        if (text := self._pasts.get(above)) is None:
-            self._pasts.put(above, text := self._text(table.split(above, remember=True)))
-        return text
-
-    def _text(self, split: Table) -> Text:
-        """Return the text of a table."""
-        texts = [piece.text.encode("utf-8", "surrogatepass") for piece in split.pieces]
-        parts: list[Tokens] = [repeats.NOTHING]
-        for piece, tokens in zip(split.pieces, self.tokenizer.encode_many(texts), strict=True):
-            parts += [np.array([VOICES[piece.voice]]), tokens]
-        return Text(np.concatenate(parts), b"".join(text + END for text in texts))
-
-    def _worth_the_model(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+    def _worth_the_model(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Return the drafts whose text the model codes: all but those where zstd is near, and a sample tells so."""
-        able = [draft for draft in drafts if draft.table and len(draft.text.tokens)]
+        able = [draft for draft in drafts if draft.columns and len(draft.text.tokens)]
         long = [draft for draft in able if len(draft.literals) >= LOOK_FROM]
-        packed = {id(d): LEVELS * Fallback.after(d.past.data).fast_size(d.text.data) for d in long}
-        long = [draft for draft in long if packed[id(draft)] < DOUBT * len(draft.literals)]
+        long = [draft for draft in long if draft.packed < DOUBT * len(draft.literals)]
         samples = [sample for draft in long for sample in _samples(draft.literals)]
         coded = self.coder.encode([tokens for _, tokens in samples], contexts=[before for before, _ in samples])
         sizes = iter([len(one.data) for one in coded])
@@ -270,7 +352,7 @@ class LogCoder:
         for draft in long:
             size = sum(next(sizes) for _ in range(SAMPLES)) * len(draft.literals) / (SAMPLES * SAMPLE)
             size += len(repeats.pack(draft.copies)) if draft.copies else 0
-            if packed[id(draft)] < size:
+            if draft.packed < size:
                 lost.add(id(draft))
         return [draft for draft in able if id(draft) not in lost]
 
@@ -291,10 +373,19 @@ class LogCoder:
             CorruptError: a frame is damaged, or was coded after other bytes above.
             VersionError: a frame of a newer pltz.
         """
+        return [b"" if later is None else later.result() for later in self.decode_begun(batch, progress=progress)]
+
+    def decode_begun(
+        self, batch: Sequence[tuple[bytes, int, bytes]], *, progress: Progress | None = None
+    ) -> list[Later | None]:
+        """Decode the texts of frames, and begin to join them to contents; None where one is empty.
+
+        Raises as `decode`; where a content does not match its check, its result does.
+        """
         parsed = [_checked(frame, count) if count or frame else None for frame, count, _ in batch]
         above = [usable(above, count) for _, count, above in batch]
         numbers = [n for n, one in enumerate(parsed) if one and one.method == MODEL]
-        pasts = {n: self._past(above[n]).tokens for n in numbers}
+        pasts = {n: self._tables.past(above[n]).tokens for n in numbers}
         taken = {n: _copies(one, pasts[n]) for n in numbers if (one := parsed[n])}
         items = []
         for n in numbers:
@@ -305,60 +396,37 @@ class LogCoder:
         found = dict(zip(numbers, self.coder.decode(items, progress=progress), strict=True))
         texts = {n: repeats.expand(tokens, taken[n], pasts[n]) for n, tokens in found.items()}
         rows = zip(parsed, batch, strict=True)
-        return [self._content(one, count, above[n], texts.get(n)) for n, (one, (_, count, _)) in enumerate(rows)]
-
-    def _content(self, parsed: Parsed | None, count: int, above: bytes, tokens: Tokens | None) -> bytes:
-        """Return the content of a frame, compared with its check. ``tokens``: of its text, (T,), in method 2."""
-        if parsed is None:
-            return b""
-        if parsed.method == WHOLE:
-            content = Fallback.after(above).decompress(parsed.coded, count)
-        else:
-            pieces = self._pieces(parsed, above) if tokens is None else self._spoken(tokens)
-            content = table.join(parsed.columns, parsed.opaque, pieces, count, above)
-        if len(content) != count or check_of(content) != parsed.check:
-            raise CorruptError("a log does not match its check: it is damaged, or was coded after another text")
-        return content
-
-    def _pieces(self, parsed: Parsed, above: bytes) -> list[str]:
-        """Return the pieces of a text under zstd."""
-        data = Fallback.after(self._past(above).data).decompress(parsed.coded, parsed.count)
-        if data and not data.endswith(END):
-            raise CorruptError("the text of a log ends within a piece: the file is damaged")
-        return [_decoded(piece) for piece in data.split(END)[:-1]]
-
-    def _spoken(self, tokens: Tokens) -> list[str]:
-        """Return the pieces of a text in tokens, (T,)."""
-        starts = np.flatnonzero(tokens < len(SPECIALS)).tolist()
-        if len(tokens) and (not starts or starts[0] or not set(tokens[starts].tolist()) <= set(VOICES)):
-            raise CorruptError("expected a voice before each piece of a log's text, found none: the file is damaged")
-        decode = self.tokenizer.decode
-        return [_decoded(decode(tokens[a + 1 : b])) for a, b in pairwise([*starts, len(tokens)])]
+        return [
+            self._workers.submit("content", one, count, above[n], texts.get(n)) if one else None
+            for n, (one, (_, count, _)) in enumerate(rows)
+        ]
 
 
-def _frame(draft: _Draft, coded: bytes | None) -> bytes:
-    """Return the shortest frame of a draft. ``coded``: its literals by the model, None where zstd codes the text."""
-    check, best = check_of(draft.content), b""
-    if draft.table:
-        split, packed = draft.table, repeats.pack(draft.copies) if draft.copies else b""
-        after = Fallback.after(draft.past.data)
+def _frame(content: bytes, above: bytes, draft: Draft, coded: bytes | None) -> bytes:
+    """Return the shortest frame of a content after the bytes above that count.
+
+    ``coded``: its literals by the model, None where zstd codes the text.
+    """
+    check, best = check_of(content), b""
+    if draft.columns:
+        packed = repeats.pack(draft.copies) if draft.copies else b""
         head = MODEL | (COPIES if packed else 0)
         fits = coded is not None and len(draft.text.tokens) <= MAX_TOKENS_PER_BYTE * (len(packed) + len(coded) + 1)
         if coded is not None and fits:
-            best = _joined(head, check, split, len(draft.text.tokens), packed + coded)
-        if coded is None or not fits or LEVELS * after.fast_size(draft.text.data) < len(packed + coded):
-            other = _joined(PACKED, check, split, len(draft.text.data), after.compress(draft.text.data))
+            best = _joined(head, check, draft, len(draft.text.tokens), packed + coded)
+        if coded is None or not fits or draft.packed < len(packed + coded):
+            text = Fallback.after(draft.past.data).compress(draft.text.data)
+            other = _joined(PACKED, check, draft, len(draft.text.data), text)
             best = min(best or other, other, key=len)
-    whole = Fallback.after(draft.above)
-    if not best or LEVELS * whole.fast_size(draft.content) < len(best):
-        other = bytes([WHOLE]) + check + whole.compress(draft.content)
+    if not best or draft.whole < len(best):
+        other = bytes([WHOLE]) + check + Fallback.after(above).compress(content)
         best = min(best or other, other, key=len)
     return best
 
 
-def _joined(head: int, check: bytes, split: Table, count: int, coded: bytes) -> bytes:
-    sizes = len(split.columns), len(split.opaque), count
-    return bytes([head]) + check + b"".join(map(write_varint, sizes)) + split.columns + split.opaque + coded
+def _joined(head: int, check: bytes, draft: Draft, count: int, coded: bytes) -> bytes:
+    sizes = len(draft.columns), len(draft.opaque), count
+    return bytes([head]) + check + b"".join(map(write_varint, sizes)) + draft.columns + draft.opaque + coded
 
 
 def _checked(frame: bytes, count: int) -> Parsed:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from multiprocessing import connection
 
-from pltz.archive.child_python import leave_safe_path, safe_path
+from pltz.coding.child_python import leave_safe_path, safe_path
 from pltz.serving.nightly.config import Config
 from pltz.serving.nightly.freeze import Freezer
 from pltz.serving.nightly.run_stats import RunStats

@@ -82,8 +82,8 @@ def test_a_log_has_one_method_and_a_small_one_is_none(codec: Codec) -> None:
 
 
 def test_a_wrong_frame_is_not_kept(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = LogCoder.encode
-    monkeypatch.setattr(LogCoder, "encode", lambda *a, **k: [data[:-2] + b"zz" for data in encode(*a, **k)])
+    encode = LogCoder.encode_begun
+    monkeypatch.setattr(LogCoder, "encode_begun", lambda *a, **k: [data[:-2] + b"zz" for data in encode(*a, **k)])
     with pytest.raises(ModelError, match="session 0 does not come back"):
         codec.compress([LOGS[0]])
 

@@ -84,7 +84,7 @@ def test_each_session_gets_the_file_it_would_get_alone(codec: Codec) -> None:
 
 
 def test_they_are_coded_side_by_side_in_batches(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BATCH_TOKENS", 1000)
+    monkeypatch.setattr(module, "BATCH_BYTES", 4000)
     monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1000)
     monkeypatch.setattr(module, "GROUP", 4)
     sessions = [ids(100)] * 30
@@ -96,7 +96,7 @@ def test_they_are_coded_side_by_side_in_batches(codec: Codec, monkeypatch: pytes
 
 
 def test_no_more_is_read_than_a_batch(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BATCH_TOKENS", 1000)
+    monkeypatch.setattr(module, "BATCH_BYTES", 4000)
     monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1000)
     monkeypatch.setattr(module, "GROUP", 4)
     seen: list[int] = []

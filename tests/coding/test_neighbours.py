@@ -82,25 +82,32 @@ def test_a_context_in_an_earlier_batch(
     codec: Codec, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pltz.coding.codec.GROUP", 4)
-    monkeypatch.setattr("pltz.coding.codec.BATCH_TOKENS", 500)
+    monkeypatch.setattr("pltz.coding.codec.BATCH_BYTES", 2000)
     monkeypatch.setattr("pltz.coding.decoder.BATCH_TOKENS", 300)
     data = codec.compress(sessions)
     assert sum(context is not None for context in contexts(Reader(data))) == 17
     assert codec.decompress(data) == sessions
 
 
-def test_neighbours_do_not_depend_on_batches(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial that gained nothing left room for one more behind it, though only where it was in an earlier batch."""
+@pytest.mark.parametrize("settled", [1 << 19, 200])
+def test_neighbours_do_not_depend_on_batches(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch, settled: int
+) -> None:
+    """A trial that gains nothing leaves room for one more behind it where it was in an earlier run of sessions.
+
+    It was so where it was in an earlier batch.
+    """
+    monkeypatch.setattr(neighbours, "SETTLED", settled)
     pieces = [(RANDOM.integers(0, 300, 5), TEMPLATES[0][at : at + 20]) for at in range(0, 120, 20)]
     shifted = np.concatenate([part for pair in pieces for part in pair])  # near the first, and not shorter after it
     more = [RANDOM.integers(0, 1000, 40) for _ in range(5)]
     rows = [TEMPLATES[0], *(np.concatenate([shifted, *more[:count]]) for count in range(6))]
     sessions = [Session("ids", row) for row in rows]
     together = codec.compress(sessions)
-    assert contexts(Reader(together))[:5] == [None, None, 1, 2, 2]
+    assert contexts(Reader(together))[:5] == [None, None, 1, 2, 3 if settled == 200 else 2]
     monkeypatch.setattr("pltz.coding.codec.GROUP", 1)
     for tokens in (1, 300, 700):
-        monkeypatch.setattr("pltz.coding.codec.BATCH_TOKENS", tokens)
+        monkeypatch.setattr("pltz.coding.codec.BATCH_BYTES", 4 * tokens)
         assert codec.compress(sessions) == together
 
 

@@ -64,6 +64,7 @@ def stream_words(tokens: int) -> int:
     return 2 * tokens + 4
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def most_lanes(shape: Shape, work: SequenceWork) -> int:
     """Return the lanes of the widest block of a sequence."""
     whole = work.whole(shape)
@@ -71,6 +72,7 @@ def most_lanes(shape: Shape, work: SequenceWork) -> int:
     return max(next(work.layout.blocks(n, shape.block)).lanes for n in ends)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def all_steps(shape: Shape, work: SequenceWork) -> int:
     """Return the steps of all blocks of a sequence."""
     full, rest = divmod(work.tokens, work.whole(shape))
@@ -79,6 +81,51 @@ def all_steps(shape: Shape, work: SequenceWork) -> int:
         return next(work.layout.blocks(n, shape.block)).steps if n else 0
 
     return full * of(work.whole(shape)) + of(rest)
+
+
+class StepTimes(NamedTuple):
+    """Milliseconds per step of the kernels that decode, measured on an H100 (RESULTS.md).
+
+    ``one``: of the kernel that decodes one sequence by the whole GPU; ``cluster``: of cluster.cu, which decodes several
+    side by side; ``many``: of batch.cu.
+    """
+
+    one: float
+    cluster: float
+    many: float
+
+
+PLAIN, GATED = StepTimes(0.065, 0.18, 0.5), StepTimes(0.7, 0.7, 2.0)
+
+
+def longest_apart(
+    steps: Sequence[int], one: int, clusters: Sequence[int], side_by_side: int, times: StepTimes
+) -> tuple[int, int]:
+    """Return how many of the longest sequences are decoded one by one, and how many by clusters, before the others.
+
+    A sequence far longer than the others keeps batch.cu at a step for it alone, which takes as long as one for all.
+
+    Args:
+        steps: of each sequence, the longest first.
+        one: most sequences that are decoded one by one.
+        clusters: numbers of sequences that may be decoded by clusters.
+        side_by_side: sequences that clusters decode at a time.
+        times: of the kernels.
+
+    >>> longest_apart([30_000, 2000] + [500] * 900, 2, [7, 14, 21], 7, PLAIN)
+    (2, 0)
+    >>> longest_apart([500] * 900, 2, [7, 14, 21], 7, PLAIN)
+    (0, 0)
+    """
+    best, found = times.many * steps[0], (0, 0)
+    for first in range(min(one, len(steps)) + 1):
+        for more in (0, *clusters):
+            mine, rest = steps[first : first + more], steps[first + more :]
+            took = times.one * sum(steps[:first]) + times.many * max(rest, default=0)
+            took += times.cluster * max(max(mine, default=0), sum(mine) / side_by_side)
+            if took < best:
+                best, found = took, (first, len(mine))
+    return found
 
 
 def key_bytes(shape: Shape) -> int:

@@ -71,7 +71,8 @@ def test_an_earlier_log_is_worth_it_where_it_makes_a_log_smaller() -> None:
 
 def test_earlier_logs_are_found_three_in_a_row_and_none_that_is_far_longer() -> None:
     earlier = EarlierLogs(RULE)
-    found = [earlier.context(n, log(manual(1), manual(10 + n), noise=n)) for n in range(6)]
+    logs = [log(manual(1), manual(10 + n), noise=n) for n in range(6)]
+    found = [earlier.context(n, one, passages_of(one)) for n, one in enumerate(logs)]
     assert found[0] is None
     depths = [0]
     for one in found[1:]:
@@ -79,5 +80,5 @@ def test_earlier_logs_are_found_three_in_a_row_and_none_that_is_far_longer() -> 
         depths.append(one.depth + 1)
     assert max(depths) <= 3
     long = EarlierLogs(RULE)
-    assert long.context(0, log(manual(1), *(manual(20 + n, 6000) for n in range(20)))) is None
-    assert long.context(1, log(manual(1), noise=1)) is None
+    logs = [log(manual(1), *(manual(20 + n, 6000) for n in range(20))), log(manual(1), noise=1)]
+    assert all(long.context(number, log, passages_of(log)) is None for number, log in enumerate(logs))

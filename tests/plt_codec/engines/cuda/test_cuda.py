@@ -29,7 +29,17 @@ from pltz.plt_codec.engines.cuda.pack import (
 )
 from pltz.plt_codec.engines.cuda.rows import RowBuffers
 from pltz.plt_codec.engines.cuda.structs import BATCH
-from pltz.plt_codec.engines.cuda.work import SequenceWork, all_steps, key_room, most_lanes, plan_slots
+from pltz.plt_codec.engines.cuda.work import (
+    GATED,
+    PLAIN,
+    SequenceWork,
+    StepTimes,
+    all_steps,
+    key_room,
+    longest_apart,
+    most_lanes,
+    plan_slots,
+)
 from pltz.plt_codec.engines.queued import Queued
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
@@ -347,6 +357,38 @@ def test_emulated_decode_by_clusters(
     assert c.clusters([SequenceWork(130, 16, 4)]) == 1
     for g, s in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
         assert np.array_equal(g, s)
+
+
+@emulated
+@pytest.mark.parametrize(("one", "cluster"), [(1.0, 9.0), (9.0, 1.0), (1.0, 1.0)])
+def test_emulated_decode_of_the_longest_apart(
+    one: float, cluster: float, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = coder(folder, "small", 2, 2)
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.PLAIN", StepTimes(one, cluster, 1000.0))
+    runs: list[int] = []
+    decode = c._decode_part
+
+    def decode_part(data: Any, *more: Any) -> Any:
+        runs.append(len(data))
+        return decode(data, *more)
+
+    monkeypatch.setattr(c, "_decode_part", decode_part)
+    for g, s in zip(c.decode(items("small", 16, 4)), sequences("small"), strict=True):
+        assert np.array_equal(g, s)
+    assert len(runs) > 1 and sum(runs) == sum(n > 0 for n in LENGTHS)
+
+
+def test_the_longest_are_decoded_apart_where_that_takes_less_time() -> None:
+    """A long one keeps the kernel for many at a step for it alone; clusters decode seven of them side by side."""
+    few, many = [7, 14, 21], [500] * 900
+    assert longest_apart([32_000, 31_000, *[16_000] * 7, *many], 2, few, 7, PLAIN) == (0, 14)
+    assert longest_apart([64_000, *[9000] * 7, *many], 2, few, 7, PLAIN) == (1, 7)
+    assert longest_apart([32_000] * 7 + many, 0, few, 7, PLAIN) == (0, 7)
+    assert longest_apart(many, 2, few, 7, PLAIN) == (0, 0)
+    assert longest_apart([100], 0, [], 7, PLAIN) == (0, 0)
+    assert longest_apart([9000, 10], 2, [], 1, GATED) in {(1, 0), (2, 0)}
+    assert longest_apart([8000] * 21 + many, 2, few, 7, PLAIN) == (0, 0), "one for all is not slower"
 
 
 @emulated

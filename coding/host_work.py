@@ -1,0 +1,108 @@
+"""HostWork: the work of coding sessions beside the model, as pure methods that processes can run (workers.py).
+
+    sessions --bytes, tokens proved to give them back, copies, 4-grams--> Prepared --> the model
+    log      --bytes, passages--> Prepared --context chosen--> draft --> the model --> content   (log/log_coder.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pltz.coding.log.log_coder import LogTables
+from pltz.coding.log.log_look import is_log
+from pltz.coding.log.passages import passages_of
+from pltz.coding.neighbours import Grams
+from pltz.coding.prepare import tokens_for_model
+from pltz.models.bundle.tokenizer import BundleTokenizer
+from pltz.models.session import transcript
+from pltz.models.session.session import Session
+from pltz.plt_codec import repeats
+from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
+from pltz.plt_codec.zstd import Fallback
+
+if TYPE_CHECKING:
+    from pltz.coding.options import CodingOptions
+    from pltz.coding.sketch import Hashes
+    from pltz.models.bundle.tokenizer import Ids
+    from pltz.plt_codec.repeats import Copy
+    from pltz.plt_codec.types import Tokens
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A session before the model has it.
+
+    Attributes:
+        content: its bytes.
+        tokens: (T,); None for a log, and where its bytes go to the fallback.
+        copies: the long repeats of the tokens.
+        grams: of the tokens, where it may be coded after an earlier session.
+        patch: of ids of another tokenizer.
+        log: whether it goes to the log coder.
+        passages: of a log that may be coded after an earlier one, (h,).
+        fast: bytes of the content under a fast zstd, where it has tokens.
+    """
+
+    content: bytes
+    tokens: Ids | None = None
+    copies: Sequence[Copy] = ()
+    grams: Grams | None = None
+    patch: bytes = b""
+    log: bool = False
+    passages: Hashes | None = None
+    fast: int = 0
+
+
+class HostWork(LogTables):
+    """The work beside the model, with a bundle's tokenizer and its dictionary for zstd."""
+
+    def __init__(self, tokenizer: BundleTokenizer, dictionary: bytes) -> None:
+        super().__init__(tokenizer)
+        self._dictionary, self._fallback = dictionary, Fallback(dictionary)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how another process makes the same."""
+        return _host_work, (self.tokenizer.json, self._dictionary)
+
+    def prepare(self, sessions: Sequence[Session], options: CodingOptions) -> list[Prepared | PltzError]:
+        """Return sessions prepared, or the error of one that cannot be coded in its place."""
+        try:  # all of them in one call, which is faster
+            contents = [session.to_bytes() for session in sessions]
+            if any(map(options.by_zstd, contents)) or any(map(is_log, sessions, contents)):
+                raise ContentError("not all of the group are for the model")
+            tokens = transcript.to_tokens_many(sessions, self.tokenizer)
+            return [self.prepared(*pair, options) for pair in zip(contents, tokens, strict=True)]
+        except (ContentError, TokenizerMismatch):
+            return [self._prepared(session, options) for session in sessions]
+
+    def prepared(self, content: bytes, tokens: Ids | None, options: CodingOptions, patch: bytes = b"") -> Prepared:
+        """Return a session of these bytes and tokens, (T,), prepared."""
+        if tokens is None:
+            return Prepared(content, patch=patch)
+        grams = None if options.independent else Grams.of(tokens)
+        return Prepared(
+            content, tokens, repeats.find(tokens), grams, patch, fast=self._fallback.fast_size(content)
+        )
+
+    def candidates(self, tokens: Tokens, above: Tokens, size: int) -> list[list[Copy]]:
+        """Return the copies that are tried of a sequence after its context, as `repeats.candidates` does."""
+        return repeats.candidates(tokens, above, size)
+
+    def _prepared(self, session: Session, options: CodingOptions) -> Prepared | PltzError:
+        try:
+            content = session.to_bytes()  # raises if over a limit, before anything is made of it
+            if is_log(session, content):
+                if not options.keep_opaque:
+                    transcript.refuse_opaque(session)
+                return Prepared(content, log=True, passages=None if options.independent else passages_of(content))
+            by_zstd = options.by_zstd(content)
+            tokens = tokens_for_model(session, self.tokenizer, by_zstd=by_zstd, keep_opaque=options.keep_opaque)
+        except PltzError as exc:
+            return exc
+        return self.prepared(content, tokens, options)
+
+
+def _host_work(tokenizer_json: bytes, dictionary: bytes) -> HostWork:
+    return HostWork(BundleTokenizer(tokenizer_json), dictionary)

@@ -1,0 +1,192 @@
+"""Workers: processes that run the methods of one object beside the caller, for work that holds Python's lock.
+
+    workers = Workers(LogTables(tokenizer), 4)
+    workers.on = True
+    later = workers.submit("draft", content, b"")                 # a process has it
+    draft = later.result()                                        # what LogTables.draft returns
+
+Each process has a copy of the object. The methods return the same wherever they run, so results are the same for any
+number of processes. With none they run where the result is asked for. So do those of a process that ended.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import IO, Any, Protocol, TypeVar, cast
+
+from pltz.coding.child_python import command, environment
+
+MOST = 8  # processes: those that one GPU keeps busy
+CODE = "from pltz.coding.workers import main; main()"
+SINGLE = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # threads of libraries in a process
+
+T = TypeVar("T")
+
+
+class Later(Protocol):
+    """A result to come."""
+
+    def result(self) -> Any:
+        """Return the result once it is there. Raises what the method raised."""
+
+
+class _WhenAsked:
+    """A call that runs when its result is asked for."""
+
+    def __init__(self, call: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        self._call, self._arguments = call, arguments
+
+    def result(self) -> Any:
+        """Run the call, once."""
+        if self._arguments is not None:
+            call, arguments = self._call, self._arguments
+            self._value = call(*arguments)
+            self._arguments = cast("Sequence[Any]", None)  # they may be large
+        return self._value
+
+
+class Workers:
+    """Processes that each have a copy of an object, which can be pickled.
+
+    Attributes:
+        count: number of processes, which start with the first call; 0: there are none.
+        on: whether calls go to them; else they run here, when their result is asked for.
+        unanswered: number of calls that ran here because no process answered them.
+    """
+
+    def __init__(self, of: Any, count: int = 0) -> None:
+        self.count = count
+        self.on = False
+        self.unanswered = 0
+        self._here = of
+        self._lock = threading.Lock()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], str, tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self._started = False
+
+    def submit(self, method: str, *arguments: Any) -> Later:
+        """Call a method of the object in a process."""
+        if not (self.count and self.on):
+            return _WhenAsked(self.here, (method, *arguments))
+        if not self._started:
+            self._start()
+        future: Future[Any] = Future()
+        self._calls.put((future, method, arguments))
+        return future
+
+    def map(self, method: str, rows: Iterable[Sequence[Any]]) -> list[Any]:
+        """Return the results of a method for each row of arguments."""
+        return [later.result() for later in [self.submit(method, *row) for row in rows]]
+
+    def here(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the object in this process."""
+        with self._lock:
+            return getattr(self._here, method)(*arguments)
+
+    def _start(self) -> None:
+        self._started = True
+        made = pickle.dumps(self._here)
+        for _ in range(self.count):
+            thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._calls, made), daemon=True)
+            thread.start()
+        weakref.finalize(self, _end, self._calls, self.count)
+
+
+def ahead(rows: Iterable[T], count: int) -> Iterator[T]:
+    """Yield rows after the next ``count`` of them were taken, so that work on these has begun.
+
+    >>> [row for row in ahead(range(4), 2)]
+    [0, 1, 2, 3]
+    """
+    taken: deque[T] = deque()
+    for row in rows:
+        taken.append(row)
+        if len(taken) > count:
+            yield taken.popleft()
+    yield from taken
+
+
+def cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _serve(
+    owner: weakref.ref[Workers],
+    calls: queue.SimpleQueue[tuple[Future[Any], str, tuple[Any, ...]] | None],
+    made: bytes,
+) -> None:
+    """Give calls to one process until None comes. A call that it does not answer runs here."""
+    process = subprocess.Popen(
+        command(CODE),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment() | dict.fromkeys(SINGLE, "1") | {"TOKENIZERS_PARALLELISM": "false"},
+    )
+    to, back = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+    greeting, alive = made, True
+    while (call := calls.get()) is not None:
+        future, method, arguments = call
+        sound: bool | None = None
+        answer: Any = None
+        try:
+            if alive:
+                data = greeting + pickle.dumps((method, arguments), 5)
+                to.write(data)
+                to.flush()
+                greeting = b""
+                sound, answer = pickle.load(back)
+        except Exception:  # noqa: BLE001 - it ended, or something cannot be pickled
+            alive = False
+        try:
+            if sound is None and (workers := owner()) is not None:
+                workers.unanswered += 1
+                sound, answer = True, workers.here(method, *arguments)
+        except Exception as exc:  # noqa: BLE001 - for whoever asks for the result
+            sound, answer = False, exc
+        if sound:
+            future.set_result(answer)
+        else:
+            future.set_exception(answer)
+        del call, future, arguments, answer  # they may be large
+    with suppress(OSError):
+        to.close()
+    back.close()
+    process.wait()
+
+
+def _end(calls: queue.SimpleQueue[Any], count: int) -> None:
+    for _ in range(count):
+        calls.put(None)
+
+
+def main() -> None:
+    """Take the object that comes on stdin, and answer calls of its methods on stdout until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process by closing its stdin
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    calls = sys.stdin.buffer
+    made: Any = None
+    while True:
+        try:
+            if made is None:
+                made = pickle.load(calls)
+            method, arguments = pickle.load(calls)
+        except EOFError:
+            return
+        try:
+            answer = True, getattr(made, method)(*arguments)
+        except Exception as exc:  # noqa: BLE001 - for whoever asks for the result
+            answer = False, exc
+        answers.write(pickle.dumps(answer, 5))
+        answers.flush()

@@ -1,0 +1,125 @@
+"""Processes beside the model change no byte of a file, and one that ends loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pltz.coding.codec import Codec
+from pltz.coding.workers import Workers, ahead
+from pltz.models.session.session import Session
+from pltz.plt_codec.container.file import Reader
+from pltz.plt_codec.errors import OpaqueContentError, PltzError, UsageError
+from tests.coding.fake_coder import IMAGE, PROSE, TALK, FakeBundle, NeighbourCoder, chat
+
+SELF = Path("/proc/self")  # its `resolve` tells the process that it runs in
+pytestmark = pytest.mark.skipif(not SELF.exists(), reason="no /proc")
+
+
+@pytest.fixture(params=[0, 2])
+def workers(request: pytest.FixtureRequest) -> Workers:
+    made = Workers(SELF, request.param)
+    made.on = True
+    return made
+
+
+def process_of(workers: Workers) -> int:
+    return int(workers.submit("resolve").result().name)
+
+
+def test_results_come_in_order_and_errors_as_they_were(workers: Workers) -> None:
+    assert workers.map("joinpath", [(f"{n}",) for n in range(20)]) == [SELF / f"{n}" for n in range(20)]
+    with pytest.raises(TypeError, match="suffix"):
+        workers.submit("with_suffix").result()
+    assert (process_of(workers) == os.getpid()) is (workers.count == 0)
+
+
+def test_what_a_process_does_not_answer_runs_here() -> None:
+    workers = Workers(SELF, 1)
+    workers.on = True
+    other = process_of(workers)
+    assert other != os.getpid() and process_of(workers) == other
+    os.kill(other, signal.SIGKILL)
+    assert process_of(workers) == os.getpid() and workers.unanswered == 1
+    assert workers.map("joinpath", [("a",), ("b",)]) == [SELF / "a", SELF / "b"]
+
+
+def test_what_no_pickle_holds_runs_here(workers: Workers) -> None:
+    assert workers.submit("glob", "stat").result() is not None
+
+
+def test_so_many_rows_are_taken_ahead() -> None:
+    taken: list[int] = []
+
+    def rows() -> Iterator[int]:
+        for n in range(5):
+            taken.append(n)
+            yield n
+
+    found = ahead(rows(), 2)
+    assert next(found) == 0 and taken == [0, 1, 2]
+    assert list(found) == [1, 2, 3, 4]
+
+
+def log(number: int) -> Session:
+    """Return a log much of which is said in others, too."""
+    rows = [
+        {"type": "user", "id": f"{number}-{n}", "note": f"line {n} of a file that is read again and again"}
+        for n in range(80)
+    ]
+    return Session("text", b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+
+
+def files(codec: Codec, sessions: Sequence[Session | PltzError]) -> list[bytes]:
+    good = [one for one in sessions if isinstance(one, Session) and one is not IMAGE]
+    each = list(codec.compress_many(iter(sessions), errors="return"))
+    return [
+        codec.compress(iter(good)),
+        codec.compress(good, independent=True, layout="fast"),
+        *(one if isinstance(one, bytes) else repr(one).encode() for one in each),
+    ]
+
+
+@pytest.fixture
+def sessions() -> list[Session | PltzError]:
+    random = np.random.default_rng(2)
+    template = random.integers(0, 900, 60)
+    ids = [Session("ids", np.concatenate([template, random.integers(0, 900, n)])) for n in range(12)]
+    talks = [chat(f"Where is bicycle {n}?", "It stands behind the house. " * 3) for n in range(10)]
+    opaque: list[Session | PltzError] = [IMAGE, UsageError("no such thing")]
+    return [*ids, TALK, log(0), *talks, PROSE, *opaque, Session("text", b"say it again " * 900), log(1), log(2), *ids]
+
+
+def test_files_are_the_same_for_any_number_of_processes(
+    bundle: FakeBundle, sessions: list[Session | PltzError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = files(Codec(bundle, NeighbourCoder()), sessions)
+    found = Reader(expected[0])
+    contexts = [found.info(n).context is not None for n in range(len(found))]
+    assert sum(contexts) > 12 and any(contexts[n] and found.frame(n).log for n in range(len(found)))
+    monkeypatch.setattr("pltz.coding.codec.START_BYTES", 1)
+    monkeypatch.setattr("pltz.coding.codec.GROUP", 5)
+    for count, size in ((0, 2000), (1, 2000), (3, 9000)):
+        for most in ("BATCH_BYTES", "LARGE_BATCH", "LOG_BATCH"):
+            monkeypatch.setattr(f"pltz.coding.codec.{most}", size)
+        codec = Codec(bundle, NeighbourCoder(), workers=count)
+        assert files(codec, sessions) == expected
+        assert codec.workers.on is (count > 0) and not codec.workers.unanswered
+
+
+def test_errors_are_those_without_processes(bundle: FakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pltz.coding.codec.START_BYTES", 1)
+    with pytest.raises(OpaqueContentError, match=r"^session 1: "):
+        Codec(bundle, NeighbourCoder(), workers=1).compress([TALK, IMAGE])
+
+
+def test_few_bytes_start_no_process(bundle: FakeBundle) -> None:
+    codec = Codec(bundle, NeighbourCoder(), workers=2)
+    codec.compress([TALK])
+    assert not codec.workers.on
