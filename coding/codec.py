@@ -177,7 +177,7 @@ class Codec(SessionDecoder):
         workers: int = 0,
     ) -> None:
         self._work = HostWork(bundle.tokenizer, bundle.zstd_dict)
-        self.workers = Workers(self._work, workers)
+        self.workers = Workers(self._work, max(0, workers))
         super().__init__(bundle, coder, self.workers)
         self._note = note
         self.expect: Expect | None = None

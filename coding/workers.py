@@ -71,12 +71,13 @@ class Workers:
         self.unanswered = 0
         self._here = of
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._calls: queue.SimpleQueue[tuple[Future[Any], str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._started = False
 
     def submit(self, method: str, *arguments: Any) -> Later:
-        """Call a method of the object in a process."""
-        if not (self.count and self.on):
+        """Call a method of the object in a process. A copy of this one that was forked has none."""
+        if not (self.count and self.on) or os.getpid() != self._process:
             return _WhenAsked(self.here, (method, *arguments))
         if not self._started:
             self._start()
@@ -182,11 +183,14 @@ def main() -> None:
             if made is None:
                 made = pickle.load(calls)
             method, arguments = pickle.load(calls)
-        except EOFError:
+        except (EOFError, pickle.UnpicklingError):  # the parent ended, perhaps within a call
             return
         try:
             answer = True, getattr(made, method)(*arguments)
         except Exception as exc:  # noqa: BLE001 - for whoever asks for the result
             answer = False, exc
-        answers.write(pickle.dumps(answer, 5))
-        answers.flush()
+        try:
+            answers.write(pickle.dumps(answer, 5))
+            answers.flush()
+        except BrokenPipeError:  # nobody waits for it
+            os._exit(1)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -52,6 +55,25 @@ def test_what_a_process_does_not_answer_runs_here() -> None:
 
 def test_what_no_pickle_holds_runs_here(workers: Workers) -> None:
     assert workers.submit("glob", "stat").result() is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_copy_runs_its_calls_itself() -> None:
+    workers = Workers(SELF, 1)
+    workers.on = True
+    process_of(workers)
+    if (child := os.fork()) == 0:
+        os._exit(0 if process_of(workers) == os.getpid() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_end_of_the_parent_ends_a_process_without_a_word() -> None:
+    """Its standard error is the user's terminal."""
+    start = [sys.executable, "-c", "from pltz.coding.workers import main; main()"]
+    for given in (b"", pickle.dumps(SELF)[:-3], pickle.dumps(SELF) + pickle.dumps(("resolve", ()))[:-3]):
+        ended = subprocess.run(start, input=given, capture_output=True, timeout=60, check=False)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
 
 
 def test_so_many_rows_are_taken_ahead() -> None:
