@@ -445,8 +445,8 @@ class RecordLookup:
     ) -> list[Version]:
         """Return each version once, however many records it has.
 
-        A record in a pack that is not condemned is preferred, and the longest run. Erased sessions are left out. A
-        version hides older ones where its run is cut short and no copy of that run is whole.
+        A record in a pack that is named and not condemned is preferred, and the longest run. Erased sessions are left
+        out. A version hides older ones where its run is cut short and no copy of that run is whole.
         ``session``: key of the session that all records are of, where they are of one.
         """
         found: dict[bytes, Version] = {}
@@ -478,8 +478,9 @@ class RecordLookup:
                     short[run] = versions[0].id
                 else:
                     runs.add(run)
-            pack = item.location.pack
-            rank = cut, pack in self._listing.late, pack in self._listing.condemned, -tokens
+            pack, listing = item.location.pack, self._listing
+            # readers see no orphan: an erase that went by its record would destroy the keys of theirs
+            rank = cut, pack in listing.orphans or pack in listing.late, pack in listing.condemned, -tokens
             for version in versions:
                 if version.id not in found or rank < ranks[version.id]:
                     found[version.id], ranks[version.id] = version, rank

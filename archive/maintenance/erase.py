@@ -346,7 +346,7 @@ class Eraser:
         return begun, towers
 
     def _recode(self, known: DomainKeys, records: DomainRecords, going: set[bytes], dry_run: bool) -> set[bytes]:
-        """Put the segments again that were coded after those that go, and return those that were put.
+        """Put the segments again that were coded after those that go, and return them, with those of orphans.
 
         Their old records are under the roots of ``known``. Raises ArchiveError where one cannot be coded anew.
         """
@@ -355,7 +355,8 @@ class Eraser:
             users |= found
             self._recoder.run(found, known.roots)
             found = self._coded_after(records, going)
-        return {s for s in users if self._recoder.stands_alone(s, known.roots)} if users else found
+        recoder = self._recoder
+        return {s for s in users if recoder.stands_alone(s, known.roots) or not recoder.has(s)} if users else found
 
     def _coded_after(self, records: DomainRecords, going: set[bytes]) -> set[bytes]:
         self._look(records.read)

@@ -63,10 +63,14 @@ class Recoder:
         """Return whether a segment has a record without a neighbour, under none of these roots of keys."""
         return any(i.record.neighbour == NONE and i.context.root not in roots for i in self._places(segment))
 
+    def has(self, segment: bytes) -> bool:
+        """Return whether a segment has a record that readers see: it has none where all are of orphans."""
+        return bool(self._places(segment))
+
     def run(self, segments: Collection[bytes], roots: Collection[bytes] = ()) -> int:
         """Put these segments without a neighbour and return how many were put.
 
-        Those are left out that have such a record, and those of which nothing can be read.
+        Those are left out that have such a record, those of which nothing can be read, and those of orphans.
 
         Args:
             segments: ids, of segments that are not in a run.
@@ -76,7 +80,7 @@ class Recoder:
             ArchiveError: a segment needs a bundle or key that the archive was not opened with.
             StoreError, WriterFailed: the store failed.
         """
-        wanted = [segment for segment in sorted(segments) if not self.stands_alone(segment, roots)]
+        wanted = [s for s in sorted(segments) if self.has(s) and not self.stands_alone(s, roots)]
         done, begin = 0, 0
         while begin < len(wanted):
             end, tokens = begin, 0
@@ -88,7 +92,9 @@ class Recoder:
         return done
 
     def _places(self, segment: bytes) -> list[Found]:
-        return self.catalog.lookup.find(SEGMENTS, segment)
+        """Return the records of a segment, but for those of orphans, which nobody else reads."""
+        orphans = self.catalog.listing.orphans
+        return [item for item in self.catalog.lookup.find(SEGMENTS, segment) if item.location.pack not in orphans]
 
     def _tokens(self, segment: bytes) -> int:
         """Return the tokens of a segment, as its records claim."""

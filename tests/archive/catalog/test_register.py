@@ -10,11 +10,13 @@ import pytest
 from pltz.archive.encryption.holes import punctured
 from pltz.archive.errors import ArchiveError, MissingPack, NotFound, StoreError
 from pltz.archive.format.ids import BASE
+from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.object_names import MANIFEST, table_copy
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.erase import Eraser
+from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
@@ -126,8 +128,8 @@ def test_an_old_copy_deletes_nothing_and_calls_nothing_absent(
     assert last.get("a").tokens.tolist() == tokens("a", 5) and last.verify(decode=True).sound
 
 
-def cut_off(archive: TowerArchive, *sessions: NewSession) -> None:
-    """Put sessions, and fail at the swap: the pack stays, and nothing is acknowledged."""
+def cut_off(archive: TowerArchive, *sessions: NewSession, work: Callable[[], object] | None = None) -> None:
+    """Put sessions, or do other ``work``, and fail at the swap: the pack stays, and nothing is acknowledged."""
     swap = archive.store.swap
 
     def fail(*args: object) -> None:
@@ -135,7 +137,7 @@ def cut_off(archive: TowerArchive, *sessions: NewSession) -> None:
 
     archive.store.swap = fail  # type: ignore[method-assign,assignment]
     with pytest.raises(StoreError, match="cut off"):
-        archive.put(sessions)
+        work() if work else archive.put(sessions)
     archive.store.swap = swap  # type: ignore[method-assign]
 
 
@@ -361,6 +363,45 @@ def test_an_erase_reaches_what_no_put_finished(
     after = TowerArchive.open(DirectoryStore(disk), [codec], key=RAW)
     report = after.verify(decode=True)
     assert [v.name for v in after.ls()] == ["b"] and report.sound and report.orphans == 1
+
+
+def test_an_erase_keeps_what_readers_see_beside_a_merge_that_was_cut_off(
+    disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saw others in the run that no manifest names, and destroyed the keys of the records that one names.
+
+    The torture found it (seed 25, sealed, with a manifest).
+    """
+    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW, manifest=True)
+    turns = [np.array([ord(name), *range(40)]) for name in "turns"]
+    for number in range(1, 6):
+        archive.put([NewSession(name, [PROMPT, PROMPT + ord(name), *turns[:number]], shared=1) for name in "ab"])
+    cut_off(archive, work=lambda: archive.merge(cold=0))
+    fresh = TowerArchive.open(DirectoryStore(disk), [codec], key=RAW)
+    fresh.forget(fresh.history("b")[-1:])  # once it is collected, the run alone has it, and no others
+    for _ in range(2):
+        fresh.collect(dead_share=0.01)
+    before = {v.id: fresh.tower(v).tokens.tolist() for v in fresh.history("b")}
+    fresh.catalog.refresh()
+    assert fresh.catalog.listing.orphans and len(before) == 4
+    fresh.erase("default", "a")
+    after = TowerArchive.open(DirectoryStore(disk), [codec], key=RAW)
+    assert {v.id: after.tower(v).tokens.tolist() for v in after.ls(history=True)} == before
+    assert after.verify(decode=True).sound
+
+
+def test_a_recoder_counts_no_record_of_an_orphan(disk: SimDisk, codec: SegmentCodec) -> None:
+    """A segment that stands alone there alone is put again before its old record loses its key."""
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW, manifest=True)
+    cut_off(archive, session("z"))
+    fresh = TowerArchive.open(DirectoryStore(disk), [codec], key=RAW)
+    recoder = Recoder(fresh.catalog, fresh.parts.writer, fresh.codecs)
+    with fresh.catalog.listing.showing_orphans():
+        fresh.catalog.refresh()
+        (leaf,) = {v.leaf for v in fresh.catalog.lookup.all_versions()}
+        assert fresh.catalog.lookup.find(SEGMENTS, leaf)
+        assert not recoder.has(leaf) and not recoder.stands_alone(leaf) and not recoder.run([leaf])
 
 
 @pytest.mark.parametrize("indexed", [False, True])
