@@ -85,7 +85,7 @@ def create(
     *,
     key: Secret | None = None,
     parity: tuple[int, int] = (SHARE, SHARED),
-    manifest: bool = False,
+    manifest: bool | None = None,
 ) -> OpenArchive:
     """Make an archive where there is none: in a directory, at ``s3://bucket/prefix``, or in a store.
 
@@ -93,7 +93,7 @@ def create(
         codecs: as in `OpenArchive`.
         key: encrypts everything, so that sessions and tenants can be erased, and opens the archive.
         parity: thousandths of parity for packs, and for segments that many sessions depend on; 0 is none.
-        manifest: name packs and indexes in one small object, so that gets and puts list none.
+        manifest: name packs and indexes in one small object, so that gets and puts list none; None: in a bucket.
 
     If several processes do this at once, one wins and the others leave its archive untouched. If a crash
     cut an init off before a sealed archive had its key, the next init finishes it.
@@ -103,7 +103,7 @@ def create(
     """
     store = open_store(place) if isinstance(place, str | os.PathLike) else place
     store.make()
-    settings = Settings(store.random(SIZE), key is not None, parity, manifest)
+    settings = Settings(store.random(SIZE), key is not None, parity, store.remote if manifest is None else manifest)
     # the settings are the last step of init: where they are, another init won or was cut off
     if not is_there(store, SETTINGS):
         _want_nothing(store)
@@ -116,6 +116,33 @@ def create(
     made = _opened(store, settings, codecs, open_keys(store, settings, key))
     made.catalog.listing.publish()
     return made
+
+
+def convert(place: str | os.PathLike[str] | Store) -> bool:
+    """Give an archive a manifest, in place, and return whether it had none. No key is needed.
+
+    Others may go on meanwhile. Their puts are refused once (`Fenced`), with nothing acknowledged, where they began
+    before. A call that was cut off leaves an archive that works, and the next one finishes it. FORMAT.md, "Conversion".
+
+    Raises:
+        ArchiveError: a plan is damaged, or too many packs have no index.
+        StoreError: the store cannot replace a manifest safely, or failed.
+        UsageError, CorruptError, VersionError: as `open_at`.
+    """
+    opened = open_at(place)
+    store, catalog = opened.store, opened.catalog
+    if fresh := not opened.settings.manifest:
+        store.make()
+        catalog.refresh()
+        named = replace(opened.settings, manifest=True).encode()
+        store.replace(SETTINGS_COPY, named)  # first: a copy without the feature must not come back later
+        store.replace(SETTINGS, named)
+        opened = open_at(store)
+        opened.catalog.listing.trust(catalog.listing.packs)
+    opened.catalog.refresh()
+    opened.indexes.copy_tables()
+    opened.catalog.listing.publish()
+    return fresh
 
 
 def open_at(

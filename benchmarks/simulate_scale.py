@@ -96,6 +96,10 @@ class CountedBucket:
         self._count("PUT", written=len(data))
         return self._folder(name).setdefault(object_names.last_part(name), data) == data
 
+    def replace(self, name: str, data: bytes) -> None:
+        self._count("PUT", written=len(data))
+        self._folder(name)[object_names.last_part(name)] = data
+
     def read(self, name: str, offset: int, size: int) -> bytes:
         data = self._whole(name)[offset : offset + size]
         self._count("GET", read=len(data))
@@ -142,7 +146,7 @@ class CountedBucket:
     def using_reserve(self, parts: int) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def left(self, before: int) -> Sequence[str]:
+    def left(self, age: int) -> Sequence[str]:
         return []
 
     def now(self) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from pltz.archive.catalog.damage import DamageReport
@@ -27,8 +27,10 @@ from pltz.archive.encryption.key_check import KeyCheck
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, Plaintext
 from pltz.archive.errors import LostError
-from pltz.archive.format.settings import Settings
+from pltz.archive.format.object_names import SETTINGS
+from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.storage.store import Store
+from pltz.plt_codec.errors import CorruptError
 
 T = TypeVar("T")
 
@@ -108,13 +110,28 @@ class Catalog:
             return False
         begun = time.monotonic()
         self.keys.refresh()
-        if not self.listing.follow():
+        if not self.listing.follow() and not (self.takes_manifest() and self.listing.follow()):
             self.refresh()
             return True
         if self._key_check:
             self._key_check.refresh()
         self._read_at = begun
         return True
+
+    def takes_manifest(self) -> bool:
+        """Return whether the archive got a manifest since it was opened. All is read afresh then, by the next look.
+
+        One read of archive.json; none where the manifest is known. Raises StoreError, VersionError.
+        """
+        if self.listing.register:
+            return False
+        with suppress(FileNotFoundError, CorruptError):  # repair brings it back
+            settings = Settings.decode(self.store.read(SETTINGS, 0, MAX_SIZE))
+            if settings.manifest:
+                self._settings = settings
+                self._empty(())
+                return True
+        return False
 
     @contextmanager
     def one_look(self, max_age: float | None = None) -> Iterator[None]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.errors import StoreError
+from pltz.archive.errors import Fenced, StoreError
 from pltz.archive.format import index_file, object_names
-from pltz.archive.format.byte_source import Held
+from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import Lookup
 from pltz.plt_codec.identity import SIZE
 
@@ -47,16 +47,16 @@ class IndexKeeper:
             self.try_to_write(everything=False)
 
     def try_to_write(self, *, everything: bool = True) -> None:
-        """Write an index as `write` does; where the store fails, note that as a problem."""
+        """Write an index as `write` does; where that is not possible now, note it as a problem."""
         try:
             self.write(everything=everything)
-        except StoreError as exc:
+        except (StoreError, Fenced) as exc:
             self._catalog.damage.note("index", "", str(exc))
 
     def rebuild(self) -> None:
         """Make one index from the packs alone, then delete all others.
 
-        Raises StoreError; the old indexes are all there then.
+        Raises Fenced, StoreError; the old indexes are all there then.
         """
         old = set(self._store.list(object_names.INDEXES))
         self._catalog.renew(unused=old)
@@ -72,9 +72,11 @@ class IndexKeeper:
         """Put an index over the packs that have none, and return the names of the index files put.
 
         Smaller indexes are merged into it, or all of them with ``everything``. ``replaced``: indexes that the manifest
-        no longer names, if not those that were merged. Raises StoreError.
+        no longer names, if not those that were merged. Raises Fenced, StoreError.
         """
         catalog = self._catalog
+        if catalog.takes_manifest():  # which names indexes that would be deleted
+            raise Fenced("the archive got a manifest meanwhile: no index was written, try again")
         together = TOGETHER if self._store.remote else 0  # on a directory a look-up in one more index costs little
         absorbed: dict[str, index_file.FileIndex] = {}
         entries, packs = catalog.listing.tail.count, len(catalog.listing.tail.packs)
@@ -100,6 +102,15 @@ class IndexKeeper:
         catalog.look(0)
         return set(made)
 
+    def copy_tables(self) -> None:
+        """Copy the pack tables of all indexes, as a manifest needs them. Raises StoreError, UnreadableError."""
+        for name in sorted(self._catalog.listing.indexes):
+            self._copy_table(name, self._store.open(object_names.index(name)))
+
+    def _copy_table(self, name: str, source: File) -> None:
+        """Copy the pack table of an index: without the index a manifest would not tell which packs it names."""
+        self._store.put(object_names.table_copy(name), index_file.table_of(source))
+
     def _put(self, data: bytes) -> str:
         """Put an index file and return its name. Raises StoreError."""
         name = data[-SIZE:].hex()
@@ -107,6 +118,6 @@ class IndexKeeper:
             self._store.delete(object_names.index(name))  # its digest is not its name: it is damaged
             if not self._store.put(object_names.index(name), data):
                 raise StoreError(f"{object_names.index(name)} holds other bytes than its name says: rebuild or repair")
-        if self._catalog.listing.register:  # without the index a manifest would not tell which packs it names
-            self._store.put(object_names.table_copy(name), index_file.table_of(Held(data)))
+        if self._catalog.listing.register:
+            self._copy_table(name, Held(data))
         return name

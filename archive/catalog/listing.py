@@ -129,6 +129,7 @@ class Listing:
         self._listed_by: Manifest | None = None  # that told which of the listed packs were named
         self._listed = self._followed_once = False  # whether packs were listed, and whether a manifest was followed
         self._doubted = False  # something was met since the last listing that the manifest does not explain
+        self._trusted = frozenset[bytes]()  # packs that are no late ones
         self._pending: set[bytes] = set()  # packs put by this process that no manifest names yet
 
     @cached_property
@@ -304,7 +305,7 @@ class Listing:
         self.orphans = {} if named is None else {pack: packs[pack] for pack in strangers}
         self.late = manifest.late if manifest else frozenset()
         if named is None and self.register and self.ledger.settings.parity[0]:  # else none has parity
-            self.late |= strangers
+            self.late |= strangers - self._trusted
         self._set_packs(packs if self._showing else {p: size for p, size in packs.items() if p not in self.orphans})
         self._seen |= named or set()  # so that one which is gone is missed
         self._absent = self._missing = None
@@ -315,6 +316,10 @@ class Listing:
         for pack, row in manifest.packs.items() if manifest else ():  # so that what is gone is named
             if pack not in self.packs and pack not in self.tail.packs:
                 self.tail.add_pack(pack, row.size, row.sections)
+
+    def trust(self, packs: Iterable[bytes]) -> None:
+        """Take packs for no late ones, also without parity: they were there when the archive had no manifest yet."""
+        self._trusted = frozenset(packs)
 
     def _named_by(self, manifest: Manifest | None) -> set[bytes] | None:
         """Return the packs that a manifest names; None without one, or where it does not name all there are.

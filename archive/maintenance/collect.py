@@ -488,7 +488,7 @@ class Collector:
     def _tidy(self) -> None:
         """Delete files that killed writers left. Files that cannot be read or deleted stay."""
         store = self.catalog.store
-        for name in store.left(store.now() - LEFT):
+        for name in store.left(LEFT):
             try:
                 if store.read(name, 0, len(KEYS)) != KEYS:
                     store.delete(name)

@@ -475,6 +475,8 @@ class Eraser:
         return known
 
     def _publish(self, keys: DomainKeys) -> None:
+        if self.catalog.takes_manifest():  # what was looked at may not be what readers see
+            raise Fenced("the archive got a manifest meanwhile: erase again")
         if not self.keys.publish(keys):
             raise Fenced(AT_ONCE)
 

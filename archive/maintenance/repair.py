@@ -203,7 +203,7 @@ class Repairer:
         why = CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: {FROM_A_BACKUP}")
         try:
             if found := self._mirrored(SETTINGS, SETTINGS_COPY, Settings.decode, MAX_SIZE):
-                return found
+                return self._converted(found)
             self.report.broken.remove(SETTINGS)
         except VersionError:
             raise
@@ -214,6 +214,15 @@ class Repairer:
         for name in (SETTINGS, SETTINGS_COPY):
             self._replace(name, self._maybe(name, MAX_SIZE), manifest.settings.encode())
         return manifest.settings
+
+    def _converted(self, found: Settings) -> Settings:
+        """Return settings, those of the manifest where a copy came back that is older than it; restore them then."""
+        known = None if found.manifest else ManifestRegister(self.store).load()
+        if known is None or known.archive != found.archive:
+            return found
+        for name in (SETTINGS_COPY, SETTINGS):
+            self._replace(name, self._maybe(name, MAX_SIZE), known.settings.encode())
+        return known.settings
 
     def _plans(self) -> set[bytes] | None:
         """Repair plans and return the condemned packs; None where a plan is lost."""

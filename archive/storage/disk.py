@@ -92,6 +92,9 @@ class Disk(Protocol):
     def link(self, source: str, target: str) -> None:
         """Give a file a second name. Raises FileExistsError if the name is taken."""
 
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name, which another file may have: that is replaced at once, and never half."""
+
     def unlink(self, path: str) -> None:
         """Remove a name."""
 
@@ -169,6 +172,9 @@ class OsDisk:
 
     def link(self, source: str, target: str) -> None:
         os.link(self.root / source, self.root / target)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(self.root / source, self.root / target)
 
     def unlink(self, path: str) -> None:
         (self.root / path).unlink()

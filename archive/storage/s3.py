@@ -137,6 +137,12 @@ class ObjectStore:
             f"cannot write {name} in {self.place.url}: others wrote it all the time; it was not acknowledged"
         )
 
+    def replace(self, name: str, data: bytes) -> None:
+        """Replace an object as `Store.replace` says. Raises StoreError."""
+        import obstore
+
+        self._called(f"write {name}", lambda: obstore.put(self._remote, name, data, use_multipart=False))
+
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Return at most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError."""
         import obstore
@@ -232,7 +238,7 @@ class ObjectStore:
             return Content(data, tag)
         return self.load(register)  # a lost answer and a retry look like a refusal: then these are our bytes
 
-    def left(self, before: int) -> Sequence[str]:
+    def left(self, age: int) -> Sequence[str]:
         """Return nothing: an object is put at once, so no temporary files are left."""
         return []
 

@@ -168,6 +168,14 @@ class SimDisk:
         self._count()
         self._change(Change("name", target, inode))
 
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name. Either change of names may be lost alone. Raises FileNotFoundError."""
+        inode = self._inode(source)
+        self._need_folder(target)
+        self._count()
+        self._change(Change("name", target, inode))
+        self._change(Change("unname", source, inode))
+
     def unlink(self, path: str) -> None:
         inode = self._inode(path)
         self._count()

@@ -83,6 +83,12 @@ class Store(Protocol):
             WriterFailed: a sync failed, so nothing may be trusted.
         """
 
+    def replace(self, name: str, data: bytes) -> None:
+        """Put an object in place of what has its name, durable on return. Readers see the one or the other.
+
+        For settings alone: who replaces at the same time puts the same bytes. Raises StoreError, WriterFailed.
+        """
+
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Return at most ``size`` bytes at ``offset``.
 
@@ -144,8 +150,8 @@ class Store(Protocol):
         nothing of its own.
         """
 
-    def left(self, before: int) -> Sequence[str]:
-        """Return names under ``tmp/`` not written to since ``before`` (seconds since 1970).
+    def left(self, age: int) -> Sequence[str]:
+        """Return names under ``tmp/`` not written to for ``age`` seconds, by the clock that dated them.
 
         Raises StoreError.
         """
@@ -220,6 +226,17 @@ class DirectoryStore:
         self._sync_folder(folder)
         self._drop(temporary)
         return True
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Replace an object as `Store.replace` says. Raises StoreError, FullError, WriterFailed."""
+        self._check()
+        temporary = self._staged(name, data)
+        try:
+            self._with_room(lambda: self._in_folder(name, lambda: self.disk.rename(temporary, name)))
+        except OSError as exc:
+            self._drop(temporary)
+            raise _named(f"replace {name}", exc) from exc
+        self._sync_folder(folder_of(name))
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Return at most ``size`` bytes at ``offset``.
@@ -363,12 +380,19 @@ class DirectoryStore:
                 with suppress(ArchiveError):  # retried later; puts are refused until the reserve exists
                     self._keep_reserve()
 
-    def left(self, before: int) -> Sequence[str]:
-        """Return names under ``tmp/`` not written to since ``before`` (seconds since 1970).
+    def left(self, age: int) -> Sequence[str]:
+        """Return names under ``tmp/`` not written to for ``age`` seconds, as far as a new file tells the time.
 
-        Raises StoreError.
+        The clock of this process may be wrong: it would take the files of others who write now. Raises StoreError.
         """
-        found = []
+        own, found = object_names.temporary(self.disk.random(16)), list[str]()
+        try:
+            self._write(own, b"")
+            before = self.disk.changed(own) - age
+        except OSError as exc:
+            raise _named("write a temporary file", exc) from exc
+        finally:
+            self._drop(own)
         for name in object_names.temporaries_among(self.list(object_names.TEMPORARY)):
             try:
                 if self.disk.changed(name) < before:

@@ -15,7 +15,7 @@ from itertools import groupby
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.concurrency import run_alongside
-from pltz.archive.errors import ArchiveError, StoreError
+from pltz.archive.errors import ArchiveError, Fenced, StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.context import WITHIN, Context, coding
 from pltz.archive.format.ids import BASE
@@ -56,7 +56,7 @@ class Publisher:
 
         ``new``: new segments by id; each is decoded from its record and compared before a byte is written.
 
-        Raises ArchiveError, ContentError, FullError, StoreError, WriterFailed. Nothing of a pack that fails
+        Raises ArchiveError, ContentError, Fenced, FullError, StoreError, WriterFailed. Nothing of a pack that fails
         its proof is written, and with a manifest none of the packs takes effect.
         """
         try:
@@ -102,6 +102,8 @@ class Publisher:
             describing = partial(self._about, data, part, places)
             with run_alongside(describing) if long else nullcontext(describing) as about:
                 self._put_pack(name, data)
+            if self.catalog.takes_manifest():  # which would not name the pack
+                raise Fenced("the archive got a manifest meanwhile: nothing was acknowledged, put again")
             entries, parity = about()
             self.catalog.listing.add_pack(name, len(data), entries)
             proved += [(Location(name, *at), s) for at, s in zip(places, segments, strict=True) if s]

@@ -101,6 +101,7 @@ class Torture:
         every: kills between two checks.
         manifest: both archives have a manifest.
         fault: a bug to inject, which the run has to find.
+        convert: both begin without one, and get it while others work.
     """
 
     def __init__(
@@ -112,11 +113,12 @@ class Torture:
         every: int,
         fault: str | None = None,
         manifest: bool = False,
+        convert: bool = False,
     ) -> None:
         from pltz.benchmarks.torture.operations import KEY, KEY_FILE, Draw, World
         from pltz.benchmarks.torture.record import AcknowledgedRecord
 
-        self.folder, self.every, self.fault = folder, every, fault
+        self.folder, self.every, self.fault, self.convert = folder, every, fault, convert
         self.world = World.make(folder, sealed, fault)
         self.record = AcknowledgedRecord(folder / "record.jsonl")
         self.draw = Draw(Random(seed), self.record, self.world)
@@ -131,7 +133,7 @@ class Torture:
         key = f'key_file = "{KEY_FILE}"\n' if sealed else ""
         (folder / "night.toml").write_text(key + NIGHTLY)
         (folder / "journal").mkdir(mode=0o700)
-        self.record.write(seed=seed, sealed=sealed, fault=fault, manifest=manifest)
+        self.record.write(seed=seed, sealed=sealed, fault=fault, manifest=manifest, convert=convert)
         self._whole("init", lambda voice: _init(self.world, manifest))
 
     def run(self, kills: int, seconds: float) -> None:
@@ -163,9 +165,9 @@ class Torture:
 
     def _start(self) -> bool:
         """Start an operation, if the dice find one that has anything to do."""
-        from pltz.benchmarks.torture.operations import FAULTS, FAULTY, OPERATIONS
+        from pltz.benchmarks.torture.operations import CONVERTING, FAULTS, FAULTY, OPERATIONS, Convert
 
-        weights = dict(OPERATIONS)
+        weights = dict(OPERATIONS) | ({Convert: CONVERTING} if self.convert else {})
         if self.fault and (faulty := FAULTS[self.fault]):
             weights[faulty] = FAULTY
         [chosen] = self.draw.dice.choices(list(weights), list(weights.values()))
@@ -443,11 +445,12 @@ def torment(
     keep: str | None,
     fault: str | None,
     manifest: bool = False,
+    convert: bool = False,
 ) -> dict[str, Any]:
     """Run once and return the figures, with the differences if any. The folder stays where there are some."""
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=keep))
     began, wrong = time.monotonic(), ""
-    torture = Torture(folder, seed, sealed=sealed, every=every, fault=fault, manifest=manifest)
+    torture = Torture(folder, seed, sealed=sealed, every=every, fault=fault, manifest=manifest, convert=convert)
     try:
         torture.run(kills, seconds)
     except Wrong as exc:
@@ -463,6 +466,7 @@ def torment(
         "seed": seed,
         "sealed": sealed,
         "manifest": manifest,
+        "convert": convert,
         "fault": fault,
         "kills": sum(totals.kills.values()),
         "killed": dict(totals.kills.most_common()),
@@ -521,6 +525,7 @@ def torment(
     help="Work in a new folder below DIR, and leave it.  [default: a temporary one, left on failure]",
 )
 @click.option("--manifest", is_flag=True, help="Name packs in a manifest.")
+@click.option("--convert", is_flag=True, help="Begin without a manifest, and give both one while others work.")
 @click.option("--fault", type=click.Choice(FAULTS), help="Put a bug in: the run has to fail.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as a line of JSON only.")
 @click.pass_context
@@ -533,6 +538,7 @@ def torture(
     every: int,
     keep: str | None,
     manifest: bool,
+    convert: bool,
     fault: str | None,
     as_json: bool,
 ) -> None:
@@ -543,7 +549,7 @@ def torture(
     was acknowledged: the folder with the archives and the record stays then."""
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     results = [
-        torment(seed, kills, seconds, mode, every, keep, fault, manifest)
+        torment(seed, kills, seconds, mode, every, keep, fault, manifest, convert)
         for mode in ([True, False] if sealed is None else [sealed])
     ]
     for result in results:

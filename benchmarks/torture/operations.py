@@ -562,6 +562,7 @@ class Collect(Upkeep):
         r"|ArchiveError: the record at byte .* was not found in a pack that stays"
         # it belongs to a version that was not acknowledged
         r"|ArchiveError: segment [0-9a-f]+ of a live session is missing"
+        r"|Fenced: the archive got a manifest meanwhile"
     )
 
     def work(self, world: World, voice: Voice) -> None:
@@ -596,6 +597,17 @@ class Repair(Upkeep):
     def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         lost = {name: facts[name] for name in ("broken", "missing", "unnamed", "uncounted") if facts[name]}
         return f"repair says that something is lost: {lost}" if lost else None
+
+
+class Convert(Upkeep):
+    """Give the archive a manifest, where it has none yet."""
+
+    kind = "convert"
+
+    def work(self, world: World, voice: Voice) -> None:
+        place = world.place(self.place)
+        voice.begin()
+        voice.ack(fresh=opener.convert(place))
 
 
 class Rebuild(Upkeep):
@@ -880,9 +892,8 @@ class Nightly(Operation):
         )
 
     def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
-        unexpected = [
-            f for f in facts["failures"] if not re.search(Collect.allowed.replace("ArchiveError: ", ""), f)
-        ]
+        allowed = re.sub("ArchiveError: |Fenced: ", "", Collect.allowed)
+        unexpected = [f for f in facts["failures"] if not re.search(allowed, f)]
         if facts["refused"] or unexpected or facts["code"] not in (0, 3, 7):
             return f"the nightly job says: {facts}"
         if any(not f.startswith("collect: ") for f in facts["failures"]):
@@ -1082,6 +1093,8 @@ OPERATIONS: dict[type[Operation], float] = {
     Drain: 4,
     Nightly: 3,
 }
+
+CONVERTING = 6.0  # weight of a conversion, where both archives begin without a manifest and get one
 
 FAULTS: dict[str, type[Operation] | None] = {"early-put": Texts, "early-erase": Erase, "drop-pack": None}
 FAULTY = 20.0  # weight of the operation with the injected fault

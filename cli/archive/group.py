@@ -20,6 +20,7 @@ COMMANDS = {
     "merge": "pltz.cli.archive.merge:merge",
     "cluster": "pltz.cli.archive.cluster:cluster",
     "erase": "pltz.cli.archive.erase:erase",
+    "convert": "pltz.cli.archive.convert:convert",
     "copy": "pltz.cli.archive.copy:copy",
     "export": "pltz.cli.archive.get:export",
     "restore": "pltz.cli.archive.restore:restore",

@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     help="Parity for repair. Segments that many sessions need are also kept twice.  [default: 5]",
 )
 @click.option(
-    "--manifest",
-    is_flag=True,
-    help="Name packs in one object: a get and a put list nothing.",
+    "--manifest/--no-manifest",
+    default=None,
+    help="Name packs in one object: a get and a put list nothing.  [default: in a bucket]",
 )
 @shared.JSON_LINES
 @key_options
-def init(place: str, parity: float | None, manifest: bool, as_json: bool) -> None:
+def init(place: str, parity: float | None, manifest: bool | None, as_json: bool) -> None:
     """Make an empty archive in DIR. DIR may exist, but must hold no archive.
 
     With a key (--key-file, --key-command, --passphrase-env, --passphrase) the archive is sealed: everything in it is
@@ -77,7 +77,7 @@ def init(place: str, parity: float | None, manifest: bool, as_json: bool) -> Non
     identity = made.settings.archive.hex()
     kind = "sealed" if key else "open"
     facts = {"archive": identity, "place": place, "sealed": key is not None, "parity": list(shares)}
-    facts["manifest"] = manifest
+    facts["manifest"] = made.settings.manifest
     show(facts, f"{place}: archive {identity}, empty, {kind}", as_json)
 
 

@@ -53,6 +53,10 @@ class CountedStore:
         self.requests["put"] += 1
         return self.objects.setdefault(name, data) == data
 
+    def replace(self, name: str, data: bytes) -> None:
+        self.requests["put"] += 1
+        self.objects[name] = data
+
     def read(self, name: str, offset: int, size: int) -> bytes:
         self.requests["read"] += 1
         return self._whole(name)[offset : offset + size]
@@ -94,7 +98,7 @@ class CountedStore:
     def using_reserve(self, parts: int) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def left(self, before: int) -> Sequence[str]:
+    def left(self, age: int) -> Sequence[str]:
         return []
 
     def now(self) -> int:

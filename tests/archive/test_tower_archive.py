@@ -278,6 +278,16 @@ def test_what_killed_writers_left_is_collected_when_it_is_old(
     assert reopen(disk, codec).get("a").tokens[-1] == 1 and archive.verify(decode=True).sound
 
 
+def test_a_collector_whose_clock_is_ahead_leaves_the_files_of_writers_at_work(
+    archive: TowerArchive, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torture found it (--convert --seed 5): a put was refused because its file was gone."""
+    disk.write_new("tmp/young", b"PLTp of a writer at work")
+    monkeypatch.setattr(disk, "now", lambda: disk.clock + 400 * 86400)
+    archive.collect()
+    assert {path for path in disk.seen.names if path.startswith("tmp/")} == {"tmp/young"}
+
+
 @pytest.mark.parametrize("moment", range(1, 5))
 def test_a_writer_whose_file_is_collected_acknowledges_nothing_or_all(
     archive: TowerArchive, disk: SimDisk, moment: int

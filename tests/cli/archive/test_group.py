@@ -306,6 +306,9 @@ def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path, put: Put) ->
     assert made["sealed"] and made["parity"] == [50, 1000] and not made["manifest"]
     named = lines(run("archive", "init", tmp_path / "named", "--manifest", "--json"))[0]
     assert named["manifest"] and (tmp_path / "named" / "manifest").is_dir()
+    for converted in (True, False):
+        row = lines(run("archive", "convert", place, "--json"))[0]
+        assert row == {"place": str(place), "manifest": True, "converted": converted}
     source = tmp_path / "chats.jsonl"
     source.write_text("".join(json.dumps({"id": f"chat{n}", **chat(n)}) + "\n" for n in (2, 3)))
     keyed = ("--key-file", key)
