@@ -8,6 +8,11 @@ each operation is done once. A night puts `NIGHT` sessions and collects twice. L
 through the two largest sizes gives their requests and bytes. ``line_off`` says how far such a line through two smaller
 ones is off at the largest.
 
+    python -m pltz.benchmarks.simulate_scale --indexes 1000000 10000000
+
+prints what a look-up of a session and of its segment asks of an index alone, of which no copy is there: of a large one
+ranges are read.
+
 Seconds are those of requests that follow each other, at `FIRST_BYTE` each and `BYTES_PER_S`, without the work of the
 processor. Dollars are those of `PRICES`.
 """
@@ -23,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,17 +37,21 @@ from pltz.archive import opener
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.format import object_names
+from pltz.archive.format import index_file, object_names
 from pltz.archive.format.byte_source import File, Held
+from pltz.archive.format.index_file import U64
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.opener import OpenArchive
+from pltz.archive.storage.ranged import RangedFile
+from pltz.archive.storage.s3 import FRONT, RANGED
 from pltz.archive.storage.store import Content
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec
 
 SIZES = (10_000, 100_000, 1_000_000)  # sessions of archives that are made
 LARGER = (100_000_000, 1_000_000_000)  # of those that the line is for
+LOOKED = 10_000_000  # sessions of an index in which look-ups are counted, for larger ones
 SEALED = 100_000  # sessions, at most, of the archive in which some are erased
 COMMIT = 50_000  # sessions per put when an archive is made, so that no pack is small
 NIGHT = 1000  # sessions per night
@@ -117,6 +127,8 @@ class CountedBucket:
         if object_names.folder_of(name) == object_names.INDEXES:
             self.kept.add(name)
         return Held(data)
+
+    open_ranges = open
 
     def list(self, folder: str) -> dict[str, int]:
         found = {name: len(data) for name, data in self.folders.get(folder, {}).items()}
@@ -278,8 +290,54 @@ def measured(count: int) -> dict[str, Any]:
     return row
 
 
+class SyntheticEntries:
+    """Entries of so many sessions, each with a segment, in packs of `COMMIT`. Implements `index_file.Lookup`."""
+
+    def __init__(self, count: int) -> None:
+        self.names = [n.to_bytes(16, "big") for n in range(-(-count // COMMIT))]
+        self.packs = dict.fromkeys(self.names, COMMIT * (OWN + 40))
+        self.count = count
+
+    def columns(self, section: int) -> tuple[U64, U64, U64]:
+        """Return random keys, numbers of packs, and offsets of blocks of a hundred sessions, (N,) each."""
+        count = self.count if section != index_file.MARKS else 0
+        rows = np.arange(count, dtype=np.uint64)
+        keys = np.random.default_rng(section).integers(0, 1 << index_file.KEY_BITS, count, np.uint64)
+        return keys, rows // np.uint64(COMMIT), rows % np.uint64(COMMIT) // np.uint64(100) * np.uint64(100 * (OWN + 40))
+
+
+@cache
+def looked_up(count: int, looks: int = 20) -> dict[str, Any]:
+    """Return what look-ups of a session and its segment ask of an index of so many, on average and at most."""
+    entries = SyntheticEntries(count)
+    data = index_file.build([entries], entries.packs)  # type: ignore[list-item]
+    found, cost = list[tuple[int, int]](), Traffic()
+
+    def get(offset: int, size: int) -> bytes:
+        cost.requests["GET"] += 1
+        cost.read += size
+        return data[offset : offset + size]
+
+    wanted = [entries.columns(section)[0] for section in (index_file.SESSIONS, index_file.SEGMENTS)]
+    for row in np.random.default_rng(5).integers(0, count, looks).tolist():
+        cost = Traffic(Counter(GET=1), min(FRONT, len(data)))
+        file = Held(data) if len(data) <= RANGED else RangedFile(len(data), get, data[:FRONT])
+        cost.read = len(data) if len(data) <= RANGED else cost.read
+        index = index_file.FileIndex(file)
+        for section, keys in zip((index_file.SESSIONS, index_file.SEGMENTS), wanted, strict=True):
+            identity = (int(keys[row]) << 28).to_bytes(8, "big") + bytes(8)
+            assert index.find(section, identity)
+        found.append((cost.requests["GET"], cost.read))
+    asked, read = (np.array(column) for column in zip(*found, strict=True))
+    mean = {"GET": float(asked.mean()), "read": float(read.mean()), "most_GET": int(asked.max())}
+    return {"sessions": count, "index_bytes": len(data), **mean}
+
+
 def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return what a line through two rows says of ``count`` sessions. `STEADY` costs are those of the larger row."""
+    """Return what a line through two rows says of ``count`` sessions. `STEADY` costs are those of the larger row.
+
+    Of an index that is read by ranges a get with nothing cached asks what `looked_up` counted, and not a line.
+    """
     share: float = (count - small["sessions"]) / (large["sessions"] - small["sessions"])
 
     def at(before: float, after: float) -> float:
@@ -295,6 +353,10 @@ def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, 
         for name, cost in large["costs"].items()
         if name in small["costs"]
     }
+    if row["index_bytes"] > RANGED:
+        look, cached = looked_up(LOOKED), large["costs"]["get, indexes cached"]
+        fetched = {**cached, **{key: round(cached[key] + look[key], 1) for key in ("GET", "read")}}
+        row["costs"]["get, nothing cached"] = priced({key: fetched[key] for key in COUNTED})
     return row
 
 
@@ -302,7 +364,13 @@ def main() -> None:
     """Measure, model, and print a line of JSON per size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, nargs="+", default=SIZES, help="sizes of archives that are made")
-    sizes: Sequence[int] = sorted(parser.parse_args().sessions)
+    parser.add_argument("--indexes", type=int, nargs="+", help="sessions of indexes that are looked up alone")
+    chosen = parser.parse_args()
+    for count in chosen.indexes or ():
+        print(json.dumps(looked_up(count)))
+    if chosen.indexes:
+        return
+    sizes: Sequence[int] = sorted(chosen.sessions)
     for row in with_lines([measured(count) for count in sizes]):
         print(json.dumps({"prices": PRICED, **row}))
 

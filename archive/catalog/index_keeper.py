@@ -50,7 +50,7 @@ class IndexKeeper:
         """Write an index as `write` does; where that is not possible now, note it as a problem."""
         try:
             self.write(everything=everything)
-        except (StoreError, Fenced) as exc:
+        except (StoreError, Fenced, FileNotFoundError) as exc:  # the last where another replaced an index meanwhile
             self._catalog.damage.note("index", "", str(exc))
 
     def rebuild(self) -> None:

@@ -43,6 +43,7 @@ from pltz.archive.format.manifest import MOST_LATE, MOST_PACKS, Manifest, NamedP
 from pltz.archive.format.pack import AHEAD, Damage, Pack
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.record import Record
+from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, VersionError
 from pltz.plt_codec.identity import SIZE
@@ -116,6 +117,7 @@ class Listing:
         self._seen: set[bytes] = set()  # packs ever listed, less those that the ledger says are deleted
         self._absent: dict[bytes, PackState] | None = None  # valid until packs are listed again
         self._missing: frozenset[bytes] | None = None  # those of them that are missing
+        self._ranged = set[str]()  # indexes of which only ranges are read
         self._skipped = set(unused)  # index files that are damaged or unused
         self._unusable = frozenset[str]()  # of those that the manifest named when packs were listed last
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
@@ -158,7 +160,7 @@ class Listing:
     def _take(self, manifest: Manifest) -> bool:
         """Take the state from a manifest, and return whether all that it names could be opened."""
         self._read_plans_of(manifest)
-        self._read_indexes(set(manifest.indexes))
+        self._read_indexes(set(manifest.indexes), ranges=True)
         known = manifest.plans <= self._plans.keys() and self.indexes.keys() == manifest.indexes
         covered = {pack: size for index in self.indexes.values() for pack, size in index.packs.items()}
         # of a lost pack that an index names it is not clear whether it came back
@@ -612,12 +614,17 @@ class Listing:
         self._seen |= taken
         return taken
 
-    def _read_indexes(self, listed: set[str]) -> None:
-        for name in set(self.indexes) - listed:
+    def _read_indexes(self, listed: set[str], *, ranges: bool = False) -> None:
+        """Open the indexes that are listed. ``ranges``: for look-ups, so that little of a large one is fetched."""
+        for name in set(self.indexes) - (listed if ranges else listed - self._ranged):
             del self.indexes[name]
+        self._ranged &= self.indexes.keys()
         for name in sorted(listed - set(self.indexes) - self._skipped):
             try:
-                self.indexes[name] = FileIndex(self.store.open(object_names.index(name)))
+                path = object_names.index(name)
+                file = self.store.open_ranges(path) if ranges else self.store.open(path)
+                self.indexes[name] = FileIndex(file)
+                self._ranged |= {name} if isinstance(file, RangedFile) else set()
             except FormatError as exc:
                 self._problems.note("index", name, str(exc))
                 self._skipped.add(name)

@@ -17,10 +17,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from pltz.archive.catalog.listing import Found, Listing
+from pltz.archive.catalog.listing import ATTEMPTS, Found, Listing
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.keys import Encryption
-from pltz.archive.errors import MissingKeys
+from pltz.archive.errors import ArchiveError, MissingKeys
 from pltz.archive.format.block import Block
 from pltz.archive.format.context import RUN, WITHIN, Context
 from pltz.archive.format.ids import LEAF, TENANT, version_id
@@ -240,10 +240,8 @@ class RecordLookup:
 
     def named(self, section: int, identity: bytes) -> set[Location]:
         """Return the places of blocks that the indexes name for an identity, including those in absent packs."""
-        places = set(self._listing.tail.find(section, identity))
-        for index in list(self._listing.indexes.values()):
-            places.update(self._ask(index, lambda i: i.find(section, identity)))
-        return places
+        answers = self._asked(lambda index: index.find(section, identity))
+        return set(self._listing.tail.find(section, identity)).union(*answers)
 
     def known(self, section: int, identities: Sequence[bytes]) -> set[bytes]:
         """Return those identities that some index may hold.
@@ -253,9 +251,8 @@ class RecordLookup:
         if not identities:
             return set()
         keys = keys_in(identities)
-        hit = self._listing.tail.has(section, keys)
-        for index in list(self._listing.indexes.values()):
-            hit |= self._ask(index, lambda i: i.has(section, keys))
+        answers = self._asked(lambda index: index.has(section, keys))
+        hit = np.logical_or.reduce([self._listing.tail.has(section, keys), *answers])
         return {identities[n] for n in np.flatnonzero(hit).tolist()}
 
     def versions(self, domain: bytes, name: str) -> list[Version]:
@@ -518,6 +515,15 @@ class RecordLookup:
         except FileNotFoundError:
             self._listing.note_stale()
         return None
+
+    def _asked(self, question: Callable[[Lookup], T]) -> list[T]:
+        """Return the answers of all indexes, of those that are there now. Raises ArchiveError, StoreError."""
+        for _ in range(ATTEMPTS):
+            try:
+                return [self._ask(index, question) for index in list(self._listing.indexes.values())]
+            except FileNotFoundError:  # another replaced one of which only ranges are read
+                self._listing.read()
+        raise ArchiveError("indexes are replaced all the time: try again")
 
     def _ask(self, index: Lookup, question: Callable[[Lookup], T]) -> T:
         """Ask an index. If it turns out to be damaged, drop it, scan its packs and ask the tail."""

@@ -44,11 +44,13 @@ def stat_of(catalog: Catalog, archive: bytes) -> Stat:
     """
     catalog.look()
     listing = catalog.listing
-    lookups: list[Lookup] = [*listing.indexes.values(), listing.tail]
-    starts = {pack: number << 30 for number, pack in enumerate(listing.packs)}
-    segments, sessions, marks = (
-        len(index_file.gather(lookups, section, starts)[0]) for section in range(len(index_file.SECTIONS))
-    )
+
+    def counted() -> list[int]:
+        lookups: list[Lookup] = [*listing.indexes.values(), listing.tail]
+        starts = {pack: number << 30 for number, pack in enumerate(listing.packs)}
+        return [len(index_file.gather(lookups, section, starts)[0]) for section in range(len(index_file.SECTIONS))]
+
+    segments, sessions, marks = catalog.twice(counted)  # an index that is read by ranges may be replaced meanwhile
     sizes = catalog.store.list(object_names.INDEXES)
     return Stat(
         archive=archive,

@@ -144,7 +144,7 @@ class BulkVerifier:
                 listing = PlacedEntries(index)
                 for number, pack in enumerate(index.names):
                     found.setdefault(pack, []).append((listing, number))
-        except FormatError:
+        except (FormatError, FileNotFoundError):  # the latter where it is read by ranges and was replaced meanwhile
             return None
         return found
 

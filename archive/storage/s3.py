@@ -10,7 +10,8 @@ When a name is taken, reading the object tells a lost answer from another writer
 the bytes hold a random number of their writer.
 
 Indexes are read very often. They are kept in a folder of this machine, mapped, each checked against its name
-when opened. That folder may be deleted at any time. Records are read by range.
+when opened. That folder may be deleted at any time. Of a large index that is not there pieces are read, each checked by
+its crc, until many were wanted. Records are read by range.
 
 Credentials come from the environment as AWS tools expect them, or from ``options``. The variables are
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL. Roles of a machine or pod
@@ -26,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -36,6 +38,7 @@ from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.format.object_names import INDEXES, folder_of, last_part
 from pltz.archive.storage.disk import OsFile
+from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.store import MOST_WHOLE, Content, Opened
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.identity import digest
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 SCHEME = "s3://"
+RANGED = 1 << 24  # bytes of an index from which ranges of it are read: about as long as the requests of a look-up take
+FRONT = 1 << 18  # bytes of such an index that come with its size
 CONFLICTS = 10  # attempts at a name that others are writing
 STATUS = re.compile(r"status code: (\d{3})")
 CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -165,8 +170,15 @@ class ObjectStore:
         Raises the errors of `view`.
         """
         if folder_of(name) == INDEXES:
-            return self._cached(name)
+            return self._cached(name, most=None)
         return Held(self._whole(name))
+
+    def open_ranges(self, name: str) -> File:
+        """Return an object to read ranges of: of a large index without a copy only those are fetched that are read.
+
+        Raises the errors of `view`; so do reads, FileNotFoundError too.
+        """
+        return self._cached(name, most=RANGED) if folder_of(name) == INDEXES else self.open(name)
 
     def list(self, folder: str) -> dict[str, int]:
         """Return names and sizes in a folder, and tidy the cache where it lists indexes.
@@ -280,22 +292,58 @@ class ObjectStore:
 
         return self._called(f"read {name}", get, missing=name)
 
-    def _cached(self, name: str) -> File:
-        """Return an index from this machine's copy, fetched again where no sound copy exists."""
+    def _cached(self, name: str, most: int | None) -> File:
+        """Return an index from this machine's copy, fetched again where no sound copy exists.
+
+        ``most``: bytes above which only the first are fetched now; None fetches all.
+        """
         path = self._cache / last_part(name)
         with suppress(OSError):
             found = Opened(OsFile(path), f"{path} (a copy that may be deleted)")
             if _is_index(found, path.name):
                 return found
-        data = Held(self._whole(name))
-        if _is_index(data, path.name):
-            with suppress(OSError):  # an unwritable cache costs memory, nothing else
-                self._cache.mkdir(parents=True, exist_ok=True)
-                temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
-                temporary.write_bytes(data.map())
-                temporary.replace(path)
+        size, front = self._front(name, most)
+        if size > len(front):
+            get = partial(self.read, name)
+            return RangedFile(size, get, front, self._cache, partial(self._keep, path))
+        data = Held(front)
+        if self._keep(path, front):
+            with suppress(OSError):
                 return Opened(OsFile(path), f"{path} (a copy that may be deleted)")
         return data  # damaged in the store: the caller finds out
+
+    def _front(self, name: str, most: int | None) -> tuple[int, memoryview]:
+        """Return the size of an index and its bytes, the first ones where it has more than ``most``.
+
+        Raises the errors of `view`.
+        """
+        import obstore
+
+        def get() -> tuple[int, memoryview]:
+            found = obstore.get(self._remote, name)  # its bytes are fetched on demand
+            size = found.meta["size"]
+            if most is None or size <= most:
+                return size, memoryview(found.bytes())
+            front = bytearray()
+            for chunk in found.stream(min_chunk_size=FRONT):
+                front += chunk
+                if len(front) >= FRONT:
+                    break
+            return size, memoryview(bytes(front))[:FRONT]
+
+        return self._called(f"read {name}", get, missing=name)
+
+    def _keep(self, path: Path, data: memoryview) -> bool:
+        """Keep a copy of an index where its bytes are those of its name, and return whether that was possible."""
+        if not _is_index(Held(data), path.name):
+            return False
+        with suppress(OSError):  # an unwritable cache costs memory, nothing else
+            self._cache.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
+            temporary.write_bytes(data)
+            temporary.replace(path)
+            return True
+        return False
 
     def _tidy(self, names: Mapping[str, int]) -> None:
         """Delete copies of indexes that are gone."""

@@ -107,6 +107,12 @@ class Store(Protocol):
         Raises the errors of `view`. Its ``read`` and ``map`` raise StoreError, UnreadableError.
         """
 
+    def open_ranges(self, name: str) -> File:
+        """Return an object as `open` does, whose bytes may be fetched when they are read.
+
+        Its reads raise FileNotFoundError where the object was deleted since. Raises the errors of `view`.
+        """
+
     def list(self, folder: str) -> dict[str, int]:
         """Return the names in a folder, without it, and sizes in bytes.
 
@@ -268,6 +274,8 @@ class DirectoryStore:
             raise
         except OSError as exc:
             raise _unread(name, exc) from exc
+
+    open_ranges = open
 
     def list(self, folder: str) -> dict[str, int]:
         """Return names and sizes in a folder.

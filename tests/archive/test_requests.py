@@ -72,6 +72,8 @@ class CountedStore:
             self.kept.add(name)
         return Held(self._whole(name))
 
+    open_ranges = open
+
     def list(self, folder: str) -> dict[str, int]:
         self.requests["list"] += 1
         return {last_part(name): len(data) for name, data in self.objects.items() if folder_of(name) == folder}
@@ -183,13 +185,21 @@ def test_no_get_and_no_put_lists(count: int) -> None:
     assert counted() == {"load": 1, "read": 1}
 
 
-def test_a_cold_get_takes_the_manifest_the_index_and_the_record() -> None:
-    """The look of the opening serves a get that is a part of the same call, as that of a command is."""
-    store, indexes = filled(10)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_cold_get_takes_the_manifest_the_index_and_the_record(count: int) -> None:
+    """The look of the opening serves a get that is a part of the same call, as that of a command is.
+
+    One index covers all packs, as after a collect.
+    """
+    store, _ = filled(count)
+    TowerArchive.open(store, [ZlibCodec()]).write_index()
+    store.kept.clear()
+    store.requests.clear()
     archive = TowerArchive.open(store, [ZlibCodec()])
+    assert len(archive.catalog.listing.packs) == count + 1
     with archive.catalog.one_look(max_age=60):
         assert archive.get("a").tokens.tolist() == [*range(9)]
-    assert store.requests == {"load": 1, "read": indexes + 1}
+    assert store.requests == {"load": 1, "read": 2}
 
 
 def test_a_small_archive_in_a_bucket_has_one_index(monkeypatch: pytest.MonkeyPatch) -> None:

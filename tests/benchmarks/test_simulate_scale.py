@@ -8,7 +8,7 @@ import pytest
 
 from pltz.benchmarks import simulate_scale
 from pltz.benchmarks.plots import scale
-from pltz.benchmarks.simulate_scale import CountedBucket, line, measured, priced
+from pltz.benchmarks.simulate_scale import CountedBucket, line, looked_up, measured, priced
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +65,21 @@ def test_the_line(rows: list[dict[str, Any]]) -> None:
     far = line(small, large, 250)
     assert far["stored"] - large["stored"] == pytest.approx(large["stored"] - small["stored"]) and far["modelled"]
     assert scale.costs([small, large, far], ".svg").startswith(b"<?xml")
+
+
+def test_of_a_large_index_ranges_are_modelled(
+    rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate_scale, "LOOKED", 100_000)
+    small, large = rows
+    looked_up.cache_clear()
+    whole = looked_up(100_000)
+    assert whole["GET"] == 1 and whole["read"] == whole["index_bytes"] > 800_000
+    looked_up.cache_clear()
+    monkeypatch.setattr(simulate_scale, "RANGED", 100_000)
+    monkeypatch.setattr(simulate_scale, "FRONT", 1 << 16)
+    look = looked_up(100_000)
+    assert 1 < look["GET"] <= look["most_GET"] < 10 and look["read"] < whole["read"]
+    far = line(small, large, 1_000_000)["costs"]
+    assert far["get, nothing cached"]["read"] == pytest.approx(far["get, indexes cached"]["read"] + look["read"], abs=1)
+    looked_up.cache_clear()

@@ -1,0 +1,175 @@
+"""Ranged files: look-ups in a large index of a bucket fetch little of it, and find the same."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pltz.archive.errors import StoreError
+from pltz.archive.format import index_file
+from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex
+from pltz.archive.format.object_names import index
+from pltz.archive.storage import ranged, s3
+from pltz.archive.storage.ranged import RangedFile
+from pltz.archive.storage.s3 import ObjectStore
+from pltz.archive.writing.new_session import NewSession
+from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.identity import SIZE
+from tests.archive.conftest import S3Server, ZlibCodec
+from tests.archive.test_requests import Names
+from tests.archive.towers import TowerArchive
+
+DATA = np.random.default_rng(0).bytes(10_000)
+
+
+class Counted:
+    """An object whose requests are counted."""
+
+    def __init__(self, data: bytes = DATA) -> None:
+        self.data, self.asked = data, list[tuple[int, int]]()
+
+    def get(self, offset: int, size: int) -> bytes:
+        self.asked.append((offset, size))
+        return self.data[offset : offset + size]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranged, "PIECE", 100)
+    monkeypatch.setattr(ranged, "MOST_AHEAD", 1600)
+    monkeypatch.setattr(ranged, "MOST_ASKED", 8)
+
+
+@pytest.mark.parametrize("room", ["file", "memory"])
+def test_any_ranges_in_any_order_give_the_bytes(tmp_path: Path, room: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if room == "memory":
+        monkeypatch.setattr(ranged, "_temporary", lambda *_: None)
+    dice = np.random.default_rng(1)
+    for size in (1, 99, 100, 101, 9_950, 10_000):
+        counted, whole = Counted(DATA[:size]), list[bytes]()
+        file = RangedFile(size, counted.get, DATA[: min(size, 250)], tmp_path, lambda data: whole.append(bytes(data)))  # noqa: B023
+        for _ in range(40):
+            at, many = int(dice.integers(0, size)), int(dice.integers(0, 2 * size))
+            assert file.read(at, many) == DATA[:size][at : at + many]
+            held = bytearray(many)
+            assert file.fill(memoryview(held), at) == len(DATA[:size][at : at + many])
+        assert file.read(0, size) == file.map() == DATA[:size] and whole == [DATA[:size]]
+        assert len(counted.asked) <= 8 + 10_000 // 1600 + 1
+    assert not [*tmp_path.iterdir()]
+
+
+def test_one_piece_is_asked_for_once_and_a_row_in_growing_steps(tmp_path: Path) -> None:
+    counted = Counted()
+    file = RangedFile(len(DATA), counted.get, DATA[:300], tmp_path)
+    file.read(20, 200)
+    assert counted.asked == []
+    for at in (5_010, 5_090, 7_777):
+        file.read(at, 4)
+    assert counted.asked == [(5_000, 100), (7_700, 100)]
+    for at in range(5_100, 6_000, 50):
+        file.read(at, 50)
+    assert counted.asked[2:] == [(5_100, 100), (5_200, 200), (5_400, 400), (5_800, 800)]
+
+
+def test_an_object_that_was_cut_off_is_damaged(tmp_path: Path) -> None:
+    file = RangedFile(len(DATA), Counted(DATA[:6_000]).get, b"", tmp_path)
+    with pytest.raises(CorruptError, match="cut off"):
+        file.read(6_050, 1)
+
+
+def test_a_full_disk_is_an_error_and_no_end_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RangedFile(len(DATA), Counted().get, b"", tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StoreError, match="no room for 100 bytes"):
+        file.read(0, 1)
+
+
+def in_bucket(s3_server: S3Server, folder: Path) -> tuple[ObjectStore, str, bytes]:
+    """Put an index over 3,000 packs, as large as one is of which ranges are read, and return its name and bytes."""
+    store = ObjectStore(s3_server.place(), folder)
+    names = [os.urandom(SIZE) for _ in range(3_000)]
+    data = index_file.build([Names(names)], dict.fromkeys(names, 1000))  # type: ignore[list-item]
+    name = index(data[-SIZE:].hex())
+    assert store.put(name, data)
+    s3_server.requests.clear()
+    return store, name, data
+
+
+@pytest.fixture
+def low_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "RANGED", 50_000)
+    monkeypatch.setattr(s3, "FRONT", 61_000)
+    for name, value in {"PIECE": 2_000, "MOST_AHEAD": 32_000, "MOST_ASKED": 20}.items():
+        monkeypatch.setattr(ranged, name, value)
+
+
+def test_a_look_up_in_a_large_index_of_a_bucket_fetches_little(s3: S3Server, tmp_path: Path, low_bounds: None) -> None:
+    store, name, data = in_bucket(s3, tmp_path)
+    known = FileIndex.of(data)
+    found = FileIndex(store.open_ranges(name))
+    keys = known.columns(SESSIONS)[0][::300]
+    for key in keys[:2].tolist():
+        identity = (key << 28).to_bytes(8, "big") + bytes(8)
+        assert found.find(SESSIONS, identity) == known.find(SESSIONS, identity) != []
+    assert s3.count("GET") <= 1 + 2 * 5 and not [*tmp_path.rglob("*-*")]
+    assert found.has(SESSIONS, keys).all() and not found.has(SEGMENTS, keys).any()
+    assert all((a == b).all() for a, b in zip(found.columns(SEGMENTS), known.columns(SEGMENTS), strict=True))
+    assert found.verify().hex() == Path(name).name
+    assert s3.count("GET") < 40  # all pieces are there, and a copy was kept
+    s3.requests.clear()
+    again = FileIndex(ObjectStore(store.place, tmp_path).open_ranges(name))
+    assert again.verify() == found.verify() and not s3.count("GET")
+    store.delete(name)
+    assert found.has(SESSIONS, keys).all()
+
+
+def test_damage_in_a_range_is_found_and_no_copy_is_kept(s3: S3Server, tmp_path: Path, low_bounds: None) -> None:
+    store, name, data = in_bucket(s3, tmp_path)
+    at = len(data) - 4_000
+    spoiled = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    store.replace(name, spoiled)
+    found = FileIndex(store.open_ranges(name))
+    with pytest.raises(CorruptError, match="does not match its checksum"):
+        found.verify()
+    with pytest.raises(CorruptError):
+        FileIndex(store.open(name)).verify()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_an_index_that_was_replaced_meanwhile_is_looked_up_in_its_successor(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole copy stays readable. Of one that is read by ranges the next range is gone."""
+    monkeypatch.setattr("pltz.archive.storage.s3.RANGED", 0)
+    monkeypatch.setattr("pltz.archive.storage.s3.FRONT", 200)
+    place, codec = s3.place(), ZlibCodec()
+    archive = TowerArchive.create(ObjectStore(place, tmp_path / "a"), [codec], manifest=True)
+    archive.put([NewSession(f"s{n}", [np.arange(n, n + 9)]) for n in range(300)])
+    archive.write_index()
+    reader = TowerArchive.open(ObjectStore(place, tmp_path / "b"), [codec])
+    writer = TowerArchive.open(ObjectStore(place, tmp_path / "c"), [codec])
+    asker = TowerArchive.open(ObjectStore(place, tmp_path / "e"), [codec])
+    looker = TowerArchive.open(ObjectStore(place, tmp_path / "f"), [codec])
+    leaves = [v.leaf for v in archive.ls()]
+    assert reader.catalog.listing.following
+    (name,) = reader.catalog.listing.indexes
+    archive.put([NewSession("late", [np.arange(5)])])
+    archive.write_index()
+    assert name not in archive.store.list("index")
+    assert isinstance(reader.catalog.listing.indexes[name]._file, RangedFile)
+    with asker.catalog.one_look(max_age=60):
+        assert asker.stat().sessions == 301
+    assert looker.catalog.lookup.known(SEGMENTS, leaves) == {*leaves}  # by a part of a call that begins with no look
+    with reader.catalog.one_look(max_age=60), writer.catalog.one_look(max_age=60):
+        for n in (3, 299):
+            assert reader.get(f"s{n}").tokens.tolist() == [*range(n, n + 9)]
+        writer.put([NewSession("later", [np.arange(3, 12)])])
+    fresh = TowerArchive.open(ObjectStore(place, tmp_path / "d"), [codec])
+    assert len([*fresh.ls()]) == 302 and fresh.verify(decode=True).sound
