@@ -17,7 +17,7 @@ Each file in benchmarks/results holds the lines of JSON of these commands, run o
     python -m pltz.benchmarks.measure_distances > distances.json
     python -m pltz.benchmarks.simulate_scale > scale.json
     python -m pltz.benchmarks.measure_slots http://127.0.0.1:8080 SLOTS mini-llama > slots.json
-    pltz bench joint --calibration mini-llama.kv.safetensors --json > joint.json
+    pltz bench joint --calibration mini-llama.kv.safetensors --rows 16 --context 256 --new 48 ... --json > joint.json
     bench stack --thaws 8 --json > stack.json
     python -m pltz.benchmarks.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
     python -m pltz.benchmarks.measure_first_token smollm2 --turns 0 --rounds 1 --warm-up 0 > first_token.json

@@ -37,5 +37,16 @@ def test_recorded_figures_are_those_of_the_kept_results() -> None:
         assert f"{row['best'] / row['sessions']:.0f}" in said, source
     library = kept("neighbours_mini_train.json")["sources"]
     assert f"{sum(row['best'] for row in library) / sum(row['alone'] for row in library):.3f} of their bytes" in said
+    fused = kept("joint.json")
+    served = {row["threshold"]: row for row in fused["served"]}
+    speed = {name: row["tokens_per_s"] / served["unfused"]["tokens_per_s"] for name, row in served.items()}
+    high = served["0.8"]
+    assert f"{high['sessions']} sessions for {fused['room']}, {speed['0.8']:.2f} times the tokens" in said
+    assert f"KL {high['kl']:.3f}; 0.95: {served['0.95']['sessions']} and {speed['0.95']:.2f} times" in said
+    assert f"{speed['plain pages']:.2f} times with {served['plain pages']['sessions']}" in said
+    bits = {(row["strategy"], row["threshold"]): row for row in fused["fused"]}["bff", "0.7"]
+    forms = {row["form"]: row for row in fused["forms"]}
+    assert f"{bits['bits']:.1f} bits per number at KL {bits['kl']:.3f}; q4 {forms['q4']['bits']:.1f} at" in said
+    assert f"predictive {forms['predictive -36']['bits']:.1f} at {forms['predictive -36']['kl']:.4f}" in said
     compose = {(row["form"], row["repair"]): row["kl"] for row in kept("compose.json")["settings"]}
     assert f"{compose['raw', '0%']:.4f} without" in said and f"{compose['raw', '15%']:.4f} with 15 %" in said
