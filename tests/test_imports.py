@@ -72,7 +72,7 @@ WINGS = {
             "measure_bounds measure_compose measure_cuda measure_distances measure_erases measure_eviction "
             "measure_first_token measure_kv measure_limits measure_logs measure_pool measure_receipts "
             "measure_serve measure_shadow measure_slots measure_split measure_tables measure_throughput "
-            "measure_writers simulate_scale"
+            "measure_warm_blocks measure_writers simulate_scale"
         ),
         "trace_session",
         "torture __main__",

@@ -5,8 +5,10 @@
     mass = watch.mass(0, len(ids))
 
 The watch sees the calls of torch that its own thread makes: `scaled_dot_product_attention`, or the softmax of eager
-attention. So the model stays as it is, its KV is bit for bit the same, and other threads that use it notice nothing.
-A model that attends by other kernels shows no mass.
+attention. Other kernels of transformers (flash, flex, those of a hub) return no weights. They are given queries and
+keys, so the attention of the last queries is computed beside them, for one row at a time. The model stays as it is, its
+KV is bit for bit the same, and other threads that use it notice nothing. A model that attends past transformers'
+`AttentionInterface` shows no mass, and neither does one with soft caps, sinks of its own or windows.
 
 Every second layer and every fourth of the last 64 queries are looked at. Neighbouring queries and layers look at much
 the same tokens, so their step differs by 0.13 octaves from the step by all of them (models/LOG.md).
@@ -14,8 +16,10 @@ the same tokens, so their step differs by 0.13 octaves from the step by all of t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -24,6 +28,8 @@ from torch.overrides import TorchFunctionMode
 
 QUERIES, STRIDE = 16, 4  # queries looked at, and the distance between two of them
 EVERY = 2  # layers: of so many the last is looked at
+CHANGES = ("softcap", "sliding_window", "s_aux", "position_bias")  # arguments by which a kernel weighs otherwise
+_here = threading.local()  # .watch: the innermost one of the thread
 
 
 class Watch(TorchFunctionMode):
@@ -38,6 +44,18 @@ class Watch(TorchFunctionMode):
         self.shape = (0, 0, 0, 0)  # of the last pass: rows, heads, queries, keys
         self.count = 0  # its layers so far
         self.total: list[torch.Tensor] = []  # (keys,) of each row
+
+    def __enter__(self) -> Self:
+        """Begin to watch."""
+        _tell_kernels()
+        self._outer, _here.watch = getattr(_here, "watch", None), self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """Watch no more."""
+        _here.watch = self._outer
+        super().__exit__(*failure)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -97,6 +115,29 @@ class Watch(TorchFunctionMode):
                 scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
             self._add(row, scores.flatten(0, 1).softmax(-1))
 
+    def kernel(
+        self, module: Any, query: torch.Tensor, key: torch.Tensor, mask: Any, given: Mapping[str, Any]
+    ) -> None:
+        """Look at a call of a kernel that shows no weights.
+
+        Args:
+            query, key: (B, heads, S, D) and (B, heads or fewer, T, D).
+            mask: as the kernel takes it: None, a tensor, or a BlockMask of flex attention.
+            given: its other arguments.
+        """
+        causal = given.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        if any(given.get(name) is not None for name in CHANGES):
+            return
+        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
+            mask = mask[..., : key.shape[2]]
+        elif len(query) > 1 or not causal or (isinstance(mask, torch.Tensor) and not mask.all()):
+            return  # rows with padding, whose mask is the kernel's own
+        else:
+            mask = None
+        with torch.no_grad():
+            self._products(query, key, key, mask, scale=given.get("scaling"))
+
     def _looks(self, rows: int, heads: int, columns: int, keys: int) -> bool:
         """Count a layer of a pass, and return whether it is looked at. A pass of another shape begins anew."""
         if self.shape != (rows, heads, columns, keys):
@@ -116,3 +157,26 @@ class Watch(TorchFunctionMode):
             self.total.append(mean)
         else:
             self.total[row] += mean
+
+
+def _tell_kernels() -> None:
+    """Let the kernels of transformers that show no weights tell the watch of their thread. Others are left alone."""
+    from transformers import AttentionInterface
+
+    for name, kernel in list(AttentionInterface().items()):  # type: ignore[no-untyped-call]
+        if name != "sdpa" and not name.startswith("paged|") and not hasattr(kernel, "tells"):
+            AttentionInterface.register(name, _telling(kernel))
+
+
+def _telling(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(kernel)
+    def attend(module: Any, query: torch.Tensor, key: Any, value: Any, mask: Any, *args: Any, **given: Any) -> Any:
+        watch: Watch | None = getattr(_here, "watch", None)
+        seen = None if watch is None else (watch.shape, watch.count)
+        found = kernel(module, query, key, value, mask, *args, **given)
+        if watch is not None and seen == (watch.shape, watch.count) and isinstance(key, torch.Tensor):
+            watch.kernel(module, query, key, mask, given)
+        return found
+
+    attend.tells = True  # type: ignore[attr-defined]
+    return attend

@@ -121,8 +121,12 @@ class WarmScheduler:
         first = computed // self._page
         last = (request.num_tokens - 1) // self._page
         number = max(first, min(one.there, last)) if first >= one.start else first
-        while number < last and self._there(one.names.name(request.all_token_ids, number)):
-            number += 1
+        try:
+            while number < last and self._there(one.names.name(request.all_token_ids, number)):
+                number += 1
+        except UsageError:  # ids that name no page: vLLM's scheduler serves all others, so nothing is raised into it
+            del self._following[request.request_id]
+            return 0
         one.start, one.there = first, number
         return (number - first) * self._page
 
@@ -162,7 +166,11 @@ class WarmScheduler:
             one.saved = min(one.saved, one.request.num_computed_tokens // self._page)  # where a step was taken back
             if done <= one.saved or (blocks := blocks_of(request_id)) is None:
                 continue
-            names = one.names.extend(one.request.all_token_ids, done)
+            try:
+                names = one.names.extend(one.request.all_token_ids, done)
+            except UsageError:
+                del self._following[request_id]
+                continue
             numbers = range(one.saved, min(done, len(blocks[0])))
             plan.save += [(names[n], blocks[0][n]) for n in numbers if not self._there(names[n])]
             one.saved = done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 
 from pltz.kv.calibrate.measure import prefilled, watched
 from pltz.kv.calibrate.watch import EVERY, QUERIES, STRIDE, Watch
@@ -66,6 +67,60 @@ def test_every_family_and_kind_of_attention_is_seen(
     target.model.set_attn_implementation(attention)
     mass = watched(target, IDS)[1]
     assert mass is not None and np.allclose(mass, expected(target, IDS), atol=1e-6)
+
+
+def by_hand(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scaling: float, **given: Any
+) -> tuple[torch.Tensor, None]:
+    """Attend as kernels do that return no weights, and by no function that a watch knows."""
+    key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
+    scores = query @ key.mT * scaling
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2])
+    shares = scores.masked_fill(~seen, float("-inf")).sub(scores.max()).exp()
+    return (shares / shares.sum(-1, keepdim=True) @ value).transpose(1, 2), None
+
+
+@pytest.fixture
+def other_kernel(target: Target) -> Iterator[Any]:
+    """Give the model while it attends by a kernel of ours."""
+    model: Any = target.model
+    transformers.AttentionInterface.register("by_hand", by_hand)
+    AttentionMaskInterface.register("by_hand", flash_attention_mask)
+    model.set_attn_implementation("by_hand")
+    yield model
+    model.set_attn_implementation("sdpa")
+
+
+def test_kernels_that_show_no_weights_are_seen_by_their_queries(target: Target, other_kernel: Any) -> None:
+    before = prefilled(target, IDS)
+    kv, mass = watched(target, IDS)
+    assert torch.equal(kv, before), "looking changes nothing"
+    cache, _ = target.prefill(IDS[:60])
+    with Watch([90]) as watch:
+        target.prefill(IDS, cache=cache)
+    behind = watch.mass(0, 150)
+    other_kernel.set_attn_implementation("sdpa")
+    by_sdpa = watched(target, IDS)[1]
+    assert mass is not None and by_sdpa is not None and np.allclose(mass, by_sdpa, atol=1e-6)
+    assert behind is not None and np.allclose(behind, by_sdpa, atol=1e-6)
+
+
+def test_kernels_that_weigh_otherwise_show_nothing(target: Target, other_kernel: Any) -> None:
+    """A cap on scores, or padding that the kernel knows of alone: the shares would be others."""
+    query = torch.randn(1, 4, 150, 8)
+    key, module = query[:, :2], other_kernel.model.layers[0].self_attn
+    for rows, mask, given in (
+        (1, None, {"softcap": 30.0}), (1, None, {"sliding_window": 64}), (1, None, {"is_causal": False}),
+        (2, None, {}), (1, torch.arange(150)[None] > 3, {}),
+    ):  # fmt: skip
+        with Watch([150] * rows) as watch:
+            for _ in range(EVERY):
+                watch.kernel(module, query.expand(rows, -1, -1, -1), key.expand(rows, -1, -1, -1), mask, given)
+        assert watch.mass(0, 150) is None
+    with Watch([150]) as watch:
+        for _ in range(EVERY):
+            watch.kernel(module, query, key, torch.ones(1, 150, dtype=torch.bool), {})
+    assert watch.mass(0, 150) is not None
 
 
 def test_chunks_and_pasts_end_like_one_pass(target: Target) -> None:

@@ -254,6 +254,16 @@ def test_blocks_of_weights_that_changed_while_they_were_read_fail(
     assert server.wait("waits")[1] == {5, 6, 7}
 
 
+def test_ids_that_cannot_be_stop_nobody_else(tmp_path: Path) -> None:
+    """An error in vLLM's scheduler would end the engine, with the requests of everybody."""
+    server = Server(place(tmp_path), 1)
+    bad, late, good = request([-1] * 9, "bad"), request([*IDS[:4], *[1 << 31] * 8], "late"), request(IDS, "good")
+    assert [server.scheduler.matched(one, 0) for one in (bad, late, good)] == [0, 0, 0]
+    blocks = {"bad": [1, 2, 3], "late": [4, 5, 6], "good": [7, 8, 9, 10]}
+    plan = server.scheduler.plan({"bad": 9, "late": 12, "good": 15}, lambda name: (blocks[name],))
+    assert [block for _, block in plan.save] == [7, 8, 9]
+
+
 def test_a_load_that_raises_leaves_no_request_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(place(tmp_path), 1)
     one = request(IDS)
