@@ -28,7 +28,7 @@ from pltz.archive.maintenance.bulk_journal import Result
 from pltz.archive.maintenance.bulk_shards import Shard, ShardWork, Spread, cut, shard_name
 from pltz.archive.maintenance.merge import Merged
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.store import open_store
+from pltz.archive.storage.places import open_store
 from pltz.archive.writing.put_request import PutReceipt, PutRequest
 from pltz.datasets.given import as_session
 from pltz.models.session.session import content_bytes

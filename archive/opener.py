@@ -25,7 +25,8 @@ from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.settings import MAX_SIZE, Settings
-from pltz.archive.storage.store import Store, is_there, open_store, remains
+from pltz.archive.storage.places import open_store
+from pltz.archive.storage.store import Store, is_there, remains
 from pltz.archive.writing.candidates import read_candidates
 from pltz.archive.writing.last_towers import LastTowers
 from pltz.archive.writing.marker import Marker

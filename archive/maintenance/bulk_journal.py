@@ -21,7 +21,8 @@ import numpy as np
 
 from pltz.archive.format.object_names import BULK, TEMPORARY
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.store import DirectoryStore, Store, open_store
+from pltz.archive.storage.places import open_store
+from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.plt_codec.identity import SIZE, digest
 
 SHARDS = "shards"

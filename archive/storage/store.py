@@ -18,7 +18,6 @@ A directory keeps a reserve, so that a full disk can be emptied: see `Store.usin
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple, Protocol
@@ -35,8 +34,8 @@ from pltz.archive.errors import (
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.object_names import FOLDERS, RESERVE, RESERVE_COLLECT, SETTINGS, folder_of
-from pltz.archive.storage.disk import Disk, OsDisk
-from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.archive.storage.disk import Disk
+from pltz.plt_codec.errors import CorruptError
 
 # bytes overwritten when shredding; a larger file is not one of ours and may be sparse
 MOST_SECRET = 64 << 20
@@ -650,24 +649,6 @@ def is_there(store: Store, name: str) -> bool:
     except UnreadableError:  # unreadable, but it exists
         return True
     return True
-
-
-def open_store(place: str | os.PathLike[str]) -> Store:
-    """Return the store at a path, or at a URL ``s3://bucket/prefix``. Raises UsageError.
-
-    >>> open_store("/tmp/cold").now() > 0
-    True
-    """
-    name = os.fspath(place)
-    if not name or "://" in name.removeprefix("s3://"):
-        raise UsageError(f"expected a directory or s3://bucket/prefix, found {name!r}")
-    if isinstance(place, str) and place.startswith("s3://"):
-        from pltz.archive.storage.s3 import ObjectStore
-
-        return ObjectStore(place)
-    if os.path.exists(place) and not os.path.isdir(place):
-        raise UsageError(f"expected the directory of an archive, found a file: {name}")
-    return DirectoryStore(OsDisk(place))
 
 
 def _numbered(register: str, number: int) -> str:

@@ -32,7 +32,7 @@ from pltz.archive.format.object_names import PACKS, packs_among
 from pltz.archive.format.object_names import pack as pack_name
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.store import open_store
+from pltz.archive.storage.places import open_store
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import PutRequest
 from pltz.benchmarks.torture.child import Line, Voice

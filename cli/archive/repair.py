@@ -62,7 +62,7 @@ def repair(
         return
     from pltz.archive.maintenance.repair import Repairer
     from pltz.archive.opener import open_keys
-    from pltz.archive.storage.store import open_store
+    from pltz.archive.storage.places import open_store
 
     key = secret()
     store = open_store(place)

@@ -64,7 +64,7 @@ class Spreading:
         from pltz.archive.maintenance.bulk_journal import BulkJournal, journal_folder
         from pltz.archive.maintenance.bulk_lease import BulkLease
         from pltz.archive.maintenance.bulk_shards import Spread
-        from pltz.archive.storage.store import open_store
+        from pltz.archive.storage.places import open_store
         from pltz.plt_codec.identity import digest
 
         name = digest(b"pltz bulk work", identity, os.path.abspath(place).encode(), work.encode())

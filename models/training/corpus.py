@@ -22,8 +22,9 @@ from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target
 from pltz.models.training import records
+from pltz.models.training.digests import digest, digest_files
 from pltz.models.training.records import LabelledSession
-from pltz.models.training.stages import RunContext, digest, digest_files, write_json
+from pltz.models.training.stages import RunContext, write_json
 from pltz.models.training.vocabulary import counterparts, from_target, order_vocabulary, train_tokenizer
 from pltz.plt_codec.errors import ContentError, UsageError
 

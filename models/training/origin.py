@@ -31,8 +31,8 @@ import numpy as np
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.training import checkpoint
 from pltz.models.training.checkpoint import Floats, NetConfig, NetShape, Rounded
+from pltz.models.training.digests import digest, digest_files
 from pltz.models.training.export import restore
-from pltz.models.training.stages import digest, digest_files
 from pltz.plt_codec.errors import UsageError
 
 GROWS = ("layers", "hidden")

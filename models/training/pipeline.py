@@ -43,6 +43,7 @@ from pltz.models.target.checkpoint import resolve, tokenizer_json_of
 from pltz.models.training import checkpoint, records, snapshot
 from pltz.models.training.checkpoint import NetConfig
 from pltz.models.training.corpus import Corpus
+from pltz.models.training.digests import digest
 from pltz.models.training.export import export
 from pltz.models.training.origin import Origin
 from pltz.models.training.records import TEXT
@@ -53,7 +54,6 @@ from pltz.models.training.stages import (
     Say,
     TrainingRun,
     WorkFolder,
-    digest,
     read_json,
     write_json,
 )

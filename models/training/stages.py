@@ -15,7 +15,6 @@ does, from checkpoints).
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -32,6 +31,7 @@ from pltz.models.bundle.folder import publish
 from pltz.models.session.session import Session
 from pltz.models.target.checkpoint import resolve, tokenizer_json_of
 from pltz.models.target.target import Target
+from pltz.models.training.digests import digest
 from pltz.models.training.records import LabelledSession
 from pltz.models.training.settings import Teacher, TrainSettings
 from pltz.plt_codec.errors import ModelError, UsageError
@@ -157,31 +157,6 @@ class RunContext:
     def target_json(self) -> bytes:
         """Return the target's tokenizer, without loading its weights."""
         return tokenizer_json_of(resolve(self.teacher.target))
-
-
-def digest(key: Any) -> str:
-    """Return 16 hexadecimal digits of any JSON value."""
-    text = json.dumps(key, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def digest_files(paths: list[str]) -> list[list[Any]]:
-    """Return [name, digest] of every file; a folder counts with all files in it.
-
-    Raises:
-        UsageError: a file is missing.
-    """
-    digests: list[list[Any]] = []
-    for name in paths:
-        path = Path(name)
-        if not path.exists():
-            raise UsageError(f"expected a file or a folder, found nothing at {name}")
-        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        for file in files:
-            with file.open("rb") as f:
-                content = hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-                digests.append([file.name, content])
-    return digests
 
 
 def read_json(path: Path) -> Any:

@@ -1,8 +1,8 @@
 """Metrics of the eviction hook for prometheus_client, collected on request, so the serving loop pays nothing.
 
-from prometheus_client import REGISTRY, start_http_server
-REGISTRY.register(hook.metrics())
-start_http_server(9095)
+    from prometheus_client import REGISTRY, start_http_server
+    REGISTRY.register(hook.metrics())
+    start_http_server(9095)
 
 An engine with metrics of its own takes `figures` instead, which `FigureWatch` reads in a thread.
 """
@@ -12,12 +12,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pltz.plt_codec.errors import UsageError
-
-if TYPE_CHECKING:
-    from pltz.serving.eviction.hook import EvictionHook
+from pltz.serving.eviction.eviction_queue import LATENCIES, Counts
 
 GAUGES = (
     ("queue", "Evictions in memory, not yet in the journal.", "queued"),
@@ -70,10 +68,21 @@ def figures(status: dict[str, Any]) -> dict[str, float]:
     return found
 
 
+class Watched(Protocol):
+    """The part of an `EvictionHook` that its metrics read."""
+
+    @property
+    def counts(self) -> Counts:
+        """Return what became of the evictions so far."""
+
+    def status(self) -> dict[str, Any]:
+        """Return the counts with those of worker and journal. Raises OSError."""
+
+
 class FigureWatch:
     """Reads the figures of a hook in a thread, so that the serving loop never waits for the journal's disk."""
 
-    def __init__(self, hook: EvictionHook, interval: float = INTERVAL) -> None:
+    def __init__(self, hook: Watched, interval: float = INTERVAL) -> None:
         self._hook, self._interval = hook, interval
         self._last: dict[str, Any] | None = None
         self._told: dict[str, Any] | None = None
@@ -103,7 +112,7 @@ class FigureWatch:
 class HookCollector:
     """A collector for one hook and one registry. Raises UsageError without prometheus_client."""
 
-    def __init__(self, hook: EvictionHook) -> None:
+    def __init__(self, hook: Watched) -> None:
         try:
             from prometheus_client import core
         except ImportError as exc:
@@ -127,8 +136,6 @@ class HookCollector:
         yield self._latency()
 
     def _latency(self) -> Any:
-        from pltz.serving.eviction.eviction_queue import LATENCIES
-
         counts = self._hook.counts
         total, buckets = 0, []
         for end, count in zip([*map(str, LATENCIES), "+Inf"], counts.latency, strict=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.engines.cuda.contexts import ContextBatch
 from pltz.plt_codec.engines.cuda.device import CLUSTER, Device
+from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.pack import PROVEN_KEYS, cluster_memory, gated_plan, grid_plan, up
 from pltz.plt_codec.engines.cuda.rows import FEW, FEW_SHARED, ROWS, RowBuffers
 from pltz.plt_codec.engines.cuda.structs import BATCH
@@ -26,9 +27,6 @@ from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.lanes import MAX_LANES
 from pltz.plt_codec.types import Progress
 from pltz.plt_codec.weights import Shape
-
-if TYPE_CHECKING:
-    from pltz.plt_codec.engines.cuda.coder import CudaCoder
 
 SLOTS = 1024  # sequences under way when decoding, at most: one CTA looks after them
 ENCODE_SLOTS = 64
@@ -49,6 +47,21 @@ def few_shared(shape: Shape, lanes: int, room: int) -> int:
     return size if queries <= FEW and size <= FEW_SHARED else 0
 
 
+class KernelChoice(Protocol):
+    """The part of a coder that says which kernels decode."""
+
+    model: DeviceModel
+
+    def alone(self, work: Sequence[SequenceWork]) -> bool:
+        """Return whether grid.cu decodes these sequences, one by one."""
+
+    def gated(self, work: Sequence[SequenceWork]) -> bool:
+        """Return whether gated.cu decodes these sequences, one by one."""
+
+    def clusters(self, work: Sequence[SequenceWork]) -> int:
+        """Return the clusters that decode these sequences, 0 where batch.cu does it."""
+
+
 class SequenceBatch(RowBuffers):
     """One upload of sequences and the buffers to code them: made, run, downloaded, closed.
 
@@ -64,7 +77,7 @@ class SequenceBatch(RowBuffers):
 
     def __init__(
         self,
-        coder: CudaCoder,
+        coder: KernelChoice,
         sessions: npt.NDArray[Any],
         work: Sequence[SequenceWork],
         known: ContextBatch | None,
@@ -104,7 +117,7 @@ class SequenceBatch(RowBuffers):
             "slots": np.full(self.slots, -1, np.int32),
         }  # fmt: skip
 
-    def _kernels(self, coder: CudaCoder) -> tuple[bool, bool, int]:
+    def _kernels(self, coder: KernelChoice) -> tuple[bool, bool, int]:
         """Return whether grid.cu does it, whether gated.cu does, and the clusters at work (0: batch.cu does it)."""
         grid, gated = coder.alone(self.work), coder.gated(self.work)
         return grid, gated, 1 if grid or gated else coder.clusters(self.work)

@@ -11,21 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.engines.cuda.batch import SequenceBatch
+from pltz.plt_codec.engines.cuda.batch import KernelChoice, SequenceBatch
 from pltz.plt_codec.engines.cuda.contexts import ContextBatch
 from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.structs import BATCH
 from pltz.plt_codec.engines.cuda.work import SequenceWork
 from pltz.plt_codec.engines.queued import Queued, Told
 from pltz.plt_codec.types import Progress
-
-if TYPE_CHECKING:
-    from pltz.plt_codec.engines.cuda.coder import CudaCoder
 
 LINKS = 64  # sequences of a chain, at most
 IDS = 1 << 17  # their ids and those of the first context, at most
@@ -36,7 +33,7 @@ class ChainBatch(SequenceBatch):
 
     def __init__(
         self,
-        coder: CudaCoder,
+        coder: KernelChoice,
         sessions: npt.NDArray[Any],
         work: Sequence[SequenceWork],
         contexts: ContextBatch,
@@ -45,7 +42,7 @@ class ChainBatch(SequenceBatch):
         self._contexts = contexts
         super().__init__(coder, sessions, work, contexts, np.zeros(0, np.int32), words, True)
 
-    def _kernels(self, coder: CudaCoder) -> tuple[bool, bool, int]:
+    def _kernels(self, coder: KernelChoice) -> tuple[bool, bool, int]:
         return not self.shape.gated, self.shape.gated, 1
 
     def address(self, name: str) -> int:
@@ -63,7 +60,7 @@ class ChainDecoder:
 
     def decode(
         self,
-        coder: CudaCoder,
+        coder: KernelChoice,
         sessions: npt.NDArray[Any],
         work: Sequence[SequenceWork],
         ids: npt.NDArray[np.int32],

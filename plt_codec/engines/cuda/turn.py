@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.engines.cuda.batch import SequenceBatch, by_attend_wide
+from pltz.plt_codec.engines.cuda.batch import KernelChoice, SequenceBatch, by_attend_wide
 from pltz.plt_codec.engines.cuda.contexts import ContextBatch
 from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.rows import packed
@@ -21,9 +21,6 @@ from pltz.plt_codec.engines.cuda.structs import SESSION
 from pltz.plt_codec.engines.cuda.work import SequenceWork, key_room, stream_words
 from pltz.plt_codec.lanes import MAX_LANES
 from pltz.plt_codec.types import Progress
-
-if TYPE_CHECKING:
-    from pltz.plt_codec.engines.cuda.coder import CudaCoder
 
 TOKENS = 512  # of a sequence, at most
 
@@ -35,7 +32,7 @@ class TurnBatch(SequenceBatch):
         most: work with at least as many keys as that of any such sequence.
     """
 
-    def __init__(self, coder: CudaCoder, most: SequenceWork):
+    def __init__(self, coder: KernelChoice, most: SequenceWork):
         super().__init__(coder, np.zeros(1, SESSION), [most], None, *_room(), False)
 
     def load(
@@ -75,7 +72,7 @@ class TurnEncoder:
 
     def encode(
         self,
-        coder: CudaCoder,
+        coder: KernelChoice,
         sessions: npt.NDArray[Any],
         work: SequenceWork,
         known: ContextBatch | None,

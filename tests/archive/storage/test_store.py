@@ -14,9 +14,10 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.storage.disk import OsDisk
+from pltz.archive.storage.places import open_store
 from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.simulated_disk import SimDisk
-from pltz.archive.storage.store import DirectoryStore, Store, open_store
+from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError, UsageError

@@ -11,7 +11,7 @@ import pytest
 
 from pltz.archive.errors import NotFound
 from pltz.archive.format.record import UNFINISHED
-from pltz.archive.storage.store import open_store
+from pltz.archive.storage.places import open_store
 from pltz.archive.writing import log_parts, pace
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.writer import ArchiveWriter

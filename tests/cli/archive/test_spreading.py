@@ -24,7 +24,7 @@ from pltz.archive.maintenance.bulk_shards import OneProcess
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.live_set import LiveSet
 from pltz.archive.maintenance.verify import Verifier
-from pltz.archive.storage.store import open_store
+from pltz.archive.storage.places import open_store
 from pltz.plt_codec.errors import UsageError
 from tests.cli.archive.test_verify import flip
 from tests.cli.commands import Run, chat
