@@ -25,7 +25,7 @@ SIZES: Final = range(1501, 200_000)  # bytes of the files that are taken
 COPIES: Final = ("vendor", "dist/", "third")  # folders with code of others
 
 
-class Source(NamedTuple):
+class TextSource(NamedTuple):
     """A source of pieces: its name, a repository and its commit, a folder in it, endings of files, and the pieces."""
 
     name: str
@@ -38,33 +38,33 @@ class Source(NamedTuple):
 
 ENGLISH: Final = "rag-docs"  # the source that the translations are compared with
 SOURCES: Final = (
-    Source("lang-ja", "vuejs-translations/docs-ja", "c627102bfa", "src/", ".md", 24),
-    Source("lang-ko", "vuejs-translations/docs-ko", "6e646acb56", "src/", ".md", 24),
-    Source("lang-zh", "vuejs-translations/docs-zh-cn", "c2715ff75b", "src/", ".md", 24),
-    Source("lang-fr", "vuejs-translations/docs-fr", "f944e8479b", "src/", ".md", 24),
-    Source("lang-ru", "vuejs-translations/docs-ru", "ed53a951b6", "src/", ".md", 24),
-    Source("lang-it", "vuejs-translations/docs-it", "cc16618076", "src/", ".md", 24),
-    Source("lang-pt", "vuejs-translations/docs-pt", "782d14bbeb", "src/", ".md", 24),
-    Source("lang-uk", "vuejs-translations/docs-uk", "28b6af923a", "src/", ".md", 24),
-    Source("rag-docs", "vuejs/docs", "01e098a967", "src/", ".md", 48),
-    Source("code-python", "psf/black", "8947c48ef2", "", ".py", 12),
-    Source("code-go", "spf13/cobra", "adbc881390", "", ".go", 12),
-    Source("code-javascript", "axios/axios", "23a25af068", "", ".js", 12),
-    Source("code-rust", "serde-rs/serde", "1023d07751", "", ".rs", 12),
-    Source("code-java", "google/gson", "9835b6f901", "", ".java", 12),
-    Source("code-cpp", "fmtlib/fmt", "60ccad511f", "", ".h .cc", 12),
-    Source("code-php", "Seldaek/monolog", "57eb102834", "", ".php", 12),
-    Source("code-ruby", "sinatra/sinatra", "cb22afd790", "", ".rb", 12),
-    Source("code-csharp", "DapperLib/Dapper", "6d48ef664a", "", ".cs", 12),
-    Source("code-swift", "Alamofire/Alamofire", "7595cbcf59", "", ".swift", 12),
-    Source("code-shell", "nvm-sh/nvm", "b17550a0b9", "", ".sh", 12),
-    Source("code-c", "redis/hiredis", "29ea2791c1", "", ".c .h", 12),
-    Source("code-typescript", "pmndrs/zustand", "f094eebe9b", "", ".ts .tsx", 12),
-    Source("code-kotlin", "InsertKoinIO/koin", "fff5291f33", "", ".kt", 12),
+    TextSource("lang-ja", "vuejs-translations/docs-ja", "c627102bfa", "src/", ".md", 24),
+    TextSource("lang-ko", "vuejs-translations/docs-ko", "6e646acb56", "src/", ".md", 24),
+    TextSource("lang-zh", "vuejs-translations/docs-zh-cn", "c2715ff75b", "src/", ".md", 24),
+    TextSource("lang-fr", "vuejs-translations/docs-fr", "f944e8479b", "src/", ".md", 24),
+    TextSource("lang-ru", "vuejs-translations/docs-ru", "ed53a951b6", "src/", ".md", 24),
+    TextSource("lang-it", "vuejs-translations/docs-it", "cc16618076", "src/", ".md", 24),
+    TextSource("lang-pt", "vuejs-translations/docs-pt", "782d14bbeb", "src/", ".md", 24),
+    TextSource("lang-uk", "vuejs-translations/docs-uk", "28b6af923a", "src/", ".md", 24),
+    TextSource("rag-docs", "vuejs/docs", "01e098a967", "src/", ".md", 48),
+    TextSource("code-python", "psf/black", "8947c48ef2", "", ".py", 12),
+    TextSource("code-go", "spf13/cobra", "adbc881390", "", ".go", 12),
+    TextSource("code-javascript", "axios/axios", "23a25af068", "", ".js", 12),
+    TextSource("code-rust", "serde-rs/serde", "1023d07751", "", ".rs", 12),
+    TextSource("code-java", "google/gson", "9835b6f901", "", ".java", 12),
+    TextSource("code-cpp", "fmtlib/fmt", "60ccad511f", "", ".h .cc", 12),
+    TextSource("code-php", "Seldaek/monolog", "57eb102834", "", ".php", 12),
+    TextSource("code-ruby", "sinatra/sinatra", "cb22afd790", "", ".rb", 12),
+    TextSource("code-csharp", "DapperLib/Dapper", "6d48ef664a", "", ".cs", 12),
+    TextSource("code-swift", "Alamofire/Alamofire", "7595cbcf59", "", ".swift", 12),
+    TextSource("code-shell", "nvm-sh/nvm", "b17550a0b9", "", ".sh", 12),
+    TextSource("code-c", "redis/hiredis", "29ea2791c1", "", ".c .h", 12),
+    TextSource("code-typescript", "pmndrs/zustand", "f094eebe9b", "", ".ts .tsx", 12),
+    TextSource("code-kotlin", "InsertKoinIO/koin", "fff5291f33", "", ".kt", 12),
 )
 
 
-def pieces(source: Source, clones: Path, english: set[int] | None, draw: random.Random) -> list[str]:
+def pieces(source: TextSource, clones: Path, english: set[int] | None, draw: random.Random) -> list[str]:
     """Return the pieces of a source in random order. `english`: lines of pages that are no translations, or None.
 
     Raises:

@@ -44,7 +44,7 @@ class Shard:
     barrier: bool = False
 
 
-class Workers(Protocol):
+class ShardWorkers(Protocol):
     """Workers that do shards."""
 
     def results(self, task: ShardTask, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Result]]:
@@ -61,7 +61,7 @@ class Spread:
         want: called before a result is taken; it raises where this coordinator lost its lease.
     """
 
-    workers: Workers
+    workers: ShardWorkers
     journal: BulkJournal | None = None
     want: Callable[[], None] = field(default=lambda: None)
 

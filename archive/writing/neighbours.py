@@ -51,7 +51,7 @@ class _Tower(NamedTuple):
     most: int
 
 
-class _Batch:
+class _PutNeighbours:
     """The neighbours of one put.
 
     Attributes:
@@ -114,7 +114,7 @@ class NeighbourEncoder:
         Those of the neighbours' towers that are stored are added to ``proofs``. Returns the candidates among the new
         segments, for `add` once they are durable. Not for an encoder without candidates.
         """
-        batch = _Batch()
+        batch = _PutNeighbours()
         granted: dict[Place, int] = {}
         for s in fresh.values():
             granted[_place(s)] = granted.get(_place(s), 0) + len(s.tokens)
@@ -170,7 +170,7 @@ class NeighbourEncoder:
         return needs | self._needs.get(segment.neighbour, set())
 
     def _look(
-        self, batch: _Batch, tower: Sequence[PendingSegment], first: int, fresh: Mapping[bytes, PendingSegment]
+        self, batch: _PutNeighbours, tower: Sequence[PendingSegment], first: int, fresh: Mapping[bytes, PendingSegment]
     ) -> None:
         """Find candidates for the upmost new segments of a tower of one domain, and note the tower as one.
 
@@ -198,7 +198,7 @@ class NeighbourEncoder:
             self._deep[leaf] = deep
             batch.new.add(*found.candidate)
 
-    def _propose(self, batch: _Batch, segment: PendingSegment) -> int:
+    def _propose(self, batch: _PutNeighbours, segment: PendingSegment) -> int:
         """Find a candidate for a segment, and return the neighbours in a row that it is read with then; 0 for none."""
         found = self._proposed(segment, batch.new)
         deep = self.deep_of(found[1]) if found else None

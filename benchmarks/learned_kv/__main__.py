@@ -26,7 +26,7 @@ from pltz.benchmarks.learned_kv import measure
 from pltz.benchmarks.learned_kv.codes import Codes
 from pltz.benchmarks.learned_kv.course import Course, centres_of, train
 from pltz.benchmarks.learned_kv.frozen_target import ChangedForm, FrozenTarget
-from pltz.benchmarks.learned_kv.network import Decoder, Shape, Size
+from pltz.benchmarks.learned_kv.network import Decoder, Size, TargetShape
 from pltz.kv.calibrate.measure import POOL, compare
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
@@ -118,7 +118,7 @@ def decoders(
     frozen, quick = both(model, device)
     kept = np.load(file)
     fit, test = kept["train"].astype(np.int32), kept["test"].astype(np.int32)[:test_rows]
-    shape = Shape.of(frozen)
+    shape = TargetShape.of(frozen)
     centres = centres_of(frozen, fit[:1000], 4)
     told = _head("universal_decoder", model, frozen, fit, test, context, seconds, batch)
     told |= {"prefill_macs": shape.prefill_macs(context), "decoders": []}

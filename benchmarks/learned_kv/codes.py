@@ -82,7 +82,8 @@ class Codes(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the decoded rows (B, T, layers, row)."""
         batch, tokens, layers, row = rows.shape
-        x = rows.reshape(batch * tokens, 2 * layers, row // 2).transpose(0, 1) - self.mean[:, None]  # type: ignore[index]
+        halves = rows.reshape(batch * tokens, 2 * layers, row // 2).transpose(0, 1)
+        x = halves - self.mean[:, None]  # type: ignore[index]
         y = ((x @ self.into) * self.gates()[:, None]) @ self.back + self.mean[:, None]  # type: ignore[index]
         return y.transpose(0, 1).reshape(rows.shape)
 

@@ -13,7 +13,7 @@ import torch
 
 from pltz.benchmarks.learned_kv.course import mixed
 from pltz.benchmarks.learned_kv.frozen_target import SINKS, FrozenTarget
-from pltz.benchmarks.learned_kv.network import Decoder, Shape, Size
+from pltz.benchmarks.learned_kv.network import Decoder, Size, TargetShape
 from pltz.cli.bench.kv_peers import int4_groups
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ RIDGE = 1e-3  # of the mean diagonal
 ROUNDS = 7  # of a timing
 
 
-def series(shape: Shape) -> list[Size]:
+def series(shape: TargetShape) -> list[Size]:
     """Return the sizes that are compared for a target: narrow networks, copies, truncated targets, and mixtures."""
     quarter, half = max(shape.layers // 4, 1), max(shape.layers // 2, 1)
     units = shape.width // shape.dim

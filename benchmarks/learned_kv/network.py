@@ -47,7 +47,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Shape:
+class TargetShape:
     """The sizes of a target built like Llama."""
 
     layers: int
@@ -58,7 +58,7 @@ class Shape:
     hidden: int
 
     @classmethod
-    def of(cls, frozen: FrozenTarget) -> Shape:
+    def of(cls, frozen: FrozenTarget) -> TargetShape:
         """Return the sizes of a target. Raises ModelError where it is not built like Llama."""
         config = frozen.model.config
         if config.model_type != "llama" or config.hidden_act != "silu":
@@ -90,7 +90,7 @@ def block_macs(width: int, heads: int, kv_heads: int, dim: int, hidden: int, tok
     return projections + 3 * width * hidden + heads * dim * tokens
 
 
-class Block(nn.Module):
+class LlamaLayer(nn.Module):
     """A layer of Llama. ``experts`` MLPs, of which each row takes the one of its region."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, dim: int, hidden: int, experts: int, eps: float) -> None:
@@ -104,7 +104,7 @@ class Block(nn.Module):
         self.down = _matrix(width, hidden, 0.3, experts=experts)
 
     @classmethod
-    def copied(cls, layer: Any, shape: Shape, hidden: int, experts: int, eps: float) -> Block:
+    def copied(cls, layer: Any, shape: TargetShape, hidden: int, experts: int, eps: float) -> LlamaLayer:
         """Return a copy of a target's layer whose MLP keeps the neurons with the largest product of norms."""
         block = cls(shape.width, shape.heads, shape.kv_heads, shape.dim, hidden, experts, eps)
         attention, mlp = layer.self_attn, layer.mlp
@@ -163,7 +163,7 @@ class Decoder(nn.Module):
 
     def __init__(self, frozen: FrozenTarget, size: Size, centres: torch.Tensor | None = None) -> None:
         super().__init__()
-        shape, model = Shape.of(frozen), frozen.model.model
+        shape, model = TargetShape.of(frozen), frozen.model.model
         if not 0 <= size.exact < shape.layers:
             raise UsageError(f"expected fewer exact layers than {shape.layers}, the target's, found {size.exact}")
         if size.experts > 1 and (centres is None or len(centres) != size.experts):
@@ -174,14 +174,14 @@ class Decoder(nn.Module):
         self.register_buffer("table", table, persistent=False)
         self.register_buffer("centres", centres if centres is not None else torch.zeros(1, shape.width))
         layers = list(model.layers)
-        whole = [Block.copied(layer, shape, shape.hidden, 1, eps) for layer in layers[: size.exact + 1]]
+        whole = [LlamaLayer.copied(layer, shape, shape.hidden, 1, eps) for layer in layers[: size.exact + 1]]
         self.whole = nn.ModuleList(whole).requires_grad_(False)  # of the last only keys and values
         copies = size.width == shape.width
         left = shape.layers - 1 - size.exact
         depth = [size.exact + n * left // max(size.blocks, 1) for n in range(size.blocks)]
         self.blocks = nn.ModuleList(
-            Block.copied(layers[n], shape, size.hidden, size.experts, eps) if copies
-            else Block(size.width, size.heads, size.heads, shape.dim, size.hidden, size.experts, eps)
+            LlamaLayer.copied(layers[n], shape, size.hidden, size.experts, eps) if copies
+            else LlamaLayer(size.width, size.heads, size.heads, shape.dim, size.hidden, size.experts, eps)
             for n in depth
         )  # fmt: skip
         self.bridge = None if copies else _matrix(size.width, shape.width)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pltz.benchmarks import held_out_texts
-from pltz.benchmarks.held_out_texts import LENGTH, Source
+from pltz.benchmarks.held_out_texts import LENGTH, TextSource
 from tests.benchmarks.test_repository_text import clone
 
 
@@ -26,9 +26,9 @@ def test_pieces_are_cut_from_files_that_are_no_copies(tmp_path: Path, monkeypatc
         held_out_texts,
         "SOURCES",
         (
-            Source("lang-it", "a/docs-it", there, "src/", ".md", 9),
-            Source("rag-docs", "a/docs", docs, "src/", ".md", 1),
-            Source("code-c", "a/code", code, "", ".c .h", 9),
+            TextSource("lang-it", "a/docs-it", there, "src/", ".md", 9),
+            TextSource("rag-docs", "a/docs", docs, "src/", ".md", 1),
+            TextSource("code-c", "a/code", code, "", ".c .h", 9),
         ),
     )
     target = tmp_path / "held.jsonl"

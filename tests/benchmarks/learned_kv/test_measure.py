@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pltz.benchmarks.learned_kv import __main__ as commands
 from pltz.benchmarks.learned_kv import measure
 from pltz.benchmarks.learned_kv.frozen_target import SINKS, ChangedForm, FrozenTarget
-from pltz.benchmarks.learned_kv.network import Decoder, Shape, Size
+from pltz.benchmarks.learned_kv.network import Decoder, Size, TargetShape
 from pltz.kv.calibrate.measure import compare
 
 Rows = NDArray[np.int32]
@@ -45,7 +45,7 @@ def test_bits_fall_to_none_with_exact_rows_and_not_with_rows_that_say_nothing(fr
 
 
 def test_the_series_is_in_order_of_its_kinds_and_below_the_prefill() -> None:
-    for shape in (Shape(4, 256, 4, 2, 64, 768), Shape(30, 576, 9, 3, 64, 1536)):
+    for shape in (TargetShape(4, 256, 4, 2, 64, 768), TargetShape(30, 576, 9, 3, 64, 1536)):
         shares = [shape.macs(size, 1536) / shape.prefill_macs(1536) for size in measure.series(shape)]
         assert all(0.02 < share < 0.7 for share in shares)
         assert shares[0] < shares[1] == shares[2] < shares[4] < shares[7]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pltz.benchmarks.learned_kv.course import SOLVED, Course, batches, centres_of, regression, scale_of, train
 from pltz.benchmarks.learned_kv.frozen_target import FrozenTarget
-from pltz.benchmarks.learned_kv.network import Decoder, Shape, Size
+from pltz.benchmarks.learned_kv.network import Decoder, Size, TargetShape
 from pltz.plt_codec.errors import ModelError, UsageError
 
 Rows = NDArray[np.int32]
@@ -84,7 +84,7 @@ def test_each_row_takes_the_expert_of_its_region(frozen: FrozenTarget, rows: Row
 
 
 def test_a_size_costs_less_than_the_prefill_and_more_with_every_part(frozen: FrozenTarget) -> None:
-    shape = Shape.of(frozen)
+    shape = TargetShape.of(frozen)
     whole = shape.macs(Size("whole", 2, 0, 64, 4, 0), 100)
     assert whole < shape.prefill_macs(100)
     # By hand: per layer 64 * 16 * (2 * 4 + 2 * 2) projections, 3 * 64 * 64 of the MLP, 4 * 16 * 100 of attention.
