@@ -23,6 +23,7 @@ REDRAW_S = 0.1  # seconds between redraws on a terminal
 SAID_S = 5.0  # seconds; a shorter time is not worth a line
 FIRST_S = 1.0  # seconds before the first line in a log
 LOG_S = 5.0  # seconds between lines in a log
+KNOWN = 0.1  # share of the work after which the rate tells how long the rest takes
 
 
 def wanted(flag: bool | None) -> bool:
@@ -65,7 +66,7 @@ class Progress:
         self.count = 0
         self.note = ""  # what is done at the moment, behind the phase
         self._skipped = 0  # of the count, what took no time
-        self._start = time.monotonic()
+        self._start = self._last = time.monotonic()  # and when something was counted last
 
     def __enter__(self) -> Self:
         if self.shown:
@@ -91,6 +92,7 @@ class Progress:
         with self._lock:
             self.count += amount
             self._skipped += amount if skipped else 0
+            self._last = self._last if skipped else time.monotonic()
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
@@ -112,9 +114,11 @@ class Progress:
 
     def line(self) -> str:
         """Return the text of the line: ``encode  41 %  12,288 / 30,000 tokens  5,120 tokens/s  4 s left``."""
-        seconds = time.monotonic() - self._start
+        now = time.monotonic()
+        seconds = now - self._start
         worked = self.count - self._skipped
-        rate = worked / max(seconds, 1e-9)
+        # large pieces are counted when they are done: the time since the last one is of the next
+        rate = worked / max(self._last - self._start, 1e-9)
         done = self._amount(self.count)
         if self.total:
             whole = size(self.total) if self.unit == "bytes" else f"{self.total:,} {self.unit}"
@@ -124,8 +128,9 @@ class Progress:
         if not worked:
             return f"{self.label}  {done}  {duration(seconds)}{note}"
         left = ""
-        if self.total and self.count < self.total:
-            left = f"  {duration((self.total - self.count) / rate)} left"
+        if self.total and self.count < self.total and worked >= KNOWN * (self.total - self._skipped):
+            rest = (self.total - self.count) / rate - (now - self._last)
+            left = f"  {duration(rest)} left" if rest > 0 else ""
         return f"{self.label}  {done}  {self._amount(rate)}/s{left}{note}"
 
     def _amount(self, amount: float) -> str:

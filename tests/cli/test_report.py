@@ -53,3 +53,23 @@ def test_each_phase_leaves_its_line(capsys: pytest.CaptureFixture[str]) -> None:
         bar.begin("verify", 10)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[0] for line in lines] == ["read", "encode"] and "10 / 10 tokens" in lines[1]
+
+
+def test_the_time_left_is_told_once_a_tenth_is_done_and_shrinks_between_large_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("pltz.cli.ui.progress.time.monotonic", lambda: clock[0])
+    bar = Progress("store", unit="bytes", total=10_000, shown=False)
+    clock[0] += 10
+    bar.add(500)
+    clock[0] += 190
+    assert "left" not in bar.line()  # a twentieth: the piece under way may be of another sort
+    bar.add(1500)
+    assert "  13 min left" in bar.line()  # 200 s for 2,000
+    clock[0] += 300
+    assert "  8 min left" in bar.line()
+    bar.add(4000, skipped=True)
+    assert "  2 min left" in bar.line()  # what took no time tells nothing of the rest, but that it is less
+    clock[0] += 3000
+    assert "left" not in bar.line()
