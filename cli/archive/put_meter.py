@@ -102,9 +102,9 @@ class PutMeter:
         self._bar.note = f"coding {counted(sessions, 'session')}, {size(content)}" if sessions else ""
 
     def expect(self, seconds: float) -> None:
-        """Say how long all takes, where the first commit takes long by itself."""
+        """Say how long the rest takes, where a commit that comes early takes long by itself."""
         content, left = self._coding[1], (self._total or 0) - self._done
-        if not self._worked and content:
+        if content and self._worked <= TOLD_SHARE * (self._total or 0):
             self._expected(seconds * max(1.0, left / content))
 
     def stored(self, receipt: "PutReceipt") -> None:

@@ -67,3 +67,16 @@ def test_parts_of_a_large_log_count_before_it_is_stored(monkeypatch: pytest.Monk
     assert meter._paces[True].begun and meter._since == 1030
     meter.stored(replace(RECEIPT, name="small"))
     assert bar.count == 3100
+
+
+def test_a_large_log_behind_small_ones_tells_the_time_of_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    meter = PutMeter(Progress("read", unit="bytes", shown=False), 10_000, dry_run=False)
+    items = [(PutRequest(name, Session("text", b"")), size, True) for name, size in (("a", 100), ("b", 9900))]
+    assert len(list(meter.reading(items))) == 2
+    meter.coding(1, 100)
+    meter.stored(replace(RECEIPT, name="a"))
+    meter.coding(1, 3300)  # the first part of the large one
+    meter.expect(20.0)
+    assert f"coding the rest takes about {duration(60)} " in capsys.readouterr().err
+    meter.expect(30.0)
+    assert capsys.readouterr().err == ""
