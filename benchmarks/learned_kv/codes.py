@@ -124,7 +124,7 @@ class Codes(nn.Module):
         if budgets:
             groups.append({"params": [self.share], "lr": 0.03})
         optimiser = rated(torch.optim.Adam(groups, betas=(0.9, 0.98)))
-        feed = batches(rows, course.batch, frozen.device, seed=2)
+        feed = batches(rows[:, : course.context + course.new], course.batch, frozen.device, seed=2)
         began, step = time.perf_counter(), 0
         while (done := course.done(step, began)) < 1:
             self.temperature = WARM * (COLD / WARM) ** (done / HARD) if done < HARD and budgets else None

@@ -33,7 +33,10 @@ WARM_UP = 0.03  # of a course
 
 @dataclass(frozen=True)
 class Course:
-    """Say how to train: ``batch`` rows per step, of ``context`` ids and ``new`` ones to score, until one limit."""
+    """Say how to train: ``batch`` rows per step, of ``context`` ids and ``new`` ones to score, until one limit.
+
+    A limit of zero trains nothing: readers are solved, and that is all.
+    """
 
     batch: int
     context: int
@@ -48,6 +51,8 @@ class Course:
 
     def done(self, step: int, began: float) -> float:
         """Return the share of the course that is over after ``step`` steps since ``began``."""
+        if min(self.steps, self.seconds) <= 0:
+            return 1.0
         return min(1.0, max(step / self.steps, (time.perf_counter() - began) / self.seconds))
 
 
@@ -99,8 +104,11 @@ def scale_of(exact: torch.Tensor) -> torch.Tensor:
 
 
 def train(decoder: Decoder, frozen: FrozenTarget, rows: NDArray[np.int32], course: Course) -> dict[str, float]:
-    """Train a decoder on rows (n, context + new). Returns tokens and steps seen, and the last losses of both stages."""
-    feed = batches(rows, course.batch, frozen.device, seed=1)
+    """Train a decoder on the first ids of rows, (n, context + new or more).
+
+    Returns tokens and steps seen, and the last losses of both stages.
+    """
+    feed = batches(rows[:, : course.context + course.new], course.batch, frozen.device, seed=1)
     with mixed(frozen.device):
         first = [next(feed) for _ in range(SOLVED)]
         scale = scale_of(frozen.exact(first[0]))

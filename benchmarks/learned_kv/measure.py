@@ -38,6 +38,7 @@ def series(shape: TargetShape) -> list[Size]:
 
     middle = max(shape.layers // 6, 2)
     return [
+        copies("tokens alone", 0, 0, 0),
         narrow("narrow", max(shape.layers // 15, 1), 0.34),
         narrow("wider", middle, 0.67),
         narrow("wider, 4 experts", middle, 0.67, 4),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,20 +49,23 @@ def test_the_series_is_in_order_of_its_kinds_and_below_the_prefill() -> None:
     for shape in (TargetShape(4, 256, 4, 2, 64, 768), TargetShape(30, 576, 9, 3, 64, 1536)):
         shares = [shape.macs(size, 1536) / shape.prefill_macs(1536) for size in measure.series(shape)]
         assert all(0.02 < share < 0.7 for share in shares)
-        assert shares[0] < shares[1] == shares[2] < shares[4] < shares[7]
+        assert shares[1] < shares[2] == shares[3] < shares[5] < shares[8]
 
 
 def test_both_commands(frozen: FrozenTarget, deep_llama: Path, rows: Rows, tmp_path: Path) -> None:
     file, partial = tmp_path / "rows.npz", tmp_path / "partial.json"
     np.savez(file, train=rows, test=rows[:4])
-    told = commands.decoders(
-        str(deep_llama), file, "cpu", 4, 0.2, 2, partial, [WHOLE, Size("narrow", 0, 1, 16, 1, 32)], context=64
-    )
+    given: dict[str, Any] = {"model": str(deep_llama), "file": file, "device": "cpu", "batch": 4, "seconds": 10}
+    given |= {"test_rows": 2, "partial": partial, "steps": 4, "short": 48, "new": 8, "context": 64}
+    told = commands.decoders(**given, sizes=[WHOLE, Size("narrow", 0, 1, 16, 1, 32)])
     whole, narrow = told["decoders"]
-    assert whole["loss"]["kl"] < 1e-6 < narrow["loss"]["kl"] and narrow["trained"]["steps"] > 0
+    assert whole["loss"]["kl"] < 1e-6 < narrow["loss"]["kl"]
+    assert whole["trained"]["steps"] == 0 and narrow["trained"]["steps"] == 4
     assert 0 < narrow["share"] < whole["share"] < 1 and narrow["s"] > 0
     assert json.loads(partial.read_text()) == json.loads(json.dumps(told))
-    told = commands.codes(str(deep_llama), file, "cpu", 4, 0.2, 2, partial, ratios=[4], context=64)
+    assert told["ends"][0]["kl"] < narrow["loss"]["kl"] < told["ends"][1]["kl"]
+    told = commands.codes(**given, ratios=[4])
+    assert [one["steps"] for one in told["codes"]] == [0, 0, 4, 4, 4]
     assert told["codes"][0]["name"] == "principal directions, even"
     assert all(sum(map(sum, one["ranks"])) == 48 and one["loss"]["bits"] < 5 for one in told["codes"])
     assert {one["form"] for one in told["forms"]} == {"q8", "q4"}
