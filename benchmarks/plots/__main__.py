@@ -24,6 +24,9 @@ Each file in benchmarks/results holds the lines of JSON of these commands, run o
     python -m pltz.benchmarks.measure_first_token llama-8b --device cuda --turns 0 ... >> first_token.json
     pltz bundle train --config models/training/mini.toml ...: the lines of its log.txt, as training_mini.json
     pltz bench kv --target smollm2 --calibration ... --data chat_test.jsonl.zst --device cuda --json > kv.json
+    python -m pltz.benchmarks.learned_kv decoder mini-llama mini.npz --device cuda --batch 32 > universal_decoder.json
+    python -m pltz.benchmarks.learned_kv decoder smollm2 smollm2.npz --device cuda --batch 16 >> universal_decoder.json
+    python -m pltz.benchmarks.learned_kv decoder ... --seconds 0 >> universal_decoder.json: readers solved alone
 """
 
 import json
@@ -32,6 +35,7 @@ from typing import Any
 
 from pltz.benchmarks.plots import (
     archive,
+    decoder,
     distances,
     field,
     first_token,
@@ -69,6 +73,7 @@ def main() -> None:
     figures["distances"] = distances.heat(lines("distances")[0], ".svg")
     figures["kv"] = kv.curves([one for one in lines("kv") if one["target"] in ("smollm2", "key-bias")], ".svg")
     figures["kv_device"] = kv.tiers(lines("kv_device"), ".svg")
+    figures["universal_decoder"] = decoder.curve(lines("universal_decoder"), ".svg")
     figures["first_token"] = first_token.lengths(lines("first_token"), ".svg")
     figures["training_mini"] = training.loss(lines("training_mini")[0], ".svg")
     if sizes := lines("scale"):

@@ -50,3 +50,32 @@ def test_recorded_figures_are_those_of_the_kept_results() -> None:
     assert f"predictive {forms['predictive -36']['bits']:.1f} at {forms['predictive -36']['kl']:.4f}" in said
     compose = {(row["form"], row["repair"]): row["kl"] for row in kept("compose.json")["settings"]}
     assert f"{compose['raw', '0%']:.4f} without" in said and f"{compose['raw', '15%']:.4f} with 15 %" in said
+
+
+def lines(name: str) -> list[Any]:
+    """Return the lines of JSON of a file of results."""
+    return [json.loads(line) for line in (ROOT / "benchmarks/results" / name).read_text().splitlines()]
+
+
+def test_recorded_networks_are_those_of_the_kept_results() -> None:
+    said = " ".join(row.measured for row in records.RECORDED)
+    mini, smol = ({row["name"]: row for row in one["decoders"]} for one in lines("universal_decoder.json")[:2])
+    kl = {name: f"{mini[name]['loss']['kl']:.3f}" for name in ("narrow", "a quarter copied", "half copied")}
+    assert f"KL {kl['narrow']} at {100 * mini['narrow']['share']:.0f} % of the prefill's compute" in said
+    assert f"{kl['a quarter copied']} at {100 * mini['a quarter copied']['share']:.0f}, {kl['half copied']} at " in said
+    solved = lines("universal_decoder.json")[2]
+    other = next(row["kl"] for row in solved["ends"] if row["form"] == "another session")
+    assert f"token alone {solved['decoders'][0]['loss']['kl']:.3f}, the KV of another session {other:.3f}" in said
+    kl = {name: f"{smol[name]['loss']['kl']:.3f}" for name in ("narrow", "a quarter truncated")}
+    assert f"{kl['narrow']} at {100 * smol['narrow']['share']:.0f} %, {kl['a quarter truncated']} at 27;" in said
+    (budgets,) = (one for one in lines("learned_budgets.json") if one["target"] == "smollm2")
+    codes = {(row["name"], row["ratio"]): row for row in budgets["codes"]}
+    for name in ("trained by error, learnt budgets", "trained by KL, learnt budgets", "trained by KL, even"):
+        assert "{:.3f}, {:.3f}".format(*(codes[name, ratio]["loss"]["kl"] for ratio in (2, 3))) in said, name
+    parts = slice(20, 30), slice(10)
+    by_error, by_kl = (
+        [sum(map(sum, codes[f"trained by {loss}, learnt budgets", 2]["ranks"][part])) / 10 for part in parts]
+        for loss in ("error", "KL")
+    )
+    assert f"{by_error[0]:.0f} of 384 dimensions, the first ten {by_error[1]:.0f}" in said
+    assert f"by KL {by_kl[0]:.0f} and {by_kl[1]:.0f}" in said
