@@ -28,7 +28,7 @@ from pltz.kv.compose.repair import FIRST
 from pltz.kv.compose.segment import Segment
 from pltz.kv.kv_forms import kv_forms
 from pltz.kv.port.codec import RAW
-from pltz.models.target.cache import cache_of
+from pltz.models.target.cache import cache_argument, cache_of
 from pltz.models.target.target import Target
 
 SHARES, QUESTION = (0.0, 0.05, 0.15, 0.3, 1.0), 32
@@ -114,9 +114,9 @@ def _shift(target: Target, composer: Composer, runs: list[Any]) -> float:
     ids = torch.from_numpy(np.concatenate(runs).astype(np.int64))[None].to(target.device)
     model: Any = target.model
     with torch.inference_mode():
-        cache = model(
-            input_ids=ids, position_ids=FAR + torch.arange(ids.shape[1], device=ids.device)[None], use_cache=True
-        ).past_key_values
+        cache: Any = cache_of([], model.config)
+        where = FAR + torch.arange(ids.shape[1], device=ids.device)[None]
+        model(input_ids=ids, position_ids=where, **cache_argument(model, cache), use_cache=True)
     exact = torch.stack([one.keys[0] for one in cache.layers])
     return float((moved[:, 0] - exact).abs().max() / exact.abs().max())
 

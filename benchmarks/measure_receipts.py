@@ -28,7 +28,7 @@ from pltz.kv.port.codec import Span
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import PREDICTIVE, Calibration
 from pltz.kv.predictive.predictive import PredictiveCodec
-from pltz.models.target.cache import cache_of, pairs_of
+from pltz.models.target.cache import cache_argument, cache_of, pairs_of
 from pltz.models.target.target import Target
 
 BLOCKS, PROMPT, LAST = 6, 64, 64  # blocks of a context; ids before generated ones; queries whose attention is seen
@@ -154,14 +154,12 @@ class Generated:
 
         ids = torch.from_numpy(rows[:, :PROMPT].astype(np.int64)).to(target.device)
         generator = torch.Generator(target.device).manual_seed(0)
-        cache, found = None, [ids]
+        cache, found = cache_of([], target.model.config), [ids]
         with torch.inference_mode():
             for _ in range(length - PROMPT):
-                out = target.model(input_ids=found[-1], past_key_values=cache, logits_to_keep=1)
-                cache = out.past_key_values
+                out = target.model(input_ids=found[-1], **cache_argument(target.model, cache), logits_to_keep=1)
                 found.append(torch.multinomial(out.logits[:, -1].float().softmax(-1), 1, generator=generator))
             self.rows: Rows = torch.cat(found, 1).cpu().numpy().astype(np.int32)
-            assert cache is not None
             pairs = [(k[:, :, :context], v[:, :, :context]) for k, v in pairs_of(cache)]
         self._kv = torch.stack([torch.stack(pair, 1) for pair in pairs], 1)  # (n, layers, 2, heads, T, D)
 
@@ -173,7 +171,7 @@ class Generated:
         before = cache_of(((k[None], v[None]) for k, v in kv[:, :, :, :-LAST]), target.model.config)
         last = torch.from_numpy(ids[None, -LAST:].astype(np.int64)).to(target.device)
         with torch.inference_mode(), Watch([LAST]) as watch:
-            target.model(input_ids=last, past_key_values=before)
+            target.model(input_ids=last, **cache_argument(target.model, before))
         return kv, watch.mass(0, len(ids))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pltz.kv.calibrate.measure import CHANGED, SIMULATED
 from pltz.kv.port.codec import CompactForm, Span
 from pltz.kv.port.rotary import Rotary
-from pltz.models.target.cache import cache_of, pairs_of
+from pltz.models.target.cache import cache_argument, cache_of, pairs_of
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class FrozenTarget:
 
         with torch.no_grad():
             cache = cache_of([], self.model.config)
-            self.model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
+            self.model(input_ids=ids, **cache_argument(self.model, cache), logits_to_keep=1)
             kv = torch.stack([torch.stack(pair) for pair in pairs_of(cache)])
             return self.rows(kv)
 
@@ -76,7 +76,7 @@ class FrozenTarget:
         """
         kv = self.kv(rows).to(self.model.dtype)
         cache = cache_of(((layer[0], layer[1]) for layer in kv), self.model.config)
-        logits = self.model(input_ids=follow, past_key_values=cache).logits[:, :-1]
+        logits = self.model(input_ids=follow, **cache_argument(self.model, cache)).logits[:, :-1]
         found: torch.Tensor = logits.float().log_softmax(-1)
         return found
 

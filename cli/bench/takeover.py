@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pltz.kv.calibrate.measure import watched
 from pltz.kv.port.codec import KVCodec, Span
-from pltz.models.target.cache import cache_of
+from pltz.models.target.cache import cache_argument, cache_of
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ class _Writer:
         with torch.inference_mode():
             while len(found) < count:
                 ids = torch.tensor([self._next], device=self._target.device)
-                logits = self._target.model(input_ids=ids, past_key_values=self._cache).logits
+                logits = self._target.model(input_ids=ids, **cache_argument(self._target.model, self._cache)).logits
                 found.append(int(logits[0, -1].float().argmax()))
                 self._next = found[-1:]
         return found

@@ -55,7 +55,7 @@ from pltz.kv.predictive.calibration import BELOW, FORMAT, PREDICTIVE, Calibratio
 from pltz.kv.predictive.layer import Layer, inputs_of, layers_of, quantised, rows
 from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.kv.predictive.steps import classes_of, steps_of
-from pltz.models.target.cache import cache_of
+from pltz.models.target.cache import cache_argument, cache_of
 from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class Fit:
                 pairs.append((self.rotary.turn(kv[0], 0).to(model.dtype), kv[1].to(model.dtype)))
             cache = cache_of(pairs, model.config)
             follow = torch.from_numpy(next_ids.astype(np.int64))[None].to(device)
-            logp = model(input_ids=follow, past_key_values=cache).logits[0].float().log_softmax(-1)
+            logp = model(input_ids=follow, **cache_argument(model, cache)).logits[0].float().log_softmax(-1)
             total = torch.zeros((shape.layers, shape.width, shape.width), device=device)
             generator = torch.Generator(device).manual_seed(n)
             for sample in range(SAMPLES):

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pltz.kv.port.codec import KVCodec, Span
 from pltz.kv.port.receipt import LEAST_ROWS, Receipt, spans, upper_limit
-from pltz.models.target.cache import cache_of, pairs_of
+from pltz.models.target.cache import cache_argument, cache_of, pairs_of
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def scored(target: Target, kv: torch.Tensor, ids: NDArray[np.int32], *, copies: 
         pairs = ((k[None].expand(copies, -1, -1, -1), v[None].expand(copies, -1, -1, -1)) for k, v in kv)
         cache = cache_of(pairs, target.model.config)
         rows = torch.from_numpy(ids.astype(np.int64))[None].expand(copies, -1).to(kv.device)
-        logits = target.model(input_ids=rows, past_key_values=cache).logits[0, :-1]
+        logits = target.model(input_ids=rows, **cache_argument(target.model, cache)).logits[0, :-1]
         return torch.as_tensor(logits.float().log_softmax(-1))
 
 
@@ -308,7 +308,7 @@ def _generated(target: Target, kv: torch.Tensor, follow: NDArray[np.int32], coun
         ids = torch.tensor([[int(follow[0])]], device=kv.device)
         found = []
         for _ in range(count):
-            ids = target.model(input_ids=ids, past_key_values=cache).logits[:, -1:].argmax(-1)
+            ids = target.model(input_ids=ids, **cache_argument(target.model, cache)).logits[:, -1:].argmax(-1)
             found.append(ids)
         return [int(i) for i in torch.cat(found, 1)[0]]
 

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from pltz.models.target.cache import cache_argument
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -66,7 +68,7 @@ def _run(target: Target, cache: Cache, ids: Ids, positions: NDArray[np.int64], m
             input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(target.device),
             position_ids=torch.from_numpy(positions)[None].to(target.device),
             attention_mask=mask,
-            past_key_values=cache,
+            **cache_argument(model.base_model, cache),
             use_cache=True,
         )
 

@@ -28,6 +28,7 @@ from pltz.kv.memory.memory_file import MemoryFolder, Remembered
 from pltz.kv.memory.prefix_match import PrefixMatch, cut, ends_of, spelled
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import KEEP, PackedSession
+from pltz.models.target.cache import cache_argument
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ class AgentMemory:
                 inputs = cache.inputs([turn.ids[turn.session.tokens :].tolist() for turn in turns])
                 found = self.target.model.generate(
                     **inputs,
-                    past_key_values=cache,
+                    **cache_argument(self.target.model, cache),
                     max_new_tokens=new_tokens,
                     eos_token_id=sorted(self.target.eos_ids) or None,
                     pad_token_id=min(self.target.eos_ids, default=0),
@@ -301,7 +302,13 @@ class AgentMemory:
                 inputs = batch.inputs([turn.ids[done : done + CHUNK].tolist()])
                 ids = inputs.pop("input_ids")[:, done:]
                 place = torch.arange(done, done + CHUNK, device=ids.device)[None]
-                self.target.model(input_ids=ids, position_ids=place, past_key_values=batch, logits_to_keep=1, **inputs)
+                self.target.model(
+                    input_ids=ids,
+                    position_ids=place,
+                    **cache_argument(self.target.model, batch),
+                    logits_to_keep=1,
+                    **inputs,
+                )
                 longer = batch.extract(0)
             finally:
                 batch.release()

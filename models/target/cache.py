@@ -6,7 +6,9 @@ A `DynamicCache` grows by concatenation and never writes into tensors it was giv
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from functools import cache as once
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +30,19 @@ def cache_of(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], config: Any) ->
         kept.keys, kept.values = keys, values
         kept.is_initialized = True
     return cache
+
+
+def cache_argument(model: Any, cache: Any) -> dict[str, Any]:
+    """Return the cache as the keyword argument by which a model's forward pass and `generate` take it.
+
+    transformers 5.24 renames ``past_key_values`` to ``cache``. ``model``: the module that is called.
+    """
+    return {_argument_name(type(model).forward): cache}
+
+
+@once
+def _argument_name(forward: Callable[..., Any]) -> str:
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
 
 def share(cache: DynamicCache) -> DynamicCache:

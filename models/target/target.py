@@ -35,7 +35,7 @@ import numpy as np
 
 from pltz.models.session.session import Session
 from pltz.models.target.batch import PrefillBatch
-from pltz.models.target.cache import is_plain, share
+from pltz.models.target.cache import cache_argument, is_plain, share
 from pltz.models.target.checkpoint import (
     check_weights,
     file_signature,
@@ -481,7 +481,7 @@ class Target:
         tokens = inputs["input_ids"].numel()
         try:
             with torch.inference_mode():
-                logits: torch.Tensor = self.model(past_key_values=cache, use_cache=True, **inputs).logits
+                logits: torch.Tensor = self.model(**cache_argument(self.model, cache), use_cache=True, **inputs).logits
                 return logits
         except torch.OutOfMemoryError as exc:
             raise ModelError(f"out of memory on {self.device}: prefill in smaller chunks") from exc

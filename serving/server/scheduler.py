@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pltz.kv.pool.batch_cache import BatchKVCache
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.page_attention import use_pages
+from pltz.models.target.cache import cache_argument
 from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.serving.server.parked_kv import ParkedKV
 from pltz.serving.server.turn import Turn, choose
@@ -367,7 +368,7 @@ class Scheduler:
             found = self.target.model(
                 inputs,
                 position_ids=positions.to(device),
-                past_key_values=cache,
+                **cache_argument(self.target.model, cache),
                 use_cache=True,
                 **self._last_only,
             )

@@ -16,6 +16,7 @@ from pltz.cli.bench.joint.fused_pool import BLOCK, FusedPool, FusedSession
 from pltz.cli.bench.joint.similarity import Similarity, no_fusion, ratio
 from pltz.kv.errors import PoolFull
 from pltz.kv.pool.page_format import PageFormat
+from pltz.models.target.cache import cache_argument
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -231,10 +232,10 @@ def _decode_s(rows: KVRows, cache: Any, count: int) -> float:
     follow = torch.from_numpy(rows.drawn[:count, rows.context : rows.context + STEPS + 1].astype("int64"))
     model: Any = rows.target.model
     with torch.inference_mode():
-        model(input_ids=follow[:, :1], past_key_values=cache)
+        model(input_ids=follow[:, :1], **cache_argument(model, cache))
         began = time.perf_counter()
         for n in range(1, STEPS + 1):
-            model(input_ids=follow[:, n : n + 1], past_key_values=cache)
+            model(input_ids=follow[:, n : n + 1], **cache_argument(model, cache))
         return time.perf_counter() - began
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pltz.models.target.cache import cache_argument, cache_of
+
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
@@ -52,11 +54,11 @@ def in_turn(target: Target, ids: Ids, bits: float) -> Ids:
     found = ids.copy()
     model: Any = target.model
     with torch.inference_mode():
-        cache = None
+        cache = cache_of([], model.config)
         for n in range(1, len(ids)):
             last = torch.tensor([[int(found[n - 1])]], device=target.device)
-            out = model(input_ids=last, past_key_values=cache, use_cache=True)
-            cache, scores = out.past_key_values, out.logits[0, -1].float().log_softmax(-1)
+            out = model(input_ids=last, **cache_argument(model, cache), use_cache=True)
+            scores = out.logits[0, -1].float().log_softmax(-1)
             if -float(scores[int(ids[n])]) / math.log(2) > bits:
                 found[n] = int(scores.argmax())
     return found

@@ -13,7 +13,7 @@ import numpy as np
 
 from pltz.kv.compose.composition import Composer
 from pltz.kv.compose.segment import Segment
-from pltz.models.target.cache import pairs_of
+from pltz.models.target.cache import cache_argument, cache_of, pairs_of
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ def materialised(target: Target, runs: Sequence[NDArray[Any]]) -> dict[str, floa
     where = FAR + torch.arange(ids.shape[1], device=ids.device)[None]
     model: Any = target.model
     with torch.inference_mode():
-        cache = model(input_ids=ids, position_ids=where, use_cache=True).past_key_values
+        cache = cache_of([], model.config)
+        model(input_ids=ids, position_ids=where, **cache_argument(model, cache), use_cache=True)
     pairs = [(k[0], v[0]) for k, v in pairs_of(cache)]
     keys, values = (torch.stack([pair[n] for pair in pairs]).double() for n in (0, 1))
     largest = float(before.norm(dim=-1).max())

@@ -21,6 +21,7 @@ from pltz.kv.forms.q8 import Q8Codec
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import RAW, serves
 from pltz.kv.store.kv_block import KVBlock
+from pltz.models.target.cache import cache_argument, cache_of
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ContentError, ModelError, UsageError
 from tests.models.conftest import VOCAB
@@ -83,7 +84,9 @@ def test_a_tower_that_moves_as_a_whole_is_exact_but_for_rounding(name: str, targ
     found = Composer(target).compose(Segment.tower(target, runs), start=300)
     ids = torch.from_numpy(np.concatenate(runs).astype(np.int64))[None]
     with torch.inference_mode():
-        cache = target.model(input_ids=ids, position_ids=300 + torch.arange(ids.shape[1])[None]).past_key_values
+        cache: Any = cache_of([], target.model.config)
+        where = 300 + torch.arange(ids.shape[1])[None]
+        target.model(input_ids=ids, position_ids=where, **cache_argument(target.model, cache))
     exact = torch.stack([torch.stack([one.keys[0], one.values[0]]) for one in cache.layers])
     assert found.exact and away(found.kv, exact) < 1e-4  # turns in float32 where yarn scales keys
     assert away(Composer(target).compose(Segment.tower(target, runs)).kv[:, 0], exact[:, 0]) > 0.01  # not turned

@@ -14,6 +14,7 @@ from pltz.kv.pool.batch_cache import BatchKVCache
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.page_attention import use_pages
+from pltz.models.target.cache import cache_argument
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 
@@ -42,7 +43,8 @@ def session_of(target: Target, pool: BlockPool, ids: Sequence[int], keep: int = 
 def generated(target: Target, cache: Any, inputs: dict[str, torch.Tensor], count: int) -> list[list[int]]:
     with torch.inference_mode():
         found = target.model.generate(
-            **inputs, past_key_values=cache, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
+            **inputs, **cache_argument(target.model, cache), max_new_tokens=count, min_new_tokens=count,
+            do_sample=False, pad_token_id=0,
         )
     return [row[inputs["input_ids"].shape[1] :].tolist() for row in found]
 
@@ -105,7 +107,7 @@ def test_compiled_attention_gives_the_logits_of_torch(
         places = torch.tensor([[n] for n in cache.tokens()])
         with torch.inference_mode():
             ids = inputs.pop("input_ids")[:, -1:]
-            return target.model(ids, **inputs, position_ids=places, past_key_values=cache).logits  # type: ignore[no-any-return]
+            return target.model(ids, **inputs, position_ids=places, **cache_argument(target.model, cache)).logits  # type: ignore[no-any-return]
 
     compiled = logits()
     monkeypatch.setattr(page_attention, "_packed", lambda *args: None)

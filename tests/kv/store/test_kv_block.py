@@ -10,7 +10,7 @@ import transformers
 
 from pltz.archive.thaw.thawed import kv_difference
 from pltz.kv.store.kv_block import can_cut, cut, join
-from pltz.models.target.cache import pairs_of, share
+from pltz.models.target.cache import cache_argument, pairs_of, share
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 
@@ -59,7 +59,7 @@ def test_a_cache_that_forgets_is_not_cut(kin: Target) -> None:
     )  # fmt: skip
     cache = transformers.DynamicCache(config=config)
     model = transformers.MistralForCausalLM(config)
-    model(input_ids=torch.arange(9)[None], past_key_values=cache, use_cache=True)
+    model(input_ids=torch.arange(9)[None], **cache_argument(model, cache), use_cache=True)
     assert not can_cut(cache)
     with pytest.raises(UsageError, match="alike"):
         cut(cache, 0, IDS[:2], IDS[:2])

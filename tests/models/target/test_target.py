@@ -141,7 +141,7 @@ class TestPrefill:
         monkeypatch.setattr(
             target.model,
             "forward",
-            lambda input_ids, past_key_values, use_cache, **kw: forward(input_ids, **kw),
+            lambda input_ids, use_cache, cache=None, past_key_values=None, **kw: forward(input_ids, **kw),
         )
         with pytest.raises(ModelError, match="keeps no DynamicCache"):
             target.prefill([40, 41, 42])

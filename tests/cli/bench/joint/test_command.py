@@ -13,6 +13,7 @@ from pltz.cli.bench.joint.fused_cache import fused_cache
 from pltz.cli.bench.joint.measure import BFF, STRATEGIES, UNFUSED, fill, pool_for
 from pltz.cli.bench.kv_rows import KVRows
 from pltz.datasets.loaders import sample_sessions
+from pltz.models.target.cache import cache_argument
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 
@@ -27,7 +28,7 @@ def test_a_cache_of_unfused_pages_continues_as_the_exact_one(rows: KVRows) -> No
     sessions = [pool.add("a", kv) for kv in rows.kvs]
     with torch.inference_mode():
         ids = torch.from_numpy(rows.drawn[:, 72:76].astype("int64"))
-        got = rows.target.model(input_ids=ids, past_key_values=fused_cache(pool, sessions)).logits
+        got = rows.target.model(input_ids=ids, **cache_argument(rows.target.model, fused_cache(pool, sessions))).logits
         whole = torch.from_numpy(rows.drawn[:, :76].astype("int64"))
         exact = rows.target.model(input_ids=whole).logits[:, 72:]
     assert torch.allclose(got, exact, atol=0.05), "pages have 16 bits"
