@@ -393,9 +393,10 @@ class NamedSession:
     alone: bool = False
 
     def file_tags(self) -> dict[str, str]:
-        """Return the tag that tells its file, where its name and content do not."""
-        numbered = self.number is not None
-        return tags_of_file(self.default, self.file, self.session, numbered=numbered) if self.alone else {}
+        """Return the tag that tells its file, where its name and content do not; none for the ids of a target."""
+        if not self.alone or self.target is not None:
+            return {}
+        return tags_of_file(self.default, self.file, self.session, numbered=self.number is not None)
 
     @property
     def default(self) -> str:

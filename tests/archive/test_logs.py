@@ -60,18 +60,18 @@ def place(tmp_path: Path) -> Path:
 def coded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Collect the bytes of the contents that the log coder encodes (above 0) and decodes (below 0)."""
     found: list[int] = []
-    encode, decode = LogCoder.encode, LogCoder.decode
+    encode, decode = LogCoder.encode_begun, LogCoder.decode_begun
 
-    def encoding(self: LogCoder, batch: Any, **options: Any) -> list[bytes]:
+    def encoding(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
         found.extend(len(content) for content, _ in batch)
-        return encode(self, batch, **options)
+        return encode(self, batch, *rest, **options)
 
-    def decoding(self: LogCoder, batch: Any, **options: Any) -> list[bytes]:
+    def decoding(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
         found.extend(-count for _, count, _ in batch)
-        return decode(self, batch, **options)
+        return decode(self, batch, *rest, **options)
 
-    monkeypatch.setattr(LogCoder, "encode", encoding)
-    monkeypatch.setattr(LogCoder, "decode", decoding)
+    monkeypatch.setattr(LogCoder, "encode_begun", encoding)
+    monkeypatch.setattr(LogCoder, "decode_begun", decoding)
     return found
 
 
@@ -107,15 +107,15 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def put_and_stop(cold: SessionArchive, count: int, coded: list[int], after: float) -> None:
     """Put a log, and stop the put once more than this share of its bytes is coded."""
-    encode, whole = LogCoder.encode, len(Session("chat", lines(count)).to_bytes())
+    encode, whole = LogCoder.encode_begun, len(Session("chat", lines(count)).to_bytes())
 
-    def stopped(self: LogCoder, batch: Any, **options: Any) -> list[bytes]:
+    def stopped(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
         if batch and sum(size for size in coded if size > 0) > after * whole:
             raise KeyboardInterrupt
-        return encode(self, batch, **options)
+        return encode(self, batch, *rest, **options)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(LogCoder, "encode", stopped)
+        patch.setattr(LogCoder, "encode_begun", stopped)
         put(cold, count)
 
 

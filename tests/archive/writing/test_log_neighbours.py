@@ -83,13 +83,13 @@ def want(place: tuple[Path, dict[str, Any]], *names: str) -> None:
 def test_a_log_is_coded_once_after_an_earlier_one_that_quotes_the_same(
     place: tuple[Path, dict[str, Any]], at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coded, encode = list[int](), LogCoder.encode
+    coded, encode = list[int](), LogCoder.encode_begun
 
-    def counted(self: LogCoder, batch: Any, **options: Any) -> list[bytes]:
+    def counted(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
         coded.extend(len(content) for content, _ in batch)
-        return encode(self, batch, **options)
+        return encode(self, batch, *rest, **options)
 
-    monkeypatch.setattr(LogCoder, "encode", counted)
+    monkeypatch.setattr(LogCoder, "encode_begun", counted)
     cold, names = opened(place[0], **place[1]), ["1-1-2", "2-3", "3-1"]
     sizes = put(cold, *names) if at_once else [size for name in names for size in put(cold, name)]
     assert coded == [len(log(*map(int, name.split("-"))).value) for name in names]
@@ -320,15 +320,15 @@ def test_the_same_log_twice_in_a_put_is_one(place: tuple[Path, dict[str, Any]]) 
 def test_another_process_knows_the_logs_that_cluster_chose(
     tmp_path: Path, key: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded, decode = list[int](), LogCoder.decode
+    decoded, decode = list[int](), LogCoder.decode_begun
 
-    def counted(self: LogCoder, batch: Any, **options: Any) -> list[bytes]:
+    def counted(self: LogCoder, batch: Any, *rest: Any, **options: Any) -> list[Any]:
         decoded.extend(count for _, count, _ in batch)
-        return decode(self, batch, **options)
+        return decode(self, batch, *rest, **options)
 
     place = tmp_path / "cold", key
     put(opened(place[0], **key), "1-1", "5-5", "6-6")
-    monkeypatch.setattr(LogCoder, "decode", counted)
+    monkeypatch.setattr(LogCoder, "decode_begun", counted)
     cold = opened(place[0], **key)
     assert cold.cluster().medoids == 3 and len(decoded) == 3
     other = opened(place[0], **key)
