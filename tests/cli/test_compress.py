@@ -176,7 +176,8 @@ def test_refusals_of_compress(run: Run, tiny: Path, chats: Path, tmp_path: Path)
 def test_a_folder_of_no_sessions_is_no_file_of_none(run: Run, chats: Path, tmp_path: Path) -> None:
     folder, out, blank = tmp_path / "empty", tmp_path / "out.pltz", tmp_path / "blank.jsonl"
     folder.mkdir()
-    refused(run("compress", folder, "-o", out), 2, f"expected sessions in {folder}, found none")
+    done = run("compress", folder, "-o", out)
+    assert done.exit_code == 2 and f"error: expected sessions in {folder}, found none" in done.stderr
     (folder / "blank.jsonl").write_bytes(b"\n")
     done = run("compress", folder, "-o", out)
     assert done.exit_code == 2 and "blank.jsonl: holds no session" in done.stderr and "found none" in done.stderr
