@@ -224,6 +224,9 @@ class Archive:
         ...     pltz.Archive.open(folder, passphrase="correct horse").get("greeting").value
         b'hello'
         """
+        arguments.path(place=place)
+        arguments.text(device=device, layout=layout)
+        arguments.number_or_none(threads=threads, zstd_above=zstd_above)
         key = Secret.chosen(
             key_file=key_file, key_command=key_command, passphrase=passphrase, passphrase_env=passphrase_env
         )
@@ -680,6 +683,8 @@ class Archive:
         ...     cold.merge(cold=0).merged
         0
         """
+        arguments.seconds(cold=cold)
+        arguments.text_or_none(tenant=tenant)
         return self.merger().run(cold=cold, tenant=tenant, dry_run=dry_run, progress=progress)
 
     def merger(self) -> Merger:
@@ -709,6 +714,7 @@ class Archive:
         ...     cold.cluster().medoids
         0
         """
+        arguments.number_or_none(medoids=medoids)
         done = self.clusterer().run(medoids=medoids, dry_run=dry_run, progress=progress)
         if self.parts.writer.neighbours.candidates is not None and not dry_run:
             self.parts.use_neighbours()  # those chosen now
@@ -751,6 +757,9 @@ class Archive:
         """
         from pltz.archive.maintenance.collect import DEAD_SHARE, SMALL
 
+        arguments.seconds(grace=grace)
+        arguments.number_or_none(small=small)
+        arguments.share(dead_share=DEAD_SHARE if dead_share is None else dead_share)
         return self.collector().run(
             dead_share=DEAD_SHARE if dead_share is None else dead_share,
             small=SMALL if small is None else small,
@@ -798,6 +807,9 @@ class Archive:
         Raises UsageError for an invalid ``expect``, StoreError. Damage is in the report, whose ``sound`` is
         False then.
         """
+        arguments.share(fraction=fraction)
+        arguments.number_or_none(max_seconds=max_seconds)
+        arguments.text_or_none(expect=expect)
         return self.verifier(decode, resume).run(
             decode=decode,
             fraction=fraction,
@@ -939,6 +951,7 @@ class Archive:
             ArchiveError: sessions stand on the base, or damage hides which segments other sessions share.
             Fenced, StoreError: another erase ran at the same time, or the store failed.
         """
+        arguments.text_or_none(name=name, tenant=tenant, base=base)
         if base is not None:
             if name is not None or tenant is not None or everything or bases:
                 raise UsageError("a base is erased alone: leave name, tenant, everything and bases out")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,13 @@ def text(**given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, str):
             raise _wrong("a string", name, value)
+
+
+def path(**given: object) -> None:
+    """Check that each argument is a path: a string or an object of a path. Raises UsageError."""
+    for name, value in given.items():
+        if not isinstance(value, str | os.PathLike):
+            raise _wrong("a path", name, value)
 
 
 def text_or_none(**given: object) -> None:
@@ -38,6 +46,13 @@ def seconds(**given: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise _wrong("seconds, 0 or more,", name, value)
     return float(value)
+
+
+def share(**given: Any) -> None:
+    """Check that each argument is a number from 0 to 1. Raises UsageError."""
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise _wrong("a share, 0 to 1,", name, value)
 
 
 def tags(value: object) -> None:
