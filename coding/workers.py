@@ -6,7 +6,8 @@
     draft = later.result()                                        # what LogTables.draft returns
 
 Each process has a copy of the object. The methods return the same wherever they run, so results are the same for any
-number of processes. With none they run where the result is asked for. So do those of a process that ended.
+number of processes. With none they run where the result is asked for. So do those of a
+process that ended or could not start.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import IO, Any, Protocol, TypeVar, cast
 
 from pltz.coding.child_python import command, environment
@@ -128,31 +130,29 @@ def _serve(
     made: bytes,
 ) -> None:
     """Give calls to one process until None comes. A call that it does not answer runs here."""
-    process = subprocess.Popen(
-        command(CODE),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment() | dict.fromkeys(SINGLE, "1") | {"TOKENIZERS_PARALLELISM": "false"},
-    )
-    to, back = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
-    greeting, alive = made, True
+    process = _process()
+    greeting, alive = made, process is not None
     while (call := calls.get()) is not None:
         future, method, arguments = call
         sound: bool | None = None
         answer: Any = None
         try:
-            if alive:
-                data = greeting + pickle.dumps((method, arguments), 5)
-                to.write(data)
+            if process and alive:
+                to, back = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+                to.write(greeting + pickle.dumps((method, arguments), 5))
                 to.flush()
                 greeting = b""
                 sound, answer = pickle.load(back)
         except Exception:  # noqa: BLE001 - it ended, or something cannot be pickled
             alive = False
         try:
-            if sound is None and (workers := owner()) is not None:
-                workers.unanswered += 1
-                sound, answer = True, workers.here(method, *arguments)
+            if sound is None:
+                workers = owner()
+                here = workers.here if workers else partial(_call, pickle.loads(made))  # its owner may be gone
+                if workers:
+                    workers.unanswered += 1
+                sound, answer = True, here(method, *arguments)
+                del workers, here
         except Exception as exc:  # noqa: BLE001 - for whoever asks for the result
             sound, answer = False, exc
         if sound:
@@ -160,10 +160,27 @@ def _serve(
         else:
             future.set_exception(answer)
         del call, future, arguments, answer  # they may be large
+    if process:
+        with suppress(OSError):
+            cast("IO[bytes]", process.stdin).close()
+        cast("IO[bytes]", process.stdout).close()
+        process.wait()
+
+
+def _process() -> subprocess.Popen[bytes] | None:
+    """Start a process that answers calls; None where the machine has no room for one."""
     with suppress(OSError):
-        to.close()
-    back.close()
-    process.wait()
+        return subprocess.Popen(
+            command(CODE),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment() | dict.fromkeys(SINGLE, "1") | {"TOKENIZERS_PARALLELISM": "false"},
+        )
+    return None
+
+
+def _call(of: Any, method: str, *arguments: Any) -> Any:
+    return getattr(of, method)(*arguments)
 
 
 def _end(calls: queue.SimpleQueue[Any], count: int) -> None:

@@ -392,15 +392,18 @@ class DirectoryStore:
 
         The clock of this process may be wrong: it would take the files of others who write now. Raises StoreError.
         """
-        own, found = object_names.temporary(self.disk.random(16)), list[str]()
+        names, found = object_names.temporaries_among(self.list(object_names.TEMPORARY)), list[str]()
+        if not names:
+            return found
+        own = object_names.temporary(self.disk.random(16))
         try:
-            self._write(own, b"")
+            self._with_room(lambda: self._write(own, b""))
             before = self.disk.changed(own) - age
         except OSError as exc:
             raise _named("write a temporary file", exc) from exc
         finally:
             self._drop(own)
-        for name in object_names.temporaries_among(self.list(object_names.TEMPORARY)):
+        for name in names:
             try:
                 if self.disk.changed(name) < before:
                     found.append(name)

@@ -23,7 +23,6 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import render
-from pltz.coding.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ OWN = ("q8", "q4", "predictive")
         "pltz bench kv --sessions 32 --resume kv-rows.jsonl",
     ],
 )
-@click.option("--target", "model", default=DEFAULT_TARGET, show_default=True, metavar="MODEL", help="The served model.")
+@shared.TARGET
 @click.option("--calibration", metavar="FILE", help="Of `pltz target calibrate`; the form predictive needs it.")
 @shared.DATA
 @click.option(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.cli.ui.options import Decorator
+from pltz.coding.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
 
 DATA: Decorator = click.option(
     "--data", metavar="FILE|DIR", help="JSONL records, plain or zstd.  [default: the sample sessions]"
+)
+TARGET: Decorator = click.option(
+    "--target", "model", default=DEFAULT_TARGET, show_default=True, metavar="MODEL", help="The served model."
+)
+NEW: Decorator = click.option(
+    "--new", type=click.IntRange(min=8), default=64, show_default=True, metavar="N", help="Tokens scored after them."
 )
 WHERE: Decorator = click.option(
     "--where",

@@ -149,7 +149,7 @@ def starts(codec: SegmentCodec, parity: int) -> Iterator[tuple[int, SimDisk]]:
 
 @pytest.mark.parametrize("parity", [SHARE, 0])
 def test_a_conversion_at_any_call_of_a_put(codec: SegmentCodec, parity: int) -> None:
-    """What an old process acknowledges is named, and what it may not acknowledge it puts again."""
+    """Name what an old process acknowledges; it puts again what it may not acknowledge."""
     refused = 0
     for at, disk in starts(codec, parity):
         store = Between(disk, at, lambda disk=disk: converted(DirectoryStore(disk)))  # type: ignore[misc]

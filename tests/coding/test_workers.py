@@ -8,8 +8,11 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -51,6 +54,32 @@ def test_what_a_process_does_not_answer_runs_here() -> None:
     os.kill(other, signal.SIGKILL)
     assert process_of(workers) == os.getpid() and workers.unanswered == 1
     assert workers.map("joinpath", [("a",), ("b",)]) == [SELF / "a", SELF / "b"]
+
+
+def test_without_room_for_a_process_calls_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr("pltz.coding.workers.subprocess.Popen", full)
+    workers = Workers(SELF, 1)
+    workers.on = True
+    assert int(cast("Future[Path]", workers.submit("resolve")).result(60).name) == os.getpid()
+    assert workers.unanswered == 1
+
+
+def test_a_result_comes_though_its_workers_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = threading.Event()
+
+    def late() -> None:
+        gone.wait(60)
+
+    monkeypatch.setattr("pltz.coding.workers._process", late)
+    workers = Workers(SELF, 1)
+    workers.on = True
+    later = cast("Future[Path]", workers.submit("joinpath", "a"))
+    del workers
+    gone.set()
+    assert later.result(60) == SELF / "a"
 
 
 def test_what_no_pickle_holds_runs_here(workers: Workers) -> None:

@@ -18,7 +18,6 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import render
-from pltz.coding.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 COSINES = 0.99, 0.95, 0.9, 0.8, 0.7, 0.6
@@ -35,16 +34,14 @@ SERVED = 0.95, 0.8, 0.7  # cosines whose pool is filled and decoded from
         "pltz bench joint --cosine 0.9 --cosine 0.8 --room 4 --rows 16 --json",
     ],
 )
-@click.option("--target", "model", default=DEFAULT_TARGET, show_default=True, metavar="MODEL", help="The served model.")
+@shared.TARGET
 @click.option("--calibration", metavar="FILE", help="Of `pltz target calibrate`: measures the form predictive too.")
 @shared.DATA
 @click.option("--rows", type=click.IntRange(min=4), default=32, show_default=True, metavar="N", help="Rows of tokens.")
 @click.option(
     "--context", type=click.IntRange(min=128), default=512, show_default=True, metavar="N", help="Tokens kept as KV."
 )
-@click.option(
-    "--new", type=click.IntRange(min=8), default=64, show_default=True, metavar="N", help="Tokens scored after them."
-)
+@shared.NEW
 @click.option(
     "--batch", type=click.IntRange(min=2), default=8, show_default=True, metavar="N", help="Sessions fused together."
 )

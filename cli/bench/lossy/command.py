@@ -18,7 +18,6 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import render
-from pltz.coding.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 BITS = 8.0, 11.0, 14.0, 17.0
@@ -34,7 +33,7 @@ NAMES = "at-once", "in-turn", "if-shorter"
         "pltz bench lossy --bits 12 --way if-shorter --target ./my-model --json",
     ],
 )
-@click.option("--target", "model", default=DEFAULT_TARGET, show_default=True, metavar="MODEL", help="The served model.")
+@shared.TARGET
 @shared.DATA
 @click.option(
     "--bits", "thresholds", type=click.FloatRange(min=1), multiple=True, default=BITS, show_default=True, metavar="B",
@@ -48,9 +47,7 @@ NAMES = "at-once", "in-turn", "if-shorter"
 @click.option(
     "--context", type=click.IntRange(min=64), default=512, show_default=True, metavar="N", help="Tokens kept as KV."
 )
-@click.option(
-    "--new", type=click.IntRange(min=8), default=64, show_default=True, metavar="N", help="Tokens scored after them."
-)
+@shared.NEW
 @options.coder_options
 @shared.JSON
 def lossy(

@@ -18,7 +18,6 @@ from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
-from pltz.coding.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 TITLES = {
@@ -40,7 +39,7 @@ WIDTH = 110
         "pltz bench papers --target ./my-model --data chats.jsonl",
     ],
 )
-@click.option("--target", "model", default=DEFAULT_TARGET, show_default=True, metavar="MODEL", help="The served model.")
+@shared.TARGET
 @shared.DATA
 @click.option(
     "--paper", "chosen", type=click.Choice(PAPERS), multiple=True, help="Show only this paper (repeatable)."
@@ -53,9 +52,7 @@ WIDTH = 110
 @click.option(
     "--context", type=click.IntRange(min=256), default=512, show_default=True, metavar="N", help="Tokens kept as KV."
 )
-@click.option(
-    "--new", type=click.IntRange(min=8), default=64, show_default=True, metavar="N", help="Tokens scored after them."
-)
+@shared.NEW
 @options.coder_options
 @shared.JSON
 def papers(

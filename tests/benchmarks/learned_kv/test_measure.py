@@ -1,4 +1,4 @@
-"""What is measured of decoders and codes, on networks whose answer is known; and both commands from end to end."""
+"""Measure decoders and codes on networks whose answer is known, and run both commands from end to end."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ ROWS = "openhands/output"  # the file that has a session per line
 
 
 class Stored(NamedTuple):
-    """What an archive has of a session."""
+    """A session as an archive lists it."""
 
     tenant: str
     tags: Mapping[str, str]

@@ -144,7 +144,7 @@ def test_a_run_that_goes_on_draws_no_batch_of_a_group_that_it_began(steps: int, 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_a_net_that_teaches_itself_says_its_entropy(streams: Path) -> None:
-    """What a net says on a batch, learnt later, gives its own entropy; a net that has changed since has more."""
+    """Learn later what a net says on a batch: that gives its own entropy, and a net that has changed since has more."""
     torch.manual_seed(0)
     net = Net(TINY)
     with torch.no_grad():
