@@ -3,6 +3,7 @@
     python -m pltz.benchmarks.measure_pool --help
 
     python -m pltz.benchmarks.measure_pool > benchmarks/results/pool.json
+    python -m pltz.benchmarks.measure_pool --only moves
     python -m pltz.benchmarks.measure_pool --loss ./smollm2 --data chat_test.jsonl.zst --rows 8
 
 Pages hold random codes, in blocks of 16 tokens that are scattered over the pool. 132 tokens per session are exact
@@ -27,6 +28,7 @@ from pltz.datasets.loaders import load
 from pltz.kv.calibrate.measure import CHANGED, SIMULATED, compare, sessions_to_rows
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.pool import gpu_attention
+from pltz.kv.pool.block_copy import by_engine, by_kernel
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.layer_view import LayerView
 from pltz.kv.pool.packed_session import KEEP, PackedSession
@@ -214,7 +216,7 @@ def moves(tokens: int, block: int, scattered: bool) -> list[dict[str, Any]]:
     """Measure a spill and a warming of blocks, and plain copies of as many bytes over the bus.
 
     Blocks are scattered over the device. ``scattered``: over the host, too; else they lie side by side there, as they
-    do after a spill into a host with room.
+    do after a spill into a host with room. ``ms_by_engine`` and ``ms_by_kernel`` are the two ways to choose from.
     """
     pool = BlockPool(pages("q4", LAYERS), 32768, block=block, host_tokens=32768, device="cuda")
     assert pool.host is not None
@@ -229,17 +231,21 @@ def moves(tokens: int, block: int, scattered: bool) -> list[dict[str, Any]]:
     there = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     here = torch.empty(size, dtype=torch.uint8, device="cuda")
     rows = []
-    for name, work, plain in (
-        ("spill", lambda: pool.device.copy(some, pool.host, others), lambda: there.copy_(here, non_blocking=True)),
-        ("warm", lambda: pool.host.copy(others, pool.device, some), lambda: here.copy_(there, non_blocking=True)),
-    ):
-        bus, took = timed(plain), timed(work)
+    for spills in (True, False):
+        (one, blocks_of_one), (other, blocks_of_other) = ends = (pool.device, some), (pool.host, others)
+        if not spills:
+            (one, blocks_of_one), (other, blocks_of_other) = reversed(ends)
+        args = one.tensors, blocks_of_one, other.tensors, blocks_of_other
+        plain = (there, here) if spills else (here, there)
+        bus = timed(lambda: plain[0].copy_(plain[1], non_blocking=True))  # noqa: B023
+        took = timed(lambda: one.copy(blocks_of_one, other, blocks_of_other))  # noqa: B023
+        ways = {way.__name__: timed(lambda: way(*args, spills)) for way in (by_engine, by_kernel)}  # noqa: B023
         rows.append(
             {
-                "move": name, "tokens": tokens, "block": block, "scattered": scattered,
+                "move": "spill" if spills else "warm", "tokens": tokens, "block": block, "scattered": scattered,
                 "MB": round(size / 1e6, 1), "ms": round(took, 3),
                 "GB_per_s": round(size / took / 1e6, 1), "bus_GB_per_s": round(size / bus / 1e6, 1),
-                "of_bus": round(bus / took, 3),
+                "of_bus": round(bus / took, 3), **{f"ms_{way}": round(ms, 3) for way, ms in ways.items()},
             }
         )  # fmt: skip
         same = all(
@@ -299,6 +305,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="sessions of --loss (8)")
     parser.add_argument("--context", type=int, default=1536, help="tokens that are packed (1536)")
     parser.add_argument("--new", type=int, default=256, help="tokens that are scored after them (256)")
+    parser.add_argument("--only", choices=["moves", "attention"], help="measure these on the GPU, and not the others")
     given = parser.parse_args()
     if given.loss:
         target = Target.load(given.loss, dtype="float32")
@@ -309,15 +316,18 @@ def main() -> None:
         parser.exit(2, "measure_pool: no GPU here, and it measures one\n")
     print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__}))
     with torch.inference_mode():
-        for kind in ("q4", "q8"):
-            for block, dim in ((16, 128), (256, 128), (16, 64)):
-                print(json.dumps(compared(kind, block, dim)), flush=True)
-        for block, scattered in ((16, True), (16, False), (256, True), (256, False)):
-            for row in moves(4096, block, scattered):
-                print(json.dumps(row), flush=True)
-        for name in BATCHES:
-            for row in attention(name):
-                print(json.dumps(row), flush=True)
+        if given.only != "moves":
+            for kind in ("q4", "q8"):
+                for block, dim in ((16, 128), (256, 128), (16, 64)):
+                    print(json.dumps(compared(kind, block, dim)), flush=True)
+        if given.only != "attention":
+            for block, scattered in ((16, True), (16, False), (256, True), (256, False)):
+                for row in moves(4096, block, scattered):
+                    print(json.dumps(row), flush=True)
+        if given.only != "moves":
+            for name in BATCHES:
+                for row in attention(name):
+                    print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

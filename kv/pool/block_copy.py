@@ -1,28 +1,31 @@
 """The indexed copy of blocks over all layers, within a memory and between device and page-locked host memory.
 
-    device [layer, block, ...]  --gather-->  a layer's blocks side by side  --DMA-->  host [layer, slot, ...]
+    device [layer, block, ...]  --gather-->  staged [layers, n, ...]  --DMA-->  host [layer, slot, ...]
 
-The bus is used best by its copy engine, and that by large pieces: layers follow each other, while the device gathers
-the next one. Slots of the host that lie side by side are one piece. Where they are scattered, one kernel reads and
-writes both memories; it reaches four fifths of the bus.
+The bus is used best by its copy engine, and that by large pieces. So one kernel gathers the blocks of several layers
+into one of two buffers, while the other crosses the bus; warming scatters likewise. Slots of the host that lie side by
+side are one piece per layer. Where they are scattered, one kernel reads and writes both memories.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pltz.kv.pool.triton_found import there
 
 if TYPE_CHECKING:
     import torch
 
+    Tensors = Mapping[str, torch.Tensor]
+
 PIECE = 1024  # words of 8 bytes of a program; the 16 rows of a block are a multiple of a word
-LARGE = 1 << 21  # bytes per layer and piece from which the copy engine is used: each takes 10 us of Python
+STAGED = 1 << 24  # bytes of a buffer; a layer whose blocks are more has a larger one
+LARGE = 1 << 19  # bytes per piece, in the mean, from which the copy engine is used: it takes some us to start each
 
 
-def copy_blocks(source: torch.Tensor, blocks: Sequence[int], target: torch.Tensor, to: Sequence[int]) -> None:
-    """Set ``target[:, to]`` to ``source[:, blocks]``; both are (layers, blocks, ...) and contiguous.
+def copy_blocks(source: Tensors, blocks: Sequence[int], target: Tensors, to: Sequence[int]) -> None:
+    """Set ``target[name][:, to]`` to ``source[name][:, blocks]``; all are (layers, blocks, ...) and contiguous.
 
     The host waits for a copy into its memory, and for none into a device's.
     """
@@ -30,21 +33,23 @@ def copy_blocks(source: torch.Tensor, blocks: Sequence[int], target: torch.Tenso
 
     if not len(blocks):
         return
-    if source.device == target.device:
-        here, places = torch.tensor([list(blocks), list(to)], device=source.device)
-        target.index_copy_(1, places, source.index_select(1, here))
+    here, into = next(iter(source.values())), next(iter(target.values()))
+    if here.device == into.device:
+        index, places = torch.tensor([list(blocks), list(to)], device=here.device)
+        for name, tensor in source.items():
+            target[name].index_copy_(1, places, tensor.index_select(1, index))
         return
-    host, slots = (source, blocks) if target.is_cuda else (target, to)
-    pieces = _side_by_side(slots)
-    if host.is_pinned() and there() and host[0, 0].nbytes * len(slots) < LARGE * len(pieces):
-        _by_kernel(source, blocks, target, to)
-    else:
-        _by_engine(source, blocks, target, to, pieces)
-    if not target.is_cuda:
-        torch.cuda.current_stream(source.device).synchronize()
+    spills = here.is_cuda
+    host, slots = (into, to) if spills else (here, blocks)
+    size = sum(tensor.nbytes // tensor.shape[1] for tensor in source.values()) * len(blocks)
+    pieces = sum(map(len, source.values())) * len(side_by_side(slots))
+    way = by_kernel if host.is_pinned() and there() and size < LARGE * pieces else by_engine
+    way(source, blocks, target, to, spills)
+    if spills:
+        torch.cuda.current_stream(here.device).synchronize()
 
 
-def _side_by_side(slots: Sequence[int]) -> list[tuple[int, int, int]]:
+def side_by_side(slots: Sequence[int]) -> list[tuple[int, int, int]]:
     """Return pieces of slots that ascend one by one: the place in the list, the slot, and the length of each."""
     pieces: list[tuple[int, int, int]] = []
     for at, slot in enumerate(slots):
@@ -56,53 +61,89 @@ def _side_by_side(slots: Sequence[int]) -> list[tuple[int, int, int]]:
     return pieces
 
 
-def _by_engine(
-    source: torch.Tensor,
-    blocks: Sequence[int],
-    target: torch.Tensor,
-    to: Sequence[int],
-    pieces: Sequence[tuple[int, int, int]],
-) -> None:
-    """Copy layer by layer: gather and scatter in the current stream, the bus in one of its own."""
+def by_engine(source: Tensors, blocks: Sequence[int], target: Tensors, to: Sequence[int], spills: bool) -> None:
+    """Copy over the bus by its engine: gather and scatter in the current stream, the bus in one of its own.
+
+    ``spills``: from a device to the host; else back.
+    """
     import torch
 
-    spills = source.is_cuda
-    gpu = source.device if spills else target.device
-    index = torch.tensor(list(blocks if spills else to), device=gpu)
-    now, bus = torch.cuda.current_stream(gpu), torch.cuda.Stream(gpu)
+    gpu_side, index, host, slots = (source, blocks, target, to) if spills else (target, to, source, blocks)
+    gpu = next(iter(gpu_side.values())).device
+    places = torch.tensor(list(index), device=gpu)
+    pieces = side_by_side(slots)
+    jobs = _jobs(gpu_side, len(index))
+    buffers = torch.empty((2, max(job.words for job in jobs)), dtype=torch.int64, device=gpu)
+    streams: Any = torch.get_device_module(gpu)  # those of torch.cpu do nothing: so tests run all this on a CPU
+    now, bus = streams.current_stream(gpu), streams.Stream(gpu)
     bus.wait_stream(now)
-    for layer in range(len(source)):
-        if spills:
-            staged = source[layer].index_select(0, index)
-            bus.wait_stream(now)
-        with torch.cuda.stream(bus):
-            if not spills:
-                staged = target.new_empty((len(index), *target.shape[2:]))
-            for at, slot, count in pieces:
-                if spills:
-                    target[layer, slot : slot + count].copy_(staged[at : at + count], non_blocking=True)
-                else:
-                    staged[at : at + count].copy_(source[layer, slot : slot + count], non_blocking=True)
-        staged.record_stream(bus if spills else now)
-        if not spills:
-            now.wait_stream(bus)
-            target[layer].index_copy_(0, index, staged)
-    now.wait_stream(bus)
+    emptied: list[Any] = []
+    try:
+        for number, job in enumerate(jobs):
+            layers = slice(job.first, job.last)
+            pages, there = _words(gpu_side[job.name])[layers], _words(host[job.name])[layers]
+            staged = buffers[number % 2, : job.words].view(len(pages), len(index), -1)
+            ours = [row for at, _, count in pieces for row in staged.narrow(1, at, count).unbind(0)]
+            theirs = [row for _, slot, count in pieces for row in there.narrow(1, slot, count).unbind(0)]
+            first, second = (now, bus) if spills else (bus, now)  # the one that fills the buffer, and that empties it
+            if number >= 2:
+                first.wait_event(emptied[number - 2])
+            if spills:
+                torch.index_select(pages, 1, places, out=staged)
+                bus.wait_stream(now)
+                with streams.stream(bus):
+                    torch._foreach_copy_(theirs, ours, non_blocking=True)
+            else:
+                with streams.stream(bus):
+                    torch._foreach_copy_(ours, theirs, non_blocking=True)
+                now.wait_stream(bus)
+                pages.index_copy_(1, places, staged)
+            emptied.append(second.record_event())
+    finally:
+        now.wait_stream(bus)  # before the buffers are anyone else's
 
 
-def _by_kernel(source: torch.Tensor, blocks: Sequence[int], target: torch.Tensor, to: Sequence[int]) -> None:
-    """Copy by a kernel that reads and writes both memories."""
+class _Job(NamedTuple):
+    """Layers of a tensor that one kernel gathers, and the words of their blocks."""
+
+    name: str
+    first: int
+    last: int
+    words: int
+
+
+def _jobs(tensors: Tensors, count: int) -> list[_Job]:
+    """Return what is staged at once, for ``count`` blocks: the smallest tensor first, since it fills no buffer."""
+    found = []
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].nbytes):
+        layers, words = len(tensor), _words(tensor)[0, 0].numel() * count
+        step = max(STAGED // (8 * words), 1)
+        for first in range(0, layers, step):
+            last = min(first + step, layers)
+            found.append(_Job(name, first, last, words * (last - first)))
+    return found
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """Return (layers, blocks, words) of 64 bits."""
+    import torch
+
+    return tensor.flatten(2).view(torch.int64)
+
+
+def by_kernel(source: Tensors, blocks: Sequence[int], target: Tensors, to: Sequence[int], spills: bool) -> None:
+    """Copy over the bus by a kernel that reads and writes both memories. The arguments are those of `by_engine`."""
     import torch
 
     from pltz.kv.pool import gpu_kernels
 
-    gpu = source.device if source.is_cuda else target.device
+    gpu = next(iter((source if spills else target).values())).device
     begins, ends = torch.tensor([list(blocks), list(to)], device=gpu)
-    layers, count = source.shape[:2]
-    one, other = source.view(-1).view(torch.int64), target.view(-1).view(torch.int64)
-    words = one.numel() // (layers * count)
-    grid = len(blocks), layers, -(-words // PIECE)
-    with torch.cuda.device(gpu):
-        gpu_kernels.copy_pages[grid](
-            one, other, begins, ends, one.numel() // layers, other.numel() // layers, words, PIECE=PIECE
-        )
+    for name in source:
+        one, other = _words(source[name]), _words(target[name])
+        layers, _, words = one.shape
+        grid = len(blocks), layers, -(-words // PIECE)
+        with torch.cuda.device_of(begins):
+            gpu_kernels.copy_pages[grid](
+                one, other, begins, ends, one[0].numel(), other[0].numel(), words, PIECE=PIECE
+            )

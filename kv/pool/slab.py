@@ -136,13 +136,12 @@ class Slab:
         return {name: tensor.flatten(1, 2).index_select(1, places) for name, tensor in self.tensors.items()}
 
     def copy(self, blocks: Sequence[int], there: Slab, to: Sequence[int]) -> None:
-        """Copy blocks to those of another slab of the same pages, or of this one: all layers, one call per tensor."""
+        """Copy blocks to those of another slab of the same pages, or of this one, in all layers."""
         if there.form is not self.form or there.block != self.block or len(blocks) != len(to):
             raise UsageError("blocks go to as many blocks of the same pages")
         self._check(blocks)
         there._check(to)
-        for name, tensor in self.tensors.items():
-            copy_blocks(tensor, blocks, there.tensors[name], to)
+        copy_blocks(self.tensors, blocks, there.tensors, to)
 
     def put_sinks(self, kv: torch.Tensor) -> list[int]:
         """Keep the KV (layers, 2, heads, S, D) of sinks, as computed, in blocks of this slab. Returns the blocks."""

@@ -33,12 +33,16 @@ for kind, block, dim, half in [("q4", 16, 64, 32), ("q4", 256, 128, 64), ("q8", 
 """
 COPY = """
 import torch
-from pltz.kv.pool import gpu_kernels
+from pltz.kv.pool import block_copy
 
-source, target = torch.randint(0, 1 << 40, (3, 7, 16, 10)), torch.zeros(3, 9, 16, 10, dtype=torch.int64)
-begins, ends, words = torch.tensor([1, 6, 3]), torch.tensor([8, 0, 2]), 160
-gpu_kernels.copy_pages[(3, 3, 3)](source, target, begins, ends, 7 * words, 9 * words, words, PIECE=64)
-assert torch.equal(target[:, [8, 0, 2]], source[:, [1, 6, 3]]) and not target[:, [1, 3, 4, 5, 6, 7]].any()
+block_copy.PIECE = 64
+for spills in (True, False):
+    source = {"kv": torch.randint(0, 1 << 40, (3, 7, 16, 10)), "scale": torch.rand(3, 7, 16, 6)}
+    target = {"kv": torch.zeros(3, 9, 16, 10, dtype=torch.int64), "scale": torch.zeros(3, 9, 16, 6)}
+    block_copy.by_kernel(source, [1, 6, 3], target, [8, 0, 2], spills)
+    for name in source:
+        assert torch.equal(target[name][:, [8, 0, 2]], source[name][:, [1, 6, 3]])
+        assert not target[name][:, [1, 3, 4, 5, 6, 7]].any()
 """
 
 

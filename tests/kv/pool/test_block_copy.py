@@ -1,0 +1,117 @@
+"""Copies of blocks over a bus that is not there: streams of a CPU do nothing, or are late in the worst way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from pltz.kv.pool import block_copy
+from pltz.kv.pool.slab import Slab
+from tests.kv.pool.pages import form
+
+SCATTERED, IN_RUNS = [5, 0, 9, 3, 7, 1], [3, 4, 5, 9, 0, 1]
+
+
+def slabs(kind: str) -> tuple[Slab, Slab]:
+    """Return two slabs of random bytes, of different sizes."""
+    both = Slab(form(kind), 12 * 16, 16, "cpu"), Slab(form(kind), 10 * 16, 16, "cpu")
+    draw = torch.Generator().manual_seed(7)
+    for slab in both:
+        for tensor in slab.tensors.values():
+            tensor.view(torch.uint8).random_(0, 256, generator=draw)
+    return both
+
+
+class LateStream:
+    """A stream of which nothing runs until somebody waits for it."""
+
+    def __init__(self, late: bool) -> None:
+        self.late = late
+        self.queue: list[tuple[Any, Any, Any]] = []
+        self.ran = 0
+
+    def run(self, until: int | None = None) -> None:
+        """Run what was started, up to a count since the beginning."""
+        while self.queue and (until is None or self.ran < until):
+            work, args, kwargs = self.queue.pop(0)
+            self.ran += 1
+            with _disable_current_modes():
+                work(*args, **kwargs)
+
+    def wait_stream(self, other: LateStream) -> None:
+        other.run()
+
+    def record_event(self) -> tuple[LateStream, int]:
+        return self, self.ran + len(self.queue)
+
+    def wait_event(self, event: tuple[LateStream, int]) -> None:
+        event[0].run(event[1])
+
+
+class LateStreams(TorchDispatchMode):
+    """Streams in place of torch.cuda's: ``late`` of "now" and "bus" runs as late as it may."""
+
+    def __init__(self, late: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now, self.bus = LateStream(late == "now"), LateStream(late == "bus")
+        self.current = self.now
+        self.module = SimpleNamespace(
+            current_stream=lambda device: self.now, Stream=lambda device: self.bus, stream=self.on
+        )
+
+    @contextmanager
+    def on(self, stream: LateStream) -> Iterator[None]:
+        self.current = stream
+        yield
+        self.current = self.now
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        copies = ("index_select.out", "index_copy_.default", "_foreach_copy_.default")
+        if self.current.late and str(func).removeprefix("aten.") in copies:
+            self.current.queue.append((func, args, kwargs or {}))
+            return (kwargs or {}).get("out", None if "foreach" in str(func) else args[0])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("late", ["", "now", "bus"])
+@pytest.mark.parametrize("spills", [True, False])
+@pytest.mark.parametrize("slots", [SCATTERED, IN_RUNS])
+@pytest.mark.parametrize("kind", ["raw", "q8", "q4"])
+def test_the_bus_carries_the_same_bytes(
+    kind: str, slots: list[int], spills: bool, late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer is staged at a time, so that both buffers are used more than once."""
+    source, target = slabs(kind)
+    blocks = [8, 2, 3, 4, 0, 9]
+    if not spills:
+        blocks, slots = slots, blocks
+    before = {name: tensor.clone() for name, tensor in target.tensors.items()}
+    monkeypatch.setattr(block_copy, "STAGED", 1)
+    streams = LateStreams(late)
+    if late:
+        monkeypatch.setattr(torch, "get_device_module", lambda device: streams.module)
+        with streams:
+            block_copy.by_engine(source.tensors, blocks, target.tensors, slots, spills)
+            streams.now.run()
+    else:
+        block_copy.by_engine(source.tensors, blocks, target.tensors, slots, spills)
+    assert not streams.bus.queue
+    for name, tensor in target.tensors.items():
+        before[name][:, slots] = source.tensors[name][:, blocks]
+        assert torch.equal(tensor.view(torch.uint8), before[name].view(torch.uint8)), name
+
+
+def test_what_is_staged_has_a_bound_and_all_layers() -> None:
+    shape = 32, 9, 16, 8
+    tensors = {"kv": torch.zeros(*shape, 128, dtype=torch.uint8), "scale": torch.zeros(*shape, 2, dtype=torch.float16)}
+    jobs = block_copy._jobs(tensors, 256)
+    assert [(job.name, job.first, job.last) for job in jobs] == [("scale", 0, 32)] + [
+        ("kv", first, min(first + 4, 32)) for first in range(0, 32, 4)
+    ]
+    assert max(job.words for job in jobs) * 8 <= block_copy.STAGED
