@@ -108,15 +108,19 @@ class Catalog:
         if self._held or time.monotonic() - self._read_at < bound:
             self.keys.refresh()
             return False
+        self.look_now()
+        return True
+
+    def look_now(self) -> None:
+        """Read the changes that others made, as `look` does, whenever they were read before. Raises its errors."""
         begun = time.monotonic()
         self.keys.refresh()
         if not self.listing.follow() and not (self.takes_manifest() and self.listing.follow()):
             self.refresh()
-            return True
+            return
         if self._key_check:
             self._key_check.refresh()
         self._read_at = begun
-        return True
 
     def takes_manifest(self) -> bool:
         """Return whether the archive got a manifest since it was opened. All is read afresh then, by the next look.

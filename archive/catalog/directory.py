@@ -74,9 +74,10 @@ class SessionDirectory:
         """
         looked = self._catalog.look()
         found = self._catalog.histories.of(tenant, name)
-        following = self._catalog.listing.following
-        doubted = not (found.versions and found.whole) if following else not (found.versions or looked)
-        if doubted:  # no session is absent by an old sight, and none is absent or lost by a manifest alone
+        if not (found.versions or looked):  # no session is absent by an old sight
+            self._catalog.look_now()
+            found = self._catalog.histories.of(tenant, name)
+        if self._catalog.listing.following and not found.whole:  # none is lost by a manifest alone
             self._catalog.refresh()
             found = self._catalog.histories.of(tenant, name)
         return found

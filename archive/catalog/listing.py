@@ -132,6 +132,7 @@ class Listing:
         self._listed = self._followed_once = False  # whether packs were listed, and whether a manifest was followed
         self._doubted = False  # something was met since the last listing that the manifest does not explain
         self._trusted = frozenset[bytes]()  # packs that are no late ones
+        self._unnamed = frozenset[bytes]()  # listed packs that the manifest does not name, and that an earlier one did
         self._pending: set[bytes] = set()  # packs put by this process that no manifest names yet
 
     @cached_property
@@ -305,6 +306,7 @@ class Listing:
         rows = set(manifest.packs) if manifest else set[bytes]()
         strangers = self._strangers(packs, rows if named is None else named)
         self.orphans = {} if named is None else {pack: packs[pack] for pack in strangers}
+        self._unnamed = frozenset() if named is None else packs.keys() - named - strangers - self._pending
         self.late = manifest.late if manifest else frozenset()
         if named is None and self.register and self.ledger.settings.parity[0]:  # else none has parity
             self.late |= strangers - self._trusted
@@ -318,6 +320,16 @@ class Listing:
         for pack, row in manifest.packs.items() if manifest else ():  # so that what is gone is named
             if pack not in self.packs and pack not in self.tail.packs:
                 self.tail.add_pack(pack, row.size, row.sections)
+
+    def manifest_is_old(self) -> bool:
+        """Return whether packs that a manifest named are not in the present one: it may be that of a backup.
+
+        As of the last listing. What others put since counts for nothing. Raises StoreError, VersionError.
+        """
+        if not (self.register and self._unnamed - self.ledger.deleted):
+            return False
+        named = self._named_by(self.register.load())
+        return named is not None and bool(self._unnamed - named - self.ledger.deleted)
 
     def trust(self, packs: Iterable[bytes]) -> None:
         """Take packs for no late ones, also without parity: they were there when the archive had no manifest yet."""

@@ -159,7 +159,8 @@ class Repairer:
         catalog.refresh()
         self.report.recorded += [loss.pack.hex() for loss in catalog.damage.losses()]
         self._want_own(catalog)
-        if (register := catalog.listing.register) and not register.manifest:
+        listing = catalog.listing
+        if listing.register and (not listing.register.manifest or listing.manifest_is_old()):
             self.report.remade.append(object_names.MANIFEST)
         if not self.dry_run:
             with suppress(ArchiveError):  # before packs get parity: what has none is late

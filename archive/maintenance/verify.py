@@ -631,7 +631,8 @@ class Verifier:
             and not is_there(self.catalog.store, copy)  # it may have been put since
             and is_there(self.catalog.store, original)  # or both may have gone
         ]
-        if (register := self.catalog.listing.register) and register.load() is None:
+        listing = self.catalog.listing
+        if listing.register and (listing.register.load() is None or listing.manifest_is_old()):
             self.report.missing_copies.append(object_names.MANIFEST)
 
     def _copies(self) -> Iterator[tuple[str, str]]:

@@ -227,13 +227,26 @@ def test_verify_misses_archive_json_where_the_manifest_has_the_settings() -> Non
     assert [problem.name for problem in archive.verify().problems] == ["archive.json"]
 
 
-def test_an_absent_session_is_listed_for(count: int = 10) -> None:
-    store, _ = filled(count)
+@pytest.mark.parametrize("count", COUNTS)
+def test_an_absent_session_or_version_takes_the_manifest(count: int) -> None:
+    store, indexes = filled(count)
     archive = TowerArchive.open(store, [ZlibCodec()])
+    for name, number, reads in (("nobody", None, 0), ("a", 7, 1)):  # the record of a session has its versions
+        store.requests.clear()
+        with pytest.raises(NotFound):
+            archive.get(name, version=number)
+        assert store.requests == {"load": 1} | ({"read": reads} if reads else {})
+    archive.catalog.max_age = 60.0
+    TowerArchive.open(store, [ZlibCodec()]).put([NewSession("late", [np.arange(5)])])
     store.requests.clear()
-    with pytest.raises(NotFound):
-        archive.get("nobody")
-    assert store.requests["list"]
+    assert archive.get("late").tokens.tolist() == [*range(5)]  # nobody is called absent by an old manifest
+    assert store.requests == {"load": 1, "read": 1}
+    store.kept.clear()
+    store.requests.clear()
+    other = TowerArchive.open(store, [ZlibCodec()])
+    with other.catalog.one_look(max_age=60), pytest.raises(NotFound):
+        other.get("nobody")
+    assert store.requests == {"load": 2, "read": indexes}  # nothing was known: one more than of a session that is there
 
 
 def test_an_erase_asks_for_packs_and_not_for_sessions() -> None:

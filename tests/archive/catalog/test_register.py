@@ -104,10 +104,11 @@ def test_a_manifest_that_cannot_be_used_is_made_again(
     assert not after.verify(decode=True).missing_copies
 
 
-def test_an_old_copy_deletes_nothing_and_calls_nothing_absent(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+@pytest.mark.parametrize("mend", ["collect", "repair"])
+def test_an_old_copy_deletes_nothing_and_verify_tells(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, mend: str
 ) -> None:
-    """Someone brings the manifest of a backup back: the sessions since are orphans until a collector names them."""
+    """Someone brings the manifest of a backup back: the sessions since are not seen until collect or repair."""
     old = {p: d for p, d in disk.seen.files().items() if p.startswith(f"{MANIFEST}/")}
     archive.put([session("c")])
     archive.put([session("a", 5)])
@@ -119,11 +120,16 @@ def test_an_old_copy_deletes_nothing_and_calls_nothing_absent(
     assert not archive.catalog.listing.following  # it knew a newer one
     fresh = reopen(disk, codec)
     assert fresh.catalog.listing.following
-    assert fresh.get("c").tokens.tolist() == tokens("c")  # not said to be absent before packs are listed
-    assert reopen(disk, codec).verify(decode=True).sound
-    for _ in range(2):
+    with pytest.raises(NotFound):
+        fresh.get("c")
+    report = reopen(disk, codec).verify(decode=True)
+    assert report.sound and report.missing_copies == [MANIFEST]
+    if mend == "repair":
+        assert Repairer(DirectoryStore(disk)).run().remade == [MANIFEST]
+    for _ in range(2 if mend == "collect" else 0):
         reopen(disk, codec).collect()
     last = reopen(disk, codec)
+    assert not last.verify().missing_copies
     assert last.catalog.listing.following and [v.name for v in last.ls()] == ["a", "b", "c"]
     assert last.get("a").tokens.tolist() == tokens("a", 5) and last.verify(decode=True).sound
 
