@@ -306,7 +306,7 @@ class Listing:
         rows = set(manifest.packs) if manifest else set[bytes]()
         strangers = self._strangers(packs, rows if named is None else named)
         self.orphans = {} if named is None else {pack: packs[pack] for pack in strangers}
-        self._unnamed = frozenset() if named is None else packs.keys() - named - strangers - self._pending
+        self._unnamed = frozenset(packs.keys() - (packs if named is None else named) - strangers - self._pending)
         self.late = manifest.late if manifest else frozenset()
         if named is None and self.register and self.ledger.settings.parity[0]:  # else none has parity
             self.late |= strangers - self._trusted
@@ -320,6 +320,13 @@ class Listing:
         for pack, row in manifest.packs.items() if manifest else ():  # so that what is gone is named
             if pack not in self.packs and pack not in self.tail.packs:
                 self.tail.add_pack(pack, row.size, row.sections)
+
+    def counts(self, pack: bytes) -> tuple[bool, bool]:
+        """Return the sort key that puts those packs first whose record of a version counts before others'.
+
+        Readers see no orphan: an erase that went by its record would destroy the keys of theirs.
+        """
+        return pack in self.orphans or pack in self.late, pack in self.condemned
 
     def manifest_is_old(self) -> bool:
         """Return whether packs that a manifest named are not in the present one: it may be that of a backup.

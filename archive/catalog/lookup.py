@@ -475,9 +475,7 @@ class RecordLookup:
                     short[run] = versions[0].id
                 else:
                     runs.add(run)
-            pack, listing = item.location.pack, self._listing
-            # readers see no orphan: an erase that went by its record would destroy the keys of theirs
-            rank = cut, pack in listing.orphans or pack in listing.late, pack in listing.condemned, -tokens
+            rank = cut, *self._listing.counts(item.location.pack), -tokens
             for version in versions:
                 if version.id not in found or rank < ranks[version.id]:
                     found[version.id], ranks[version.id] = version, rank

@@ -1,18 +1,24 @@
-"""DomainRecords: the segments of one domain and their neighbours, from the raw packs, each of which is read once.
+"""DomainRecords: the segments and sessions of one domain, from the raw packs, each of which is read once.
 
     packs not read yet --heads of their blocks--> segments of the domain, the parents of each, those coded after each,
+                                                  the last segments of its sessions,
                                                   and the units that have a record under each root of its keys
 
-An erase asks several times: before it begins, and again for what writers put meanwhile. Packs never change, so a later
-look reads only those that are new. Of packs without a record of the domain only the head is read.
+An erase asks several times: before it begins, again for what writers put meanwhile, and for its proof. Packs never
+change, so a later look reads only those that are new. Of packs without a record of the domain only the head is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.listing import Found
+from pltz.archive.catalog.lookup import older_versions, version_of
 from pltz.archive.encryption.box import unit_of
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import RUN, Context
@@ -29,17 +35,28 @@ def identities(record: Record, context: Context) -> list[bytes]:
     return found if record.name is None else [*found, key_of_session(record, context)]
 
 
+class _SessionRecord(NamedTuple):
+    """A record of a session. ``versions``: the ids of all that it has; ``tokens``: of a run of several, else 0."""
+
+    context: Context
+    key: bytes
+    leaf: bytes
+    versions: tuple[bytes, ...]
+    tokens: int
+
+
 @dataclass
 class _PackRecords:
     """The records of one pack.
 
     ``parents``: segment -> (context, parent) of each record of it. ``named_by``: neighbour -> (context, segment) of
-    each record that names it.
+    each record that names it. ``units``: root -> two units of each record, which are one where it has no other.
     """
 
     parents: dict[bytes, list[tuple[Context, bytes]]] = field(default_factory=dict)
     named_by: dict[bytes, list[tuple[Context, bytes]]] = field(default_factory=dict)
-    units: dict[bytes, set[int]] = field(default_factory=dict)  # root -> units
+    units: dict[bytes, array[int]] = field(default_factory=dict)
+    sessions: list[_SessionRecord] = field(default_factory=list)
     runs: bool = False
 
 
@@ -104,6 +121,44 @@ class DomainRecords:
                 units.setdefault(root, set()).update(some)
         return units
 
+    def leaves(self, but: bytes | None = None) -> set[bytes]:
+        """Return the last segment of each version, as `RecordLookup.all_versions` tells it.
+
+        ``but``: key of a session that is left out.
+        """
+        listing, gone = self.catalog.listing, self.catalog.keys.gone
+        best = dict[bytes, tuple[tuple[bool, bool, int], bytes]]()  # version -> rank of its record, and leaf
+        for pack, found in self._packs.items():
+            counts = listing.counts(pack)
+            for record in found.sessions:
+                if record.key == but or gone(record.context, record.key):
+                    continue
+                rank = *counts, -record.tokens
+                for version in record.versions:
+                    if version not in best or rank < best[version][0]:
+                        best[version] = rank, record.leaf
+        return {leaf for _, leaf in best.values()}
+
+    def rows(self, pack: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]] | None:
+        """Yield the root and the units of each record of the domain in a pack; None where it was not read."""
+        found = self._packs.get(pack)
+        if found is None:
+            return None
+        return (
+            (root, (one,) if one == other else (one, other))
+            for root, units in found.units.items()
+            for one, other in zip(units[::2], units[1::2], strict=True)
+        )
+
+    def packs_with(self, units: Mapping[bytes, AbstractSet[int]]) -> set[bytes]:
+        """Return the packs that were read and have a record of one of these units under its root, and the unread."""
+        have = {
+            pack
+            for pack, found in self._packs.items()
+            if any(not wanted.isdisjoint(found.units.get(root, ())) for root, wanted in units.items())
+        }
+        return have | self.catalog.listing.packs.keys() - self._packs.keys()
+
     @property
     def have_dead_copies(self) -> bool:
         """Return whether a run or a neighbour may have left records of sessions that are gone."""
@@ -133,8 +188,10 @@ class DomainRecords:
                 record, context = item.record, item.context
                 if context.domain != self.domain or record.mark:
                     continue
-                units = found.units.setdefault(context.root, set())
-                units |= {unit_of(identity) for identity in identities(record, context)}
+                if names := [unit_of(identity) for identity in identities(record, context)]:
+                    found.units.setdefault(context.root, array("Q")).extend((names[0], names[-1]))
+                if record.name is not None:
+                    found.sessions.append(_session(item))
                 if record.id is None:
                     continue
                 found.parents.setdefault(record.id, []).append((context, record.parent))
@@ -144,3 +201,11 @@ class DomainRecords:
         except FormatError as exc:
             raise ArchiveError(f"pack {pack.hex()} is damaged ({exc}): repair first") from exc
         return found
+
+
+def _session(item: Found) -> _SessionRecord:
+    """Return what an erase needs of the record of a session. Raises CorruptError."""
+    key = key_of_session(item.record, item.context)
+    older = older_versions(item, key)
+    versions = version_of(item, key), *older
+    return _SessionRecord(item.context, key, item.record.leaf, versions, item.record.tokens if older else 0)

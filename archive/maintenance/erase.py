@@ -52,10 +52,10 @@ from pltz.archive.encryption.keyring import MASTER, Keyring
 from pltz.archive.errors import ArchiveError, Fenced, FullError, NotFound
 from pltz.archive.format import object_names
 from pltz.archive.format.ids import BASE, TENANT
-from pltz.archive.format.index_file import SEGMENTS, key_of_session
+from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import AHEAD, Damage, Pack
 from pltz.archive.humanize import counted
-from pltz.archive.maintenance.domain_records import DomainRecords
+from pltz.archive.maintenance.domain_records import DomainRecords, identities
 from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.maintenance.reroot import Rerooter
 from pltz.archive.writing.candidates import read_groups
@@ -126,11 +126,11 @@ class _Done(NamedTuple):
 
 
 class _Named(NamedTuple):
-    """A record as the proof sees it. ``ids``: its segment id and session key, as far as it has them."""
+    """A record as the proof sees it. ``units``: those of its segment and its session, as far as it has them."""
 
     pack: str
     root: bytes
-    ids: list[bytes]
+    units: tuple[int, ...]
 
 
 @dataclass
@@ -178,10 +178,9 @@ class Eraser:
                 return over
             records, unread = self._prove(known.domain, None, None)
             return replace(over, records=over.records + records, unread=unread)
-        versions = len(self.catalog.lookup.all_versions(known.domain))
         # damage hinders the erasure of bases, not of the tenant
         look = self._look if bases else self.catalog.listing.stable
-        uses = look(lambda: self._uses(tenant, self.catalog.lookup.all_versions(known.domain)))
+        versions, uses = look(lambda: self._whole(tenant, known.domain))
         free = [use for use in uses if bases and not use.others]
         if dry_run:
             uses = [replace(use, erased=use in free) for use in uses]
@@ -201,6 +200,11 @@ class Eraser:
             uses[uses.index(use)] = seen
         return self._receipt(Erasure(tenant, None, versions=versions), known, finished, uses, done)
 
+    def _whole(self, tenant: str, domain: bytes) -> tuple[int, list[BaseUse]]:
+        """Return the number of versions of a tenant, and the bases on which they stand."""
+        versions = self.catalog.lookup.all_versions(domain)
+        return len(versions), self._uses(tenant, versions)
+
     def base(self, name: str, *, dry_run: bool = False) -> Erasure:
         """Erase all segments of a base domain.
 
@@ -218,7 +222,7 @@ class Eraser:
         if users := self.users(known.domain, known.roots):
             raise ArchiveError(f"{_standing(name, users)}: erase these first; nothing was erased")
         records = (record for record in self._records(known.domain) if record)
-        found = {i for r in records for i in r.ids if known.roots.get(r.root, NOTHING).has(unit_of(i))}
+        found = {unit for r in records for unit in r.units if known.roots.get(r.root, NOTHING).has(unit)}
         if not found:
             return self._over(Erasure(None, None, name), known, finished, True, dry_run)
         erasure = Erasure(None, None, name, segments=len(found))
@@ -275,7 +279,7 @@ class Eraser:
         if not towers:
             return self._over(Erasure(tenant, name), known, finished, False, dry_run)
         # what the session had, and what is coded after it
-        begun, doomed = known, self._look(lambda: self._dead(known, records)).union(*towers)
+        begun, doomed = known, self._look(lambda: self._dead(records)).union(*towers)
         if not dry_run:
             self._recoder.want_codecs(records.coded_after(doomed) - doomed)
             begun, towers = self._doom(known, records, name, towers, doomed)
@@ -292,27 +296,25 @@ class Eraser:
         # the keys of everything that goes are destroyed
         units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going | users)}
         self._look(records.read)
-        roots, moved = self._without(begun, records.units, units)
+        roots, moved = self._without(begun, records, units)
         done = begun.following(roots=roots, doomed=frozenset[int]())
-        destroyed = self._destroy(done, set(known.roots), units)
+        destroyed = self._destroy(done, set(known.roots), units, records)
         return replace(self._receipt(erasure, known, finished, uses, [destroyed]), moved=moved)
 
     def _without(
-        self, begun: DomainKeys, records: dict[bytes, set[int]], units: set[int]
+        self, begun: DomainKeys, records: DomainRecords, units: set[int]
     ) -> tuple[dict[bytes, Tree], int]:
-        """Return the roots without the keys of some units, and the number of records put again for that.
-
-        ``records``: the units that have a record under each root; those of sketches are added.
-        """
+        """Return the roots without the keys of some units, and the number of records put again for that."""
         # Records that are not seen need their keys: those of a pack that was given up and may come back, and those that
         # a list of packs may leave out again.
         if self.catalog.ledger.losses() or self.catalog.listing.unlisted:
             return punctured(begun, units), 0
+        live = records.units
         for root, sketches in self._sketches(begun.domain).items():
-            records.setdefault(root, set()).update(sketches)
-        roots, moves = without(begun, records, units)
+            live.setdefault(root, set()).update(sketches)
+        roots, moves = without(begun, live, units)
         try:
-            return roots, Rerooter(self.catalog, self.keys, self._recoder.writer).run(begun, moves)
+            return roots, Rerooter(self.catalog, self.keys, self._recoder.writer).run(begun, moves, records)
         except FullError:
             return punctured(begun, units), 0
 
@@ -385,11 +387,13 @@ class Eraser:
         done = known.following(roots=kept or {known.newest: NOTHING}, **changes)
         return self._destroy(done, None if roots is None else set(roots), None)
 
-    def _destroy(self, keys: DomainKeys, roots: set[bytes] | None, units: set[int] | None) -> _Done:
+    def _destroy(
+        self, keys: DomainKeys, roots: set[bytes] | None, units: set[int] | None, seen: DomainRecords | None = None
+    ) -> _Done:
         """Publish keys without the erased ones, destroy the older generations, and prove it. Arguments as `_prove`."""
         self._publish(keys)
         files = self.keys.shred(keys)
-        return _Done(files, *self._prove(keys.domain, roots, units))
+        return _Done(files, *self._prove(keys.domain, roots, units, seen))
 
     def _receipt(
         self,
@@ -486,21 +490,18 @@ class Eraser:
         records.read()
         return [records.under([v.leaf]) for v in versions]
 
-    def _dead(self, known: DomainKeys, records: DomainRecords) -> set[bytes]:
+    def _dead(self, records: DomainRecords) -> set[bytes]:
         """Return the segments of a tenant that no version has, where there are runs or neighbours.
 
         The records that a run replaced may be there still, and so may the neighbour of a session that is not. Nothing
         tells whose they were.
         """
         records.read()
-        if not records.have_dead_copies:
-            return set()
-        return records.segments - records.under(v.leaf for v in self.catalog.lookup.all_versions(known.domain))
+        return records.segments - records.under(records.leaves()) if records.have_dead_copies else set()
 
     def _used_by_others(self, records: DomainRecords, name: str) -> set[bytes]:
-        others = [v.leaf for v in self.catalog.lookup.all_versions(records.domain) if v.name != name]
         records.read()
-        return records.under(others)
+        return records.under(records.leaves(but=self.keys.session_key(records.domain, name)))
 
     def _uses(self, tenant: str, going: Collection[Version]) -> list[BaseUse]:
         """Return the bases on which versions that are ``going`` stand, with their other users."""
@@ -558,11 +559,13 @@ class Eraser:
             raise ArchiveError(f"{lacking[min(others)]}; nothing was erased")
         return found
 
-    def _prove(self, domain: bytes, roots: set[bytes] | None, units: set[int] | None) -> tuple[int, int]:
+    def _prove(
+        self, domain: bytes, roots: set[bytes] | None, units: set[int] | None, seen: DomainRecords | None = None
+    ) -> tuple[int, int]:
         """Return the records of the units, none of which opens, and the packs that could not be read whole.
 
         Reads files, not indexes: packs, and the keys as they are on the disk now. ``roots``, ``units``: None is all.
-        Raises ArchiveError where a record opens.
+        ``seen``: as of `_records`. Raises ArchiveError where a record opens.
         """
         strange = {file.generation for _, file in self.keys.folder.strangers() if file.domain == domain}
         left = [n for n in self.keys.folder.generations().get(domain, []) if n not in strange]
@@ -571,25 +574,28 @@ class Eraser:
         if len(left) != 1 or known is None or known.generation != left[0]:
             raise ArchiveError("older keys are still there: erase again")
         records = unread = 0
-        for record in self._records(domain):
+        for record in self._records(domain, seen):
             if record is None:
                 unread += 1
             elif roots is None or record.root in roots:
-                mine = [i for i in record.ids if units is None or unit_of(i) in units]
-                if any(known.roots.get(record.root, NOTHING).has(unit_of(i)) for i in mine):
+                mine = [unit for unit in record.units if units is None or unit in units]
+                if any(known.roots.get(record.root, NOTHING).has(unit) for unit in mine):
                     raise ArchiveError(f"a record in {record.pack} still opens: erase again")
                 records += bool(mine)
         return records, unread
 
-    def _records(self, domain: bytes) -> Iterator[_Named | None]:
+    def _records(self, domain: bytes, seen: DomainRecords | None = None) -> Iterator[_Named | None]:
         """Yield every record of a domain from the raw packs.
 
         None stands for a pack that could not be read whole. Of a large pack whose two heads lack the domain no more is
-        read.
+        read. ``seen``: the records of packs that were read whole already, which never change.
         """
         store, archive = self.catalog.store, self.catalog.ledger.archive
         for name, size in sorted(object_names.packs_listed(store.list(object_names.PACKS)).items()):
             damaged, path = False, object_names.pack(name)
+            if seen and (rows := seen.rows(name)) is not None:
+                yield from (_Named(name.hex(), *row) for row in rows)
+                continue
             try:
                 if size > AHEAD:
                     with suppress(FormatError):  # the whole file may be read where its front cannot
@@ -605,10 +611,7 @@ class Eraser:
                         continue
                     r, c = item[1], pack.head.contexts[item[1].context]
                     if c.domain == domain and not r.mark:
-                        ids = [r.id] if r.id is not None else []
-                        yield _Named(
-                            name.hex(), c.root, [*ids, key_of_session(r, c)] if r.name is not None else ids
-                        )
+                        yield _Named(name.hex(), c.root, tuple(map(unit_of, identities(r, c))))
             except FileNotFoundError:
                 continue  # collected
             except FormatError:

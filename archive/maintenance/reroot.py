@@ -24,7 +24,7 @@ from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.pack import Damage
 from pltz.archive.format.record import Record
 from pltz.archive.format.run import pack_run, unpack_run
-from pltz.archive.maintenance.domain_records import identities
+from pltz.archive.maintenance.domain_records import DomainRecords, identities
 from pltz.archive.writing.batch import Row
 from pltz.archive.writing.writer import ArchiveWriter, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
@@ -40,12 +40,13 @@ class Rerooter:
     def __init__(self, catalog: Catalog, keys: Keyring, writer: ArchiveWriter) -> None:
         self.catalog, self.keys, self.writer = catalog, keys, writer
 
-    def run(self, keys: DomainKeys, moves: Mapping[bytes, AbstractSet[int]]) -> int:
+    def run(self, keys: DomainKeys, moves: Mapping[bytes, AbstractSet[int]], records: DomainRecords) -> int:
         """Put the records of some units of a domain again and return their number.
 
         Args:
             keys: those of the domain, as this process published them.
             moves: root -> units under it.
+            records: those of the domain. Packs that were read and have none of these units are not read again.
 
         Raises ArchiveError where one cannot be opened, FullError, StoreError, WriterFailed.
         """
@@ -58,7 +59,7 @@ class Rerooter:
 
         def work() -> None:
             size = 0
-            for item in self._places(keys.domain, moves):
+            for item in self._places(keys.domain, moves, records):
                 if (moved := self._moved(item, moves[item.context.root], keys.newest)) is None:
                     continue
                 context, record = moved
@@ -77,11 +78,14 @@ class Rerooter:
             flush()
         return len(done)
 
-    def _places(self, domain: bytes, moves: Mapping[bytes, AbstractSet[int]]) -> Iterator[Found]:
+    def _places(
+        self, domain: bytes, moves: Mapping[bytes, AbstractSet[int]], records: DomainRecords
+    ) -> Iterator[Found]:
         """Yield the records that have one of these units. Raises ArchiveError where a pack is damaged."""
         listing = self.catalog.listing
         listing.absent()  # adds packs that an incomplete listing omitted
-        for pack in sorted(listing.packs.keys() - listing.orphans.keys()):  # moved, an orphan would be named
+        # moved, an orphan would be named
+        for pack in sorted(records.packs_with(moves) & listing.packs.keys() - listing.orphans.keys()):
             try:
                 if not any(c.domain == domain and c.root in moves for c in listing.opened(pack).head.contexts):
                     continue

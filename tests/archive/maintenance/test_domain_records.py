@@ -1,0 +1,48 @@
+"""Records of a domain: what an erase keeps from one reading of the packs is what the catalogue finds in them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pltz.archive.encryption.box import unit_of
+from pltz.archive.format.ids import TENANT
+from pltz.archive.maintenance.domain_records import DomainRecords
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
+from tests.archive.sealed import RAW
+from tests.archive.towers import TowerArchive
+
+
+def test_leaves_and_units_are_those_that_the_catalogue_finds(
+    disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs have older versions beside copies of them, a session is erased, one forgotten, one of another tenant."""
+    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    turns = [np.array([n, n + 1]) for n in range(6)]
+    for count in range(1, 7):
+        archive.put([NewSession(name, [np.arange(9), *turns[:count]], "acme") for name in "abc"])
+    archive.put([NewSession("a", [np.arange(5)], "other")])
+    archive.merge(cold=0)
+    archive.put([NewSession("b", [np.arange(9), *turns, np.arange(3)], "acme")])
+    archive.erase("acme", "c")
+    archive.forget(archive.history("b", "acme")[-1:])
+    domain, lookup = archive.keys.domain(TENANT, "acme"), archive.catalog.lookup
+    archive.catalog.refresh()
+    records = DomainRecords(archive.catalog, domain)
+    assert all(records.rows(pack) is None for pack in archive.catalog.listing.packs)
+    records.read()
+    known = lookup.all_versions(domain)
+    assert {v.name for v in known} == {"a", "b"} and len(known) > 12
+    assert records.leaves() == {v.leaf for v in known}
+    key = archive.keys.session_key(domain, "b")
+    assert records.leaves(but=key) == {v.leaf for v in known if v.name == "a"} != records.leaves()
+    rows = [row for pack in archive.catalog.listing.packs for row in records.rows(pack) or ()]
+    units = {(root, unit) for root, some in rows for unit in some}
+    assert units == {(root, unit) for root, some in records.units.items() for unit in some}
+    assert any(unit == unit_of(key) for _, unit in units)
+    with_it = records.packs_with({root: {unit_of(key)} for root in records.units})
+    assert set() < with_it < archive.catalog.listing.packs.keys()
