@@ -27,6 +27,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,6 +37,7 @@ import numpy as np
 
 from pltz.coding.choose import NO_SIZE, Trial, shorter_after
 from pltz.coding.codecs.codec import NO_MARK, Blocks, Plain
+from pltz.coding.coder_thread import CoderThread
 from pltz.coding.decoder import OnError, SessionDecoder, coded_of, named
 from pltz.coding.expected_time import Expect
 from pltz.coding.host_work import HostWork, Prepared
@@ -44,9 +46,9 @@ from pltz.coding.log.earlier_logs import EarlierLog
 from pltz.coding.neighbour_rule import NAME_BYTES
 from pltz.coding.neighbours import Earlier, Grams, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
-from pltz.coding.parts import PhasedProgress, begin
-from pltz.coding.prove import LaterProof, unproved
-from pltz.coding.workers import MOST, Later, Workers, ahead, cores
+from pltz.coding.parts import Doubling, PhasedProgress, begin
+from pltz.coding.prove import TOGETHER, Proof, ProofThread, prove
+from pltz.coding.workers import MOST, Later, WhenAsked, Workers, ahead, cores
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.container.file import Writer, pack
@@ -62,16 +64,17 @@ from pltz.plt_codec.types import Encoded
 from pltz.plt_codec.zstd import may_reach
 
 if TYPE_CHECKING:
-    from pltz.coding.parts import Coder, Parts, TokenBridge, Tokens
+    from pltz.coding.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import Ids
     from pltz.plt_codec.lanes import LayoutName
 
 
 BATCH_BYTES = 1 << 22  # of content coded side by side; bounds memory, large enough to keep a CPU busy
-LARGE_BATCH = 1 << 24  # the same beside processes: a batch takes as long as its longest session
+SMALL_BATCH = 1 << 21  # the same on a device where threads code and prove beside each other: proofs join what waits
 START_BYTES = 1 << 21  # of content in one call from which processes work beside the model: they take a second to start
-LOG_BATCH = 1 << 24  # bytes of logs coded side by side
+THREADS_AHEAD = 3, 2, 1, 1, TOGETHER  # batches on their way there: prepared, split, coded, packed and proved
+LARGE_BATCH = 1 << 24  # the same beside processes alone: a batch takes as long as its longest session
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 19  # of content, or one session
 
@@ -132,23 +135,74 @@ class _Batch:
         start: number of the first.
         prepared: results of a process for each group, to come.
         drafts: those that can be coded.
-        frames: of ``drafts``.
+        coded: of these, by the model, to come.
+        made: frames of these by the model; None: that of zstd is to be taken.
+        frames: the shortest ones.
+        packed: by number, the bytes of those that zstd may make shorter, to come.
         changed: by number, an error for each that does not come back from its frame.
-        proofs: of logs, to come, each with its drafts and frames.
+        proof: of those in ``proving``, to come.
+        proving: drafts and frames of the model, and of logs.
     """
 
     groups: list[_Group]
     start: int
     prepared: list[Later] = field(default_factory=list)
     drafts: list[_Draft | PltzError] = field(default_factory=list)
+    coded: Later | None = None
+    made: list[Frame | None] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
+    packed: dict[int, Later] = field(default_factory=dict)
     changed: dict[int, ModelError] = field(default_factory=dict)
-    proofs: list[tuple[LaterProof, list[tuple[_Draft, Frame]]]] = field(default_factory=list)
+    proof: Proof | None = None
+    proving: tuple[list[tuple[_Draft, Frame]], list[tuple[_Draft, Frame]]] = ([], [])
 
     @property
     def good(self) -> list[_Draft]:
         """Return the drafts that are no errors."""
         return [draft for draft in self.drafts if isinstance(draft, _Draft)]
+
+
+@dataclass(frozen=True)
+class _ModelOutput:
+    """The output of the model for a batch, in its order: results of drafts with tokens, and frames of logs."""
+
+    model: list[ModelResult]
+    logs: list[bytes]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of the codec.
+
+    Attributes:
+        bridge: None where ids need none.
+        earlier: the sessions before, where they may be coded after each other.
+        stop: set where the call ends, however it does.
+        encoding: a thread that codes beside the caller, where the device has one.
+        proving: a thread that proves.
+    """
+
+    bridge: TokenBridge | None
+    options: CodingOptions
+    earlier: Neighbours | None
+    stop: threading.Event
+    encoding: CoderThread[SessionDecoder] | None = None
+    proving: ProofThread | None = None
+
+    @property
+    def progress(self) -> Progress | None:
+        """Return the progress that is told of tokens as they are coded: None with threads, which tell of batches."""
+        return None if self.encoding else self.options.progress
+
+    @property
+    def alone(self) -> CodingOptions:
+        """Return the options of preparing a session."""
+        return replace(self.options, independent=self.earlier is None, progress=None)
+
+    @property
+    def counts_coded(self) -> bool:
+        """Return whether the tokens that are coded are counted; if not, those that are proved are."""
+        return isinstance(self.options.progress, PhasedProgress) or not self.options.verify
 
 
 class Codec(SessionDecoder):
@@ -179,6 +233,7 @@ class Codec(SessionDecoder):
         self._work = HostWork(bundle.tokenizer, bundle.zstd_dict)
         self.workers = Workers(self._work, max(0, workers))
         super().__init__(bundle, coder, self.workers)
+        self._threads = [CoderThread(self.twin) for _ in range(2)] if isinstance(coder, Doubling) else []
         self._note = note
         self.expect: Expect | None = None
 
@@ -335,30 +390,40 @@ class Codec(SessionDecoder):
         ``earlier``: where the sessions are those of one file and may be coded after each other.
         """
         bridge = None if bridge is None or bridge.identity else bridge
-        groups = self._staffed(_groups(sessions))
-        # with processes each stage of a batch begins before the one before it ends, else one after the other
-        deep = 1 if self.workers.on else 0
-        most = LARGE_BATCH if self.workers.on else BATCH_BYTES
-        begun = (self._begun(batch, bridge, options, earlier) for batch in _batches(groups, most))
-        drafted = (self._drafted(batch, bridge, options, earlier) for batch in ahead(begun, deep))
-        coded = (self._coded(batch, bridge, options, earlier) for batch in ahead(drafted, deep))
-        for batch in ahead(coded, deep):
-            yield from self._proved(batch)
+        large, groups = self._staffed(_groups(sessions))
+        stop = threading.Event()
+        run = _Call(bridge, options, earlier, stop)
+        if large and self._threads:
+            run = replace(run, encoding=self._threads[0], proving=ProofThread(self._threads[1], stop))
+        # batches that are begun ahead of each stage, where processes or threads have a part of the work
+        most, deep = (LARGE_BATCH, (1, 1, 0, 1, 1)) if self.workers.on else (BATCH_BYTES, (0, 0, 0, 0, 0))
+        if run.encoding:
+            most, deep = SMALL_BATCH, THREADS_AHEAD
+        begun = (self._begun(batch, run) for batch in _batches(groups, most))
+        drafted = (self._drafted(batch, run) for batch in ahead(begun, deep[0]))
+        coding = (self._coding(batch, run) for batch in ahead(drafted, deep[1]))
+        framed = (self._framed(batch, run) for batch in ahead(coding, deep[2]))
+        coded = (self._coded(batch, run) for batch in ahead(framed, deep[3]))
+        try:
+            for batch in ahead(coded, deep[4]):
+                yield from self._proved(batch, run)
+        finally:
+            stop.set()
+            for thread in self._threads:
+                thread.settle()
 
-    def _staffed(
-        self, groups: Iterator[_Group]
-    ) -> Iterator[_Group]:
-        """Return all groups, after processes were asked for where there are `START_BYTES` or more."""
+    def _staffed(self, groups: Iterator[_Group]) -> tuple[bool, Iterator[_Group]]:
+        """Return whether there are `START_BYTES` or more, so that processes were asked for, and all groups."""
         taken: list[_Group] = []
         size = 0
-        if self.workers.count and not self.workers.on:
+        if self.workers.count or self._threads:
             for group in groups:
                 taken.append(group)
                 size += group.size
                 if size >= START_BYTES:
-                    self.workers.on = True
+                    self.workers.on = self.workers.count > 0
                     break
-        return itertools.chain(taken, groups)
+        return size >= START_BYTES, itertools.chain(taken, groups)
 
     def _header(
         self,
@@ -379,19 +444,14 @@ class Codec(SessionDecoder):
 
     # ---- stages of a batch
 
-    def _begun(
-        self, batch: _Batch, bridge: TokenBridge | None, options: CodingOptions, earlier: Neighbours | None
-    ) -> _Batch:
+    def _begun(self, batch: _Batch, run: _Call) -> _Batch:
         """Begin to prepare the sessions of a batch."""
-        chosen = _alone(options, earlier)
         for group in batch.groups:
-            own = [one for one in group.sessions if isinstance(one, Session) and not _is_bridged(one, bridge)]
-            batch.prepared.append(self.workers.submit("prepare", own, chosen))
+            own = [one for one in group.sessions if isinstance(one, Session) and not _is_bridged(one, run.bridge)]
+            batch.prepared.append(self.workers.submit("prepare", own, run.alone))
         return batch
 
-    def _drafted(
-        self, batch: _Batch, bridge: TokenBridge | None, options: CodingOptions, earlier: Neighbours | None
-    ) -> _Batch:
+    def _drafted(self, batch: _Batch, run: _Call) -> _Batch:
         """Take the prepared sessions of a batch, choose the contexts of its logs, and begin to split these."""
         number = batch.start
         for group, later in zip(batch.groups, batch.prepared, strict=True):
@@ -400,22 +460,22 @@ class Codec(SessionDecoder):
                 try:
                     if isinstance(one, PltzError):
                         raise one
-                    other = _is_bridged(one, bridge)
-                    ready = self._bridged(one, bridge, _alone(options, earlier)) if other else next(prepared)
+                    ready = self._bridged(one, run) if _is_bridged(one, run.bridge) else next(prepared)
                     if isinstance(ready, PltzError):
                         raise ready
-                    batch.drafts.append(self._draft(number, one, ready, earlier))
+                    batch.drafts.append(self._draft(number, one, ready, run.earlier))
                 except PltzError as exc:
                     batch.drafts.append(named("session", number, exc))
                 number += 1
         batch.groups, batch.prepared = [], []
         return batch
 
-    def _bridged(self, session: Session, bridge: TokenBridge | None, options: CodingOptions) -> Prepared:
+    def _bridged(self, session: Session, run: _Call) -> Prepared:
         """Return a session prepared whose ids are those of another tokenizer. Raises PltzError."""
-        content = session.to_bytes()
-        tokens, patch = (None, b"") if bridge is None or options.by_zstd(content) else bridge.to_bundle(session.value)
-        return self._work.prepared(content, tokens, options, patch)
+        content, bridge = session.to_bytes(), run.bridge
+        by_zstd = bridge is None or run.options.by_zstd(content)
+        tokens, patch = (None, b"") if bridge is None or by_zstd else bridge.to_bundle(session.value)
+        return self._work.prepared(content, tokens, run.alone, patch)
 
     def _draft(self, number: int, session: Session, ready: Prepared, earlier: Neighbours | None) -> _Draft:
         if not ready.log:
@@ -427,119 +487,126 @@ class Codec(SessionDecoder):
             number, session, ready, context, self.logs.begin(ready.content, context.content if context else b"")
         )
 
-    def _coded(
-        self, batch: _Batch, bridge: TokenBridge | None, options: CodingOptions, earlier: Neighbours | None
-    ) -> _Batch:
-        """Code the sessions of a batch, each as its shortest frame, and decode these. Logs are still to be joined."""
+    def _coding(self, batch: _Batch, run: _Call) -> _Batch:
+        """Begin to code the sessions of a batch by the model, in a thread where there is one, else when it is asked."""
         good = batch.good
-        if options.progress:
-            begin(options.progress, "encode", sum(map(_work, good)))
-        logs, above = self._logs([draft for draft in good if draft.ready.log], options)
-        batch.frames = self._encode(good, options, logs)
-        if earlier is not None:
-            above |= self._follow(good, batch.frames, options, earlier)
-        self._prove(batch, bridge, options, above)
+        self._tell_time(good, run.options)
+        if run.encoding:
+            batch.coded = run.encoding.submit(lambda twin, told: _coded_by(twin, good, run.options, told), run.stop)
+        else:
+            progress = run.progress if run.counts_coded else None
+            batch.coded = WhenAsked(_coded_by, (self, good, run.options, progress))
         return batch
 
-    def _proved(self, batch: _Batch) -> Iterator[Frame | PltzError]:
-        """Yield the frame of each session of a batch, checked to give it back; an error is passed on."""
-        for proof, rows in batch.proofs:
-            wrong = proof.wrong()
-            for n, (draft, _) in enumerate(rows):
-                if n in wrong:
-                    batch.changed[draft.number] = _changed(draft, "it does not decode")
+    def _framed(self, batch: _Batch, run: _Call) -> _Batch:
+        """Take what the model made of a batch, and begin to code by zstd what may be shorter so."""
+        progress, work = run.options.progress, sum(map(_work, batch.good))
+        if progress:
+            begin(progress, "encode", work)
+        coded: _ModelOutput = cast("Later", batch.coded).result()
+        batch.coded = None
+        if progress and run.encoding and run.counts_coded:
+            progress(work)
+        results, logs = iter(coded.model), iter(coded.logs)
+        for draft in batch.good:
+            frame, result = None, None
+            if draft.ready.log:
+                context = draft.context.number if draft.context else None
+                frame = _byte_frame(draft, next(logs), log=True, context=context)
+                result = _log_result(frame)
+            elif draft.ready.tokens is not None:
+                result = next(results)
+                frame = _model_frame(draft, draft.ready.tokens, result, run.options)
+            if self._note and result:
+                self._note(result)
+            frame = frame if frame and frame.fits else None
+            size = NO_SIZE if frame is None else len(frame.encode())
+            if not (frame and frame.log) and may_reach(len(draft.ready.content), draft.ready.fast, size):
+                batch.packed[draft.number] = self.workers.submit("packed", draft.ready.content)
+            batch.made.append(frame)
+        return batch
+
+    def _coded(self, batch: _Batch, run: _Call) -> _Batch:
+        """Make the shortest frame of each session of a batch, and begin to decode these."""
+        above: dict[int, Tokens] = {}
+        for draft, frame in zip(batch.good, batch.made, strict=True):
+            if draft.number in batch.packed:
+                other = _byte_frame(draft, batch.packed[draft.number].result())
+                frame = frame if frame and len(frame.encode()) <= len(other.data) else other
+            assert frame is not None
+            batch.frames.append(frame)
+            if frame.log and draft.context:
+                above[draft.number] = np.frombuffer(draft.above, np.uint8)
+        batch.made, batch.packed = [], {}
+        if run.earlier is not None:
+            above |= self._follow(batch.good, batch.frames, run.options, run.earlier)
+        self._begin_proof(batch, run, above)
+        return batch
+
+    def _begin_proof(self, batch: _Batch, run: _Call, above: Mapping[int, Tokens]) -> None:
+        """Begin to decode the frames of a batch, in a thread where there is one.
+
+        ``above``: by number, the tokens (m,) that a session was coded after. The frames of these are compared in their
+        turn.
+        """
+        pairs = [p for p in zip(batch.good, batch.frames, strict=True) if run.options.verify and p[1].has_tokens]
+        by_model, logs = [p for p in pairs if p[1].kind.by_model], [p for p in pairs if p[1].log]
+        coded, coded_logs = ([coded_of(f, above.get(d.number, NO_MARK)) for d, f in some] for some in (by_model, logs))
+        batch.proving = by_model, logs
+        batch.proof = Proof(coded, [_tokens(d) for d, _ in by_model], coded_logs, [d.ready.content for d, _ in logs])
+        if run.proving:
+            run.proving.begin(batch.proof)
+            return
+        self._begin_verify(batch, run)
+        prove([batch.proof], self, run.progress)
+        if run.progress:
+            run.progress(sum(_work(draft) for draft, _ in logs))
+
+    def _begin_verify(self, batch: _Batch, run: _Call) -> int:
+        """Tell a progress of the proof of a batch, and return its tokens, about."""
+        by_model, logs = batch.proving
+        work = sum(frame.coded for _, frame in by_model) + sum(_work(draft) for draft, _ in logs)
+        if run.options.verify and run.options.progress:
+            begin(run.options.progress, "verify", work)
+        return work
+
+    def _proved(self, batch: _Batch, run: _Call) -> Iterator[Frame | PltzError]:
+        """Yield the frame of each session of a batch, checked to give it back; an error is passed on.
+
+        Fallback frames are always checked, since they cost next to nothing.
+        """
+        work = self._begin_verify(batch, run) if run.proving else 0
+        wrong, wrong_logs = cast("Proof", batch.proof).result()
+        if run.options.progress and run.proving:
+            run.options.progress(work)
+        by_model, logs = batch.proving
+        for n, (draft, frame) in enumerate(by_model):
+            changed = "it does not decode" if n in wrong else self._difference(draft, frame, _tokens(draft), run.bridge)
+            if changed:
+                batch.changed[draft.number] = _changed(draft, changed)
+        for n in wrong_logs:
+            batch.changed[logs[n][0].number] = _changed(logs[n][0], "it does not decode")
+        for draft, frame in zip(batch.good, batch.frames, strict=True):
+            if not frame.has_tokens and (how := self._difference(draft, frame, None, run.bridge)):
+                batch.changed[draft.number] = _changed(draft, how)
         frames = iter(
             batch.changed.get(draft.number, frame) for draft, frame in zip(batch.good, batch.frames, strict=True)
         )
         for one in batch.drafts:
             yield next(frames) if isinstance(one, _Draft) else one
 
-    def _logs(
-        self, drafts: Sequence[_Draft], options: CodingOptions
-    ) -> tuple[dict[int, Frame], dict[int, Tokens]]:
-        """Return the frame of each log, and the bytes above it where it has a context, (m,), by number."""
-        frames: dict[int, Frame] = {}
-        above: dict[int, Tokens] = {}
-        phased = isinstance(options.progress, PhasedProgress)
-        for batch in _log_batches(drafts):
-            pairs = [(draft.ready.content, draft.above) for draft in batch]
-            small = [not options.by_zstd(draft.ready.content) for draft in batch]
-            coded = self.logs.encode_begun(pairs, [draft.split for draft in batch], small)
-            for draft, data in zip(batch, coded, strict=True):
-                context = draft.context
-                frame = _byte_frame(draft, data, log=True, context=context.number if context else None)
-                frames[draft.number] = frame if frame.fits else self._fallback_frame(draft)
-                if context and frame.fits:
-                    above[draft.number] = np.frombuffer(context.content, np.uint8)
-            if options.progress and (phased or not options.verify):
-                options.progress(sum(map(_work, batch)))
-        return frames, above
+    # ---- frames of drafts
 
-    def _encode(
-        self, drafts: list[_Draft], options: CodingOptions, logs: Mapping[int, Frame]
-    ) -> list[Frame]:
-        """Return the shortest frame of each draft. ``logs``: those of logs, by number."""
-        plain = [
-            Plain(tokens, NO_MARK, layout=_blocks(len(tokens), options))
-            for draft in drafts
-            if (tokens := draft.ready.tokens) is not None
-        ]
-        taken = [draft.ready.copies for draft in drafts if draft.ready.tokens is not None]
-        # the time is told before the work
-        if self.expect:
-            again = sum(replace(p, copies=t).literals for p, t in zip(plain, taken, strict=True) if t)
-            by = partial(_layout, name=options.layout)
-            seconds = self.model.expected(plain, more=again, verify=options.verify, layout=by)
-            if seconds is not None:
-                self.expect(seconds)
-        # each session whole, and without its copies: the shorter counts
-        phased = isinstance(options.progress, PhasedProgress)  # others count each token once, where it is verified
-        whole = self.model.measured(plain, progress=options.progress if phased or not options.verify else None)
-        cut = self._cut(plain, taken, [data for data, _ in whole], options)
-        best = iter([cut.get(i, ModelResult(len(plain[i].tokens), one)) for i, (_, one) in enumerate(whole)])
-        frames = []
-        for draft in drafts:
-            if draft.ready.log:
-                frames.append(logs[draft.number])
-                if self._note:
-                    self._note(_log_result(frames[-1]))
-                continue
-            if draft.ready.tokens is None:
-                frames.append(self._fallback_frame(draft))
-                continue
-            # the model's frame, or the fallback where that is no longer
-            coded = next(best)
-            frame = _model_frame(draft, draft.ready.tokens, coded, options)
-            size = len(frame.encode()) if frame.fits else NO_SIZE
-            if may_reach(len(draft.ready.content), draft.ready.fast, size):
-                other = self._fallback_frame(draft)
-                frame = frame if size <= len(other.data) else other
-            frames.append(frame)
-            if self._note:
-                self._note(coded)
-        return frames
-
-    def _cut(
-        self,
-        plain: Sequence[Plain],
-        taken: Sequence[Sequence[copies.Copy]],
-        whole: Sequence[bytes],
-        options: CodingOptions,
-    ) -> dict[int, ModelResult]:
-        """Return, by number, the sequences that are shorter with their long repeats taken out."""
-        tried = [
-            i
-            for i, (one, repeated, data) in enumerate(zip(plain, taken, whole, strict=True))
-            if copies.may_save(repeated, len(data), len(one.tokens))
-        ]
-        ways = [replace(plain[i], copies=taken[i]) for i in tried]
-        ways = [replace(way, layout=_blocks(way.literals, options)) for way in ways]
-        coded = self.model.measured(ways) if ways else []
-        cut = {
-            i: ModelResult(len(way.tokens), one, copies.pack(way.copies), len(way.tokens) - way.literals)
-            for i, way, (_, one) in zip(tried, ways, coded, strict=True)
-        }
-        return {i: one for i, one in cut.items() if one.size < len(whole[i])}
+    def _tell_time(self, drafts: Sequence[_Draft], options: CodingOptions) -> None:
+        """Tell how long it takes to code drafts, before that begins."""
+        if not self.expect:
+            return
+        plain, taken = _plain(drafts, options), [d.ready.copies for d in drafts if d.ready.tokens is not None]
+        again = sum(replace(p, copies=t).literals for p, t in zip(plain, taken, strict=True) if t)
+        by = partial(_layout, name=options.layout)
+        seconds = self.model.expected(plain, more=again, verify=options.verify, layout=by)
+        if seconds is not None:
+            self.expect(seconds)
 
     def _follow(
         self,
@@ -628,45 +695,6 @@ class Codec(SessionDecoder):
                 found[at] = frame
         return found
 
-    def _fallback_frame(self, draft: _Draft) -> Frame:
-        plain = Plain(np.frombuffer(draft.ready.content, np.uint8), NO_MARK)
-        return _byte_frame(draft, self.plain.encode([plain])[0])
-
-    def _prove(
-        self, batch: _Batch, bridge: TokenBridge | None, options: CodingOptions, above: Mapping[int, Tokens]
-    ) -> None:
-        """Decode the frames of a batch and compare them with their sessions; of logs, begin to.
-
-        Fallback frames are always checked, since they cost next to nothing.
-
-        ``above``: by number, the tokens (m,) that a session was coded after. The frames of these are compared in their
-        turn.
-        """
-        pairs = list(zip(batch.good, batch.frames, strict=True))
-        chosen = [pair for pair in pairs if options.verify or not pair[1].has_tokens]
-        by_model = [pair for pair in chosen if pair[1].kind.by_model]
-        logs = {draft.number: frame for draft, frame in chosen if frame.log}
-        if options.verify and options.progress:
-            tokens_coded = sum(frame.coded for _, frame in by_model)
-            begin(options.progress, "verify", tokens_coded + sum(_work(d) for d, frame in chosen if frame.log))
-        # frames of the model are decoded side by side, logs in batches
-        wanted = [_tokens(draft) for draft, _ in by_model]
-        coded = [coded_of(frame, above.get(draft.number, NO_MARK)) for draft, frame in by_model]
-        wrong = unproved(partial(self.model.decode, progress=options.progress), coded, wanted) if coded else []
-        for n, (draft, frame) in enumerate(by_model):
-            changed = "it does not decode" if n in wrong else self._difference(draft, frame, wanted[n], bridge)
-            if changed:
-                batch.changed[draft.number] = _changed(draft, changed)
-        for some in _log_batches([draft for draft in batch.good if draft.number in logs]):
-            rows = [(draft, logs[draft.number]) for draft in some]
-            coded = [coded_of(frame, above.get(draft.number, NO_MARK)) for draft, frame in rows]
-            batch.proofs.append((LaterProof(self.logs, coded, [draft.ready.content for draft in some]), rows))
-            if options.progress:
-                options.progress(sum(map(_work, some)))
-        for draft, frame in chosen:
-            if not frame.has_tokens and (changed := self._difference(draft, frame, None, bridge)):
-                batch.changed[draft.number] = _changed(draft, changed)
-
     def _difference(
         self, draft: _Draft, frame: Frame, tokens: Tokens | None, bridge: TokenBridge | None
     ) -> str | None:
@@ -679,13 +707,54 @@ class Codec(SessionDecoder):
             return str(exc)
 
 
+def _coded_by(
+    decoder: SessionDecoder, drafts: Sequence[_Draft], options: CodingOptions, progress: Progress | None
+) -> _ModelOutput:
+    """Code drafts by the model of a decoder: each with tokens whole, and without its copies where that is shorter."""
+    logs = [draft for draft in drafts if draft.ready.log]
+    pairs = [(draft.ready.content, draft.above) for draft in logs]
+    small = [not options.by_zstd(draft.ready.content) for draft in logs]
+    frames = decoder.logs.encode_begun(pairs, [draft.split for draft in logs], small) if logs else []
+    if progress and logs:
+        progress(sum(map(_work, logs)))
+    plain, taken = _plain(drafts, options), [d.ready.copies for d in drafts if d.ready.tokens is not None]
+    whole = decoder.model.measured(plain, progress=progress)
+    cut = _cut(decoder, plain, taken, [data for data, _ in whole], options)
+    best = [cut.get(i, ModelResult(len(plain[i].tokens), one)) for i, (_, one) in enumerate(whole)]
+    return _ModelOutput(best, frames)
+
+
+def _cut(
+    decoder: SessionDecoder,
+    plain: Sequence[Plain],
+    taken: Sequence[Sequence[copies.Copy]],
+    whole: Sequence[bytes],
+    options: CodingOptions,
+) -> dict[int, ModelResult]:
+    """Return, by number, the sequences that are shorter with their long repeats taken out."""
+    tried = [
+        i
+        for i, (one, repeated, data) in enumerate(zip(plain, taken, whole, strict=True))
+        if copies.may_save(repeated, len(data), len(one.tokens))
+    ]
+    ways = [replace(plain[i], copies=taken[i]) for i in tried]
+    ways = [replace(way, layout=_blocks(way.literals, options)) for way in ways]
+    coded = decoder.model.measured(ways) if ways else []
+    cut = {
+        i: ModelResult(len(way.tokens), one, copies.pack(way.copies), len(way.tokens) - way.literals)
+        for i, way, (_, one) in zip(tried, ways, coded, strict=True)
+    }
+    return {i: one for i, one in cut.items() if one.size < len(whole[i])}
+
+
+def _plain(drafts: Sequence[_Draft], options: CodingOptions) -> list[Plain]:
+    """Return the drafts that have tokens, as they are coded whole."""
+    rows = [draft.ready.tokens for draft in drafts if draft.ready.tokens is not None]
+    return [Plain(tokens, NO_MARK, layout=_blocks(len(tokens), options)) for tokens in rows]
+
+
 def _changed(draft: _Draft, how: str) -> ModelError:
     return ModelError(f"session {draft.number} does not come back from its frame ({how}): nothing was kept")
-
-
-def _alone(options: CodingOptions, earlier: Neighbours | None) -> CodingOptions:
-    """Return the options of preparing a session."""
-    return replace(options, independent=earlier is None, progress=None)
 
 
 def _is_bridged(session: Session, bridge: TokenBridge | None) -> bool:
@@ -698,20 +767,6 @@ def _work(draft: _Draft) -> int:
     if draft.ready.log:
         return len(draft.ready.content) // log_coder.BYTES_PER_TOKEN
     return 0 if draft.ready.tokens is None else len(draft.ready.tokens)
-
-
-def _log_batches(drafts: Sequence[_Draft]) -> Iterator[list[_Draft]]:
-    """Yield runs of about `LOG_BATCH` bytes of content, or of one log."""
-    batch: list[_Draft] = []
-    size = 0
-    for draft in drafts:
-        batch.append(draft)
-        size += len(draft.ready.content)
-        if size >= LOG_BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _byte_frame(draft: _Draft, data: bytes, *, log: bool = False, context: int | None = None) -> Frame:

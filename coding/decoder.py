@@ -38,7 +38,7 @@ from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, Token
 from pltz.plt_codec.lanes import Layout
 
 if TYPE_CHECKING:
-    from pltz.coding.parts import Coder, Parts, Progress, TokenBridge, Tokens
+    from pltz.coding.parts import Coder, Doubling, Parts, Progress, TokenBridge, Tokens
     from pltz.coding.workers import Workers
     from pltz.models.bundle.tokenizer import Ids
     from pltz.plt_codec.container.header import Header
@@ -67,6 +67,12 @@ class SessionDecoder:
         self.model = BundleCodec.over(bundle, coder, CONTEXT_TOKENS)
         self.logs = LogCodec.over(bundle, coder, workers)
         self.plain = BytesCodec(bundle.zstd_dict)
+
+    def twin(self) -> SessionDecoder:
+        """Return a decoder with a coder of its own on the same device, for another thread (`Doubling`)."""
+        twin = SessionDecoder(self.bundle, cast("Doubling", self.coder).twin())
+        twin.logs = self.logs.twin(twin.coder)
+        return twin
 
     def decompress(
         self,

@@ -86,6 +86,10 @@ class HostWork(LogTables):
             content, tokens, repeats.find(tokens), grams, patch, fast=self._fallback.fast_size(content)
         )
 
+    def packed(self, content: bytes) -> bytes:
+        """Return a content under zstd with the bundle's dictionary."""
+        return self._fallback.compress(content)
+
     def candidates(self, tokens: Tokens, above: Tokens, size: int) -> list[list[Copy]]:
         """Return the copies that are tried of a sequence after its context, as `repeats.candidates` does."""
         return repeats.candidates(tokens, above, size)

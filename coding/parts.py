@@ -72,6 +72,14 @@ class Coder(Protocol):
         """Decode items, and return one sequence (T,) per item."""
 
 
+@runtime_checkable
+class Doubling(Protocol):
+    """A coder on a device that can have others beside it, each for a thread of its own."""
+
+    def twin(self) -> Coder:
+        """Return another coder of the same model on the same device, which gives the same bytes."""
+
+
 class TokenBridge(Protocol):
     """A bridge from ids of another tokenizer to bundle tokens and back (`pltz.models.bundle.bridge.Bridge`)."""
 

@@ -5,8 +5,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +24,12 @@ from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.identity import MAX_POSITION
 from pltz.plt_codec.types import Tokens
 
+if TYPE_CHECKING:
+    from pltz.coding.coder_thread import CoderThread
+    from pltz.coding.decoder import SessionDecoder
+    from pltz.coding.parts import Progress
+
+TOGETHER = 8  # batches that wait, proved side by side
 ABREAST = 32  # segments per comparison
 
 
@@ -37,8 +50,8 @@ def unproved(
     return _different(found, wanted)
 
 
-class LaterProof:
-    """A proof of segments whose bytes are still put together, by processes beside the model.
+class LogProof:
+    """A proof of segments of logs, decoded by the model, whose bytes are still put together by processes.
 
     Args:
         codec: of logs.
@@ -47,22 +60,107 @@ class LaterProof:
     """
 
     def __init__(self, codec: LogCodec, coded: Sequence[Coded], wanted: Sequence[bytes]) -> None:
-        self._codec, self._coded, self._wanted = codec, coded, wanted
+        self._wanted = [np.frombuffer(content, np.uint8) for content in wanted]
+        self._found: Sequence[Later | None] = []
+        self._wrong: list[int] | None = None
         try:
-            self._found: list[Later | None] | None = codec.decode_begun(coded)
+            self._found = codec.decode_begun(coded)
         except CorruptError:  # which one it is
-            self._found = None
+            self._wrong = unproved(codec.decode, coded, self._wanted)
 
     def wrong(self) -> list[int]:
         """Return the numbers of the segments that do not decode to the bytes wanted."""
-        wanted = [np.frombuffer(content, np.uint8) for content in self._wanted]
-        if self._found is None:
-            return unproved(self._codec.decode, self._coded, wanted)
-        found: list[Tokens | None] = [None] * len(wanted)
-        for n, later in enumerate(self._found):
-            with suppress(CorruptError):
-                found[n] = np.frombuffer(later.result() if later else b"", np.uint8)
-        return _different(found, wanted)
+        if self._wrong is None:
+            found: list[Tokens | None] = [None] * len(self._wanted)
+            for n, later in enumerate(self._found):
+                with suppress(CorruptError):
+                    found[n] = np.frombuffer(later.result() if later else b"", np.uint8)
+            self._found, self._wrong = [], _different(found, self._wanted)
+        return self._wrong
+
+
+@dataclass(eq=False)
+class Proof:
+    """A proof of one batch of segments, under way.
+
+    Attributes:
+        coded: segments of the model.
+        wanted: their tokens, (T,) each.
+        logs: segments of logs.
+        contents: their bytes.
+    """
+
+    coded: Sequence[Coded]
+    wanted: Sequence[Tokens]
+    logs: Sequence[Coded] = ()
+    contents: Sequence[bytes] = ()
+    _done: Future[None] | None = None
+    _error: BaseException | None = None
+    _wrong: list[int] = field(default_factory=list)
+    _wrong_logs: Callable[[], list[int]] = list
+
+    def result(self) -> tuple[list[int], list[int]]:
+        """Return the numbers of the segments of the model, and of logs, that do not come back.
+
+        Raises what decoding them raised.
+        """
+        if self._done:
+            self._done.result()
+        if self._error:
+            raise self._error
+        return self._wrong, self._wrong_logs()
+
+
+def prove(proofs: Sequence[Proof], decoder: SessionDecoder, progress: Progress | None) -> None:
+    """Decode the segments of proofs side by side, and compare. The bytes of logs are compared later.
+
+    ``progress``: called with the number of the model's tokens decoded since the last call. Raises as `Proof.result`.
+    """
+    ends = [0, *accumulate(len(one.coded) for one in proofs)]
+    coded, wanted = [c for one in proofs for c in one.coded], [w for one in proofs for w in one.wanted]
+    wrong = unproved(partial(decoder.model.decode, progress=progress), coded, wanted) if coded else []
+    for one, (begin, end) in zip(proofs, pairwise(ends), strict=True):
+        one._wrong = [n - begin for n in wrong if begin <= n < end]
+    ends = [0, *accumulate(len(one.logs) for one in proofs)]
+    if ends[-1]:
+        logs = LogProof(decoder.logs, [c for one in proofs for c in one.logs], [c for p in proofs for c in p.contents])
+        for one, (begin, end) in zip(proofs, pairwise(ends), strict=True):
+            one._wrong_logs = partial(_within, logs, begin, end)
+
+
+def _within(logs: LogProof, begin: int, end: int) -> list[int]:
+    return [n - begin for n in logs.wrong() if begin <= n < end]
+
+
+class ProofThread:
+    """A thread with a decoder of its own, which proves batches beside the caller.
+
+    What waits is decoded together: a batch takes as long as its longest session.
+
+    Args:
+        thread: with the decoder.
+        stop: set where the proofs are asked for no more.
+    """
+
+    def __init__(self, thread: CoderThread[SessionDecoder], stop: threading.Event) -> None:
+        self._thread, self._stop = thread, stop
+        self._waiting: deque[Proof] = deque()
+
+    def begin(self, proof: Proof) -> None:
+        """Begin a proof."""
+        self._waiting.append(proof)
+        proof._done = self._thread.submit(self._prove_waiting, self._stop)
+
+    def _prove_waiting(self, decoder: SessionDecoder, told: Progress) -> None:
+        proofs = list[Proof]()
+        while self._waiting and len(proofs) < TOGETHER:
+            proofs.append(self._waiting.popleft())
+        try:
+            prove(proofs, decoder, told)
+        except BaseException as exc:
+            for one in proofs:
+                one._error = exc
+            raise
 
 
 def _different(found: Sequence[Tokens | None], wanted: Sequence[Tokens]) -> list[int]:

@@ -43,7 +43,7 @@ class Later(Protocol):
         """Return the result once it is there. Raises what the method raised."""
 
 
-class _WhenAsked:
+class WhenAsked:
     """A call that runs when its result is asked for."""
 
     def __init__(self, call: Callable[..., Any], arguments: Sequence[Any]) -> None:
@@ -80,7 +80,7 @@ class Workers:
     def submit(self, method: str, *arguments: Any) -> Later:
         """Call a method of the object in a process. A copy of this one that was forked has none."""
         if not (self.count and self.on) or os.getpid() != self._process:
-            return _WhenAsked(self.here, (method, *arguments))
+            return WhenAsked(self.here, (method, *arguments))
         if not self._started:
             self._start()
         future: Future[Any] = Future()
@@ -108,12 +108,21 @@ class Workers:
 def ahead(rows: Iterable[T], count: int) -> Iterator[T]:
     """Yield rows after the next ``count`` of them were taken, so that work on these has begun.
 
+    An error of their source is raised after those before it.
+
     >>> [row for row in ahead(range(4), 2)]
     [0, 1, 2, 3]
     """
     taken: deque[T] = deque()
-    for row in rows:
-        taken.append(row)
+    source = iter(rows)
+    while True:
+        try:
+            taken.append(next(source))
+        except StopIteration:
+            break
+        except Exception:
+            yield from taken
+            raise
         if len(taken) > count:
             yield taken.popleft()
     yield from taken

@@ -10,6 +10,7 @@ compares digests, and decodes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,12 @@ class LogCodec:
         codec.bundle_id, codec.contract, codec.zstd_above = bundle.id, bundle.contract, ZSTD_ABOVE
         codec._coder, codec._timed = LogCoder(bundle, coder, workers), False
         return codec
+
+    def twin(self, coder: Coder) -> LogCodec:
+        """Return the same codec over another coder of the same tokens, for another thread."""
+        twin = copy(self)
+        twin._coder = self._coder.twin(coder)
+        return twin
 
     @cached_property
     def _coder(self) -> LogCoder:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
@@ -277,6 +278,12 @@ class LogCoder:
         self.coder = coder
         self._tables = LogTables(bundle.tokenizer)
         self._workers = workers or Workers(self._tables)
+
+    def twin(self, coder: Coder) -> LogCoder:
+        """Return the same over another coder of the same tokens, for another thread. What both remember is shared."""
+        twin = copy(self)
+        twin.coder = coder
+        return twin
 
     # ---- content -> frame
 

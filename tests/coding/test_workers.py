@@ -157,7 +157,7 @@ def test_files_are_the_same_for_any_number_of_processes(
     monkeypatch.setattr("pltz.coding.codec.START_BYTES", 1)
     monkeypatch.setattr("pltz.coding.codec.GROUP", 5)
     for count, size in ((0, 2000), (1, 2000), (3, 9000)):
-        for most in ("BATCH_BYTES", "LARGE_BATCH", "LOG_BATCH"):
+        for most in ("BATCH_BYTES", "LARGE_BATCH"):
             monkeypatch.setattr(f"pltz.coding.codec.{most}", size)
         codec = Codec(bundle, NeighbourCoder(), workers=count)
         assert files(codec, sessions) == expected

@@ -50,6 +50,7 @@ TOKENS = 1 << 25  # tokens on the device at once
 GRID_LIMIT = 2  # sequences one after the other by grid.cu: with more, cluster.cu decodes them faster
 GRID_WIDE_LIMIT = 4  # the same of more than 16 lanes: with more, batch.cu does
 GATED_LIMIT = 2  # sequences one after the other by gated.cu: with more, batch.cu decodes them faster
+TWIN_SHARE = 4  # a coder beside another counts this part of the free memory: what both take at a time fits
 CLUSTER_LIMIT = 3  # sequences per cluster: with more, batch.cu decodes them faster
 
 
@@ -68,12 +69,20 @@ class CudaCoder:
     def __init__(self, weights: Weights, device: str = "cuda", *, on: gpu.Device | None = None):
         self.shape, self.weights = weights.shape, weights
         self.kernel = "cuda"  # as NativeCoder.kernel
-        number = int(device.partition(":")[2] or 0)
-        self._device: gpu.Device = on or gpu.CudaDevice(number, macros(weights))
+        self._number = int(device.partition(":")[2] or 0)
+        self._device: gpu.Device = on or gpu.CudaDevice(self._number, macros(weights))
         self.model = DeviceModel(weights, self._device)
         self.single_context = SingleContext(self.model)
         self._chains = ChainDecoder(self.model)
         self._turns = TurnEncoder(self.model)
+
+    def twin(self) -> CudaCoder:
+        """Return a coder of the same weights on the same device, which another thread may use beside this one.
+
+        It has a stream of its own, and takes a smaller share of the memory that is free.
+        """
+        name = f"cuda:{self._number}"
+        return CudaCoder(self.weights, name, on=gpu.CudaDevice(self._number, macros(self.weights), share=TWIN_SHARE))
 
     def encode(
         self,

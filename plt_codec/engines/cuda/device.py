@@ -186,19 +186,22 @@ def count() -> int:
 
 
 class CudaDevice:
-    """One GPU with the kernels for one shape.
+    """One GPU with the kernels for one shape, and a stream of its own.
+
+    ``share``: the part of the free memory that `room` tells of is one of so many.
 
     Raises:
         UsageError: it is not there, or cannot run them.
         ModelError: the kernels do not compile.
     """
 
-    def __init__(self, number: int, shape: Mapping[str, int]):
+    def __init__(self, number: int, shape: Mapping[str, int], *, share: int = 1):
         from cuda.bindings import driver
 
         if number >= count():
             raise UsageError(f"device cuda:{number} is not here: the driver shows {count()} GPUs")
         self._cu = cu = driver
+        self._share = share
         self._device = _ask(cu.cuDeviceGet(number))
         # the capability decides which kernels there are
         attribute = cu.CUdevice_attribute
@@ -356,9 +359,9 @@ class CudaDevice:
         return _Recording(cu, executable, self._stream)
 
     def room(self) -> int:
-        """Return the bytes of device memory that are free."""
+        """Return the bytes of device memory that are free, or the share of it."""
         self._enter()
-        return int(_ask(self._cu.cuMemGetInfo())[0])
+        return int(_ask(self._cu.cuMemGetInfo())[0]) // self._share
 
 
 class _Recording:

@@ -1,0 +1,118 @@
+"""CoderThread: a thread with a coder of its own, whose device works while the caller does something else.
+
+    thread = CoderThread(decoder.twin)
+    later = thread.submit(lambda twin, told: twin.model.decode(coded, progress=told), stop)
+    later.result()                      # what the call returns, or what it raises
+    stop.set()                          # calls of this run that wait are dropped; the one that runs ends soon
+
+Calls run in their order. The thread ends with its owner.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from pltz.coding.parts import Progress
+
+GIVE_WAY = 2e-4  # seconds after which a thread gives way: one that launches kernels waits for this again and again
+
+T = TypeVar("T")
+R = TypeVar("R")
+Call = Callable[[T, Progress], R]
+"""A call with what the thread owns, and a progress to tell, by which it learns that nobody waits for it."""
+
+
+class NotWanted(Exception):
+    """The run of a call was stopped. Nobody asks for its result."""
+
+
+class CoderThread(Generic[T]):
+    """A thread that owns something, such as a coder. It starts with the first call.
+
+    ``make``: makes what it owns, in the thread.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Call[T, Any], threading.Event] | None] = queue.SimpleQueue()
+        self._started = False
+
+    def submit(self, call: Call[T, R], stop: threading.Event) -> Future[R]:
+        """Run a call in the thread. ``stop``: set where its result is asked for no more."""
+        if not self._started:
+            self._started = True
+            threading.Thread(target=_serve, args=([self._make], self._calls), daemon=True).start()
+            weakref.finalize(self, self._calls.put, None)
+        future: Future[R] = Future()
+        self._calls.put((future, call, stop))
+        return future
+
+    def settle(self) -> None:
+        """Wait until no call runs."""
+        if self._started:
+            self.submit(lambda *_: None, threading.Event()).exception()
+
+
+def _serve(
+    makes: list[Callable[[], T]],
+    calls: queue.SimpleQueue[tuple[Future[Any], Call[T, Any], threading.Event] | None],
+) -> None:
+    """Run calls until None comes, with what is made at the first one.
+
+    ``makes``: one function. It is taken out, since it may hold the owner of the thread.
+    """
+    owned: list[T] = []
+    while (one := calls.get()) is not None:
+        future, call, stop = one
+
+        def told(_: int, stop: threading.Event = stop) -> None:
+            if stop.is_set():
+                raise NotWanted
+
+        try:
+            told(0)
+            with _giving_way():
+                if not owned:
+                    owned.append(makes[0]())
+                    makes.clear()
+                result = call(owned[0], told)
+        except BaseException as exc:  # noqa: BLE001 - for whoever asks for the result
+            future.set_exception(exc)
+        else:
+            future.set_result(result)
+            del result
+        del one, future, call  # they may be large
+
+
+class _Giving:
+    """The number of calls during which threads give way sooner, and the interval of before."""
+
+    def __init__(self) -> None:
+        self.lock, self.count, self.before = threading.Lock(), 0, 0.0
+
+
+_GIVING = _Giving()
+
+
+@contextmanager
+def _giving_way() -> Iterator[None]:
+    """Let threads of Python give way to each other sooner."""
+    with _GIVING.lock:
+        if not _GIVING.count:
+            _GIVING.before = sys.getswitchinterval()
+            sys.setswitchinterval(min(GIVE_WAY, _GIVING.before))
+        _GIVING.count += 1
+    try:
+        yield
+    finally:
+        with _GIVING.lock:
+            _GIVING.count -= 1
+            if not _GIVING.count:
+                sys.setswitchinterval(_GIVING.before)

@@ -1,0 +1,180 @@
+"""Threads that code and prove beside each other change no byte of a file, and lose no error."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from pltz.coding.codec import Codec
+from pltz.coding.coder_thread import CoderThread, NotWanted
+from pltz.coding.workers import ahead
+from pltz.models.session.session import Session
+from pltz.plt_codec.container.file import Reader
+from pltz.plt_codec.errors import ModelError
+from pltz.plt_codec.types import Encoded, FrameItem
+from tests.coding.fake_coder import PROSE, TALK, FakeBundle, NeighbourCoder, chat
+
+
+class DeviceCoder(NeighbourCoder):
+    """A coder that can have others beside it. ``twins``: those of it."""
+
+    def __init__(self, breaks: Callable[[], object] = lambda: None, where: str = "decode") -> None:
+        super().__init__()
+        self.twins: list[DeviceCoder] = []
+        self.threads: set[int] = set()
+        self._breaks, self._where = breaks, where
+
+    def twin(self) -> DeviceCoder:
+        self.twins.append(DeviceCoder(self._breaks, self._where))
+        return self.twins[-1]
+
+    def encode(self, sequences: Sequence[Any], **options: Any) -> list[Encoded]:
+        self.threads.add(threading.get_ident())
+        if self._where == "encode":
+            self._breaks()
+        return super().encode(sequences, **options)
+
+    def decode(self, items: Sequence[FrameItem], *, progress: Callable[[int], None] | None = None) -> list[Any]:
+        self.threads.add(threading.get_ident())
+        if self._where == "decode":
+            self._breaks()
+        return super().decode(items, progress=progress)
+
+
+class WrongCoder(DeviceCoder):
+    """Decodes the last token of sequence number 5 of each call wrongly in its twins."""
+
+    def twin(self) -> DeviceCoder:
+        twin = super().twin()
+        decode = twin.decode
+
+        def wrongly(items: Sequence[FrameItem], **options: Any) -> list[Any]:
+            found = decode(items, **options)
+            if len(found) > 5:
+                found[5][-1] ^= 1
+            return found
+
+        twin.decode = wrongly  # type: ignore[method-assign]
+        return twin
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"START_BYTES": 1, "GROUP": 5, "SMALL_BATCH": 2000, "BATCH_BYTES": 2000}.items():
+        monkeypatch.setattr(f"pltz.coding.codec.{name}", value)
+
+
+@pytest.fixture
+def sessions() -> list[Session]:
+    random = np.random.default_rng(2)
+    template = random.integers(0, 900, 60)
+    ids = [Session("ids", np.concatenate([template, random.integers(0, 900, n)])) for n in range(12)]
+    log = b"".join(b'{"type": "user", "id": "%d", "note": "said once"}\n' % n for n in range(120))
+    talks = [chat(f"Where is bicycle {n}?", "It stands behind the house. " * 3) for n in range(10)]
+    return [*ids, TALK, Session("text", log), *talks, PROSE, Session("text", b"say it again " * 900), *ids] * 3
+
+
+def test_files_are_the_same_with_threads(bundle: FakeBundle, sessions: list[Session]) -> None:
+    coder = DeviceCoder()
+    threaded, plain = Codec(bundle, coder), Codec(bundle, NeighbourCoder())
+    expected = plain.compress(sessions)
+    assert sum(Reader(expected).info(n).context is not None for n in range(len(sessions))) > 12
+    interval = sys.getswitchinterval()
+    for _ in range(2):
+        assert threaded.compress(iter(sessions)) == expected
+    assert threaded.compress(sessions, independent=True, verify=False) == plain.compress(sessions, independent=True)
+    assert list(threaded.compress_many(iter(sessions))) == list(plain.compress_many(sessions))
+    assert sys.getswitchinterval() == interval
+    # two threads, each with a coder of its own, and neither that of the caller
+    used = [coder.threads, *(twin.threads for twin in coder.twins)]
+    assert len(coder.twins) == 2 and all(len(threads) == 1 for threads in used) and len(set.union(*used)) == 3
+
+
+def test_waiting_batches_are_proved_together(bundle: FakeBundle, sessions: list[Session]) -> None:
+    coder, encoded = DeviceCoder(), threading.Event()
+    codec = Codec(bundle, coder)
+    coder._breaks = partial(encoded.wait, 10)  # the first proof waits for further batches
+    waiting: list[int] = []
+
+    def note(_: object) -> None:
+        waiting.append(1)
+        if len(waiting) > 70:
+            encoded.set()
+
+    codec._note = note
+    assert len(list(codec.compress_many(sessions))) == len(sessions)
+    proving = max(coder.twins, key=lambda twin: len(twin.decoded))
+    assert max(proving.decoded) > 2 * proving.decoded[0]
+
+
+@pytest.mark.parametrize("where", ["encode", "decode"])
+def test_an_error_of_a_thread_is_raised_as_it_was(bundle: FakeBundle, sessions: list[Session], where: str) -> None:
+    calls = iter(range(100))
+
+    def breaks() -> None:
+        if next(calls) == 3:
+            raise ModelError("no memory")
+
+    yielded: list[bytes] = []
+    with pytest.raises(ModelError, match="no memory"):
+        yielded.extend(Codec(bundle, DeviceCoder(breaks, where)).compress_many(sessions))
+    assert yielded == list(Codec(bundle, NeighbourCoder()).compress_many(sessions))[: len(yielded)]
+
+
+def test_what_a_thread_finds_changed_is_not_acknowledged(bundle: FakeBundle, sessions: list[Session]) -> None:
+    with pytest.raises(ModelError, match=r"session \d+ does not come back from its frame \(it does not decode\)"):
+        Codec(bundle, WrongCoder()).compress(sessions)
+    found = list(Codec(bundle, WrongCoder()).compress_many(sessions, errors="return"))
+    assert len(found) == len(sessions) and any(isinstance(one, ModelError) for one in found)
+    assert sum(isinstance(one, bytes) for one in found) > len(sessions) // 2
+
+
+def test_whoever_stops_waits_for_no_proof(bundle: FakeBundle, sessions: list[Session]) -> None:
+    coder = DeviceCoder()
+    codec = Codec(bundle, coder)
+    files = cast("Generator[bytes]", codec.compress_many(sessions))
+    next(files)
+    files.close()  # as Ctrl-C does
+    before = sum(len(twin.decoded) for twin in coder.twins)
+    assert codec.compress(sessions[:12]) and before < len(sessions) // 5  # the threads serve the next call
+
+
+def test_a_thread_ends_with_its_owner_and_drops_what_was_stopped() -> None:
+    before = set(threading.enumerate())
+    thread: CoderThread[list[int]] = CoderThread(list)
+    stop, begun, go = threading.Event(), threading.Event(), threading.Event()
+
+    def waits(owned: list[int], told: Callable[[int], None]) -> None:
+        begun.set()
+        go.wait(10)
+        told(1)
+
+    running, dropped = thread.submit(waits, stop), thread.submit(lambda owned, _: owned.append(2), stop)
+    begun.wait(10)
+    stop.set()
+    go.set()
+    for future in (running, dropped):
+        with pytest.raises(NotWanted):
+            future.result(10)
+    assert thread.submit(lambda owned, _: [*owned], threading.Event()).result() == []
+    [its_own] = set(threading.enumerate()) - before
+    del thread
+    its_own.join(10)
+    assert not its_own.is_alive()
+
+
+def test_an_error_of_a_source_comes_after_the_rows_before_it() -> None:
+    def rows() -> Iterator[int]:
+        yield from range(3)
+        raise ModelError("no more")
+
+    found: list[int] = []
+    with pytest.raises(ModelError):
+        found.extend(ahead(rows(), 5))
+    assert found == [0, 1, 2]
