@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from pltz.archive import opener
 from pltz.archive.format.context import RUN
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
@@ -130,7 +131,7 @@ def step(world: World, name: str) -> None:
     dry = world.disk.clone()
     OPERATIONS[name](TowerArchive.open(DirectoryStore(dry), [world.codec]))
     after = facts_of(TowerArchive.open(DirectoryStore(dry), [world.codec]))
-    if name in ("collect", "collect twice", "collect to the end", "index", "rebuild", "merge", "merge and collect"):
+    if not name.startswith(("put", "append", "grow", "fork", "forget", "restore")):
         assert live(after) == live(before)
     todo: dict[frozenset[tuple[str, bytes]], DiskState] = {}
 
@@ -172,6 +173,25 @@ def test_every_crash_of_up_to_three_operations(codec: SegmentCodec, manifest: bo
         level = following
     print(f"{cases} crash cases, {opened} different, {len(level)} workloads of 3")
     assert opened > least
+
+
+def convert(archive: TowerArchive) -> None:
+    opener.convert(archive.store)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_crashes_of_workloads_with_a_conversion(
+    codec: SegmentCodec, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Crash at every point of a conversion, of what comes before it and of what follows it."""
+    monkeypatch.setitem(OPERATIONS, "convert", convert)
+    dice = random.Random(seed)
+    world = World(codec, SimDisk(seed=seed))
+    TowerArchive.create(DirectoryStore(world.disk), [codec], manifest=False)
+    for name in ("put a", *dice.choices(list(OPERATIONS), k=3), "convert", *dice.choices(list(OPERATIONS), k=3)):
+        step(world, name)
+    opened = world.open()
+    assert opened.settings.manifest and opened.catalog.listing.following
 
 
 def merge(archive: TowerArchive) -> None:

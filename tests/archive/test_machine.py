@@ -6,6 +6,7 @@ import errno
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -22,7 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pltz.archive.errors import ArchiveError, NotFound, WriterFailed
+from pltz.archive import opener
+from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
+from pltz.archive.storage import ranged
+from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.s3 import ObjectStore
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
@@ -283,6 +287,68 @@ class NamedBucketMachine(BucketMachine):
     manifest = True
 
 
+class RangedBucketMachine(NamedBucketMachine):
+    """The same, with indexes of which a reader on another machine fetches pieces, while requests fail."""
+
+    @initialize()
+    def start(self) -> None:
+        super().start()
+        for number in range(5):
+            self.put(0, "x", "abc"[number % 3], [[number]])
+        with TemporaryDirectory() as cache:
+            reader = TowerArchive.open(ObjectStore(self.place, Path(cache)), [self.codec])
+            assert [reader.get(name, "x").version.version for name in "abc"] == [2, 2, 1]
+
+    @rule(skip=st.integers(0, 12), failures=st.integers(1, 3), late=st.booleans(), data=st.data())
+    def get_with_a_fault(self, skip: int, failures: int, late: bool, data: st.DataObject) -> None:
+        live = sorted(
+            key
+            for key, versions in self.model.items()
+            if any((*key, number) not in self.forgotten for number in versions)
+        )
+        s = self.server
+        with TemporaryDirectory() as cache:
+            reader = TowerArchive.open(ObjectStore(self.place, Path(cache)), [self.codec])
+            s.failing, s.failures, s.skip, s.late = "500 Internal Server Error", failures, skip, late
+            for tenant, name in data.draw(st.permutations([*live, ("x", "nobody")])):
+                wanted = {
+                    tokens
+                    for number, tokens in self.model.get((tenant, name), {}).items()
+                    if (tenant, name, number) not in self.forgotten
+                }
+                try:
+                    assert tuple(reader.get(name, tenant).tokens.tolist()) in wanted
+                except NotFound:
+                    assert not wanted
+                except StoreError:
+                    pass
+            s.reset()
+            assert not [problem for problem in reader.catalog.damage.problems if problem.kind == "index"]
+
+
+@pytest.fixture
+def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    asked, ask = list[int](), RangedFile._ask
+
+    def counted(self: RangedFile, first: int, last: int) -> None:
+        asked.append(first)
+        ask(self, first, last)
+
+    monkeypatch.setattr(RangedFile, "_ask", counted)
+    monkeypatch.setattr("pltz.archive.catalog.index_keeper.INDEX_PACKS", 2)
+    monkeypatch.setattr("pltz.archive.storage.s3.RANGED", 0)
+    monkeypatch.setattr("pltz.archive.storage.s3.FRONT", 200)
+    for name, value in {"PIECE": 64, "MOST_AHEAD": 256, "MOST_ASKED": 3}.items():
+        monkeypatch.setattr(ranged, name, value)
+    yield
+    assert len(asked) > 4
+
+
+def test_over_a_bucket_by_ranges_of_indexes(s3: S3Server, tmp_path: Path, ranges: None) -> None:
+    few = settings(max_examples=4, stateful_step_count=20, deadline=None)
+    run_state_machine_as_test(lambda: RangedBucketMachine(s3, tmp_path), settings=few)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("machine", [BucketMachine, NamedBucketMachine], ids=["listed", "manifest"])
 def test_over_a_bucket(s3: S3Server, tmp_path: Path, machine: type[BucketMachine]) -> None:
     few = settings(max_examples=5, stateful_step_count=12, deadline=None)
@@ -297,3 +363,49 @@ class NamedMachine(ArchiveMachine):
 
 TestNamed = NamedMachine.TestCase
 TestNamed.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+
+
+class Twice:
+    """An archive whose work is asked for again where it is refused once, because the archive got a manifest."""
+
+    def __init__(self, archive: TowerArchive) -> None:
+        self._archive = archive
+
+    def __getattr__(self, name: str) -> Any:
+        work = getattr(self._archive, name)
+
+        def asked(*args: Any, **options: Any) -> Any:
+            try:
+                return work(*args, **options)
+            except Fenced:
+                return work(*args, **options)
+
+        return asked if callable(work) else work
+
+
+class ConvertingMachine(ArchiveMachine):
+    """The same machine over a disk, whose archive gets a manifest at some moment, or half of one."""
+
+    def open(self) -> TowerArchive:
+        return Twice(super().open())  # type: ignore[return-value]
+
+    @rule()
+    def convert(self) -> None:
+        opener.convert(self.store())
+
+    @rule(call=st.integers(1, 40), code=st.sampled_from([errno.ENOSPC, errno.EIO]), kept=st.booleans())
+    def convert_with_a_fault(self, call: int, code: int, kept: bool) -> None:
+        self.disk.fail_at = {self.disk.calls + call: OSError(code, "no")}
+        try:
+            opener.convert(self.store())
+        except WriterFailed:
+            if kept:
+                self.disk.sync_directory("")
+            self.power_cut()
+        except ArchiveError:
+            pass
+        self.disk.fail_at = {}
+
+
+TestConverting = ConvertingMachine.TestCase
+TestConverting.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)

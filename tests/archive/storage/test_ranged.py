@@ -91,6 +91,55 @@ def test_a_full_disk_is_an_error_and_no_end_of_the_process(tmp_path: Path, monke
         file.read(0, 1)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_fails_no_false_byte_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Requests fail, answers are short, the disk is full at any write or takes a part, and there may be no file at all.
+
+    Each read gives the bytes or a named error. A request begins with a piece that is not there, and has no other until
+    the rest is fetched. ``whole`` is called once, with the object.
+    """
+    dice, write = np.random.default_rng(seed), os.pwrite
+    if seed % 4 == 0:
+        monkeypatch.setattr(ranged, "_temporary", lambda *_: None)
+    size, there, coming = int(dice.integers(1_000, len(DATA))), set[int](), set[int]()
+    whole, asked, failing = list[bytes](), 0, 0.0
+
+    def get(offset: int, many: int) -> bytes:
+        nonlocal asked, coming
+        there.update(coming)  # what was asked for before in this read was kept
+        coming = set(range(offset // 100, -(-(offset + many) // 100)))
+        assert offset % 100 == 0 and offset // 100 not in there and 0 < many <= 1600
+        assert asked >= 8 or not coming & there
+        if dice.random() < failing:
+            if dice.random() < 0.5:
+                raise StoreError("the server fails")
+            return DATA[offset : offset + int(dice.integers(0, many))]
+        asked += 1
+        return DATA[offset : offset + many]
+
+    def pwrite(file: int, data: memoryview, at: int) -> int:
+        if dice.random() < failing:
+            raise OSError(28, "No space left on device")
+        return write(file, data[: int(dice.integers(1, len(data) + 1))], at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    front = DATA[: int(dice.integers(0, size // 2))]
+    file = RangedFile(size, get, front, tmp_path, lambda data: whole.append(bytes(data)))
+    there.update(range(len(front) // 100))
+    refused = 0
+    for turn in range(120):
+        failing = 0.4 if turn < 90 else 0.0
+        at, many = int(dice.integers(0, size)), int(dice.integers(0, 700))
+        try:
+            assert file.read(at, many) == DATA[:size][at : at + many]
+            there.update(coming)
+        except (StoreError, CorruptError):
+            refused += 1
+        coming = set()
+    assert file.read(0, size) == file.map() == DATA[:size] and whole == [DATA[:size]]
+    assert refused and not [*tmp_path.iterdir()]
+
+
 def in_bucket(s3_server: S3Server, folder: Path) -> tuple[ObjectStore, str, bytes]:
     """Put an index over 3,000 packs, as large as one is of which ranges are read, and return its name and bytes."""
     store = ObjectStore(s3_server.place(), folder)
