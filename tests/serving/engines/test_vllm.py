@@ -7,8 +7,6 @@ PLTZ_VLLM_PYTHON=/path/to/bin/python python -m pytest -m vllm
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +23,9 @@ from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.eviction.journal.entry import MAX_PREFIXES
 from pltz.serving.eviction.worker import drain
 from tests.archive.towers import SessionArchive
+from tests.serving.engines.live_vllm import needs_vllm, run_in_vllm
 from tests.serving.engines.served_models import write_peft_lora
 
-PYTHON = os.environ.get("PLTZ_VLLM_PYTHON", "")
-ROOT = Path(__file__).parents[3]
 IDS = list(range(100, 140))
 
 
@@ -182,7 +179,7 @@ def test_a_prompt_for_other_weights_or_adapters_is_refused() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(not os.path.isfile(PYTHON), reason="needs vLLM: PLTZ_VLLM_PYTHON=/path/to/its/bin/python")
+@needs_vllm
 def test_a_real_vllm_freezes_at_the_finish_and_thaws_by_ids(tmp_path: Path) -> None:
     """Serve two tenants with salts, an adapter and prompt embeddings; make all cold, and thaw one session.
 
@@ -194,19 +191,7 @@ def test_a_real_vllm_freezes_at_the_finish_and_thaws_by_ids(tmp_path: Path) -> N
         tmp_path / "journal",
         tmp_path / "cold",
     ]
-    command = [
-        PYTHON,
-        "-m",
-        "tests.serving.engines.vllm_program",
-        *map(str, arguments),
-        str(tmp_path / "result.json"),
-    ]
-    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    environment = {**os.environ, **quiet, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    printed = run_in_vllm("vllm_program", *arguments, tmp_path / "result.json")
     out = json.loads((tmp_path / "result.json").read_text())
     print(json.dumps(out))
     salted = [name.partition("#salt=")[0] for name, _ in out["names"]]
@@ -216,7 +201,7 @@ def test_a_real_vllm_freezes_at_the_finish_and_thaws_by_ids(tmp_path: Path) -> N
         ("beta", "chat"),
     ]
     assert out["ids"] and out["styled"] and out["target"]
-    assert "evictions are refused: prompt embeddings" in done.stdout + done.stderr
+    assert "evictions are refused: prompt embeddings" in printed
     assert (out["other salt"], out["no salt"], out["adapter left out"]) == (
         "NotFound",
         "NotFound",

@@ -7,8 +7,6 @@ A stand-in of vLLM's scheduler and cache runs the two halves; the last test runs
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -28,7 +26,7 @@ from pltz.serving.engines.pages import PageNames, space_of
 from pltz.serving.engines.vllm_settings import VllmSettings
 from pltz.serving.engines.vllm_warm import WarmPlace, WarmPlan, WarmScheduler, WarmWorker, arrangement_of
 from tests.serving.engines import fake_vllm
-from tests.serving.engines.test_vllm import PYTHON, ROOT
+from tests.serving.engines.live_vllm import needs_vllm, run_in_vllm
 
 PAGE, BLOCKS, LAYERS = 4, 16, 3
 SPACE = b"s" * 16
@@ -610,27 +608,21 @@ def test_the_settings_are_checked(given: dict[str, Any]) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.isfile(PYTHON), reason="needs vLLM: PLTZ_VLLM_PYTHON=/path/to/its/bin/python")
+@needs_vllm
 def test_a_real_vllm_prefills_no_warm_session_again(tmp_path: Path) -> None:
     """Run five servers on one folder: the first one, one over damage, two beside other connectors, one after a restart.
 
     The others are vLLM's ExampleConnector, and its OffloadingConnector with plain copies (`vllm_cpu_offload`).
     """
-    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    environment = {**os.environ, **quiet, "PYTHONPATH": str(ROOT)}
     out: dict[str, Any] = {}
     for what in ("first", "damaged", "multi", "offload", "second"):
         if what == "damaged":
             for number, path in enumerate(sorted(tmp_path.rglob("*.page"))):
                 if number % 3 == 0:
                     path.write_bytes(path.read_bytes()[:-1] + b"\x55")
-        program = [PYTHON, "-m", "tests.serving.engines.vllm_warm_program"]
-        arguments = [str(resolve("mini-llama")), str(tmp_path), what, str(tmp_path / "result.json")]
-        done = subprocess.run(
-            [*program, *arguments], check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
-        )
-        assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
-        out[what] = json.loads((tmp_path / "result.json").read_text())
+        result = tmp_path / "result.json"
+        run_in_vllm("vllm_warm_program", resolve("mini-llama"), tmp_path, what, result)
+        out[what] = json.loads(result.read_text())
         print(what, {name: value for name, value in out[what].items() if name not in ("asked", "continued")})
         print([(asked["cached"], round(asked["ms"])) for asked in out[what]["asked"]])
     first = out["first"]["asked"][0]
