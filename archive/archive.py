@@ -45,7 +45,9 @@ from pltz.archive.writing.put_request import (
     repeated,
 )
 from pltz.coding.codecs.bundle_codecs import BundleCodecs, EngineOptions
+from pltz.coding.host_work import HostWork
 from pltz.coding.partners import as_target, tokenizer_json
+from pltz.coding.workers import Workers, helpers
 from pltz.models.session.session import KINDS, Session
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE
@@ -389,7 +391,7 @@ class Archive:
             began = clock.monotonic()
             new = [cut for _, cut in commit if isinstance(cut, NewSession)]
             # the parts of large logs are durable before the logs are
-            before = [] if dry_run else list(put_parts(self.parts.writer, new, expect, coding))
+            before = [] if dry_run else list(put_parts(self.parts.writer, new, pace, expect, coding))
             if coding:
                 coding(len(new), sum(map(size_of, new)) - sum(part.size for part in before))
             # a call that puts nothing else, and is cut quickly, need not look again at what others put
@@ -996,7 +998,11 @@ class Archive:
         named = self._bundle
         given = [named] if named is None or isinstance(named, str | os.PathLike | Bundle) else [*named]
         bundles = [one if isinstance(one, Bundle) else Bundle.load(one) for one in given or [None]]
-        made = BundleCodecs(self.parts.codecs, bundles, zstd_above=self._zstd_above, **self._engine)
+        first = bundles[0]
+        workers = Workers(HostWork(first.tokenizer, first.zstd_dict), helpers(self._engine["threads"]))
+        made = BundleCodecs(
+            self.parts.codecs, bundles, zstd_above=self._zstd_above, workers=workers, **self._engine
+        )
         for tokenizer in self._tokenizers:
             made.add(tokenizer)
         return made
@@ -1015,7 +1021,7 @@ class Archive:
         """Return what forms commits of sessions to put. Loads the bundle. Raises ModelError."""
         parts = self.parts
         cutter = SessionCutter(parts.catalog, parts.reader, parts.last, self.sessions, self.codecs)
-        return Commits(parts.catalog, parts.last, cutter)
+        return Commits(parts.catalog, parts.last, cutter, self.codecs)
 
     def _versions(self, name: str, tenant: str, number: int | None = None) -> Sequence[Version]:
         """Return all versions of a session that can be read, of which one has the number, where it is given.

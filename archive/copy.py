@@ -33,7 +33,7 @@ from pltz.archive.format.ids import BASE, LEAF, TENANT, segment_of
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.format.object_names import PACKS
 from pltz.archive.opener import OpenArchive
-from pltz.archive.writing.commits import COMMIT_SESSIONS, COMMIT_TOKENS
+from pltz.archive.writing.commits import COMMIT_SESSIONS
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.registry import CodecRegistry
@@ -42,6 +42,7 @@ from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 
 AT_ONCE = 64  # versions decoded together
+COMMIT_TOKENS = 1 << 20  # tokens of the sessions of one commit
 
 T = TypeVar("T")
 

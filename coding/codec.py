@@ -48,7 +48,7 @@ from pltz.coding.neighbours import Earlier, Grams, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import Doubling, PhasedProgress, begin
 from pltz.coding.prove import TOGETHER, Proof, ProofThread, prove
-from pltz.coding.workers import MOST, Later, WhenAsked, Workers, ahead, cores
+from pltz.coding.workers import START_BYTES, Later, WhenAsked, Workers, ahead, helpers
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.container.file import Writer, pack
@@ -72,7 +72,6 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 1 << 22  # of content coded side by side; bounds memory, large enough to keep a CPU busy
 SMALL_BATCH = 1 << 21  # the same on a device where threads code and prove beside each other: proofs join what waits
-START_BYTES = 1 << 21  # of content in one call from which processes work beside the model: they take a second to start
 THREADS_AHEAD = 3, 2, 1, 1, TOGETHER  # batches on their way there: prepared, split, coded, packed and proved
 LARGE_BATCH = 1 << 24  # the same beside processes alone: a batch takes as long as its longest session
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
@@ -219,7 +218,7 @@ class Codec(SessionDecoder):
         workers: processes beside the model, for inputs of `START_BYTES` or more. Files are the same for any number.
 
     ``expect``: called with the expected seconds before a batch of many tokens is coded (`expected_time`);
-    None by default.
+    None by default. ``threaded``: False for no threads.
     """
 
     def __init__(
@@ -236,6 +235,12 @@ class Codec(SessionDecoder):
         self._threads = [CoderThread(self.twin) for _ in range(2)] if isinstance(coder, Doubling) else []
         self._note = note
         self.expect: Expect | None = None
+        self.threaded = True
+
+    @property
+    def has_threads(self) -> bool:
+        """Return whether large inputs are coded and proved by threads, which its device has coders for."""
+        return bool(self._threads) and self.threaded
 
     @classmethod
     def load(
@@ -261,8 +266,7 @@ class Codec(SessionDecoder):
         from pltz.models.bundle.bundle import Bundle
 
         loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-        most = (cores() if threads is None else threads) - 1 if workers is None else workers
-        return cls(loaded, loaded.coder(device, threads), workers=min(most, MOST) if workers is None else most)
+        return cls(loaded, loaded.coder(device, threads), workers=helpers(threads) if workers is None else workers)
 
     # ---- sessions -> bytes
 
@@ -393,7 +397,7 @@ class Codec(SessionDecoder):
         large, groups = self._staffed(_groups(sessions))
         stop = threading.Event()
         run = _Call(bridge, options, earlier, stop)
-        if large and self._threads:
+        if large and self.has_threads:
             run = replace(run, encoding=self._threads[0], proving=ProofThread(self._threads[1], stop))
         # batches that are begun ahead of each stage, where processes or threads have a part of the work
         most, deep = (LARGE_BATCH, (1, 1, 0, 1, 1)) if self.workers.on else (BATCH_BYTES, (0, 0, 0, 0, 0))

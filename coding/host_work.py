@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from pltz.coding.log.log_coder import LogTables
 from pltz.coding.log.log_look import is_log
 from pltz.coding.log.passages import passages_of
 from pltz.coding.neighbours import Grams
-from pltz.coding.prepare import tokens_for_model
+from pltz.coding.prepare import given_back, tokens_for_model, tokens_to_store
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session import transcript
 from pltz.models.session.session import Session
@@ -85,6 +86,19 @@ class HostWork(LogTables):
         return Prepared(
             content, tokens, repeats.find(tokens), grams, patch, fast=self._fallback.fast_size(content)
         )
+
+    def tokens(self, sessions: Sequence[Session], keep_opaque: bool) -> list[Ids | PltzError | None]:
+        """Return the tokens of sessions as `tokens_to_store` does, or an error in its place."""
+        with suppress(ContentError, TokenizerMismatch):  # all of them in one call, which is faster
+            rows = transcript.to_tokens_many(sessions, self.tokenizer)
+            return [given_back(*pair, self.tokenizer) for pair in zip(sessions, rows, strict=True)]
+        return [self._tokens(session, keep_opaque) for session in sessions]
+
+    def _tokens(self, session: Session, keep_opaque: bool) -> Ids | PltzError | None:
+        try:
+            return tokens_to_store(session, self.tokenizer, by_zstd=False, keep_opaque=keep_opaque)
+        except PltzError as exc:
+            return exc
 
     def packed(self, content: bytes) -> bytes:
         """Return a content under zstd with the bundle's dictionary."""

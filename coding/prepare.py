@@ -34,3 +34,19 @@ def tokens_for_model(session: Session, tokenizer: BundleTokenizer, *, by_zstd: b
         if not keep_opaque:
             raise
     return None
+
+
+def tokens_to_store(
+    session: Session, tokenizer: BundleTokenizer, *, by_zstd: bool, keep_opaque: bool
+) -> Ids | None:
+    """Return the bundle tokens of a session, (T,), as `tokens_for_model` does; None where they do not give it back."""
+    return given_back(
+        session, tokens_for_model(session, tokenizer, by_zstd=by_zstd, keep_opaque=keep_opaque), tokenizer
+    )
+
+
+def given_back(session: Session, tokens: Ids | None, tokenizer: BundleTokenizer) -> Ids | None:
+    """Return tokens of a session, (T,); None for those of a text that do not give the same text back."""
+    if tokens is not None and session.kind == "text" and tokenizer.decode(tokens) != session.value:
+        return None
+    return tokens

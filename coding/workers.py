@@ -30,6 +30,7 @@ from typing import IO, Any, Protocol, TypeVar, cast
 from pltz.coding.child_python import command, environment
 
 MOST = 8  # processes: those that one GPU keeps busy
+START_BYTES = 1 << 21  # of content in one call from which processes are worth it: they take a second to start
 CODE = "from pltz.coding.workers import main; main()"
 SINGLE = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # threads of libraries in a process
 
@@ -126,6 +127,14 @@ def ahead(rows: Iterable[T], count: int) -> Iterator[T]:
         if len(taken) > count:
             yield taken.popleft()
     yield from taken
+
+
+def helpers(threads: int | None = None, share: int = 1) -> int:
+    """Return how many processes work beside a model: one per core, or thread, but one, and at most `MOST`.
+
+    ``share``: callers that share the cores.
+    """
+    return min(MOST, max(0, (cores() if threads is None else threads) // share - 1))
 
 
 def cores() -> int:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
 from typing import NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
@@ -18,18 +20,22 @@ from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SESSIONS
-from pltz.archive.writing.cut import SessionCutter, size_of
+from pltz.archive.writing.cut import SessionCutter, Tokenised, size_of
 from pltz.archive.writing.last_towers import LastTowers
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.pace import Pace
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
+from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec
+from pltz.coding.workers import START_BYTES, Later, ahead
+from pltz.models.bundle.tokenizer import Ids
 from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch
+from pltz.plt_codec.limits import MAX_BYTES
 
-COMMIT_TOKENS = 1 << 20  # tokens of the sessions of one commit
 COMMIT_SESSIONS = 4096
 AT_ONCE = 64  # sessions whose last versions are decoded side by side
 READ_BYTES = 16 << 20  # content of sessions from which no more are read before the first of them is put
+GROUP, GROUP_BYTES = 64, 1 << 19  # sessions that a process tokenises in one call, or their bytes
 
 Refused = Callable[[PutRequest, PltzError], None]
 
@@ -44,8 +50,10 @@ class CutRequest(NamedTuple):
 class Commits:
     """Forms the commits of one archive."""
 
-    def __init__(self, catalog: Catalog, last: LastTowers, cutter: SessionCutter) -> None:
+    def __init__(self, catalog: Catalog, last: LastTowers, cutter: SessionCutter, codecs: BundleCodecs) -> None:
         self._catalog, self._last, self.cutter = catalog, last, cutter
+        self._workers = codecs.workers
+        self._most = MAX_BYTES if codecs.zstd_above is None else codecs.zstd_above
 
     def of(
         self,
@@ -61,29 +69,29 @@ class Commits:
         """
         batch: list[CutRequest] = []
         names: set[tuple[str, str]] = set()
-        tokens = size = 0
+        size = 0
         began = time.monotonic()
-        source = self._ahead(requests)
+        source = self._ahead(requests, keep_opaque)
         while True:
             try:
-                request = next(source, None)
+                request, begun = next(source, (None, None))
             except Exception:  # of the caller's iterator
                 if batch:
                     yield batch
                 raise
             # a commit ends where it is full, where time is up, or where a session comes again
-            full = tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS or pace.is_full(size, began)
+            full = len(batch) >= COMMIT_SESSIONS or pace.is_full(size, began)
             if request is None or full or _names(request) & names:
                 if batch:
                     yield batch
-                batch, names, tokens, size = [], set(), 0, 0
+                batch, names, size = [], set(), 0
             if request is None:
                 return
             if not batch:  # the request may have been long in coming
                 began = time.monotonic()
                 self._catalog.look(0)
             try:
-                cut = self.cutter.cut(request, keep_opaque=keep_opaque)
+                cut = self.cutter.cut(request, keep_opaque=keep_opaque, begun=begun)
             except PltzError as exc:
                 if refused is None or not isinstance(exc, ContentError | TokenizerMismatch):
                     if batch:
@@ -94,47 +102,100 @@ class Commits:
             amount = size_of(cut) if isinstance(cut, NewSession) else 0
             if batch and size + amount > pace.limit:  # what is there does not wait for a large session
                 yield batch
-                batch, names, tokens, size, began = [], set(), 0, 0, time.monotonic()
+                batch, names, size, began = [], set(), 0, time.monotonic()
             batch.append(CutRequest(request, cut))
             names.add((request.tenant, request.name))
-            tokens += sum(map(len, cut.segments)) if isinstance(cut, NewSession) else 0
             size += amount
 
-    def _ahead(self, requests: Iterable[PreparedRequest]) -> Iterator[PreparedRequest]:
-        """Yield requests. Decode what they extend side by side: of AT_ONCE requests, or of READ_BYTES.
+    def _ahead(
+        self, requests: Iterable[PreparedRequest], keep_opaque: bool
+    ) -> Iterator[tuple[PreparedRequest, Tokenised | None]]:
+        """Yield requests, each with its tokens to come where processes make them.
 
-        So many are read before the first of them is yielded. An error of their source is raised after those before it.
+        What requests extend is decoded side by side: of AT_ONCE requests, or of READ_BYTES. So many are read before the
+        first of them is yielded, and as many more where processes prepare them. An error of their source is raised
+        after those before it.
         """
-        source = iter(requests)
-        while True:
+        parts = self._parts(requests, keep_opaque)
+        for first in islice(parts, 1):
+            for part in ahead(chain([first], parts), 1 if self._workers.on else 0):
+                if len(part.requests) > 1:
+                    self._last.load(self._extended(part.requests))
+                yield from zip(part.requests, part.begun, strict=True)
+
+    def _parts(self, requests: Iterable[PreparedRequest], keep_opaque: bool) -> Iterator[_Part]:
+        """Yield requests as they are read, with their tokens to come. The error of their source is raised behind."""
+        source, seen = iter(requests), 0
+        failed: Exception | None = None
+        while failed is None:
             part: list[PreparedRequest] = []
             size = 0
             try:
                 while size < READ_BYTES and len(part) < AT_ONCE:
                     part.append(next(source))
                     size += part[-1].size
-            except StopIteration:
-                pass
-            except Exception:
-                yield from part
-                raise
-            if not part:
-                return
-            if len(part) > 1:
-                self._last.load(self._extended(part))
-            yield from part
+            except Exception as exc:  # noqa: BLE001 - of the caller's iterator, or its end
+                failed = exc
+            seen += size
+            if seen >= START_BYTES and self._workers.count:
+                self._workers.on = True
+            if part:
+                yield _Part(part, self._begin(part, keep_opaque))
+        if not isinstance(failed, StopIteration):
+            raise failed
+
+    def _begin(self, requests: Sequence[PreparedRequest], keep_opaque: bool) -> list[Tokenised | None]:
+        """Begin to tokenise the requests that are new, in processes; None for each other one."""
+        begun: list[Tokenised | None] = [None] * len(requests)
+        if not self._workers.on:
+            return begun
+        stored = set(self._stored(requests).values())
+        group, size = list[int](), 0
+        for n, r in enumerate(requests):
+            if self._is_for_model(r) and (r.tenant, r.name) not in stored:
+                group.append(n)
+                size += r.size
+            if group and (len(group) == GROUP or size >= GROUP_BYTES or n + 1 == len(requests)):
+                later = self._workers.submit("tokens", [requests[at].session for at in group], keep_opaque)
+                for place, at in enumerate(group):
+                    begun[at] = partial(_one_of, later, place)
+                group, size = [], 0
+        return begun
+
+    def _is_for_model(self, request: PreparedRequest) -> bool:
+        return not request.as_ids and 0 < request.size <= self._most and not request.is_log
 
     def _extended(self, requests: Sequence[PreparedRequest]) -> list[Version]:
-        """Return the last version of each session that requests extend. One look-up tells which are stored."""
+        """Return the last version of each session that requests extend."""
+        stored = self._stored(requests).values()
+        last = [version for found in stored if (version := self.cutter.last_version(*found))]
+        return [v for v in last if v.tokenizer != BytesCodec.tokenizer]  # what a log begins with is told by ids
+
+    def _stored(self, requests: Sequence[PreparedRequest]) -> dict[bytes, tuple[str, str]]:
+        """Return tenant and name of requests whose session is stored, by its key. One look-up tells them."""
         keys, found = self._catalog.keys, dict[bytes, tuple[str, str]]()
         try:
             for r in requests:
                 found[keys.session_key(keys.domain(TENANT, r.tenant), r.name)] = r.tenant, r.name
         except (PltzError, UnicodeError):  # `put` tells which request is wrong
-            return []
-        stored = self._catalog.lookup.known(SESSIONS, list(found))
-        last = [version for key in stored if (version := self.cutter.last_version(*found[key]))]
-        return [v for v in last if v.tokenizer != BytesCodec.tokenizer]  # what a log begins with is told by ids
+            return {}
+        return {key: found[key] for key in self._catalog.lookup.known(SESSIONS, list(found))}
+
+
+class _Part(NamedTuple):
+    """Requests that were read together, and what gives the tokens of each."""
+
+    requests: list[PreparedRequest]
+    begun: list[Tokenised | None]
+
+
+def _one_of(later: Later, place: int) -> Ids | None:
+    """Return the tokens of one session of a group, (T,). Raises the error in its place."""
+    found: list[Ids | PltzError | None] = later.result()
+    row = found[place]
+    if isinstance(row, PltzError):
+        raise row
+    return row
 
 
 def _names(request: PreparedRequest) -> set[tuple[str, str]]:

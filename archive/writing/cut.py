@@ -28,7 +28,7 @@ version of the same second, so replaying a journal after a crash does no harm.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,9 +46,9 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import ID_BYTES, PreparedRequest
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
-from pltz.coding.prepare import tokens_for_model
+from pltz.coding.prepare import tokens_to_store
 from pltz.datasets.continuation import continues
-from pltz.models.bundle.tokenizer import SPECIALS
+from pltz.models.bundle.tokenizer import SPECIALS, Ids
 from pltz.models.session import transcript
 from pltz.models.session.session import KINDS, Session
 from pltz.plt_codec.errors import (
@@ -67,6 +67,7 @@ MAX_TOWER = 1024  # segments above which a session is cut anew
 MAX_SEGMENT = 65536  # token ids per segment: so many may take one byte (FORMAT.md, "Limits")
 ZSTD_SEGMENT = 1 << 20  # token ids per segment under zstd, which finds repeats only within a segment
 USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
+Tokenised = Callable[[], Ids | None]
 UNREADABLE = (NotFound, FormatError, BundleMismatch)  # errors of a last version that a put does not build on
 
 
@@ -91,8 +92,12 @@ class SessionCutter:
         self._catalog, self._reader, self._last = catalog, reader, last
         self._sessions, self._codecs = sessions, codecs
 
-    def cut(self, request: PreparedRequest, *, keep_opaque: bool = False) -> NewSession | Tower:
+    def cut(
+        self, request: PreparedRequest, *, keep_opaque: bool = False, begun: Tokenised | None = None
+    ) -> NewSession | Tower:
         """Return a session cut into segments; of token ids that are stored alike, the stored version.
+
+        ``begun``: gives its tokens, where that was begun; errors as `tokens_to_store`.
 
         Raises ContentError, TokenizerMismatch, and StoreError where the archive cannot be read.
         """
@@ -102,7 +107,7 @@ class SessionCutter:
             if not keep_opaque:
                 transcript.refuse_opaque(request.session)
             return self._cut_log(request)
-        return self._cut_session(request, keep_opaque)
+        return self._cut_session(request, keep_opaque, begun)
 
     def last_version(self, tenant: str, name: str) -> Version | None:
         """Return the last version of a session that is not forgotten; None where there is none."""
@@ -111,7 +116,9 @@ class SessionCutter:
 
     # ---- chats and texts
 
-    def _cut_session(self, request: PreparedRequest, keep_opaque: bool) -> NewSession:
+    def _cut_session(
+        self, request: PreparedRequest, keep_opaque: bool, begun: Tokenised | None
+    ) -> NewSession:
         """Return a session cut for the model and, as its other way, as plain bytes."""
         session, content = request.session, request.content
         # the bytes of the session, cut where the stored version has its segments
@@ -127,13 +134,15 @@ class SessionCutter:
         # its tokens, unless it is too long for the model or holds what the model does not code
         by_zstd, tokenizer = self._codecs.too_many_for_model(len(content)), self._codecs.tokenizer
         try:
-            tokens = tokens_for_model(session, tokenizer, by_zstd=by_zstd, keep_opaque=keep_opaque)
+            tokens = (
+                begun()
+                if begun and not by_zstd
+                else tokens_to_store(session, tokenizer, by_zstd=by_zstd, keep_opaque=keep_opaque)
+            )
         except OpaqueContentError:
             raise
         except (ContentError, TokenizerMismatch) as exc:
             raise type(exc)(f"session {request.name!r}: {exc}") from exc
-        if tokens is not None and session.kind == "text" and tokenizer.decode(tokens) != session.value:
-            tokens = None  # they would not give the same text back
         if tokens is None:
             return plain
         return replace(self._segmented(self._codecs.model, request, tokens.astype(np.int64), last), otherwise=[plain])

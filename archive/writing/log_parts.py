@@ -1,6 +1,6 @@
 """Parts of large logs: put before the whole, so that a put that is cut off goes on behind them.
 
-    before = put_parts(writer, sessions)                # each part is durable, as an unfinished version
+    before = put_parts(writer, sessions, pace)              # each part is durable, as an unfinished version
     receipts = writer.put(sessions)                     # the rest, and the versions
     with_parts(before, receipts[0])                     # one receipt for all of a log
 
@@ -10,19 +10,21 @@ the name of the session. The next part, and at last the version, forgets the one
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pltz.archive.format.record import UNFINISHED
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
+from pltz.archive.writing.pace import Pace
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.logs import LogCodec
 
 if TYPE_CHECKING:
     from pltz.coding.expected_time import Expect
 
-LOG_PART = 1 << 20  # bytes after which a log is cut at a line end: a part is coded in half a minute, and kept
+LOG_PART = 1 << 20  # bytes after which a log is cut at a line end: a part is coded in half a minute by a CPU, and kept
 PACKED_PART = 1 << 24  # the same where zstd codes the text: quicker, and with more to look back on
 
 
@@ -54,10 +56,11 @@ def line_ends(content: bytes, begin: int, zstd_above: int | None = None) -> list
 def put_parts(
     writer: ArchiveWriter,
     sessions: Iterable[NewSession],
+    pace: Pace,
     expect: Expect | None = None,
     coding: Callable[[int, int], None] | None = None,
 ) -> Iterator[StoredPart]:
-    """Put the beginnings of large logs, each longer by one part, and yield each part.
+    """Put the beginnings of large logs, each longer by what a commit should have, and yield each part.
 
     Each is an unfinished version until the whole is put: what is cut off is never taken for all of a log. ``expect``,
     ``coding``: as in `Archive.put_many`. Raises the errors of `ArchiveWriter.put`.
@@ -65,13 +68,20 @@ def put_parts(
     for cut in sessions:
         if not isinstance(cut.codec, LogCodec):
             continue
+        size = 0
         for count, part in enumerate(cut.segments[:-1], 1):
             if len(part) >= LOG_PART:
+                size += len(part)
+            if size and size >= pace.limit:
                 if coding:
-                    coding(1, len(part))
+                    coding(1, size)
+                began = time.monotonic()
                 tags = {UNFINISHED: str(sum(map(len, cut.segments[:count])))}
                 begin = replace(cut, segments=cut.segments[:count], unfinished=True, tags=tags)
-                yield StoredPart(len(part), writer.put([begin], expect=expect)[0])
+                [receipt] = writer.put([begin], expect=expect)
+                yield StoredPart(size, receipt)
+                pace.took(size if receipt.new else 0, time.monotonic() - began)
+                size = 0
 
 
 def with_parts(before: Iterable[StoredPart], last: CommitReceipt) -> CommitReceipt:

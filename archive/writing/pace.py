@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-COMMIT_BYTES = 4 << 20  # of content
+COMMIT_BYTES = 16 << 20  # of content: what keeps a GPU busy; on a CPU the seconds decide
 COMMIT_SECONDS = 30.0
 FIRST = 1 << 18  # bytes of content of the first commit: how long coding takes is not known yet
 TELLING = 1 << 16  # bytes of content from which a commit tells how long coding takes

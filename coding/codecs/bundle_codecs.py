@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
-from pltz.coding.codecs.codec import BundleCodec, BytesCodec, IdsCodec, SegmentCodec
+from pltz.coding.codecs.codec import BundleCodec, BytesCodec, IdsCodec, Plain, SegmentCodec, as_bytes
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.registry import CodecRegistry
+from pltz.coding.workers import Workers
 from pltz.plt_codec.errors import BundleMismatch
 from pltz.plt_codec.identity import digest
 from pltz.plt_codec.lanes import LayoutName
@@ -25,6 +26,8 @@ from pltz.plt_codec.zstd import Fallback
 if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import BundleTokenizer
+
+WORTH_SENDING = 1 << 16  # bytes of one call that processes pack sooner
 
 
 class EngineOptions(TypedDict, total=False):
@@ -38,19 +41,36 @@ class EngineOptions(TypedDict, total=False):
 class DictionaryCodec(BytesCodec):
     """Codes bytes by zstd with a bundle's dictionary, which makes short sessions smaller.
 
-    Its bundle id identifies the dictionary.
+    Its bundle id identifies the dictionary. ``workers``: processes with `HostWork` over the same dictionary.
     """
 
-    def __init__(self, dictionary: bytes) -> None:
-        self._fallback = Fallback(dictionary)
+    def __init__(self, dictionary: bytes, workers: Workers | None = None) -> None:
+        self._fallback, self._workers = Fallback(dictionary), workers
         self.bundle_id = digest(b"pltz bundle", b"zstd 1", dictionary)
 
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        """Return the bytes of each segment under zstd. Raises ContentError for an id over 255."""
+        contents = [as_bytes(plain.tokens) for plain in batch]
+        if self._workers and sum(map(len, contents)) >= WORTH_SENDING:
+            return cast("list[bytes]", self._workers.map("packed", [(content,) for content in contents]))
+        return [self._fallback.compress(content) for content in contents]
 
-def codecs_of(bundles: Sequence[Bundle], **engine: Unpack[EngineOptions]) -> list[SegmentCodec]:
-    """Return the codecs for an archive: the first bundle and its plain bytes, then all others for reading."""
+
+def codecs_of(
+    bundles: Sequence[Bundle], *, workers: Workers | None = None, **engine: Unpack[EngineOptions]
+) -> list[SegmentCodec]:
+    """Return the codecs for an archive: the first bundle and its plain bytes, then all others for reading.
+
+    ``workers``: processes with `HostWork` of the first bundle, beside its model; None: none.
+    """
     models: list[SegmentCodec] = [BundleCodec(bundle, **engine) for bundle in bundles]
-    plain = [DictionaryCodec(bundle.zstd_dict) for bundle in bundles]
-    logs = [LogCodec(bundle, device=engine.get("device", "cpu"), threads=engine.get("threads")) for bundle in bundles]
+    plain: list[SegmentCodec] = []
+    logs: list[SegmentCodec] = []
+    for bundle in bundles:
+        beside = None if plain else workers  # the first bundle codes what is put
+        plain.append(DictionaryCodec(bundle.zstd_dict, beside))
+        device, threads = engine.get("device", "cpu"), engine.get("threads")
+        logs.append(LogCodec(bundle, device=device, threads=threads, workers=beside))
     return [models[0], plain[0], *models[1:], *plain[1:], BytesCodec(), *logs]
 
 
@@ -61,6 +81,7 @@ class BundleCodecs:
         registry: where the archive's codecs are looked up. Those of the bundles are registered, where it is empty.
         bundles: the first one codes new sessions; all are read.
         zstd_above: sessions of more bytes (`Session.to_bytes`) are put by zstd and not by the model; None: none.
+        workers: as in `codecs_of`, where the codecs are made here.
         engine: options of the codecs that are made.
     """
 
@@ -70,10 +91,11 @@ class BundleCodecs:
         bundles: Sequence[Bundle],
         *,
         zstd_above: int | None = ZSTD_ABOVE,
+        workers: Workers | None = None,
         **engine: Unpack[EngineOptions],
     ) -> None:
         if not registry:
-            registry.replace(codecs_of(bundles, **engine))
+            registry.replace(codecs_of(bundles, workers=workers, **engine))
         self.bundle, self.tokenizer, self.zstd_above = bundles[0], bundles[0].tokenizer, zstd_above
         self.registry, self._engine = registry, engine
         self._tokenizers = {bundle.tokenizer.fingerprint: bundle.tokenizer for bundle in bundles}
@@ -96,7 +118,12 @@ class BundleCodecs:
         return next(codec for codec in self.registry if isinstance(codec, BytesCodec))
 
     @cached_property
-    def log(self) -> SegmentCodec:
+    def workers(self) -> Workers:
+        """Return the processes beside the model of what is put; of count 0 where there are none."""
+        return self.log.workers or Workers(None)
+
+    @cached_property
+    def log(self) -> LogCodec:
         """Return the codec of logs."""
         return next(codec for codec in self.registry if isinstance(codec, LogCodec))
 

@@ -381,11 +381,11 @@ class BytesCodec:
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return the bytes of each segment under zstd. Raises ContentError for an id over 255."""
-        return [self._fallback.compress(_as_bytes(p.tokens)) for p in batch]
+        return [self._fallback.compress(as_bytes(p.tokens)) for p in batch]
 
     def may_reach(self, tokens: Sequence[Tokens], size: int) -> bool:
         """Return whether segments, (T,) each, may take ``size`` bytes or less together, judged by a cheap look."""
-        return self._fallback.may_reach(b"".join(map(_as_bytes, tokens)), size)
+        return self._fallback.may_reach(b"".join(map(as_bytes, tokens)), size)
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         """Return the bytes of each segment as ids, (count,). Raises CorruptError."""
@@ -441,7 +441,8 @@ def _frame_item(coded: Coded, data: bytes, literals: int) -> FrameItem:
     return FrameItem(data, literals, layout.lanes, layout.steps, context=coded.above)
 
 
-def _as_bytes(tokens: Tokens) -> bytes:
+def as_bytes(tokens: Tokens) -> bytes:
+    """Return tokens that are bytes, (T,), as such. Raises ContentError for an id over 255."""
     if len(tokens) and (tokens.min() < 0 or tokens.max() > 255):
         raise ContentError("expected bytes as tokens, found an id over 255")
     return np.asarray(tokens, np.uint8).tobytes()

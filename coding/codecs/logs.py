@@ -35,7 +35,8 @@ TIMED_FROM = 1 << 19  # bytes of logs from which it is worth a second or less to
 class LogCodec:
     """Codes the bytes of agent logs, as tokens.
 
-    ``zstd_above``: the text of larger segments is coded by zstd and not by the model; None: none is.
+    ``zstd_above``: the text of larger segments is coded by zstd and not by the model; None: none is. ``workers``: as
+    in `LogCoder`.
     """
 
     mode = TOWER
@@ -52,9 +53,10 @@ class LogCodec:
         device: str = "cpu",
         threads: int | None = None,
         zstd_above: int | None = ZSTD_ABOVE,
+        workers: Workers | None = None,
     ) -> None:
         self.bundle_id, self.contract, self.zstd_above = bundle.id, bundle.contract, zstd_above
-        self._bundle, self._device, self._threads = bundle, device, threads
+        self._bundle, self._device, self._threads, self.workers = bundle, device, threads, workers
         self._timed = False
         self._again = partial(LogCodec, device=device, threads=threads, zstd_above=zstd_above)
 
@@ -63,7 +65,7 @@ class LogCodec:
         """Return the codec of a bundle over a coder of its tokens. ``workers``: as in `LogCoder`."""
         codec = cls.__new__(cls)
         codec.bundle_id, codec.contract, codec.zstd_above = bundle.id, bundle.contract, ZSTD_ABOVE
-        codec._coder, codec._timed = LogCoder(bundle, coder, workers), False
+        codec._coder, codec._timed, codec.workers = LogCoder(bundle, coder, workers), False, workers
         return codec
 
     def twin(self, coder: Coder) -> LogCodec:
@@ -74,7 +76,7 @@ class LogCodec:
 
     @cached_property
     def _coder(self) -> LogCoder:
-        return LogCoder(self._bundle, self._bundle.coder(self._device, self._threads))
+        return LogCoder(self._bundle, self._bundle.coder(self._device, self._threads), self.workers)
 
     def with_bundle(self, bundle_id: bytes) -> LogCodec | None:
         """Return the same codec with another embedded bundle, as `codec.AnyBundle` says. Any vocabulary will do."""

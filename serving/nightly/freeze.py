@@ -30,6 +30,8 @@ from pltz.archive.errors import Fenced, NotFound
 from pltz.archive.writing.put_request import PutReceipt, PutRequest
 from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.coding.codecs.bundle_codecs import codecs_of
+from pltz.coding.host_work import HostWork
+from pltz.coding.workers import Workers, helpers
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import (
     BundleMismatch,
@@ -54,8 +56,9 @@ from pltz.serving.nightly.sources.source import (
 )
 from pltz.serving.nightly.state import StateFolder
 
-BATCH_SESSIONS = 256  # per commit: they are decoded side by side before it, which takes the memory
-BATCH_BYTES = 1 << 20
+BATCH_SESSIONS = 4096  # given to the archive in one call, which makes commits of them
+BATCH_BYTES = 1 << 24  # the same, of entries as they are read
+RECEIPT_S = 30.0  # seconds after which receipts of what is durable are written
 TRIES = 5  # attempts of a commit that collection overtook
 PERSON = b"pltz refused"
 OF_THE_SESSION = (ContentError, TokenizerMismatch, UsageError, CorruptError)  # errors blamed on one session
@@ -86,11 +89,16 @@ class Freezer:
         self.state = StateFolder(config.state)
         self.bundles = [Bundle.load(name) for name in config.bundles or (None,)]
         self._codecs = codecs_of(
-            self.bundles, device=config.device, threads=config.threads, layout=config.layout
+            self.bundles, workers=self._workers(), device=config.device, threads=config.threads, layout=config.layout
         )
         self.secret = config.secret()
         self._ledger = ReceiptLedger()
         self._remembered: tuple[RecentTowers, VerifiedSegments] | None = None
+
+    def _workers(self) -> Workers:
+        """Return processes beside the model of what is put: those of the cores that no other worker has."""
+        config, first = self.config, self.bundles[0]
+        return Workers(HostWork(first.tokenizer, first.zstd_dict), helpers(config.threads, config.workers))
 
     def open(self, *, neighbours: bool = False) -> Archive:
         """Open the archive as it is now. Raises UsageError, KeyMismatch and StoreError."""
@@ -199,10 +207,14 @@ class _Shard:
         state, run = self.freezer.state, self.freezer.run
         pending = state.intend(run, {row.key: row.value for row, _ in pairs}) if self.source.repeats else None
         rows: dict[bytes, bytes] = {}
+        written = time.monotonic()
         try:
             for row, stored in self._stored(self._missing(pairs, rows)):
                 rows[row.key] = row.value
                 self._took(row, stored)
+                if time.monotonic() - written >= RECEIPT_S:
+                    state.done(run, rows, None)
+                    rows, written = {}, time.monotonic()
         finally:
             state.done(run, rows, None)
         if pending:

@@ -19,6 +19,7 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy
 from pltz.archive.writing import log_parts
 from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.pace import Pace
 from pltz.coding.codecs import logs
 from pltz.coding.codecs.codec import BytesCodec, Coded, Plain
 from pltz.coding.codecs.logs import LogCodec, method_of
@@ -103,6 +104,7 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a log be put in parts of few lines."""
     monkeypatch.setattr(log_parts, "LOG_PART", 4000)
     monkeypatch.setattr(log_parts, "PACKED_PART", 5000)
+    monkeypatch.setattr(Pace, "limit", property(lambda _: 1))
 
 
 def put_and_stop(cold: SessionArchive, count: int, coded: list[int], after: float) -> None:

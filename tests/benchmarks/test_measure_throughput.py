@@ -5,9 +5,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pltz.benchmarks.measure_throughput import Phases, as_text, measured, sessions_of
+from pltz.benchmarks.measure_throughput import Phases, as_text, measured, measured_put, sessions_of
 from pltz.coding.codec import Codec
+from pltz.datasets.given import as_sessions
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
+from pltz.models.session.session import Session
 from tests.coding.fake_coder import FakeBundle, NeighbourCoder
 from tests.coding.log.logs import claude
 
@@ -30,7 +33,14 @@ def test_chats_and_logs_are_read_and_measured(tiny_tokenizer: BundleTokenizer, t
     sessions = sessions_of(str(data), None)
     assert len(sessions) == 3
     assert len(sessions_of(str(data), 1e-6)) == 1
-    found = measured(Codec(FakeBundle(tiny_tokenizer), NeighbourCoder()), sessions, "default", True)
+    found = measured(Codec(FakeBundle(tiny_tokenizer), NeighbourCoder()), sessions, "default")
     assert found["raw"] == sum(len(one.to_bytes()) for one in sessions) and found["sessions"] == 3
     assert {"encode", "decode", "tokenise", "split logs", "join logs"} <= found["phases_s"].keys()
     assert "split logs" in as_text({"data": "mixed", **found})
+
+
+def test_a_put_is_measured() -> None:
+    sessions = [*as_sessions(claude(), exact=True), *(Session("chat", CHAT) for _ in range(3))]
+    for alone in (True, False):
+        found = measured_put(Bundle.load("nano"), sessions, "cpu", 1, alone=alone)
+        assert found["file"] > 0 and found["workers"] == 0 and {"encode", "decode"} <= found["phases_s"].keys()

@@ -14,6 +14,7 @@ from pltz.archive.format.record import UNFINISHED
 from pltz.archive.storage.places import open_store
 from pltz.archive.writing import log_parts, pace
 from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.pace import Pace
 from pltz.archive.writing.writer import ArchiveWriter
 from tests.archive.conftest import ZlibCodec
 from tests.archive.towers import TowerArchive
@@ -90,6 +91,7 @@ def test_a_log_whose_put_was_cut_off_is_told_and_forgotten(
     with (logs / "shop/events.jsonl").open("ab") as file:
         file.writelines(event("shop/events", n) for n in range(2, 40))
     monkeypatch.setattr(log_parts, "LOG_PART", 3000)
+    monkeypatch.setattr(Pace, "limit", property(lambda _: 1))
     put, seen = ArchiveWriter.put, list[str]()
 
     def stopped(self: ArchiveWriter, sessions: Sequence[NewSession], **options: object) -> object:

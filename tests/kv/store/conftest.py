@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from pltz.archive.writing.cut import Tokenised
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.put_request import PreparedRequest, PutRequest
 from pltz.coding.codecs.codec import BytesCodec
@@ -115,8 +116,8 @@ def by_model(archive: SessionArchive) -> None:
     cutter = archive.cold.commits.cutter
     cut = cutter._cut_session
 
-    def alone(request: PreparedRequest, keep_opaque: bool) -> NewSession:
-        return replace(cut(request, keep_opaque), otherwise=())
+    def alone(request: PreparedRequest, keep_opaque: bool, begun: Tokenised | None) -> NewSession:
+        return replace(cut(request, keep_opaque, begun), otherwise=())
 
     cutter._cut_session = alone  # type: ignore[method-assign]
 

@@ -1,0 +1,86 @@
+"""Processes beside the model prepare what is put: the archive has the same records, and errors come as without them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.writing.put_request import PutReceipt, PutRequest
+from pltz.coding import workers
+from pltz.models.session.session import Session
+from pltz.plt_codec.errors import OpaqueContentError, PltzError, UsageError
+
+IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]}
+
+
+def log(number: int) -> bytes:
+    rows = [{"type": "user", "id": f"{number}-{n}", "note": f"line {n} of a file read again"} for n in range(60)]
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def chat(number: int, turns: int) -> Session:
+    said = [{"role": ("user", "assistant")[n % 2], "content": f"Turn {n} of talk {number}."} for n in range(turns)]
+    return Session("chat", {"messages": said})
+
+
+def requests() -> Iterator[PutRequest]:
+    """Yield chats that are new and that grow, texts, logs and ids."""
+    for turns in (3, 5):
+        yield from (PutRequest(f"chat {n}", chat(n, turns), time=1) for n in range(9))
+        yield from (PutRequest(f"log {n}", Session("text", log(n) * turns), time=1) for n in range(4))
+        yield from (PutRequest(f"text {n}", Session("text", b"no UTF-8 \xff, prose " * n), time=1) for n in range(5))
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let two processes work beside the model from the first byte; returns the calls that they get."""
+    calls = list[str]()
+    submit = workers.Workers.submit
+
+    def told(self: workers.Workers, method: str, *arguments: object) -> workers.Later:
+        calls.append(method if self.on and self.count else "here")
+        return submit(self, method, *arguments)
+
+    monkeypatch.setattr(workers.Workers, "submit", told)
+    monkeypatch.setattr("pltz.archive.archive.helpers", lambda _: 2)
+    monkeypatch.setattr("pltz.archive.writing.commits.START_BYTES", 1)
+    monkeypatch.setattr("pltz.archive.writing.commits.AT_ONCE", 7)
+    monkeypatch.setattr("pltz.coding.codecs.bundle_codecs.WORTH_SENDING", 1)
+    return calls
+
+
+def put(place: Path) -> list[PutReceipt]:
+    with Archive.open(place, create=True, bundle="nano", zstd_above=20_000) as cold:
+        receipts = list(cold.put_many(requests()))
+        assert [cold.get(one.name, version=one.version).session for one in receipts] == [r.session for r in requests()]
+        return receipts
+
+
+def test_records_are_the_same_beside_processes(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    plain = put(tmp_path / "plain")
+    calls: list[str] = request.getfixturevalue("beside")
+    assert put(tmp_path / "beside") == plain
+    assert {"tokens", "draft", "content", "packed"} <= set(calls) and "here" not in calls
+
+
+@pytest.mark.usefixtures("beside")
+def test_what_is_before_an_error_is_put(tmp_path: Path) -> None:
+    def broken() -> Iterator[PutRequest]:
+        yield from (PutRequest(f"chat {n}", chat(n, 3)) for n in range(20))
+        raise UsageError("no more")
+
+    with Archive.open(tmp_path / "a", create=True, bundle="nano") as cold:
+        put = list[str]()
+        with pytest.raises(UsageError, match="no more"):
+            put.extend(one.name for one in cold.put_many(broken()))
+        assert put == [f"chat {n}" for n in range(20)]
+        given = [PutRequest("good", chat(1, 2)), PutRequest("image", Session("chat", IMAGE))]
+        refused = list[PltzError]()
+        assert [one.name for one in cold.put_many(given, refused=lambda _, exc: refused.append(exc))] == ["good"]
+        assert [type(one) for one in refused] == [OpaqueContentError]
+        with pytest.raises(OpaqueContentError):
+            list(cold.put_many(given))
