@@ -217,6 +217,7 @@ def as_text(result: dict[str, Any]) -> str:
             ),
         ),
     ]
+    # Below the lines a table: a row per number of sessions, a column per number of prompts.
     counts = sorted({row["sessions"] for row in result["sharing"]})
     kinds = list(dict.fromkeys(row["prompts"] for row in result["sharing"]))
     cells = {(row["prompts"], row["sessions"]): f"{row['bytes_per_session']:,}" for row in result["sharing"]}

@@ -239,6 +239,7 @@ def as_text(result: dict[str, Any]) -> str:
     text = f"{setting}\n\n{render(head, rows)}\n\n{notes}"
     if not result["refined"]:
         return text
+    # A second table, where a progressive thaw was asked for.
     head = ["form", "chat", "on the small form", "departs", "small alone departs", "first, ms", "exact, ms"]
     rows = [
         [

@@ -189,12 +189,14 @@ class Joiner:
     def _value(self, field: Field, depth: int) -> Json:
         self._spend(1)
         op = self._op(field)
+        # Objects and lists hold fields of their own; they are no column's last value.
         if op == codes.OBJECT or op == codes.LIST:
             if depth >= codes.MAX_DEPTH:
                 damaged("values too deep in each other")
             return self._object(field, depth) if op == codes.OBJECT else self._list(field, depth)
         slot = field.slot
         value: Json
+        # The value of the same field in the row before.
         if op == codes.SAME:
             value = field.last
             if value is Slot:
@@ -205,6 +207,7 @@ class Joiner:
             if type(value) is str:
                 self._past.met(value, slot)
             return value
+        # Every other value ends as the last of its field and of its column.
         if op == codes.JSON:
             value = self._json(slot)
             if type(value) in (dict, list):
@@ -366,6 +369,7 @@ class Joiner:
 
     def _string(self, slot: Slot, op: int, depth: int) -> str:
         past = self._past
+        # Times and texts that many fields sign are no text that later ones may repeat.
         if op == codes.TIME:
             style = self._coder.number(slot.model, 0, codes.DIGITS)
             if style >= 30:
@@ -379,6 +383,7 @@ class Joiner:
                 ) from exc
         if op == codes.SIGNED:
             return self._signed(slot)
+        # Texts that were met, then new ones, each as its writer saw it.
         if op in (codes.RECENT, codes.ELSEWHERE, codes.OLD):
             text = past.strings[self._known(slot, op)]
             self._spend(len(text))
@@ -568,6 +573,7 @@ class Joiner:
         lines: list[str] = []
         state = Marks()
         while len(lines) < size:
+            # A run of new lines, which may be empty unless it is the rest.
             rest = coder.bit(model, codes.REST + bool(lines))
             new = size - len(lines) if rest else coder.number(model, 0, codes.RUN)
             if new > size - len(lines) or (new == size - len(lines) and not rest):
@@ -579,6 +585,7 @@ class Joiner:
                 for line in fresh:
                     past.line(line)
                 break
+            # A copy goes on where the last one ended, or says how far back it begins.
             limit = len(past.lines)
             if coder.bit(model, codes.COPY):
                 source = past.expected + new if past.expected >= 0 else limit
@@ -590,6 +597,7 @@ class Joiner:
             copied = past.lines[source : source + n]
             self._spend(sum(map(len, copied)) // shrink)
             self._mark(model, state, copied, lines)
+            # Only now, as the writer does: no copy of this round reaches into its own new lines.
             for line in fresh:
                 past.line(line)
             for line in copied:

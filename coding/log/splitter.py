@@ -192,6 +192,7 @@ class Splitter:
             else:
                 self._list(field, value, depth)
             return
+        # The value of the same field in the row before costs one decision.
         last = field.last
         if value == last and kind is type(last):
             self._op(field, codes.SAME)
@@ -200,6 +201,7 @@ class Splitter:
             if kind is str:
                 self._past.met(value, slot)
             return
+        # Every other value ends as the last of its field and of its column.
         if kind is str:
             self._string(field, value, depth)
         elif value is None:
@@ -283,6 +285,7 @@ class Splitter:
         if not (-codes.FIT < value < codes.FIT):
             self._json(field, value)
             return
+        # By reference first: another column's number, its sum with this one's, or a sum of two.
         small = abs(value) < SMALL
         source = past.integer_of.get(value)
         if slot.shares and slot.shares[0].number == value and (field.op == codes.SHARED or not small):
@@ -561,6 +564,7 @@ class Splitter:
         marks, bodies = _marked(lines)
         at = 0
         while at < len(bodies):
+            # Lines up to the next one that a copy can begin with are new.
             begin, source = at, -1
             while at < len(bodies):
                 source = self._source(bodies[at], at - begin)
@@ -579,6 +583,7 @@ class Splitter:
                 for line in fresh:
                     past.line(line)
                 break
+            # The copy, as long as it goes.
             expected = past.expected + at - begin if past.expected >= 0 else -1
             end = source + 1
             limit = len(past.lines)
@@ -592,6 +597,7 @@ class Splitter:
                 coder.number(past.model, limit - 1 - source, codes.LINE_AGE)
             coder.number(model, n - 1, codes.COPIED)
             self._marks(model, marks, at, at + n)
+            # Only now: no copy of this round reaches into its own new lines.
             for line in fresh:
                 past.line(line)
             for line in bodies[at : at + n]:
@@ -675,6 +681,7 @@ def _marked(lines: list[str]) -> tuple[dict[int, LineMark], list[str]]:
     for at, line in enumerate(lines):
         sign, body = 3, line
         bits: list[tuple[int, bool]] = []
+        # Within a hunk of a patch: the sign before the line.
         if state.old or state.new:
             sign = SIGNS.find(line[0]) if line else 3
             if sign < 0:
@@ -684,6 +691,7 @@ def _marked(lines: list[str]) -> tuple[dict[int, LineMark], list[str]]:
             bits += [(state.sign * 4 + n, n == sign) for n in range(min(sign + 1, 3))]
         rest = body
         found = step = start = None
+        # The number of a line, if lines are numbered here, or where a numbering may start.
         if state.numbering is not None:
             result = state.numbering.find(rest)
             bits.append((16 + state.missed, result is not None))

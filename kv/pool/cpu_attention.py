@@ -54,6 +54,7 @@ def attend(
     half = 0 if form.rotary is None else len(form.rotary.inv_freq)
     room = view.keys.shape[2]
     kind = KINDS.index(form.kind)
+    # The C side takes bytes alone: what is absent for this kind of block is an empty array.
     arrays = [
         q, out, slab.tensors["kv"][view.layer], slab.tensors["scale"][view.layer] if kind else q.new_empty(0),
         view.table, view.packed, view.keys, view.values, view.real, centre, angles.tile_cos, angles.tile_sin,
@@ -68,6 +69,7 @@ def attend(
         number = TYPES.index(str(view.keys.dtype))
         _attend.attend(kind, number, sizes, rows, tiles, *flat, first, last, widest)
 
+    # A task per session and key head, in threads where there is enough to do.
     tasks = batch * heads
     if batch * queries * dim * (view.most + view.columns) < FEW:
         some(0, tasks)

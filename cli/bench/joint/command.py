@@ -82,6 +82,7 @@ def joint(
     if len(sessions) < 4:
         raise UsageError(f"expected at least 4 sessions, found {len(sessions)}: give --data with more records")
     target = Target.load(model, dtype="float32")
+    # Every other session chooses thresholds, the others are measured.
     before = KVRows(target, sessions[::2], min(rows, 8), context, new)
     here = KVRows(target, sessions[1::2], rows, context, new)
     if len(here.drawn) <= room:
@@ -94,11 +95,13 @@ def joint(
         for way, setting in work:
             fused.append(measure.fused(here, estimates, way, setting, batch, chunks))
             bar.add(1)
+        # The rivals, on the same rows.
         rivals = [
             {"form": name, **{key: row[key] for key in ("bits", "kl", "top1")}}
             for name, row in here.forms(named).items()
         ]
         bar.add(1)
+        # How many sessions fit into a pool, and how fast all of them decode.
         each = len(here.kvs[0])
         chosen = [measure.Setting(f"{u:g}", (u,) * each) for u in cosines if u in SERVED or len(cosines) < 4]
         served = measure.served(here, chosen, room)

@@ -90,6 +90,7 @@ def papers(
         for subject in SUBJECTS:
             found += subject(work)
             bar.add(1)
+    # Per paper: rows of this run, then those that were recorded elsewhere.
     names = [paper for paper in PAPERS if not chosen or paper in chosen]
     told = [row for paper in names for row in (*found, *RECORDED) if row.paper == paper]
     result: dict[str, Any] = {
