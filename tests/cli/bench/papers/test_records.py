@@ -66,12 +66,13 @@ def test_recorded_networks_are_those_of_the_kept_results() -> None:
     solved = lines("universal_decoder.json")[2]
     other = next(row["kl"] for row in solved["ends"] if row["form"] == "another session")
     assert f"token alone {solved['decoders'][0]['loss']['kl']:.3f}, the KV of another session {other:.3f}" in said
-    kl = {name: f"{smol[name]['loss']['kl']:.3f}" for name in ("narrow", "a quarter truncated")}
-    assert f"{kl['narrow']} at {100 * smol['narrow']['share']:.0f} %, {kl['a quarter truncated']} at 27;" in said
+    names = "narrow", "a quarter copied", "half copied"
+    told = [f"{smol[name]['loss']['kl']:.3f} at {100 * smol[name]['share']:.0f}" for name in names]
+    assert f"SmolLM2-135M: {told[0]} %, {told[1]}, {told[2]};" in said
     (budgets,) = (one for one in lines("learned_budgets.json") if one["target"] == "smollm2")
     codes = {(row["name"], row["ratio"]): row for row in budgets["codes"]}
     for name in ("trained by error, learnt budgets", "trained by KL, learnt budgets", "trained by KL, even"):
-        assert "{:.3f}, {:.3f}".format(*(codes[name, ratio]["loss"]["kl"] for ratio in (2, 3))) in said, name
+        assert ", ".join(f"{codes[name, ratio]['loss']['kl']:.3f}" for ratio in (2, 3, 4)) in said, name
     parts = slice(20, 30), slice(10)
     by_error, by_kl = (
         [sum(map(sum, codes[f"trained by {loss}, learnt budgets", 2]["ranks"][part])) / 10 for part in parts]
