@@ -4,6 +4,7 @@
 
     python -m pltz.benchmarks.measure_pool > benchmarks/results/pool.json
     python -m pltz.benchmarks.measure_pool --only moves
+    python -m pltz.benchmarks.measure_pool --only launches
     python -m pltz.benchmarks.measure_pool --loss ./smollm2 --data chat_test.jsonl.zst --rows 8
 
 Pages hold random codes, in blocks of 16 tokens that are scattered over the pool. 132 tokens per session are exact
@@ -30,6 +31,7 @@ from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.pool import gpu_attention
 from pltz.kv.pool.block_copy import by_engine, by_kernel
 from pltz.kv.pool.block_pool import BlockPool
+from pltz.kv.pool.gpu_attention import Launch
 from pltz.kv.pool.layer_view import LayerView
 from pltz.kv.pool.packed_session import KEEP, PackedSession
 from pltz.kv.pool.page_format import PageFormat
@@ -45,6 +47,9 @@ HEADS, QUERIES, DIM, LAYERS = 8, 32, 128, 32
 HIDDEN, INNER, VOCABULARY = 4096, 14336, 128256
 EXACT = 132  # four sinks and the tail
 BATCHES = {"1 session, 4k": (1, 4096, 32), "32 sessions, 16k": (32, 16384, 6)}  # sessions, tokens, layers that fit
+BUILDS = [  # ahead, warps, registers
+    (False, 4, None), (False, 2, None), (True, 2, None), (True, 2, 200), (True, 2, 168), (True, 4, None), (True, 4, 128)
+]  # fmt: skip
 ROUNDS = 15
 
 
@@ -85,20 +90,22 @@ class Case:
             for n in range(layers)
         ]
 
-    def attend(self) -> None:
+    def attend(self, launch: Launch | None = None) -> None:
         """Attend in all layers."""
         for view in self.views:
-            gpu_attention.attend(view, self.query, DIM**-0.5)
+            gpu_attention.attend(view, self.query, DIM**-0.5, None, launch)
 
 
 def compared(kind: str, block: int, dim: int) -> dict[str, Any]:
-    """Compare the kernels with attention over unpacked KV, in float32. Returns the largest differences."""
+    """Compare the kernels with attention over unpacked KV, in float32. Returns the largest differences of two ways."""
     case = Case(kind, 3, 1024, 1, block, dim)
     view = case.views[0]
     packed = torch.tensor([1024, 333, 5], dtype=torch.int32, device="cuda")
     view = LayerView(view.slab, 0, view.table, packed, 1024, view.keys, view.values, view.real, view.columns)
-    mass = torch.zeros(3, HEADS, view.table.shape[1], device="cuda")
-    found = gpu_attention.attend(view, case.query, 0.1, mass)
+    both = []
+    for launch in (Launch(128), Launch(512, ahead=True, warps=2, registers=168)):
+        mass = torch.zeros(3, HEADS, view.table.shape[1], device="cuda")
+        both.append((gpu_attention.attend(view, case.query, 0.1, mass, launch), mass))
     object.__setattr__(view.slab.form, "dtype", torch.float32)  # so that nothing is rounded to bf16 on the way
     exact = LayerView(view.slab, 0, view.table, packed, 1024, view.keys.float(), view.values.float(), view.real, EXACT)
     keys, values, real = exact.unpacked()
@@ -110,8 +117,8 @@ def compared(kind: str, block: int, dim: int) -> dict[str, Any]:
     blocks = weights[:, :, :1024].unflatten(2, (-1, block)).sum(3).unflatten(1, (HEADS, group)).sum(2)
     return {
         "compared": f"{kind}, blocks of {block}, heads of {dim}",
-        "difference": round(float((found - right).abs().max() / right.abs().max()), 6),
-        "difference_of_mass": round(float((mass - blocks).abs().max()), 6),
+        "difference": round(max(float((found - right).abs().max() / right.abs().max()) for found, _ in both), 6),
+        "difference_of_mass": round(max(float((mass - blocks).abs().max()) for _, mass in both), 6),
     }
 
 
@@ -212,6 +219,24 @@ def attention(name: str) -> list[dict[str, Any]]:
     return rows
 
 
+def launches(name: str) -> list[dict[str, Any]]:
+    """Measure each way to run the kernels on `q4` pages, the fastest first, and how far it is from the first one."""
+    batch, tokens, layers = BATCHES[name]
+    case = Case("q4", batch, tokens, layers)
+    chosen = Launch.of(batch * HEADS, tokens)
+    right = gpu_attention.attend(case.views[0], case.query, DIM**-0.5, None, Launch(chosen.chunk))
+    rows = []
+    for chunk in (chosen.chunk // 2, chosen.chunk, 2 * chosen.chunk):
+        for ahead, warps, registers in BUILDS:
+            launch = Launch(chunk, 256, ahead, warps, 2, registers)
+            found = gpu_attention.attend(case.views[0], case.query, DIM**-0.5, None, launch)
+            row: dict[str, Any] = {"launches": name, "chosen": launch == chosen} | vars(launch)
+            row["ms_per_layer"] = round(graphed(lambda: case.attend(launch)) / layers, 5)  # noqa: B023
+            row["difference"] = round(float((found - right).abs().max() / right.abs().max()), 6)
+            rows.append(row)
+    return sorted(rows, key=lambda row: row["ms_per_layer"])
+
+
 def moves(tokens: int, block: int, scattered: bool) -> list[dict[str, Any]]:
     """Measure a spill and a warming of blocks, and plain copies of as many bytes over the bus.
 
@@ -305,7 +330,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="sessions of --loss (8)")
     parser.add_argument("--context", type=int, default=1536, help="tokens that are packed (1536)")
     parser.add_argument("--new", type=int, default=256, help="tokens that are scored after them (256)")
-    parser.add_argument("--only", choices=["moves", "attention"], help="measure these on the GPU, and not the others")
+    parts = ["moves", "launches", "attention"]
+    parser.add_argument("--only", choices=parts, help="measure this alone; launches are measured on no other occasion")
     given = parser.parse_args()
     if given.loss:
         target = Target.load(given.loss, dtype="float32")
@@ -316,16 +342,19 @@ def main() -> None:
         parser.exit(2, "measure_pool: no GPU here, and it measures one\n")
     print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__}))
     with torch.inference_mode():
-        if given.only != "moves":
+        if given.only in (None, "attention"):
             for kind in ("q4", "q8"):
                 for block, dim in ((16, 128), (256, 128), (16, 64)):
                     print(json.dumps(compared(kind, block, dim)), flush=True)
-        if given.only != "attention":
+        if given.only in (None, "moves"):
             for block, scattered in ((16, True), (16, False), (256, True), (256, False)):
                 for row in moves(4096, block, scattered):
                     print(json.dumps(row), flush=True)
-        if given.only != "moves":
-            for name in BATCHES:
+        for name in BATCHES:
+            if given.only == "launches":
+                for row in launches(name):
+                    print(json.dumps(row), flush=True)
+            elif given.only in (None, "attention"):
                 for row in attention(name):
                     print(json.dumps(row), flush=True)
 

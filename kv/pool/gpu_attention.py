@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pltz.kv.pool.layer_view import LayerView
@@ -16,6 +17,36 @@ if TYPE_CHECKING:
 MOST_GROUP = 16  # query heads per key head
 PROGRAMS = 1056  # per launch, about: 8 for each multiprocessor
 LEAST, LONGEST = 128, 1024  # tokens of a split
+AT_ONCE = 32  # splits that are joined by one load
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The settings that the kernels run with.
+
+    ``chunk``: tokens of a split of pages, a multiple of a tile. ``exact``: of one of exact tokens. ``ahead``: what the
+    centre of keys adds is computed for several tiles at once, before the others. ``warps``, ``stages``: Triton's.
+    ``registers``: at most, per thread; None for as many as it takes.
+    """
+
+    chunk: int
+    exact: int = 256
+    ahead: bool = False
+    warps: int = 4
+    stages: int = 2
+    registers: int | None = None
+
+    @classmethod
+    def of(cls, rows: int, tokens: int) -> Launch:
+        """Return how to run: splits of so many tokens that about PROGRAMS programs run.
+
+        Long splits fill the processor with few warps each, short ones are over before anything pays.
+        """
+        wanted = max(tokens * rows // PROGRAMS, 1)
+        chunk = min(max(LEAST, 1 << (wanted - 1).bit_length()), LONGEST)
+        if chunk < LONGEST:
+            return cls(chunk)
+        return cls(chunk, ahead=True, warps=2, registers=168)
 
 
 def serves(view: LayerView, query_heads: int) -> bool:
@@ -34,12 +65,16 @@ def serves(view: LayerView, query_heads: int) -> bool:
 
 
 def attend(
-    view: LayerView, query: torch.Tensor, scaling: float, mass: torch.Tensor | None = None, chunk: int | None = None
+    view: LayerView,
+    query: torch.Tensor,
+    scaling: float,
+    mass: torch.Tensor | None = None,
+    launch: Launch | None = None,
 ) -> torch.Tensor:
     """Return the attention (B, query heads, D) of queries (B, query heads, D), float32.
 
     ``scaling``: of scores. ``mass``: (B, heads, M) float32, to which the attention that each block receives is added,
-    summed over the query heads of each key head. ``chunk``: tokens of a split, chosen for None.
+    summed over the query heads of each key head. ``launch``: chosen for None.
     """
     import torch
     import triton
@@ -50,10 +85,11 @@ def attend(
     batch, queries, dim = query.shape
     heads, rotary = form.heads, form.rotary
     assert form.centre is not None and rotary is not None  # of q8 and q4
-    tokens = max(view.most, view.columns)
-    chunk = chunk or chunk_of(batch * heads, tokens)
-    page_splits = -(-view.most // chunk)
-    splits = page_splits + -(-view.columns // chunk)
+    launch = launch or Launch.of(batch * heads, max(view.most, view.columns))
+    page_splits = -(-view.most // launch.chunk)
+    splits = page_splits + -(-view.columns // launch.exact)
+    wide = triton.next_power_of_2(queries // heads)
+    copies = 16 // wide if launch.ahead else 1
     angles = form.angles(view.most, device)
     part = min(slab.block, TILE)
     part_row = view.table.shape[1] * slab.block // part
@@ -61,34 +97,33 @@ def attend(
     ends = torch.empty((batch, queries, splits, 2), device=device)
     out = torch.empty((batch, queries, dim), device=device)
     final = torch.empty((batch, queries), device=device)
+    tiles = -(-view.most // TILE)
+    aparts = torch.empty((batch, queries, tiles * TILE), device=device) if copies > 1 else final
     parts = final if mass is None else torch.full((batch, queries, part_row), -math.inf, device=device)
     turn, centre = _turn(dim, device), form.centre_on(device)[view.layer]
     fast = not EMULATED and torch.version.hip is None
     sizes = {"HEADS": heads, "GROUP": queries // heads, "DIM": dim}
     q4 = form.kind == "q4"
+    most_registers = {} if launch.registers is None or not fast else {"maxnreg": launch.registers}
     gpu_kernels.attend_pages[(splits, batch * heads)](
         query.to(view.keys.dtype).contiguous(), slab.tensors["kv"][view.layer], slab.tensors["scale"][view.layer],
         view.table, view.packed, view.keys, view.values, view.real, centre, angles.tile_cos, angles.tile_sin,
-        angles.cos, angles.sin, turn, book(device), sums, ends, parts, scaling * math.log2(math.e), view.columns,
-        view.keys.shape[2], view.table.shape[1], part_row,
-        chunk, page_splits, splits, **sizes, HALF=len(rotary.inv_freq),
+        angles.cos, angles.sin, turn, book(device), sums, ends, parts, aparts, scaling * math.log2(math.e),
+        view.columns, view.keys.shape[2], view.table.shape[1], part_row, tiles, launch.chunk, launch.exact,
+        page_splits, splits, **sizes, HALF=len(rotary.inv_freq),
         ANGLES=max(16, triton.next_power_of_2(angles.cos.shape[1])), ANGLE_ROW=angles.cos.shape[1], BLOCK=slab.block,
         SINKS=form.sinks, Q4=q4, MASS=mass is not None, FAST=fast, EXACT=EMULATED,
-        num_warps=2 if chunk == LONGEST else 4, num_stages=2,
+        COPIES=copies, EXACT_TILE=TILE if launch.warps > 2 else TILE // 2, num_warps=launch.warps,
+        num_stages=launch.stages, **most_registers,
     )  # fmt: skip
     gpu_kernels.join_splits[(batch * queries,)](
-        sums, ends, centre, turn, out, final, page_splits, splits, **sizes, WIDE=triton.next_power_of_2(splits), Q4=q4
+        sums, ends, centre, turn, out, final, page_splits, splits, **sizes, WIDE=triton.next_power_of_2(splits), Q4=q4,
+        AT_ONCE=AT_ONCE,
     )
     if mass is not None:
         shares = (parts - final[..., None]).exp2().unflatten(2, (-1, slab.block // part)).sum(3)
         mass += shares.unflatten(1, (heads, -1)).sum(2)
     return out
-
-
-def chunk_of(rows: int, tokens: int) -> int:
-    """Return the tokens of a split: so many that about PROGRAMS programs run, and a multiple of a tile."""
-    wanted = max(tokens * rows // PROGRAMS, 1)
-    return min(max(LEAST, 1 << (wanted - 1).bit_length()), LONGEST)
 
 
 @functools.cache

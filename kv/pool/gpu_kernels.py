@@ -29,23 +29,18 @@ def _lookup(words: list[int]) -> str:
     """
     low = struct.unpack("<II", bytes(word & 255 for word in words))
     high = struct.unpack("<II", bytes(word >> 8 for word in words))
-    lines = [".reg .b32 sel, h, l, z, t, a0, a1, b0, b1;"]
-    for n, (bytes_at, places) in enumerate([("$4", "0x1404"), ("t", "0x3424")]):
-        lines += ["shr.b32 t, $4, 16;"] if n else []
+    lines = [".reg .b32 sel, up, h, l, z;", "and.b32 sel, $4, 0x77777777;", "shl.b32 up, $4, 4;"]
+    for n, places in enumerate(["0x5140", "0x7362"]):
+        lines += ["shr.b32 sel, sel, 16;"] if n else []
         lines += [
-            f"and.b32 sel, {bytes_at}, 0x7777;",
-            f"prmt.b32 h, {high[0]:#x}, {high[1]:#x}, sel;",
+            f"prmt.b32 h, {high[0]:#x}, {high[1]:#x}, sel;",  # of low, high, low and high nibble
             f"prmt.b32 l, {low[0]:#x}, {low[1]:#x}, sel;",
-            f"prmt.b32 a{n}, l, h, 0x6240;",
-            f"prmt.b32 b{n}, l, h, 0x7351;",
-            f"prmt.b32 z, $4, 0, {places};",  # the two bytes at the upper ends of two numbers
-            "and.b32 h, z, 0x80008000;",
-            f"xor.b32 b{n}, b{n}, h;",
-            "shl.b32 z, z, 4;",
-            "and.b32 h, z, 0x80008000;",
-            f"xor.b32 a{n}, a{n}, h;",
+            f"prmt.b32 z, up, $4, {places};",  # bytes with the signs of these nibbles in front
+            "and.b32 z, z, 0x80808080;",
+            "xor.b32 h, h, z;",
+            f"prmt.b32 ${n}, l, h, 0x6240;",
+            f"prmt.b32 ${n + 2}, l, h, 0x7351;",
         ]
-    lines += ["mov.b32 $0, a0;", "mov.b32 $1, a1;", "mov.b32 $2, b0;", "mov.b32 $3, b1;"]
     return "{\n" + "\n".join(lines) + "\n}"
 
 
@@ -80,22 +75,27 @@ def _numbers(nibbles, book, FAST: tl.constexpr, HALF: tl.constexpr):
     return low, high
 
 
-VARYING = ["columns", "room", "table_row", "part_row", "chunk", "page_splits", "splits"]  # no kernel for each value
+VARYING = [  # no kernel for each value
+    "columns", "room", "table_row", "part_row", "apart_tiles", "chunk", "exact_chunk", "page_splits", "splits"
+]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=VARYING)  # type: ignore
 def attend_pages(
     query, pages, scale, table, packed, keys, values, real, centre, tile_cos, tile_sin, cos, sin, turn, book,
-    sums, ends, parts, scaling, columns, room, table_row, part_row, chunk, page_splits, splits,
+    sums, ends, parts, aparts, scaling, columns, room, table_row, part_row, apart_tiles, chunk, exact_chunk,
+    page_splits, splits,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ANGLES: tl.constexpr,
     ANGLE_ROW: tl.constexpr, BLOCK: tl.constexpr, SINKS: tl.constexpr, Q4: tl.constexpr, MASS: tl.constexpr,
-    FAST: tl.constexpr, EXACT: tl.constexpr,
+    FAST: tl.constexpr, EXACT: tl.constexpr, COPIES: tl.constexpr, EXACT_TILE: tl.constexpr,
 ):  # fmt: skip
     """Set sums (B, query heads, splits, DIM) and ends (..., 2): largest score and sum of weights of each split.
 
     Sums of q4 pages are rotated, even elements first. ``parts``: (B, query heads, part_row) log2 of the weights of
     every min(BLOCK, 64) tokens. ``turn``: (DIM, DIM) plus and minus 1, the transform with even columns first. EXACT:
-    values are weighed in float16; else in bfloat16, which has room for scales of any size.
+    values are weighed in float16; else in bfloat16, which has room for scales of any size. COPIES: of the query heads
+    in the 16 rows of a product. With more than one, ``aparts`` (B, query heads, 64 apart_tiles) is written first: what
+    the centre of keys adds to each score. With one, each tile computes it.
     """
     split = tl.program_id(0)
     session, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
@@ -103,7 +103,10 @@ def attend_pages(
     some = group < GROUP
     at_dim, at_half = tl.arange(0, DIM), tl.arange(0, DIM // 2)
     rows = (session * HEADS + head) * GROUP + group
-    q = tl.load(query + rows[:, None] * DIM + at_dim[None, :], mask=some[:, None], other=0.0)
+    copy = group % (16 // COPIES)  # rows that are left over hold the same query heads again
+    asked = copy < GROUP
+    of_copy = (session * HEADS + head) * GROUP + copy
+    q = tl.load(query + of_copy[:, None] * DIM + at_dim[None, :], mask=asked[:, None], other=0.0)
     most = tl.full((16,), float("-inf"), tl.float32)
     total = tl.zeros((16,), tl.float32)
     place = (rows * splits + split) * DIM
@@ -120,10 +123,10 @@ def attend_pages(
         angle = tl.arange(0, ANGLES)
         turned = angle < HALF
         left = tl.load(
-            query + rows[:, None] * DIM + angle[None, :], mask=some[:, None] & turned[None, :], other=0.0
+            query + of_copy[:, None] * DIM + angle[None, :], mask=asked[:, None] & turned[None, :], other=0.0
         ).to(tl.float32)
         right = tl.load(
-            query + rows[:, None] * DIM + HALF + angle[None, :], mask=some[:, None] & turned[None, :], other=0.0
+            query + of_copy[:, None] * DIM + HALF + angle[None, :], mask=asked[:, None] & turned[None, :], other=0.0
         ).to(tl.float32)
         low = tl.load(centre + head * DIM + angle, mask=turned, other=0.0)
         high = tl.load(centre + head * DIM + HALF + angle, mask=turned, other=0.0)
@@ -142,10 +145,30 @@ def attend_pages(
             sin + at_tile[:, None] * ANGLE_ROW + angle[None, :], mask=(angle < ANGLE_ROW)[None, :], other=0.0
         ).to(tl.float16)
         tokens = tl.load(packed + session)
+        stop = tl.minimum((split + 1) * chunk, tokens)
+        apart_row = apart_tiles * 64
+        ahead = aparts + (session * HEADS + head).to(tl.int64) * GROUP * apart_row
+        if COPIES > 1:
+            # what the centre of keys adds to the scores: each copy of the query heads has a tile of its own
+            for begin in range(split * chunk, stop, 64 * COPIES):
+                tile = begin // 64 + group // (16 // COPIES)
+                inside = (tile * 64 < stop)[:, None] & (angle < ANGLE_ROW)[None, :]
+                c = tl.load(tile_cos + tile[:, None] * ANGLE_ROW + angle[None, :], mask=inside, other=0.0)
+                s = tl.load(tile_sin + tile[:, None] * ANGLE_ROW + angle[None, :], mask=inside, other=0.0)
+                beside = tl.dot((a * c + b * s).to(tl.float16), tl.trans(table_cos))
+                beside += tl.dot((b * c - a * s).to(tl.float16), tl.trans(table_sin))
+                at_token = tile[:, None] * 64 + at_tile[None, :]
+                tl.store(
+                    ahead + copy[:, None] * apart_row + at_token,
+                    beside * largest[:, None] + constant[:, None],
+                    mask=asked[:, None] & (at_token < stop),
+                )
+            tl.debug_barrier()
         sum_even = tl.zeros((16, DIM // 2), tl.float32)
         sum_odd = tl.zeros((16, DIM // 2), tl.float32)
         sum_all = tl.zeros((16, DIM), tl.float32)
-        for begin in range(split * chunk, tl.minimum((split + 1) * chunk, tokens), 64):
+        for number in range(split * chunk // 64, (stop + 63) // 64):
+            begin = number * 64
             token = begin + at_tile
             here = token < tokens
             block = tl.load(table + session * table_row + token // BLOCK, mask=here, other=0).to(tl.int64)
@@ -161,13 +184,17 @@ def attend_pages(
                 k_all = tl.load(pages + row[:, None] * (2 * DIM) + at_dim[None, :])
                 bytes_v = tl.load(pages + row[:, None] * (2 * DIM) + DIM + at_dim[None, :])
                 score = tl.dot(q_all, tl.trans(k_all.to(tl.float16)))
-            # the centre of keys: its angles at the first position of the tile, then those within the tile
-            c = tl.load(tile_cos + begin // 64 * ANGLE_ROW + angle, mask=angle < ANGLE_ROW, other=0.0)
-            s = tl.load(tile_sin + begin // 64 * ANGLE_ROW + angle, mask=angle < ANGLE_ROW, other=0.0)
-            a_here = (a * c[None, :] + b * s[None, :]).to(tl.float16)
-            b_here = (b * c[None, :] - a * s[None, :]).to(tl.float16)
-            apart = tl.dot(a_here, tl.trans(table_cos)) + tl.dot(b_here, tl.trans(table_sin))
-            score = score * key_scale[None, :] + apart * largest[:, None] + constant[:, None]
+            if COPIES > 1:
+                apart = tl.load(ahead + group[:, None] * apart_row + token[None, :], mask=some[:, None], other=0.0)
+                score = score * key_scale[None, :] + apart
+            else:
+                # the centre of keys: its angles at the first position of the tile, then those within the tile
+                c = tl.load(tile_cos + begin // 64 * ANGLE_ROW + angle, mask=angle < ANGLE_ROW, other=0.0)
+                s = tl.load(tile_sin + begin // 64 * ANGLE_ROW + angle, mask=angle < ANGLE_ROW, other=0.0)
+                a_here = (a * c[None, :] + b * s[None, :]).to(tl.float16)
+                b_here = (b * c[None, :] - a * s[None, :]).to(tl.float16)
+                apart = tl.dot(a_here, tl.trans(table_cos)) + tl.dot(b_here, tl.trans(table_sin))
+                score = score * key_scale[None, :] + apart * largest[:, None] + constant[:, None]
             score = tl.where((here & (token >= SINKS))[None, :], score, float("-inf"))
             larger = tl.maximum(most, tl.max(score, 1))
             unit = tl.where(larger == float("-inf"), 0.0, larger)
@@ -199,11 +226,11 @@ def attend_pages(
             tl.store(sums + place[:, None] + at_dim[None, :], sum_all, mask=some[:, None])
     else:
         # exact tokens, in any order, with gaps
-        first = (split - page_splits) * chunk
+        first = (split - page_splits) * exact_chunk
         sum_exact = tl.zeros((16, DIM), tl.float32)
         base = (session * HEADS + head).to(tl.int64) * room * DIM
-        for begin in range(first, tl.minimum(first + chunk, columns), 64):
-            column = begin + tl.arange(0, 64)
+        for begin in range(first, tl.minimum(first + exact_chunk, columns), EXACT_TILE):
+            column = begin + tl.arange(0, EXACT_TILE)
             here = column < columns
             live = tl.load(real + session * room + column, mask=here, other=0) != 0
             k = tl.load(keys + base + column[:, None] * DIM + at_dim[None, :], mask=live[:, None], other=0.0)
@@ -226,6 +253,7 @@ def attend_pages(
 def join_splits(
     sums, ends, centre, turn, out, final, page_splits, splits,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, Q4: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Set out (B, query heads, DIM) and final (B, query heads): log2 of the sum of all weights."""
     row = tl.program_id(0)
@@ -241,11 +269,13 @@ def join_splits(
     pages = tl.sum(tl.where(at_split < page_splits, by * total, 0.0), 0)
     rotated = tl.zeros((DIM,), tl.float32)
     plain = tl.zeros((DIM,), tl.float32)
-    for split in range(splits):
-        largest = tl.load(ends + 2 * (row * splits + split))
-        some = tl.load(sums + (row * splits + split) * DIM + at_dim) * tl.exp2(largest - unit)
-        rotated += tl.where(split < page_splits, some, 0.0)
-        plain += tl.where(split < page_splits, 0.0, some)
+    for begin in range(0, splits, AT_ONCE):
+        split = begin + tl.arange(0, AT_ONCE)
+        largest = tl.load(ends + 2 * (row * splits + split), mask=split < splits, other=float("-inf"))
+        place = (row * splits + split)[:, None] * DIM + at_dim[None, :]
+        some = tl.load(sums + place, mask=(split < splits)[:, None], other=0.0) * tl.exp2(largest - unit)[:, None]
+        rotated += tl.sum(tl.where((split < page_splits)[:, None], some, 0.0), 0)
+        plain += tl.sum(tl.where((split < page_splits)[:, None], 0.0, some), 0)
     if Q4:
         matrix = tl.load(turn + at_dim[:, None] * DIM + at_dim[None, :]).to(tl.float32)
         rotated = tl.sum(matrix * rotated[None, :], 1) * DIM**-0.5

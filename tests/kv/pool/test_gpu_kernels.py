@@ -22,14 +22,16 @@ from pltz.kv.pool import gpu_attention
 for kind, block, dim, half in [("q4", 16, 64, 32), ("q4", 256, 128, 64), ("q8", 16, 64, 16), ("q8", 256, 32, 16)]:
     view = t.view_of(kind, block, dim, half, torch.float16)
     q = torch.randn(len(t.LENGTHS), t.HEADS * t.GROUP, dim, generator=torch.Generator().manual_seed(3))
-    mass = torch.zeros(len(t.LENGTHS), t.HEADS, view.table.shape[1])
     assert gpu_attention.serves(view, q.shape[1])
-    found = gpu_attention.attend(view, q, 0.3, mass, chunk=128)
     right, weights = t.expected(view, q.half().float(), 0.3)
-    assert (found - right).abs().max() < 2e-3 * right.abs().max(), kind
     pages = torch.nn.functional.pad(weights[:, :, : view.most], (0, view.table.shape[1] * block - view.most))
     by_block = pages.unflatten(2, (-1, block)).sum(3).unflatten(1, (t.HEADS, t.GROUP)).sum(2)
-    assert (mass - by_block).abs().max() < 3e-3, kind
+    for chunk, exact, ahead, warps in [(128, 64, False, 4), (128, 256, True, 4), (320, 64, True, 2)]:
+        mass = torch.zeros(len(t.LENGTHS), t.HEADS, view.table.shape[1])
+        launch = gpu_attention.Launch(chunk, exact, ahead, warps)
+        found = gpu_attention.attend(view, q, 0.3, mass, launch)
+        assert (found - right).abs().max() < 2e-3 * right.abs().max(), (kind, launch)
+        assert (mass - by_block).abs().max() < 3e-3, (kind, launch)
 """
 COPY = """
 import torch
