@@ -63,8 +63,8 @@ class CountingStore(ObjectStore):
             self.stall = 0.0
         return super().put(name, data)
 
-    def swap(self, register: str, data: bytes, before: Content | None) -> Content | None:
-        after = super().swap(register, data, before)
+    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
+        after = super().swap(register, data, before, wait)
         self.counts["conflicts"] += after is None or after.data != data
         return after
 

@@ -146,7 +146,7 @@ class CountedBucket:
         self._count("GET", read=len(found.data) if found and found != known else 0)
         return found
 
-    def swap(self, register: str, data: bytes, before: Content | None) -> Content | None:
+    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         self._count("PUT", written=len(data))
         if self.registers.get(register) == before:
             self.registers[register] = Content(data, os.urandom(8).hex())

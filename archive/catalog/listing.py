@@ -154,9 +154,15 @@ class Listing:
         if not self.following and self._listed and (self.unlisted or self.missing()):
             return False  # since the last listing something is wrong
         manifest = self.register.load()
-        if manifest is None or manifest.gaps or manifest.archive != self.ledger.archive:
-            return False
-        return manifest is self._followed or self._take(manifest)
+        for _ in range(ATTEMPTS):
+            if manifest is None or manifest.gaps or manifest.archive != self.ledger.archive:
+                return False
+            if manifest is self._followed or self._take(manifest):
+                return True
+            before, manifest = manifest, self.register.load()
+            if manifest is before:  # else an index that it names may have been replaced meanwhile
+                return False
+        return False
 
     def _take(self, manifest: Manifest) -> bool:
         """Take the state from a manifest, and return whether all that it names could be opened."""

@@ -9,7 +9,6 @@ Spec: FORMAT.md, "Manifest".
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import SIZE
 
 TURNS = 200  # swaps in which others may be first
-FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds
+FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.3  # seconds
 FIRST_BITS = 20  # a first generation is the time in seconds, shifted by so many bits
 
 
@@ -76,11 +75,12 @@ class ManifestRegister:
             first = 0 if base else self._store.now() << FIRST_BITS
             generation = max(self._highest + 1, first)
             data = replace(fresh, generation=generation, random=self._store.random(SIZE)).encode()
-            after = self._store.swap(MANIFEST, data, self._content)
+            # who lost waits before it loads, not after: the next swap builds on what is then the newest
+            wait = random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**turn))
+            after = self._store.swap(MANIFEST, data, self._content, wait)
             self._take(after)
             if after and after.data == data:
                 return True
-            time.sleep(random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**turn)))
         raise StoreError("others replace the manifest all the time: what was put is not acknowledged, try again")
 
     def _take(self, content: Content | None) -> Manifest | None:

@@ -231,7 +231,7 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
-    def swap(self, register: str, data: bytes, before: Content | None) -> Content | None:
+    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         import obstore
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
@@ -248,6 +248,7 @@ class ObjectStore:
 
         if tag := self._called(f"write {name}", put):
             return Content(data, tag)
+        time.sleep(wait)
         return self.load(register)  # a lost answer and a retry look like a refusal: then these are our bytes
 
     def left(self, age: int) -> Sequence[str]:

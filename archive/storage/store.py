@@ -18,6 +18,7 @@ A directory keeps a reserve, so that a full disk can be emptied: see `Store.usin
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple, Protocol
@@ -137,10 +138,11 @@ class Store(Protocol):
         one. Raises StoreError, UnreadableError.
         """
 
-    def swap(self, register: str, data: bytes, before: Content | None) -> Content | None:
+    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         """Replace the content of a register where its present one is ``before``; None: where it has none.
 
-        ``data`` has random bytes, so that no content ever comes back.
+        ``data`` has random bytes, so that no content ever comes back. ``wait``: seconds to wait where another was first
+        before its content is read, which is then the newer.
         Returns what it has now: ``data``, durably, or what another was first with, or None where it lost its content.
 
         Raises:
@@ -349,7 +351,7 @@ class DirectoryStore:
                 continue
         raise StoreError(f"others replace {register} all the time: try again")
 
-    def swap(self, register: str, data: bytes, before: Content | None) -> Content | None:
+    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         self._check()
         number = int(before.tag, 16) + 1 if before else 1
         name = _numbered(register, number)
@@ -358,6 +360,7 @@ class DirectoryStore:
             self._with_room(lambda: self._in_folder(name, lambda: self.disk.link(temporary, name)))
         except FileExistsError:
             self._drop(temporary)
+            time.sleep(wait)
             return self.load(register)
         except OSError as exc:
             self._drop(temporary)
@@ -370,6 +373,7 @@ class DirectoryStore:
         if lost:
             self._drop(name)
             self._drop(temporary)
+            time.sleep(wait)
             return self.load(register)
         self._drop_below(register, number)
         self._sync_folder(register)

@@ -88,7 +88,7 @@ class CountedStore:
         self.requests["load"] += 1
         return self.registers.get(register)
 
-    def swap(self, register: str, data: bytes, before: Content | None) -> Content | None:
+    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         self.requests["swap"] += 1
         if self.registers.get(register) == before:
             self.registers[register] = Content(data, os.urandom(8).hex())
@@ -219,6 +219,30 @@ def test_a_small_archive_in_a_bucket_has_one_index(monkeypatch: pytest.MonkeyPat
         assert store.requests == {"load": 1, "read": 2}
 
 
+def test_a_reader_that_meets_a_replaced_index_does_not_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another writer replaces the index between the manifest of a reader and its look at the index."""
+    monkeypatch.setattr("pltz.archive.catalog.index_keeper.INDEX_PACKS", 2)
+    store = CountedStore()
+    archive = TowerArchive.create(store, [ZlibCodec()], manifest=True)
+    reader = TowerArchive.open(store, [ZlibCodec()])
+    names = iter(range(20))
+    archive.put([NewSession(f"n{next(names)}", [np.arange(5)]) for _ in range(2)])
+    load = store.load
+
+    def late(register: str, known: Content | None = None) -> Content | None:
+        store.load = load  # type: ignore[method-assign]
+        content = load(register, known)
+        for number in [next(names), next(names)]:
+            archive.put([NewSession(f"n{number}", [np.arange(number, number + 9)])])
+        store.requests.clear()
+        return content
+
+    archive.write_index()
+    store.load = late  # type: ignore[method-assign]
+    assert reader.get("n3").tokens.tolist() == [*range(3, 12)]
+    assert reader.catalog.listing.following and not store.requests["list"]
+
+
 def test_verify_misses_archive_json_where_the_manifest_has_the_settings() -> None:
     store, _ = filled(0)
     del store.objects["archive.json"]
@@ -270,9 +294,9 @@ def test_an_erase_asks_for_packs_once_and_not_for_sessions() -> None:
         store.opened.clear()
         done = eraser.erase("acme", "s1")
         assert (done.segments, done.shared, done.unread) == (1, 1, 0)
-        assert sorted(name for name in store.opened if folder_of(name) == "packs") == sorted(
-            pack(name) for name in archive.catalog.listing.packs.keys() - {other}
-        )
+        read = Counter(name for name in store.opened if folder_of(name) == "packs")
+        assert read.keys() >= {pack(name) for name in archive.catalog.listing.packs.keys() - {other}}
+        assert set(read.values()) <= ({1, 2} if done.moved else {1})  # again to move records out of a pack
         requests.append(sum(store.requests.values()))
         assert eraser.get("s2", "acme").tokens.tolist() == [*range(9), 2]
     assert abs(requests[0] - requests[1]) < 20, requests  # some more where records move under other keys
@@ -301,10 +325,10 @@ def test_two_writers_lose_nothing() -> None:
     writers = [TowerArchive.open(store, [ZlibCodec()]) for _ in range(2)]
     swap = store.swap
 
-    def late(register: str, data: bytes, before: Content | None) -> Content | None:
+    def late(register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         store.swap = swap  # type: ignore[method-assign]
         writers[1].put([NewSession("first", [np.arange(3)])])
-        return swap(register, data, before)
+        return swap(register, data, before, wait)
 
     store.swap = late  # type: ignore[method-assign]
     writers[0].put([NewSession("second", [np.arange(4)])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,6 +103,21 @@ def test_a_register_is_replaced_by_who_knows_its_content(store: Store) -> None:
     assert third and third.data == b"third" and store.load("manifest") == third
     assert store.swap("manifest", b"late", second) == third
     assert len(store.list("manifest")) == 1 and not store.list("packs")
+
+
+def test_who_is_refused_waits_before_it_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it builds on next is then new: a content that was read before the wait is often replaced after it."""
+    first = store.swap("manifest", b"first", None)
+    second = store.swap("manifest", b"second", first)
+    waited = list[float]()
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        assert store.swap("manifest", b"third", second)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    late = store.swap("manifest", b"late", first, 0.25)
+    assert waited == [0.25] and late and late.data == b"third"
 
 
 def test_a_register_of_which_the_content_is_lost_begins_again(store: Store) -> None:
