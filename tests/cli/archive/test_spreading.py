@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -18,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from pltz.archive.format.object_names import BULK
 from pltz.archive.maintenance import bulk_ray
 from pltz.archive.maintenance.bulk_lease import BulkLease
 from pltz.archive.maintenance.bulk_shards import OneProcess
@@ -382,6 +385,35 @@ def test_on_a_real_ray_of_which_workers_die(
         end.set()
         thread.join()
     assert killed
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@needs_ray
+def test_a_second_coordinator_on_a_real_ray_is_refused(
+    ray_here: Any, run: Run, logs: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes put the same history by the same cluster: one puts it, the other says why it does not."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    cold, address = tmp_path / "cold", ray_here.get_runtime_context().gcs_address
+    assert run("archive", "init", cold).exit_code == 0
+    words = [sys.executable, "-m", "pltz", "archive", "put", str(cold), str(logs), "--ray", address, "--json"]
+    words += ["--bundle", str(tiny / "bundles/mini")]
+    first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 120
+        while open_store(cold).load(BULK) is None and first.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        second = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert second.returncode == 7 and "another coordinator is at work on this archive (put" in second.stderr
+        assert not second.stdout
+        out, err = first.communicate(timeout=300)
+    finally:
+        first.kill()
+    assert first.returncode == 5 and len(out.splitlines()) == 36, err  # one file is no session
+    assert len(said(run, "ls", cold, "--json")[1]) == 36
+    third = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert third.returncode == 5, third.stderr  # the lease of the first is over
 
 
 def workers() -> set[int]:
