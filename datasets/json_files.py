@@ -194,6 +194,18 @@ def of_document(data: bytes, options: ReadOptions, name: str) -> Iterator[Part]:
         yield Part(Session("text", data), name, "json")
 
 
+def logs_in(data: bytes) -> list[bytes]:
+    """Return the lines of the agents' logs that a JSON list holds; none where an item is something else."""
+    try:
+        document = Session.from_json_line(data.removeprefix(BOM))
+    except UsageError:
+        return []
+    items = document.value if document.kind == "chat" else None
+    if not _all(items, _is_session) or _noun_of(items) != "agent log":
+        return []
+    return [Session("chat", item).to_json_line() for item in items]
+
+
 def _noun_of(value: Any) -> Noun:
     """Return the noun of a JSON value, which may be a list of chats."""
     items = value if isinstance(value, list) and _all(value, _is_session) else [value]

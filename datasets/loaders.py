@@ -140,11 +140,12 @@ def _as_they_are(source: str | os.PathLike[str] | bytes | Readable, options: Rea
     return _of_source(ByteInput(stream, name, options.max_bytes), options)
 
 
-def logs_of(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[tuple[int | None, bytes]]:
+def logs_of(path: Path, max_bytes: int = MAX_BYTES, *, exact: bool = False) -> Iterator[tuple[int | None, bytes]]:
     """Yield the bytes of the agents' logs in a file, unpacked, each with its number there; none where it has none.
 
-    A file is one log, of number None. Or it is JSON lines the first of which is a log: then each line is one. Only
-    documents are parsed for that; of other logs the first events tell.
+    A file is one log, of number None. Or it is JSON lines the first of which is a log: then each line is one. Or it is
+    one JSON document, a list of logs; with ``exact`` that is one log. Only documents are parsed for that; of other logs
+    the first events tell.
 
     Raises:
         OSError: it cannot be opened.
@@ -161,10 +162,10 @@ def logs_of(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[tuple[int | None
             if known.noun == "agent log":
                 yield None, source.rest()
         elif not is_text and source.peek(HEAD).removeprefix(json_files.BOM).lstrip()[:1] in (b"{", b"["):
-            yield from _documents(source, is_lines=_SUFFIXES.get(suffix) == "jsonl")
+            yield from _documents(source, is_lines=_SUFFIXES.get(suffix) == "jsonl", exact=exact)
 
 
-def _documents(source: ByteInput, *, is_lines: bool) -> Iterator[tuple[int | None, bytes]]:
+def _documents(source: ByteInput, *, is_lines: bool, exact: bool) -> Iterator[tuple[int | None, bytes]]:
     """Yield the logs of a source that are documents, as `logs_of` says. ``is_lines``: it is JSON lines by its name."""
     first = source.line() or b""
     while is_lines and not first.strip() and source.peek(1):
@@ -174,6 +175,9 @@ def _documents(source: ByteInput, *, is_lines: bool) -> Iterator[tuple[int | Non
         data = first + source.rest()
         if _is_log_document(data):
             yield None, data
+        elif several := json_files.logs_in(data):
+            one = None if len(several) > 1 else 0  # a list of one has a number in `archive put`, too
+            yield from [(one, data)] if exact else enumerate(several)
         return
     line: bytes | None = first if _is_log_document(first) else None
     number = 0

@@ -49,7 +49,7 @@ class Nightly:
     """A folder with an archive, sources and a configuration, and what comes of running it."""
 
     def __init__(self, root: Path, bundle: Path | str) -> None:
-        self.root, self.bundles = root, [Bundle.load(bundle)]
+        self.root, self.bundle, self.bundles = root, str(bundle), [Bundle.load(bundle)]
         self.head = f'archive = "cold"\nstate = "state"\nbundles = ["{bundle}"]\nthreads = 1\n'
         self.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\nname_key = "id"\n'
         self.rest = ""

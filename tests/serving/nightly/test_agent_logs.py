@@ -8,8 +8,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
+from pltz.archive import opener
 from pltz.archive.archive import Archive
+from pltz.cli.root import cli
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +50,30 @@ def test_agent_logs_are_a_session_per_file(nightly: Nightly) -> None:
     assert nightly.counts() == (1, 3, 0, 0)
     versions = nightly.content()["acme", "shop/events"]
     assert [len(json.loads(version)) for version in versions] == [2, 4]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_list_of_trajectories_is_a_session_each_as_put_has_it(nightly: Nightly, exact: bool) -> None:
+    nightly.sources = f'[[source]]\nkind = "agent-logs"\npath = "logs"\nexact = {str(exact).lower()}\n'
+    one = {"instance_id": "a-1", "history": [{"source": "user", "action": "message", "args": {"content": "Hi"}}]}
+    lists = {"runs": [one, one["history"], {**one, "instance_id": "\u00e9-2"}], "alone": [one]}
+    for name, value in lists.items():
+        nightly.write(f"logs/shop/{name}.json", json.dumps(value, indent=1).encode())
+    nightly.write("logs/shop/mixed.json", json.dumps([one, {"other": 1}]).encode())
+    count = 2 if exact else 4
+    assert nightly.counts() == (count, 0, 0, 0) and nightly.counts() == (0, count, 0, 0)
+    # the same files put by hand; the mixed list is no log, and no business of this source
+    words = ["archive", "put", str(nightly.root / "hand"), str(nightly.root / "logs"), "--bundle", nightly.bundle]
+    opener.create(nightly.root / "hand")
+    assert CliRunner().invoke(cli, [*words, *["--exact"] * exact]).exit_code == 0
+    places = [Archive.open(nightly.root / name, bundle=nightly.bundle) for name in ("cold", "hand")]
+    with places[0] as cold, places[1] as hand:
+        put = {one.name: hand.get(one.name) for one in hand.list() if not one.name.startswith("shop/mixed")}
+        assert put.keys() == {one.name for one in cold.list()} and len(put) == count
+        for name, one in put.items():
+            assert (cold.get(name).session, cold.get(name).tags) == (one.session, one.tags)
+    named = {"shop/runs", "shop/alone/0"} if exact else {"shop/alone/0", *(f"shop/runs/{n}" for n in range(3))}
+    assert put.keys() == named
 
 
 def test_a_log_that_another_replaced_needs_a_word(nightly: Nightly) -> None:
