@@ -47,7 +47,7 @@ from pltz.coding.neighbour_rule import NAME_BYTES
 from pltz.coding.neighbours import Earlier, Grams, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import Doubling, PhasedProgress, begin
-from pltz.coding.prove import TOGETHER, Proof, ProofThread, prove
+from pltz.coding.prove import BatchProof, ProofThreads, prove
 from pltz.coding.workers import START_BYTES, Later, WhenAsked, Workers, ahead, helpers
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
@@ -72,7 +72,8 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 1 << 22  # of content coded side by side; bounds memory, large enough to keep a CPU busy
 SMALL_BATCH = 1 << 21  # the same on a device where threads code and prove beside each other: proofs join what waits
-THREADS_AHEAD = 3, 2, 1, 1, TOGETHER  # batches on their way there: prepared, split, coded, packed and proved
+THREADS = 3  # beside the caller, each with a coder: one encodes, the others prove
+THREADS_AHEAD = 8, 6, 1, 1, 16  # batches on their way there: prepared, split, coded, packed and proved
 LARGE_BATCH = 1 << 24  # the same beside processes alone: a batch takes as long as its longest session
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 19  # of content, or one session
@@ -132,6 +133,7 @@ class _Batch:
     Attributes:
         groups: all of them, until they are drafts.
         start: number of the first.
+        size: their bytes of content, about.
         prepared: results of a process for each group, to come.
         drafts: those that can be coded.
         coded: of these, by the model, to come.
@@ -145,6 +147,7 @@ class _Batch:
 
     groups: list[_Group]
     start: int
+    size: int = 0
     prepared: list[Later] = field(default_factory=list)
     drafts: list[_Draft | PltzError] = field(default_factory=list)
     coded: Later | None = None
@@ -152,7 +155,7 @@ class _Batch:
     frames: list[Frame] = field(default_factory=list)
     packed: dict[int, Later] = field(default_factory=dict)
     changed: dict[int, ModelError] = field(default_factory=dict)
-    proof: Proof | None = None
+    proof: BatchProof | None = None
     proving: tuple[list[tuple[_Draft, Frame]], list[tuple[_Draft, Frame]]] = ([], [])
 
     @property
@@ -178,7 +181,7 @@ class _Call:
         earlier: the sessions before, where they may be coded after each other.
         stop: set where the call ends, however it does.
         encoding: a thread that codes beside the caller, where the device has one.
-        proving: a thread that proves.
+        proving: threads that prove.
     """
 
     bridge: TokenBridge | None
@@ -186,7 +189,7 @@ class _Call:
     earlier: Neighbours | None
     stop: threading.Event
     encoding: CoderThread[SessionDecoder] | None = None
-    proving: ProofThread | None = None
+    proving: ProofThreads | None = None
 
     @property
     def progress(self) -> Progress | None:
@@ -232,7 +235,7 @@ class Codec(SessionDecoder):
         self._work = HostWork(bundle.tokenizer, bundle.zstd_dict)
         self.workers = Workers(self._work, max(0, workers))
         super().__init__(bundle, coder, self.workers)
-        self._threads = [CoderThread(self.twin) for _ in range(2)] if isinstance(coder, Doubling) else []
+        self._threads = [CoderThread(self.twin) for _ in range(THREADS)] if isinstance(coder, Doubling) else []
         self._note = note
         self.expect: Expect | None = None
         self.threaded = True
@@ -398,18 +401,22 @@ class Codec(SessionDecoder):
         stop = threading.Event()
         run = _Call(bridge, options, earlier, stop)
         if large and self.has_threads:
-            run = replace(run, encoding=self._threads[0], proving=ProofThread(self._threads[1], stop))
+            run = replace(run, encoding=self._threads[0], proving=ProofThreads(self._threads[1:], stop))
         # batches that are begun ahead of each stage, where processes or threads have a part of the work
         most, deep = (LARGE_BATCH, (1, 1, 0, 1, 1)) if self.workers.on else (BATCH_BYTES, (0, 0, 0, 0, 0))
         if run.encoding:
             most, deep = SMALL_BATCH, THREADS_AHEAD
+
+        def weight(batch: _Batch) -> int:
+            return max(1, batch.size // most)
+
         begun = (self._begun(batch, run) for batch in _batches(groups, most))
-        drafted = (self._drafted(batch, run) for batch in ahead(begun, deep[0]))
-        coding = (self._coding(batch, run) for batch in ahead(drafted, deep[1]))
-        framed = (self._framed(batch, run) for batch in ahead(coding, deep[2]))
-        coded = (self._coded(batch, run) for batch in ahead(framed, deep[3]))
+        drafted = (self._drafted(batch, run) for batch in ahead(begun, deep[0], weight))
+        coding = (self._coding(batch, run) for batch in ahead(drafted, deep[1], weight))
+        framed = (self._framed(batch, run) for batch in ahead(coding, deep[2], weight))
+        coded = self._all_coded(ahead(framed, deep[3], weight), run)
         try:
-            for batch in ahead(coded, deep[4]):
+            for batch in ahead(coded, deep[4], weight, deep[4]):
                 yield from self._proved(batch, run)
         finally:
             stop.set()
@@ -547,6 +554,13 @@ class Codec(SessionDecoder):
         self._begin_proof(batch, run, above)
         return batch
 
+    def _all_coded(self, batches: Iterator[_Batch], run: _Call) -> Iterator[_Batch]:
+        """Yield batches as `_coded` leaves them. After the last one nothing is left to wait for before a proof."""
+        for batch in batches:
+            yield self._coded(batch, run)
+        if run.proving:
+            run.proving.send()
+
     def _begin_proof(self, batch: _Batch, run: _Call, above: Mapping[int, Tokens]) -> None:
         """Begin to decode the frames of a batch, in a thread where there is one.
 
@@ -557,9 +571,10 @@ class Codec(SessionDecoder):
         by_model, logs = [p for p in pairs if p[1].kind.by_model], [p for p in pairs if p[1].log]
         coded, coded_logs = ([coded_of(f, above.get(d.number, NO_MARK)) for d, f in some] for some in (by_model, logs))
         batch.proving = by_model, logs
-        batch.proof = Proof(coded, [_tokens(d) for d, _ in by_model], coded_logs, [d.ready.content for d, _ in logs])
+        wanted, contents = [_tokens(draft) for draft, _ in by_model], [draft.ready.content for draft, _ in logs]
+        batch.proof = BatchProof(coded, wanted, coded_logs, contents)
         if run.proving:
-            run.proving.begin(batch.proof)
+            run.proving.begin(batch.proof, batch.size)
             return
         self._begin_verify(batch, run)
         prove([batch.proof], self, run.progress)
@@ -580,7 +595,7 @@ class Codec(SessionDecoder):
         Fallback frames are always checked, since they cost next to nothing.
         """
         work = self._begin_verify(batch, run) if run.proving else 0
-        wrong, wrong_logs = cast("Proof", batch.proof).result()
+        wrong, wrong_logs = cast("BatchProof", batch.proof).result()
         if run.options.progress and run.proving:
             run.options.progress(work)
         by_model, logs = batch.proving
@@ -815,14 +830,14 @@ def _kept_layout(literals: int, options: CodingOptions, coded: Blocks) -> Blocks
 
 def _batches(groups: Iterable[_Group], most: int) -> Iterator[_Batch]:
     """Yield batches of about ``most`` bytes of content, or of one group."""
-    batch, size, start = _Batch([], 0), 0, 0
+    batch, start = _Batch([], 0), 0
     for group in groups:
         batch.groups.append(group)
         start += len(group.sessions)
-        size += group.size
-        if size >= most:
+        batch.size += group.size
+        if batch.size >= most:
             yield batch
-            batch, size = _Batch([], start), 0
+            batch = _Batch([], start)
     if batch.groups:
         yield batch
 

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from pltz.coding.decoder import SessionDecoder
     from pltz.coding.parts import Progress
 
-TOGETHER = 8  # batches that wait, proved side by side
+TOGETHER = 1 << 24  # bytes of content that a thread proves side by side
 ABREAST = 32  # segments per comparison
 
 
@@ -80,7 +79,7 @@ class LogProof:
 
 
 @dataclass(eq=False)
-class Proof:
+class BatchProof:
     """A proof of one batch of segments, under way.
 
     Attributes:
@@ -94,8 +93,8 @@ class Proof:
     wanted: Sequence[Tokens]
     logs: Sequence[Coded] = ()
     contents: Sequence[bytes] = ()
+    _send: Callable[[], None] | None = None
     _done: Future[None] | None = None
-    _error: BaseException | None = None
     _wrong: list[int] = field(default_factory=list)
     _wrong_logs: Callable[[], list[int]] = list
 
@@ -104,17 +103,17 @@ class Proof:
 
         Raises what decoding them raised.
         """
+        if self._send and not self._done:
+            self._send()
         if self._done:
             self._done.result()
-        if self._error:
-            raise self._error
         return self._wrong, self._wrong_logs()
 
 
-def prove(proofs: Sequence[Proof], decoder: SessionDecoder, progress: Progress | None) -> None:
+def prove(proofs: Sequence[BatchProof], decoder: SessionDecoder, progress: Progress | None) -> None:
     """Decode the segments of proofs side by side, and compare. The bytes of logs are compared later.
 
-    ``progress``: called with the number of the model's tokens decoded since the last call. Raises as `Proof.result`.
+    ``progress``: called with the number of the model's tokens decoded since the last call. Raises as their results.
     """
     ends = [0, *accumulate(len(one.coded) for one in proofs)]
     coded, wanted = [c for one in proofs for c in one.coded], [w for one in proofs for w in one.wanted]
@@ -132,35 +131,38 @@ def _within(logs: LogProof, begin: int, end: int) -> list[int]:
     return [n - begin for n in logs.wrong() if begin <= n < end]
 
 
-class ProofThread:
-    """A thread with a decoder of its own, which proves batches beside the caller.
+class ProofThreads:
+    """Threads, each with a decoder of its own, which prove batches beside the caller, in turn.
 
-    What waits is decoded together: a batch takes as long as its longest session.
+    Batches of `TOGETHER` bytes are decoded side by side, since they take as long as their longest session; fewer where
+    the caller asks for one of them.
 
     Args:
-        thread: with the decoder.
+        threads: with the decoders.
         stop: set where the proofs are asked for no more.
     """
 
-    def __init__(self, thread: CoderThread[SessionDecoder], stop: threading.Event) -> None:
-        self._thread, self._stop = thread, stop
-        self._waiting: deque[Proof] = deque()
+    def __init__(self, threads: Sequence[CoderThread[SessionDecoder]], stop: threading.Event) -> None:
+        self._threads, self._stop = cycle(threads), stop
+        self._waiting: list[BatchProof] = []
+        self._size = 0
 
-    def begin(self, proof: Proof) -> None:
-        """Begin a proof."""
+    def begin(self, proof: BatchProof, size: int) -> None:
+        """Take a batch of so many bytes of content to be proved."""
+        proof._send = self.send
         self._waiting.append(proof)
-        proof._done = self._thread.submit(self._prove_waiting, self._stop)
+        self._size += size
+        if self._size >= TOGETHER:
+            self.send()
 
-    def _prove_waiting(self, decoder: SessionDecoder, told: Progress) -> None:
-        proofs = list[Proof]()
-        while self._waiting and len(proofs) < TOGETHER:
-            proofs.append(self._waiting.popleft())
-        try:
-            prove(proofs, decoder, told)
-        except BaseException as exc:
-            for one in proofs:
-                one._error = exc
-            raise
+    def send(self) -> None:
+        """Begin to prove what waits."""
+        if not self._waiting:
+            return
+        proofs, self._waiting, self._size = self._waiting, [], 0
+        done = next(self._threads).submit(lambda decoder, told: prove(proofs, decoder, told), self._stop)
+        for one in proofs:
+            one._done = done
 
 
 def _different(found: Sequence[Tokens | None], wanted: Sequence[Tokens]) -> list[int]:

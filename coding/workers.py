@@ -106,27 +106,37 @@ class Workers:
         weakref.finalize(self, _end, self._calls, self.count)
 
 
-def ahead(rows: Iterable[T], count: int) -> Iterator[T]:
+def ahead(
+    rows: Iterable[T], count: int, weight: Callable[[T], int] = lambda _: 1, first: int = 1
+) -> Iterator[T]:
     """Yield rows after the next ``count`` of them were taken, so that work on these has begun.
 
-    An error of their source is raised after those before it.
+    The first row waits for ``first`` others, each further row for one more, up to ``count``. ``weight``: of a row that
+    counts as several. An error of their source is raised after those before it.
 
     >>> [row for row in ahead(range(4), 2)]
     [0, 1, 2, 3]
     """
-    taken: deque[T] = deque()
+    taken: deque[tuple[T, int]] = deque()
+    behind, wanted = 0, min(first, count)  # weight of those behind the first
     source = iter(rows)
     while True:
         try:
-            taken.append(next(source))
+            row = next(source)
         except StopIteration:
             break
         except Exception:
-            yield from taken
+            yield from (one for one, _ in taken)
             raise
-        if len(taken) > count:
-            yield taken.popleft()
-    yield from taken
+        heavy = weight(row)
+        behind += heavy if taken else 0
+        taken.append((row, heavy))
+        del row
+        while taken and behind >= wanted:
+            yield taken.popleft()[0]
+            behind -= taken[0][1] if taken else 0
+            wanted = min(count, wanted + 1)
+    yield from (one for one, _ in taken)
 
 
 def helpers(threads: int | None = None, share: int = 1) -> int:

@@ -200,7 +200,7 @@ def logs_in(data: bytes) -> list[bytes]:
         document = Session.from_json_line(data.removeprefix(BOM))
     except UsageError:
         return []
-    items = document.value if document.kind == "chat" else None
+    items: Any = document.value if document.kind == "chat" else None
     if not _all(items, _is_session) or _noun_of(items) != "agent log":
         return []
     return [Session("chat", item).to_json_line() for item in items]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -66,6 +65,7 @@ class WrongCoder(DeviceCoder):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pltz.coding.prove.TOGETHER", 4000)
     for name, value in {"START_BYTES": 1, "GROUP": 5, "SMALL_BATCH": 2000, "BATCH_BYTES": 2000}.items():
         monkeypatch.setattr(f"pltz.coding.codec.{name}", value)
 
@@ -91,26 +91,22 @@ def test_files_are_the_same_with_threads(bundle: FakeBundle, sessions: list[Sess
     assert threaded.compress(sessions, independent=True, verify=False) == plain.compress(sessions, independent=True)
     assert list(threaded.compress_many(iter(sessions))) == list(plain.compress_many(sessions))
     assert sys.getswitchinterval() == interval
-    # two threads, each with a coder of its own, and neither that of the caller
+    # threads have a coder each, and none of them that of the caller
     used = [coder.threads, *(twin.threads for twin in coder.twins)]
-    assert len(coder.twins) == 2 and all(len(threads) == 1 for threads in used) and len(set.union(*used)) == 3
+    assert len(coder.twins) == 3 and all(len(threads) == 1 for threads in used) and len(set.union(*used)) == 4
 
 
-def test_waiting_batches_are_proved_together(bundle: FakeBundle, sessions: list[Session]) -> None:
-    coder, encoded = DeviceCoder(), threading.Event()
-    codec = Codec(bundle, coder)
-    coder._breaks = partial(encoded.wait, 10)  # the first proof waits for further batches
-    waiting: list[int] = []
-
-    def note(_: object) -> None:
-        waiting.append(1)
-        if len(waiting) > 70:
-            encoded.set()
-
-    codec._note = note
-    assert len(list(codec.compress_many(sessions))) == len(sessions)
-    proving = max(coder.twins, key=lambda twin: len(twin.decoded))
-    assert max(proving.decoded) > 2 * proving.decoded[0]
+def test_batches_are_proved_together(
+    bundle: FakeBundle, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: dict[int, list[int]] = {}
+    for together in (1, 9000, 1 << 24):
+        monkeypatch.setattr("pltz.coding.prove.TOGETHER", together)
+        coder = DeviceCoder()
+        assert len(list(Codec(bundle, coder).compress_many(sessions))) == len(sessions)
+        decoded[together] = [n for twin in coder.twins for n in twin.decoded]
+    each, some, most = decoded.values()
+    assert len(each) > len(some) > len(most) and sum(each) == sum(some) == sum(most)
 
 
 @pytest.mark.parametrize("where", ["encode", "decode"])

@@ -50,7 +50,7 @@ TOKENS = 1 << 25  # tokens on the device at once
 GRID_LIMIT = 2  # sequences one after the other by grid.cu: with more, cluster.cu decodes them faster
 GRID_WIDE_LIMIT = 4  # the same of more than 16 lanes: with more, batch.cu does
 GATED_LIMIT = 2  # sequences one after the other by gated.cu: with more, batch.cu decodes them faster
-TWIN_SHARE = 4  # a coder beside another counts this part of the free memory: what both take at a time fits
+TWIN_SHARE = 6  # a coder beside another counts this part of the free memory: what both take at a time fits
 CLUSTER_LIMIT = 3  # sequences per cluster: with more, batch.cu decodes them faster
 
 

@@ -70,8 +70,8 @@ def test_a_list_of_trajectories_is_a_session_each_as_put_has_it(nightly: Nightly
     with places[0] as cold, places[1] as hand:
         put = {one.name: hand.get(one.name) for one in hand.list() if not one.name.startswith("shop/mixed")}
         assert put.keys() == {one.name for one in cold.list()} and len(put) == count
-        for name, one in put.items():
-            assert (cold.get(name).session, cold.get(name).tags) == (one.session, one.tags)
+        for name, by_hand in put.items():
+            assert (cold.get(name).session, cold.get(name).tags) == (by_hand.session, by_hand.tags)
     named = {"shop/runs", "shop/alone/0"} if exact else {"shop/alone/0", *(f"shop/runs/{n}" for n in range(3))}
     assert put.keys() == named
 
