@@ -39,6 +39,7 @@ from pltz.archive.writing.put_request import PutRequest
 from pltz.cli.bench import machine
 from pltz.coding.codec import Codec
 from pltz.coding.log import log_coder, table
+from pltz.coding.log.log_look import is_log
 from pltz.coding.options import CodingOptions
 from pltz.coding.workers import START_BYTES
 from pltz.datasets.given import as_sessions
@@ -142,7 +143,8 @@ def main(
 
     for name in data:
         sessions = sessions_of(name, most)
-        for layout in (layouts or ("default",))[: None if sessions[0].kind == "chat" else 1]:  # of a log it is fixed
+        logs = is_log(sessions[0], sessions[0].to_bytes())
+        for layout in (layouts or ("default",))[: 1 if logs else None]:  # of a log it is fixed
             for plain in (True, False)[not compare :]:
                 tell({"data": name, **measured(codec, sessions, layout, threaded=not plain)})
         some = sessions_of(name, put) if put else []
