@@ -31,7 +31,8 @@ LINE: Final = 30  # characters of a line that says where it comes from
 SHARE: Final = 0.3  # of the lines of a file, at most, that are held out
 LEAST: Final = 200  # characters of a record
 CODE_BYTES: Final = 2_500_000  # per computer language
-TEXT_BYTES: Final = 3_000_000  # per human language
+TEXT_BYTES: Final = 3_000_000  # per human language, but for those of `MORE`
+MORE: Final = {"lang-it": 12_000_000, "lang-es": 4_500_000, "lang-fr": 4_500_000, "lang-pt-br": 4_500_000}
 PAGES: Final = 12  # of tldr in one record
 CODE: Final = {  # the endings of files that are taken
     "tokio-rs/tokio": "rs",
@@ -73,6 +74,8 @@ LANGUAGES: Final = {
     "ps1": "powershell",
     "psm1": "powershell",
 }
+TRANSLATION: Final = re.compile(r"\.(\w\w-\w\w)$")  # repositories of one translation, such as docs.it-it
+REGION: Final = re.compile(r"^(\w\w)-(?:\1|jp)$")  # a region that says nothing: it-it, ja-jp
 ENGLISH: Final = {"reactjs": "src/content/", "withastro": "src/content/docs/en/"}  # originals, owner -> folder
 
 
@@ -195,6 +198,10 @@ def language_of(repository: str, path: str) -> str | None:
         name = parts[3] if path.startswith("src/content/docs/") and len(parts) > 4 and parts[3] != "en" else None
     elif repository == "microsoft/TypeScript-Website-Localizations":
         name = parts[2] if parts[0] == "docs" and len(parts) > 3 and parts[2] != "vo" else None
+    elif repository == "electron/i18n":
+        name = REGION.sub(r"\1", parts[1].lower()) if parts[0] == "content" and parts[1] != "en-US" else None
+    elif ending := TRANSLATION.search(repository):
+        name = REGION.sub(r"\1", ending[1].lower())
     elif repository == "tldr-pages/tldr":
         name = parts[0].removeprefix("pages.") if parts[0].startswith("pages.") else None
     else:
@@ -250,7 +257,7 @@ def add_documents(
         bag = pages.setdefault(source, [])
         bag.append(text)
         if len(bag) == (PAGES if name == "tldr-pages/tldr" else 1):
-            out.add(source, "\n".join(pages.pop(source)), licence, TEXT_BYTES)
+            out.add(source, "\n".join(pages.pop(source)), licence, MORE.get(source, TEXT_BYTES))
 
 
 @click.command()
