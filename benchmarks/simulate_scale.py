@@ -4,7 +4,8 @@
 
 The archive's own code works on a bucket in memory that counts what would be requests. Sessions are synthetic: a prompt
 that all share and some random bytes, coded by zstd, put `COMMIT` at a time. At each size the index is written, and then
-each operation is done once. A night puts `NIGHT` sessions and collects twice. Larger archives are not made: a line
+each operation is done once. A night puts `NIGHT` sessions and collects once, as the nightly job does. The third is
+counted: it deletes what the second condemned. Larger archives are not made: a line
 through the two largest sizes gives their requests and bytes. ``line_off`` says how far such a line through two smaller
 ones is off at the largest.
 
@@ -208,10 +209,13 @@ def opened(bucket: CountedBucket, key: Secret | None = None) -> OpenArchive:
     return opener.open_at(bucket, [BytesCodec()], key=key)
 
 
-def collect(archive: OpenArchive) -> None:
-    """Collect twice: what the first run condemns the second frees."""
-    for _ in range(2):
-        Collector(archive.catalog, archive.writer, archive.indexes).run()
+def night(bucket: CountedBucket, first: int) -> OpenArchive:
+    """Put the sessions of a night, from the number ``first`` on, by a new process, and collect."""
+    archive = opened(bucket)
+    archive.writer.put(sessions(first, NIGHT))
+    archive.indexes.write_if_due()
+    Collector(archive.catalog, archive.writer, archive.indexes).run()
+    return archive
 
 
 def filled(count: int, key: Secret | None = None) -> CountedBucket:
@@ -268,15 +272,14 @@ def measured(count: int) -> dict[str, Any]:
     with bucket.counting() as costs["put of a thousand"]:
         archive.writer.put(sessions(count + 2, NIGHT))
         archive.indexes.write_if_due()
-    # A night: a thousand puts by a new process, and a collection.
+    # Nights: what one condemns the next one deletes.
+    for number in (1, 2):
+        night(bucket, count + 2 + number * NIGHT)
     with bucket.counting() as costs["night"]:
-        night = opened(bucket)
-        night.writer.put(sessions(count + 2 + NIGHT, NIGHT))
-        night.indexes.write_if_due()
-        collect(night)
+        last = night(bucket, count + 2 + 3 * NIGHT)
     with bucket.counting() as costs["verify"]:
         codecs = opened(bucket).codecs
-        assert Verifier(Catalog(bucket), codecs, night.settings).run().sound
+        assert Verifier(Catalog(bucket), codecs, last.settings).run().sound
     # A sealed archive of that size, while it can be made in the time.
     if count <= SEALED:
         sealed = filled(count, KEY)

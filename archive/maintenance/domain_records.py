@@ -22,7 +22,7 @@ from pltz.archive.catalog.lookup import older_versions, version_of
 from pltz.archive.encryption.box import unit_of
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import RUN, Context
-from pltz.archive.format.index_file import key_of_session
+from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage
 from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import FormatError
@@ -50,7 +50,8 @@ class _PackRecords:
     """The records of one pack.
 
     ``parents``: segment -> (context, parent) of each record of it. ``named_by``: neighbour -> (context, segment) of
-    each record that names it. ``units``: root -> two units of each record, which are one where it has no other.
+    each record that names it. ``units``: root -> for each record two units, the same twice where it has one alone, and
+    the offset of its block.
     """
 
     parents: dict[bytes, list[tuple[Context, bytes]]] = field(default_factory=dict)
@@ -118,7 +119,7 @@ class DomainRecords:
         units: dict[bytes, set[int]] = {}
         for found in self._packs.values():
             for root, some in found.units.items():
-                units.setdefault(root, set()).update(some)
+                units.setdefault(root, set()).update(some[::3], some[1::3])
         return units
 
     def leaves(self, but: bytes | None = None) -> set[bytes]:
@@ -147,17 +148,19 @@ class DomainRecords:
         return (
             (root, (one,) if one == other else (one, other))
             for root, units in found.units.items()
-            for one, other in zip(units[::2], units[1::2], strict=True)
+            for one, other in zip(units[::3], units[1::3], strict=True)
         )
 
-    def packs_with(self, units: Mapping[bytes, AbstractSet[int]]) -> set[bytes]:
-        """Return the packs that were read and have a record of one of these units under its root, and the unread."""
-        have = {
-            pack
-            for pack, found in self._packs.items()
-            if any(not wanted.isdisjoint(found.units.get(root, ())) for root, wanted in units.items())
-        }
-        return have | self.catalog.listing.packs.keys() - self._packs.keys()
+    def blocks_with(self, units: Mapping[bytes, AbstractSet[int]]) -> list[Location]:
+        """Return the places of the blocks that have a record of one of these units under its root."""
+        found = set[Location]()
+        for pack, records in self._packs.items():
+            for root, wanted in units.items():
+                rows = records.units.get(root, array("Q"))
+                for one, other, offset in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+                    if one in wanted or other in wanted:
+                        found.add(Location(pack, offset, 0))
+        return sorted(found)
 
     @property
     def have_dead_copies(self) -> bool:
@@ -189,7 +192,8 @@ class DomainRecords:
                 if context.domain != self.domain or record.mark:
                     continue
                 if names := [unit_of(identity) for identity in identities(record, context)]:
-                    found.units.setdefault(context.root, array("Q")).extend((names[0], names[-1]))
+                    row = names[0], names[-1], item.location.offset
+                    found.units.setdefault(context.root, array("Q")).extend(row)
                 if record.name is not None:
                     found.sessions.append(_session(item))
                 if record.id is None:

@@ -21,7 +21,7 @@ from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import key_of_session
-from pltz.archive.format.pack import Damage
+from pltz.archive.format.pack import AHEAD
 from pltz.archive.format.record import Record
 from pltz.archive.format.run import pack_run, unpack_run
 from pltz.archive.maintenance.domain_records import DomainRecords, identities
@@ -46,7 +46,7 @@ class Rerooter:
         Args:
             keys: those of the domain, as this process published them.
             moves: root -> units under it.
-            records: those of the domain. Packs that were read and have none of these units are not read again.
+            records: those of the domain, which tell the blocks to read.
 
         Raises ArchiveError where one cannot be opened, FullError, StoreError, WriterFailed.
         """
@@ -81,26 +81,23 @@ class Rerooter:
     def _places(
         self, domain: bytes, moves: Mapping[bytes, AbstractSet[int]], records: DomainRecords
     ) -> Iterator[Found]:
-        """Yield the records that have one of these units. Raises ArchiveError where a pack is damaged."""
+        """Yield the records that have one of these units. Raises ArchiveError where a block of one is damaged."""
         listing = self.catalog.listing
-        listing.absent()  # adds packs that an incomplete listing omitted
-        # moved, an orphan would be named
-        for pack in sorted(records.packs_with(moves) & listing.packs.keys() - listing.orphans.keys()):
+        records.read()
+        for place in records.blocks_with(moves):
+            if place.pack in listing.orphans:  # moved, it would be named
+                continue
             try:
-                if not any(c.domain == domain and c.root in moves for c in listing.opened(pack).head.contexts):
-                    continue
-                for item in listing.scan(pack):
-                    if isinstance(item, Damage):
-                        if item.offset:  # else one of two copies of the head
-                            raise ArchiveError(f"pack {pack.hex()} is damaged ({item.why}): repair first")
-                    elif item.context.domain == domain and not item.record.mark:
-                        units = moves.get(item.context.root, set[int]())
-                        if any(unit_of(i) in units for i in identities(item.record, item.context)):
-                            yield item
+                pack, block = self.catalog.lookup.block(place, ahead=AHEAD)
+                for row, head in enumerate(block.heads()):
+                    context = pack.head.contexts[head.context]
+                    units = moves.get(context.root, set[int]()) if context.domain == domain else set[int]()
+                    if not head.mark and any(unit_of(i) in units for i in identities(head, context)):
+                        yield Found(place._replace(row=row), pack.of_block(block, row), context)
             except FileNotFoundError:
                 listing.note_stale()
             except FormatError as exc:
-                raise ArchiveError(f"pack {pack.hex()} is damaged ({exc}): repair first") from exc
+                raise ArchiveError(f"pack {place.pack.hex()} is damaged ({exc}): repair first") from exc
 
     def _moved(self, item: Found, units: AbstractSet[int], root: bytes) -> Row | None:
         """Return a record, or the part of it that has one of these units, in boxes under another root.

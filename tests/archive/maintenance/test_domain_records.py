@@ -44,5 +44,7 @@ def test_leaves_and_units_are_those_that_the_catalogue_finds(
     units = {(root, unit) for root, some in rows for unit in some}
     assert units == {(root, unit) for root, some in records.units.items() for unit in some}
     assert any(unit == unit_of(key) for _, unit in units)
-    with_it = records.packs_with({root: {unit_of(key)} for root in records.units})
-    assert set() < with_it < archive.catalog.listing.packs.keys()
+    blocks = records.blocks_with({root: {unit_of(key)} for root in records.units})
+    named = {place for place in blocks for row in lookup.block(place)[1].heads() if row.name is not None}
+    assert blocks and named == set(blocks) and {at.pack for at in blocks} < archive.catalog.listing.packs.keys()
+    assert {v.location.block for v in known if v.name == "b"} <= set(blocks)
