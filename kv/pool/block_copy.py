@@ -1,10 +1,12 @@
 """The indexed copy of blocks over all layers, within a memory and between device and page-locked host memory.
 
+    device [layer, block, ...]  --kernel-->  host [layer, slot, ...]
     device [layer, block, ...]  --gather-->  staged [layers, n, ...]  --DMA-->  host [layer, slot, ...]
 
-The bus is used best by its copy engine, and that by large pieces. So one kernel gathers the blocks of several layers
-into one of two buffers, while the other crosses the bus; warming scatters likewise. Slots of the host that lie side by
-side are one piece per layer. Where they are scattered, one kernel reads and writes both memories.
+One kernel reads and writes both memories. It was the fastest way in every case measured (models/LOG.md, 2026-11-28).
+Without Triton, or where the host's memory is not page-locked, a kernel gathers the blocks of several layers into one of
+two buffers, while the other crosses the bus by the copy engine; warming scatters likewise. Slots of the host that lie
+side by side are one piece per layer there.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 PIECE = 1024  # words of 8 bytes of a program; the 16 rows of a block are a multiple of a word
 STAGED = 1 << 24  # bytes of a buffer; a layer whose blocks are more has a larger one
-LARGE = 1 << 19  # bytes per piece, in the mean, from which the copy engine is used: it takes some us to start each
 
 
 def copy_blocks(source: Tensors, blocks: Sequence[int], target: Tensors, to: Sequence[int]) -> None:
@@ -40,10 +41,8 @@ def copy_blocks(source: Tensors, blocks: Sequence[int], target: Tensors, to: Seq
             target[name].index_copy_(1, places, tensor.index_select(1, index))
         return
     spills = here.is_cuda
-    host, slots = (into, to) if spills else (here, blocks)
-    size = sum(tensor.nbytes // tensor.shape[1] for tensor in source.values()) * len(blocks)
-    pieces = sum(map(len, source.values())) * len(side_by_side(slots))
-    way = by_kernel if host.is_pinned() and there() and size < LARGE * pieces else by_engine
+    host = into if spills else here
+    way = by_kernel if host.is_pinned() and there() else by_engine
     way(source, blocks, target, to, spills)
     if spills:
         torch.cuda.current_stream(here.device).synchronize()

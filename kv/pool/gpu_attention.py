@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MOST_GROUP = 16  # query heads per key head
 PROGRAMS = 1056  # per launch, about: 8 for each multiprocessor
 LEAST, LONGEST = 128, 1024  # tokens of a split
-AT_ONCE = 32  # splits that are joined by one load
+AT_ONCE = 64  # splits that are joined by one load, at most
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,10 @@ def attend(
         COPIES=copies, EXACT_TILE=TILE if launch.warps > 2 else TILE // 2, num_warps=launch.warps,
         num_stages=launch.stages, **most_registers,
     )  # fmt: skip
+    joined = triton.next_power_of_2(splits)
     gpu_kernels.join_splits[(batch * queries,)](
-        sums, ends, centre, turn, out, final, page_splits, splits, **sizes, WIDE=triton.next_power_of_2(splits), Q4=q4,
-        AT_ONCE=AT_ONCE,
+        sums, ends, centre, turn, out, final, page_splits, splits, **sizes, WIDE=joined, Q4=q4,
+        AT_ONCE=min(joined, AT_ONCE),
     )
     if mass is not None:
         shares = (parts - final[..., None]).exp2().unflatten(2, (-1, slab.block // part)).sum(3)

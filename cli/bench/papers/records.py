@@ -54,7 +54,7 @@ FUSED = Recorded(
     "--cosine 0.9 --cosine 0.8 --cosine 0.7 --share 0.0005 --share 0.005",
     "benchmarks/results/joint.json",
 )
-POOL = Recorded("2026-11-24", "python -m pltz.benchmarks.measure_pool", "benchmarks/results/pool.json")
+POOL = Recorded("2026-11-28", "python -m pltz.benchmarks.measure_pool", "benchmarks/results/pool.json")
 SHADOW = Recorded("2026-11-24", "python -m pltz.benchmarks.measure_shadow", "docs/memory.md")
 EVICTION = Recorded(
     "2026-11-24", "python -m pltz.benchmarks.measure_eviction --data chat_validation.jsonl.zst --chats 100 --seeds 5",
@@ -143,13 +143,13 @@ RECORDED = [
     ),
     PaperRow(
         MEMORY, "Q4 attention", "attention over packed Q4", "faster than FP16 by bandwidth",
-        "H100, one layer: 0.82 of bf16's speed with 1 session of 4,096 tokens, 1.28 with 32 of 16,384",
-        PART, "one short session is bound by launches and unpacking, not by bandwidth", POOL,
+        "H200, one layer: 0.77 of bf16's speed with 1 session of 4,096 tokens, 0.93 with 32 of 16,384; H100 1.28",
+        FAILS, "unpacking is bound by instructions, and an H200 reads bf16 at 4.6 TB/s", POOL,
     ),
     PaperRow(
         TIERS, "warming", "as fast as a copy of memory", "100 % of the bus",
-        "H100, 138 MB: 0.75 to 0.86 of a plain copy's 55 GB/s", PART,
-        "scattered blocks are moved by a kernel, whose packets on the bus are smaller", POOL,
+        "H200, 138 MB: 0.87 to 0.92 of a plain copy's 55 GB/s", PART,
+        "a kernel reads and writes both memories, and its packets on the bus are smaller", POOL,
     ),
     PaperRow(
         TIERS, "shadow", "cost of writing the cold tier each minute", "below 2 %", "0.8 to 1.4 % of the time",
