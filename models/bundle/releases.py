@@ -20,7 +20,7 @@ class Release(NamedTuple):
 
 RELEASES = {
     bytes.fromhex("ad6e91c6fbbfbcbccb445fff41e1e2e4"): Release("nano", UPGRADE),
-    bytes.fromhex("059fc7e0b44657f28dbf40ad6ea525af"): Release("mini", UPGRADE),
+    bytes.fromhex("4df4727f3c087895cfea17d67fb8ce0b"): Release("mini", UPGRADE),
     bytes.fromhex("be9333de2e58e290a6aed00659f2b556"): Release("base", "pip install pltz-base"),
 }
 

@@ -60,7 +60,9 @@ def test_the_shares_of_mini_make_a_bundle(tmp_path: Path, tiny_tokenizer_json: C
     write_bundle(tmp_path / "one", "one", export(one), tiny_tokenizer_json(), b"words " * 50, {})
     (tmp_path / "other").mkdir()
     checkpoint.write(other, tmp_path / "other")
-    shares = Path(average.__file__).with_name("mini_average.toml")
+    of_mini = Path(average.__file__).with_name("mini_average.toml").read_text("utf8")
+    shares = tmp_path / "shares.toml"
+    shares.write_text(of_mini + "\n[factors]\nattention = 0.97\n", "utf8")
     arguments = [str(tmp_path / "one"), str(tmp_path / "other"), str(shares), str(tmp_path / "made")]
     average.main(arguments)
     made, given = Bundle.load(tmp_path / "made"), Bundle.load(tmp_path / "one")
