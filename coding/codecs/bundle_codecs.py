@@ -120,7 +120,8 @@ class BundleCodecs:
     @cached_property
     def workers(self) -> Workers:
         """Return the processes beside the model of what is put; of count 0 where there are none."""
-        return self.log.workers or Workers(None)
+        logs = (codec.workers for codec in self.registry if isinstance(codec, LogCodec))
+        return next(logs, None) or Workers(None)
 
     @cached_property
     def log(self) -> LogCodec:

@@ -39,7 +39,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callabl
 def by_model(codec: Codec, sessions: list[Session], **options: Any) -> bytes:
     """A file in which the model codes everything: the fallback is made useless."""
     stored = Codec(codec.bundle, codec.coder)
-    stored.plain.encode = lambda batch: [bytes(5 * len(p.tokens)) for p in batch]  # type: ignore[method-assign]
+    stored._work.packed = lambda content: bytes(5 * len(content))  # type: ignore[method-assign]
     return stored.compress(sessions, verify=False, **options)
 
 
