@@ -114,8 +114,11 @@ def test_so_many_rows_are_taken_ahead() -> None:
             yield n
 
     found = ahead(rows(), 2)
-    assert next(found) == 0 and taken == [0, 1, 2]
-    assert list(found) == [1, 2, 3, 4]
+    assert next(found) == 0 and taken == [0, 1]
+    assert next(found) == 1 and taken == [0, 1, 2, 3]
+    assert list(found) == [2, 3, 4]
+    taken.clear()
+    assert next(ahead(rows(), 2, first=2)) == 0 and taken == [0, 1, 2]
 
 
 def log(number: int) -> Session:
