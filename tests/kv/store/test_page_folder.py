@@ -107,7 +107,8 @@ def test_processes_keep_one_budget_and_a_kill_costs_none_of_it(tmp_path: Path) -
     ]
     folder = PageFolder(tmp_path, SPACE, budget)
     while any(one.poll() is None for one in running):
-        assert folder.usage()[0] <= budget + 2 * (HEADER + 1000)  # a count sees a page that is renamed twice
+        # A count sees a page twice that is renamed meanwhile, and pages that came while it ran beside those that left.
+        assert min(folder.usage()[0] for _ in range(3)) <= budget + 2 * (HEADER + 1000)
         time.sleep(0.01)
     assert [one.communicate()[0].split() for one in running] == [["0", "200"]] * 2
     assert put(folder, 1, b"x" * 1000) and got(folder, 1, 1000) == b"x" * 1000
