@@ -106,7 +106,7 @@ def test_a_register_is_replaced_by_who_knows_its_content(store: Store) -> None:
 
 
 def test_who_is_refused_waits_before_it_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it builds on next is then new: a content that was read before the wait is often replaced after it."""
+    """Look at the newest content after the wait, not before: what was read before is often replaced by then."""
     first = store.swap("manifest", b"first", None)
     second = store.swap("manifest", b"second", first)
     waited = list[float]()
