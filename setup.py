@@ -68,6 +68,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "pltz.coding._sketch",
+            sources=["coding/sketch.c"],
+            extra_compile_args=[*FLAGS, *EXTRA],
+            extra_link_args=EXTRA,
+            optional=True,
+        ),
+        Extension(
             "pltz.archive.format._batch",
             sources=["archive/format/batch.c"],
             depends=["archive/format/blake2b_lanes.h"],
@@ -104,6 +111,7 @@ setup(
     exclude_package_data={
         "pltz.plt_codec.engines.native": ["*.c", "*.h", "*.md"],
         "pltz.plt_codec.container": ["*.c"],
+        "pltz.coding": ["*.c"],
         "pltz.archive.format": ["*.c", "*.h", "*.md"],
         "pltz.serving.eviction": ["ids.c"],
         "pltz.kv": ["*.md"],

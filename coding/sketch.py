@@ -7,14 +7,14 @@ to find that one out is too slow. A sketch of 260 bytes stands for each of them 
 are looked up in the sketches of all. The share found there, times the 4-grams that a sketch stands for, estimates the
 number of 4-grams that both have. The real code length then decides among the few with the highest estimates.
 
-Hashes are integers and wrap, so every machine makes the same sketches. A hash says whether a text has some four tokens,
-so a sketch has to be kept as secret as the text.
+The search is compiled where there is a C compiler (`sketch.c`). Hashes are integers and wrap, so every machine makes
+the same sketches. A hash says whether a text has some four tokens, so a sketch has to be kept as secret as the text.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,15 +22,23 @@ import numpy.typing as npt
 
 from pltz.plt_codec.errors import CorruptError
 
+try:
+    from pltz.coding import _sketch
+except ImportError:  # there was no C compiler
+    _sketch = None  # type: ignore[assignment]
+
 GRAM = 4  # tokens
 SIZE = 64  # hashes per sketch
 LEAST_HITS = 2  # hashes of a sketch that a new sequence has to have; one alone may be chance
 LEAST_SHARED = 0.1  # of the 4-grams of a sequence: with less in common an earlier one is not tried
-RECENT = 32  # sketches that are kept unsorted for a while
+RECENT = 8  # sketches that are kept unsorted for a while
 FANOUT = 8  # times as long as a run of sorted hashes is the one before it, at least; else both are joined
 
 Hashes = npt.NDArray[np.uint32]
 Item = TypeVar("Item")
+Runs = list[tuple[Hashes, npt.NDArray[np.uint32]]]  # hashes, ascending, and the sketch of each
+Recent = list[tuple[int, Hashes]]  # sketches in no run, with their numbers
+Search = Callable[[Runs, Recent, Hashes, npt.NDArray[np.float64], int, int], list[tuple[int, float]]]
 _HEAD = struct.Struct("<IB")
 _FACTORS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5
 _MIX = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -121,8 +129,8 @@ class SketchIndex:
     def __init__(self, sketches: Sequence[Sketch] = ()) -> None:
         self._count = 0
         self._scales = np.zeros(RECENT)  # 4-grams of a sequence for each hash of its sketch; twice as long when full
-        self._runs: list[tuple[Hashes, npt.NDArray[np.uint32]]] = []  # hashes, ascending, and the sketch of each
-        self._recent: list[tuple[int, Hashes]] = []
+        self._runs: Runs = []
+        self._recent: Recent = []
         for sketch in sketches:
             self.add(sketch)
 
@@ -153,25 +161,42 @@ class SketchIndex:
 
         Of equal ones the last added comes first. Sketches with fewer than `LEAST_HITS` hashes in common are left out.
         """
-        owners = [np.zeros(0, np.uint32)]  # one for each hash that a sketch has in common with the sequence
-        for hashes, owner in self._runs:
-            begin = np.searchsorted(hashes, wanted, "left")
-            has = hashes[np.minimum(begin, len(hashes) - 1)] == wanted
-            begin = begin[has]
-            length = np.searchsorted(hashes, wanted[has], "right") - begin
-            found = np.repeat(begin - np.cumsum(length) + length, length) + np.arange(length.sum())
-            owners.append(owner[found])
-        if self._recent and len(wanted):
-            lengths = [len(hashes) for _, hashes in self._recent]
-            recent = np.concatenate([hashes for _, hashes in self._recent])
-            place = np.minimum(np.searchsorted(wanted, recent), len(wanted) - 1)
-            numbers = np.array([number for number, _ in self._recent], np.uint32)
-            owners.append(np.repeat(numbers, lengths)[wanted[place] == recent])
-        near, hits = np.unique(np.concatenate(owners), return_counts=True)
-        near, hits = near[hits >= LEAST_HITS].astype(np.int64), hits[hits >= LEAST_HITS]
-        shared = hits * self._scales[near]
-        order = np.lexsort((-near, -shared))[:count]
-        return [Neighbour(int(near[n]), float(shared[n])) for n in order]
+        found = found_by(self._runs, self._recent, wanted, self._scales, LEAST_HITS, min(count, self._count))
+        return [Neighbour(*one) for one in found]
+
+
+def found_here(
+    runs: Runs,
+    recent: Recent,
+    wanted: Hashes,
+    scales: npt.NDArray[np.float64],
+    least: int,
+    count: int,
+) -> list[tuple[int, float]]:
+    """Return the numbers of the nearest sketches and how much they share, as `sketch.c` does."""
+    owners = [np.zeros(0, np.uint32)]  # one for each hash that a sketch has in common with the sequence
+    for hashes, owner in runs:
+        begin = np.searchsorted(hashes, wanted, "left")
+        has = hashes[np.minimum(begin, len(hashes) - 1)] == wanted
+        begin = begin[has]
+        length = np.searchsorted(hashes, wanted[has], "right") - begin
+        found = np.repeat(begin - np.cumsum(length) + length, length) + np.arange(length.sum())
+        owners.append(owner[found])
+    if recent and len(wanted):
+        lengths = [len(hashes) for _, hashes in recent]
+        joined = np.concatenate([hashes for _, hashes in recent])
+        place = np.minimum(np.searchsorted(wanted, joined), len(wanted) - 1)
+        numbers = np.array([number for number, _ in recent], np.uint32)
+        owners.append(np.repeat(numbers, lengths)[wanted[place] == joined])
+    near, hits = np.unique(np.concatenate(owners), return_counts=True)
+    near, hits = near[hits >= least].astype(np.int64), hits[hits >= least]
+    shared = hits * scales[near]
+    order = np.lexsort((-near, -shared))[:count]
+    return [(int(near[n]), float(shared[n])) for n in order]
+
+
+compiled: Search | None = None if _sketch is None else _sketch.nearest
+found_by = compiled or found_here
 
 
 def _run(hashes: Sequence[Hashes], numbers: Sequence[int]) -> tuple[Hashes, npt.NDArray[np.uint32]]:

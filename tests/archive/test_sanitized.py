@@ -1,4 +1,4 @@
-"""The tests of the C code of archive, hook and KV, on a build with AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The C code of archive, coding, hook and KV under its tests, with AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 import os
 import subprocess
@@ -15,6 +15,7 @@ MODULES = {  # the module, its source, its tests
         "plt_codec/container/block_columns.c",
         "tests/plt_codec/container/test_block_columns.py",
     ),
+    "pltz.coding._sketch": ("coding/sketch.c", "tests/coding/test_sketch.py"),
     "pltz.serving.eviction._ids": ("serving/eviction/ids.c", "tests/serving/eviction/test_token_buffer.py"),
     "pltz.kv.engines._ans": ("kv/engines/ans.c", "tests/kv/engines/test_streams.py"),
     "pltz.kv.predictive._layers": ("kv/predictive/layers.c", "tests/kv/predictive/test_cpu_layers.py"),

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pltz.coding.sketch import SIZE, Sketch, SketchIndex, hashes_of, sketch_of
+from pltz.coding.sketch import (
+    LEAST_HITS,
+    SIZE,
+    Sketch,
+    SketchIndex,
+    compiled,
+    found_here,
+    hashes_of,
+    sketch_of,
+)
 from pltz.plt_codec.errors import CorruptError
 
 
@@ -49,6 +58,38 @@ def test_the_nearest_come_first_whether_sorted_in_or_not() -> None:
     assert [n.number for n in index.nearest(new, 5)] == [123, 499, 7]
     assert index.nearest(new, 1)[0].shared == pytest.approx(297, rel=0.25)
     assert index.nearest(texts(503)[502], 3) == []
+
+
+@pytest.mark.skipif(compiled is None, reason="built where there is a C compiler")
+@pytest.mark.parametrize("count", [1, 5, 2000])
+def test_the_compiled_search_finds_the_same(count: int) -> None:
+    dice = np.random.default_rng(3)
+    index = SketchIndex()
+    for number in range(400):  # of few ids, so that sketches have many hashes in common, some as many as others
+        row = dice.integers(0, 6, dice.integers(0, 300))
+        index.add(Sketch.of(hashes_of(row), 40))
+        if number % 7 == 0:
+            found = index._runs, index._recent, hashes_of(dice.integers(0, 6, 200)), index._scales, LEAST_HITS
+            assert compiled
+            assert compiled(*found, count) == found_here(*found, count)
+    assert compiled
+    assert compiled([], [], np.zeros(0, np.uint32), np.zeros(1), LEAST_HITS, count) == []
+
+
+@pytest.mark.skipif(compiled is None, reason="built where there is a C compiler")
+def test_the_compiled_search_refuses_arrays_that_do_not_fit() -> None:
+    some, scales = np.arange(4, dtype=np.uint32), np.ones(9)
+    assert compiled
+    with pytest.raises(ValueError, match="not one owner per hash"):
+        compiled([(some, some[:3])], [], some, scales, 1, 1)
+    with pytest.raises(ValueError, match="that is not there"):
+        compiled([(some, some)], [], some, scales[:3], 1, 1)
+    with pytest.raises(ValueError, match="that is not there"):
+        compiled([], [(9, some)], some, scales, 1, 1)
+    with pytest.raises(ValueError, match="another size"):
+        compiled([], [], some.astype(np.uint16), scales, 1, 1)
+    with pytest.raises(ValueError, match="too many runs"):
+        compiled([], [(0, some)] * 200, some, scales, 1, 1)
 
 
 def test_of_equal_ones_the_last_is_taken() -> None:
