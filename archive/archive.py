@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.merge import Merged, Merger
     from pltz.archive.maintenance.recode import Recoder
+    from pltz.archive.maintenance.tail_merge import TailMerger
     from pltz.archive.maintenance.verify import Report, Verifier
     from pltz.archive.thaw.thawed import Thawed
     from pltz.archive.thaw.thawer import Thawer
@@ -161,6 +162,7 @@ class Archive:
         layout: LayoutName = "default",
         zstd_above: int | None = ZSTD_ABOVE,
         neighbours: bool = False,
+        merge_turns: bool = True,
     ) -> None:
         """Make an archive of parts that `opener` returned. If they have codecs, these are used as they are.
 
@@ -174,6 +176,7 @@ class Archive:
         self._tokenizers = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
         self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
         self._zstd_above = zstd_above
+        self._merge_turns = merge_turns
         self._token: tuple[tuple[bytes | None, set[bytes]], str] | None = None  # the last one, with its state
         self._thawer: tuple[tuple[object, ...], Thawer] | None = None  # the last thawer, with its options
 
@@ -194,6 +197,7 @@ class Archive:
         layout: LayoutName = "default",
         zstd_above: int | None = ZSTD_ABOVE,
         neighbours: bool = False,
+        merge_turns: bool = True,
         max_age: float = 0.0,
     ) -> Archive:
         """Open an archive, or make one.
@@ -210,6 +214,8 @@ class Archive:
             layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
             zstd_above: put sessions of more bytes by zstd and not by the model; None: none.
             neighbours: code new sessions after the nearest earlier one of their tenant, where that takes fewer bytes.
+            merge_turns: join the last turns of a session that grows after some puts, so that it is not decoded turn by
+                turn. False: a put costs less, and `merge` does it later.
             max_age: seconds for which a read may rely on what this object saw. 0: every read sees all that any process
                 had acknowledged before. More saves a look at the store per call. What was erased is refused at once.
 
@@ -245,6 +251,7 @@ class Archive:
             layout=layout,
             zstd_above=zstd_above,
             neighbours=neighbours,
+            merge_turns=merge_turns,
         )
 
     def __enter__(self) -> Self:
@@ -403,6 +410,8 @@ class Archive:
             done = zip(commit, receipts, strict=True)
             coded = sum(size_of(cut) for (_, cut), put in done if put.segments and isinstance(cut, NewSession))
             pace.took(coded, took)
+            if self._merge_turns and not dry_run and any(one.version > 1 for one in committed):
+                self.tail_merger().after(committed)
         self.parts.writer.write_candidates()
 
     def _receipts(
@@ -694,6 +703,12 @@ class Archive:
         from pltz.archive.maintenance.merge import Merger
 
         return Merger(self.parts.catalog, self.parts.writer, self.codecs.registry, self.parts.indexes)
+
+    def tail_merger(self) -> TailMerger:
+        """Return what joins the last turns of sessions that a put made longer."""
+        from pltz.archive.maintenance.tail_merge import TailMerger
+
+        return TailMerger(self.parts.catalog, self.parts.writer, self.codecs.registry, self.parts.indexes)
 
     def cluster(
         self, *, medoids: int = 64, dry_run: bool = False, progress: Callable[[Clustered], None] | None = None

@@ -108,6 +108,7 @@ def want_journal(place: str) -> None:
 @options.BUNDLE
 @options.LAYOUT
 @options.ZSTD_ABOVE
+@options.MERGE_TURNS
 @options.THREADS
 @options.PROGRESS
 @options.JSON
@@ -122,6 +123,7 @@ def drain(
     bundle: str | None,
     layout: "LayoutName",
     zstd_above: int | None,
+    merge_turns: bool,
     threads: int | None,
     progress: bool | None,
     as_json: bool,
@@ -154,6 +156,7 @@ def drain(
             threads=threads,
             layout=layout,
             zstd_above=zstd_above,
+            merge_turns=merge_turns,
             max_seconds=max_seconds,
             wait=wait,
             progress=say,

@@ -396,6 +396,10 @@ class RecordLookup:
             found += items
         return found
 
+    def seen_records(self, key: bytes) -> list[Found]:
+        """Return the records of a session, without their bitstrings, that `versions` has read. No pack is read."""
+        return [item for place in self.places(SESSIONS, key) for item in self._read.get((place, key), ())]
+
     def _named(self, place: Location, key: bytes, stored: bytes) -> list[Found]:
         """Return the records of a session in a block, without bitstrings. ``stored``: its name as stored."""
         pack, block = self.block(place)

@@ -17,7 +17,7 @@ class Problem:
 
     Attributes:
         kind: the kind of file or object it concerns, such as pack, record, index, plan, ledger, loss, session,
-            settings, parity, keys, erase or freshness.
+            settings, parity, keys, erase, merge or freshness.
         name: name of the file, or of the session's version.
     """
 

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from operator import add
 
 import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.catalog.chain import Chains
+from pltz.archive.catalog.chain import Chains, KnownSegment
 from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version, older_versions, version_of
@@ -88,16 +88,21 @@ class _Chain:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A run to put: its rows, its versions and the tokens, (T,), of each of them."""
+class PlannedRun:
+    """A run to put: its rows, its versions and the tokens, (T,), of each of them.
+
+    ``before``, ``replaced``: bytes and contexts of the records that die by it. ``known``: segments that need not be
+    decoded to read its versions back.
+    """
 
     rows: list[tuple[Context, Record]]
     towers: list[tuple[Version, Tokens]]
     segments: int
     tokens: int
-    before: int
-    after: int
-    replaced: list[Context]  # of each record that dies by the merge
+    before: int = 0
+    after: int = 0
+    replaced: Sequence[Context] = ()
+    known: Mapping[bytes, KnownSegment] = field(default_factory=dict)
 
 
 class Merger:
@@ -158,7 +163,7 @@ class Merger:
         self, histories: Iterable[list[Version]], dry_run: bool, progress: Callable[[Merged], None] | None
     ) -> Merged:
         """Merge sessions with these versions. Arguments and errors as of `run`."""
-        done, batch = Merged(), list[_Run]()
+        done, batch = Merged(), list[PlannedRun]()
         for sessions, run in self._runs(histories):
             done = replace(done, sessions=sessions)
             batch += [run] if run else []
@@ -176,15 +181,11 @@ class Merger:
                 "where repair gives up, pltz archive repair --acknowledge"
             )
 
-    def _commit(self, done: Merged, batch: Sequence[_Run], dry_run: bool) -> Merged:
-        """Put runs, read every version back through them and compare. Raises the errors of `run`."""
+    def _commit(self, done: Merged, batch: Sequence[PlannedRun], dry_run: bool) -> Merged:
+        """Put those of the runs that are worth it. Raises the errors of `run`."""
         batch = _worth(batch, self._uses)
         if batch and not dry_run:
-            rows = [row for run in batch for row in run.rows]
-            self.writer.copy((context, self.catalog.keys.seal(context, record)) for context, record in rows)
-            self.catalog.keys.check({context.domain for context, _ in rows})
-            for run in batch:
-                self.catalog.listing.stable(partial(self._read_back, run))
+            self.put(batch)
         return replace(
             done,
             merged=done.merged + len(batch),
@@ -192,6 +193,14 @@ class Merger:
             before=done.before + sum(run.before for run in batch),
             after=done.after + sum(run.after for run in batch),
         )
+
+    def put(self, runs: Sequence[PlannedRun]) -> None:
+        """Put runs, read their versions back through them and compare. Raises the errors of `run`."""
+        rows = [row for run in runs for row in run.rows]
+        self.writer.copy((context, self.catalog.keys.seal(context, record)) for context, record in rows)
+        self.catalog.keys.check({context.domain for context, _ in rows})
+        for run in runs:
+            self.catalog.listing.stable(partial(self._read_back, run))
 
     def _uses(self) -> Counter[bytes]:
         """Return the number of records of each context, dead ones and copies included; nothing where a pack vanished.
@@ -209,12 +218,12 @@ class Merger:
                 return Counter()
         return uses
 
-    def _read_back(self, run: _Run) -> None:
+    def _read_back(self, run: PlannedRun) -> None:
         """Look a session up as a reader would, and compare all its versions. Raises ArchiveError."""
         newest = run.towers[-1][0]
         domain = self.catalog.keys.domain(TENANT, newest.tenant)
         found = {v.id: v for v in self.catalog.lookup.versions(domain, newest.name)}
-        chains = Chains(self.catalog, self.codecs)
+        chains = Chains(self.catalog, self.codecs, run.known)
         for version, tokens in run.towers:
             if not np.array_equal(_tokens(chains.version(found.get(version.id, version))), tokens):
                 raise ArchiveError(
@@ -230,7 +239,7 @@ class Merger:
             if staying and staying[-1].time <= latest and tenant in (None, history[0].tenant):
                 yield history
 
-    def _runs(self, histories: Iterable[list[Version]]) -> Iterator[tuple[int, _Run | None]]:
+    def _runs(self, histories: Iterable[list[Version]]) -> Iterator[tuple[int, PlannedRun | None]]:
         """Yield the number of sessions seen so far, and the run of each that is worth one.
 
         A collector may delete packs meanwhile. Who owns what is then looked at again, and a session before its run.
@@ -241,7 +250,7 @@ class Merger:
         for sessions, history in enumerate(histories, 1):
             yield sessions, listing.stable(partial(self._planned, history, seen))
 
-    def _planned(self, history: list[Version], seen: int) -> _Run | None:
+    def _planned(self, history: list[Version], seen: int) -> PlannedRun | None:
         """Return the run of a session, None where it is not worth one.
 
         ``seen``: the listing's staleness when the history was read. Raises FileNotFoundError where a collector deleted
@@ -296,7 +305,7 @@ class Merger:
         """Return whether a segment is in a base domain, or is being erased."""
         return item.context.domain_kind != TENANT or self.catalog.keys.doomed(item.context, item.record.id or NONE)
 
-    def _run(self, chain: _Chain) -> _Run | None:
+    def _run(self, chain: _Chain) -> PlannedRun | None:
         """Return the run of a chain, proved to decode; None where it would be larger or cannot be read."""
         codec = self.codecs.for_context(chain.items[0].context)
         chains = Chains(self.catalog, self.codecs)
@@ -315,25 +324,47 @@ class Merger:
         tokens = np.concatenate(parts)
         if not 2 <= len(inside) <= MAX_RUN or len(tokens) > MAX_TOKENS:
             return None
-        mode, data = _encoded(codec, tokens, _tokens(tower[:first]))
+        mode, data = encoded(codec, tokens, _tokens(tower[:first]))
         content = Run([len(part) for part in parts], [], data)
         for version in chain.versions:
             if version.forgotten:  # it can be undeleted as long as it is there, so a segment outside keeps its parent
                 with suppress(PltzError):
                     towers[version.id] = chains.version(version)
-        return self._rows(chain, content, mode, towers, inside)
+        rows, moved = self.rows(chain.staying, towers, inside, parent, content, mode, chain.items[0].context)
+        # the run is put only where it is no larger than the records it replaces
+        replaced = self._replaced(chain, inside, moved)
+        before = sum(_size(item.record) for item in replaced)
+        after = sum(_size(self.catalog.keys.seal(context, record)) for context, record in rows)
+        if after > before:
+            return None
+        texts = [(v, _tokens(towers[v.id])) for v in chain.staying]
+        contexts = [item.context for item in replaced]
+        return PlannedRun(rows, texts, len(inside), len(_tokens(tower)), before, after, contexts)
 
-    def _rows(
-        self, chain: _Chain, content: Run, mode: int, towers: dict[bytes, Segments], inside: list[bytes]
-    ) -> _Run | None:
-        """Return the run with the records that put it; None where they are larger than those that they replace.
+    def rows(
+        self,
+        staying: Sequence[Version],
+        towers: Mapping[bytes, Segments],
+        inside: Sequence[bytes],
+        parent: bytes,
+        content: Run,
+        mode: int,
+        like: Context,
+    ) -> tuple[list[tuple[Context, Record]], set[bytes]]:
+        """Return the records that put a run, and the ids of the versions that they have.
 
-        ``content``: the run without versions; ``towers``: segments of the versions; ``inside``: segments of the run.
+        Args:
+            staying: versions that are not forgotten, oldest first; the last one ends with the run.
+            towers: segments of the versions, and of others that may need segments of the run, by the version's id.
+            inside: segments of the run.
+            parent: the segment above it.
+            content: the run without versions.
+            like: a context of the same codec.
         """
         # versions that differ in nothing but their end become older versions of the run
-        newest, parent = chain.staying[-1], chain.items[-1].record.parent
-        ends = {v.id: towers[v.id][-1][0] if towers[v.id] else NONE for v in chain.staying}
-        alike = [v for v in reversed(chain.staying) if ends[v.id] in inside and _facts(v) == _facts(newest)]
+        newest = staying[-1]
+        ends = {v.id: towers[v.id][-1][0] if towers[v.id] else NONE for v in staying}
+        alike = [v for v in reversed(staying) if ends[v.id] in inside and _facts(v) == _facts(newest)]
         older = [
             OlderVersion(len(inside) - 1 - inside.index(ends[v.id]), v.version, v.time, v.leaf_prefix)
             for v in alike[1 : MAX_RUN + 1]
@@ -341,9 +372,9 @@ class Merger:
         bitstring = pack_run(content._replace(versions=older), newest.version, newest.time)
         own = replace(
             self.catalog.keys.context(TENANT, newest.tenant),
-            tokenizer=chain.items[0].context.tokenizer,
-            bundle=chain.items[0].context.bundle,
-            contract=chain.items[0].context.contract,
+            tokenizer=like.tokenizer,
+            bundle=like.bundle,
+            contract=like.contract,
         )
         # the record of the run, in the place of its last segment
         record = Record(
@@ -360,7 +391,7 @@ class Merger:
         rows = [(replace(own, mode=mode | RUN, target=newest.target, kind=newest.kind), record)]
         # segments of the run that something outside needs keep a record of their own, without a bitstring
         moved = {v.id for v in alike[: MAX_RUN + 1]}
-        outside = [v for v in chain.staying if v.id not in moved]
+        outside = [v for v in staying if v.id not in moved]
         needed = {ends[v.id] for v in outside}
         for tower in towers.values():
             path = [NONE, *(name for name, _ in tower)]
@@ -368,7 +399,8 @@ class Merger:
         for name in (name for name in inside[:-1] if name in needed):
             context, within = replace(own, mode=WITHIN), Record(0, inside[-1], name)
             for version in outside:
-                if version.leaf == name and self.catalog.lookup.head(version.location).record.id == name:
+                own_leaf = version.leaf == name and not version.lacks
+                if own_leaf and self.catalog.lookup.head(version.location).record.id == name:
                     context = replace(context, target=version.target, kind=version.kind)
                     tags = pack_tags(version.tags)
                     within = within._replace(
@@ -377,15 +409,7 @@ class Merger:
                     moved.add(version.id)
                     break
             rows.append((context, within))
-        # the run is put only where it is no larger than the records it replaces
-        replaced = self._replaced(chain, inside, moved)
-        before = sum(_size(item.record) for item in replaced)
-        after = sum(_size(self.catalog.keys.seal(context, record)) for context, record in rows)
-        if after > before:
-            return None
-        texts = [(v, _tokens(towers[v.id])) for v in chain.staying]
-        contexts = [item.context for item in replaced]
-        return _Run(rows, texts, len(inside), len(_tokens(towers[newest.id])), before, after, contexts)
+        return rows, moved
 
     def _replaced(self, chain: _Chain, inside: Sequence[bytes], moved: set[bytes]) -> list[Found]:
         """Return the records that die by a merge. Those that die without it do not count."""
@@ -409,7 +433,7 @@ def _facts(version: Version) -> tuple[dict[str, str], int, bytes, bytes]:
     return version.tags, version.kind, version.target, version.tokenizer
 
 
-def _worth(runs: Sequence[_Run], uses: Callable[[], Counter[bytes]]) -> list[_Run]:
+def _worth(runs: Sequence[PlannedRun], uses: Callable[[], Counter[bytes]]) -> list[PlannedRun]:
     """Return the runs of the tenants that need fewer bytes with them, the tables of contexts included.
 
     A merge adds contexts, and those die that no other record has. ``uses``: number of records of each context.
@@ -446,7 +470,7 @@ def _size(record: Record) -> int:
     return FIXED + len(record.bitstring) + name + len(record.tags) + len(record.veil)
 
 
-def _encoded(codec: SegmentCodec, tokens: Tokens, above: Tokens) -> tuple[int, bytes]:
+def encoded(codec: SegmentCodec, tokens: Tokens, above: Tokens) -> tuple[int, bytes]:
     """Return the shorter encoding with its mode, alone or after the tokens above, (m,), once it was proved.
 
     Raises ArchiveError where it does not decode to ``tokens``, (T,).

@@ -157,6 +157,7 @@ def _is_mark(path: Path) -> bool:
 @options.TOKENIZER
 @options.LAYOUT
 @options.ZSTD_ABOVE
+@options.MERGE_TURNS
 @click.option(
     "--neighbours",
     is_flag=True,
@@ -204,6 +205,7 @@ def put(
     tokenizer: str | None,
     layout: "LayoutName",
     zstd_above: int | None,
+    merge_turns: bool,
     neighbours: bool,
     commit_bytes: int,
     commit_seconds: float,
@@ -244,6 +246,7 @@ def put(
         layout=layout,
         zstd_above=zstd_above,
         neighbours=neighbours,
+        merge_turns=merge_turns,
     )
     source = PutInputs(inputs, form, target, tokenizer, device, threads)
     extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time}

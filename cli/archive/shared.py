@@ -145,6 +145,7 @@ def archive_and_recipe(
     layout: "LayoutName" = "default",
     zstd_above: int | None = ZSTD_ABOVE,
     neighbours: bool = False,
+    merge_turns: bool = True,
     perhaps_sealed: bool = False,
 ) -> "tuple[Archive, ArchiveRecipe]":
     """Open the archive at ``place``, a sealed one with the key that the command's options name.
@@ -156,6 +157,7 @@ def archive_and_recipe(
         layout: layout of long segments that are put.
         zstd_above: put sessions of more bytes by zstd and not by the model.
         neighbours: code new sessions after the nearest earlier one, where that takes fewer bytes.
+        merge_turns: join the last turns of sessions that grow.
         perhaps_sealed: ignore the key for an archive that is not sealed, instead of refusing it.
 
     Raises:
@@ -178,6 +180,7 @@ def archive_and_recipe(
             "layout": layout,
             "zstd_above": zstd_above,
             "neighbours": neighbours,
+            "merge_turns": merge_turns,
             **key,
         },
     )

@@ -110,6 +110,12 @@ ZSTD_ABOVE: Decorator = click.option(
     show_default=True,
     help="Code sessions of more bytes with zstd instead of the model: 500 kB, 1 MiB, 0, or none.",
 )
+MERGE_TURNS: Decorator = click.option(
+    "--merge-turns/--no-merge-turns",
+    default=True,
+    show_default=True,
+    help="Join the last turns of a session that grows after some puts, so that it is read sooner.",
+)
 LEVEL: Decorator = click.option(
     "--level",
     type=click.IntRange(1, 9),

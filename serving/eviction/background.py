@@ -92,6 +92,7 @@ def start(
         "threads": settings.threads,
         "layout": settings.layout,
         "zstd_above": settings.zstd_above,
+        "merge_turns": settings.merge_turns,
         "batch_tokens": settings.batch_tokens,
         "nice": settings.nice,
     }
@@ -265,6 +266,7 @@ def _worker(config: Mapping[str, Any], progress: Callable[[Drained], None]) -> W
             threads=config["threads"],
             layout=config["layout"],
             zstd_above=config["zstd_above"],
+            merge_turns=config["merge_turns"],
         )
 
     return Worker(

@@ -27,7 +27,8 @@ class HookSettings:
     ``journal_bytes``: most bytes of all journal files, None for no limit but the disk. ``when_full``: which
     evictions are lost when memory is full. ``segment_bytes``: size of a journal file. ``batch_tokens``:
     tokens per commit. ``nice``: priority of the worker. ``threads``: threads of its coder. ``layout``: of
-    long sessions. ``zstd_above``: bytes from which sessions are coded by zstd, as in `Archive.open`.
+    long sessions. ``zstd_above``: bytes from which sessions are coded by zstd, as in `Archive.open`. ``merge_turns``:
+    join the last turns of sessions that grow, as there.
     """
 
     flush_seconds: float = 0.05
@@ -41,9 +42,11 @@ class HookSettings:
     threads: int = 1
     layout: LayoutName = "default"
     zstd_above: int | None = ZSTD_ABOVE
+    merge_turns: bool = True
 
     def __post_init__(self) -> None:
         check_type("flush_seconds", self.flush_seconds, float)
+        check_type("merge_turns", self.merge_turns, bool)
         for name in WHOLE:
             check_type(name, getattr(self, name), int)
             if name != "nice" and getattr(self, name) < 1:

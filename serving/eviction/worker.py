@@ -303,6 +303,7 @@ def drain(
     threads: int | None = None,
     layout: LayoutName = "default",
     zstd_above: int | None = ZSTD_ABOVE,
+    merge_turns: bool = True,
     batch_tokens: int = BATCH_TOKENS,
     max_seconds: float | None = None,
     wait: float = 60.0,
@@ -316,7 +317,7 @@ def drain(
 
     Args:
         archive: the destination: an open `pltz.Archive`, or a path or URL, opened when there is something to put.
-        layout, zstd_above: as for `Archive.open`.
+        layout, zstd_above, merge_turns: as for `Archive.open`.
         max_seconds: stop after the commit during which this time passes.
         wait: seconds to wait for the worker of a serving process to end its pass; then ``busy``.
 
@@ -336,7 +337,13 @@ def drain(
         opened = opener.open_at(archive, key=key)
         opened.want_key()
         return Archive(
-            opened, name=os.fspath(archive), bundle=bundle, threads=threads, layout=layout, zstd_above=zstd_above
+            opened,
+            name=os.fspath(archive),
+            bundle=bundle,
+            threads=threads,
+            layout=layout,
+            zstd_above=zstd_above,
+            merge_turns=merge_turns,
         )
 
     disk = OsDisk(journal)

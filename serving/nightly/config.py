@@ -50,6 +50,7 @@ state = "/var/lib/pltz/nightly"   # a folder: receipts, quarantine, reports, the
 # threads = 1                     # of each process
 # layout = "fast"                 # long sessions and turns thaw sooner on a GPU and take a few per cent more bytes
 # zstd_above = 1048576            # larger sessions (bytes) go to zstd, not to the model; default: 4194304
+# merge_turns = false             # do not join turns as a session grows: freezing takes less time, reading more
 # keep_opaque = true              # keep sessions with images or audio, as plain bytes
 
 [[source]]                        # JSONL: a file, or every .jsonl, .ndjson (and .gz, .zst of them) below a folder
@@ -152,6 +153,7 @@ class Config:
     cold: int | None = None  # seconds; None: no merge
     medoids: int | None = None  # per tenant; None: sessions are coded without neighbours
     keep_reports: int = 400
+    merge_turns: bool = True
 
     def secret(self) -> Secret | None:
         """Return the secret that opens a sealed archive, or None. Raises UsageError."""
@@ -212,6 +214,7 @@ def parse(text: str, folder: Path) -> Config:
         seconds(merge.get("cold", str, "7d")) if merge else None,
         cluster.number("medoids", MEDOIDS, 1, MOST) if cluster else None,
         report.number("keep", 400, 1, 1 << 20) if report else 400,
+        top.get("merge_turns", bool, True),
     )
     if config.key_file and config.key_command:
         raise UsageError("key_file and key_command exclude each other")

@@ -111,6 +111,7 @@ class Freezer:
             layout=self.config.layout,
             zstd_above=self.config.zstd_above,
             neighbours=neighbours,
+            merge_turns=self.config.merge_turns,
         )
 
     def open_to_put(self) -> Archive:

@@ -229,6 +229,30 @@ def test_crashes_of_workloads_with_merges(
         step(world, dice.choice(list(MERGES)))
 
 
+def join(archive: TowerArchive) -> None:
+    """Put the next turn of a session, and join its last ones."""
+    segments = [tokens for _, tokens in archive.get("a").segments]
+    archive.put_and_join([NewSession("a", [*segments, np.array([len(segments)] * 5)], shared=1, tags={"n": "a"})])
+
+
+@pytest.mark.parametrize(("seed", "manifest"), [*((seed, False) for seed in range(6)), (6, True), (7, True)])
+def test_crashes_of_workloads_that_join_turns(
+    codec: SegmentCodec, seed: int, manifest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Join the last turns after a put, at other moments than a merge, which may follow or have been."""
+    monkeypatch.setattr("pltz.archive.maintenance.merge.TABLES", 0)
+    monkeypatch.setattr("pltz.archive.maintenance.tail_merge.LEAST", 2)
+    monkeypatch.setitem(globals(), "OPERATIONS", MERGES | {"grow a and join": join, "put, grow and join": join})
+    dice = random.Random(seed)
+    world = World(codec, SimDisk(seed=seed))
+    TowerArchive.create(DirectoryStore(world.disk), [codec], manifest=manifest)
+    for name in ("put a", "grow a and join"):
+        step(world, name)
+    assert world.open().places(world.open().version("a").leaf)[0].context.mode & RUN
+    for _ in range(6):
+        step(world, dice.choice(list(OPERATIONS)) if world.open().history("a") else "put a")
+
+
 def near(*sessions: tuple[str, int], collected: bool = False, shared: int = 0) -> Callable[[TowerArchive], None]:
     """Put sessions that have most tokens in common, and let every stored session be a candidate.
 

@@ -26,6 +26,7 @@ from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.eviction.hook import EvictionHook
 from pltz.serving.eviction.worker import drain
 from tests.archive.conftest import ZlibCodec
+from tests.archive.peek import peek
 from tests.archive.towers import SessionArchive, TowerArchive
 
 
@@ -113,6 +114,18 @@ def test_a_token_archive_sends_large_sessions_to_zstd(
     assert (found.ids == ids).all() and len(found.segments) == 3
     assert found.version.tokenizer == tokenizer
     assert next(again.put(requests[2:])).unchanged
+
+
+@pytest.mark.parametrize("merge_turns", [True, False])
+def test_the_hook_joins_turns(bundle: Bundle, tmp_path: Path, merge_turns: bool) -> None:
+    cold = SessionArchive.open(tmp_path / "cold", [bundle], create=True)
+    for end in range(4, 21, 4):
+        with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
+            hook.on_evict(EvictionRequest("a", [*range(end)]))
+            assert hook.flush(20)
+        drain(tmp_path / "journal", tmp_path / "cold", bundle=bundle, merge_turns=merge_turns)
+    assert cold.get_ids("a").ids.tolist() == [*range(20)]
+    assert len(peek(cold, "a")) == (2 if merge_turns else 5)
 
 
 def test_the_hook_sends_large_sessions_to_zstd(bundle: Bundle, tmp_path: Path) -> None:

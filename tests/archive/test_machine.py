@@ -47,8 +47,11 @@ TURNS = st.lists(st.lists(st.integers(0, 255), max_size=4), min_size=1, max_size
 
 @pytest.fixture(autouse=True, scope="module")
 def any_gain() -> Iterator[None]:
-    """Merge whatever the contexts cost. Machines may overlap, so none of them can put it back."""
-    with mock.patch("pltz.archive.maintenance.merge.TABLES", 0):
+    """Merge and join whatever it costs. Machines may overlap, so none of them can put it back."""
+    with (
+        mock.patch("pltz.archive.maintenance.merge.TABLES", 0),
+        mock.patch("pltz.archive.maintenance.tail_merge.LEAST", 2),
+    ):
         yield
 
 
@@ -224,6 +227,35 @@ class NeighbourMachine(ArchiveMachine):
 
 TestNeighbours = NeighbourMachine.TestCase
 TestNeighbours.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+
+
+class JoiningMachine(ArchiveMachine):
+    """The same machine with sessions that grow, or begin as a fork of another, and whose turns are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codec = ZlibCodec(TOWER, b"zlib with tower.")
+        self.turns: dict[str, list[list[int]]] = {}
+
+    @rule(
+        handle=st.integers(0, HANDLES - 1),
+        name=NAMES,
+        fork=NAMES,
+        kept=st.integers(0, 3),
+        turn=st.lists(st.integers(0, 255), min_size=1, max_size=4),
+    )
+    def grow(self, handle: int, name: str, fork: str, kept: int, turn: list[int]) -> None:
+        begun = self.turns[name] if name in self.turns else self.turns.get(fork, [])[:kept]
+        turns = [*begun, turn]
+        session = self.session("g", name, turns)
+        [receipt] = self.handles[handle].put_and_join([session])
+        assert not self.handles[handle].problems
+        self.learn(session, receipt.version)
+        self.turns[name] = turns
+
+
+TestJoining = JoiningMachine.TestCase
+TestJoining.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
 def test_a_segment_put_again_is_no_neighbour_of_itself() -> None:

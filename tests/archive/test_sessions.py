@@ -133,7 +133,7 @@ def test_sessions_that_one_list_extends_are_decoded_side_by_side(
         return decode(codec, batch)
 
     monkeypatch.setattr(BundleCodec, "decode", counted)
-    cold = SessionArchive.open(tmp_path / "cold", [bundle], layout=layout)
+    cold = SessionArchive.open(tmp_path / "cold", [bundle], layout=layout, merge_turns=False)
     requests = [PutRequest(f"s{n}", Session("ids", row)) for n, row in enumerate(rows)]
     receipts = list(cold.put([*requests, PutRequest("new", Session("ids", rows[0][::-1]))]))
     assert [stored.segments for stored in receipts] == [1] * 6

@@ -36,6 +36,7 @@ from pltz.archive.maintenance.collect import Collected, Collector
 from pltz.archive.maintenance.erase import Erasure
 from pltz.archive.maintenance.merge import Merged, Merger
 from pltz.archive.maintenance.recode import Recoder
+from pltz.archive.maintenance.tail_merge import TailMerger
 from pltz.archive.maintenance.verify import Report, Verifier
 from pltz.archive.opener import OpenArchive, open_keys
 from pltz.archive.storage.store import Store
@@ -214,6 +215,12 @@ class TowerArchive:
         merger = Merger(self.parts.catalog, self.parts.writer, self.parts.codecs, self.parts.indexes)
         return merger.run(**options)
 
+    def put_and_join(self, sessions: Sequence[NewSession]) -> list[CommitReceipt]:
+        """Put sessions and join the last turns of those that grew, as `Archive.put_many` does."""
+        receipts, parts = self.put(sessions), self.parts
+        TailMerger(parts.catalog, parts.writer, parts.codecs, parts.indexes).after(receipts)
+        return receipts
+
     def cluster(self, **options: Any) -> Clustered:
         self.load_codecs()
         done = Clusterer(self.parts.catalog, self.parts.codecs, self.parts.settings.archive).run(**options)
@@ -271,12 +278,18 @@ class SessionArchive:
         bundles: Sequence[Any] = (),
         *,
         zstd_above: int | None = ZSTD_ABOVE,
+        merge_turns: bool = True,
         tokenizers: Sequence[bytes] = (),
         **engine: Unpack[EngineOptions],
     ) -> None:
         self.archive = archive
         self.cold = Archive(
-            archive.parts, bundle=[*bundles] or None, tokenizers=tokenizers, zstd_above=zstd_above, **engine
+            archive.parts,
+            bundle=[*bundles] or None,
+            tokenizers=tokenizers,
+            zstd_above=zstd_above,
+            merge_turns=merge_turns,
+            **engine,
         )
         archive.load_codecs = lambda: self.cold.codecs
         if archive.codecs:  # given ones, perhaps of no real bundle

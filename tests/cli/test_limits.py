@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
+
+import pltz
+from pltz.archive.writing import writer
+from pltz.coding.codecs.codec import BytesCodec
 from pltz.plt_codec.limits import MAX_BYTES
+from tests.archive.peek import peek
 from tests.cli.commands import Run, lines
 
 
@@ -19,6 +26,19 @@ def test_compress_and_put_refuse_a_session_over_the_limit(
         assert done.exit_code == 5
         assert f"at most {MAX_BYTES} bytes, found {MAX_BYTES + 9}: split it" in done.stderr
     assert not (tmp_path / "big.pltz").exists()
+
+
+@pytest.mark.parametrize("option", ["--merge-turns", "--no-merge-turns"])
+def test_a_put_joins_turns_unless_it_is_told_not_to(
+    tiny: Path, run: Run, cold: Path, tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "new_bytes", lambda way, coded: isinstance(way.codec, BytesCodec))
+    chat = tmp_path / "chat.json"
+    for count in range(1, 6):
+        messages = [{"role": "user", "content": f"turn {n}"} for n in range(count)]
+        chat.write_text(json.dumps({"messages": messages}))
+        assert run("archive", "put", cold, chat, "--name", "a", option).exit_code == 0
+    assert len(peek(pltz.Archive.open(cold), "a")) == (2 if option == "--merge-turns" else 5)
 
 
 def test_zstd_above_and_what_it_chose_is_told(tiny: Path, run: Run, cold: Path, tmp_path: Path) -> None:

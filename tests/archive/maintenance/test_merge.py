@@ -222,6 +222,24 @@ def test_a_version_of_other_tags_keeps_a_record_of_its_own(empty: TowerArchive) 
     assert [v.tags for v in archive.history("a", "acme")] == [{}, {}, {"n": "1"}, {}, {}, {}]
 
 
+def test_versions_within_a_run_of_other_tags_stay_when_it_is_merged(
+    empty: TowerArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of them was put a second time, as long as the run."""
+    monkeypatch.setattr("pltz.archive.maintenance.merge._size", lambda record: 1)  # so that merging pays
+    for n in range(1, 7):
+        empty.put([NewSession("a", [PROMPT, *TURNS[:n]], "acme", shared=1, tags={"n": "1"} if n < 4 else {})])
+        if n == 3:
+            assert empty.merge(cold=0).merged == 1
+    before, versions = contents(empty), {v.id for v in empty.ls(history=True)}
+    assert empty.merge(cold=0).merged == 1
+    for _ in range(2):
+        archive = again(empty)
+        assert contents(archive) == before and {v.id for v in archive.ls(history=True)} == versions
+        assert archive.verify(decode=True).sound
+        collected(empty)
+
+
 def test_versions_of_a_run_are_forgotten_and_undeleted_one_by_one(empty: TowerArchive) -> None:
     grow(empty)
     empty.merge(cold=0)

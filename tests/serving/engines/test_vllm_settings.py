@@ -31,6 +31,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"unnamed": "false"}, "unnamed as true or false, found 'false', a str"),
     ({"unnamed": 0}, "unnamed as true or false, found 0"),
     ({"unnamed": None}, "unnamed"),
+    ({"merge_turns": "no"}, "merge_turns as true or false, found 'no', a str"),
     ({"journal": 5}, "journal as a string"),
     ({"journal": ""}, "journal"),
     ({"archive": ["/data"]}, "archive as a string"),

@@ -1,0 +1,211 @@
+"""The last turns of a session that grows are joined put by put: few records, few tokens coded anew, nothing changed.
+
+Crashes: test_crash.py; against the model: test_machine.py.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pltz
+from pltz.archive.errors import Erased, NotFound
+from pltz.archive.format.context import RUN, WITHIN
+from pltz.archive.format.ids import TENANT
+from pltz.archive.format.pack import Damage
+from pltz.archive.maintenance import tail_merge
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.new_session import CommitReceipt, NewSession
+from pltz.coding.codecs.codec import Plain, SegmentCodec
+from tests.archive.conftest import ZlibCodec
+from tests.archive.peek import peek
+from tests.archive.sealed import RAW
+from tests.archive.towers import TowerArchive
+
+PROMPT = np.arange(20)
+TURNS = [np.concatenate([[1000 + n], np.arange(9)]) for n in range(64)]
+
+
+@pytest.fixture(params=["plain", "tower", "sealed"])
+def empty(request: pytest.FixtureRequest, codec: SegmentCodec, tower_codec: SegmentCodec) -> TowerArchive:
+    key = RAW if request.param == "sealed" else None
+    codecs = [tower_codec if request.param == "tower" else codec]
+    return TowerArchive.create(DirectoryStore(SimDisk()), codecs, key=key)
+
+
+def again(archive: TowerArchive) -> TowerArchive:
+    """Open the same archive in another process."""
+    return TowerArchive.open(archive.store, archive.codecs, key=RAW if archive.settings.sealed else None)
+
+
+def grow(
+    archive: TowerArchive, name: str, turns: Sequence[np.ndarray], begin: int = 1, tags: dict[str, str] | None = None
+) -> list[CommitReceipt]:
+    """Put a session turn by turn from its turn ``begin`` on, and return the receipts."""
+    found = list[CommitReceipt]()
+    for end in range(begin, len(turns) + 1):
+        session = NewSession(name, [PROMPT, *turns[:end]], "acme", shared=1, tags=tags or {})
+        found += archive.put_and_join([session])
+    return found
+
+
+def sizes(archive: TowerArchive, name: str = "a") -> list[int]:
+    """Return the tokens of the records that a session is read from."""
+    return [item.record.tokens for item in peek(archive, name, "acme")]
+
+
+def contents(archive: TowerArchive) -> dict[tuple[str, int], list[int]]:
+    return {(v.name, v.version): archive.tower(v).tokens.tolist() for v in archive.ls(history=True)}
+
+
+def wanted(name: str, turns: Sequence[np.ndarray]) -> dict[tuple[str, int], list[int]]:
+    return {(name, n): np.concatenate([PROMPT, *turns[:n]]).tolist() for n in range(1, len(turns) + 1)}
+
+
+def collected(archive: TowerArchive) -> None:
+    archive.collect(dead_share=0.01)
+    archive.collect(dead_share=0.01)
+
+
+def test_a_session_of_many_turns_has_few_records(empty: TowerArchive) -> None:
+    receipts = grow(empty, "a", TURNS)
+    assert [r.version for r in receipts] == [*range(1, 65)] and not empty.problems
+    assert len(sizes(empty)) <= 7 and sum(sizes(empty)) == 20 + 640
+    for archive in (empty, again(empty)):
+        assert contents(archive) == wanted("a", TURNS) and archive.verify(decode=True).sound
+        assert {v.id for v in archive.ls(history=True)} == {r.id for r in receipts}
+    collected(empty)
+    assert contents(again(empty)) == wanted("a", TURNS) and again(empty).verify(decode=True).sound
+
+
+def test_a_token_is_coded_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = TowerArchive.create(DirectoryStore(SimDisk()), [ZlibCodec()])
+    coded = 0
+    encode = ZlibCodec.encode
+
+    def counted(codec: ZlibCodec, batch: Sequence[Plain]) -> list[bytes]:
+        nonlocal coded
+        coded += sum(len(plain.tokens) for plain in batch)
+        return encode(codec, batch)
+
+    monkeypatch.setattr(ZlibCodec, "encode", counted)
+    grow(archive, "a", TURNS)
+    assert 640 < coded <= 5 * 640
+
+
+def test_a_record_of_a_block_is_left_as_it_is(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail_merge, "ENOUGH", 100)
+    grow(empty, "a", TURNS)
+    assert max(sizes(empty)) < 300 and len(sizes(empty)) <= 12
+    assert contents(again(empty)) == wanted("a", TURNS)
+
+
+def test_segments_of_another_session_are_not_joined(empty: TowerArchive) -> None:
+    grow(empty, "a", TURNS[:3])
+    forked = [*TURNS[:3], *(turn + 1 for turn in TURNS[:9])]
+    grow(empty, "b", forked, begin=4)
+    joined = {item.record.id for item in peek(empty, "b", "acme") if item.context.mode & RUN}
+    assert joined and sizes(empty, "b")[:4] == [20, 10, 10, 10]  # those of a stand as they were
+    assert empty.get("b", "acme").tokens.tolist() == np.concatenate([PROMPT, *forked]).tolist()
+
+
+def test_a_fork_from_within_a_run_is_read_whatever_is_joined_later(empty: TowerArchive) -> None:
+    grow(empty, "a", TURNS[:6])
+    collected(empty)
+    archive = again(empty)
+    archive.before(archive.version("a", "acme"))
+    fork = [*TURNS[:3], TURNS[9] + 1]
+    archive.put_and_join([NewSession("b", [PROMPT, *fork], "acme", shared=1)])
+    grow(archive, "a", TURNS[:20], begin=7)
+    collected(archive)
+    last = again(archive)
+    assert contents(last) == wanted("a", TURNS[:20]) | {("b", 1): np.concatenate([PROMPT, *fork]).tolist()}
+    last.forget(last.history("a", "acme"))
+    last.store.disk.clock += 1 << 20  # type: ignore[attr-defined]
+    collected(last)
+    assert again(last).get("b", "acme").tokens.tolist() == np.concatenate([PROMPT, *fork]).tolist()
+
+
+def test_turns_are_joined_where_old_versions_are_forgotten(empty: TowerArchive) -> None:
+    for end in range(1, 33):
+        grow(empty, "a", TURNS[:end], begin=end)
+        if forgotten := empty.history("a", "acme")[:-5]:
+            empty.forget(forgotten)
+        collected(empty)
+    assert len(sizes(empty)) <= 7
+    assert empty.get("a", "acme").tokens.tolist() == np.concatenate([PROMPT, *TURNS[:32]]).tolist()
+
+
+def test_versions_of_other_tags_stay_as_they_were(empty: TowerArchive) -> None:
+    grow(empty, "a", TURNS[:5], tags={"n": "1"})
+    grow(empty, "a", TURNS[:12], begin=6)
+    for _ in range(3):
+        collected(empty)
+    found = again(empty)
+    assert contents(found) == wanted("a", TURNS[:12]) and found.verify(decode=True).sound
+    assert [v.tags for v in found.history("a", "acme")] == [{"n": "1"}] * 5 + [{}] * 7
+    assert any(item.context.mode == WITHIN for v in found.history("a", "acme") for item in found.places(v.leaf))
+
+
+def test_another_process_joins_what_others_put(empty: TowerArchive) -> None:
+    for end in range(1, 13):
+        grow(again(empty), "a", TURNS[:end], begin=end)
+    assert len(sizes(again(empty))) <= 6 and contents(again(empty)) == wanted("a", TURNS[:12])
+
+
+def test_a_put_is_acknowledged_where_joining_fails(codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    grow(archive, "a", TURNS[:3])
+    put = archive.parts.writer.copy
+
+    def full(rows: object) -> None:
+        disk.fail_at = {disk.calls + 1: OSError(errno.ENOSPC, "no")}
+        put(rows)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archive.parts.writer, "copy", full)
+        [receipt] = grow(archive, "a", TURNS[:4], begin=4)
+    disk.fail_at = {}
+    assert receipt.version == 4 and sizes(archive) == [20, 10, 10, 10, 10]
+    [problem] = archive.problems
+    assert problem.kind == "merge" and "turns were not joined" in problem.what
+    grow(archive, "a", TURNS[:5], begin=5)  # the next put makes up for it
+    assert sizes(archive) == [20, 50] and contents(again(archive)) == wanted("a", TURNS[:5])
+
+
+def test_an_erased_session_does_not_open(disk: SimDisk, codec: SegmentCodec) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    grow(archive, "a", TURNS[:12])
+    grow(archive, "b", [turn + 1 for turn in TURNS[:6]])
+    archive.erase("acme", "a")
+    with pytest.raises(NotFound):
+        again(archive).get("a", "acme")
+    live = {name for v in archive.ls(history=True) for name, _ in archive.tower(v).segments}
+    erased = 0
+    for pack in archive.catalog.listing.packs:
+        for item in archive.catalog.listing.scan(pack):
+            assert not isinstance(item, Damage)
+            context, name = item.context, item.record.id
+            if name and context.domain_kind == TENANT and context.mode != WITHIN and name not in live:
+                erased += 1
+                with pytest.raises(Erased):
+                    archive.keys.bits(context, item.record)
+    assert erased >= 12
+    assert again(archive).get("b", "acme").tokens.tolist() == contents(archive)["b", 6]
+    assert again(archive).verify(decode=True).sound
+
+
+def test_an_archive_opens_without_it(tmp_path: Path) -> None:
+    ids = np.arange(20)
+    for merge_turns in (True, False):
+        cold = pltz.Archive.open(tmp_path / str(merge_turns), create=True, merge_turns=merge_turns)
+        for end in range(4, 21, 4):
+            cold.put("a", ids[:end])
+        assert len(peek(cold, "a")) == (2 if merge_turns else 5)
+        assert cold.get("a").ids.tolist() == ids.tolist()
