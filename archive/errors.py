@@ -5,7 +5,8 @@
     │   ├── StoreError         7   the disk or object store failed, is full or refuses; the archive is as it was
     │   │   └── FullError      7   the disk is full or the quota used up; freeing space cures it
     │   ├── WriterFailed       7   an earlier sync failed, so this writer stops; open the archive again
-    │   └── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
+    │   ├── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
+    │   └── RolledBack         7   not here, and the archive or its manifest is older than this machine knew it
     ├── NotFound               8   no such session, version or segment
     │   └── Erased             8   it was here: its key was destroyed
     ├── MismatchError (plt_codec)
@@ -45,6 +46,10 @@ class WriterFailed(ArchiveError):
 
 class Fenced(ArchiveError):
     """Plans or keys changed while this writer worked, so nothing was acknowledged."""
+
+
+class RolledBack(ArchiveError):
+    """It is not here, and the archive or its manifest is older than one that was seen before."""
 
 
 class NotFound(PltzError):

@@ -143,6 +143,7 @@ def convert(place: str | os.PathLike[str] | Store) -> bool:
     opened.catalog.refresh()
     opened.indexes.copy_tables()
     opened.catalog.listing.publish()
+    opened.catalog.listing.put_marks()
     return fresh
 
 

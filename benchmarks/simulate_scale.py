@@ -46,7 +46,7 @@ from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.opener import OpenArchive
 from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.s3 import FRONT, RANGED
-from pltz.archive.storage.store import Content
+from pltz.archive.storage.store import Content, SeenGenerations
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec
 
@@ -89,12 +89,13 @@ def priced(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "seconds": round(seconds, 3), "dollars": sum(PRICES[kind] * row[kind] for kind in PRICES)}
 
 
-class CountedBucket:
+class CountedBucket(SeenGenerations):
     """A bucket in memory that counts requests and bytes. Implements `store.Store`; indexes are kept once read."""
 
     remote = True
 
     def __init__(self) -> None:
+        super().__init__()
         self.folders: dict[str, dict[str, bytes]] = {}
         self.registers: dict[str, Content] = {}
         self.cost = Traffic()

@@ -17,7 +17,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.history import History
 from pltz.archive.catalog.lookup import Version, begun
 from pltz.archive.encryption.keys import LockedArchive
-from pltz.archive.errors import ArchiveError, NotFound
+from pltz.archive.errors import ArchiveError, NotFound, RolledBack
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import TENANT
 from pltz.archive.humanize import counted, moment, size
@@ -45,7 +45,7 @@ class SessionDirectory:
             known.want_newest()
         if not wanted:
             known.want_whole()
-            if number is not None:
+            if number is not None or known.versions:  # one that is left may be older than all that are forgotten
                 self._catalog.histories.of(tenant, name, older=True).want_whole()
             if not known.versions and (lost := self._acknowledged_loss(name, tenant)):
                 raise NotFound(f"session {name!r} of tenant {tenant!r} {lost}")
@@ -153,6 +153,8 @@ class SessionDirectory:
                 f"{what}, but sessions may be missing: {counted(len(hiding), 'pack')} damaged or gone, "
                 "see pltz archive repair"
             )
+        if behind := self._catalog.listing.behind:
+            raise RolledBack(f"{what}, but sessions may be missing: {behind}")
         if losses:
             raise ArchiveError(
                 f"{what}, but sessions were lost with {counted(len(losses), 'pack')} that repair gave up: "

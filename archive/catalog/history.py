@@ -25,7 +25,7 @@ from pltz.archive.catalog.ledger import PackLedger, PackState
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup, Version
 from pltz.archive.encryption.keys import Encryption
-from pltz.archive.errors import ArchiveError, LostError, MissingPack
+from pltz.archive.errors import ArchiveError, LostError, MissingPack, RolledBack
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import MARKS, SESSIONS, key_of
 from pltz.archive.humanize import counted
@@ -42,6 +42,7 @@ class History:
             newer than all of ``versions``, or it has the mark of one that is forgotten.
         blind: packs of which nothing tells whether they have versions of the session.
         floor: number that is above all hidden versions; 0 where none can be hidden.
+        behind: why the archive may be older than it was, see `Listing.behind`; empty where nothing tells so.
     """
 
     tenant: str
@@ -50,6 +51,7 @@ class History:
     newer: PackState | None = None
     blind: frozenset[bytes] = frozenset()
     floor: int = 0
+    behind: str = ""
 
     @property
     def next_number(self) -> int:
@@ -74,7 +76,7 @@ class History:
         """Check that nothing names a hidden version that may be newer, and that none is hidden where none was found.
 
         Raises MissingPack where it is in a missing pack, LostError where damage took it, ArchiveError where it is not
-        known what was in a pack.
+        known what was in a pack, RolledBack where the archive may be older than it was.
         """
         if self.newer is not None:
             raise self._hidden(MissingPack if self.newer is PackState.MISSING else LostError)
@@ -99,6 +101,8 @@ class History:
                 f"found {found}{self._what}, and {counted(len(self.blind), 'pack')} damaged or gone may {may}: "
                 f"see pltz archive repair, then ask again{self._left}"
             )
+        if self.behind:
+            raise RolledBack(f"found no such version of {self._what}, and {self.behind}{self._left}")
 
     def _hidden(self, error: type[LostError]) -> LostError:
         return error(f"a record of {self._what} is damaged or gone: see pltz archive repair{self._left}")
@@ -137,8 +141,9 @@ class Histories:
         versions = self._lookup.versions(domain, name)  # meets the damage that hides others
         if not versions:
             self._keys.want(domain, f"tenant {tenant!r}")
+        behind = self._listing.behind
         if self._clear:
-            return History(tenant, name, versions)
+            return History(tenant, name, versions, behind=behind)
         key = self._keys.session_key(domain, name)
         highest = 0 if older else max((v.version for v in versions), default=0)
         newer = self._damage.hides(SESSIONS, key, highest) or self._hidden_mark(versions)
@@ -151,7 +156,7 @@ class Histories:
         ]
         times += [self._listing.store.now()] if newer or blind else []
         floor = min(1 + max(times), MAX_FLOOR) if times else 0
-        return History(tenant, name, versions, newer, frozenset(blind), floor)
+        return History(tenant, name, versions, newer, frozenset(blind), floor, behind)
 
     def _hidden_mark(self, versions: Sequence[Version]) -> PackState | None:
         """Return the state of a pack that hides a mark, so that a version may be forgotten after all; None without."""

@@ -204,10 +204,17 @@ class PackLedger:
             self._read(name)
 
     def follow(self, names: Iterable[str]) -> bool:
-        """Read the entries of these names that are new, and return whether all are known. Raises StoreError."""
-        for name in sorted(set(names) - self._entries.keys()):
+        """Read the entries of these names that are new, and return whether all are known.
+
+        ``names``: those of a manifest, which leaves out the losses of packs that came back and were collected. Where
+        one of them is known here, the ledger is listed. Raises StoreError.
+        """
+        names = set(names)
+        for name in sorted(names - self._entries.keys()):
             self._read(name)
-        return self._entries.keys() >= set(names)
+        if {name for pack, name in self._lost.items() if pack not in self.deleted} - names:
+            self.refresh()
+        return self._entries.keys() >= names
 
     @property
     def lost(self) -> AbstractSet[bytes]:

@@ -97,7 +97,8 @@ class Listing:
         following: whether all this is from the manifest, and nothing was listed.
         orphans: listed packs that no manifest named, with their sizes; none of them is in ``packs``, but in
             `showing_orphans`.
-        late: packs that may be such: taken up all the same, because the manifest that would tell was lost.
+        late: packs that may be such: taken up all the same, because the manifest that would tell was lost, or is of
+            an archive without parity whose packs had no markers.
 
     ``unused``: digests, in hex, of index files that are skipped.
     """
@@ -132,7 +133,7 @@ class Listing:
         self._listed = self._followed_once = False  # whether packs were listed, and whether a manifest was followed
         self._doubted = False  # something was met since the last listing that the manifest does not explain
         self._trusted = frozenset[bytes]()  # packs that are no late ones
-        self._unnamed = frozenset[bytes]()  # listed packs that the manifest does not name, and that an earlier one did
+        self._unnamed = frozenset[bytes]()  # listed packs that the manifest does not name, and an earlier one may have
         self._pending: set[bytes] = set()  # packs put by this process that no manifest names yet
 
     @cached_property
@@ -266,7 +267,8 @@ class Listing:
         late = base.late if base else frozenset[bytes]()
         late = late if self.following else (late | self.late | unread) & self.packs.keys()  # late ones need no row
         late = late if len(late) <= MOST_LATE else frozenset()
-        return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *sets, late, gaps)
+        marked = self.takes_marks and (base.marked if base and self.following else True)
+        return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *sets, late, gaps, marked)
 
     def _forget_fronts(self) -> None:
         for front in self._fronts.values():
@@ -311,11 +313,15 @@ class Listing:
         self._listed_by = manifest
         rows = set(manifest.packs) if manifest else set[bytes]()
         strangers = self._strangers(packs, rows if named is None else named)
-        self.orphans = {} if named is None else {pack: packs[pack] for pack in strangers}
-        self._unnamed = frozenset(packs.keys() - (packs if named is None else named) - strangers - self._pending)
+        told = named is not None and manifest is not None and manifest.tells_orphans
+        self.orphans = {pack: packs[pack] for pack in strangers} if told else {}
+        unnamed = packs.keys() - (packs if named is None else named) - self.orphans.keys()
+        self._unnamed = frozenset(unnamed - self._pending)
         self.late = manifest.late if manifest else frozenset()
-        if named is None and self.register and self.ledger.settings.parity[0]:  # else none has parity
+        if not told and (named is not None or self._has_marks(packs, strangers)):
             self.late |= strangers - self._trusted
+        if self.behind:
+            self._problems.note("manifest", "", self.behind)
         self._set_packs(packs if self._showing else {p: size for p, size in packs.items() if p not in self.orphans})
         self._seen |= named or set()  # so that one which is gone is missed
         self._absent = self._missing = None
@@ -334,15 +340,45 @@ class Listing:
         """
         return pack in self.orphans or pack in self.late, pack in self.condemned
 
-    def manifest_is_old(self) -> bool:
-        """Return whether packs that a manifest named are not in the present one: it may be that of a backup.
+    def left_out(self) -> frozenset[bytes]:
+        """Return packs that the manifest does not name, and that an earlier one may have: it may be that of a backup.
 
         As of the last listing. What others put since counts for nothing. Raises StoreError, VersionError.
         """
         if not (self.register and self._unnamed - self.ledger.deleted):
-            return False
+            return frozenset()
         named = self._named_by(self.register.load())
-        return named is not None and bool(self._unnamed - named - self.ledger.deleted)
+        return frozenset() if named is None else self._unnamed - named - self.ledger.deleted
+
+    @property
+    def behind(self) -> str:
+        """Return why the archive may be older than it was: its manifest has a generation below one that was seen."""
+        if not (self.register and self.register.behind):
+            return ""
+        here, known = self.register.behind
+        return (
+            f"the manifest is of generation {here}, and {known} was seen: the archive or its manifest was brought back "
+            "from a backup; run pltz archive repair, and put again what was put since that backup"
+        )
+
+    @property
+    def takes_marks(self) -> bool:
+        """Return whether each named pack has a marker: an empty file where its parity would be."""
+        return self.register is not None and not self.ledger.settings.parity[0]
+
+    def put_marks(self, *, dry_run: bool = False) -> list[str]:
+        """Put the markers that named packs lack, and return their names. Raises StoreError, WriterFailed."""
+        if not self.takes_marks:
+            return []
+        marked = object_names.packs_among(self.store.list(object_names.PARITY))
+        names = [object_names.parity(pack) for pack in sorted(self.packs.keys() - marked - self.ledger.deleted)]
+        for name in () if dry_run else names:
+            self.store.put(name, b"")
+        return names
+
+    def _has_marks(self, packs: Collection[bytes], strangers: frozenset[bytes]) -> bool:
+        """Return whether parity or markers tell which packs were named. ``strangers``: those without either."""
+        return self.register is not None and (not self.takes_marks or len(strangers) < len(packs))
 
     def trust(self, packs: Iterable[bytes]) -> None:
         """Take packs for no late ones, also without parity: they were there when the archive had no manifest yet."""
@@ -377,13 +413,16 @@ class Listing:
         return None
 
     def _strangers(self, packs: dict[bytes, int], named: set[bytes]) -> frozenset[bytes]:
-        """Return the listed packs of which nothing tells that they were in a manifest. Parity is put once a pack was.
+        """Return the listed packs of which nothing tells that they were in a manifest.
 
-        ``named``: those in the present one. Raises StoreError.
+        Parity, or a marker, is put once a pack was; and one that repair gave up was, and may come back. ``named``:
+        those in the present one. Raises StoreError.
         """
         if self.register is None or not (left := packs.keys() - named - self._pending):
             return frozenset()
-        return frozenset(left - object_names.packs_among(self.store.list(object_names.PARITY)))
+        names = self.store.list(object_names.PARITY)
+        self.ledger.refresh(names)
+        return frozenset(left - object_names.packs_among(names) - self.ledger.lost)
 
     @contextmanager
     def showing_orphans(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ MAGIC = b"PLTm"
 VERSION = 2
 # magic, version, flags, reserved, archive, generation, random, epoch, two shares of parity, five counts
 HEADER = struct.Struct("<4sBB2s16sQ16sQ2H5I")
-GAPS, SEALED = 1, 2  # flags
+GAPS, SEALED, MARKED = 1, 2, 4  # flags
 PACK = struct.Struct("<16s4I")  # id, size, entries of each section
 PERSON = b"pltz manifest"
 MAX_GENERATION = (1 << 62) - 1
@@ -59,6 +59,7 @@ class Manifest:
         losses: names of the ledger's entries of losses and acknowledgements.
         late: packs that may be of puts that were cut off: taken up without parity, after a manifest was lost.
         gaps: whether packs were missing or damaged when it was made, so that everybody has to list.
+        marked: in an archive without parity, whether each acknowledged pack that it does not name has a marker.
     """
 
     settings: Settings
@@ -71,6 +72,12 @@ class Manifest:
     losses: frozenset[str]
     late: frozenset[bytes] = frozenset()
     gaps: bool = False
+    marked: bool = False
+
+    @property
+    def tells_orphans(self) -> bool:
+        """Return whether a pack that it does not name, and that has no file in parity/, was never acknowledged."""
+        return self.marked or self.settings.parity[0] > 0
 
     @property
     def archive(self) -> bytes:
@@ -81,12 +88,12 @@ class Manifest:
     def state(self) -> tuple[object, ...]:
         """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
         settings, names = self.settings, (self.indexes, self.packs.keys(), self.plans, self.losses, self.late)
-        return settings, self.epoch, names, self.gaps
+        return settings, self.epoch, names, self.gaps, self.marked
 
     def encode(self) -> bytes:
         """Return its bytes."""
         counts = len(self.indexes), len(self.packs), len(self.plans), len(self.losses), len(self.late)
-        flags = GAPS * self.gaps | SEALED * self.settings.sealed
+        flags = GAPS * self.gaps | SEALED * self.settings.sealed | MARKED * self.marked
         head = MAGIC, VERSION, flags, bytes(2), self.archive, self.generation, self.random, self.epoch
         parts = [HEADER.pack(*head, *self.settings.parity, *counts)]
         parts += [bytes.fromhex(name) for name in sorted(self.indexes)]
@@ -141,11 +148,13 @@ def _read(data: bytes) -> Manifest:
     """Return the manifest in bytes of version 2, of which digest and magic are right."""
     _, _, flags, reserved, archive, generation, random, epoch, share, shared, *counts = HEADER.unpack_from(data)
     indexes, packs, plans, losses, late = counts
-    if any(reserved) or flags > GAPS | SEALED:
+    if any(reserved) or flags > GAPS | SEALED | MARKED:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
     limits = MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MOST_LATE, MAX_GENERATION, MAX_SHARE, MAX_SHARE
     if any(n > most for n, most in zip((*counts, generation, share, shared), limits, strict=True)):
         raise CorruptError("the manifest has more than its format allows: damaged")
+    if flags & MARKED and share:
+        raise CorruptError("the manifest tells of markers, and its packs have parity: damaged")
     cursor = _Cursor(data[:-SIZE], HEADER.size)
     named = cursor.names(indexes)
     rows = dict(_pack(cursor) for _ in range(packs))
@@ -158,7 +167,7 @@ def _read(data: bytes) -> Manifest:
         raise CorruptError("the manifest names a pack twice, or a plan that is newer than its epoch: damaged")
     settings = Settings(archive, bool(flags & SEALED), (share, shared), manifest=True)
     sets = frozenset(named), rows, frozenset(numbers), frozenset(lost), frozenset(doubted)
-    return Manifest(settings, generation, random, epoch, *sets, bool(flags & GAPS))
+    return Manifest(settings, generation, random, epoch, *sets, bool(flags & GAPS), bool(flags & MARKED))
 
 
 def _pack(cursor: _Cursor) -> tuple[bytes, NamedPack]:

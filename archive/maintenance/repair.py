@@ -160,7 +160,7 @@ class Repairer:
         self.report.recorded += [loss.pack.hex() for loss in catalog.damage.losses()]
         self._want_own(catalog)
         listing = catalog.listing
-        if listing.register and (not listing.register.manifest or listing.manifest_is_old()):
+        if listing.register and (not listing.register.manifest or listing.left_out()):
             self.report.remade.append(object_names.MANIFEST)
         if not self.dry_run:
             with suppress(ArchiveError):  # before packs get parity: what has none is late
@@ -180,6 +180,7 @@ class Repairer:
         catalog.refresh()
         if not self.dry_run:
             catalog.listing.publish()
+        self.report.remade += catalog.listing.put_marks(dry_run=self.dry_run)
         for name in sorted(catalog.listing.named_indexes() & catalog.listing.indexes.keys()):
             copy = object_names.table_copy(name)
             with suppress(FileNotFoundError):

@@ -44,6 +44,7 @@ from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS
 from pltz.archive.format.settings import Settings
+from pltz.archive.humanize import counted
 from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, inner_blocks, whole
 from pltz.archive.maintenance.erase import unfinished
 from pltz.archive.storage.store import is_there
@@ -104,7 +105,7 @@ class Report:
 
     @property
     def unprotected(self) -> int:
-        """Return the number of packs whose parity is missing."""
+        """Return the number of packs whose parity, or marker, is missing."""
         return sum(map(object_names.is_parity, self.missing_copies))
 
 
@@ -544,7 +545,10 @@ class Verifier:
     def _check_parity(self, pack: bytes) -> None:
         """Check the parity of a pack, if any. Missing parity is no damage and is counted later."""
         try:
-            parity = Parity.decode(self.catalog.store.view(object_names.parity(pack)))
+            data = self.catalog.store.view(object_names.parity(pack))
+            if not data and self.catalog.listing.takes_marks:
+                return
+            parity = Parity.decode(data)
             parity.verify()
             if parity.pack != pack:
                 self._wrong("parity", pack.hex(), "is that of another pack")
@@ -632,8 +636,14 @@ class Verifier:
             and is_there(self.catalog.store, original)  # or both may have gone
         ]
         listing = self.catalog.listing
-        if listing.register and (listing.register.load() is None or listing.manifest_is_old()):
+        if listing.register and listing.register.load() is None:
             self.report.missing_copies.append(object_names.MANIFEST)
+        elif left := listing.left_out():
+            what = (
+                f"does not name {counted(len(left), 'pack')} that an earlier one did or may have: it is that of a "
+                "backup, and get does not see what is in them; run pltz archive repair"
+            )
+            self._wrong("manifest", "", what)
 
     def _copies(self) -> Iterator[tuple[str, str]]:
         """Yield the path of each redundant copy that should exist, with the path of its original."""
@@ -642,7 +652,7 @@ class Verifier:
         ended, over = self.catalog.listing.ended, self.catalog.ledger.over
         for epoch in (e for e in object_names.plans_among(store.list(object_names.PLANS)) if e > ended):
             yield object_names.plan_copy(epoch), object_names.plan(epoch)
-        if self.settings.parity[0]:
+        if self.settings.parity[0] or self.catalog.listing.takes_marks:
             # a collector deletes the parity first
             staying = set(self.catalog.listing.packs) - self.catalog.ledger.deleted
             yield from ((object_names.parity(pack), object_names.pack(pack)) for pack in staying)

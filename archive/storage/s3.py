@@ -36,10 +36,11 @@ from pltz.archive.errors import StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import FileIndex
+from pltz.archive.format.manifest import MAX_GENERATION
 from pltz.archive.format.object_names import INDEXES, folder_of, last_part
 from pltz.archive.storage.disk import OsFile
 from pltz.archive.storage.ranged import RangedFile
-from pltz.archive.storage.store import MOST_WHOLE, Content, Opened
+from pltz.archive.storage.store import MOST_WHOLE, Content, Opened, SeenGenerations
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.identity import digest
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 SCHEME = "s3://"
 RANGED = 1 << 24  # bytes of an index from which ranges of it are read: about as long as the requests of a look-up take
+GENERATION = "generation"  # file of the cache: the id of the archive, and the highest generation that was seen of it
 FRONT = 1 << 18  # bytes of such an index that come with its size
 CONFLICTS = 10  # attempts at a name that others are writing
 STATUS = re.compile(r"status code: (\d{3})")
@@ -91,7 +93,7 @@ class BucketPlace:
         return f"{SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
 
 
-class ObjectStore:
+class ObjectStore(SeenGenerations):
     """A bucket, or a prefix in one. Implements `store.Store`.
 
     Args:
@@ -104,6 +106,7 @@ class ObjectStore:
     remote = True
 
     def __init__(self, place: str | BucketPlace, cache: str | os.PathLike[str] | None = None):
+        super().__init__()
         self.place = BucketPlace.of(place) if isinstance(place, str) else place
         self._remote = _connect(self.place)
         folder = Path(cache) if cache else _cache_folder()
@@ -231,6 +234,23 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
+    def seen(self) -> Mapping[bytes, int]:
+        with suppress(OSError, ValueError):  # by other processes of this machine too
+            archive, generation = (self._cache / GENERATION).read_text().split()
+            if int(generation) <= MAX_GENERATION:
+                super().note_seen(bytes.fromhex(archive), int(generation))
+        return super().seen()
+
+    def note_seen(self, archive: bytes, generation: int) -> None:
+        if generation <= self._seen.get(archive, 0):
+            return
+        super().note_seen(archive, generation)
+        with suppress(OSError):
+            self._cache.mkdir(parents=True, exist_ok=True)
+            temporary = self._cache / f"{GENERATION}.{os.urandom(8).hex()}"
+            temporary.write_text(f"{archive.hex()} {generation}")
+            temporary.replace(self._cache / GENERATION)
+
     def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         import obstore
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
@@ -350,7 +370,7 @@ class ObjectStore:
         """Delete copies of indexes that are gone."""
         with suppress(OSError):
             for path in self._cache.iterdir():
-                if path.name.partition(".")[0] not in names:
+                if path.name.partition(".")[0] not in names and path.name != GENERATION:
                     path.unlink(missing_ok=True)
 
     def _called(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple, Protocol
 
@@ -150,6 +150,12 @@ class Store(Protocol):
             WriterFailed: a sync failed, so nothing may be trusted.
         """
 
+    def seen(self) -> Mapping[bytes, int]:
+        """Return the highest generation of the manifest that was seen here, by archive. It asks the store nothing."""
+
+    def note_seen(self, archive: bytes, generation: int) -> None:
+        """Remember that the manifest of an archive had a generation; one below those remembered changes nothing."""
+
     def using_reserve(self, parts: int) -> AbstractContextManager[None]:
         """Return a context in which puts on a full disk may use the first ``parts`` parts of the reserve.
 
@@ -198,12 +204,28 @@ class Opened:
             raise _unread(self._name, exc) from exc
 
 
-class DirectoryStore:
+class SeenGenerations:
+    """The highest generations of manifests that a process saw in a store, as `Store.seen` says."""
+
+    def __init__(self) -> None:
+        self._seen: dict[bytes, int] = {}  # generation, by archive
+
+    def seen(self) -> Mapping[bytes, int]:
+        """Return the highest generation that was seen, by archive."""
+        return dict(self._seen)
+
+    def note_seen(self, archive: bytes, generation: int) -> None:
+        """Remember that the manifest of an archive had a generation."""
+        self._seen[archive] = max(generation, self._seen.get(archive, 0))
+
+
+class DirectoryStore(SeenGenerations):
     """A local directory over a `Disk`."""
 
     remote = False
 
     def __init__(self, disk: Disk, *, reserve: bool = True):
+        super().__init__()
         self.disk, self.reserve = disk, reserve  # reserve: whether to keep one
         self.failed: str | None = None  # reason why no more may be written
         self._lasting: set[str] = set()  # folders whose own names are durable

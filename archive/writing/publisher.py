@@ -107,7 +107,7 @@ class Publisher:
             entries, parity = about()
             self.catalog.listing.add_pack(name, len(data), entries)
             proved += [(Location(name, *at), s) for at, s in zip(places, segments, strict=True) if s]
-            if self.catalog.listing.register:  # parity tells that a pack was in a manifest
+            if self.catalog.listing.register:  # parity, or an empty file, tells that a pack was in a manifest
                 yield name, parity
             else:
                 self._put_parity(name, parity)
@@ -155,10 +155,11 @@ class Publisher:
     def _put_parity(self, name: bytes, parity: bytes) -> None:
         """Put parity after the pack, so that no parity stands for a pack that was never there; see FORMAT.md.
 
-        If there is no room for parity the pack is durable all the same. It is acknowledged, and `repair`
-        tries again.
+        With a manifest and without parity it is an empty file, the marker. If there is no room for it the pack is
+        durable all the same. It is acknowledged, and `repair` tries again.
         """
-        if not parity or name not in self.catalog.listing.packs:  # collected before it was named
+        wanted = parity or self.catalog.listing.takes_marks
+        if not wanted or name not in self.catalog.listing.packs:  # collected before it was named
             return
         store = self.catalog.store
         try:

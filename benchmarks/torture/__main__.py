@@ -100,6 +100,7 @@ class Torture:
         sealed: the main archive is sealed and the copy is not, else the other way round.
         every: kills between two checks.
         manifest: both archives have a manifest.
+        parity: both have parity.
         fault: a bug to inject, which the run has to find.
         convert: both begin without one, and get it while others work.
     """
@@ -114,6 +115,7 @@ class Torture:
         fault: str | None = None,
         manifest: bool = False,
         convert: bool = False,
+        parity: bool = True,
     ) -> None:
         from pltz.benchmarks.torture.operations import KEY, KEY_FILE, Draw, World
         from pltz.benchmarks.torture.record import AcknowledgedRecord
@@ -133,8 +135,8 @@ class Torture:
         key = f'key_file = "{KEY_FILE}"\n' if sealed else ""
         (folder / "night.toml").write_text(key + NIGHTLY)
         (folder / "journal").mkdir(mode=0o700)
-        self.record.write(seed=seed, sealed=sealed, fault=fault, manifest=manifest, convert=convert)
-        self._whole("init", lambda voice: _init(self.world, manifest))
+        self.record.write(seed=seed, sealed=sealed, fault=fault, manifest=manifest, convert=convert, parity=parity)
+        self._whole("init", lambda voice: _init(self.world, manifest, parity))
 
     def run(self, kills: int, seconds: float) -> None:
         """Kill so many, or for so long. Raises Wrong."""
@@ -386,11 +388,13 @@ def _no_fate() -> Any:
     return Fate()
 
 
-def _init(world: Any, manifest: bool) -> None:
+def _init(world: Any, manifest: bool, parity: bool) -> None:
     from pltz.archive import opener
+    from pltz.archive.format.parity import SHARE, SHARED
 
+    shares = (SHARE, SHARED) if parity else (0, 0)
     for place in ("main", "copy"):
-        opener.create(world.place(place), key=world.key(place), manifest=manifest)
+        opener.create(world.place(place), key=world.key(place), parity=shares, manifest=manifest)
 
 
 def _forget(world: Any, place: str, halves: list[tuple[tuple[str, str], str]]) -> None:
@@ -409,6 +413,11 @@ def _drop_pack(place: Path) -> None:
         index.unlink()
 
 
+def _size(path: Path) -> int:
+    """Return the bytes of a file, 0 without one."""
+    return path.stat().st_size if path.exists() else 0
+
+
 def _hurt(place: Path, dice: Random) -> str:
     """Damage one file so that parity or a second copy can restore it, and return what was done."""
     folders = [
@@ -417,8 +426,9 @@ def _hurt(place: Path, dice: Random) -> str:
     folders += [SETTINGS] if (place / "parity" / SETTINGS).exists() else []
     folder = dice.choice(folders)
     names = [place / folder] if folder == SETTINGS else sorted((place / folder).iterdir())
-    if folder == "packs":  # a condemned pack may have lost its parity
-        names = [path for path in names if (place / "parity" / path.name).exists()]
+    names = [path for path in names if path.stat().st_size]  # a marker has no bytes that could change
+    if folder == "packs":  # a condemned pack may have lost its parity, and a marker restores nothing
+        names = [path for path in names if _size(place / "parity" / path.name)]
     if folder == "keys":
         names = [path for path in names if len(list(path.parent.glob(path.name[:-1] + "*"))) > 1]
     if not names:
@@ -446,11 +456,13 @@ def torment(
     fault: str | None,
     manifest: bool = False,
     convert: bool = False,
+    parity: bool = True,
 ) -> dict[str, Any]:
     """Run once and return the figures, with the differences if any. The folder stays where there are some."""
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=keep))
     began, wrong = time.monotonic(), ""
-    torture = Torture(folder, seed, sealed=sealed, every=every, fault=fault, manifest=manifest, convert=convert)
+    options: dict[str, Any] = {"every": every, "fault": fault, "manifest": manifest, "convert": convert}
+    torture = Torture(folder, seed, sealed=sealed, parity=parity, **options)
     try:
         torture.run(kills, seconds)
     except Wrong as exc:
@@ -467,6 +479,7 @@ def torment(
         "sealed": sealed,
         "manifest": manifest,
         "convert": convert,
+        "parity": parity,
         "fault": fault,
         "kills": sum(totals.kills.values()),
         "killed": dict(totals.kills.most_common()),
@@ -526,6 +539,7 @@ def torment(
 )
 @click.option("--manifest", is_flag=True, help="Name packs in a manifest.")
 @click.option("--convert", is_flag=True, help="Begin without a manifest, and give both one while others work.")
+@click.option("--parity/--no-parity", default=True, help="With parity, or without.  [default: with it]")
 @click.option("--fault", type=click.Choice(FAULTS), help="Put a bug in: the run has to fail.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as a line of JSON only.")
 @click.pass_context
@@ -539,6 +553,7 @@ def torture(
     keep: str | None,
     manifest: bool,
     convert: bool,
+    parity: bool,
     fault: str | None,
     as_json: bool,
 ) -> None:
@@ -549,7 +564,7 @@ def torture(
     was acknowledged: the folder with the archives and the record stays then."""
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     results = [
-        torment(seed, kills, seconds, mode, every, keep, fault, manifest, convert)
+        torment(seed, kills, seconds, mode, every, keep, fault, manifest, convert, parity)
         for mode in ([True, False] if sealed is None else [sealed])
     ]
     for result in results:

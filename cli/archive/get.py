@@ -94,6 +94,8 @@ def get(
             "run pltz archive repair, then get again",
             err=True,
         )
+    if number is None and catalog.listing.behind:
+        click.echo(f"warning: a newer version may be missing: {catalog.listing.behind}", err=True)
     if as_json:
         destination.report(written(destination, len(sessions)))
 

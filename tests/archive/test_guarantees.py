@@ -29,6 +29,7 @@ from hypothesis.stateful import invariant, precondition, rule, run_state_machine
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import Tokens
+from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy, expired
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
@@ -135,6 +136,7 @@ class GuardedMachine(NeighbourMachine):
 
     key: Any = None
     manifest = False
+    parity = SHARE, SHARED
     disk: InterruptedDisk
 
     def __init__(self) -> None:
@@ -156,7 +158,8 @@ class GuardedMachine(NeighbourMachine):
     # ---- opening, and work that may fail
 
     def start(self) -> None:
-        TowerArchive.create(self.store(), [self.codec], key=self.key, manifest=self.manifest)
+        store = self.store()
+        TowerArchive.create(store, [self.codec], key=self.key, parity=self.parity, manifest=self.manifest)
         self.handles = [self.open() for _ in range(HANDLES)]
 
     start = hypothesis.stateful.initialize()(start)
@@ -398,7 +401,8 @@ class GuardedMachine(NeighbourMachine):
         path, bits = f"packs/{version.location.pack.hex()}", archive.record(version.leaf).record.bitstring
         data = self.disk.seen.files()[path]
         place = data.find(bits) + len(bits) * at // 100
-        self.hurt, self.mendable = {path: data}, f"parity/{version.location.pack.hex()}" in self.disk.seen.names
+        protected = self.parity[0] > 0 and f"parity/{version.location.pack.hex()}" in self.disk.seen.names
+        self.hurt, self.mendable = {path: data}, protected
         self.overwrite(path, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
 
     @rule(handle=HANDLE, keep=st.integers(1, 2))
@@ -629,6 +633,12 @@ class ManifestMachine(GuardedMachine):
     manifest = True
 
 
+class MarkedMachine(ManifestMachine):
+    """An archive with a manifest and without parity: markers tell which packs were named."""
+
+    parity = 0, 0
+
+
 class SealedManifestMachine(SealedMachine):
     """A sealed archive with a manifest."""
 
@@ -647,8 +657,8 @@ def tokens_of(session: Any) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(
     "machine",
-    [GuardedMachine, SealedMachine, ManifestMachine, SealedManifestMachine],
-    ids=["open", "sealed", "manifest", "sealed-manifest"],
+    [GuardedMachine, SealedMachine, ManifestMachine, SealedManifestMachine, MarkedMachine],
+    ids=["open", "sealed", "manifest", "sealed-manifest", "marked"],
 )
 @pytest.mark.parametrize("seed", [*SEEDS, *(MORE if os.environ.get("PLTZ_ALL_FAULTS") else ())])
 def test_every_promise_holds(machine: type[GuardedMachine], seed: int) -> None:

@@ -24,7 +24,7 @@ from pltz.archive.format import index_file
 from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import U64
 from pltz.archive.format.object_names import folder_of, index, last_part, pack
-from pltz.archive.storage.store import Content
+from pltz.archive.storage.store import Content, SeenGenerations
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.identity import SIZE
 from tests.archive.conftest import ZlibCodec
@@ -34,12 +34,13 @@ COUNTS = [10, 1000, 100_000]
 PACK_SIZE = 1000  # bytes
 
 
-class CountedStore:
+class CountedStore(SeenGenerations):
     """A bucket in memory. Implements `store.Store`, and counts what would be requests. Indexes are kept once read."""
 
     remote = True
 
     def __init__(self) -> None:
+        super().__init__()
         self.objects: dict[str, bytes] = {}
         self.registers: dict[str, Content] = {}
         self.requests: Counter[str] = Counter()

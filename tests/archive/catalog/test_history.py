@@ -340,6 +340,21 @@ def test_a_version_that_was_lost_is_not_called_absent_after_a_newer_put(codec: S
 
 
 @BOTH
+def test_a_lost_version_is_the_last_one_where_all_newer_are_forgotten(codec: SegmentCodec, sealed: bool) -> None:
+    """The walks found it: the session was called forgotten, as if nothing of it were lost."""
+    disk = grown(codec, sealed, merged=False)
+    for name in all_away(disk, reopen(disk, codec, sealed)):
+        disk.unlink(name.replace("packs", "parity"))
+    assert not Repairer(DirectoryStore(disk)).run().whole
+    disk.clock += 60
+    archive = reopen(disk, codec, sealed)
+    put(archive, 5)
+    archive.forget([archive.version(NAME)])
+    with pytest.raises(LostError):
+        archive.get(NAME)
+
+
+@BOTH
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_forgotten_version_whose_mark_is_hidden_is_not_given(codec: SegmentCodec, sealed: bool, gone: bool) -> None:
     """Put it again, too: it is no unchanged session, since the mark comes back with its pack."""

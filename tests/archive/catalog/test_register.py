@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from pltz.archive.encryption.holes import punctured
-from pltz.archive.errors import ArchiveError, MissingPack, NotFound, StoreError
+from pltz.archive.errors import ArchiveError, MissingPack, NotFound, RolledBack, StoreError
 from pltz.archive.format.ids import BASE
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.manifest import Manifest
-from pltz.archive.format.object_names import MANIFEST, table_copy
+from pltz.archive.format.object_names import MANIFEST, parity, table_copy
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.maintenance.erase import Eraser
@@ -123,7 +124,7 @@ def test_an_old_copy_deletes_nothing_and_verify_tells(
     with pytest.raises(NotFound):
         fresh.get("c")
     report = reopen(disk, codec).verify(decode=True)
-    assert report.sound and report.missing_copies == [MANIFEST]
+    assert [(p.kind, "2 packs" in p.what) for p in report.problems] == [("manifest", True)] and not report.lost
     if mend == "repair":
         assert Repairer(DirectoryStore(disk)).run().remade == [MANIFEST]
     for _ in range(2 if mend == "collect" else 0):
@@ -504,3 +505,195 @@ def test_a_manifest_of_another_archive_is_not_used(disk: SimDisk, archive: Tower
     fresh.put([session("c")])
     assert [v.name for v in reopen(disk, codec).ls()] == ["a", "b", "c"]
     assert named(disk).archive == fresh.settings.archive
+
+
+def kept_manifest(disk: SimDisk) -> dict[str, bytes]:
+    """Return the files of the manifest, as a backup keeps them."""
+    return {p: d for p, d in disk.seen.files().items() if p.startswith(f"{MANIFEST}/")}
+
+
+def bring_back(disk: SimDisk, kept: dict[str, bytes]) -> None:
+    """Put the manifest of a backup in place of the present one."""
+    for path in kept_manifest(disk):
+        disk.vanish(path)
+    for path, data in kept.items():
+        disk.write_new(path, data)
+
+
+@pytest.fixture
+def bare(disk: SimDisk, codec: SegmentCodec) -> TowerArchive:
+    """An archive with a manifest and without parity, which has sessions a and b."""
+    made = TowerArchive.create(DirectoryStore(disk), [codec], parity=(0, 0), manifest=True)
+    made.put([session("a")])
+    made.put([session("b")])
+    return made
+
+
+@pytest.mark.parametrize("mend", ["collect", "repair"])
+def test_without_parity_an_old_manifest_is_told_and_hides_nothing_for_good(
+    disk: SimDisk, bare: TowerArchive, codec: SegmentCodec, mend: str
+) -> None:
+    """Verify took the packs put since for those of puts that were cut off, and called the archive sound."""
+    kept = kept_manifest(disk)
+    cut_off(reopen(disk, codec), session("z"))
+    bare.put([session("c")])
+    bare.put([session("a", 5)])
+    bring_back(disk, kept)
+    with pytest.raises(NotFound):  # another process, which knows no newer one
+        reopen(disk, codec).get("c")
+    report = reopen(disk, codec).verify(decode=True)
+    assert [(p.kind, "2 packs" in p.what) for p in report.problems] == [("manifest", True)] and report.orphans == 1
+    if mend == "repair":
+        assert Repairer(DirectoryStore(disk)).run().remade == [MANIFEST]
+    for _ in range(2 if mend == "collect" else 0):
+        reopen(disk, codec).collect()
+    last = reopen(disk, codec)
+    assert last.catalog.listing.following and [v.name for v in last.ls()] == ["a", "b", "c"]
+    assert last.get("a").tokens.tolist() == tokens("a", 5)
+    report = last.verify(decode=True)
+    assert report.sound and report.orphans == 1 and not report.missing_copies
+
+
+def test_without_parity_a_lost_manifest_tells_late_packs(
+    disk: SimDisk, bare: TowerArchive, codec: SegmentCodec
+) -> None:
+    """Their times decided, so that a put that was cut off could become the last version."""
+    disk.clock = 100
+    cut_off(bare, session("a", 7))
+    disk.clock = 50
+    reopen(disk, codec).put([session("a", 5)])
+    bring_back(disk, {})
+    for _ in range(2):
+        assert reopen(disk, codec).get("a").tokens.tolist() == tokens("a", 5)
+        Repairer(DirectoryStore(disk)).run()
+    assert len(named(disk).late) == 1
+
+
+def test_a_marker_names_its_pack(disk: SimDisk, bare: TowerArchive, codec: SegmentCodec) -> None:
+    """It is missed where it is gone, and it tells that its pack is."""
+    pack = bare.version("b").location.pack
+    disk.vanish(parity(pack))
+    report = reopen(disk, codec).verify()
+    assert report.sound and report.missing_copies == [parity(pack)]
+    assert Repairer(DirectoryStore(disk), dry_run=True).run().remade == [parity(pack)]
+    assert Repairer(DirectoryStore(disk)).run().remade == [parity(pack)]
+    report = reopen(disk, codec).verify()
+    assert report.sound and not report.missing_copies
+    disk.vanish(f"packs/{pack.hex()}")
+    bring_back(disk, {})
+    assert not reopen(disk, codec).verify().sound
+    with pytest.raises(ArchiveError):
+        reopen(disk, codec).get("b")
+
+
+def unmark(disk: SimDisk) -> None:
+    """Make an archive without parity as an older pltz left it: no markers, and a manifest that tells of none."""
+    found = named(disk)
+    for path in [p for p in disk.seen.names if p.startswith("parity/") and not disk.seen.files()[p]]:
+        disk.vanish(path)
+    [path] = kept_manifest(disk)
+    disk.seen.data[disk.seen.names[path]] = dataclasses.replace(found, marked=False).encode()
+
+
+@pytest.mark.parametrize("mend", ["collect", "repair"])
+def test_an_archive_of_before_markers_says_what_is_unknown(
+    disk: SimDisk, bare: TowerArchive, codec: SegmentCodec, mend: str
+) -> None:
+    """Nothing tells a pack that an old manifest hides from one of a put that was cut off: both are taken up."""
+    unmark(disk)
+    report = reopen(disk, codec).verify()
+    assert report.sound and len(report.missing_copies) == 2  # nothing is hidden, and nothing would tell if it were
+    kept = kept_manifest(disk)
+    disk.clock = 100
+    writer = reopen(disk, codec)
+    cut_off(writer, session("a", 7), session("z"))
+    disk.clock = 50
+    writer.put([session("a", 5)])
+    unmark(disk)
+    bring_back(disk, kept)
+    fresh = reopen(disk, codec)
+    report = fresh.verify()
+    assert [(p.kind, "2 packs" in p.what) for p in report.problems] == [("manifest", True)] and not report.orphans
+    if mend == "repair":
+        Repairer(DirectoryStore(disk)).run()
+    for _ in range(2 if mend == "collect" else 0):
+        reopen(disk, codec).collect()
+    last = reopen(disk, codec)
+    assert named(disk).marked and last.catalog.listing.following
+    assert [v.version for v in last.history("a")] == [1, 2, 2] and [v.name for v in last.ls()] == ["a", "b", "z"]
+    report = last.verify(decode=True)
+    assert report.sound and not report.orphans and bool(report.missing_copies) == (mend == "collect")
+
+
+@pytest.mark.parametrize("heal", ["put", "repair"])
+def test_absent_is_not_said_by_a_manifest_older_than_one_that_was_seen(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, heal: str
+) -> None:
+    """The archive as a whole was brought back: the store has seen more, whichever object of it asks."""
+    backup = disk.seen.files()
+    archive.put([session("c")])
+    archive.put([session("a", 5)])
+    for path in disk.seen.files().keys() - backup.keys():
+        disk.vanish(path)
+    for path in backup.keys() - disk.seen.files().keys():
+        disk.write_new(path, backup[path])
+    with pytest.raises(MissingPack):  # it had the pack itself
+        archive.get("c")
+    fresh = TowerArchive.open(archive.store, [codec])
+    with pytest.raises(RolledBack, match="was seen"):
+        fresh.get("c")
+    with pytest.raises(RolledBack):
+        fresh.get("a", version=2)
+    assert fresh.get("a").tokens.tolist() == tokens("a") and [v.name for v in fresh.ls()] == ["a", "b"]
+    with pytest.raises(RolledBack):
+        fresh.parts.directory.want_whole("listed")
+    report = TowerArchive.open(archive.store, [codec]).verify()
+    assert [p.kind for p in report.problems] == ["manifest"] and report.missing_copies == [MANIFEST]
+    with pytest.raises(NotFound):  # nothing else tells
+        reopen(disk, codec).get("c")
+    disk.clock += 1
+    if heal == "put":
+        fresh.put([session("d")])
+    else:  # on another machine
+        Repairer(DirectoryStore(disk)).run()
+    last = TowerArchive.open(archive.store, [codec])
+    assert last.catalog.listing.following and last.verify().sound
+    with pytest.raises(NotFound):
+        last.get("c")
+
+
+def test_a_pack_that_repair_gave_up_is_named_again_where_it_comes_back(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
+    """From a file copy, and without its parity, which repair deleted. The walks found it taken for an orphan."""
+    pack = archive.version("b").location.pack
+    path = f"packs/{pack.hex()}"
+    data = disk.seen.files()[path]
+    FAULTS["cut"](disk, path)
+    disk.vanish(parity(pack))
+    assert not Repairer(DirectoryStore(disk)).run().whole
+    disk.write_new(path, data)
+    assert not reopen(disk, codec).verify().sound
+    Repairer(DirectoryStore(disk)).run()
+    last = reopen(disk, codec)
+    assert last.get("b").tokens.tolist() == tokens("b") and last.verify(decode=True).sound
+    assert not last.catalog.damage.losses()
+
+
+def test_a_loss_that_is_over_is_over_for_whoever_knew_it(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
+    """The pack came back and was collected. A reader that follows manifests went on to tell of the loss."""
+    pack = archive.version("b").location.pack
+    path = f"packs/{pack.hex()}"
+    data = disk.seen.files()[path]
+    FAULTS["cut"](disk, path)
+    disk.vanish(parity(pack))
+    assert not Repairer(DirectoryStore(disk)).run().whole
+    reader = reopen(disk, codec)
+    assert reader.catalog.listing.following and reader.catalog.damage.losses()
+    disk.write_new(path, data)
+    for _ in range(2):
+        reopen(disk, codec).collect(dead_share=0.01)
+    assert not named(disk).losses and [v.name for v in reader.ls()] == ["a", "b"]
+    assert not reader.catalog.damage.losses()

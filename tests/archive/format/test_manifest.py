@@ -35,7 +35,7 @@ def manifests() -> st.SearchStrategy[Manifest]:
     return st.builds(
         Manifest,
         settings=st.builds(
-            Settings, ID, st.booleans(), st.tuples(st.integers(0, 1000), st.integers(0, 1000)), st.just(True)
+            Settings, ID, st.booleans(), st.tuples(st.sampled_from([0, 50, 1000]), st.integers(0, 1000)), st.just(True)
         ),
         generation=st.integers(1, (1 << 62) - 1),
         random=ID,
@@ -46,7 +46,12 @@ def manifests() -> st.SearchStrategy[Manifest]:
         losses=st.frozensets(ID.map(bytes.hex), max_size=3),
         late=st.frozensets(ID, max_size=3),
         gaps=st.booleans(),
-    )
+    ).flatmap(lambda made: st.sampled_from(_with_marks(made)))
+
+
+def _with_marks(manifest: Manifest) -> list[Manifest]:
+    marked = [] if manifest.settings.parity[0] else [dataclasses.replace(manifest, marked=True)]
+    return [manifest, *marked]
 
 
 def rows(manifest: Manifest) -> dict[bytes, tuple[int, list[list[int]]]]:
@@ -103,7 +108,17 @@ def test_newer_ones_are_refused_by_name() -> None:
         Manifest.decode(sealed(body[:4] + b"\x03" + body[5:]))
     for at in (5, 6, 7):
         with pytest.raises(VersionError):
-            Manifest.decode(sealed(body[:at] + b"\x04" + body[at + 1 :]))
+            Manifest.decode(sealed(body[:at] + b"\x08" + body[at + 1 :]))
+
+
+def test_markers_beside_parity_are_refused() -> None:
+    """A manifest of an archive without parity tells of them; one with parity and the flag is no manifest of ours."""
+    bare = dataclasses.replace(some(), settings=Settings(bytes(16), parity=(0, 0), manifest=True), marked=True)
+    assert Manifest.decode(bare.encode()).tells_orphans
+    assert not Manifest.decode(dataclasses.replace(bare, marked=False).encode()).tells_orphans
+    assert Manifest.decode(some().encode()).tells_orphans
+    with pytest.raises(CorruptError, match="markers"):
+        Manifest.decode(dataclasses.replace(some(), marked=True).encode())
 
 
 def test_what_is_in_another_order_or_twice_is_refused() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.errors import ArchiveError, StoreError
+from pltz.archive.errors import ArchiveError, NotFound, RolledBack, StoreError
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.places import open_store
@@ -282,6 +282,41 @@ def test_indexes_are_kept_on_this_machine(s3: S3Server, codec: SegmentCodec, tmp
     archive.put([session("more", 1)])
     archive.write_index()
     assert copies[0] not in list(cache.rglob("*"))  # replaced, so its copy is dropped
+
+
+def test_an_older_manifest_is_noticed_by_another_process(s3: S3Server, codec: SegmentCodec, tmp_path: Path) -> None:
+    """The bucket, or its manifest, was brought back: the cache of this machine knows more, without a request."""
+    place, cache = s3.place(), tmp_path / "cache"
+    archive = TowerArchive.create(ObjectStore(place, cache), [codec], manifest=True)
+    archive.put([session("a", 1)])
+    register = "manifest/current"
+    kept = archive.store.read(register, 0, 1 << 20)
+    before = archive.store.list("packs").keys()
+    archive.put([session("b", 2)])
+    archive.store.replace(register, kept)
+    # the manifest alone is old: the listing finds the truth
+    fresh = TowerArchive.open(ObjectStore(place, cache), [codec])
+    assert fresh.get("b").tokens[-1] == 2 and [p.kind for p in fresh.problems] == ["manifest"]
+    # all of it is old: nothing is called absent
+    [pack] = archive.store.list("packs").keys() - before
+    for folder in ("packs", "parity"):
+        archive.store.delete(f"{folder}/{pack}")
+    fresh = TowerArchive.open(ObjectStore(place, cache), [codec])
+    assert fresh.get("a").tokens[-1] == 1
+    with pytest.raises(RolledBack, match="backup"):
+        fresh.get("b")
+    requests = s3.count("GET")
+    with pytest.raises(NotFound):  # a machine that knows nothing
+        TowerArchive.open(ObjectStore(place, tmp_path / "other"), [codec]).get("b")
+    assert s3.count("GET") == requests + 2  # manifest, and the record that it looks among
+    TowerArchive.open(ObjectStore(place, cache), [codec]).put([session("c", 3)])
+    last = TowerArchive.open(ObjectStore(place, cache), [codec])
+    assert last.catalog.listing.following
+    with pytest.raises(NotFound):
+        last.get("b")
+    for bytes_ in (b"", b"x y", b"\xff\xfe", f"{archive.settings.archive.hex()} {1 << 63}".encode()):
+        (tmp_path / "cache" / next(cache.iterdir()).name / "generation").write_bytes(bytes_)
+        assert TowerArchive.open(ObjectStore(place, cache), [codec]).catalog.listing.following
 
 
 def test_what_goes_wrong_is_named_without_secrets(s3: S3Server) -> None:
