@@ -14,8 +14,13 @@ a bundle too; it must have the shape of ONE. The result is a bundle with ONE's t
         hidden_high      the same of the other layers
     [factors]            on the temperatures after it, by group (`pipeline.groups`); 1 where it is left out
 
-Averaged are the floats whose rounding the integers are; the average is rounded anew. In contract 1 only the direction
-of a row of the table counts, so rows are brought to the same length first. `mini_average.toml` has `mini`'s shares.
+Averaged are the floats whose rounding the integers are. In contract 1 the average is rounded anew; only the direction
+of a row of the table counts there, so rows are brought to the same length first. `mini_average.toml` has `mini`'s
+shares.
+
+A net with a `step` has few values per row, and rounding it anew would move all of them, which costs more than an
+average gains. So each of its weights keeps to the steps of its row, at the mean of both scales. Where both nets agree
+it stays. Where they differ it becomes a neighbour of the mean, by chance, so that the mean is right over many.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ import numpy as np
 
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.training import checkpoint
-from pltz.models.training.checkpoint import Floats, Rounded
+from pltz.models.training.checkpoint import Floats, Int8Rows, Rounded
 from pltz.models.training.export import export
 from pltz.models.training.origin import Origin
 from pltz.models.training.pipeline import groups, scaled
@@ -37,6 +42,7 @@ from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import Weights
 
 PARTS = ("embedding", "head", "attention_low", "attention_high", "hidden_low", "hidden_high")
+AGREE = 1e-3  # steps: below it a distance is the error of the mean
 HIDDEN = ("up.", "down.", "gate.", "norm_mid")
 
 
@@ -63,12 +69,37 @@ def averaged(one: Rounded, other: Rounded, shares: Mapping[str, float]) -> Round
     config = one.config
     if config.gated != other.config.gated or config.tensors() != other.config.tensors():
         raise UsageError("only nets of one shape can be averaged: name a net that was trained from this bundle")
+    share_of = {name: shares[part_of(name, config.layers)] for name in config.tensors()}
+    if config.step:
+        return _on_steps(one, other, share_of)
     ours, theirs = _state(one), _state(other)
     mixed: dict[str, Floats] = {}
     for name in ours:
-        share = shares[part_of(name, config.layers)]
-        mixed[name] = ((1 - share) * ours[name] + share * theirs[name]).astype(np.float32)
+        mixed[name] = ((1 - share_of[name]) * ours[name] + share_of[name] * theirs[name]).astype(np.float32)
     return checkpoint.rounded(mixed, config)
+
+
+def _on_steps(one: Rounded, other: Rounded, share_of: Mapping[str, float]) -> Rounded:
+    """Return the net between two whose weights keep to the steps of their rows (see the head of this file)."""
+    random = np.random.default_rng(1)
+    matrices: dict[str, Int8Rows] = {}
+    for name in sorted(one.matrices):
+        ours, theirs, share = one.matrices[name], other.matrices[name], share_of[name]
+        first = (1 - share) * ours.scale.astype(np.float32).astype(np.float64)
+        second = share * theirs.scale.astype(np.float32).astype(np.float64)
+        scale = np.maximum(first + second, 1e-12)
+        mean = (first / scale).astype(np.float32)[:, None] * ours.weights
+        mean += (second / scale).astype(np.float32)[:, None] * theirs.weights
+        below = np.floor(mean)
+        drawn = below + (random.random(mean.shape, dtype=np.float32) < mean - below)
+        nearest = np.round(mean)
+        chosen = np.where(np.abs(mean - nearest) < AGREE, nearest, drawn)
+        matrices[name] = Int8Rows(np.clip(chosen, -127, 127).astype(np.int8), scale.astype(ours.scale.dtype))
+    rest = {
+        name: ((1 - share_of[name]) * value + share_of[name] * other.rest[name]).astype(np.float32)
+        for name, value in one.rest.items()
+    }
+    return Rounded(one.config, matrices, rest)
 
 
 def tempered(weights: Weights, factors: Mapping[str, float]) -> Weights:
@@ -126,7 +157,9 @@ def main(arguments: Sequence[str]) -> None:
     shares, factors = read(Path(arguments[2]))
     net = averaged(Origin(arguments[0], "ONE").net, Origin(arguments[1], "OTHER").net, shares)
     weights = tempered(export(net), factors)
-    write_bundle(output, output.name, weights, bundle.tokenizer.json, bundle.zstd_dict, {})
+    write_bundle(
+        output, output.name, weights, bundle.tokenizer.json, bundle.zstd_dict, {}, packed=weights.shape.gated
+    )
     print(f"{output}: bundle {Bundle.load(output).id.hex()}")
 
 
