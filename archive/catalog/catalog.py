@@ -107,6 +107,7 @@ class Catalog:
         bound = self.max_age if max_age is None else max_age
         if self._held or time.monotonic() - self._read_at < bound:
             self.keys.refresh()
+            self._tell_packs()
             return False
         self.look_now()
         return True
@@ -118,9 +119,14 @@ class Catalog:
         if not self.listing.follow() and not (self.takes_manifest() and self.listing.follow()):
             self.refresh()
             return
-        if self._key_check:
-            self._key_check.refresh()
+        self._tell_packs()
         self._read_at = begun
+
+    def _tell_packs(self) -> None:
+        """Let the check of keys take the packs of this look: it lists none, and reads the tables of new ones."""
+        listing = self.listing
+        if self._key_check:
+            self._key_check.refresh(lambda: listing.packs if listing.following else listing.packs | listing.orphans)
 
     def takes_manifest(self) -> bool:
         """Return whether the archive got a manifest since it was opened. All is read afresh then, by the next look.
@@ -157,9 +163,8 @@ class Catalog:
         begun = time.monotonic()
         self.listing.read_plans()
         self.keys.refresh()
-        if self._key_check:
-            self._key_check.refresh()
         self.listing.read()
+        self._tell_packs()
         self._read_at = begun
 
     def twice(self, work: Callable[[], T]) -> T:

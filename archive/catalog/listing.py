@@ -428,6 +428,10 @@ class Listing:
     def showing_orphans(self) -> Iterator[None]:
         """Read orphans too in what is listed inside: an erase has to reach what no put finished. None gets named."""
         self._showing = True
+        if not self.following:  # else the next look lists them
+            self._set_packs(self.packs | self.orphans)
+            for pack in sorted(self.orphans):
+                self._cover(pack)
         try:
             yield
         finally:

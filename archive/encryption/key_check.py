@@ -10,7 +10,7 @@ says that an archive is sound, looks here first. Spec: FORMAT.md, "Encryption".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
@@ -23,6 +23,7 @@ from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.identity import NONE
 
 READERS = 16  # tables read at once: one from a bucket waits for the network
+FRONT = 4096  # bytes of a pack read at once
 FEW = 64  # packs whose tables are read one after the other
 
 
@@ -32,21 +33,26 @@ class KeyCheck:
     ``archive``: id of the archive; packs of others are left out.
     """
 
-    def __init__(self, store: Store, archive: bytes) -> None:
+    def __init__(self, store: Store, archive: bytes, folder: KeyFolder | None = None) -> None:
         self.store, self.archive = store, archive
-        self.folder = KeyFolder(store)
+        self.folder = folder or KeyFolder(store)
+        self._packs: Callable[[], Mapping[bytes, int]] | None = None
         self._tables: dict[bytes, frozenset[tuple[bytes, bytes]]] = {}  # pack -> domain and root of each context
         self._roots: dict[bytes, set[bytes]] | None = None
 
-    def refresh(self) -> None:
-        """List packs again at the next question."""
-        self._roots = None
+    def refresh(self, packs: Callable[[], Mapping[bytes, int]] | None = None) -> None:
+        """Look at packs and key files again at the next question.
+
+        ``packs``: returns the packs and their sizes, as the caller has just listed them; None lists them then.
+        """
+        self._roots, self._packs = None, packs
+        self.folder.forget()
 
     @property
     def roots(self) -> dict[bytes, set[bytes]]:
         """Return the roots that packs name, by domain. Packs that cannot be read are left out. Raises StoreError."""
         if self._roots is None:
-            sizes = packs_listed(self.store.list(PACKS))
+            sizes = self._packs() if self._packs else packs_listed(self.store.list(PACKS))
             self._tables = {name: self._tables[name] for name in self._tables.keys() & sizes.keys()}
             new = sorted(sizes.keys() - self._tables.keys())
             slices = [[(name, sizes[name]) for name in new[n::READERS]] for n in range(READERS if new else 0)]
@@ -64,9 +70,10 @@ class KeyCheck:
         Raises StoreError.
         """
         roots = self.roots  # before key files: keys are put before the packs that use them
-        there = self.folder.generations()
-        lacking = sorted(roots.keys() - there.keys())
-        found = {domain: _no_file(domain) for domain in lacking if domain not in self.folder.generations()}
+        there = self.folder.generations(fresh=False)
+        if (roots.keys() | {NONE}) - there.keys():  # the listing may be older than that of packs
+            there = self.folder.generations()
+        found = {domain: _no_file(domain) for domain in sorted(roots.keys() - there.keys())}
         if roots and NONE not in there:
             found[NONE] = f"packs are sealed, and the archive's own key file ({path_of(NONE)}) is missing: {BRING_BACK}"
         return found
@@ -84,10 +91,14 @@ class KeyCheck:
 
     def fault(self, domain: bytes) -> str | None:
         """Return a sentence where the key files of a domain are not those for its records. Raises StoreError."""
-        if not (roots := self.roots.get(domain)):
+        if not (roots := self.roots.get(domain)) or not self._fault(domain, roots, fresh=False):
             return None
+        return self._fault(domain, roots, fresh=True)  # the listing may be older than that of packs
+
+    def _fault(self, domain: bytes, roots: Collection[bytes], *, fresh: bool) -> str | None:
+        """Return a sentence where the key files of a domain do not govern some roots. ``fresh``: list them now."""
         try:
-            newest = self.folder.newest(domain)
+            newest = self.folder.newest(domain, fresh=fresh)
         except FormatError as exc:
             return f"packs have records of domain {domain.hex()}, and of its newest key file {exc}: {BRING_BACK}"
         if newest is None:
@@ -115,7 +126,12 @@ class KeyCheck:
 
     def _table(self, name: bytes, size: int) -> frozenset[tuple[bytes, bytes]]:
         file = pack(name)
-        head = Pack(lambda at, count: self.store.read(file, at, count), size, archive=self.archive).head
+        front = self.store.read(file, 0, min(size, FRONT))  # mostly all of it: one request
+
+        def read(at: int, count: int) -> bytes:
+            return front[at : at + count] if at + count <= len(front) else self.store.read(file, at, count)
+
+        head = Pack(read, size, archive=self.archive).head
         return frozenset((c.domain, c.root) for c in head.contexts if c.cipher == SEALED)
 
 

@@ -137,15 +137,32 @@ def governs(lineages: Collection[bytes], generation: int, root: bytes) -> bool:
 
 
 class KeyFolder:
-    """Key files by domain and generation; needs no key."""
+    """Key files by domain and generation; needs no key.
+
+    One listing serves several questions, until `forget`, or until this object puts or destroys a file.
+    """
 
     def __init__(self, store: Store):
         self.store = store
+        self._listed: list[KeyFileName] | None = None
 
-    def generations(self) -> dict[bytes, list[int]]:
-        """Return, by domain, the generations with any copy present, oldest first. Raises StoreError."""
+    def forget(self) -> None:
+        """List the files again at the next question."""
+        self._listed = None
+
+    def _files(self, *, fresh: bool) -> list[KeyFileName]:
+        """Return the names of all key files, as the last listing had them or, ``fresh``, as they are now."""
+        if fresh or self._listed is None:
+            self._listed = key_files_among(self.store.list(KEYS))
+        return self._listed
+
+    def generations(self, *, fresh: bool = True) -> dict[bytes, list[int]]:
+        """Return, by domain, the generations with any copy present, oldest first. Raises StoreError.
+
+        ``fresh``: as they are now; else by the last listing, if there is one.
+        """
         found: dict[bytes, set[int]] = {}
-        for file in key_files_among(self.store.list(KEYS)):
+        for file in self._files(fresh=fresh):
             found.setdefault(file.domain, set()).add(file.generation)
         return {domain: sorted(numbers) for domain, numbers in found.items()}
 
@@ -180,6 +197,7 @@ class KeyFolder:
                 "the holes in this tenant's keys take too much room: copy what is left to a new archive"
             )
         first, second = key_copies(file.domain, file.generation)
+        self.forget()
         if not self.store.put(first, data):
             return False
         self.store.put(second, data)
@@ -207,20 +225,23 @@ class KeyFolder:
         Both copies of the newest generations are put before.
         """
         heads = self._heads()
-        for domain in self._older(heads):
+        if not (older := self._older(heads)):
+            return {}
+        for domain in older:
             if newest := heads(domain):
                 self.put(newest)
         left = self.leftovers()  # listed again: a file just put may have been erased meanwhile
         return {domain: self._shred(files) for domain, files in left.items()}
 
-    def newest(self, domain: bytes) -> KeyFile | None:
-        """Return the newest key file of a domain; None where it has none.
+    def newest(self, domain: bytes, *, fresh: bool = True) -> KeyFile | None:
+        """Return the newest key file of a domain; None where it has none. ``fresh``: as `generations` has it.
 
         Raises FormatError where both copies are damaged, CorruptError where the keys keep changing, StoreError.
         """
         for _ in range(ATTEMPTS):  # a generation shredded while it is read has a successor
-            if not (numbers := self.generations().get(domain)):
+            if not (numbers := self.generations(fresh=fresh).get(domain)):
                 return None
+            fresh = True
             try:
                 if file := self.read(domain, numbers[-1]):
                     return file
@@ -234,8 +255,8 @@ class KeyFolder:
 
         It has keys that were not destroyed on purpose: the newest ones were made while it was away.
         """
-        heads, numbers = self._heads(), self.generations()
-        for file in key_files_among(self.store.list(KEYS)):
+        heads, numbers = self._heads(), self.generations(fresh=False)
+        for file in self._files(fresh=False):
             if file.generation == numbers.get(file.domain, [file.generation])[-1]:
                 continue
             head, known = heads(file.domain), self._sound(file)
@@ -265,6 +286,7 @@ class KeyFolder:
 
     def _shred(self, files: Sequence[str]) -> int:
         for name in files:
+            self.forget()
             self.store.shred(name)
         return len(files)
 
@@ -291,10 +313,11 @@ class KeyFolder:
     def _older(self, head: Callable[[bytes], KeyFile | None]) -> dict[bytes, list[str]]:
         """Return, by domain, the files of older generations, oldest first, then those in ``tmp/``.
 
-        A sound file with keys of another lineage is left out. ``head``: the newest key file of a domain.
+        A sound file with keys of another lineage is left out. ``head``: the newest key file of a domain. The last
+        listing serves, which is no older than what this object did.
         """
         found: dict[bytes, list[str]] = {}
-        files = key_files_among(self.store.list(KEYS))
+        files = self._files(fresh=False)
         last = {file.domain: file.generation for file in sorted(files, key=lambda file: file.generation)}
         for file in sorted(files, key=lambda file: (file.generation, file.copy)):
             newest = head(file.domain) if file.generation < last[file.domain] else None
@@ -302,7 +325,8 @@ class KeyFolder:
                 with suppress(FileNotFoundError):
                     if _outlived(newest, self.store.read(file.name, 0, MAX_SIZE)):
                         found.setdefault(file.domain, []).append(file.name)
-        for name in temporaries_among(self.store.list(TEMPORARY)):
+        # a bucket has none: an object is put at once
+        for name in () if self.store.remote else temporaries_among(self.store.list(TEMPORARY)):
             if (whose := self._left_over(name, head)) is not None:
                 found.setdefault(whose, []).append(name)
         return found

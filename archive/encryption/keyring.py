@@ -42,8 +42,9 @@ class Keyring:
     def __init__(self, store: Store, archive: bytes, secret: Secret):
         self.store, self.archive = store, archive
         self.folder = KeyFolder(store)
-        self.key_check = KeyCheck(store, archive)
+        self.key_check = KeyCheck(store, archive, self.folder)
         self._master = self._open_master(secret)
+        self.folder.forget()
         self._wrap, self._names = subkey(self._master, b"pltz wrap"), subkey(self._master, b"pltz names")
         self._domains: dict[bytes, DomainKeys] = {}
         self._checked: set[bytes] = set()
@@ -129,6 +130,9 @@ class Keyring:
         return Context(kind, domain, "", NONE, NONE, 0, cipher=SEALED, root=keys.newest)
 
     def want(self, domain: bytes, who: str) -> None:
+        known = self._domains.get(domain) if domain in self._checked else None
+        if known and all(map(known.governs, self.key_check.roots.get(domain, ()))):
+            return  # they are the newest, as this look found, and had all that packs name
         if what := self.key_check.fault(domain):
             raise MissingKeys(f"{who}: {what}")
 
@@ -253,6 +257,7 @@ class Keyring:
         if context.root not in self._sought:
             self._sought.add(context.root)
             self._fresh = False  # the list is older than the record
+            self.folder.forget()
             self._newer[context.domain] = self._newest(context.domain)
         return self._newer.get(context.domain) or keys
 
@@ -369,6 +374,7 @@ class Keyring:
                     self._damaged.add(domain)
                     raise self._lacking(domain) from exc
             self._fresh = False
+            self.folder.forget()
         raise CorruptError(f"the keys of domain {domain.hex()} keep changing: try again")
 
     def _there_listed(self, domain: bytes) -> bool:
@@ -379,11 +385,11 @@ class Keyring:
         newest = self._listed.get(domain, [-1])[-1]
         known = newest >= 0 and not self._there(domain, newest + 1) and self._there(domain, newest)
         if not known and not (newest < 0 and self._fresh):
-            self._list()
+            self._list(fresh=self._fresh)
         return domain in self._listed
 
-    def _list(self) -> None:
-        self._listed, self._fresh = self.folder.generations(), True
+    def _list(self, *, fresh: bool = True) -> None:
+        self._listed, self._fresh = self.folder.generations(fresh=fresh), True
 
     def _open_master(self, secret: Secret) -> bytes:
         generations = self.folder.generations().get(MASTER, [])

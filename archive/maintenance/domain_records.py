@@ -123,7 +123,11 @@ class DomainRecords:
         return units
 
     def leaves(self, but: bytes | None = None) -> set[bytes]:
-        """Return the last segment of each version, as `RecordLookup.all_versions` tells it.
+        """Return the last segments of all versions. ``but``: key of a session that is left out."""
+        return set(self.versions(but).values())
+
+    def versions(self, but: bytes | None = None) -> dict[bytes, bytes]:
+        """Return the last segment of each version by its id, as `RecordLookup.all_versions` tells it.
 
         ``but``: key of a session that is left out.
         """
@@ -138,7 +142,7 @@ class DomainRecords:
                 for version in record.versions:
                     if version not in best or rank < best[version][0]:
                         best[version] = rank, record.leaf
-        return {leaf for _, leaf in best.values()}
+        return {version: leaf for version, (_, leaf) in best.items()}
 
     def rows(self, pack: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]] | None:
         """Yield the root and the units of each record of the domain in a pack; None where it was not read."""

@@ -34,7 +34,7 @@ keys only, so they are useless without the archive key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
@@ -176,11 +176,12 @@ class Eraser:
             over = self._over(Erasure(tenant, None), known, finished, bases, dry_run)
             if dry_run:
                 return over
-            records, unread = self._prove(known.domain, None, None)
-            return replace(over, records=over.records + records, unread=unread)
+            left, unread = self._prove(known.domain, None, None)
+            return replace(over, records=over.records + left, unread=unread)
         # damage hinders the erasure of bases, not of the tenant
-        look = self._look if bases else self.catalog.listing.stable
-        versions, uses = look(lambda: self._whole(tenant, known.domain))
+        records = DomainRecords(self.catalog, known.domain)
+        look = self._still if bases else self.catalog.listing.stable
+        versions, uses = look(lambda: self._whole(tenant, records))
         free = [use for use in uses if bases and not use.others]
         if dry_run:
             uses = [replace(use, erased=use in free) for use in uses]
@@ -188,7 +189,7 @@ class Eraser:
         for use in free:
             self._begin(self._known(BASE, use.name))
         erased = {"name": "", "kind": TENANT, "id_key": bytes(KEY), "doomed": frozenset[int]()}
-        done = [self._empty(known, None, **erased)]
+        done = [self._empty(known, None, records, **erased)]
         for use in free:
             base = self._known(BASE, use.name)
             if users := self.users(base.domain, base.older):
@@ -200,9 +201,17 @@ class Eraser:
             uses[uses.index(use)] = seen
         return self._receipt(Erasure(tenant, None, versions=versions), known, finished, uses, done)
 
-    def _whole(self, tenant: str, domain: bytes) -> tuple[int, list[BaseUse]]:
-        """Return the number of versions of a tenant, and the bases on which they stand."""
-        versions = self.catalog.lookup.all_versions(domain)
+    def _whole(self, tenant: str, records: DomainRecords) -> tuple[int, list[BaseUse]]:
+        """Return the number of versions of a tenant, and the bases on which they stand.
+
+        Its packs are read whole, and the proof takes what they have from ``records``. Where one is damaged, all are
+        read as readers do.
+        """
+        try:
+            records.read()
+            versions = records.versions()
+        except ArchiveError:
+            versions = _leaves(self.catalog.lookup.all_versions(records.domain))
         return len(versions), self._uses(tenant, versions)
 
     def base(self, name: str, *, dry_run: bool = False) -> Erasure:
@@ -219,7 +228,7 @@ class Eraser:
         if self.keys.key_check.fault(self.keys.domain(BASE, name)):
             return self._give_up(BASE, name, finished, dry_run)
         known = self._known(BASE, name)
-        if users := self.users(known.domain, known.roots):
+        if users := self.users(known.domain, known.roots, fresh=False):
             raise ArchiveError(f"{_standing(name, users)}: erase these first; nothing was erased")
         records = (record for record in self._records(known.domain) if record)
         found = {unit for r in records for unit in r.units if known.roots.get(r.root, NOTHING).has(unit)}
@@ -275,17 +284,18 @@ class Eraser:
         """Do the work of `session`, but for what earlier erases left."""
         known = self._known(TENANT, tenant)
         records = DomainRecords(self.catalog, known.domain)
-        towers = self._look(lambda: self._towers(records, name))
+        towers, dead = self._still(lambda: (self._towers(records, name), self._dead(records)))
         if not towers:
             return self._over(Erasure(tenant, name), known, finished, False, dry_run)
         # what the session had, and what is coded after it
-        begun, doomed = known, self._look(lambda: self._dead(records)).union(*towers)
+        begun, doomed = known, dead.union(*towers)
         if not dry_run:
             self._recoder.want_codecs(records.coded_after(doomed) - doomed)
             begun, towers = self._doom(known, records, name, towers, doomed)
-        # segments of other sessions stay; what was coded after the others is coded anew
-        kept = doomed & self._look(lambda: self._used_by_others(records, name))
-        uses = self._look(lambda: self._uses(tenant, self.catalog.lookup.versions(known.domain, name)))
+        # segments of other sessions stay; what was coded after the others is coded anew. The listing is of after the
+        # keys that doom the session: who put a pack since is fenced, so none was acknowledged that it lacks
+        kept = doomed & self._still(lambda: self._used_by_others(records, name))
+        uses = self._still(lambda: self._uses(tenant, _leaves(self.catalog.lookup.versions(known.domain, name))))
         going = doomed - kept
         users = self._recode(known, records, going, dry_run)
         erasure = Erasure(
@@ -295,7 +305,7 @@ class Eraser:
             return self._receipt(erasure, known, finished, uses)
         # the keys of everything that goes are destroyed
         units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going | users)}
-        self._look(records.read)
+        self._look(records.read)  # last of all: a collector may have copied records to packs that were not listed
         roots, moved = self._without(begun, records, units)
         done = begun.following(roots=roots, doomed=frozenset[int]())
         destroyed = self._destroy(done, set(known.roots), units, records)
@@ -353,15 +363,16 @@ class Eraser:
         Their old records are under the roots of ``known``. Raises ArchiveError where one cannot be coded anew.
         """
         users, found = set[bytes](), self._coded_after(records, going)
-        while not dry_run and found - users:  # sessions are put meanwhile
+        while not dry_run and found - users:  # a collector may have shown more of them
             users |= found
             self._recoder.run(found, known.roots)
+            self.catalog.refresh()
             found = self._coded_after(records, going)
         recoder = self._recoder
         return {s for s in users if recoder.stands_alone(s, known.roots) or not recoder.has(s)} if users else found
 
     def _coded_after(self, records: DomainRecords, going: set[bytes]) -> set[bytes]:
-        self._look(records.read)
+        self._still(records.read)
         return records.coded_after(going) - going
 
     @property
@@ -381,11 +392,13 @@ class Eraser:
         """Return a root that begins in the generation after these keys."""
         return {known.next_root: Tree.root(self.catalog.store.random(KEY))}
 
-    def _empty(self, known: DomainKeys, roots: Collection[bytes] | None, **changes: Any) -> _Done:
-        """Destroy all keys under some roots of a domain, None is all, and prove it."""
+    def _empty(
+        self, known: DomainKeys, roots: Collection[bytes] | None, seen: DomainRecords | None = None, **changes: Any
+    ) -> _Done:
+        """Destroy all keys under some roots of a domain, None is all, and prove it. ``seen``: as of `_records`."""
         kept = {root: tree for root, tree in known.roots.items() if roots is not None and root not in roots}
         done = known.following(roots=kept or {known.newest: NOTHING}, **changes)
-        return self._destroy(done, None if roots is None else set(roots), None)
+        return self._destroy(done, None if roots is None else set(roots), None, seen)
 
     def _destroy(
         self, keys: DomainKeys, roots: set[bytes] | None, units: set[int] | None, seen: DomainRecords | None = None
@@ -461,6 +474,15 @@ class Eraser:
         Raises ArchiveError where some are unreadable or gone.
         """
         self.catalog.refresh()
+        return self._still(work)
+
+    def _still(self, work: Callable[[], T]) -> T:
+        """Return the result of ``work`` on the packs of the last look, where they are there still; else as `_look`.
+
+        Raises its errors.
+        """
+        if self.catalog.listing.following:
+            self.catalog.refresh()
         found = self.catalog.listing.stable(work)
         if self.catalog.damage.hiding():
             raise ArchiveError(
@@ -470,7 +492,7 @@ class Eraser:
         return found
 
     def _known(self, kind: int, name: str) -> DomainKeys:
-        self.catalog.refresh()
+        """Return the keys of a tenant or base. Raises NotFound, MissingKeys."""
         domain = self.keys.domain(kind, name)
         known = self.keys.of(domain)
         self.keys.want(domain, f"{'base' if kind == BASE else 'tenant'} {name!r}")
@@ -503,18 +525,21 @@ class Eraser:
         records.read()
         return records.under(records.leaves(but=self.keys.session_key(records.domain, name)))
 
-    def _uses(self, tenant: str, going: Collection[Version]) -> list[BaseUse]:
-        """Return the bases on which versions that are ``going`` stand, with their other users."""
+    def _uses(self, tenant: str, going: Mapping[bytes, bytes]) -> list[BaseUse]:
+        """Return the bases on which versions that are ``going`` stand, with their other users.
+
+        ``going``: the last segment of each version, by its id.
+        """
         if not self._have_bases():
             return []
-        grounds, ids = Grounds(self.catalog), {v.id for v in going}
-        used = {domain for v in going for domain, _ in grounds.under(v.leaf)}
+        grounds = Grounds(self.catalog)
+        used = {domain for leaf in going.values() for domain, _ in grounds.under(leaf)}
         if not used:
             return []
         users: dict[bytes, set[tuple[str, str]]] = {domain: set() for domain in used}
         with self.catalog.lookup.keeping_blocks():
             for v in self.catalog.lookup.all_versions():
-                for domain in () if v.id in ids else {domain for domain, _ in grounds.under(v.leaf)} & used:
+                for domain in () if v.id in going else {domain for domain, _ in grounds.under(v.leaf)} & used:
                     users[domain].add((v.tenant, v.name))
         uses = []
         for domain, sessions in users.items():
@@ -536,12 +561,13 @@ class Eraser:
                 listing.note_stale()
         return False
 
-    def users(self, domain: bytes, roots: Collection[bytes]) -> dict[tuple[str, str], bool]:
+    def users(self, domain: bytes, roots: Collection[bytes], *, fresh: bool = True) -> dict[tuple[str, str], bool]:
         """Return the sessions that stand on records under these roots of a base domain.
 
         The value is True where all such versions of the session are forgotten. A segment that is stored under
-        another root too counts: a collector may keep either record. Raises ArchiveError where packs or the keys of
-        any domain are damaged or gone.
+        another root too counts: a collector may keep either record. ``fresh``: list packs again before.
+
+        Raises ArchiveError where packs or the keys of any domain are damaged or gone.
         """
         wanted = {(domain, root) for root in roots}
 
@@ -553,7 +579,7 @@ class Eraser:
                         found[v.tenant, v.name] = v.forgotten and found.get((v.tenant, v.name), True)
             return found
 
-        found = self._look(work)
+        found = (self._look if fresh else self._still)(work)
         lacking = self.catalog.keyless()  # met on the way, too: sessions of these tenants are not listed
         if others := lacking.keys() - {domain}:
             raise ArchiveError(f"{lacking[min(others)]}; nothing was erased")
@@ -568,7 +594,7 @@ class Eraser:
         ``seen``: as of `_records`. Raises ArchiveError where a record opens.
         """
         strange = {file.generation for _, file in self.keys.folder.strangers() if file.domain == domain}
-        left = [n for n in self.keys.folder.generations().get(domain, []) if n not in strange]
+        left = [n for n in self.keys.folder.generations(fresh=False).get(domain, []) if n not in strange]
         self.keys.refresh()
         known = self.keys.of(domain)
         if len(left) != 1 or known is None or known.generation != left[0]:
@@ -713,6 +739,11 @@ def _doomed(catalog: Catalog, keys: Keyring, known: DomainKeys) -> str:
         "it destroyed nothing yet; "
         "erase it again to finish"
     )
+
+
+def _leaves(versions: Collection[Version]) -> dict[bytes, bytes]:
+    """Return the last segment of each version, by its id."""
+    return {v.id: v.leaf for v in versions}
 
 
 def _standing(base: str, users: dict[tuple[str, str], bool]) -> str:

@@ -44,6 +44,7 @@ class CountedStore(SeenGenerations):
         self.objects: dict[str, bytes] = {}
         self.registers: dict[str, Content] = {}
         self.requests: Counter[str] = Counter()
+        self.listed: Counter[str] = Counter()  # by folder
         self.kept: set[str] = set()
         self.opened = list[str]()  # names of objects that were read whole
 
@@ -77,6 +78,7 @@ class CountedStore(SeenGenerations):
 
     def list(self, folder: str) -> dict[str, int]:
         self.requests["list"] += 1
+        self.listed[folder] += 1
         return {last_part(name): len(data) for name, data in self.objects.items() if folder_of(name) == folder}
 
     def delete(self, name: str) -> None:
@@ -301,6 +303,54 @@ def test_an_erase_asks_for_packs_once_and_not_for_sessions() -> None:
         requests.append(sum(store.requests.values()))
         assert eraser.get("s2", "acme").tokens.tolist() == [*range(9), 2]
     assert abs(requests[0] - requests[1]) < 20, requests  # some more where records move under other keys
+
+
+def sealed(tenants: str) -> CountedStore:
+    """Return a sealed archive with a manifest, in which each tenant has five sessions, each in a pack of its own."""
+    store = CountedStore()
+    archive = TowerArchive.create(store, [ZlibCodec()], key=Secret(b"key", 0), manifest=True)
+    for number in range(5):
+        for tenant in tenants:
+            archive.put([NewSession(f"s{number}", [np.arange(9), np.array([number])], tenant)])
+    store.requests.clear()
+    store.listed.clear()
+    return store
+
+
+@pytest.mark.parametrize("tenants", ["ab", "abcdefgh"])
+def test_an_erase_lists_a_folder_once_per_phase(tenants: str) -> None:
+    """What is there before; after the keys that doom it; before the others go; and for the proof.
+
+    Key files are listed before anything, after each new generation, and for the proof.
+    """
+    store = sealed(tenants)
+    TowerArchive.open(store, [ZlibCodec()], key=Secret(b"key", 0)).erase("a", "s1")
+    looks = {"collect": 3, "packs": 4, "index": 4, "parity": 3, "ledger": 3, "keys": 5}  # one of index for sketches
+    assert store.listed == looks
+
+
+def test_an_erase_of_a_tenant_lists_once_and_reads_its_packs_once() -> None:
+    store = sealed("ab")
+    eraser = TowerArchive.open(store, [ZlibCodec()], key=Secret(b"key", 0))
+    others = {v.location.pack for v in eraser.ls("b")}
+    store.opened.clear()
+    store.listed.clear()
+    done = eraser.erase("a")
+    assert (done.versions, done.records, done.unread) == (5, 6, 0)  # and the turn that they share
+    assert store.listed == {"collect": 1, "packs": 2, "index": 1, "parity": 1, "ledger": 1, "keys": 3}
+    read = Counter(name for name in store.opened if folder_of(name) == "packs")
+    assert {read[pack(name)] for name in eraser.catalog.listing.packs.keys() - others} == {1}
+
+
+def test_the_keys_of_an_absent_session_are_listed_once_per_process() -> None:
+    store = sealed("ab")
+    archive = TowerArchive.open(store, [ZlibCodec()], key=Secret(b"key", 0))
+    store.listed.clear()
+    for lists in ({"keys": 1}, {}):
+        with pytest.raises(NotFound):
+            archive.get("nobody", "a")
+        assert store.listed == lists
+        store.listed.clear()
 
 
 def test_collect_reads_each_pack_once_and_again_where_a_condemned_one_relies_on_it() -> None:
