@@ -89,14 +89,14 @@ class _Chain:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run to put: its rows, its versions and the tokens, (T,), of each of them.
+    """A run to put: its rows, its versions and the segments of each of them, which share their tokens.
 
     ``before``, ``replaced``: bytes and contexts of the records that die by it. ``known``: segments that need not be
     decoded to read its versions back.
     """
 
     rows: list[tuple[Context, Record]]
-    towers: list[tuple[Version, Tokens]]
+    towers: list[tuple[Version, Segments]]
     segments: int
     tokens: int
     before: int = 0
@@ -185,7 +185,7 @@ class Merger:
         """Put those of the runs that are worth it. Raises the errors of `run`."""
         batch = _worth(batch, self._uses)
         if batch and not dry_run:
-            self.put(batch)
+            batch = self.put(batch)
         return replace(
             done,
             merged=done.merged + len(batch),
@@ -194,13 +194,33 @@ class Merger:
             after=done.after + sum(run.after for run in batch),
         )
 
-    def put(self, runs: Sequence[PlannedRun]) -> None:
-        """Put runs, read their versions back through them and compare. Raises the errors of `run`."""
+    def put(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """Put runs, read their versions back through them and compare; return those that were put.
+
+        One is left out of which a version was forgotten or collected since: with the run it would come back. Raises the
+        errors of `run`.
+        """
+        listing = self.catalog.listing
+        if not listing.follow():  # keys stay as of the last look, since `check` has to find that they changed
+            listing.read()
+        runs = [run for run in runs if listing.stable(partial(self._stands, run))]
         rows = [row for run in runs for row in run.rows]
+        if not rows:
+            return []
         self.writer.copy((context, self.catalog.keys.seal(context, record)) for context, record in rows)
         self.catalog.keys.check({context.domain for context, _ in rows})
         for run in runs:
-            self.catalog.listing.stable(partial(self._read_back, run))
+            listing.stable(partial(self._read_back, run))
+        return runs
+
+    def _stands(self, run: PlannedRun) -> bool:
+        """Return whether all versions of a run are there and not forgotten."""
+        there = {version.id for version in self._versions(run) if not version.forgotten}
+        return all(version.id in there for version, _ in run.towers)
+
+    def _versions(self, run: PlannedRun) -> list[Version]:
+        newest = run.towers[-1][0]
+        return self.catalog.lookup.versions(self.catalog.keys.domain(TENANT, newest.tenant), newest.name)
 
     def _uses(self) -> Counter[bytes]:
         """Return the number of records of each context, dead ones and copies included; nothing where a pack vanished.
@@ -220,12 +240,10 @@ class Merger:
 
     def _read_back(self, run: PlannedRun) -> None:
         """Look a session up as a reader would, and compare all its versions. Raises ArchiveError."""
-        newest = run.towers[-1][0]
-        domain = self.catalog.keys.domain(TENANT, newest.tenant)
-        found = {v.id: v for v in self.catalog.lookup.versions(domain, newest.name)}
+        found = {v.id: v for v in self._versions(run)}
         chains = Chains(self.catalog, self.codecs, run.known)
-        for version, tokens in run.towers:
-            if not np.array_equal(_tokens(chains.version(found.get(version.id, version))), tokens):
+        for version, tower in run.towers:
+            if not _equal(chains.version(found.get(version.id, version)), tower):
                 raise ArchiveError(
                     f"version {version.version} of {version.name!r} does not read back from its run: verify the "
                     "archive, and do not collect before"
@@ -337,9 +355,9 @@ class Merger:
         after = sum(_size(self.catalog.keys.seal(context, record)) for context, record in rows)
         if after > before:
             return None
-        texts = [(v, _tokens(towers[v.id])) for v in chain.staying]
+        own = [(v, towers[v.id]) for v in chain.staying]
         contexts = [item.context for item in replaced]
-        return PlannedRun(rows, texts, len(inside), len(_tokens(tower)), before, after, contexts)
+        return PlannedRun(rows, own, len(inside), len(_tokens(tower)), before, after, contexts)
 
     def rows(
         self,
@@ -462,6 +480,13 @@ def _codec(item: Found) -> tuple[bytes, bytes, int]:
 
 def _tokens(tower: Sequence[tuple[bytes, Tokens]]) -> Tokens:
     return np.concatenate([NO_TOKENS, *(tokens for _, tokens in tower)])
+
+
+def _equal(one: Segments, other: Segments) -> bool:
+    """Return whether two towers have the same segments. Arrays that they share are not compared."""
+    if [name for name, _ in one] != [name for name, _ in other]:
+        return False
+    return all(a is b or np.array_equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True))
 
 
 def _size(record: Record) -> int:

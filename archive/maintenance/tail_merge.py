@@ -4,8 +4,10 @@
     prompt <- turn 1 <- [turns 2 to 20] <- [turns 21 to 24]                   or one run of 2 to 24, if it is short
 
 A session of many turns has few records so, and each token is coded anew a few times at most: a record grows by half or
-more whenever it is joined, and one of a block of tokens is left as it is. The rest is as in `merge`: a run is decoded
-and compared before it is put, its versions are looked up afterwards, and what it replaces stays until `collect`.
+more whenever it is joined, and one of a block of tokens is left as it is, the new one too. A put takes at most `MOST`
+tokens and those of one more record, however many turns were put without joining. The rest is as in `merge`: a run is
+decoded and compared before it is put, its versions are looked up afterwards, and what it replaces stays until
+`collect`.
 
 Only records are joined that puts of this session made, as their session's name tells, so that no other session is
 looked at. A put that forks from inside such a run is read through it.
@@ -38,6 +40,7 @@ from pltz.plt_codec.identity import NONE
 LEAST = 4  # records joined at once, at least
 SHARE = 2  # a record is joined with those behind it where it has at most so many times their tokens
 ENOUGH = 4096  # tokens of a record that is left as it is: a block is decoded in as many steps as the next one
+MOST = 4 * ENOUGH  # tokens from which no more records are joined by one put, so that it takes no longer
 
 
 class TailMerger:
@@ -52,17 +55,18 @@ class TailMerger:
     def after(self, receipts: Sequence[CommitReceipt]) -> int:
         """Join the last turns of the sessions of a commit where that is due, and return how many were.
 
-        The commit is durable whatever happens here. An error is noted as a problem, and the next put of a session
-        tries again.
+        The commit is durable whatever happens here. Any error is noted as a problem, also one of a codec or of memory:
+        whoever put would take it for one of the put. The next put of a session tries again.
         """
         try:
             stable = self._catalog.listing.stable
             runs = [run for r in receipts if self._tail(r) and (run := stable(partial(self._planned, r)))]
+            runs = self._merger.put(runs) if runs else []
             if runs:
-                self._merger.put(runs)
                 self._indexes.write_if_due()
-        except (PltzError, FileNotFoundError) as exc:
-            self._catalog.damage.note("merge", "", f"turns were not joined: {exc}")
+        except Exception as exc:  # noqa: BLE001  # the put is acknowledged
+            what = str(exc) if isinstance(exc, PltzError) else f"{type(exc).__name__}: {exc}"
+            self._catalog.damage.note("merge", "", f"turns were not joined: {what}")
             return 0
         return len(runs)
 
@@ -77,7 +81,9 @@ class TailMerger:
             return []
         records = self._records(receipt)
         begin, joined, total = len(tower) - 1, 1, len(tower[-1][1])
-        while begin and (item := records.get(tower[begin - 1][0])):
+        if total >= ENOUGH:
+            return []
+        while begin and total < MOST and (item := records.get(tower[begin - 1][0])):
             size = item.record.tokens
             count = len(unpack_run(item.record).lengths) if item.context.mode & RUN else 1
             whole = count <= begin and sum(len(tokens) for _, tokens in tower[begin - count : begin]) == size
@@ -139,5 +145,5 @@ class TailMerger:
         # its tokens are proved by now, so only its versions are looked up once it is put
         path = [NONE, *(name for name, _ in tower)]
         known = {name: KnownSegment(up, part) for up, (name, part) in zip(path, tower, strict=False)}
-        texts = [(v, np.concatenate([nothing, *(part for _, part in towers[v.id])])) for v in inside]
-        return PlannedRun(rows, texts, len(names), len(tokens), known=known)
+        own = [(version, towers[version.id]) for version in inside]
+        return PlannedRun(rows, own, len(names), len(tokens), known=known)

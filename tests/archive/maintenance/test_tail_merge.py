@@ -6,8 +6,10 @@ Crashes: test_crash.py; against the model: test_machine.py.
 from __future__ import annotations
 
 import errno
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from pltz.archive.errors import Erased, NotFound
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.pack import Damage
-from pltz.archive.maintenance import tail_merge
+from pltz.archive.maintenance import merge, tail_merge
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
@@ -209,3 +211,84 @@ def test_an_archive_opens_without_it(tmp_path: Path) -> None:
             cold.put("a", ids[:end])
         assert len(peek(cold, "a")) == (2 if merge_turns else 5)
         assert cold.get("a").ids.tolist() == ids.tolist()
+
+
+def forget_and_collect(archive: TowerArchive, times: int) -> None:
+    """Forget the first versions in another process, and collect until their marks are gone too."""
+    other = again(archive)
+    other.forget(other.history("a", "acme")[:2])
+    for _ in range(times):
+        other.collect(dead_share=0.001)
+
+
+@pytest.mark.parametrize("how", ["joins", "merges"])
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_versions_forgotten_meanwhile_do_not_come_back(
+    empty: TowerArchive, how: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run had them as older versions. Three runs of a collector had deleted their marks before it was put."""
+    module, encoded = tail_merge if how == "joins" else merge, merge.encoded
+
+    def slow(*args: Any) -> tuple[int, bytes]:
+        if again(empty).history("a", "acme")[0].version == 1:
+            forget_and_collect(empty, times)
+        return encoded(*args)
+
+    grow(empty, "a", TURNS[:3])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "encoded", slow)
+        if how == "joins":
+            grow(empty, "a", TURNS[:4], begin=4)
+        else:
+            empty.merge(cold=0)
+    count = 4 if how == "joins" else 3
+    assert [v.version for v in again(empty).history("a", "acme") if not v.forgotten] == [*range(3, count + 1)]
+    assert again(empty).verify(decode=True).sound and not empty.problems
+    grow(empty, "a", TURNS[: count + 1], begin=count + 1)  # the next put joins what is left
+    assert contents(again(empty))["a", count + 1] == wanted("a", TURNS)["a", count + 1]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no room on the device"), MemoryError(), OSError("no")])
+def test_a_put_is_acknowledged_whatever_joining_raises(
+    empty: TowerArchive, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    grow(empty, "a", TURNS[:3])
+    with monkeypatch.context() as patch:
+        patch.setattr(tail_merge, "encoded", fail)
+        [receipt] = grow(empty, "a", TURNS[:4], begin=4)
+    assert receipt.version == 4 and [p.kind for p in empty.problems] == ["merge"]
+    grow(empty, "a", TURNS[:5], begin=5)
+    assert sizes(empty) == [20, 50] and contents(again(empty)) == wanted("a", TURNS[:5])
+
+
+def test_a_put_of_a_long_turn_codes_it_once(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail_merge, "ENOUGH", 100)
+    turns = [*TURNS[:3], np.arange(100), *TURNS[4:7]]
+    grow(empty, "a", turns)
+    assert sizes(empty) == [20, 10, 10, 10, 100, 10, 10, 10] and contents(again(empty)) == wanted("a", turns)
+
+
+def test_a_put_joins_so_many_tokens_at_most(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All turns that were put without joining were joined by the next put, which took as long as all of them."""
+    monkeypatch.setattr(tail_merge, "MOST", 100)
+    for end in range(1, 41):
+        empty.put([NewSession("a", [PROMPT, *TURNS[:end]], "acme", shared=1)])
+    grow(empty, "a", TURNS[:41], begin=41)
+    assert sizes(empty) == [20] + [10] * 31 + [100] and contents(again(empty)) == wanted("a", TURNS[:41])
+
+
+def test_memory_of_a_join_does_not_grow_with_the_versions() -> None:
+    """Each version of a run took the tokens of its whole session."""
+    archive = TowerArchive.create(DirectoryStore(SimDisk()), [ZlibCodec()])
+    prompt = np.arange(1 << 18)
+    for end in range(1, 40):
+        archive.put([NewSession("a", [prompt, *TURNS[:end]], shared=1)])
+    tracemalloc.start()
+    archive.put_and_join([NewSession("a", [prompt, *TURNS[:40]], shared=1)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [item.record.tokens for item in peek(archive, "a")] == [1 << 18, 400]
+    assert peak < 16 * prompt.nbytes
