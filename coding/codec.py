@@ -47,7 +47,7 @@ from pltz.coding.neighbour_rule import NAME_BYTES
 from pltz.coding.neighbours import Earlier, Grams, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import Doubling, PhasedProgress, begin
-from pltz.coding.prove import BatchProof, ProofThreads, prove
+from pltz.coding.prove import BatchProof, ProofThreads, is_long, prove
 from pltz.coding.workers import START_BYTES, Later, WhenAsked, Workers, ahead, helpers
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
@@ -71,9 +71,9 @@ if TYPE_CHECKING:
 
 
 BATCH_BYTES = 1 << 22  # of content coded side by side; bounds memory, large enough to keep a CPU busy
-SMALL_BATCH = 1 << 21  # the same on a device where threads code and prove beside each other: proofs join what waits
-THREADS = 3  # beside the caller, each with a coder: one encodes, the others prove
-THREADS_AHEAD = 8, 6, 1, 1, 16  # batches on their way there: prepared, split, coded, packed and proved
+SMALL_BATCH = 1 << 22  # the same on a device where threads code and prove beside each other: proofs join what waits
+THREADS = 4  # beside the caller, each with a coder: one encodes, one proves long sessions, the others prove
+THREADS_AHEAD = 4, 3, 1, 1, 16  # batches on their way there: prepared, split, coded, packed and proved
 LARGE_BATCH = 1 << 24  # the same beside processes alone: a batch takes as long as its longest session
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 19  # of content, or one session
@@ -141,8 +141,8 @@ class _Batch:
         frames: the shortest ones.
         packed: by number, the bytes of those that zstd may make shorter, to come.
         changed: by number, an error for each that does not come back from its frame.
-        proof: of those in ``proving``, to come.
-        proving: drafts and frames of the model, and of logs.
+        proofs: of those in ``proving``, to come.
+        proving: for each proof, drafts and frames of the model, and of logs.
     """
 
     groups: list[_Group]
@@ -155,8 +155,8 @@ class _Batch:
     frames: list[Frame] = field(default_factory=list)
     packed: dict[int, Later] = field(default_factory=dict)
     changed: dict[int, ModelError] = field(default_factory=dict)
-    proof: BatchProof | None = None
-    proving: tuple[list[tuple[_Draft, Frame]], list[tuple[_Draft, Frame]]] = ([], [])
+    proofs: list[BatchProof] = field(default_factory=list)
+    proving: list[tuple[list[tuple[_Draft, Frame]], list[tuple[_Draft, Frame]]]] = field(default_factory=list)
 
     @property
     def good(self) -> list[_Draft]:
@@ -181,7 +181,7 @@ class _Call:
         earlier: the sessions before, where they may be coded after each other.
         stop: set where the call ends, however it does.
         encoding: a thread that codes beside the caller, where the device has one.
-        proving: threads that prove.
+        proving: threads that prove, and those that prove long sessions; none where the device has no threads.
     """
 
     bridge: TokenBridge | None
@@ -189,7 +189,7 @@ class _Call:
     earlier: Neighbours | None
     stop: threading.Event
     encoding: CoderThread[SessionDecoder] | None = None
-    proving: ProofThreads | None = None
+    proving: tuple[ProofThreads, ...] = ()
 
     @property
     def progress(self) -> Progress | None:
@@ -401,7 +401,8 @@ class Codec(SessionDecoder):
         stop = threading.Event()
         run = _Call(bridge, options, earlier, stop)
         if large and self.has_threads:
-            run = replace(run, encoding=self._threads[0], proving=ProofThreads(self._threads[1:], stop))
+            encoding, long, *short = self._threads
+            run = replace(run, encoding=encoding, proving=(ProofThreads(short, stop), ProofThreads([long], stop)))
         # batches that are begun ahead of each stage, where processes or threads have a part of the work
         most, deep = (LARGE_BATCH, (1, 1, 0, 1, 1)) if self.workers.on else (BATCH_BYTES, (0, 0, 0, 0, 0))
         if run.encoding:
@@ -558,8 +559,8 @@ class Codec(SessionDecoder):
         """Yield batches as `_coded` leaves them. After the last one nothing is left to wait for before a proof."""
         for batch in batches:
             yield self._coded(batch, run)
-        if run.proving:
-            run.proving.send()
+        for threads in run.proving:
+            threads.send()
 
     def _begin_proof(self, batch: _Batch, run: _Call, above: Mapping[int, Tokens]) -> None:
         """Begin to decode the frames of a batch, in a thread where there is one.
@@ -570,21 +571,27 @@ class Codec(SessionDecoder):
         pairs = [p for p in zip(batch.good, batch.frames, strict=True) if run.options.verify and p[1].has_tokens]
         by_model, logs = [p for p in pairs if p[1].kind.by_model], [p for p in pairs if p[1].log]
         coded, coded_logs = ([coded_of(f, above.get(d.number, NO_MARK)) for d, f in some] for some in (by_model, logs))
-        batch.proving = by_model, logs
-        wanted, contents = [_tokens(draft) for draft, _ in by_model], [draft.ready.content for draft, _ in logs]
-        batch.proof = BatchProof(coded, wanted, coded_logs, contents)
+        long = [bool(run.proving) and is_long(one) for one in coded]
+        for apart in dict.fromkeys([False, *long]):
+            chosen, beside = [n for n, one in enumerate(long) if one is apart], [] if apart else logs
+            some = [by_model[n] for n in chosen]
+            wanted, contents = [_tokens(draft) for draft, _ in some], [draft.ready.content for draft, _ in beside]
+            batch.proving.append((some, beside))
+            batch.proofs.append(BatchProof([coded[n] for n in chosen], wanted, coded_logs if beside else [], contents))
         if run.proving:
-            run.proving.begin(batch.proof, batch.size)
+            for threads, proof in zip(run.proving, batch.proofs, strict=False):
+                threads.begin(proof, batch.size)
             return
         self._begin_verify(batch, run)
-        prove([batch.proof], self, run.progress)
+        prove(batch.proofs, self, run.progress)
         if run.progress:
             run.progress(sum(_work(draft) for draft, _ in logs))
 
     def _begin_verify(self, batch: _Batch, run: _Call) -> int:
         """Tell a progress of the proof of a batch, and return its tokens, about."""
-        by_model, logs = batch.proving
-        work = sum(frame.coded for _, frame in by_model) + sum(_work(draft) for draft, _ in logs)
+        work = 0
+        for by_model, logs in batch.proving:
+            work += sum(frame.coded for _, frame in by_model) + sum(_work(draft) for draft, _ in logs)
         if run.options.verify and run.options.progress:
             begin(run.options.progress, "verify", work)
         return work
@@ -595,16 +602,16 @@ class Codec(SessionDecoder):
         Fallback frames are always checked, since they cost next to nothing.
         """
         work = self._begin_verify(batch, run) if run.proving else 0
-        wrong, wrong_logs = cast("BatchProof", batch.proof).result()
+        for proof, (by_model, logs) in zip(batch.proofs, batch.proving, strict=True):
+            wrong, wrong_logs = proof.result()
+            for n, (draft, frame) in enumerate(by_model):
+                how = "it does not decode" if n in wrong else self._difference(draft, frame, _tokens(draft), run.bridge)
+                if how:
+                    batch.changed[draft.number] = _changed(draft, how)
+            for n in wrong_logs:
+                batch.changed[logs[n][0].number] = _changed(logs[n][0], "it does not decode")
         if run.options.progress and run.proving:
             run.options.progress(work)
-        by_model, logs = batch.proving
-        for n, (draft, frame) in enumerate(by_model):
-            changed = "it does not decode" if n in wrong else self._difference(draft, frame, _tokens(draft), run.bridge)
-            if changed:
-                batch.changed[draft.number] = _changed(draft, changed)
-        for n in wrong_logs:
-            batch.changed[logs[n][0].number] = _changed(logs[n][0], "it does not decode")
         for draft, frame in zip(batch.good, batch.frames, strict=True):
             if not frame.has_tokens and (how := self._difference(draft, frame, None, run.bridge)):
                 batch.changed[draft.number] = _changed(draft, how)

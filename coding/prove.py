@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, cycle, pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,7 @@ from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.workers import Later
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.identity import MAX_POSITION
+from pltz.plt_codec.lanes import MAX_BLOCK, Layout
 from pltz.plt_codec.types import Tokens
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from pltz.coding.decoder import SessionDecoder
     from pltz.coding.parts import Progress
 
-TOGETHER = 1 << 24  # bytes of content that a thread proves side by side
+TOGETHER = 1 << 24  # bytes of content from which a thread proves what waits, side by side
+LONG_STEPS = 2048  # steps of a segment from which on it is proved apart from shorter ones
 ABREAST = 32  # segments per comparison
 
 
@@ -94,7 +96,7 @@ class BatchProof:
     logs: Sequence[Coded] = ()
     contents: Sequence[bytes] = ()
     _send: Callable[[], None] | None = None
-    _done: Future[None] | None = None
+    _done: Future[None] = field(default_factory=Future)
     _wrong: list[int] = field(default_factory=list)
     _wrong_logs: Callable[[], list[int]] = list
 
@@ -103,9 +105,9 @@ class BatchProof:
 
         Raises what decoding them raised.
         """
-        if self._send and not self._done:
-            self._send()
-        if self._done:
+        if self._send:
+            if not self._done.done():
+                self._send()
             self._done.result()
         return self._wrong, self._wrong_logs()
 
@@ -131,11 +133,18 @@ def _within(logs: LogProof, begin: int, end: int) -> list[int]:
     return [n - begin for n in logs.wrong() if begin <= n < end]
 
 
-class ProofThreads:
-    """Threads, each with a decoder of its own, which prove batches beside the caller, in turn.
+def is_long(coded: Coded) -> bool:
+    """Return whether a segment takes so many steps that those proved beside it would wait for it."""
+    layout = coded.layout(coded.count) if coded.layout else Layout()
+    return layout.extent(coded.count, MAX_BLOCK).steps > LONG_STEPS
 
-    Batches of `TOGETHER` bytes are decoded side by side, since they take as long as their longest session; fewer where
-    the caller asks for one of them.
+
+class ProofThreads:
+    """Threads, each with a decoder of its own, which prove segments beside the caller.
+
+    A thread that is free takes all that wait, from `TOGETHER` bytes on, or sooner where the caller asks for one of
+    them. They are decoded side by side and take as long as the longest one, so the caller has threads of their own for
+    long ones.
 
     Args:
         threads: with the decoders.
@@ -143,26 +152,42 @@ class ProofThreads:
     """
 
     def __init__(self, threads: Sequence[CoderThread[SessionDecoder]], stop: threading.Event) -> None:
-        self._threads, self._stop = cycle(threads), stop
+        self._threads, self._stop = threads, stop
+        self._lock = threading.Lock()
         self._waiting: list[BatchProof] = []
         self._size = 0
+        self._due = False  # whether the first thread that is free is to take what waits
 
     def begin(self, proof: BatchProof, size: int) -> None:
         """Take a batch of so many bytes of content to be proved."""
         proof._send = self.send
-        self._waiting.append(proof)
-        self._size += size
+        with self._lock:
+            self._waiting.append(proof)
+            self._size += size
         if self._size >= TOGETHER:
             self.send()
 
     def send(self) -> None:
-        """Begin to prove what waits."""
-        if not self._waiting:
-            return
-        proofs, self._waiting, self._size = self._waiting, [], 0
-        done = next(self._threads).submit(lambda decoder, told: prove(proofs, decoder, told), self._stop)
-        for one in proofs:
-            one._done = done
+        """Have what waits proved by the first thread that is free."""
+        with self._lock:
+            due, self._due = self._due, bool(self._waiting)
+            asked = self._due and not due
+        for thread in self._threads if asked else ():
+            thread.submit(self._prove, self._stop)
+
+    def _prove(self, decoder: SessionDecoder, told: Progress) -> None:
+        with self._lock:
+            if not self._due:  # another thread was free sooner
+                return
+            proofs, self._waiting, self._size, self._due = self._waiting, [], 0, False
+        try:
+            prove(proofs, decoder, told)
+        except BaseException as exc:  # noqa: BLE001 - for whoever asks for the result
+            for one in proofs:
+                one._done.set_exception(exc)
+        else:
+            for one in proofs:
+                one._done.set_result(None)
 
 
 def _different(found: Sequence[Tokens | None], wanted: Sequence[Tokens]) -> list[int]:
