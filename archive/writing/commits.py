@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 from pltz.archive.catalog.catalog import Catalog
@@ -35,6 +35,7 @@ from pltz.plt_codec.limits import MAX_BYTES
 COMMIT_SESSIONS = 4096
 AT_ONCE = 64  # sessions whose last versions are decoded side by side
 READ_BYTES = 16 << 20  # content of sessions from which no more are read before the first of them is put
+PARTS_AHEAD = 32  # parts that are read ahead for processes, fewer where they have more than GROUP_BYTES
 GROUP, GROUP_BYTES = 64, 1 << 19  # sessions that a process tokenises in one call, or their bytes
 
 Refused = Callable[[PutRequest, PltzError], None]
@@ -113,15 +114,21 @@ class Commits:
         """Yield requests, each with its tokens to come where processes make them.
 
         What requests extend is decoded side by side: of AT_ONCE requests, or of READ_BYTES. So many are read before the
-        first of them is yielded, and as many more where processes prepare them. An error of their source is raised
-        after those before it.
+        first of them is yielded, and where processes prepare them about READ_BYTES more, so that these have work while
+        a commit is coded. An error of their source is raised after those before it.
         """
-        parts = self._parts(requests, keep_opaque)
-        for first in islice(parts, 1):
-            for part in ahead(chain([first], parts), 1 if self._workers.on else 0):
-                if len(part.requests) > 1:
-                    self._last.load(self._extended(part.requests))
-                yield from zip(part.requests, part.begun, strict=True)
+        for part in self._parts_ahead(self._parts(requests, keep_opaque)):
+            if len(part.requests) > 1:
+                self._last.load(self._extended(part.requests))
+            yield from zip(part.requests, part.begun, strict=True)
+
+    def _parts_ahead(self, parts: Iterator[_Part]) -> Iterator[_Part]:
+        """Yield parts, from where processes are at work with others read behind them."""
+        for part in parts:
+            if self._workers.on:
+                yield from ahead(chain([part], parts), PARTS_AHEAD, lambda one: 1 + one.size // GROUP_BYTES)
+                return
+            yield part
 
     def _parts(self, requests: Iterable[PreparedRequest], keep_opaque: bool) -> Iterator[_Part]:
         """Yield requests as they are read, with their tokens to come. The error of their source is raised behind."""
@@ -140,7 +147,7 @@ class Commits:
             if seen >= START_BYTES and self._workers.count:
                 self._workers.on = True
             if part:
-                yield _Part(part, self._begin(part, keep_opaque))
+                yield _Part(part, self._begin(part, keep_opaque), size)
         if not isinstance(failed, StopIteration):
             raise failed
 
@@ -183,10 +190,11 @@ class Commits:
 
 
 class _Part(NamedTuple):
-    """Requests that were read together, and what gives the tokens of each."""
+    """Requests that were read together, what gives the tokens of each, and the bytes of their content."""
 
     requests: list[PreparedRequest]
     begun: list[Tokenised | None]
+    size: int
 
 
 def _one_of(later: Later, place: int) -> Ids | None:

@@ -84,3 +84,21 @@ def test_what_is_before_an_error_is_put(tmp_path: Path) -> None:
         assert [type(one) for one in refused] == [OpaqueContentError]
         with pytest.raises(OpaqueContentError):
             list(cold.put_many(given))
+
+
+@pytest.mark.usefixtures("beside")
+def test_requests_are_read_ahead_once_processes_are_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes begin within the second part; from then on several parts are read before one is put."""
+    monkeypatch.setattr("pltz.archive.writing.commits.START_BYTES", 7 * 200)
+    read = 0
+
+    def counted() -> Iterator[PutRequest]:
+        nonlocal read
+        for read in range(1, 101):
+            yield PutRequest(f"chat {read}", chat(read, 5))
+
+    behind = list[int]()
+    with Archive.open(tmp_path / "a", create=True, bundle="nano") as cold:
+        for number, _ in enumerate(cold.put_many(counted(), commit_bytes=1), 1):
+            behind.append(read - number)
+    assert behind[0] < 14 and max(behind) > 35 and len(behind) == 100
