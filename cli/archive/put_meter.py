@@ -1,4 +1,4 @@
-"""The progress of a put: bytes read and stored, what is coded now, the time that all of it takes, said once.
+"""The progress of a put: bytes read and stored, what is coded now, and the time that all of it takes.
 
     read  37 %  3.7 MB / 10.1 MB  1.2 MB/s
     store  12 %  1.2 MB / 10.1 MB  24.1 kB/s  6 min left  coding 3 sessions, 512.0 kB
@@ -117,7 +117,7 @@ class PutMeter:
         self._say_how_it_ends()
 
     def _settle(self) -> None:
-        """Count the time of the commit that is done, and say once how long the rest takes."""
+        """Count the time of the commit that is done, and say how long the rest takes, once unless that was wrong."""
         total, took = sum(self._commit.values()), self._took
         for log, amount in self._commit.items():
             if total and took is not None:
@@ -132,7 +132,7 @@ class PutMeter:
             seconds = sum(pace.rest() for pace in self._paces.values())
             unread, coded = max(0, self._total - self._read), sum(pace.coded for pace in self._paces.values())
             spent = sum(pace.seconds for pace in self._paces.values())
-            self._expected(seconds + unread * spent / max(1, coded))
+            self._expected.measured(seconds + unread * spent / max(1, coded))
 
     def refuse(self, request: "PutRequest", error: "PltzError") -> None:
         """Print why a session was refused."""

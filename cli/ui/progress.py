@@ -21,6 +21,7 @@ from pltz.archive.humanize import size
 
 REDRAW_S = 0.1  # seconds between redraws on a terminal
 SAID_S = 5.0  # seconds; a shorter time is not worth a line
+OFF = 1.5  # factor by which a time that was said may be wrong before it is said again
 FIRST_S = 1.0  # seconds before the first line in a log
 LOG_S = 5.0  # seconds between lines in a log
 KNOWN = 0.1  # share of the work after which the rate tells how long the rest takes
@@ -169,17 +170,32 @@ class Progress:
 class ExpectedTime:
     """Says on stderr how long the work takes, once, and only where it is longer than SAID_S.
 
+    It is said again where what was coded since tells that it was off by more than a factor of OFF.
+
     ``advice``: what to do about it, a sentence. ``work``: what takes so long.
     """
 
     def __init__(self, bar: Progress, advice: str, *, work: str = "coding", silent: bool = False) -> None:
-        self._bar, self._advice, self._work, self._told = bar, advice, work, silent
+        self._bar, self._advice, self._work, self._silent = bar, advice, work, silent
+        self._said: tuple[float, float] | None = None  # when, and the seconds
 
     def __call__(self, seconds: float) -> None:
-        """Say that it takes so many seconds."""
-        if self._told or seconds <= SAID_S:
+        """Say that it takes so many seconds, by a sample."""
+        if self._said is None and seconds > SAID_S:
+            self._say(f"{self._work} takes about {duration(seconds)} on this machine; {self._advice}", seconds)
+
+    def measured(self, seconds: float) -> None:
+        """Say that what is left takes so many seconds, by what was coded since it began."""
+        if self._said is None:
+            self(seconds)
             return
-        self._told = True
-        with self._bar.hidden():
-            text = f"{self._work} takes about {duration(seconds)} on this machine; {self._advice}"
-            print(text, file=sys.stderr, flush=True)
+        at, before = self._said
+        whole = time.monotonic() - at + seconds
+        if seconds > SAID_S and max(whole, before) > OFF * min(whole, before):
+            self._say(f"{self._work} takes about {duration(seconds)} from now, by what was coded since", seconds)
+
+    def _say(self, text: str, seconds: float) -> None:
+        self._said = time.monotonic(), seconds
+        if not self._silent:
+            with self._bar.hidden():
+                print(text, file=sys.stderr, flush=True)

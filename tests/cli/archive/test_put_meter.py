@@ -80,3 +80,25 @@ def test_a_large_log_behind_small_ones_tells_the_time_of_the_rest(capsys: pytest
     assert f"coding the rest takes about {duration(60)} " in capsys.readouterr().err
     meter.expect(30.0)
     assert capsys.readouterr().err == ""
+
+
+def test_a_time_that_was_wrong_is_said_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said by a sample as 90 s for ten sessions: at 10 s each that stays, at 40 s for some it does not."""
+    clock = [1000.0]
+    monkeypatch.setattr("pltz.cli.archive.put_meter.time.monotonic", lambda: clock[0])
+    meter = PutMeter(Progress("read", unit="bytes", shown=False), 1000, dry_run=False)
+    assert len(list(meter.reading((PutRequest(str(n), Session("text", b"")), 100, False) for n in range(10)))) == 10
+    meter.coding(1, 100)
+    meter.expect(9.0)
+    assert f"coding the rest takes about {duration(90)} on this machine" in capsys.readouterr().err
+    said = []
+    for n, seconds in enumerate((10, 10, 10, 10, 40, 40, 20)):
+        clock[0] += seconds
+        meter.stored(replace(RECEIPT, name=str(n)))
+        meter.coding(1, 100)
+        said.append(capsys.readouterr().err)
+    # 80 s passed for five, the first of them not counted, so that the other five take 17.5 s each
+    assert said[:4] == [""] * 4 and said[5:] == ["", ""]
+    assert said[4] == f"coding the rest takes about {duration(88)} from now, by what was coded since\n"
