@@ -8,28 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from pltz.coding.codecs.codec import Blocks, BytesCodec, Plain, SegmentCodec, copies_fit
 from pltz.coding.codecs.modes import COPIES
-from pltz.coding.workers import Later, Workers
+from pltz.coding.workers import Workers
 from pltz.plt_codec import repeats
+from pltz.plt_codec.repeats import Copy
 from pltz.plt_codec.types import Tokens
 
 BEYOND = 64  # ratio that bytes under zstd are not expected to reach where a turn of the model is that short
+TOGETHER = 16  # segments whose copies a process looks for in one call
 NO_SIZE = 1 << 62  # stands for the size of a session that no frame or record holds
 
 
-def ways_after(codec: SegmentCodec, plain: Plain, size: int, taken: Later | None = None) -> list[Plain]:
+def ways_after(
+    codec: SegmentCodec, plain: Plain, size: int, taken: Sequence[Sequence[Copy]] | None = None
+) -> list[Plain]:
     """Return the ways to code a segment after the context ``plain.above``: as it is, and with copies out of that.
 
     Args:
         size: bytes of its shortest bitstring so far.
-        taken: the copies, as `repeats.candidates` gives them, to come; None: they are found here.
+        taken: the copies, as `repeats.candidates` gives them; None: they are found here.
     """
     if not codec.mode & COPIES:
         return [plain]
-    found = taken.result() if taken else repeats.candidates(plain.tokens, plain.above, size)
+    found = repeats.candidates(plain.tokens, plain.above, size) if taken is None else taken
     return [plain, *(replace(plain, copies=copies) for copies in found)]
 
 
@@ -79,9 +84,13 @@ def shorter_after(
         layout: gives `Plain.layout` for a number of literals.
         workers: processes with `HostWork`, which look for copies; None: none.
     """
-    copying = [n for n, one in enumerate(trials) if one.copied is not False and codec.mode & COPIES] if workers else []
-    rows = [(trials[n].plain.tokens, trials[n].plain.above, trials[n].size) for n in copying]
-    taken = {n: workers.submit("candidates", *row) for n, row in zip(copying, rows, strict=True)} if workers else {}
+    taken: dict[int, Sequence[Sequence[Copy]]] = {}
+    if workers and codec.mode & COPIES:
+        copying = [n for n, one in enumerate(trials) if one.copied is not False]
+        rows = [(trials[n].plain.tokens, trials[n].plain.above, trials[n].size) for n in copying]
+        parts = [rows[at : at + TOGETHER] for at in range(0, len(rows), TOGETHER)]
+        results = [workers.submit("candidates", part, now=True) for part in parts]
+        taken = dict(zip(copying, chain.from_iterable(one.result() for one in results), strict=True))
     ways: list[tuple[int, Plain]] = []
     for n, one in enumerate(trials):
         found = [one.plain] if one.copied is False else ways_after(codec, one.plain, one.size, taken.get(n))

@@ -104,9 +104,9 @@ class HostWork(LogTables):
         """Return a content under zstd with the bundle's dictionary."""
         return self._fallback.compress(content)
 
-    def candidates(self, tokens: Tokens, above: Tokens, size: int) -> list[list[Copy]]:
-        """Return the copies that are tried of a sequence after its context, as `repeats.candidates` does."""
-        return repeats.candidates(tokens, above, size)
+    def candidates(self, rows: Sequence[tuple[Tokens, Tokens, int]]) -> list[list[list[Copy]]]:
+        """Return the copies that are tried of sequences, each after its context, as `repeats.candidates` does."""
+        return [repeats.candidates(*row) for row in rows]
 
     def _prepared(self, session: Session, options: CodingOptions) -> Prepared | PltzError:
         try:

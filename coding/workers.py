@@ -59,6 +59,36 @@ class WhenAsked:
         return self._value
 
 
+_Call = tuple["Future[Any]", str, tuple[Any, ...]]  # its result to come, the method and its arguments
+
+
+class _Calls:
+    """Calls that wait for a process: those that somebody waits for now, then the others, in their order."""
+
+    def __init__(self) -> None:
+        self._told: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for each call; False: a process is to end
+        self._now, self._later = deque[_Call](), deque[_Call]()
+
+    def put(self, call: _Call, *, now: bool) -> None:
+        """Add a call."""
+        (self._now if now else self._later).append(call)
+        self._told.put(True)
+
+    def end(self, count: int) -> None:
+        """Let so many processes end once no call is left."""
+        for _ in range(count):
+            self._told.put(False)
+
+    def get(self) -> _Call | None:
+        """Return the next call; None where the process is to end."""
+        if not self._told.get():
+            return None
+        try:
+            return self._now.popleft()
+        except IndexError:
+            return self._later.popleft()
+
+
 class Workers:
     """Processes that each have a copy of an object, which can be pickled.
 
@@ -75,17 +105,20 @@ class Workers:
         self._here = of
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._calls: queue.SimpleQueue[tuple[Future[Any], str, tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self._calls = _Calls()
         self._started = False
 
-    def submit(self, method: str, *arguments: Any) -> Later:
-        """Call a method of the object in a process. A copy of this one that was forked has none."""
+    def submit(self, method: str, *arguments: Any, now: bool = False) -> Later:
+        """Call a method of the object in a process. A copy of this one that was forked has none.
+
+        ``now``: before the calls that wait already, since the caller has nothing else to do.
+        """
         if not (self.count and self.on) or os.getpid() != self._process:
             return WhenAsked(self.here, (method, *arguments))
         if not self._started:
             self._start()
         future: Future[Any] = Future()
-        self._calls.put((future, method, arguments))
+        self._calls.put((future, method, arguments), now=now)
         return future
 
     def map(self, method: str, rows: Iterable[Sequence[Any]]) -> list[Any]:
@@ -103,7 +136,7 @@ class Workers:
         for _ in range(self.count):
             thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._calls, made), daemon=True)
             thread.start()
-        weakref.finalize(self, _end, self._calls, self.count)
+        weakref.finalize(self, self._calls.end, self.count)
 
 
 def ahead(
@@ -154,7 +187,7 @@ def cores() -> int:
 
 def _serve(
     owner: weakref.ref[Workers],
-    calls: queue.SimpleQueue[tuple[Future[Any], str, tuple[Any, ...]] | None],
+    calls: _Calls,
     made: bytes,
 ) -> None:
     """Give calls to one process until None comes. A call that it does not answer runs here."""
@@ -209,11 +242,6 @@ def _process() -> subprocess.Popen[bytes] | None:
 
 def _call(of: Any, method: str, *arguments: Any) -> Any:
     return getattr(of, method)(*arguments)
-
-
-def _end(calls: queue.SimpleQueue[Any], count: int) -> None:
-    for _ in range(count):
-        calls.put(None)
 
 
 def main() -> None:

@@ -82,6 +82,28 @@ def test_a_result_comes_though_its_workers_are_gone(monkeypatch: pytest.MonkeyPa
     assert later.result(60) == SELF / "a"
 
 
+class Recorder:
+    """Keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def call(self, name: str) -> None:
+        self.calls.append(name)
+
+
+def test_a_call_that_is_waited_for_comes_before_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, recorder = threading.Event(), Recorder()
+    monkeypatch.setattr("pltz.coding.workers._process", lambda: None if ready.wait(60) else None)
+    workers = Workers(recorder, 1)
+    workers.on = True
+    begun = [workers.submit("call", name, now=name.isupper()) for name in ("a", "b", "C", "c", "D")]
+    ready.set()
+    for one in begun:
+        cast("Future[None]", one).result(60)
+    assert recorder.calls == ["C", "D", "a", "b", "c"]
+
+
 def test_what_no_pickle_holds_runs_here(workers: Workers) -> None:
     assert workers.submit("glob", "stat").result() is not None
 
