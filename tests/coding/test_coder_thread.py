@@ -109,6 +109,29 @@ def test_batches_are_proved_together(
     assert len(each) > len(some) > len(most) and sum(each) == sum(some) == sum(most)
 
 
+def test_long_sessions_are_proved_by_a_thread_of_their_own(
+    bundle: FakeBundle, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.coding.prove.LONG_STEPS", 100)
+    lengths: dict[int, list[int]] = {}
+
+    class Watched(DeviceCoder):
+        def twin(self) -> DeviceCoder:
+            self.twins.append(Watched())
+            return self.twins[-1]
+
+        def decode(self, items: Sequence[FrameItem], **options: Any) -> list[Any]:
+            lengths.setdefault(id(self), []).extend(item.tokens for item in items)
+            return super().decode(items, **options)
+
+    coder = Watched()
+    ids = [Session("ids", np.random.default_rng(n).integers(0, 900, 40 + 150 * (n % 3 > 1))) for n in range(60)]
+    assert Codec(bundle, coder).compress(ids) == Codec(bundle, NeighbourCoder()).compress(ids)
+    assert len(coder.twins) == 4 and id(coder) not in lengths
+    [long] = [found for found in lengths.values() if max(found) > 100]
+    assert min(long) > 100 and len(long) == 20 and sum(map(len, lengths.values())) == 60
+
+
 @pytest.mark.parametrize("where", ["encode", "decode"])
 def test_an_error_of_a_thread_is_raised_as_it_was(bundle: FakeBundle, sessions: list[Session], where: str) -> None:
     calls = iter(range(100))

@@ -94,7 +94,7 @@ class Recorder:
 
 def test_a_call_that_is_waited_for_comes_before_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     ready, recorder = threading.Event(), Recorder()
-    monkeypatch.setattr("pltz.coding.workers._process", lambda: None if ready.wait(60) else None)
+    monkeypatch.setattr("pltz.coding.workers._process", lambda: ready.wait(60) and None)
     workers = Workers(recorder, 1)
     workers.on = True
     begun = [workers.submit("call", name, now=name.isupper()) for name in ("a", "b", "C", "c", "D")]
