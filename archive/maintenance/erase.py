@@ -10,7 +10,8 @@ The proof reads the raw files. Spec: FORMAT.md, "Erase".
               3 publish a generation with the units punctured out of the older trees (`holes.py`); records that lose
                 their keys by that are put again before (`reroot.py`)
               Between 2 and 3, segments of other sessions that were coded after one that goes are put again without it,
-              and their old records are erased too: they would tell whether a guess at what is gone is right
+              and their old records are erased too: they would tell whether a guess at what is gone is right. So are
+              those that are read through a run with the session's last turns, whose key goes
     base      1 publish a generation with a new tree: writers no longer rely on records under the older ones
               2 look again: stop where a session stands on the older trees
               3 publish a generation in which the older trees are empty
@@ -94,7 +95,8 @@ class Erasure:
         segments: number of segments whose keys were destroyed.
         shared: number of segments that stay because other sessions of the tenant share them.
         moved: number of records that were put again under other keys, so that the key file stays small.
-        recoded: number of segments of other sessions that were coded after an erased one, and put again without it.
+        recoded: number of segments of other sessions that were coded after an erased one, or within a run of it, and
+            put again without it.
         records: number of records in the raw packs whose keys are gone.
         files: number of key files overwritten and deleted.
         unread: number of damaged packs, of which the proof could not read every byte.
@@ -290,22 +292,28 @@ class Eraser:
         # what the session had, and what is coded after it
         begun, doomed = known, dead.union(*towers)
         if not dry_run:
-            self._recoder.want_codecs(records.coded_after(doomed) - doomed)
+            others = self._used_by_others(records, name)
+            self._recoder.want_codecs((records.coded_after(doomed) - doomed) | (records.read_through(doomed) & others))
             begun, towers = self._doom(known, records, name, towers, doomed)
-        # segments of other sessions stay; what was coded after the others is coded anew. The listing is of after the
-        # keys that doom the session: who put a pack since is fenced, so none was acknowledged that it lacks
+        # segments of other sessions stay; what was coded after the others, or is read through them, is coded anew. The
+        # listing is of after the keys that doom the session: who put a pack since is fenced, so none was acknowledged
+        # that it lacks
         kept = doomed & self._still(lambda: self._used_by_others(records, name))
         uses = self._still(lambda: self._uses(tenant, _leaves(self.catalog.lookup.versions(known.domain, name))))
         going = doomed - kept
         users = self._recode(known, records, going, dry_run)
-        erasure = Erasure(
-            tenant, name, versions=len(towers), segments=len(going), shared=len(kept), recoded=len(users)
-        )
+        out = inside = records.read_through(going) - going
+        if inside and not dry_run:
+            out = self._recoder.take_out(inside)
+        recoded = len(users | out)
+        erasure = Erasure(tenant, name, versions=len(towers), segments=len(going), shared=len(kept), recoded=recoded)
         if dry_run:
             return self._receipt(erasure, known, finished, uses)
         # the keys of everything that goes are destroyed
-        units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going | users)}
+        units = {unit_of(self.keys.session_key(known.domain, name)), *map(unit_of, going | users | out)}
         self._look(records.read)  # last of all: a collector may have copied records to packs that were not listed
+        if not self._recoder.stands_out(out):
+            raise Fenced("a collector is about to delete what was put again for other sessions: erase again")
         roots, moved = self._without(begun, records, units)
         done = begun.following(roots=roots, doomed=frozenset[int]())
         destroyed = self._destroy(done, set(known.roots), units, records)
@@ -522,8 +530,10 @@ class Eraser:
         return records.segments - records.under(records.leaves()) if records.have_dead_copies else set()
 
     def _used_by_others(self, records: DomainRecords, name: str) -> set[bytes]:
+        """Return the segments of other sessions. A run of which they have a part is not theirs for that."""
         records.read()
-        return records.under(records.leaves(but=self.keys.session_key(records.domain, name)))
+        leaves = records.leaves(but=self.keys.session_key(records.domain, name))
+        return records.under(leaves, whole_runs=False)
 
     def _uses(self, tenant: str, going: Mapping[bytes, bytes]) -> list[BaseUse]:
         """Return the bases on which versions that are ``going`` stand, with their other users.

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 import pltz
-from pltz.archive.errors import Erased, NotFound
+from pltz.archive.catalog.chain import Chains
+from pltz.archive.errors import Erased, Fenced, NotFound
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance import merge, tail_merge
+from pltz.archive.maintenance.recode import Recoder
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
@@ -292,3 +294,77 @@ def test_memory_of_a_join_does_not_grow_with_the_versions() -> None:
     tracemalloc.stop()
     assert [item.record.tokens for item in peek(archive, "a")] == [1 << 18, 400]
     assert peak < 16 * prompt.nbytes
+
+
+def readable(archive: TowerArchive) -> set[int]:
+    """Return all tokens that any record of the tenant tells whoever has the keys of now."""
+    found, chains = set[int](), Chains(archive.catalog, archive.parts.codecs)
+    for pack in archive.catalog.listing.packs:
+        for item in archive.catalog.listing.scan(pack):
+            assert not isinstance(item, Damage)
+            context, name = item.context, item.record.id
+            if name and context.mode != WITHIN and not archive.keys.gone(context, name):
+                archive.keys.bits(context, item.record)
+                found.update(*(tokens.tolist() for _, tokens in chains.tower(name)))
+    return found
+
+
+@pytest.mark.parametrize("how", ["joined", "joined with tags", "merged"])
+def test_turns_behind_a_fork_within_a_run_are_erased(codec: SegmentCodec, disk: SimDisk, how: str) -> None:
+    """The key of the run stayed with the fork, and so did all turns of the erased session."""
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    fork = [NewSession("b", [PROMPT, *TURNS[:5], TURNS[30]], "acme", shared=1)]
+    if how == "merged":
+        for end in range(1, 13):
+            archive.put([NewSession("a", [PROMPT, *TURNS[:end]], "acme", shared=1)])
+        assert archive.merge(cold=0).merged == 1
+    elif how == "joined":
+        grow(archive, "a", TURNS[:12])
+    else:
+        grow(archive, "a", TURNS[:3])
+        grow(archive, "a", TURNS[:5], begin=4, tags={"n": "1"})
+        archive.put(fork)
+        grow(archive, "a", TURNS[:12], begin=6)
+    collected(archive)
+    if how != "joined with tags":  # by a process that has read the session
+        heard = archive.parts.writer.proved.heard
+        Chains(archive.catalog, archive.parts.codecs, heard=heard).tower(archive.version("a", "acme").leaf)
+        [receipt] = archive.put(fork)
+        assert receipt.new == 1
+    assert any(item.context.mode == WITHIN for item in peek(archive, "b", "acme"))
+    secret = {int(turn[0]) for turn in TURNS[5:12]}
+    assert secret <= readable(archive)
+    wanted_of_b = np.concatenate([PROMPT, *TURNS[:5], TURNS[30]]).tolist()
+    planned = archive.erase("acme", "a", dry_run=True)
+    erasure = archive.erase("acme", "a")
+    assert planned.recoded >= 1 and erasure.recoded >= 1
+    for _ in range(3):
+        last = again(archive)
+        assert contents(last) == {("b", 1): wanted_of_b} and last.verify(decode=True).sound
+        assert not secret & readable(last)
+        last.collect(dead_share=0.01)
+
+
+def test_an_erase_waits_for_a_collector_that_is_to_delete_what_it_put(codec: SegmentCodec, disk: SimDisk) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    grow(archive, "a", TURNS[:12])
+    collected(archive)
+    heard = archive.parts.writer.proved.heard
+    Chains(archive.catalog, archive.parts.codecs, heard=heard).tower(archive.version("a", "acme").leaf)
+    archive.put([NewSession("b", [PROMPT, *TURNS[:5], TURNS[30]], "acme", shared=1)])
+    take_out = Recoder.take_out
+
+    def collecting(recoder: Recoder, segments: set[bytes]) -> set[bytes]:
+        found = take_out(recoder, segments)
+        again(archive).collect(dead_share=0.01)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Fenced, match="erase again"):
+        patch.setattr(Recoder, "take_out", collecting)
+        archive.erase("acme", "a")
+    again(archive).collect(dead_share=0.01)
+    assert {name for name, _ in contents(again(archive))} == {"a", "b"}
+    again(archive).erase("acme", "a")
+    last = again(archive)
+    assert {name for name, _ in contents(last)} == {"b"} and last.verify(decode=True).sound
+    assert not {int(turn[0]) for turn in TURNS[5:12]} & readable(last)
