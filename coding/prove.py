@@ -173,7 +173,16 @@ class ProofThreads:
             due, self._due = self._due, bool(self._waiting)
             asked = self._due and not due
         for thread in self._threads if asked else ():
-            thread.submit(self._prove, self._stop)
+            thread.submit(self._prove, self._stop).add_done_callback(self._ended)
+
+    def _ended(self, call: Future[None]) -> None:
+        """Hand the error of a thread that could not begin, such as one without memory for a coder, to what waits."""
+        if (error := call.exception()) is None:
+            return
+        with self._lock:
+            proofs, self._waiting, self._size, self._due = self._waiting, [], 0, False
+        for one in proofs:
+            one._done.set_exception(error)
 
     def _prove(self, decoder: SessionDecoder, told: Progress) -> None:
         with self._lock:

@@ -146,6 +146,27 @@ def test_an_error_of_a_thread_is_raised_as_it_was(bundle: FakeBundle, sessions: 
     assert yielded == list(Codec(bundle, NeighbourCoder()).compress_many(sessions))[: len(yielded)]
 
 
+def test_a_thread_without_memory_for_a_coder_is_an_error(bundle: FakeBundle, sessions: list[Session]) -> None:
+    class Large(DeviceCoder):
+        def twin(self) -> DeviceCoder:
+            if self.twins:  # there is room for the one that encodes
+                raise ModelError("no memory")
+            return super().twin()
+
+    found: list[BaseException] = []
+
+    def compress() -> None:
+        try:
+            Codec(bundle, Large()).compress(sessions)
+        except ModelError as exc:
+            found.append(exc)
+
+    thread = threading.Thread(target=compress, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert [str(exc) for exc in found] == ["no memory"]
+
+
 def test_what_a_thread_finds_changed_is_not_acknowledged(bundle: FakeBundle, sessions: list[Session]) -> None:
     with pytest.raises(ModelError, match=r"session \d+ does not come back from its frame \(it does not decode\)"):
         Codec(bundle, WrongCoder()).compress(sessions)
