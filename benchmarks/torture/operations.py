@@ -74,7 +74,7 @@ class World:
     @classmethod
     def make(cls, folder: Path, sealed: bool, fault: str | None) -> World:
         """Load the bundle and prepare slow parts, so that children inherit them from their parent."""
-        bundle = Bundle.load("mini")
+        bundle = Bundle.load("nano")
         codecs = codecs_of([bundle], threads=1)
         for size in (1 << 10, 1 << 11):  # each window needs a compressor, which takes half a second
             codecs[1].encode([Plain(np.zeros(size, np.uint8), np.zeros(0, np.int64))])

@@ -20,6 +20,8 @@ from pltz.plt_codec.weights import random_weights
 from tests.archive.towers import SessionArchive
 from tests.models.target_tokenizers import target
 
+SHIPPED = True  # `mini` is another bundle here, and `nano` is not there
+
 CHAT = Session("chat", {"messages": [{"role": "user", "content": "an older one"}]})
 LATER = Session("chat", {"messages": [{"role": "user", "content": "a later one"}]})
 

@@ -1,5 +1,6 @@
 """Cluster and merge beside a collector: packs vanish at the beginning of any of their steps, and nothing is lost."""
 
+import shutil
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,22 @@ def build(place: Path) -> dict[str, Any]:
     return sessions
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Build an archive once, with every trial after neighbours that a test would make."""
+    place = tmp_path_factory.mktemp("condemned")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pltz.coding.neighbour_rule.SAVED_UP", 1e9)
+        return place, build(place)
+
+
+@pytest.fixture
+def sessions(template: tuple[Path, dict[str, Any]], tmp_path: Path) -> dict[str, Any]:
+    """Copy the archive to where the test works."""
+    shutil.copytree(template[0], tmp_path, dirs_exist_ok=True)
+    return template[1]
+
+
 CALLS: list[tuple[type, Callable[[Archive], Any]]] = [
     (Clusterer, lambda archive: archive.cluster(medoids=2)),
     (Merger, lambda archive: archive.merge(cold=0)),
@@ -43,9 +60,13 @@ CALLS: list[tuple[type, Callable[[Archive], Any]]] = [
 
 @pytest.mark.parametrize(("of", "call", "step"), [(of, call, step) for of, call in CALLS for step in steps(of)])
 def test_packs_vanish_when_a_step_begins(
-    of: type, call: Callable[[Archive], Any], step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of: type,
+    call: Callable[[Archive], Any],
+    step: str,
+    sessions: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sessions = build(tmp_path)
     archive = Archive.open(tmp_path, neighbours=True)
     archive.codecs  # noqa: B018  (loaded before the collector runs)
     inner, fired = vars(of)[step], list[int]()
@@ -93,9 +114,8 @@ def test_a_merge_beside_a_collector_merges_what_it_would_alone(
 
 @pytest.mark.parametrize("step", ["_swept", "_check_packs", "_astray", "_check_indexes"])
 def test_verify_calls_no_pack_damaged_that_a_collector_deletes(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, sessions: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(tmp_path)
     archive = Archive.open(tmp_path)
     inside(archive).write_index()
     inner, fired = vars(Verifier)[step], list[int]()

@@ -130,5 +130,6 @@ def test_verify_never_says_all_of_it_over_segments_that_it_could_not_decode(
     (tmp_path / "bundles").mkdir()
     (tmp_path / "bundles/mini").symlink_to(Bundle.load("mini").path)
     monkeypatch.setattr("pltz.models.bundle.locations.EMBEDDED", tmp_path / "bundles")
+    monkeypatch.setattr("pltz.models.bundle.bundle.DEFAULT", "mini")
     text = run("archive", "verify", cold, "--decode").stdout
     assert "not decoded, whose bundle or key is not here" in text and "a part of it" in text

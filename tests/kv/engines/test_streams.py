@@ -45,7 +45,7 @@ def test_every_coder_reads_and_writes_the_same(
     coded = encode(q, classes, tables, 0)
     again, kinds = decode(coded, tokens, tables, 0, wide=wide)
     assert (again == q).all() and (kinds == classes).all()
-    if tokens * layers * width < 1 << 19:
+    if wide and tokens * layers * width < 1 << 19:  # numpy's coder is the same for both widths
         monkeypatch.setattr(streams, "_ans", None)
         assert same(encode(q, classes, tables, 0), coded)
         again, kinds = decode(coded, tokens, tables, 0)

@@ -74,7 +74,7 @@ def test_before_any_step_it_codes_as_the_bundle_does(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "count", "within"), [("mini", 8, 0.01), ("base", 3, 0.02)])
+@pytest.mark.parametrize(("name", "count", "within"), [("mini", 3, 0.01), ("base", 1, 0.02)])
 def test_before_any_step_it_codes_as_the_bundles_that_ship_do(
     name: str, count: int, within: float, tmp_path: Path
 ) -> None:

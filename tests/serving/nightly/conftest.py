@@ -95,8 +95,8 @@ def nightly(tmp_path: Path, bundle_folder: Path) -> Nightly:
 
 @pytest.fixture
 def trained_nightly(tmp_path: Path) -> Nightly:
-    """Make a job with the bundle that ships: an untrained one loses to zstd, whose segments have no neighbours."""
-    return Nightly(tmp_path, "mini")
+    """Make a job with a bundle that ships: an untrained one loses to zstd, whose segments have no neighbours."""
+    return Nightly(tmp_path, "nano")
 
 
 @pytest.fixture(autouse=True)

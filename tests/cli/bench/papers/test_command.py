@@ -24,7 +24,8 @@ def test_the_command_measures_every_subject(run: Callable[..., Result], monkeypa
     monkeypatch.setattr(work, "COMMUNITIES", 1)
     monkeypatch.setattr(work, "BOTS", 2)
     monkeypatch.setattr(community, "MEASURED", 1)
-    done = run("bench", "papers", "--sessions", "8", "--rows", "2", "--context", "256", "--new", "8", "--json")
+    small = ("--sessions", "8", "--rows", "2", "--context", "256", "--new", "8", "--bundle", "nano")
+    done = run("bench", "papers", *small, "--json")
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert {row["paper"] for row in result["rows"]} == set(PAPERS)
