@@ -17,7 +17,7 @@ BASE := distributions/base
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help demo quick cheap test lint pytest wheels base sbom docs clean
+.PHONY: help demo quick cheap rest test lint pytest wheels base sbom docs clean
 
 help:
 	@sed -n '1,8s/^# \{0,1\}//p' Makefile
@@ -28,7 +28,7 @@ demo: $(VENV)/.runtime
 quick: $(VENV)/.tests
 	$(BIN)/python -m tests.quick $(JOBS)
 
-# Cheap tests of every room. CI runs them before all others, and ends at the first that fails.
+# Cheap folders and files of tests of every room. CI runs them before all others, and ends at the first that fails.
 CHEAP := tests/test_imports.py tests/test_packaging.py tests/test_heads.py tests/test_quick.py tests/test_facade.py \
 	$(addprefix tests/archive/,catalog format writing test_tower_archive.py test_sessions.py) tests/cli/archive \
 	tests/cli/test_help.py $(addprefix tests/coding/,test_codec.py test_neighbours.py codecs) tests/datasets/test_formats.py \
@@ -37,7 +37,11 @@ CHEAP := tests/test_imports.py tests/test_packaging.py tests/test_heads.py tests
 
 cheap: $(VENV)/.tests
 	$(BIN)/ruff check .
-	$(BIN)/pytest -q -x -n $(JOBS) $(CHEAP)
+	$(BIN)/pytest -q -x -m "slow or not slow" -n $(JOBS) $(CHEAP)
+
+# What `make cheap` leaves of `make test`: CI runs each test once.
+rest: $(VENV)/.tests
+	$(BIN)/pytest -m "slow or not slow" -n $(JOBS) --dist worksteal $(addprefix --ignore=,$(CHEAP))
 
 test: lint pytest
 
