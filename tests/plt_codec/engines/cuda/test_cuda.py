@@ -40,6 +40,7 @@ from pltz.plt_codec.engines.cuda.work import (
     most_lanes,
     plan_slots,
 )
+from pltz.plt_codec.engines.native.coder import NativeCoder
 from pltz.plt_codec.engines.queued import Queued
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
@@ -144,7 +145,7 @@ def at_the_bounds(kind: str, tensor: str, v: np.ndarray, rng: np.random.Generato
 
 
 @cache
-def reference(name: str) -> Any:
+def reference(name: str) -> TokenCoder | NativeCoder | CudaCoder:
     """The compiled engine on it, or torch's: test_coder.py holds that their frames are the same."""
     return coder_of(model(name), threads=1)
 
