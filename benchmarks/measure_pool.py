@@ -4,13 +4,15 @@
 
     python -m pltz.benchmarks.measure_pool > benchmarks/results/pool.json
     python -m pltz.benchmarks.measure_pool --only moves
+    python -m pltz.benchmarks.measure_pool --only steps
     python -m pltz.benchmarks.measure_pool --only launches
     python -m pltz.benchmarks.measure_pool --loss ./smollm2 --data chat_test.jsonl.zst --rows 8
 
 Pages hold random codes, in blocks of 16 tokens that are scattered over the pool. 132 tokens per session are exact
 beside them. Times of attention are those of CUDA graphs over all layers, the median of the rounds; the peer is the
 fastest way to call torch's scaled_dot_product_attention over bf16 keys and values in one piece. `rest` are the products
-of the other layers of a step, with random weights. Kernels are first compared with unpack-then-attend.
+of the other layers of a step, with random weights. Whole steps are timed, too, alone and beside moves of blocks.
+Kernels are first compared with unpack-then-attend.
 
 With ``--loss`` no GPU is needed: it measures what pages lose, as `pltz bench kv` measures forms.
 """
@@ -18,9 +20,11 @@ With ``--loss`` no GPU is needed: it measures what pages lose, as `pltz bench kv
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +32,7 @@ import torch
 from pltz.datasets.loaders import load
 from pltz.kv.calibrate.measure import CHANGED, SIMULATED, compare, sessions_to_rows
 from pltz.kv.forms.q4 import Q4Codec
-from pltz.kv.pool import gpu_attention
+from pltz.kv.pool import block_copy, gpu_attention
 from pltz.kv.pool.block_copy import by_engine, by_kernel
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.gpu_attention import Launch
@@ -51,6 +55,7 @@ BUILDS = [  # ahead, warps, registers
     (False, 4, None), (False, 2, None), (True, 2, None), (True, 2, 200), (True, 2, 168), (True, 4, None), (True, 4, 128)
 ]  # fmt: skip
 ROUNDS = 15
+MOVES = 8  # moves in a row, beside which steps are timed
 
 
 def rotary() -> Rotary:
@@ -124,15 +129,7 @@ def compared(kind: str, block: int, dim: int) -> dict[str, Any]:
 
 def graphed(work: Callable[[], Any], rounds: int = ROUNDS) -> float:
     """Return the milliseconds of some work as a CUDA graph, the median of rounds."""
-    side: Any = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        work()
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return timed(graph.replay, rounds)
+    return timed(captured(work).replay, rounds)
 
 
 def timed(work: Callable[[], Any], rounds: int = ROUNDS) -> float:
@@ -217,6 +214,120 @@ def attention(name: str) -> list[dict[str, Any]]:
             | ({"how": how} if kind == "bf16" else {"ms_per_layer_launched_from_python": round(launched / layers, 5)})
         )  # fmt: skip
     return rows
+
+
+class Step:
+    """A whole step of decoding: attention of all layers between the products of each, and those of the head.
+
+    ``kind``: bf16 by cuDNN, or pages. Weights and layers of KV come round again where they would not fit.
+    """
+
+    def __init__(self, name: str, kind: str) -> None:
+        batch, tokens, layers = BATCHES[name]
+        sizes = [(HIDDEN, (QUERIES + 2 * HEADS) * DIM), (HIDDEN, HIDDEN), (HIDDEN, 2 * INNER), (INNER, HIDDEN)]
+        self.weights = [torch.randn(a, b, dtype=torch.bfloat16, device="cuda") * 0.01 for a, b in sizes]
+        self.head = torch.randn(HIDDEN, VOCABULARY, dtype=torch.bfloat16, device="cuda") * 0.01
+        self.rows = [torch.randn(batch, len(weight), dtype=torch.bfloat16, device="cuda") for weight in self.weights]
+        self.case = None if kind == "bf16" else Case(kind, batch, tokens, layers)
+        if self.case is None:
+            shape = (layers, 2, batch, HEADS, tokens + EXACT, DIM)
+            self.kv = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
+            self.query = torch.randn(batch, HEADS, QUERIES // HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+        self.layers = layers
+
+    def run(self) -> None:
+        """Run the step."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        for number in range(LAYERS):
+            self.rows[0] @ self.weights[0]
+            if self.case:
+                view = self.case.views[number % self.layers]
+                gpu_attention.attend(view, self.case.query, DIM**-0.5, None, None)
+            else:
+                with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                    torch.nn.functional.scaled_dot_product_attention(self.query, *self.kv[number % self.layers])
+            for row, weight in zip(self.rows[1:], self.weights[1:], strict=True):
+                row @ weight
+        self.rows[0] @ self.head
+
+
+def captured(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """Return some work as a CUDA graph."""
+    side: Any = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        work()
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+def steps(name: str) -> list[dict[str, Any]]:
+    """Measure whole steps, each as one graph, and those with q4 pages beside the kernel that moves blocks."""
+    rows: list[dict[str, Any]] = []
+    batch, bf16 = BATCHES[name][0], 0.0
+    for kind in ("bf16", "q8", "q4"):
+        torch.cuda.empty_cache()
+        step = Step(name, kind)
+        graph = captured(step.run)
+        took = timed(graph.replay)
+        bf16 = bf16 or took
+        rows.append({"step": name, "kind": kind, "ms": round(took, 3), "of_bf16": round(bf16 / took, 3)})
+        rows[-1]["tokens_per_s"] = round(1000 * batch / took)
+        if kind == "q4":
+            rows += [{"step": name, "kind": kind} | row for row in beside(graph, took)]
+        del graph, step
+    return rows
+
+
+def beside(graph: torch.cuda.CUDAGraph, alone: float, tokens: int = 4096, block: int = 16) -> list[dict[str, Any]]:
+    """Measure steps while blocks move in another stream, and the moves. ``alone``: milliseconds of a step alone."""
+    pool = BlockPool(pages("q4", LAYERS), 2 * tokens, block=block, host_tokens=2 * tokens, device="cuda")
+    assert pool.host is not None
+    draw = torch.Generator().manual_seed(4)
+    some = torch.randperm(pool.device.blocks, generator=draw)[: tokens // block].cuda()
+    rows = []
+    for move in ("spill", "warm"):
+        ends = (pool.device.tensors, pool.host.tensors) if move == "spill" else (pool.host.tensors, pool.device.tensors)
+        moving = captured(partial(_move, ends[0], ends[1], some))
+        moved = timed(moving.replay)
+        side: Any = torch.cuda.Stream()
+        times, spans = [], []
+        for _ in range(5):
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3 + max(2, int(0.8 * moved / alone)))]
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                marks[0].record()
+                moving.replay()
+                marks[1].record()
+            for mark in marks[2:]:
+                mark.record()
+                graph.replay() if mark is not marks[-1] else None
+            torch.cuda.synchronize()
+            spans.append(marks[0].elapsed_time(marks[1]))
+            times += [
+                one.elapsed_time(other)
+                for one, other in itertools.pairwise(marks[2:])
+                if marks[0].elapsed_time(other) < spans[-1]
+            ]
+        rows.append(
+            {
+                "beside": move, "ms": round(float(statistics.median(times)), 3) if times else None,
+                "longest_ms": round(max(times, default=0.0), 3), "steps": len(times), "ms_alone": round(alone, 3),
+                "move_ms": round(float(statistics.median(spans)) / MOVES, 3),
+                "move_ms_alone": round(moved / MOVES, 3),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _move(source: block_copy.Tensors, target: block_copy.Tensors, blocks: torch.Tensor) -> None:
+    """Move blocks, (n,), as often as MOVES says."""
+    for _ in range(MOVES):
+        block_copy.launch(source, blocks, target, blocks)
 
 
 def launches(name: str) -> list[dict[str, Any]]:
@@ -330,7 +441,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="sessions of --loss (8)")
     parser.add_argument("--context", type=int, default=1536, help="tokens that are packed (1536)")
     parser.add_argument("--new", type=int, default=256, help="tokens that are scored after them (256)")
-    parts = ["moves", "launches", "attention"]
+    parts = ["moves", "launches", "attention", "steps"]
     parser.add_argument("--only", choices=parts, help="measure this alone; launches are measured on no other occasion")
     given = parser.parse_args()
     if given.loss:
@@ -354,8 +465,11 @@ def main() -> None:
             if given.only == "launches":
                 for row in launches(name):
                     print(json.dumps(row), flush=True)
-            elif given.only in (None, "attention"):
+            if given.only in (None, "attention"):
                 for row in attention(name):
+                    print(json.dumps(row), flush=True)
+            if given.only in (None, "steps"):
+                for row in steps(name):
                     print(json.dumps(row), flush=True)
 
 

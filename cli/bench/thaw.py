@@ -10,11 +10,11 @@ The ways take turns in one process. The best round of each counts, since other w
     host memory        the KV in page-locked memory, copied to the device
 
 Two more measurements follow: sessions thawed together in one call, and sessions that grew. The latter archive the same
-tokens in several turns, one segment each, in either layout, and count decoding and prefill apart. Then the turns are
-merged, as `pltz archive merge` does, and the thaws are measured again. With ``--neighbour`` a session that shares eight
-of nine tokens with another is thawed too, coded alone and after that one, which is decoded first or remembered. So is
-one that is read after the most neighbours in a row. Every thaw is checked: ids exactly, KV and logits against the
-prefill's within float noise. The run ends with one line of JSON.
+tokens in several turns, one segment each, in either layout, and count decoding and prefill apart: with turns that puts
+join, and with turns that stay apart. Then the latter are merged, as `pltz archive merge` does, and measured again.
+With ``--neighbour`` a session that shares eight of nine tokens with another is thawed too, coded alone and after that
+one, which is decoded first or remembered. So is one that is read after the most neighbours in a row. Every thaw is
+checked: ids exactly, KV and logits against the prefill's within float noise. The run ends with one line of JSON.
 """
 
 import json
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 Expected = tuple["DynamicCache", "torch.Tensor"]  # from a prefill: KV, logits of the last id
 EMBEDDED = "embedded"
 WHOLE, FAST, GROWN = "whole", "fast", "grown"
+APART, JOINED, MERGED = "apart", "joined", "merged"  # how turns lie: one record each, as puts join them, in one record
 ALONE, NEAR = "alone", "near"  # the same tokens, coded alone and after a neighbour
 SHARED, OWN = 64, 8  # tokens that it has in common with the neighbour, and of its own, by turns
 TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
@@ -93,7 +94,7 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
     default="1,4,8,40",
     show_default=True,
     metavar="N,...",
-    help="Turns in which a session was archived, two rows per number: one per layout.",
+    help="Turns in which a session was archived, six rows per number: apart, joined by puts and merged, per layout.",
 )
 @click.option(
     "--neighbour", is_flag=True, help="Also thaw a session coded after one with eight of nine tokens in common."
@@ -126,8 +127,9 @@ def thaw(
         raise UsageError(f"--turns: {tokens} tokens cannot come in {max(grown)} turns")
     with tempfile.TemporaryDirectory(dir=where) as folder:
         bench = ThawBench(Path(folder), shape, tokens, max(counts), grown, bundle, device, threads)
-        # A session of one turn has nothing to merge.
-        plans = [(merged, layout, n) for merged in (False, True) for layout in LAYOUTS for n in grown if n > merged]
+        # A session of one turn has nothing to join.
+        ways = (APART, JOINED, MERGED)
+        plans = [(way, layout, n) for way in ways for layout in LAYOUTS for n in grown if n > (way != APART)]
         near = LAYOUTS if neighbour else ()
         total = rounds + len(counts) + len(plans) + len(near)
         with Progress("measured", unit="rounds", total=total, shown=wanted(progress)) as bar:
@@ -137,10 +139,10 @@ def thaw(
                 many.append(measure_many(bench, count, rounds))
                 bar.add(1)
             by_turns, left = [], []
-            for merged, layout, count in plans:
+            for lying, layout, count in plans:
                 # Merge keeps a session as it is where one segment would take more bytes.
-                if not merged or bench.merge(count, layout):
-                    by_turns.append(measure_turns(bench, count, layout, rounds) | {"merged": merged})
+                if lying != MERGED or bench.merge(count, layout):
+                    by_turns.append(measure_turns(bench, count, layout, rounds, lying))
                 else:
                     left.append({"turns": count, "layout": layout})
                 bar.add(1)
@@ -244,11 +246,12 @@ class ThawBench:
         stream, _ = shared.sample_tokens(codec)
         self.ids = shared.cut(stream, many + 1, tokens)
         place = folder / "cold"
-        self.cold = Archive.open(place, create=True, bundle=loaded, device=device, threads=threads)
+        how: dict[str, Any] = {"bundle": loaded, "device": device, "threads": threads}
+        self.cold = Archive.open(place, create=True, merge_turns=False, **how)
         whole = np.asarray(self.ids[0])
         items = [PutRequest(GROWN, Session("ids", whole[: tokens // 2])), PutRequest(GROWN, Session("ids", whole))]
         items += [PutRequest(f"many/{n}", Session("ids", ids)) for n, ids in enumerate(self.ids[1:])]
-        fast = Archive.open(place, bundle=loaded, device=device, threads=threads, layout="fast")
+        fast = Archive.open(place, layout="fast", merge_turns=False, **how)
         self.stored: dict[str, int] = {}
         self.layouts = dict(zip(LAYOUTS, (self.cold, fast), strict=True))
         for cold, some in (
@@ -256,12 +259,12 @@ class ThawBench:
             (fast, [PutRequest(FAST, Session("ids", whole), tenant=FAST)]),
         ):
             self.stored |= {stored.name: stored.size for stored in cold.put_many(some)}
-        for layout, cold in self.layouts.items():
-            for count in turns:
-                ends = [tokens * n // count for n in range(1, count + 1)]
-                name = in_turns(count, layout)
-                puts = cold.put_many(PutRequest(name, Session("ids", whole[:end]), tenant=name) for end in ends)
-                self.stored[name] = sum(stored.size for stored in puts)
+        for layout, apart in self.layouts.items():
+            for lying, cold in ((APART, apart), (JOINED, Archive.open(place, layout=layout, **how))):
+                for count in turns:
+                    ends = [tokens * n // count for n in range(1, count + 1)]
+                    name = in_turns(count, layout, lying)
+                    list(cold.put_many(PutRequest(name, Session("ids", whole[:end]), tenant=name) for end in ends))
         self.cold.parts.catalog.refresh()
         self.expected: Expected = self.target.prefill(whole)
         self.kv_bytes = self.target.kv_bytes(tokens)
@@ -278,9 +281,19 @@ class ThawBench:
             for _ in range(2):
                 archive.collect(dead_share=0.01)
             self.cold.parts.catalog.refresh()
-            leaf = archive.directory.version(name, name).leaf
-            self.stored[name] = len(archive.parts.reader.record(leaf).record.bitstring)
         return bool(done.merged)
+
+    def bitstrings(self, name: str) -> list[int]:
+        """Return the bytes of the bitstrings that a session in turns is read from, from the root."""
+        from pltz.plt_codec.identity import NONE
+
+        parts, found = self.cold.parts, list[int]()
+        at = parts.directory.version(name, name).leaf
+        while at != NONE:
+            record = parts.reader.records(at)[0].record
+            found.append(len(record.bitstring))
+            at = record.parent
+        return found[::-1]
 
     def put_near(self, layout: LayoutName) -> "list[tuple[str, np.ndarray[Any, Any], int]]":
         """Put two sessions, each alone and in another tenant after neighbours: one, and the most in a row.
@@ -531,20 +544,21 @@ def measure_many(bench: ThawBench, count: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def in_turns(count: int, layout: LayoutName) -> str:
+def in_turns(count: int, layout: LayoutName, lying: str = APART) -> str:
     """Return the name of the session that was put in ``count`` turns. Its tenant has the same name."""
-    return f"{layout}/{count}"
+    return f"{layout}/{count}" + f"/{JOINED}" * (lying == JOINED)
 
 
-def measure_turns(bench: ThawBench, count: int, layout: LayoutName, rounds: int) -> dict[str, Any]:
-    """Measure a thaw of the session that was put in ``count`` turns, next to the bare prefill.
+def measure_turns(bench: ThawBench, count: int, layout: LayoutName, rounds: int, lying: str) -> dict[str, Any]:
+    """Measure a thaw of the session that was put in ``count`` turns, next to the bare prefill. ``lying``: how they lie.
 
     The figures are milliseconds: total, decoding and prefill.
     """
     from pltz.archive.thaw.thawer import Thawer
 
-    thawer, name = Thawer(bench.cold.parts, bench.cold.codecs, bench.target), in_turns(count, layout)
-    segments = len(bench.cold.parts.reader.tower(bench.cold.directory.version(name, name)).segments)
+    thawer = Thawer(bench.cold.parts, bench.cold.codecs, bench.target)
+    name = in_turns(count, layout, lying)
+    bitstrings = bench.bitstrings(name)
     best: dict[str, float] = {}
     least = math.inf
     for number in range(rounds + 1):  # the first one warms up
@@ -557,9 +571,10 @@ def measure_turns(bench: ThawBench, count: int, layout: LayoutName, rounds: int)
         del expected, found
     return {
         "turns": count,
-        "segments": segments,
+        "turns_are": lying,
+        "records": len(bitstrings),
         "layout": layout,
-        "stored_bytes": bench.stored[name],
+        "stored_bytes": sum(bitstrings),
         "bare_prefill_ms": round(1e3 * least, 3),
         "thaw_ms": round(1e3 * best["thaw"], 3),
         "decode_ms": round(1e3 * best["decode"], 3),
@@ -647,7 +662,8 @@ def as_text(result: dict[str, Any]) -> str:
         [
             str(row["turns"]),
             row["layout"],
-            "merged" if row["merged"] else "-",
+            row["turns_are"],
+            str(row["records"]),
             size(row["stored_bytes"]),
             f"{row['decode_ms']:,.1f}",
             f"{row['prefill_ms']:,.1f}",
@@ -692,7 +708,8 @@ def as_text(result: dict[str, Any]) -> str:
                 [
                     "archived in turns",
                     "layout",
-                    "then",
+                    "turns are",
+                    "records",
                     "stored",
                     "decode, ms",
                     "prefill, ms",

@@ -134,14 +134,21 @@ def by_kernel(source: Tensors, blocks: Sequence[int], target: Tensors, to: Seque
     """Copy over the bus by a kernel that reads and writes both memories. The arguments are those of `by_engine`."""
     import torch
 
-    from pltz.kv.pool import gpu_kernels
-
     gpu = next(iter((source if spills else target).values())).device
     begins, ends = torch.tensor([list(blocks), list(to)], device=gpu)
+    launch(source, begins, target, ends)
+
+
+def launch(source: Tensors, begins: torch.Tensor, target: Tensors, ends: torch.Tensor) -> None:
+    """Start the kernel of `by_kernel` in the current stream. ``begins``, ``ends``: blocks, (n,), on the device."""
+    import torch
+
+    from pltz.kv.pool import gpu_kernels
+
     for name in source:
         one, other = _words(source[name]), _words(target[name])
         layers, _, words = one.shape
-        grid = len(blocks), layers, -(-words // PIECE)
+        grid = len(begins), layers, -(-words // PIECE)
         with torch.cuda.device_of(begins):
             gpu_kernels.copy_pages[grid](
                 one, other, begins, ends, one[0].numel(), other[0].numel(), words, PIECE=PIECE

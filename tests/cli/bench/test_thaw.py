@@ -18,7 +18,7 @@ from pltz.cli.bench.random_target import RandomTarget
 from pltz.plt_codec.errors import ModelError, UsageError
 
 Run = Callable[..., Result]
-WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--turns", "1,3", "--threads", 1)
+WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--turns", "1,5", "--threads", 1)
 
 
 @pytest.mark.parametrize("shape", ["embedded", "llama-tiny"])
@@ -47,11 +47,13 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str) -> Non
     for stages in ("stages_ms", "fast_stages_ms"):
         assert {"read", "lookup", "decode", "prefill", "insert"} < found[stages].keys()
     assert [row["sessions"] for row in found["together"]] == [1, 3]
-    grown = [(row["layout"], row["turns"], row["segments"], row["merged"]) for row in found["turns"]]
-    apart = [("default", 1, 1, False), ("default", 3, 3, False), ("fast", 1, 1, False), ("fast", 3, 3, False)]
+    grown = [(row["turns_are"], row["layout"], row["turns"], row["records"]) for row in found["turns"]]
+    layouts = ("default", "fast")
+    apart = [("apart", layout, turns, turns) for layout in layouts for turns in (1, 5)]
+    joined = [("joined", layout, 5, 2) for layout in layouts]
     left = [(row["layout"], row["turns"]) for row in found["not_merged"]]
-    merged = [(layout, 3, 3, True) for layout in ("default", "fast") if (layout, 3) not in left]
-    assert grown == apart + merged and len(left) + len(merged) == 2
+    merged = [("merged", layout, 5, 1) for layout in layouts if (layout, 5) not in left]
+    assert grown == apart + joined + merged and len(left) + len(merged) == 2
     for row in found["turns"]:
         assert row["over_prefill"] == pytest.approx(row["thaw_ms"] / row["bare_prefill_ms"], rel=0.01)
         assert 0 < row["decode_ms"] and 0 < row["prefill_ms"]
