@@ -53,11 +53,11 @@ def turns(results: Sequence[dict[str, Any]], suffix: str) -> bytes:
     figure = canvas.blank(suffix, 5 * len(panels), 4)
     for axes, (title, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for result in found:
-            kinds = dict.fromkeys((row["layout"], row["turns_are"]) for row in result["turns"])
+            kinds = dict.fromkeys((row["layout"], _lying(row)) for row in result["turns"])
             for layout, lying in kinds:
-                rows = [r for r in result["turns"] if (r["layout"], r["turns_are"]) == (layout, lying)]
-                name = f"{result.get('bundle_name', 'mini')}, {layout} layout, {lying}"
-                style = {"apart": "o:", "joined": "o-", "merged": "o--"}[lying]
+                rows = [r for r in result["turns"] if (r["layout"], _lying(r)) == (layout, lying)]
+                name = f"{result.get('bundle_name', 'mini')}, {layout} layout{'' if lying == 'apart' else f', {lying}'}"
+                style = {"apart": "o-", "joined": "o:", "merged": "o--"}[lying]
                 axes.plot([row["turns"] for row in rows], [row["over_prefill"] for row in rows], style, label=name)
         counts = sorted({row["turns"] for result in found for row in result["turns"]})
         axes.axhline(1.0, color="grey", linewidth=0.8, linestyle=":")
@@ -70,6 +70,12 @@ def turns(results: Sequence[dict[str, Any]], suffix: str) -> bytes:
         axes.set_title(title, fontsize=9)
         canvas.finish(axes)
     return canvas.drawn(figure, suffix)
+
+
+def _lying(row: dict[str, Any]) -> str:
+    """Return how the turns of a row lie. Results before 2026-11-28 only say whether they were merged."""
+    before = "merged" if row.get("merged") else "apart"
+    return str(row.get("turns_are", before))
 
 
 def machine_of(result: dict[str, Any]) -> str:

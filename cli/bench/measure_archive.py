@@ -45,6 +45,7 @@ SHORT, LONG = (530, 200), (4000, 1500)  # tokens and bytes: a mean chat, a sessi
 PROMPT = 1000, 375  # a shared prompt
 COMMIT = 16384  # sessions
 PROMPTS = 50
+APART = "turn by turn, apart"  # turns that puts do not join
 HEAD = struct.Struct("<II")
 LOOKUPS = 20_000
 U64 = index_file.U64
@@ -356,10 +357,11 @@ def opening(folder: Path, entries: int) -> dict[str, Any]:
 def growing(folder: Path, bundle: Bundle, turns: int, tokens: int, together: int) -> list[dict[str, Any]]:
     """Measure sessions that grow by `tokens` tokens in each of `turns` puts, coded by a bundle on the CPU.
 
-    Three rows, the favourable case first: one session in one put, one session turn by turn, and `together`
-    sessions side by side, the turns of all in one commit. Seconds and bytes are cumulative after each put. Bytes
-    are those of all files beside the ones of an archive with one short session. At the end they are counted after a
-    collection too, and after a merge of all versions and another collection. Each session is read back after both.
+    Four rows, the favourable case first: one session in one put, one turn by turn whose turns the puts join, one whose
+    turns stay apart, and `together` sessions side by side, the turns of all in one commit. Seconds and bytes are
+    cumulative after each put. Bytes are those of all files beside the ones of an archive with one short session. At the
+    end they are counted after a collection too, and after a merge of all versions and another collection. Each session
+    is read back after both.
 
     Raises:
         ModelError: a session came back changed.
@@ -370,14 +372,15 @@ def growing(folder: Path, bundle: Bundle, turns: int, tokens: int, together: int
     whole = turns * tokens
     ids = [np.take(stream, np.arange(n * whole, (n + 1) * whole), mode="wrap") for n in range(together)]
     ends = [tokens * n for n in range(1, turns + 1)]
-    cases = (("one put", [whole], ids[:1]), ("turn by turn", ends, ids[:1]), ("side by side", ends, ids))
+    one = ids[:1]
+    cases = (("one put", [whole], one), ("turn by turn", ends, one), (APART, ends, one), ("side by side", ends, ids))
     return [_grown(folder / way.replace(" ", "-"), bundle, way, steps, sessions) for way, steps, sessions in cases]
 
 
 def _grown(
     place: Path, bundle: Bundle, way: str, ends: Sequence[int], sessions: Sequence[npt.NDArray[np.int32]]
 ) -> dict[str, Any]:
-    archive = Archive.open(place, create=True, bundle=bundle)
+    archive = Archive.open(place, create=True, bundle=bundle, merge_turns=way != APART)
     # The first put loads the bundle, and is not timed.
     archive.put("warm", sessions[0][::-1][:100].copy(), tenant="another")
     empty = _bytes_of(place)

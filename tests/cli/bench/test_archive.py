@@ -33,19 +33,20 @@ def test_a_small_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_sessions_that_grow(run: Run, tiny: Path, tmp_path: Path) -> None:
     """Put a session in one piece, turn by turn, and beside others: every way stores and returns the same tokens."""
-    words = ("--growing", "--turns", 3, "--turn-tokens", 40, "--where", tmp_path)
+    words = ("--growing", "--turns", 5, "--turn-tokens", 40, "--where", tmp_path)
     done = run("bench", "archive", *words)
     assert done.exit_code == 0, done.output
-    whole, turns, together = json.loads(done.output.strip().splitlines()[-1])["growing"]
-    assert (whole["puts"], turns["puts"], together["puts"]) == (1, 3, 3) and together["sessions"] == 4
-    for row in (whole, turns, together):
-        assert row["tokens"] == 120 and row["tokens_after_put"][-1] == 120
+    whole, joined, turns, together = json.loads(done.output.strip().splitlines()[-1])["growing"]
+    rows = whole, joined, turns, together
+    assert [row["puts"] for row in rows] == [1, 5, 5, 5] and together["sessions"] == 4
+    for row in rows:
+        assert row["tokens"] == 200 and row["tokens_after_put"][-1] == 200
         assert row["seconds_after_put"] == sorted(row["seconds_after_put"])
         assert row["bytes_per_session_after_put"] == sorted(row["bytes_per_session_after_put"])
         spent = row["puts"] * row["sessions"] / row["puts_per_s"]
         assert row["seconds_after_put"][-1] == pytest.approx(spent, abs=0.001)  # rounded to milliseconds
     assert whole["bytes_per_session"] < turns["bytes_per_session"]
-    assert turns["bytes_per_session_collected"] < turns["bytes_per_session"]
+    assert turns["bytes_per_session_collected"] < turns["bytes_per_session"] < joined["bytes_per_session"]
     assert "growing" in done.output
 
 
