@@ -65,10 +65,13 @@ class PrefixTree:
     """The prefixes of a pool's sessions. One thread uses it at a time.
 
     ``rank``: of a step by its name; those of a lower rank are given up first. None: the least recently used.
+    ``spills``: whether a full device moves steps to host memory; else it forgets them.
     """
 
-    def __init__(self, pool: BlockPool, rank: Callable[[bytes], float] | None = None) -> None:
-        self.pool, self.rank = pool, rank
+    def __init__(
+        self, pool: BlockPool, rank: Callable[[bytes], float] | None = None, *, spills: bool = True
+    ) -> None:
+        self.pool, self.rank, self.spills = pool, rank, spills
         self._nodes: OrderedDict[bytes, _Node] = OrderedDict()  # the least recently used first
         self._serials = itertools.count()
         pool.device.reclaim = self._reclaim
@@ -264,6 +267,8 @@ class PrefixTree:
                     found = True
         flat = [block for node in victims for block in node.blocks]
         try:
+            if not self.spills:
+                raise PoolFull("this tree leaves host memory to others")
             self._make_host_room(len(flat))
             moved = self.pool.spill(flat)
         except PoolFull:

@@ -39,6 +39,7 @@ class ParkedKV:
         self.pool, self.most = pool, most
         self.spills = self.drops = self.warms = 0
         self._parked: OrderedDict[str, _Parked] = OrderedDict()  # the least recently used first
+        self._others = pool.device.reclaim  # a tree of prefixes, which goes first
         pool.device.reclaim = self._reclaim
 
     def tiers(self) -> dict[str, str]:
@@ -110,10 +111,15 @@ class ParkedKV:
         self.drops += 1
 
     def _reclaim(self, missing: int) -> None:
-        """Give up sessions of the device, the least recently used first, until enough blocks are free."""
+        """Give up sessions of the device, the least recently used first, until enough blocks are free.
+
+        What gave up blocks before is asked first, and again after each session, which may have held the same blocks.
+        """
         slab = self.pool.device
         wanted = slab.free + missing
-        for name in [key for key, one in self._parked.items() if not one.kv.spilled]:
-            if slab.free >= wanted:
+        hot = [key for key, one in self._parked.items() if not one.kv.spilled]
+        while slab.free < wanted:
+            self._others(wanted - slab.free)
+            if slab.free >= wanted or not hot:
                 return
-            self._give_up(name)
+            self._give_up(hot.pop(0))

@@ -5,7 +5,7 @@
                                              turns in rotation
 
 So a step takes at most one chunk and one decoding pass, however long a prompt is. A turn is admitted when the pool has
-room for it at its longest. Parked KV makes way for it, so a turn that runs never meets a full pool. A turn that is
+room for it at its longest. Parked KV and prefixes make way for it, so a turn that runs never meets a full pool. A turn that is
 cancelled or fails leaves its session's parked KV as it was.
 """
 
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pltz.kv.pool.batch_cache import BatchKVCache
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.page_attention import use_pages
+from pltz.kv.pool.prefix_tree import PrefixTree
 from pltz.models.target.cache import cache_argument
 from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.serving.server.parked_kv import ParkedKV
@@ -73,8 +74,10 @@ class Scheduler:
             raise UsageError(f"expected at least one row and one id per chunk, got {rows} and {chunk}")
         use_pages(target.model)
         self.target, self.pool, self.rows, self.chunk = target, pool, rows, chunk
+        # pages of other kinds lose a little, so what a session says would depend on who came before it
+        self.prefixes = PrefixTree(pool, spills=False) if pool.form.kind == "raw" else None
         self.parked = ParkedKV(pool, hot)
-        self.prefilled = self.generated = 0  # ids so far
+        self.prefilled = self.generated = self.shared = 0  # ids so far
         parameters = inspect.signature(target.model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._deliver = deliver
@@ -143,6 +146,8 @@ class Scheduler:
             turn.cancelled = True
         self.step()
         self.parked.close()
+        if self.prefixes is not None:
+            self.prefixes.clear()
 
     def step(self) -> bool:
         """Run one step: at most one chunk of a prefill, and one id of each turn that decodes.
@@ -201,12 +206,30 @@ class Scheduler:
         """Open the cache of a turn, over the KV that is parked of its session."""
         try:
             base = None if turn.session is None else self.parked.take(turn.session, [*turn.ids, *turn.new])
-            base = base or PackedSession(self.pool, [], 0, self._nothing())
+            base = base or self._known_prefix(turn) or PackedSession(self.pool, [], 0, self._nothing())
             cache = BatchKVCache.merge([base])
             self._prefilling.append(_Prefill(turn, cache, base.tokens))
             base.release()
         except Exception as exc:  # noqa: BLE001  # a failure is this turn's alone
             self._end(turn, "error", exc)
+
+    def _known_prefix(self, turn: Turn) -> PackedSession | None:
+        """Return the KV of the longest beginning of a turn's ids that an earlier prompt had, None for none."""
+        found = self.prefixes.match("", [*turn.ids, *turn.new]) if self.prefixes is not None else None
+        self.shared += found.tokens if found is not None else 0
+        return found
+
+    def _offer_prefix(self, turn: Turn, cache: BatchKVCache) -> None:
+        """Offer the full blocks of a prompt to later ones. A failure loses KV only."""
+        if self.prefixes is None:
+            return
+        session = cache.extract(0)
+        try:
+            self.prefixes.insert("", [*turn.ids, *turn.new], session)
+        except Exception as exc:  # noqa: BLE001  # of torch: the ids are there
+            log.warning("the beginning of a prompt is not shared: %s", exc)
+        finally:
+            session.release()
 
     def _nothing(self) -> torch.Tensor:
         import torch
@@ -234,6 +257,7 @@ class Scheduler:
         if one.done < len(ids):
             self._prefilling.append(one)
             return
+        self._offer_prefix(turn, one.cache)
         if not turn.sampling.limit or logits is None or self._took(turn, choose(logits, [turn])[0]):
             self._park(turn, one.cache, 0)
             self._end(turn, turn.end or "length")

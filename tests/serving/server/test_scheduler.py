@@ -133,6 +133,34 @@ def test_a_cancelled_turn_leaves_its_session_and_the_others_as_they_were(
     assert closed(scheduler)
 
 
+def test_prompts_that_begin_alike_share_their_beginning(target: Target, texts: list[list[int]]) -> None:
+    """Later prompts run what is new alone, say the same, and share nothing where pages lose something."""
+    system, asked = texts[0], [texts[2], texts[4], texts[1]]
+    alone = [run(scheduler_of(target), Turn([*system, *ids], GREEDY))[0] for ids in asked]
+    scheduler = scheduler_of(target)
+    assert run(scheduler, Turn([*system, *asked[0]], GREEDY, "first")) == alone[:1]
+    before = scheduler.prefilled
+    assert run(scheduler, Turn([*system, *asked[1]], GREEDY), Turn([*system, *asked[2]], GREEDY, "named")) == alone[1:]
+    assert 2 * 600 < scheduler.shared <= 2 * len(system) and not scheduler.shared % 32
+    assert scheduler.prefilled - before == sum(map(len, (*asked[1:], system, system))) - scheduler.shared
+    assert closed(scheduler)
+    lossy = scheduler_of(target, "q8")
+    run(lossy, Turn([*system, *asked[0]], GREEDY))
+    run(lossy, Turn([*system, *asked[1]], GREEDY))
+    assert not lossy.shared and closed(lossy)
+
+
+def test_shared_beginnings_make_room_for_turns_and_parked_kv(target: Target, texts: list[list[int]]) -> None:
+    scheduler = scheduler_of(target, tokens=416, host_tokens=512)
+    for number in range(6):
+        ids = texts[0][60 * number : 60 * number + 300]
+        [found] = run(scheduler, Turn(ids, GREEDY, f"{number}"))
+        assert [found] == run(scheduler_of(target), Turn(ids, GREEDY))
+    assert scheduler.pool.host is not None
+    assert scheduler.parked.spills and all(not step.spilled for step in scheduler.prefixes.steps())  # type: ignore[union-attr]
+    assert closed(scheduler)
+
+
 def test_a_full_pool_lets_turns_wait_and_moves_parked_kv(target: Target, texts: list[list[int]]) -> None:
     scheduler = scheduler_of(target, tokens=416, host_tokens=512)
     whole = scheduler_of(target, tokens=8192)
