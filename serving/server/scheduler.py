@@ -5,8 +5,8 @@
                                              turns in rotation
 
 So a step takes at most one chunk and one decoding pass, however long a prompt is. A turn is admitted when the pool has
-room for it at its longest. Parked KV and prefixes make way for it, so a turn that runs never meets a full pool. A turn that is
-cancelled or fails leaves its session's parked KV as it was.
+room for it at its longest. Parked KV and prefixes make way for it, so a turn that runs never meets a full pool. A turn
+that is cancelled or fails leaves its session's parked KV as it was.
 """
 
 from __future__ import annotations
