@@ -216,7 +216,7 @@ def attention(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-class Step:
+class DecodingStep:
     """A whole step of decoding: attention of all layers between the products of each, and those of the head.
 
     ``kind``: bf16 by cuDNN, or pages. Weights and layers of KV come round again where they would not fit.
@@ -271,7 +271,7 @@ def steps(name: str) -> list[dict[str, Any]]:
     batch, bf16 = BATCHES[name][0], 0.0
     for kind in ("bf16", "q8", "q4"):
         torch.cuda.empty_cache()
-        step = Step(name, kind)
+        step = DecodingStep(name, kind)
         graph = captured(step.run)
         took = timed(graph.replay)
         bf16 = bf16 or took
