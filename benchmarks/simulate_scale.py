@@ -11,8 +11,8 @@ ones is off at the largest.
 
     python -m pltz.benchmarks.simulate_scale --indexes 1000000 10000000
 
-prints what a look-up of a session and of its segment asks of an index alone, of which no copy is there: of a large one
-ranges are read.
+prints what a look-up of a session, of its segment and of one above it asks of an index alone, of which no copy is
+there: of a large one ranges are read, some side by side.
 
 Seconds are those of requests that follow each other, at `FIRST_BYTE` each and `BYTES_PER_S`, without the work of the
 processor. Dollars are those of `PRICES`.
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 import tracemalloc
@@ -63,7 +64,8 @@ BYTES_PER_S = 80e6  # assumed
 # S3 Standard in us-east-1, dollars: per request, and per GB and month. From memory, as listed in January 2025.
 PRICES = {"GET": 0.4e-6, "PUT": 5e-6, "LIST": 5e-6, "DELETE": 0.0}
 STORED = 0.023
-COUNTED = (*PRICES, "read", "written")
+COUNTED = (*PRICES, "read", "written", "beside")
+COALESCED = 1 << 20  # bytes between two ranges below which obstore reads both with one request
 PRICED = "S3 Standard, us-east-1, list prices of January 2025"
 # of these the code asks the same at any size: what differs is the packs in which session and prompt happen to lie
 STEADY = ("get, indexes cached", "get, archive open", "put of one", "put of a thousand")
@@ -72,20 +74,35 @@ KEY = Secret(b"a key of the simulation", 0)
 
 @dataclass
 class Traffic:
-    """Requests by kind, and bytes read and written."""
+    """Requests by kind, and bytes read and written. ``beside``: requests that did not wait for the one before."""
 
     requests: Counter[str] = field(default_factory=Counter)
     read: int = 0
     written: int = 0
+    beside: int = 0
+
+    def side_by_side(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Count GETs of some ranges at once. Near ones come in one request, as obstore asks for them."""
+        rows: list[list[int]] = []
+        for offset, size in sorted(ranges):
+            if rows and offset - rows[-1][1] <= COALESCED:
+                rows[-1][1] = max(rows[-1][1], offset + size)
+            else:
+                rows.append([offset, offset + size])
+        self.requests["GET"] += len(rows)
+        self.beside += len(rows) - 1
+        self.read += sum(end - begin for begin, end in rows)
 
     def row(self) -> dict[str, Any]:
         """Return it as JSON, with seconds and dollars."""
-        return priced({**{kind: self.requests[kind] for kind in PRICES}, "read": self.read, "written": self.written})
+        counts = {kind: self.requests[kind] for kind in PRICES}
+        return priced({**counts, "read": self.read, "written": self.written, "beside": self.beside})
 
 
 def priced(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of requests and bytes with the seconds and dollars that they take."""
     seconds = sum(FIRST_BYTE[kind] * row[kind] for kind in PRICES) + (row["read"] + row["written"]) / BYTES_PER_S
+    seconds -= FIRST_BYTE["GET"] * row.get("beside", 0)
     return {**row, "seconds": round(seconds, 3), "dollars": sum(PRICES[kind] * row[kind] for kind in PRICES)}
 
 
@@ -116,6 +133,11 @@ class CountedBucket(SeenGenerations):
         data = self._whole(name)[offset : offset + size]
         self._count("GET", read=len(data))
         return data
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        data = self._whole(name)
+        self.cost.side_by_side(ranges)
+        return [data[offset : offset + size] for offset, size in ranges]
 
     def view(self, name: str) -> memoryview:
         data = self._whole(name)
@@ -253,16 +275,17 @@ def measured(count: int) -> dict[str, Any]:
     row["manifest_bytes"] = sum(len(content.data) for content in bucket.registers.values())
     costs: dict[str, Traffic] = {}
 
-    def get(archive: OpenArchive, number: int) -> None:
-        version = archive.directory.version(f"s{number}", "acme")
-        assert len(archive.reader.tower(version).tokens) == PROMPT + OWN
+    def get(archive: OpenArchive, number: int, max_age: float | None = None) -> None:
+        with archive.catalog.one_look(max_age):
+            version = archive.directory.version(f"s{number}", "acme")
+            assert len(archive.reader.tower(version).tokens) == PROMPT + OWN
 
     # A reader from cold to warm: nothing cached, then the indexes, then the open archive.
     bucket.kept.clear()
     with bucket.counting() as costs["get, nothing cached"]:
-        get(opened(bucket), count // 2)
+        get(opened(bucket), count // 2, math.inf)  # as a command does, whose look is that of the opening
     with bucket.counting() as costs["get, indexes cached"]:
-        get(opened(bucket), count // 3)
+        get(opened(bucket), count // 3, math.inf)
     archive = opened(bucket)
     get(archive, 0)
     with bucket.counting() as costs["get, archive open"]:
@@ -312,28 +335,33 @@ class SyntheticEntries:
 
 @cache
 def looked_up(count: int, looks: int = 20) -> dict[str, Any]:
-    """Return what look-ups of a session and its segment ask of an index of so many, on average and at most."""
+    """Return what look-ups of a session and two segments ask of an index of so many, on average and at most."""
     entries = SyntheticEntries(count)
     data = index_file.build([entries], entries.packs)  # type: ignore[list-item]
-    found, cost = list[tuple[int, int]](), Traffic()
+    found, cost = list[tuple[int, int, int]](), Traffic()
+
+    def several(ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        cost.side_by_side(ranges)
+        return [data[offset : offset + size] for offset, size in ranges]
 
     def get(offset: int, size: int) -> bytes:
-        cost.requests["GET"] += 1
-        cost.read += size
-        return data[offset : offset + size]
+        return several([(offset, size)])[0]
 
-    wanted = [entries.columns(section)[0] for section in (index_file.SESSIONS, index_file.SEGMENTS)]
+    sections = index_file.SESSIONS, index_file.SEGMENTS, index_file.SEGMENTS  # of the session, and of its prompt
+    wanted = [entries.columns(section)[0] for section in sections]
+    wanted[2] = np.roll(wanted[2], count // 2)
     for row in np.random.default_rng(5).integers(0, count, looks).tolist():
         cost = Traffic(Counter(GET=1), min(FRONT, len(data)))
-        file = Held(data) if len(data) <= RANGED else RangedFile(len(data), get, data[:FRONT])
+        file = Held(data) if len(data) <= RANGED else RangedFile(len(data), get, data[:FRONT], several=several)
         cost.read = len(data) if len(data) <= RANGED else cost.read
         index = index_file.FileIndex(file)
-        for section, keys in zip((index_file.SESSIONS, index_file.SEGMENTS), wanted, strict=True):
+        for section, keys in zip(sections, wanted, strict=True):
             identity = (int(keys[row]) << 28).to_bytes(8, "big") + bytes(8)
             assert index.find(section, identity)
-        found.append((cost.requests["GET"], cost.read))
-    asked, read = (np.array(column) for column in zip(*found, strict=True))
-    mean = {"GET": float(asked.mean()), "read": float(read.mean()), "most_GET": int(asked.max())}
+        found.append((cost.requests["GET"], cost.beside, cost.read))
+    asked, beside, read = (np.array(column) for column in zip(*found, strict=True))
+    mean = {"GET": float(asked.mean()), "beside": float(beside.mean()), "read": float(read.mean())}
+    mean |= {"most_GET": int(asked.max()), "turns": float((asked - beside).mean())}
     return {"sessions": count, "index_bytes": len(data), **mean}
 
 
@@ -359,7 +387,7 @@ def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, 
     }
     if row["index_bytes"] > RANGED:
         look, cached = looked_up(LOOKED), large["costs"]["get, indexes cached"]
-        fetched = {**cached, **{key: round(cached[key] + look[key], 1) for key in ("GET", "read")}}
+        fetched = {**cached, **{key: round(cached[key] + look[key], 1) for key in ("GET", "read", "beside")}}
         row["costs"]["get, nothing cached"] = priced({key: fetched[key] for key in COUNTED})
     return row
 

@@ -40,7 +40,7 @@ from pltz.archive.format.index_file import (
     packs_of,
 )
 from pltz.archive.format.manifest import MOST_LATE, MOST_PACKS, Manifest, NamedPack
-from pltz.archive.format.pack import AHEAD, Damage, Pack
+from pltz.archive.format.pack import AHEAD, FRONT, Damage, Pack
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.record import Record
 from pltz.archive.storage.ranged import RangedFile
@@ -51,6 +51,7 @@ from pltz.plt_codec.identity import SIZE
 T = TypeVar("T")
 
 OPEN_PACKS = 256  # packs whose header and tables stay in memory
+SMALL = AHEAD + FRONT  # bytes of a pack that come in one request; of a larger one they have header and first block
 ATTEMPTS = 8  # at work whose packs a collector deletes meanwhile
 AT_ONCE = 1 << 14  # keys of a scanned pack collected as Python objects before they become columns
 
@@ -64,22 +65,40 @@ class Found(NamedTuple):
 
 
 class PackFront:
-    """Reads a pack over a network. The first bytes stay in memory until the next look: small packs are one request.
+    """Reads a pack over a network. Its first bytes, and the last ones read, stay in memory until the next look.
 
-    ``data``: those bytes.
+    So a small pack is one request, and a block is asked for once, although several look-ups want it.
+
+    ``data``: the first bytes.
     """
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name = store, name
         self.data = b""
+        self._begin, self._last = 0, b""
 
     def read(self, offset: int, size: int) -> bytes:
         """Return at most ``size`` bytes at ``offset``. Raises the errors of `Store.read`."""
         if offset == 0 < size and not self.data:
-            self.data = self._store.read(self._name, 0, max(size, AHEAD))
-        if offset + size <= len(self.data):
-            return self.data[offset : offset + size]
-        return self._store.read(self._name, offset, size)
+            self.data = self._store.read(self._name, 0, max(size, SMALL))
+        for begin, held in (0, self.data), (self._begin, self._last):
+            if begin <= offset and offset + size <= begin + len(held):
+                return held[offset - begin : offset - begin + size]
+        if size > AHEAD:
+            return self._store.read(self._name, offset, size)
+        self._begin, self._last = offset, self._store.read(self._name, offset, AHEAD)
+        return self._last[:size]
+
+    def ask(self, offset: int) -> None:
+        """Ask for the header and for a block at ``offset``, side by side or in one. Raises the errors of `read`."""
+        if not self.data:
+            ranges = (0, FRONT), (offset, AHEAD)
+            self._begin = offset
+            self.data, self._last = self._store.read_ranges(self._name, ranges)
+
+    def forget(self) -> None:
+        """Drop the bytes in memory."""
+        self.data = self._last = b""
 
 
 class Listing:
@@ -123,7 +142,7 @@ class Listing:
         self._unusable = frozenset[str]()  # of those that the manifest named when packs were listed last
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
         self.staleness = 0
-        self._fronts: dict[bytes, PackFront] = {}  # of opened packs: those with bytes in memory
+        self._fronts: dict[bytes, PackFront] = {}  # of the opened packs
         self.following = False
         self.orphans: dict[bytes, int] = {}
         self.late = frozenset[bytes]()
@@ -272,8 +291,7 @@ class Listing:
 
     def _forget_fronts(self) -> None:
         for front in self._fronts.values():
-            front.data = b""
-        self._fronts.clear()
+            front.forget()
 
     def _forget_collected(self) -> None:
         """Forget packs of this process that a collector deleted before they were named: it copied what was in them."""
@@ -290,6 +308,7 @@ class Listing:
     def _set_packs(self, packs: dict[bytes, int]) -> None:
         for pack in [p for p in self._opened if packs.get(p) != self.packs.get(p)]:
             del self._opened[pack]
+            self._fronts.pop(pack, None)
         self.packs = packs
         self._seen |= set(packs)
         self.unlisted = set()
@@ -615,21 +634,26 @@ class Listing:
         for pack in sorted(index.packs):
             self._cover(pack)
 
-    def opened(self, pack: bytes) -> Pack:
-        """Return a pack opened for reading. Raises FormatError, FileNotFoundError, StoreError."""
+    def opened(self, pack: bytes, block: int = 0) -> Pack:
+        """Return a pack opened for reading. ``block``: the offset of one that is read next.
+
+        Raises FormatError, FileNotFoundError, StoreError.
+        """
         if pack not in self._opened:
             name = object_names.pack(pack)
             if (size := self.packs.get(pack)) is None:  # deleted since the caller was told of it
                 raise FileNotFoundError(errno.ENOENT, "no longer listed", name)
             reader = PackFront(self.store, name) if self.store.remote else None
+            if reader and SMALL < size and FRONT < block < size:
+                reader.ask(block)
             read = reader.read if reader else partial(self.store.read, name)
-            self._opened[pack] = Pack(read, size, archive=self.ledger.archive)
+            self._opened[pack] = Pack(read, size, archive=self.ledger.archive, both=False)
             if reader:
                 self._fronts[pack] = reader
             if len(self._opened) > OPEN_PACKS:
                 closed, _ = self._opened.popitem(last=False)
                 if front := self._fronts.pop(closed, None):
-                    front.data = b""
+                    front.forget()
         self._opened.move_to_end(pack)
         return self._opened[pack]
 

@@ -182,7 +182,7 @@ class RecordLookup:
 
     def at(self, location: Location) -> Found:
         """Return the record at a location. Raises FormatError, FileNotFoundError, StoreError."""
-        pack = self._listing.opened(location.pack)
+        pack = self._listing.opened(location.pack, location.offset)
         record = pack.record(location.offset, location.row)
         return Found(location, record, pack.head.contexts[record.context])
 
@@ -199,7 +199,7 @@ class RecordLookup:
 
         Raises FormatError, FileNotFoundError, StoreError.
         """
-        pack = self._listing.opened(place.pack)
+        pack = self._listing.opened(place.pack, place.offset)
         if self._blocks is None:
             return pack, pack.block(place.offset, ahead=ahead)
         if place.block not in self._blocks:

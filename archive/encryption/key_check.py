@@ -23,7 +23,6 @@ from pltz.plt_codec.errors import FormatError
 from pltz.plt_codec.identity import NONE
 
 READERS = 16  # tables read at once: one from a bucket waits for the network
-FRONT = 4096  # bytes of a pack read at once
 FEW = 64  # packs whose tables are read one after the other
 
 
@@ -126,12 +125,7 @@ class KeyCheck:
 
     def _table(self, name: bytes, size: int) -> frozenset[tuple[bytes, bytes]]:
         file = pack(name)
-        front = self.store.read(file, 0, min(size, FRONT))  # mostly all of it: one request
-
-        def read(at: int, count: int) -> bytes:
-            return front[at : at + count] if at + count <= len(front) else self.store.read(file, at, count)
-
-        head = Pack(read, size, archive=self.archive).head
+        head = Pack(lambda at, count: self.store.read(file, at, count), size, archive=self.archive, both=False).head
         return frozenset((c.domain, c.root) for c in head.contexts if c.cipher == SEALED)
 
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import struct
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from math import isqrt
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -41,6 +42,8 @@ UNIT = 8  # bytes of a session key in a sealed archive
 MAX_FAN_BITS = 28  # 2^32 entries, 16 per bucket
 MAX_WIDTH = 56  # bits per entry, so that 8 bytes hold one wherever it begins
 PIECE = 16384  # bytes
+SPREAD = 2  # times sqrt(N): entries on each side of where a key is expected, four standard deviations
+CHECKS = 1 << 18  # bytes of checksums that are asked for at once
 AT_ONCE = 1 << 16  # entries that are packed or unpacked at once, a multiple of 8
 MAX_PACKS = 1 << 20
 MAX_BYTES = 1 << 40  # bytes of all packs of an index
@@ -291,6 +294,8 @@ class FileIndex:
 
     def __init__(self, file: File):
         self._file, self._size = file, file.size
+        # of a file over a network: asks side by side for ranges, each (offset, size), that are read next
+        self._ask: Callable[[Sequence[tuple[int, int]]], None] | None = getattr(file, "want", None)
         if file.size < HEADER.size + SIZE:
             raise CorruptError(f"an index of {file.size} bytes was cut off")
         head = exactly(file.read, 0, HEADER.size)
@@ -346,6 +351,8 @@ class FileIndex:
             return []
         b, width, low = self._shapes[section]
         bucket = key >> KEY_BITS - b
+        if self._ask:
+            self._ask(self._near(section, key))
         first = int.from_bytes(self._read(fan + 4 * bucket - 4, 4), "little") if bucket else 0
         last = int.from_bytes(self._read(fan + 4 * bucket, 4), "little")
         if not first <= last <= self._counts[section]:
@@ -359,6 +366,24 @@ class FileIndex:
             if (entry := bits & mask) >> low == wanted:
                 found.append(self._location(entry & (1 << low) - 1))
             bits >>= width
+        return found
+
+    def _near(self, section: int, key: int) -> list[tuple[int, int]]:
+        """Return the ranges, each (offset, size), that a look-up of a key reads: its bucket, entries, and checksums.
+
+        Keys are hashes, so the place of a key among N is known to about half of sqrt(N) entries.
+        """
+        n, (fan, entries), (b, width, _) = self._counts[section], self._columns[section], self._shapes[section]
+        row, slack = key * n >> KEY_BITS, SPREAD * isqrt(n) + 1
+        begin, end = max(0, row - slack) * width // 8, -(-min(n, row + slack) * width // 8)
+        fields = [(fan + 4 * max(0, (key >> KEY_BITS - b) - 1), 8), (entries + begin, end - begin)]
+        found = list[tuple[int, int]]()
+        for offset, size in fields:
+            first, last = (offset - self._base) // PIECE, (offset + size - 1 - self._base) // PIECE
+            found.append((self._base + first * PIECE, (last + 1 - first) * PIECE))
+            found.append((self._checks + 4 * first, 4 * (last + 1 - first)))
+        if 4 * len(self._sound) <= CHECKS:  # all of them: later look-ups need others
+            found.append((self._checks, 4 * len(self._sound)))
         return found
 
     def holds(self, section: int) -> bool:

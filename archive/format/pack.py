@@ -210,6 +210,7 @@ class Pack:
         size: bytes of the file.
         at_once: bytes per read of data that is only hashed.
         archive: id of the archive that the pack must belong to; None allows any.
+        both: read the second copy of the header too, where the first is sound: it costs a read.
 
     Raises:
         VersionError: the pack is newer.
@@ -217,10 +218,12 @@ class Pack:
         ForeignPack: the pack belongs to another archive.
     """
 
-    def __init__(self, read: Reader, size: int, at_once: int = PIECE, archive: bytes | None = None):
+    def __init__(
+        self, read: Reader, size: int, at_once: int = PIECE, archive: bytes | None = None, *, both: bool = True
+    ):
         self.read, self.size, self._at_once = read, size, at_once
         self.damaged_copies: list[str] = []
-        self.head = self._open()
+        self.head = self._open(both)
         if archive not in (None, self.head.archive):
             raise ForeignPack(
                 f"a pack of archive {self.head.archive.hex()}; this is archive {archive.hex() if archive else ''}: "
@@ -391,7 +394,7 @@ class Pack:
             raise CorruptError("the two headers of the pack differ")
         return bytes(wanted), count
 
-    def _open(self) -> PackHead:
+    def _open(self, both: bool) -> PackHead:
         """Read header and table from the front, or from the back where the front is damaged."""
         if not 2 * HEADER.size + FOOTER.size < self.size <= MAX_SIZE:
             raise CorruptError(f"a pack cannot have {self.size} bytes: it was cut off")
@@ -405,7 +408,7 @@ class Pack:
             failures.append(exc)
             self.damaged_copies.append("header")
         try:
-            if found and self.read(end - found.size, found.size) == copy:
+            if found and (not both or self.read(end - found.size, found.size) == copy):
                 return found
             second, _ = self._head(end - HEADER.size, True)
             found = found or second

@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -34,6 +34,7 @@ class RangedFile:
         front: its first bytes.
         folder: for the temporary file; None is the system's. Where there is no room, memory is used.
         whole: called once with the mapped bytes when all are there.
+        several: returns the bytes of some ranges, each (offset, size), asked for side by side; None asks one by one.
 
     Raises StoreError without room for it, and so do `read` and `fill`, which also raise the errors of ``get``, and
     CorruptError where bytes are lacking.
@@ -46,8 +47,9 @@ class RangedFile:
         front: bytes | memoryview = b"",
         folder: Path | None = None,
         whole: Callable[[memoryview], object] = lambda data: None,
+        several: Callable[[Sequence[tuple[int, int]]], Sequence[bytes]] | None = None,
     ) -> None:
-        self.size, self._get, self._whole = size, get, whole
+        self.size, self._get, self._whole, self._several = size, get, whole, several
         self._file = _temporary(folder, size)
         try:
             if self._file:
@@ -77,6 +79,36 @@ class RangedFile:
         """Return all bytes. Those that were not read are zeros as yet."""
         return memoryview(self._room)
 
+    def want(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Ask side by side for the pieces of some ranges, each (offset, size), that are not there: they are read next.
+
+        Raises the errors of `read`.
+        """
+        if self._asked >= MOST_ASKED:
+            return
+        lacking = sorted(
+            {
+                piece
+                for offset, size in ranges
+                for piece in range(offset // PIECE, min(-(-(offset + size) // PIECE), len(self._lacking)))
+                if self._lacking[piece]
+            }
+        )
+        rows: list[list[int]] = []  # pieces that follow each other
+        for piece in lacking:
+            if rows and rows[-1][-1] == piece - 1:
+                rows[-1].append(piece)
+            else:
+                rows.append([piece])
+        asked = [(row[0] * PIECE, min((row[-1] + 1) * PIECE, self.size) - row[0] * PIECE) for row in rows]
+        if len(asked) < 2 or not self._several:  # as any read
+            for begin, size in asked:
+                self._want(begin, begin + size)
+            return
+        for (begin, size), data in zip(asked, self._several(asked), strict=True):
+            self._take(begin, size, data)
+        self._asked += len(asked)
+
     def _want(self, begin: int, end: int) -> None:
         """Ask for the pieces of a range that are not there."""
         last = -(-end // PIECE)
@@ -95,10 +127,13 @@ class RangedFile:
         """Ask for some pieces in one request."""
         last = min(last, len(self._lacking))
         begin, size = first * PIECE, min(last * PIECE, self.size) - first * PIECE
-        data = self._get(begin, size)
+        self._take(begin, size, self._get(begin, size))
+        self._asked, self._next = self._asked + 1, last
+
+    def _take(self, begin: int, size: int, data: bytes) -> None:
+        """Keep the bytes of a request. Raises CorruptError where it returned fewer."""
         if len(data) != size:
             raise CorruptError(f"expected {size} bytes at {begin} of an index, found {len(data)}: it was cut off")
-        self._asked, self._next = self._asked + 1, last
         self._put(begin, data)
 
     def _put(self, begin: int, data: bytes | memoryview) -> None:

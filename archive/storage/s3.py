@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 SCHEME = "s3://"
 RANGED = 1 << 24  # bytes of an index from which ranges of it are read: about as long as the requests of a look-up take
 GENERATION = "generation"  # file of the cache: the id of the archive, and the highest generation that was seen of it
-FRONT = 1 << 18  # bytes of such an index that come with its size
+FRONT = 1 << 20  # bytes of such an index that come with its size: mostly with the places of all its blocks
 CONFLICTS = 10  # attempts at a name that others are writing
 STATUS = re.compile(r"status code: (\d{3})")
 CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -162,6 +162,20 @@ class ObjectStore(SeenGenerations):
             return bytes(obstore.get_range(self._remote, name, start=offset, length=size))
 
         return self._called(f"read {name}", get, missing=name, past_end=b"")
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """Return the bytes of several ranges, as `Store.read_ranges` says; near ones come in one request.
+
+        Raises FileNotFoundError, StoreError.
+        """
+        import obstore
+
+        def get() -> Sequence[bytes]:
+            starts, lengths = zip(*ranges, strict=True)
+            found = obstore.get_ranges(self._remote, name, starts=starts, lengths=lengths)
+            return [bytes(part) for part in found]
+
+        return self._called(f"read {name}", get, missing=name)
 
     def view(self, name: str) -> memoryview:
         """Return the whole object, in memory. Raises FileNotFoundError, StoreError, CorruptError."""
@@ -326,7 +340,7 @@ class ObjectStore(SeenGenerations):
         size, front = self._front(name, most)
         if size > len(front):
             get = partial(self.read, name)
-            return RangedFile(size, get, front, self._cache, partial(self._keep, path))
+            return RangedFile(size, get, front, self._cache, partial(self._keep, path), partial(self.read_ranges, name))
         data = Held(front)
         if self._keep(path, front):
             with suppress(OSError):

@@ -95,6 +95,12 @@ class Store(Protocol):
         Raises FileNotFoundError, StoreError, UnreadableError.
         """
 
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """Return the bytes of several ranges, each (offset, size), as `read` does. They are asked for side by side.
+
+        Raises the errors of `read`.
+        """
+
     def view(self, name: str) -> memoryview:
         """Return the whole object, in memory.
 
@@ -278,6 +284,10 @@ class DirectoryStore(SeenGenerations):
             raise
         except OSError as exc:
             raise _unread(name, exc) from exc
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """Return the bytes of several ranges, one after the other. Raises the errors of `read`."""
+        return [self.read(name, offset, size) for offset, size in ranges]
 
     def view(self, name: str) -> memoryview:
         """Return the whole object, in memory.

@@ -63,6 +63,10 @@ class CountedStore(SeenGenerations):
         self.requests["read"] += 1
         return self._whole(name)[offset : offset + size]
 
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        self.requests["ranges"] += 1  # side by side
+        return [self._whole(name)[offset : offset + size] for offset, size in ranges]
+
     def view(self, name: str) -> memoryview:
         self.requests["read"] += 1
         return memoryview(self._whole(name))
@@ -167,6 +171,7 @@ def test_no_get_and_no_put_lists(count: int) -> None:
         store.requests.clear()
         return found
 
+    archive.put([NewSession("n", [np.arange(100, 105)])])
     counted()
     assert archive.get("a").tokens.tolist() == [*range(9)]
     assert counted() == {"load": 1, "read": 1}  # of a small pack all
@@ -174,6 +179,8 @@ def test_no_get_and_no_put_lists(count: int) -> None:
     assert counted() == {"load": 1, "read": 1}
     archive.catalog.max_age = 60.0
     archive.get("a")
+    assert counted() == {}  # its bytes are in memory until the next look
+    archive.get("n")
     assert counted() == {"read": 1}
     for number in range(20):
         archive.put([NewSession(f"n{number}", [np.arange(number, number + 7)])])
@@ -203,6 +210,25 @@ def test_a_cold_get_takes_the_manifest_the_index_and_the_record(count: int) -> N
     with archive.catalog.one_look(max_age=60):
         assert archive.get("a").tokens.tolist() == [*range(9)]
     assert store.requests == {"load": 1, "read": 2}
+
+
+def test_a_get_from_a_large_pack_asks_for_its_header_and_a_block_side_by_side() -> None:
+    """The block has the record of the session and that of its segment, and is asked for once."""
+    store = CountedStore()
+    archive = TowerArchive.create(store, [ZlibCodec()], manifest=True)
+    noise = np.random.default_rng(0).integers(0, 1 << 16, (400, 1000))
+    archive.put([NewSession(f"s{number}", [row]) for number, row in enumerate(noise)])
+    ((_, size),) = archive.catalog.listing.packs.items()
+    assert size > 10 * 65536
+    far = [v for v in archive.ls() if v.location.offset > 65536]
+    assert len(far) > 99
+    reader = TowerArchive.open(store, [ZlibCodec()])
+    for first, version in zip((True, False, False), far, strict=False):
+        store.requests.clear()
+        assert reader.get(version.name).tokens.tolist() == noise[int(version.name[1:])].tolist()
+        body = store.requests.pop("read", 0)
+        assert store.requests == ({"load": 1, "ranges": 1} if first else {"load": 1})
+        assert body <= (1 if first else 2)  # of the body what did not come with the head of its block
 
 
 def test_a_small_archive_in_a_bucket_has_one_index(monkeypatch: pytest.MonkeyPatch) -> None:

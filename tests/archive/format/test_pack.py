@@ -102,6 +102,19 @@ def test_either_header_is_enough(half: str) -> None:
         pack.verify()
 
 
+def test_one_sound_header_is_enough_for_a_reader_of_records() -> None:
+    """It does not read the second copy, and takes that where the first is damaged."""
+    data, asked = bytearray(pack_of(3)), list[int]()
+
+    def read(offset: int, size: int) -> bytes:
+        asked.append(offset)
+        return bytes(data[offset : offset + size])
+
+    assert Pack(read, len(data), both=False).head == Pack.of(bytes(data)).head and asked == [0]
+    data[10] ^= 1
+    assert Pack(read, len(data), both=False).damaged_copies == ["header"] and max(asked) > 0
+
+
 def test_a_bitstring_that_looks_like_a_record_is_none() -> None:
     inner = pack_of(1, b"x" * 16)
     begin, end = Pack.of(inner).begin, Pack.of(inner).end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from pltz.archive.errors import StoreError
 from pltz.archive.format import index_file
-from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex
+from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, FileIndex
 from pltz.archive.format.object_names import index
 from pltz.archive.storage import ranged, s3
 from pltz.archive.storage.ranged import RangedFile
@@ -41,6 +42,57 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranged, "PIECE", 100)
     monkeypatch.setattr(ranged, "MOST_AHEAD", 1600)
     monkeypatch.setattr(ranged, "MOST_ASKED", 8)
+
+
+def test_what_is_wanted_is_asked_for_at_once(tmp_path: Path) -> None:
+    counted, together = Counted(), list[list[tuple[int, int]]]()
+
+    def several(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        together.append(list(ranges))
+        return [DATA[offset : offset + size] for offset, size in ranges]
+
+    file = RangedFile(len(DATA), counted.get, DATA[:250], tmp_path, several=several)
+    file.want([(10, 20), (950, 100), (940, 5), (5000, 1), (9990, 500)])
+    assert together == [[(900, 200), (5000, 100), (9900, 100)]] and not counted.asked
+    for at, size in ((0, 200), (905, 190), (5000, 100), (9900, 100)):
+        assert file.read(at, size) == DATA[at : at + size]
+    assert not counted.asked
+    file.want([(5000, 100), (3000, 5)])
+    assert counted.asked == [(3000, 100)] and len(together) == 1  # one range is any request
+
+
+def test_a_look_up_takes_two_turns_after_the_first_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for bucket, entries and checksums side by side; and one for the place of the block, if it is not there yet.
+
+    Keys whose places cannot be told, because they are no hashes, are found too.
+    """
+    monkeypatch.setattr(ranged, "PIECE", 1 << 14)
+    monkeypatch.setattr(ranged, "MOST_AHEAD", 1 << 26)
+    monkeypatch.setattr(ranged, "MOST_ASKED", 1 << 20)
+    monkeypatch.setattr(index_file, "PIECE", 1 << 12)
+    dice = np.random.default_rng(2)
+    hashes = dice.integers(0, 1 << 36, 100_000, np.uint64)
+    for keys, most in ((hashes, 2), (hashes >> np.uint64(1), 4)):
+        rows = np.arange(len(keys), dtype=np.uint64) // np.uint64(50) * np.uint64(4000)
+        tail = index_file.MemoryIndex()
+        none = index_file.Entries(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+        tail.add_pack(b"p" * 16, 1 << 28, {SEGMENTS: index_file.Entries(keys, rows), SESSIONS: none, MARKS: none})
+        data = index_file.build([tail], {b"p" * 16: 1 << 28})
+        counted, turns = Counted(data), list[int]()
+
+        def several(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+            turns.append(len(ranges))  # noqa: B023
+            return [data[offset : offset + size] for offset, size in ranges]  # noqa: B023
+
+        whole = FileIndex.of(data)
+        for row in dice.integers(0, len(keys), 40).tolist():
+            file = RangedFile(len(data), counted.get, data[: 1 << 14], tmp_path, several=several)
+            look = FileIndex(file)
+            counted.asked.clear()
+            turns.clear()
+            identity = (int(keys[row]) << 28).to_bytes(8, "big") + bytes(8)
+            assert look.find(SEGMENTS, identity) == whole.find(SEGMENTS, identity) != []
+            assert len(turns) + len(counted.asked) <= most
 
 
 @pytest.mark.parametrize("room", ["file", "memory"])

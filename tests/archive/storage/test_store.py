@@ -34,6 +34,7 @@ def test_put_read_view_list_delete(store: Store) -> None:
     assert store.list("packs") == {"a": 10} and store.list("index") == {}
     assert store.read("packs/a", 0, 100) == b"0123456789" == bytes(store.view("packs/a"))
     assert (store.read("packs/a", 3, 2), store.read("packs/a", 8, 9)) == (b"34", b"89")
+    assert store.read_ranges("packs/a", [(0, 2), (7, 2)]) == [b"01", b"78"]
     assert store.read("packs/a", 10, 1) == store.read("packs/a", 99, 5) == store.read("packs/a", 2, 0) == b""
     store.delete("packs/a")
     store.delete("packs/a")
@@ -71,6 +72,8 @@ def test_a_file_shredded_before_its_link_lost_to_another(tmp_path: Path, winner:
 def test_what_is_not_there_is_said(store: Store) -> None:
     with pytest.raises(FileNotFoundError):
         store.read("packs/none", 0, 1)
+    with pytest.raises(FileNotFoundError):
+        store.read_ranges("packs/none", [(0, 1), (5, 2)])
     with pytest.raises(FileNotFoundError):
         store.view("packs/none")
 
