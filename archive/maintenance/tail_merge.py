@@ -37,6 +37,7 @@ from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.identity import NONE
 
+FEW = 256  # tokens below which nothing is joined: they are decoded in some ms, and a run would take more bytes
 LEAST = 4  # records joined at once, at least
 SHARE = 2  # a record is joined with those behind it where it has at most so many times their tokens
 ENOUGH = 4096  # tokens of a record that is left as it is: a block is decoded in as many steps as the next one
@@ -44,13 +45,23 @@ MOST = 4 * ENOUGH  # tokens from which no more records are joined by one put, so
 
 
 class TailMerger:
-    """Joins turns for one writer, which remembers the towers that it put."""
+    """Joins turns for one writer, which remembers the towers that it put.
+
+    Args:
+        few: tokens below which nothing is joined; None: `FEW`.
+    """
 
     def __init__(
-        self, catalog: Catalog, writer: ArchiveWriter, codecs: CodecRegistry, indexes: IndexKeeper
+        self,
+        catalog: Catalog,
+        writer: ArchiveWriter,
+        codecs: CodecRegistry,
+        indexes: IndexKeeper,
+        *,
+        few: int | None = None,
     ) -> None:
         self._catalog, self._writer, self._indexes = catalog, writer, indexes
-        self._merger = Merger(catalog, writer, codecs, indexes)
+        self._merger, self._few = Merger(catalog, writer, codecs, indexes), FEW if few is None else few
 
     def after(self, receipts: Sequence[CommitReceipt]) -> int:
         """Join the last turns of the sessions of a commit where that is due, and return how many were.
@@ -90,7 +101,7 @@ class TailMerger:
             if size > SHARE * total or size >= ENOUGH or not whole or len(tower) - begin + count > MAX_RUN:
                 break
             begin, joined, total = begin - count, joined + 1, total + size
-        return tower[begin:] if joined >= LEAST else []
+        return tower[begin:] if joined >= LEAST and total >= self._few else []
 
     def _records(self, receipt: CommitReceipt) -> dict[bytes, Found]:
         """Return the records that have segments together with versions of a session, by segment, a run before others.

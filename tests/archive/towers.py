@@ -218,7 +218,7 @@ class TowerArchive:
     def put_and_join(self, sessions: Sequence[NewSession]) -> list[CommitReceipt]:
         """Put sessions and join the last turns of those that grew, as `Archive.put_many` does."""
         receipts, parts = self.put(sessions), self.parts
-        TailMerger(parts.catalog, parts.writer, parts.codecs, parts.indexes).after(receipts)
+        TailMerger(parts.catalog, parts.writer, parts.codecs, parts.indexes, few=0).after(receipts)
         return receipts
 
     def cluster(self, **options: Any) -> Clustered:

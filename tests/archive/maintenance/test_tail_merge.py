@@ -205,14 +205,18 @@ def test_an_erased_session_does_not_open(disk: SimDisk, codec: SegmentCodec) -> 
     assert again(archive).verify(decode=True).sound
 
 
-def test_an_archive_opens_without_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("few", "merge_turns", "records"), [(16, True, 2), (16, False, 5), (None, True, 5)])
+def test_an_archive_joins_turns_where_it_may_and_there_are_enough_tokens(
+    tmp_path: Path, few: int | None, merge_turns: bool, records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if few is not None:
+        monkeypatch.setattr(tail_merge, "FEW", few)
     ids = np.arange(20)
-    for merge_turns in (True, False):
-        cold = pltz.Archive.open(tmp_path / str(merge_turns), create=True, merge_turns=merge_turns)
-        for end in range(4, 21, 4):
-            cold.put("a", ids[:end])
-        assert len(peek(cold, "a")) == (2 if merge_turns else 5)
-        assert cold.get("a").ids.tolist() == ids.tolist()
+    cold = pltz.Archive.open(tmp_path, create=True, merge_turns=merge_turns)
+    for end in range(4, 21, 4):
+        cold.put("a", ids[:end])
+    assert len(peek(cold, "a")) == records
+    assert cold.get("a").ids.tolist() == ids.tolist()
 
 
 def forget_and_collect(archive: TowerArchive, times: int) -> None:
