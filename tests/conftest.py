@@ -21,11 +21,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
+from pltz.plt_codec.engines.native import coder as native
 
 # Test processes run beside each other, and so do those they start: threads of torch would wait for each other's cores.
 # The tests of thread counts set their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+native.DEFAULT_THREADS = 1  # idle helpers of the compiled engine spin: a quarter more processor time
 
 # Without compiled modules, each of the processes that tests start would compile all that it imports.
 sys.dont_write_bytecode = False
