@@ -1,10 +1,13 @@
-"""Fixtures of the tests of coding: ``codec``, of ``bundle``, with a fake coder."""
+"""Fixtures of the tests of coding: ``codec``, of ``bundle``, with a fake coder. Others code with ``nano``."""
 
 import pytest
 
 from pltz.coding.codec import Codec
 from pltz.models.bundle.tokenizer import BundleTokenizer
+from tests.archive.conftest import nano
 from tests.coding.fake_coder import FakeBundle, FakeCoder
+
+__all__ = ["bundle", "codec", "nano"]
 
 
 @pytest.fixture(scope="module")

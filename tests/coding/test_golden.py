@@ -15,6 +15,8 @@ from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.engines.native import coder as native
 from pltz.plt_codec.engines.token_coder import TokenCoder
 
+SHIPPED = True
+
 FOLDER = Path(__file__).parents[1] / "golden" / "mini"
 FILES = sorted(FOLDER.glob("*.pltz"))
 

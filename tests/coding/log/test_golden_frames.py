@@ -13,6 +13,8 @@ from pltz.coding.log.log_coder import LogCoder, parse
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import VersionError
 
+SHIPPED = True
+
 FOLDER = Path(__file__).parents[2] / "golden" / "logs"
 FILES = sorted(FOLDER.glob("*.frame"))
 
