@@ -39,11 +39,13 @@ cheap: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/pytest -q -x -m "slow or not slow" -n $(JOBS) $(CHEAP)
 
-# What `make cheap` leaves of `make test`: CI runs each test once.
+# What `make cheap` leaves: `make test` runs each test once.
 rest: $(VENV)/.tests
 	$(BIN)/pytest -m "slow or not slow" -n $(JOBS) --dist worksteal $(addprefix --ignore=,$(CHEAP))
 
-test: lint pytest
+# Lint and types beside the tests that are left; the last line is pytest's summary of these.
+test: cheap
+	@$(MAKE) --no-print-directory -j2 lint rest
 
 pytest: $(VENV)/.tests
 	$(BIN)/pytest -m "slow or not slow" -n $(JOBS) --dist worksteal
