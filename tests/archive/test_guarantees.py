@@ -446,6 +446,7 @@ class GuardedMachine(NeighbourMachine):
     def damage(self, kind: str, twice: bool, data: st.DataObject) -> None:
         """Damage a file. Twice: a pack and its parity, where an index names the pack, or both copies of keys."""
         self.settle()
+        self.disk.clock += 1  # a manifest made anew in the second of one that was seen is taken for an older one
         files = {p: d for p, d in self.disk.seen.files().items() if d and self.is_victim(p)}
         folder = data.draw(st.sampled_from(sorted({p.partition("/")[0] for p in files})))
         path = data.draw(st.sampled_from(sorted(p for p in files if p.partition("/")[0] == folder)))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from pltz.archive.maintenance import tail_merge
 from pltz.cli.bench import archive as bench_archive
 from pltz.cli.bench.measure_archive import ReadyCodec
 from pltz.coding.codecs.codec import Coded, Plain
@@ -31,8 +32,9 @@ def test_a_small_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not list(tmp_path.iterdir())
 
 
-def test_sessions_that_grow(run: Run, tiny: Path, tmp_path: Path) -> None:
+def test_sessions_that_grow(run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a session in one piece, turn by turn, and beside others: every way stores and returns the same tokens."""
+    monkeypatch.setattr(tail_merge, "FEW", 0)
     words = ("--growing", "--turns", 5, "--turn-tokens", 40, "--where", tmp_path)
     done = run("bench", "archive", *words)
     assert done.exit_code == 0, done.output

@@ -12,6 +12,7 @@ import torch
 from click.testing import Result
 
 from pltz.archive.catalog.chain import LAST
+from pltz.archive.maintenance import tail_merge
 from pltz.archive.thaw.thawed import Thawed
 from pltz.cli.bench import shared, thaw
 from pltz.cli.bench.random_target import RandomTarget
@@ -22,7 +23,10 @@ WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--turns", "1,5", "
 
 
 @pytest.mark.parametrize("shape", ["embedded", "llama-tiny"])
-def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str) -> None:
+def test_figures_follow_from_each_other(
+    run: Run, tiny: Path, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_merge, "FEW", 0)
     done = run("bench", "thaw", *WORDS, "--shape", shape)
     assert done.exit_code == 0, done.output
     *table, last = done.stdout.splitlines()
