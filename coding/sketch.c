@@ -1,10 +1,11 @@
-/* The search of a SketchIndex, without an array for each step (sketch.py, `_found`, does the same).
+/* The search of a SketchIndex, without an array for each step (sketch.py, `found_here`, does the same).
  *
  *     nearest([(hashes, owners), ...], [(number, hashes), ...], wanted, scales, least, count) -> [(number, shared), ...]
- *         Runs are hashes, ascending, each with the number of its sketch. Behind them stand sketches that are in no run.
- *         The sketches with `least` or more of the wanted hashes, distinct and ascending, at most `count` of them, those
- *         of the highest product of hits and scale first; of equal ones the highest number. ValueError for arrays that
- *         do not fit together. */
+ *
+ * Runs are hashes, ascending, each with the number of its sketch. Behind them stand sketches that are in no run.
+ * Returns the sketches with `least` or more of the wanted hashes, which are distinct and ascending. At most `count` of
+ * them, those of the highest product of hits and scale first; of equal ones the highest number. ValueError for arrays
+ * that do not fit together. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>

@@ -127,10 +127,11 @@ class TailMerger:
     def _planned(self, receipt: CommitReceipt) -> PlannedRun | None:
         """Return the run that joins the last turns of a session, proved to decode; None where it must stay as it is."""
         keys, tower = self._catalog.keys, self._writer.recent.get(receipt.leaf) or []
-        tail = self._tail(receipt)
+        if not (tail := self._tail(receipt)):
+            return None
         history = self._catalog.lookup.versions(keys.domain(TENANT, receipt.tenant), receipt.name)
         staying = [version for version in history if not version.forgotten]
-        if not tail or not staying or staying[-1].id != receipt.id or staying[-1].lacks:
+        if not staying or staying[-1].id != receipt.id or staying[-1].lacks:
             return None
         like = self._catalog.lookup.head(staying[-1].location)
         names = [name for name, _ in tail]

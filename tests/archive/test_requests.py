@@ -345,7 +345,7 @@ def sealed(tenants: str) -> CountedStore:
 
 @pytest.mark.parametrize("tenants", ["ab", "abcdefgh"])
 def test_an_erase_lists_a_folder_once_per_phase(tenants: str) -> None:
-    """What is there before; after the keys that doom it; before the others go; and for the proof.
+    """List packs before anything, after the keys that doom a session, before other keys go, and for the proof.
 
     Key files are listed before anything, after each new generation, and for the proof.
     """

@@ -157,7 +157,8 @@ def test_shared_beginnings_make_room_for_turns_and_parked_kv(target: Target, tex
         [found] = run(scheduler, Turn(ids, GREEDY, f"{number}"))
         assert [found] == run(scheduler_of(target), Turn(ids, GREEDY))
     assert scheduler.pool.host is not None
-    assert scheduler.parked.spills and all(not step.spilled for step in scheduler.prefixes.steps())  # type: ignore[union-attr]
+    assert scheduler.parked.spills and scheduler.prefixes
+    assert all(not step.spilled for step in scheduler.prefixes.steps())
     assert closed(scheduler)
 
 
