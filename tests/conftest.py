@@ -38,8 +38,8 @@ MEMORY, ROOM = Path("/dev/shm"), 8 << 30
 if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
-# A shared machine stalls for longer than a deadline. The tests walk the same ways each time, so that a red run is of the
-# change that it runs on: `pytest --hypothesis-profile=explore` walks new ones.
+# A shared machine stalls for longer than a deadline. The tests walk the same ways each time, so that a red run is of
+# the change that it runs on: `pytest --hypothesis-profile=explore` walks new ones.
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.register_profile("pltz", deadline=None, derandomize=True)
 settings.load_profile("pltz")
