@@ -6,12 +6,12 @@ from pltz.cli.ui import process
 from pltz.cli.ui.groups import RootGroup
 
 COMMANDS = {
-    "field": "pltz.benchmarks.field:field",
-    "speed": "pltz.benchmarks.speed:speed",
-    "hook": "pltz.benchmarks.hook:hook",
-    "nightly": "pltz.benchmarks.nightly:nightly",
-    "communities": "pltz.benchmarks.communities:communities",
-    "stack": "pltz.benchmarks.stack:stack",
+    "field": "pltz.benchmarks.sizes.field:field",
+    "speed": "pltz.benchmarks.speed.speed:speed",
+    "hook": "pltz.benchmarks.archive.hook:hook",
+    "nightly": "pltz.benchmarks.archive.nightly:nightly",
+    "communities": "pltz.benchmarks.sizes.communities:communities",
+    "stack": "pltz.benchmarks.kv.stack:stack",
 }
 
 

@@ -64,15 +64,9 @@ WINGS = {
         "archive_report bulk",
     ),
     "benchmarks": (
-        "timing products random_calibration kv_targets",
-        "peers plots communities learned_kv",
-        "field speed hook nightly known_lines log_text repository_text held_out_texts stack",
-        (
-            "measure_bounds measure_compose measure_cuda measure_distances measure_erases measure_eviction "
-            "measure_first_token measure_kv measure_limits measure_logs measure_pool measure_receipts "
-            "measure_serve measure_shadow measure_slots measure_split measure_tables measure_throughput "
-            "measure_warm_blocks measure_writers simulate_scale"
-        ),
+        "peers plots records speed",
+        "archive kv sizes",
+        "learned_kv",
         "trace_session",
         "torture __main__",
     ),

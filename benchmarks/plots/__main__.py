@@ -14,14 +14,14 @@ Each file in benchmarks/results holds the lines of JSON of these commands, run o
     pltz bench archive --growing --json > archive_growing.json
     bench field --json > field.json, field_sample.json
     bench nightly --full --json > nightly.json
-    python -m pltz.benchmarks.measure_distances > distances.json
-    python -m pltz.benchmarks.simulate_scale > scale.json
-    python -m pltz.benchmarks.measure_slots http://127.0.0.1:8080 SLOTS mini-llama > slots.json
+    python -m pltz.benchmarks.sizes.measure_distances > distances.json
+    python -m pltz.benchmarks.archive.simulate_scale > scale.json
+    python -m pltz.benchmarks.kv.measure_slots http://127.0.0.1:8080 SLOTS mini-llama > slots.json
     pltz bench joint --calibration mini-llama.kv.safetensors --rows 16 --context 256 --new 48 ... --json > joint.json
     bench stack --thaws 8 --json > stack.json
-    python -m pltz.benchmarks.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
-    python -m pltz.benchmarks.measure_first_token smollm2 --turns 0 --rounds 1 --warm-up 0 > first_token.json
-    python -m pltz.benchmarks.measure_first_token llama-8b --device cuda --turns 0 ... >> first_token.json
+    python -m pltz.benchmarks.kv.measure_kv --calibration smollm2.kv.safetensors --json > kv_device.json
+    python -m pltz.benchmarks.kv.measure_first_token smollm2 --turns 0 --rounds 1 --warm-up 0 > first_token.json
+    python -m pltz.benchmarks.kv.measure_first_token llama-8b --device cuda --turns 0 ... >> first_token.json
     pltz bundle train --config models/training/mini.toml ...: the lines of its log.txt, as training_mini.json
     pltz bench kv --target smollm2 --calibration ... --data chat_test.jsonl.zst --device cuda --json > kv.json
     python -m pltz.benchmarks.learned_kv decoder mini-llama mini.npz --device cuda --batch 32 > universal_decoder.json

@@ -26,7 +26,7 @@ from pltz.archive.format.pack import Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import CollectionPlan
 from pltz.archive.format.settings import Settings
-from pltz.benchmarks.random_calibration import random_calibration
+from pltz.benchmarks.kv.random_calibration import random_calibration
 from pltz.coding.log import table
 from pltz.kv.engines.streams import PRECISION, SYMBOLS, TABLES, Tables
 from pltz.kv.predictive import calibration

@@ -21,7 +21,7 @@ from pltz.cli.bench.papers.row import (
 
 THAW = Recorded("2026-11-22", "pltz bench thaw --shape llama-8b --device cuda", "benchmarks/results/thaw.json")
 DEVICE = Recorded(
-    "2026-11-23", "python -m pltz.benchmarks.measure_kv --calibration FILE", "benchmarks/results/kv_device.json"
+    "2026-11-23", "python -m pltz.benchmarks.kv.measure_kv --calibration FILE", "benchmarks/results/kv_device.json"
 )
 FORMS = Recorded(
     "2026-11-23",
@@ -31,7 +31,7 @@ FORMS = Recorded(
 )
 COMPOSE = Recorded(
     "2026-11-24",
-    "python -m pltz.benchmarks.measure_compose smollm2 chat_test.jsonl.zst --rows 4",
+    "python -m pltz.benchmarks.kv.measure_compose smollm2 chat_test.jsonl.zst --rows 4",
     "benchmarks/results/compose.json",
 )
 COMMUNITIES = Recorded(
@@ -46,7 +46,7 @@ LIBRARY = Recorded(
     "benchmarks/results/neighbours_mini_train.json",
 )
 SLOTS = Recorded(
-    "2026-11-25", "python -m pltz.benchmarks.measure_slots URL SLOTS mini-llama", "benchmarks/results/slots.json"
+    "2026-11-25", "python -m pltz.benchmarks.kv.measure_slots URL SLOTS mini-llama", "benchmarks/results/slots.json"
 )
 FUSED = Recorded(
     "2026-11-28",
@@ -54,10 +54,11 @@ FUSED = Recorded(
     "--cosine 0.9 --cosine 0.8 --cosine 0.7 --share 0.0005 --share 0.005",
     "benchmarks/results/joint.json",
 )
-POOL = Recorded("2026-11-28", "python -m pltz.benchmarks.measure_pool", "benchmarks/results/pool.json")
-SHADOW = Recorded("2026-11-24", "python -m pltz.benchmarks.measure_shadow", "docs/memory.md")
+POOL = Recorded("2026-11-28", "python -m pltz.benchmarks.kv.measure_pool", "benchmarks/results/pool.json")
+SHADOW = Recorded("2026-11-24", "python -m pltz.benchmarks.kv.measure_shadow", "docs/memory.md")
 EVICTION = Recorded(
-    "2026-11-24", "python -m pltz.benchmarks.measure_eviction --data chat_validation.jsonl.zst --chats 100 --seeds 5",
+    "2026-11-24",
+    "python -m pltz.benchmarks.kv.measure_eviction --data chat_validation.jsonl.zst --chats 100 --seeds 5",
     "models/LOG.md",
 )
 

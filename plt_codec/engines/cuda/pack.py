@@ -140,8 +140,8 @@ def wgmma(shape: Mapping[str, int], capability: int) -> bool:
     any number of layers. An asynchronous product that is not waited for shows on a GPU alone, and each shape is machine
     code of its own. Their source serves any shape of contract 1; the tests by emulation run it on others. To admit
     more, change PROVEN for a run on an H100 or H200 with that shape among the models: the tests of test_cuda.py that
-    end in on_a_gpu, the frames of `pltz.benchmarks.measure_cuda` against the CPU's, and compute-sanitizer's racecheck,
-    memcheck and synccheck.
+    end in on_a_gpu, the frames of `pltz.benchmarks.speed.measure_cuda` against the CPU's, and compute-sanitizer's
+    racecheck, memcheck and synccheck.
     """
     proven = all(shape[name] == value for name, value in PROVEN.items())
     return capability == WGMMA and proven and shape["P_BLOCK"] + shape["P_MEMORY"] <= PROVEN_KEYS

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pltz
-from pltz.benchmarks.kv_targets import toys
+from pltz.benchmarks.kv.kv_targets import toys
 from pltz.cli.bench.kv_peers import peers
 from pltz.datasets.loaders import load, sample_path
 from pltz.kv.calibrate import fitting

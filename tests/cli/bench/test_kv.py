@@ -12,8 +12,8 @@ import torch
 import transformers
 from click.testing import CliRunner, Result
 
-from pltz.benchmarks import measure_bounds, measure_receipts
-from pltz.benchmarks.kv_targets import toys
+from pltz.benchmarks.kv import measure_bounds, measure_receipts
+from pltz.benchmarks.kv.kv_targets import toys
 from pltz.cli.bench.kv_peers import installed, peers
 from pltz.kv.calibrate import measure
 from pltz.kv.port.codec import Span

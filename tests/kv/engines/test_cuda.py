@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.benchmarks.random_calibration import random_calibration
+from pltz.benchmarks.kv.random_calibration import random_calibration
 from pltz.kv.engines import cuda, streams
 from pltz.kv.engines.cuda import DeviceStreams, DeviceTables, Kernels
 from pltz.kv.engines.streams import Streams

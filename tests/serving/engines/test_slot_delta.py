@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.benchmarks.measure_slots import act
+from pltz.benchmarks.kv.measure_slots import act
 from pltz.plt_codec.errors import (
     ContentError,
     CorruptError,

@@ -1,0 +1,204 @@
+"""Measure many writers on one bucket: throughput, requests and conflicts, against one writer.
+
+    python -m pltz.benchmarks.archive.measure_writers --writers 1,4,16 --puts 20 --latency 0.03
+
+The bucket is moto's S3 server in a process of its own. Each request takes ``--latency`` seconds on its way, as over a
+network, and is then served alone, since moto does not promise that conditional PUTs are atomic. Each writer is a
+process that puts small sessions one by one into an archive with a manifest, as other tenants' writers would. In the end
+a fresh reader gets each acknowledged session and compares its tokens. ``--stall``: seconds that the pack of the first
+writer's first put takes to upload: the other writers' slowest put tells whether they wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Sequence
+from multiprocessing.synchronize import Barrier
+from statistics import median
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+from pltz.archive import opener
+from pltz.archive.errors import ArchiveError
+from pltz.archive.format.object_names import MANIFEST, PACKS
+from pltz.archive.storage.s3 import BucketPlace, ObjectStore
+from pltz.archive.storage.store import Content
+from pltz.archive.writing.new_session import NewSession
+from pltz.cli.bench import machine
+from pltz.coding.codecs.codec import BytesCodec
+
+BUCKET = "cold"
+SIGNED = "AWS4-HMAC-SHA256 Credential=id/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+
+
+class Written(NamedTuple):
+    """The work of one writer: seconds of each put, names of what was acknowledged, refused puts, requests by kind."""
+
+    seconds: list[float]
+    names: list[str]
+    refused: int
+    requests: dict[str, int]
+
+
+class CountingStore(ObjectStore):
+    """A bucket that counts its requests, by method and folder, and the swaps in which another was first."""
+
+    def __init__(self, place: BucketPlace, cache: str, stall: float = 0.0) -> None:
+        super().__init__(place, cache)
+        self.counts: Counter[str] = Counter()
+        self.stall = stall
+
+    def put(self, name: str, data: bytes) -> bool:
+        if self.stall and name.startswith(PACKS):
+            time.sleep(self.stall)
+            self.stall = 0.0
+        return super().put(name, data)
+
+    def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
+        after = super().swap(register, data, before, wait)
+        self.counts["conflicts"] += after is None or after.data != data
+        return after
+
+    def _called(self, what: str, call: Any, **options: Any) -> Any:
+        verb, _, name = what.partition(" ")
+        self.counts[f"{verb} {name.partition('/')[0] if name.startswith((PACKS, MANIFEST)) else 'others'}"] += 1
+        return super()._called(what, call, **options)
+
+
+def serve(latency: float, pipe: Any) -> None:
+    """Serve moto's S3 until the process is ended, and tell the port by ``pipe``."""
+    import logging
+
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    app, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+    def door(environ: dict[str, Any], start: Any) -> list[bytes]:
+        time.sleep(latency)
+        with lock:
+            return list(app(environ, start))
+
+    server = make_server("127.0.0.1", 0, door, threaded=True)
+    pipe.send(server.server_port)
+    server.serve_forever()
+
+
+def session_of(writer: int, number: int) -> NewSession:
+    """Return a session of 300 bytes as tokens that no other has."""
+    tokens = np.random.default_rng([writer, number]).integers(97, 123, 300)
+    return NewSession(f"w{writer}-{number}", [tokens], tenant=f"tenant-{writer}")
+
+
+def write(place: BucketPlace, writer: int, puts: int, stall: float, ready: Barrier, done: Any) -> None:
+    """Put sessions one by one, all writers from the same moment on."""
+    with tempfile.TemporaryDirectory() as cache:
+        store = CountingStore(place, cache, stall)
+        archive = opener.open_at(store, [BytesCodec()])
+        ready.wait()
+        store.counts.clear()
+        work = Written([], [], 0, {})
+        for number in range(puts):
+            began = time.perf_counter()
+            try:
+                archive.writer.put([session_of(writer, number)])
+                work.names.append(f"w{writer}-{number}")
+            except ArchiveError:
+                work = work._replace(refused=work.refused + 1)
+            work.seconds.append(time.perf_counter() - began)
+        done.put((writer, work._replace(requests=dict(store.counts))))
+
+
+def measure(place: BucketPlace, writers: int, puts: int, stall: float) -> dict[str, Any]:
+    """Return the facts of a run with so many writers, each acknowledged session read back."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as cache:
+        opener.create(ObjectStore(place, cache), [BytesCodec()], manifest=True)
+        ready, done = context.Barrier(writers + 1), context.Queue()
+        tasks = [
+            context.Process(target=write, args=(place, n, puts, stall if n == 0 else 0.0, ready, done))
+            for n in range(writers)
+        ]
+        for task in tasks:
+            task.start()
+        ready.wait()
+        began = time.perf_counter()
+        found: dict[int, Written] = dict(done.get() for _ in tasks)
+        elapsed = time.perf_counter() - began
+        for task in tasks:
+            task.join()
+        # a reader that knows nothing yet
+        reader = opener.open_at(ObjectStore(place, f"{cache}/reader"), [BytesCodec()])
+        readable = 0
+        for writer, work in found.items():
+            for name in work.names:
+                version = reader.directory.version(name, f"tenant-{writer}")
+                wanted = session_of(writer, int(name.partition("-")[2])).segments[0]
+                readable += reader.reader.tower(version).tokens.tolist() == wanted.tolist()
+    counts = sum((Counter(work.requests) for work in found.values()), Counter[str]())
+    acknowledged = sum(len(work.names) for work in found.values())
+    others = [s for writer, work in found.items() for s in work.seconds if writer or not stall]
+    return {
+        "writers": writers,
+        "acknowledged": acknowledged,
+        "refused": sum(work.refused for work in found.values()),
+        "readable": readable,
+        "seconds": round(elapsed, 2),
+        "puts_per_second": round(acknowledged / elapsed, 1),
+        "requests_per_put": round((counts.total() - counts["conflicts"]) / max(1, acknowledged), 2),
+        "conflicts": counts["conflicts"],
+        "lists": sum(count for what, count in counts.items() if what.startswith("list")),
+        "median_put": round(median(others), 3) if others else None,
+        "slowest_put": round(max(others), 3) if others else None,
+        "requests": dict(sorted(counts.items())),
+    }
+
+
+def start_server(latency: float) -> tuple[Any, dict[str, str]]:
+    """Return the process of a server with one bucket, and the options that reach it."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    server = context.Process(target=serve, args=(latency, there), daemon=True)
+    server.start()
+    endpoint = f"http://127.0.0.1:{here.recv()}"
+    asked = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT", headers={"Authorization": SIGNED})
+    urllib.request.urlopen(asked).close()
+    return server, {"endpoint": endpoint, "access_key_id": "id", "secret_access_key": "key", "region": "us-east-1"}
+
+
+def numbers(_: click.Context, __: click.Parameter, text: str) -> Sequence[int]:
+    """Return the numbers of an option."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter("expected numbers with commas: 1,4,16") from None
+
+
+@click.command()
+@click.option("--writers", default="1,4,16", callback=numbers, help="Numbers of writers, one run for each.")
+@click.option("--puts", default=20, type=click.IntRange(min=1), help="Puts of each writer.")
+@click.option("--latency", default=0.03, type=click.FloatRange(min=0), help="Seconds of each request on its way.")
+@click.option("--stall", default=0.0, type=click.FloatRange(min=0), help="Seconds of the first writer's first upload.")
+def main(writers: Sequence[int], puts: int, latency: float, stall: float) -> None:
+    """Measure many writers on one bucket of moto's S3 server."""
+    server, options = start_server(latency)
+    try:
+        runs = [measure(BucketPlace(BUCKET, os.urandom(4).hex(), options), n, puts, stall) for n in writers]
+    finally:
+        server.kill()
+    where = {"cpu": machine.cpu_name(), "cores": os.cpu_count()}
+    click.echo(json.dumps({"puts": puts, "latency": latency, "stall": stall} | where | {"runs": runs}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Forms of KV, the pool of pages, the server and the tiers."""

@@ -1,0 +1,1 @@
+"""Sizes of pltz files and archives beside those of peers."""

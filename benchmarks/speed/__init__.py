@@ -1,0 +1,1 @@
+"""Speed of the engines, and of coding from end to end."""

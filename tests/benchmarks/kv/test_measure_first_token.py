@@ -1,0 +1,37 @@
+"""The measurement of first tokens, of a tiny shape on a CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from pltz.benchmarks.kv import measure_first_token
+from pltz.benchmarks.kv.random_calibration import random_calibration
+from pltz.benchmarks.plots import first_token
+from pltz.kv.predictive.calibration import KVShape
+from tests.kv.engines.test_streams import drawn
+
+
+def test_every_way_is_measured(tmp_path: Path) -> None:
+    file = tmp_path / "small.kv.safetensors"
+    random_calibration(bytes(16), KVShape(2, 2, 16, 64), 0, drawn(1, 2, 64)[2]).save(file)
+    words = ["llama-tiny", "--lengths", "40", "--turns", "3", "--calibration", str(file), "--rank", "0"]
+    done = CliRunner().invoke(measure_first_token.main, [*words, "--rounds", "1", "--warm-up", "0"])
+    assert done.exit_code == 0, done.output
+    found = [json.loads(line) for line in done.output.splitlines()]
+    assert [one["tokens"] for one in found] == [40]
+    for one in found:
+        rows = {row["way"]: row for row in one["rows"]}
+        archived = ["archive", "archive, 3 turns"]
+        assert list(rows) == ["cold", *archived, "warm", "warm, small", "hot"]
+        assert all(row["s"] > 0 and row["cold_over"] > 0 for row in rows.values())
+        assert 0 < rows["archive"]["bytes"] < rows["warm, small"]["bytes"] < rows["warm"]["bytes"]
+        assert rows["warm"]["bytes"] > rows["hot"]["bytes"] > one["tokens"] * 2 * 2 * 2 * 16 * 2
+    assert found[0]["rows"][0]["all_s"] and first_token.lengths(found, ".svg").startswith(b"<?xml")
+
+
+def test_lengths_beyond_the_positions_are_left_out() -> None:
+    done = CliRunner().invoke(measure_first_token.main, ["llama-tiny", "--lengths", "200000"])
+    assert done.exit_code == 0 and "beyond the target's 131072 positions" in done.output

@@ -1,0 +1,201 @@
+"""benchmarks field: coders are exact, figures count bytes, absent peers are named, the fallback keeps its promise."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from pltz.benchmarks.peers import context_mixing, llama_model
+from pltz.benchmarks.sizes import field
+from pltz.coding.codec import Codec
+from pltz.datasets import sample_sessions
+from pltz.models.session.session import Session, content_bytes
+from pltz.models.session.transcript import to_tokens
+from pltz.plt_codec.errors import UsageError
+
+Run = Callable[..., Result]
+TEXTS = [b"", b"a", b"\x02hi\x03hello", b"common words and phrases " * 300, bytes(7000)]
+TEXTS += [random.Random(n).randbytes(n) for n in (3, 255, 5000)]
+
+
+def records(path: Path, count: int) -> Path:
+    sessions = [
+        session.value | {"id": f"a-{i}"} for i, session in enumerate(islice(sample_sessions(), count))
+    ]
+    path.write_text("\n".join(map(json.dumps, sessions)))
+    return path
+
+
+def test_the_table_and_the_line_say_the_same(run: Run, tiny: Path, tmp_path: Path) -> None:
+    data, text = records(tmp_path / "r.jsonl", 3), tmp_path / "noise.bin"
+    text.write_bytes(random.Random(1).randbytes(3000))
+    done = run("field",
+        "--data",
+        data,
+        "--limit-bytes",
+        9999,
+        "--peers",
+        "zstd,ppmd",
+        "--file",
+        text,
+        "--file-bytes",
+        2000,
+    )
+    assert done.exit_code == 0, done.output
+    *table, last = done.stdout.splitlines()
+    found = json.loads(last)
+    assert [coder["name"] for coder in found["coders"]] == ["pltz", "zstd", "ppmd"] and not found["missing"]
+    assert found["sessions"] == 3
+    for coder in found["coders"]:
+        assert coder["bits_per_byte"] == pytest.approx(8 * coder["bytes"] / found["content_bytes"], abs=1e-5)
+        assert coder["encode_bytes_per_s"] > 0 and coder["decode_bytes_per_s"] > 0
+        assert any(line.startswith(coder["name"]) and f"{coder['bytes']:,}" in line for line in table)
+    assert (
+        found["files"][0]["bytes"] == 2000
+        and found["files"][0]["within_rule"]
+        and not found["files"][0]["by_model"]
+    )
+
+
+def test_what_is_absent_is_named_and_left_out(
+    run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_model, "PACKAGES", {"no_such_module": "no-such-package"})
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    data = records(tmp_path / "r.jsonl", 1)
+    done = run("field", "--data", data, "--limit-bytes", 9999, "--peers", "zstd,paq8px,llama-zip", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [coder["name"] for coder in found["coders"]] == ["pltz", "zstd"]
+    assert (
+        set(found["missing"]) == {"paq8px", "llama-zip"}
+        and "no-such-package" in found["missing"]["llama-zip"]
+    )
+    assert "paq8px" in done.stderr
+
+
+def test_calls_that_measure_nothing(run: Run, tiny: Path, tmp_path: Path) -> None:
+    data = records(tmp_path / "r.jsonl", 1)
+    for arguments, said in (
+        (["--peers", "lz4"], "lz4"),
+        (["--limit-bytes", "1"], "--limit-bytes"),
+        (["--limit-bytes", "9999", "--file", tmp_path / "none"], "none"),
+    ):
+        done = run("field", "--data", data, *arguments)
+        assert done.exit_code == 2 and said in done.stderr
+    (tmp_path / "empty").touch()
+    with pytest.raises(UsageError, match="empty"):
+        field.read_file(str(tmp_path / "empty"), 10)
+
+
+def test_zpaq_gives_back_what_it_got() -> None:
+    pytest.importorskip("zpaq")
+    peer = context_mixing.zpaq_peer()
+    for data in TEXTS:
+        coded = peer.encode(data)
+        assert peer.decode(coded, len(data)) == data and peer.size(data) == len(coded)
+    assert len(peer.encode(b"some words, not many")) < 40  # its header is not counted
+
+
+def test_paq8px_gives_back_what_it_got() -> None:
+    peer = context_mixing.paq8px_peer()
+    if peer is None:
+        pytest.skip("paq8px is not on the PATH")
+    for data in TEXTS[:4]:
+        assert peer.decode(peer.encode(data), len(data)) == data
+
+
+def test_a_command_that_fails_counts_as_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "paq8px"
+    script.write_text('#!/bin/sh\ncase "$1" in -d) exit 3;; esac\nprintf paq8pxxx > "$3"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    peer = context_mixing.paq8px_peer()
+    assert peer is not None and peer.encode(b"12345") == b"xx" and peer.size(b"12345") == 5
+
+
+def test_llama_zip_comes_back_and_needs_as_many_bits_as_one_lane_of_ours() -> None:
+    if missing := llama_model.missing():
+        pytest.skip(f"{missing} not installed")
+    from pltz.benchmarks.peers.llama_zip import LlamaZip
+    from pltz.models.bundle.bundle import Bundle
+
+    bundle = Bundle.load("mini")
+    weights, tokenizer = bundle.weights, bundle.tokenizer
+    tokens = to_tokens(next(iter(sample_sessions())), tokenizer)[:120]
+    [ours] = bundle.coder("cpu", 1).encode([tokens], lanes=1, steps=len(tokens))
+    with llama_model.opened(weights, 1, weights.shape.block + weights.shape.memory) as model:
+        coder = LlamaZip(model, weights)
+        for part in (tokens, tokens[:1], tokens[:0]):
+            coded = coder.encode(part)
+            assert np.array_equal(coder.decode(coded, len(part)), part)
+            assert part is not tokens or len(coded) == pytest.approx(len(ours.data), rel=0.02)
+
+
+def test_llama_zip_sees_what_one_lane_of_ours_sees_over_many_blocks() -> None:
+    if missing := llama_model.missing():
+        pytest.skip(f"{missing} not installed")
+    from pltz.benchmarks.peers.llama_zip import LlamaZip
+    from pltz.plt_codec.engines.native.coder import NativeCoder
+    from pltz.plt_codec.weights import random_weights
+
+    weights = random_weights(3, d=64, hidden=128, layers=2, block=64, memory=32)
+    tokens = np.random.default_rng(1).integers(0, 512, 200).astype(np.int32)
+    [ours] = NativeCoder(weights, 1).encode([tokens], lanes=1, steps=64)
+    with llama_model.opened(weights, 1, 64 + 32) as model:
+        coder = LlamaZip(model, weights)
+        coded = coder.encode(tokens)
+        assert np.array_equal(coder.decode(coded, len(tokens)), tokens)
+    assert len(coded) == pytest.approx(len(ours.data), rel=0.007)
+
+
+def test_frequencies_sum_and_none_is_zero() -> None:
+    from pltz.benchmarks.peers.llama_zip import frequencies
+
+    for logits in (np.zeros(128), np.arange(128.0) * 5, np.array([-1e9] * 127 + [0.0])):
+        found = frequencies(logits.astype(np.float32))
+        assert found.shape == (1, 128) and found.sum() == 1 << 24 and found.min() >= 1
+        assert int(found.argmax()) == (0 if not logits.any() else 127)
+
+
+OUT_OF_DOMAIN = {
+    "code": Path(field.__file__).read_bytes()[:8000],
+    "other code": Path(field.__file__)
+    .parents[2]
+    .joinpath("plt_codec/engines/cuda/common.cuh")
+    .read_bytes()[:8000],
+    "Chinese": "人工智能是计算机科学的一个分支 今天天气很好 我们去公园散步吧 ".encode() * 3,
+    "Greek": "Άνδρα μοι ἔννεπε, Μοῦσα, πολύτροπον, ὃς μάλα πολλὰ πλάγχθη".encode(),
+    "Hindi": "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है".encode() * 2,
+    "UTF-16": "The same words, but two bytes to a letter.".encode("utf-16-le") * 20,
+    "random": random.Random(3).randbytes(8000),
+    "random hex": random.Random(4).randbytes(4000).hex().encode(),
+    "one byte": b"\xff",
+    "zeros": bytes(9000),
+    "numbers": b"".join(i.to_bytes(4, "little") for i in range(0, 14_000, 7)),
+    "log": b"".join(
+        b"2026-11-21T08:%02d:%02d INFO worker %d ready\n" % (i // 60 % 60, i % 60, i % 7) for i in range(300)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_DOMAIN)
+def test_no_frame_is_longer_than_zstd_and_a_little(name: str, trained: Codec) -> None:
+    data = OUT_OF_DOMAIN[name]
+    group = field.SessionGroup(name, [Session("text", data)])
+    found = field.file_about(group, field.by_pltz(group, trained, False))
+    assert found["bytes"] == len(data) == content_bytes(Session("text", data))
+    assert found["within_rule"], found
+
+
+@pytest.fixture(scope="module")
+def trained() -> Codec:
+    """Load a bundle that ships, even where other tests replace it."""
+    return Codec.load("nano", threads=1)

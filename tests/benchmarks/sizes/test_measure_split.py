@@ -1,0 +1,49 @@
+"""measure_split: a file and an archive of the same sessions, with and without neighbours, both read back."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pltz.benchmarks.sizes import measure_split
+from pltz.cli.bench.corpus import SampleSession
+from pltz.coding.codec import Codec
+from pltz.models.bundle.bundle import Bundle
+from pltz.models.session.session import Session
+from pltz.plt_codec.errors import ModelError
+
+
+def write(path: Path) -> Path:
+    lines = []
+    for number in range(12):
+        text = " ".join(f"word{(n * 7 + number % 2) % 90}" for n in range(60))
+        message = {"role": "user", "content": f"{text} and {number}"}
+        lines.append(json.dumps({"id": f"source{number % 3}-{number}", "messages": [message]}))
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_neighbours_make_both_smaller_and_each_session_comes_back(tmp_path: Path) -> None:
+    data = write(tmp_path / "chats.jsonl")
+    done = CliRunner().invoke(measure_split.main, [str(data), "--commit", "2"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["sessions"], found["tenants"]) == (12, 3)
+    alone, after = found["file"]
+    assert after["bytes"] < alone["bytes"] and alone["after_another"] == 0 and alone["decoded_for_one"] == 1
+    assert after["after_another"] > 6 and 1 < after["decoded_for_one"] <= 4
+    for row in found["archive"]:
+        assert row["bytes"] == row["packs"] + row["indexes"] - row["names"] and row["names"] == 14
+    apart, in_twos, near, near_in_twos = (row["packs"] for row in found["archive"])
+    assert near < apart < in_twos and near_in_twos < in_twos
+    assert found["zstd_dictionary"] > 0
+
+
+def test_no_figure_where_a_session_comes_back_changed(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = Codec.load(Bundle.load("mini"))
+    session = Session("chat", {"messages": [{"role": "user", "content": "hello"}]})
+    other = Session("chat", {"messages": [{"role": "user", "content": "Hello"}]})
+    monkeypatch.setattr(codec, "decompress", lambda data: [other])
+    with pytest.raises(ModelError, match="no figure"):
+        measure_split.by_file(codec, [SampleSession("s", session, 5)], True)
