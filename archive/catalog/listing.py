@@ -153,6 +153,7 @@ class Listing:
         self._doubted = False  # something was met since the last listing that the manifest does not explain
         self._trusted = frozenset[bytes]()  # packs that are no late ones
         self._unnamed = frozenset[bytes]()  # listed packs that the manifest does not name, and an earlier one may have
+        self._returned = frozenset[bytes]()  # those of them that an earlier one surely named
         self._pending: set[bytes] = set()  # packs put by this process that no manifest names yet
 
     @cached_property
@@ -227,12 +228,17 @@ class Listing:
         return self._read_plans_of(manifest) if manifest else self.read_plans()
 
     def publish(
-        self, made: Mapping[str, Collection[bytes]] = MappingProxyType({}), replaced: Iterable[str] = ()
+        self,
+        made: Mapping[str, Collection[bytes]] = MappingProxyType({}),
+        replaced: Iterable[str] = (),
+        *,
+        repaired: bool = False,
     ) -> bool:
         """Put a manifest that names what this process put, and after a listing all that was listed.
 
         ``made``: indexes that were put, with the packs that they cover. ``replaced``: those whose place they take.
-        Returns whether a manifest was put.
+        ``repaired``: all was looked at, so it tells no more that an older one was brought back. Returns whether a
+        manifest was put.
 
         Raises ArchiveError where a plan is damaged, or too many packs have no index, StoreError, WriterFailed. Nothing
         may be acknowledged then.
@@ -241,7 +247,8 @@ class Listing:
             return False
         if not self.following and self.packs.keys() - self._pending:
             self.store.settle(object_names.PACKS)  # the writer of a pack that was listed may be between link and sync
-        changed = self.register.swap(partial(self._next, dict(made), set(replaced)), always=not self.following)
+        change = partial(self._next, dict(made), set(replaced), repaired)
+        changed = self.register.swap(change, always=not self.following, repaired=repaired)
         self._pending.clear()
         self._followed, self._listed_by = None, self.register.manifest
         return changed
@@ -251,7 +258,9 @@ class Listing:
         manifest = self.register.manifest if self.register else None
         return manifest.indexes if manifest else frozenset()
 
-    def _next(self, made: dict[str, Collection[bytes]], replaced: set[str], base: Manifest | None) -> Manifest:
+    def _next(
+        self, made: dict[str, Collection[bytes]], replaced: set[str], repaired: bool, base: Manifest | None
+    ) -> Manifest:
         """Return the manifest to put in place of another, or of none that can be used."""
         if base is None if self.following else base is not self._listed_by:
             self.read_plans()  # lost, or replaced since the listing: packs and indexes may be deleted that it shows
@@ -287,7 +296,15 @@ class Listing:
         late = late if self.following else (late | self.late | unread) & self.packs.keys()  # late ones need no row
         late = late if len(late) <= MOST_LATE else frozenset()
         marked = self.takes_marks and (base.marked if base and self.following else True)
-        return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *sets, late, gaps, marked)
+        rolled_back = self.is_rolled_back and not repaired
+        return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *sets, late, gaps, marked, rolled_back)
+
+    @property
+    def is_rolled_back(self) -> bool:
+        """Return whether an older manifest was brought back, as far as the last look tells, and no repair ran since."""
+        if not self.register or self.following:
+            return bool(self.behind)
+        return bool(self.behind or self._returned - self.ledger.deleted - self.ledger.lost)
 
     def _forget_fronts(self) -> None:
         for front in self._fronts.values():
@@ -336,6 +353,7 @@ class Listing:
         self.orphans = {pack: packs[pack] for pack in strangers} if told else {}
         unnamed = packs.keys() - (packs if named is None else named) - self.orphans.keys()
         self._unnamed = frozenset(unnamed - self._pending)
+        self._returned = self._unnamed - strangers
         self.late = manifest.late if manifest else frozenset()
         if not told and (named is not None or self._has_marks(packs, strangers)):
             self.late |= strangers - self._trusted
@@ -371,13 +389,21 @@ class Listing:
 
     @property
     def behind(self) -> str:
-        """Return why the archive may be older than it was: its manifest has a generation below one that was seen."""
-        if not (self.register and self.register.behind):
+        """Return why the archive may be older than it was.
+
+        Its manifest has a generation below one that was seen, or is made from such a one and was not repaired since.
+        """
+        register = self.register
+        if register and register.behind:
+            here, known = register.behind
+            why = f"the manifest is of generation {here}, and {known} was seen: "
+        elif register and register.manifest and register.manifest.rolled_back:
+            why = ""
+        else:
             return ""
-        here, known = self.register.behind
         return (
-            f"the manifest is of generation {here}, and {known} was seen: the archive or its manifest was brought back "
-            "from a backup; run pltz archive repair, and put again what was put since that backup"
+            f"{why}the archive or its manifest was brought back from a backup; run pltz archive repair, and put again "
+            "what was put since that backup"
         )
 
     @property

@@ -9,12 +9,11 @@ Spec: FORMAT.md, "Manifest".
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
 
 from pltz.archive.errors import StoreError, UnreadableError
-from pltz.archive.format.manifest import Manifest
+from pltz.archive.format.manifest import Manifest, claimed_generation
 from pltz.archive.format.object_names import MANIFEST
 from pltz.archive.storage.store import Content, Store
 from pltz.plt_codec.errors import CorruptError
@@ -22,7 +21,7 @@ from pltz.plt_codec.identity import SIZE
 
 TURNS = 200  # swaps in which others may be first
 FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.3  # seconds
-FIRST_BITS = 20  # a first generation is the time in seconds, shifted by so many bits
+DAY = 86_400 << 20  # in units of generations that the clock gives
 
 
 class ManifestRegister:
@@ -45,11 +44,15 @@ class ManifestRegister:
         if self._ahead:
             self._ahead = False
             return self.manifest
-        seen = self._store.seen()  # before the request: others swap and tell meanwhile
-        try:
-            return self._take(self._store.load(MANIFEST, self._content), seen)
-        except UnreadableError:
-            return self._take(None)
+        for _ in range(TURNS):
+            before = self._content
+            try:
+                self._take(self._store.load(MANIFEST, before))
+            except UnreadableError:
+                self._take(None)
+            if self.behind is None or self._content is before:
+                break  # else others may have swapped, and told it, between both
+        return self.manifest
 
     def load_ahead(self) -> Manifest | None:
         """Return the present manifest, and let the next `load` return it too: both are of one call.
@@ -60,15 +63,20 @@ class ManifestRegister:
         self._ahead = True
         return found
 
-    def swap(self, change: Callable[[Manifest | None], Manifest], *, always: bool) -> bool:
+    def swap(
+        self, change: Callable[[Manifest | None], Manifest], *, always: bool = False, repaired: bool = False
+    ) -> bool:
         """Put a manifest in place of the present one, and return whether it was put.
 
         ``change``: returns the next manifest for the present one; its generation and random bytes are set here.
         ``always``: put it where it says the same too. What a killed writer left beside the present one goes then.
-        Its generation is above all that clocks gave before: all that is there was listed, whatever others saw.
+        ``repaired``: its generation is above what others saw, so that none of them takes it for one of a backup.
 
         Raises its errors, StoreError, WriterFailed. After a StoreError the manifest may have been put all the same.
         """
+        if self.manifest and self._store.seen.highest().get(self.manifest.archive, 0) > self._highest:
+            self._content = None  # others swapped meanwhile, or it was brought back since it was loaded
+            self.load()
         for turn in range(TURNS):
             base = self.manifest
             fresh = change(base)
@@ -76,19 +84,32 @@ class ManifestRegister:
                 continue
             if base and fresh.state == base.state and not always:
                 return False
-            first = 0 if base and not always else self._store.now() << FIRST_BITS
-            generation = max(self._highest + 1, first)
+            generation = self._highest + 1 if base and not repaired else self._fresh_generation(fresh.archive)
             data = replace(fresh, generation=generation, random=self._store.random(SIZE)).encode()
             # who lost waits before it loads, not after: the next swap builds on what is then the newest
             wait = random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**turn))
             after = self._store.swap(MANIFEST, data, self._content, wait)
-            self._take(after)
-            if after and after.data == data:
+            if own := after is not None and after.data == data:
+                self._store.seen.note(fresh.archive, generation, durable=True)
+            self._take(after, own=own)
+            if own:
                 return True
+            if self.behind:
+                self.load()
         raise StoreError("others replace the manifest all the time: what was put is not acknowledged, try again")
 
-    def _take(self, content: Content | None, seen: Mapping[bytes, int] = MappingProxyType({})) -> Manifest | None:
-        """Remember a content and return its manifest, if it can be used. ``seen``: as of before it was asked for.
+    def _fresh_generation(self, archive: bytes) -> int:
+        """Return a generation above those that this machine saw, and above what clocks gave to others.
+
+        A damaged manifest tells its own too, which counts where no clock would be so wrong.
+        """
+        clock = self._store.ticks()
+        damaged = claimed_generation(self._content.data) if self._content and not self.manifest else 0
+        seen = self._store.seen.highest().get(archive, 0)
+        return max(1 + max(self._highest, seen, damaged if damaged < clock + DAY else 0), clock)
+
+    def _take(self, content: Content | None, *, own: bool = False) -> None:
+        """Remember a content and its manifest, if that can be used. ``own``: it is, whatever others put since.
 
         Raises VersionError.
         """
@@ -99,11 +120,11 @@ class ManifestRegister:
             try:
                 found = Manifest.decode(content.data)
             except CorruptError:
-                return None
-            self._highest = max(self._highest, seen.get(found.archive, 0))
+                return
+            if not own:
+                self._highest = max(self._highest, self._store.seen.highest().get(found.archive, 0))
             if found.generation >= self._highest:
                 self.manifest, self._highest = found, found.generation
-                self._store.note_seen(found.archive, found.generation)
+                self._store.seen.note(found.archive, found.generation, durable=self._store.remote)
             else:
                 self.behind = found.generation, self._highest
-        return self.manifest

@@ -23,7 +23,7 @@ MAGIC = b"PLTm"
 VERSION = 2
 # magic, version, flags, reserved, archive, generation, random, epoch, two shares of parity, five counts
 HEADER = struct.Struct("<4sBB2s16sQ16sQ2H5I")
-GAPS, SEALED, MARKED = 1, 2, 4  # flags
+GAPS, SEALED, MARKED, ROLLED_BACK = 1, 2, 4, 8  # flags
 PACK = struct.Struct("<16s4I")  # id, size, entries of each section
 PERSON = b"pltz manifest"
 MAX_GENERATION = (1 << 62) - 1
@@ -60,6 +60,7 @@ class Manifest:
         late: packs that may be of puts that were cut off: taken up without parity, after a manifest was lost.
         gaps: whether packs were missing or damaged when it was made, so that everybody has to list.
         marked: in an archive without parity, whether each acknowledged pack that it does not name has a marker.
+        rolled_back: whether an older manifest was brought back, so that puts may be lost, and no repair ran since.
     """
 
     settings: Settings
@@ -73,6 +74,7 @@ class Manifest:
     late: frozenset[bytes] = frozenset()
     gaps: bool = False
     marked: bool = False
+    rolled_back: bool = False
 
     @property
     def tells_orphans(self) -> bool:
@@ -88,12 +90,13 @@ class Manifest:
     def state(self) -> tuple[object, ...]:
         """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
         settings, names = self.settings, (self.indexes, self.packs.keys(), self.plans, self.losses, self.late)
-        return settings, self.epoch, names, self.gaps, self.marked
+        return settings, self.epoch, names, self.gaps, self.marked, self.rolled_back
 
     def encode(self) -> bytes:
         """Return its bytes."""
         counts = len(self.indexes), len(self.packs), len(self.plans), len(self.losses), len(self.late)
         flags = GAPS * self.gaps | SEALED * self.settings.sealed | MARKED * self.marked
+        flags |= ROLLED_BACK * self.rolled_back
         head = MAGIC, VERSION, flags, bytes(2), self.archive, self.generation, self.random, self.epoch
         parts = [HEADER.pack(*head, *self.settings.parity, *counts)]
         parts += [bytes.fromhex(name) for name in sorted(self.indexes)]
@@ -116,6 +119,13 @@ class Manifest:
             raise CorruptError("the manifest does not begin with its magic: damaged")
         read = VERSIONS.of(data[len(MAGIC)])
         return read(data)
+
+
+def claimed_generation(data: bytes) -> int:
+    """Return the generation that a damaged manifest says it has; 0 where its first bytes are no manifest's."""
+    if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
+        return 0
+    return int(HEADER.unpack_from(data)[5])
 
 
 class _Cursor:
@@ -148,7 +158,7 @@ def _read(data: bytes) -> Manifest:
     """Return the manifest in bytes of version 2, of which digest and magic are right."""
     _, _, flags, reserved, archive, generation, random, epoch, share, shared, *counts = HEADER.unpack_from(data)
     indexes, packs, plans, losses, late = counts
-    if any(reserved) or flags > GAPS | SEALED | MARKED:
+    if any(reserved) or flags > GAPS | SEALED | MARKED | ROLLED_BACK:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
     limits = MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MOST_LATE, MAX_GENERATION, MAX_SHARE, MAX_SHARE
     if any(n > most for n, most in zip((*counts, generation, share, shared), limits, strict=True)):
@@ -167,7 +177,8 @@ def _read(data: bytes) -> Manifest:
         raise CorruptError("the manifest names a pack twice, or a plan that is newer than its epoch: damaged")
     settings = Settings(archive, bool(flags & SEALED), (share, shared), manifest=True)
     sets = frozenset(named), rows, frozenset(numbers), frozenset(lost), frozenset(doubted)
-    return Manifest(settings, generation, random, epoch, *sets, bool(flags & GAPS), bool(flags & MARKED))
+    told = bool(flags & GAPS), bool(flags & MARKED), bool(flags & ROLLED_BACK)
+    return Manifest(settings, generation, random, epoch, *sets, *told)
 
 
 def _pack(cursor: _Cursor) -> tuple[bytes, NamedPack]:

@@ -96,6 +96,7 @@ class Repaired:
         missing: number of records in packs beyond repair that were not read.
         uncounted: number of such packs whose count of records is unknown.
         recorded: packs that earlier runs gave up and whose loss is not acknowledged.
+        rolled_back: whether the manifest was that of a backup, so that what was put since may be lost.
     """
 
     checked: int = 0
@@ -111,11 +112,12 @@ class Repaired:
     lost: list[Version] = field(default_factory=list)
     unnamed: list[LostRecord] = field(default_factory=list)
     recorded: list[str] = field(default_factory=list)
+    rolled_back: bool = False
 
     @property
     def whole(self) -> bool:
         """Return whether nothing is lost."""
-        gone = self.lost or self.unnamed or self.missing or self.uncounted or self.recorded
+        gone = self.lost or self.unnamed or self.missing or self.uncounted or self.recorded or self.rolled_back
         return not (self.broken or self.keyless or gone)
 
 
@@ -160,7 +162,8 @@ class Repairer:
         self.report.recorded += [loss.pack.hex() for loss in catalog.damage.losses()]
         self._want_own(catalog)
         listing = catalog.listing
-        if listing.register and (not listing.register.manifest or listing.left_out()):
+        self.report.rolled_back = listing.is_rolled_back
+        if listing.register and (not listing.register.manifest or listing.left_out() or listing.is_rolled_back):
             self.report.remade.append(object_names.MANIFEST)
         if not self.dry_run:
             with suppress(ArchiveError):  # before packs get parity: what has none is late
@@ -179,7 +182,7 @@ class Repairer:
         catalog = Catalog(self.store, keys)
         catalog.refresh()
         if not self.dry_run:
-            catalog.listing.publish()
+            catalog.listing.publish(repaired=True)
         self.report.remade += catalog.listing.put_marks(dry_run=self.dry_run)
         for name in sorted(catalog.listing.named_indexes() & catalog.listing.indexes.keys()):
             copy = object_names.table_copy(name)

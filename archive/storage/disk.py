@@ -122,8 +122,16 @@ class Disk(Protocol):
         The clock may go backwards; only times shown to people depend on it.
         """
 
+    def ticks(self) -> int:
+        """Return the time since 1970, in units of 2^-20 seconds."""
+
     def random(self, size: int) -> bytes:
         """Return unpredictable bytes."""
+
+
+def ticks() -> int:
+    """Return the time since 1970, in units of 2^-20 seconds."""
+    return (time.time_ns() << 20) // 1_000_000_000
 
 
 class OsDisk:
@@ -220,6 +228,9 @@ class OsDisk:
 
     def now(self) -> int:
         return int(time.time())
+
+    def ticks(self) -> int:
+        return ticks()
 
     def random(self, size: int) -> bytes:
         return os.urandom(size)

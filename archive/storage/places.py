@@ -10,6 +10,7 @@ import os
 
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import ObjectStore
+from pltz.archive.storage.seen import place_folder
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.plt_codec.errors import UsageError
 
@@ -27,4 +28,4 @@ def open_store(place: str | os.PathLike[str]) -> Store:
         return ObjectStore(place)
     if os.path.exists(place) and not os.path.isdir(place):
         raise UsageError(f"expected the directory of an archive, found a file: {name}")
-    return DirectoryStore(OsDisk(place))
+    return DirectoryStore(OsDisk(place), cache=place_folder(os.path.realpath(name)))

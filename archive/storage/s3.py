@@ -36,20 +36,18 @@ from pltz.archive.errors import StoreError
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import FileIndex
-from pltz.archive.format.manifest import MAX_GENERATION
 from pltz.archive.format.object_names import INDEXES, folder_of, last_part
-from pltz.archive.storage.disk import OsFile
+from pltz.archive.storage.disk import OsFile, ticks
 from pltz.archive.storage.ranged import RangedFile
-from pltz.archive.storage.store import MOST_WHOLE, Content, Opened, SeenGenerations
+from pltz.archive.storage.seen import GENERATION, SeenGenerations, place_folder
+from pltz.archive.storage.store import MOST_WHOLE, Content, Opened
 from pltz.plt_codec.errors import CorruptError, UsageError
-from pltz.plt_codec.identity import digest
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
 SCHEME = "s3://"
 RANGED = 1 << 24  # bytes of an index from which ranges of it are read: about as long as the requests of a look-up take
-GENERATION = "generation"  # file of the cache: the id of the archive, and the highest generation that was seen of it
 FRONT = 1 << 20  # bytes of such an index that come with its size: mostly with the places of all its blocks
 CONFLICTS = 10  # attempts at a name that others are writing
 STATUS = re.compile(r"status code: (\d{3})")
@@ -93,7 +91,7 @@ class BucketPlace:
         return f"{SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
 
 
-class ObjectStore(SeenGenerations):
+class ObjectStore:
     """A bucket, or a prefix in one. Implements `store.Store`.
 
     Args:
@@ -106,13 +104,10 @@ class ObjectStore(SeenGenerations):
     remote = True
 
     def __init__(self, place: str | BucketPlace, cache: str | os.PathLike[str] | None = None):
-        super().__init__()
         self.place = BucketPlace.of(place) if isinstance(place, str) else place
         self._remote = _connect(self.place)
-        folder = Path(cache) if cache else _cache_folder()
-        self._cache = (
-            folder / digest(b"pltz cache", self.place.url.encode(), _endpoint(self.place).encode()).hex()
-        )
+        self._cache = place_folder(self.place.url, _endpoint(self.place), cache=cache)
+        self.seen = SeenGenerations(self._cache)
 
     def make(self) -> None:
         """Check that the store gives a name only once, and replaces only what was compared. Raises StoreError.
@@ -248,23 +243,6 @@ class ObjectStore(SeenGenerations):
         except FileNotFoundError:
             return None
 
-    def seen(self) -> Mapping[bytes, int]:
-        with suppress(OSError, ValueError):  # by other processes of this machine too
-            archive, generation = (self._cache / GENERATION).read_text().split()
-            if int(generation) <= MAX_GENERATION:
-                super().note_seen(bytes.fromhex(archive), int(generation))
-        return super().seen()
-
-    def note_seen(self, archive: bytes, generation: int) -> None:
-        if generation <= self._seen.get(archive, 0):
-            return
-        super().note_seen(archive, generation)
-        with suppress(OSError):
-            self._cache.mkdir(parents=True, exist_ok=True)
-            temporary = self._cache / f"{GENERATION}.{os.urandom(8).hex()}"
-            temporary.write_text(f"{archive.hex()} {generation}")
-            temporary.replace(self._cache / GENERATION)
-
     def swap(self, register: str, data: bytes, before: Content | None, wait: float = 0.0) -> Content | None:
         import obstore
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
@@ -298,6 +276,9 @@ class ObjectStore(SeenGenerations):
 
     def now(self) -> int:
         return int(time.time())
+
+    def ticks(self) -> int:
+        return ticks()
 
     def random(self, size: int) -> bytes:
         return os.urandom(size)
@@ -467,10 +448,6 @@ def _why(exc: Exception, status: str, code: str, text: str) -> str:
     if "Connect" in text:
         return "the store cannot be reached: check the endpoint and the network"
     return f"the request failed ({type(exc).__name__}); nothing was acknowledged"
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pltz"
 
 
 def _is_index(file: File, name: str) -> bool:

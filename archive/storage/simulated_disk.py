@@ -70,6 +70,7 @@ class SimDisk:
         self.pending: list[Change] = []
         self.watch: Callable[[], None] = lambda: None
         self.clock = 1_000_000_000
+        self.ticked = 0  # times that `ticks` was asked for: it gives none twice
         self._written: dict[int, int] = {}  # inode -> time of the last write
         self.seed, self.drawn = seed, 0
         self.calls = 0  # number of changes requested so far
@@ -83,6 +84,7 @@ class SimDisk:
         twin.seen, twin.durable, twin.pending = self.seen.copy(), self.durable.copy(), list(self.pending)
         twin.hidden = set(self.hidden)
         twin.clock, twin.drawn, twin._written = self.clock, self.drawn, dict(self._written)
+        twin.ticked = self.ticked
         twin.capacity = self.capacity
         return twin
 
@@ -220,6 +222,10 @@ class SimDisk:
 
     def now(self) -> int:
         return self.clock
+
+    def ticks(self) -> int:
+        self.ticked += 1
+        return (self.clock << 20) + self.ticked
 
     def random(self, size: int) -> bytes:
         self.drawn += 1

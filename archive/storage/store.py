@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pltz.archive.errors import (
@@ -36,6 +37,7 @@ from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.object_names import FOLDERS, RESERVE, RESERVE_COLLECT, SETTINGS, folder_of
 from pltz.archive.storage.disk import Disk
+from pltz.archive.storage.seen import SeenGenerations
 from pltz.plt_codec.errors import CorruptError
 
 # bytes overwritten when shredding; a larger file is not one of ours and may be sparse
@@ -69,6 +71,10 @@ class Store(Protocol):
     @property
     def remote(self) -> bool:
         """Return whether each call is a request over a network."""
+
+    @property
+    def seen(self) -> SeenGenerations:
+        """Return the generations of manifests that were seen here."""
 
     def make(self) -> None:
         """Prepare an empty place for an archive. Raises StoreError, WriterFailed."""
@@ -156,12 +162,6 @@ class Store(Protocol):
             WriterFailed: a sync failed, so nothing may be trusted.
         """
 
-    def seen(self) -> Mapping[bytes, int]:
-        """Return the highest generation of the manifest that was seen here, by archive. It asks the store nothing."""
-
-    def note_seen(self, archive: bytes, generation: int) -> None:
-        """Remember that the manifest of an archive had a generation; one below those remembered changes nothing."""
-
     def using_reserve(self, parts: int) -> AbstractContextManager[None]:
         """Return a context in which puts on a full disk may use the first ``parts`` parts of the reserve.
 
@@ -177,6 +177,9 @@ class Store(Protocol):
 
     def now(self) -> int:
         """Return the seconds since 1970."""
+
+    def ticks(self) -> int:
+        """Return the time since 1970, in units of 2^-20 seconds."""
 
     def random(self, size: int) -> bytes:
         """Return unpredictable bytes."""
@@ -210,29 +213,17 @@ class Opened:
             raise _unread(self._name, exc) from exc
 
 
-class SeenGenerations:
-    """The highest generations of manifests that a process saw in a store, as `Store.seen` says."""
+class DirectoryStore:
+    """A local directory over a `Disk`.
 
-    def __init__(self) -> None:
-        self._seen: dict[bytes, int] = {}  # generation, by archive
-
-    def seen(self) -> Mapping[bytes, int]:
-        """Return the highest generation that was seen, by archive."""
-        return dict(self._seen)
-
-    def note_seen(self, archive: bytes, generation: int) -> None:
-        """Remember that the manifest of an archive had a generation."""
-        self._seen[archive] = max(generation, self._seen.get(archive, 0))
-
-
-class DirectoryStore(SeenGenerations):
-    """A local directory over a `Disk`."""
+    ``reserve``: whether to keep one. ``cache``: folder, outside the archive, of the generations that were seen.
+    """
 
     remote = False
 
-    def __init__(self, disk: Disk, *, reserve: bool = True):
-        super().__init__()
-        self.disk, self.reserve = disk, reserve  # reserve: whether to keep one
+    def __init__(self, disk: Disk, *, reserve: bool = True, cache: Path | None = None):
+        self.seen = SeenGenerations(cache)
+        self.disk, self.reserve = disk, reserve
         self.failed: str | None = None  # reason why no more may be written
         self._lasting: set[str] = set()  # folders whose own names are durable
         self._parts = 0  # number of parts of the reserve that may be used now
@@ -451,6 +442,9 @@ class DirectoryStore(SeenGenerations):
 
     def now(self) -> int:
         return self.disk.now()
+
+    def ticks(self) -> int:
+        return self.disk.ticks()
 
     def random(self, size: int) -> bytes:
         return self.disk.random(size)

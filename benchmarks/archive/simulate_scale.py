@@ -45,9 +45,11 @@ from pltz.archive.format.index_file import U64
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.opener import OpenArchive
+from pltz.archive.storage.disk import ticks
 from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.s3 import FRONT, RANGED
-from pltz.archive.storage.store import Content, SeenGenerations
+from pltz.archive.storage.seen import SeenGenerations
+from pltz.archive.storage.store import Content
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import BytesCodec
 
@@ -106,13 +108,13 @@ def priced(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "seconds": round(seconds, 3), "dollars": sum(PRICES[kind] * row[kind] for kind in PRICES)}
 
 
-class CountedBucket(SeenGenerations):
+class CountedBucket:
     """A bucket in memory that counts requests and bytes. Implements `store.Store`; indexes are kept once read."""
 
     remote = True
 
     def __init__(self) -> None:
-        super().__init__()
+        self.seen = SeenGenerations()
         self.folders: dict[str, dict[str, bytes]] = {}
         self.registers: dict[str, Content] = {}
         self.cost = Traffic()
@@ -187,6 +189,9 @@ class CountedBucket(SeenGenerations):
 
     def now(self) -> int:
         return int(time.time())
+
+    def ticks(self) -> int:
+        return ticks()
 
     def random(self, size: int) -> bytes:
         return os.urandom(size)

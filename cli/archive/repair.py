@@ -151,6 +151,9 @@ def as_text(done: "Repaired", dry_run: bool) -> str:
     if done.uncounted:
         lines.append(f"gone, with an unknown number of records: {counted(done.uncounted, 'pack')}")
     lines += [f"recorded by an earlier run, and not acknowledged: pack {name}" for name in done.recorded]
+    if done.rolled_back:
+        lines.append("the manifest was that of a backup: put again what was put since, which may be lost")
     last = "nothing is lost" if done.whole else "sessions are lost: put them again, or forget them"
-    lines.append("nothing else is lost" if done.keyless and replace(done, keyless=[]).whole else last)
+    told = not done.whole and replace(done, keyless=[], rolled_back=False).whole
+    lines.append("nothing else is lost" if told else last)
     return "\n".join(lines)

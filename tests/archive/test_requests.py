@@ -24,7 +24,9 @@ from pltz.archive.format import index_file
 from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import U64
 from pltz.archive.format.object_names import folder_of, index, last_part, pack
-from pltz.archive.storage.store import Content, SeenGenerations
+from pltz.archive.storage.disk import ticks
+from pltz.archive.storage.seen import SeenGenerations
+from pltz.archive.storage.store import Content
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.identity import SIZE
 from tests.archive.conftest import ZlibCodec
@@ -34,13 +36,13 @@ COUNTS = [10, 1000, 100_000]
 PACK_SIZE = 1000  # bytes
 
 
-class CountedStore(SeenGenerations):
+class CountedStore:
     """A bucket in memory. Implements `store.Store`, and counts what would be requests. Indexes are kept once read."""
 
     remote = True
 
     def __init__(self) -> None:
-        super().__init__()
+        self.seen = SeenGenerations()
         self.objects: dict[str, bytes] = {}
         self.registers: dict[str, Content] = {}
         self.requests: Counter[str] = Counter()
@@ -112,6 +114,9 @@ class CountedStore(SeenGenerations):
 
     def now(self) -> int:
         return 1_000_000_000
+
+    def ticks(self) -> int:
+        return ticks()
 
     def random(self, size: int) -> bytes:
         return os.urandom(size)

@@ -132,7 +132,8 @@ def test_an_old_copy_deletes_nothing_and_verify_tells(
     last = reopen(disk, codec)
     assert not last.verify().missing_copies
     assert last.catalog.listing.following and [v.name for v in last.ls()] == ["a", "b", "c"]
-    assert last.get("a").tokens.tolist() == tokens("a", 5) and last.verify(decode=True).sound
+    assert last.get("a").tokens.tolist() == tokens("a", 5)
+    assert last.verify(decode=True).sound is (mend == "repair")  # until a repair, that there was a backup is told
 
 
 def cut_off(archive: TowerArchive, *sessions: NewSession, work: Callable[[], object] | None = None) -> None:
@@ -551,7 +552,7 @@ def test_without_parity_an_old_manifest_is_told_and_hides_nothing_for_good(
     assert last.catalog.listing.following and [v.name for v in last.ls()] == ["a", "b", "c"]
     assert last.get("a").tokens.tolist() == tokens("a", 5)
     report = last.verify(decode=True)
-    assert report.sound and report.orphans == 1 and not report.missing_copies
+    assert report.sound is (mend == "repair") and report.orphans == 1 and not report.missing_copies
 
 
 def test_without_parity_a_lost_manifest_tells_late_packs(
@@ -625,18 +626,23 @@ def test_an_archive_of_before_markers_says_what_is_unknown(
     assert report.sound and not report.orphans and bool(report.missing_copies) == (mend == "collect")
 
 
-@pytest.mark.parametrize("heal", ["put", "repair"])
-def test_absent_is_not_said_by_a_manifest_older_than_one_that_was_seen(
-    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, heal: str
-) -> None:
-    """The archive as a whole was brought back: the store has seen more, whichever object of it asks."""
-    backup = disk.seen.files()
-    archive.put([session("c")])
-    archive.put([session("a", 5)])
+def bring_back_all(disk: SimDisk, backup: dict[str, bytes]) -> None:
+    """Put all files of a backup in place of what is there."""
     for path in disk.seen.files().keys() - backup.keys():
         disk.vanish(path)
     for path in backup.keys() - disk.seen.files().keys():
         disk.write_new(path, backup[path])
+
+
+@pytest.mark.parametrize("by", ["put", "repair"])
+def test_absent_is_not_said_by_a_manifest_older_than_one_that_was_seen(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, by: str
+) -> None:
+    """The archive as a whole was brought back: the store has seen more. After a put all machines tell, until repair."""
+    backup = disk.seen.files()
+    archive.put([session("c")])
+    archive.put([session("a", 5)])
+    bring_back_all(disk, backup)
     with pytest.raises(MissingPack):  # it had the pack itself
         archive.get("c")
     fresh = TowerArchive.open(archive.store, [codec])
@@ -652,14 +658,86 @@ def test_absent_is_not_said_by_a_manifest_older_than_one_that_was_seen(
     with pytest.raises(NotFound):  # nothing else tells
         reopen(disk, codec).get("c")
     disk.clock += 1
-    if heal == "put":
+    elsewhere = reopen(disk, codec)  # a machine that has seen nothing
+    if by == "put":
         fresh.put([session("d")])
-    else:  # on another machine
+    elif by == "repair":  # on another machine
         Repairer(DirectoryStore(disk)).run()
-    last = TowerArchive.open(archive.store, [codec])
-    assert last.catalog.listing.following and last.verify().sound
+    for other in (TowerArchive.open(archive.store, [codec]), elsewhere, reopen(disk, codec)):
+        told = by != "repair"
+        other.catalog.look(0)
+        assert other.catalog.listing.following and other.verify().sound is not told
+        for _ in range(2):
+            with pytest.raises(RolledBack if told else NotFound):
+                other.get("c")
+            other.put([session(f"e{by}")])
+            if other is elsewhere:
+                other.collect()
+    assert Repairer(DirectoryStore(disk)).run().rolled_back is told
+    for other in (fresh, elsewhere, reopen(disk, codec)):
+        with pytest.raises(NotFound):
+            other.get("c")
+        assert other.verify().sound
+    assert Repairer(DirectoryStore(disk)).run().whole
+
+
+def test_work_of_a_machine_that_knows_nothing_hides_no_roll_back(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
+    """Collectors, a rebuild and a put go on from a backup by fewer swaps than were lost. Their clock hides nothing."""
+    backup = disk.seen.files()
+    for number in range(10):
+        archive.put([session("c", number)])
+    bring_back_all(disk, backup)
+    unknowing = reopen(disk, codec)
+    disk.clock += 10
+    for _ in range(2):
+        unknowing.collect()
+    unknowing.rebuild()
+    unknowing.put([session("d")])
+    with pytest.raises(RolledBack, match="was seen"):
+        TowerArchive.open(archive.store, [codec]).get("c")
+
+
+def test_packs_that_a_manifest_of_a_backup_hid_are_told_of_by_who_names_them(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
+    """A collector names them again. Others may be gone, so it tells so until a repair."""
+    kept = kept_manifest(disk)
+    archive.put([session("c")])
+    bring_back(disk, kept)
+    reopen(disk, codec).collect()
+    last = reopen(disk, codec)
+    assert last.catalog.listing.following and last.get("c").tokens.tolist() == tokens("c")
+    with pytest.raises(RolledBack):
+        last.get("d")
+    assert not last.verify().sound
+    assert Repairer(DirectoryStore(disk), dry_run=True).run().rolled_back
+    done = Repairer(DirectoryStore(disk)).run()
+    assert done.rolled_back and not done.whole
+    assert last.verify(decode=True).sound and not named(disk).rolled_back
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("ahead", [0, 3600])
+def test_a_manifest_made_again_is_above_that_which_was_seen(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, fault: str, ahead: int
+) -> None:
+    """It was made by a clock that is ahead, and at once: others took it for one of a backup."""
+    [path] = kept_manifest(disk)
+    FAULTS[fault](disk, path)
+    disk.clock += ahead
+    writer = reopen(disk, codec)
+    writer.put([session("c")])
+    disk.clock -= ahead
+    before = named(disk).generation
+    [path] = kept_manifest(disk)
+    FAULTS[fault](disk, path)
+    same = fault != "flipped" and ahead  # nothing is left that tells of it, so who saw it alone can be above it
+    (TowerArchive.open(writer.store, [codec]) if same else reopen(disk, codec)).put([session("d")])
+    assert named(disk).generation > before
     with pytest.raises(NotFound):
-        last.get("c")
+        TowerArchive.open(writer.store, [codec]).get("e")
 
 
 def test_a_pack_that_repair_gave_up_is_named_again_where_it_comes_back(

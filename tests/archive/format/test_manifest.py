@@ -46,6 +46,7 @@ def manifests() -> st.SearchStrategy[Manifest]:
         losses=st.frozensets(ID.map(bytes.hex), max_size=3),
         late=st.frozensets(ID, max_size=3),
         gaps=st.booleans(),
+        rolled_back=st.booleans(),
     ).flatmap(lambda made: st.sampled_from(_with_marks(made)))
 
 
@@ -108,7 +109,7 @@ def test_newer_ones_are_refused_by_name() -> None:
         Manifest.decode(sealed(body[:4] + b"\x03" + body[5:]))
     for at in (5, 6, 7):
         with pytest.raises(VersionError):
-            Manifest.decode(sealed(body[:at] + b"\x08" + body[at + 1 :]))
+            Manifest.decode(sealed(body[:at] + b"\x10" + body[at + 1 :]))
 
 
 def test_markers_beside_parity_are_refused() -> None:

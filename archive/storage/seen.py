@@ -1,0 +1,93 @@
+"""Seen: the highest generations of manifests that a machine saw, so that one from a backup is known as older.
+
+    seen = SeenGenerations(place_folder("/data/cold"))
+    seen.note(archive, 12, durable=True)
+    seen.highest()                  {archive: 12}, in other processes of this machine too
+
+They are kept outside the archive, in the user's cache folder: a backup that is brought back does not bring them back.
+Spec: FORMAT.md, "Manifest".
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pltz.archive.format.manifest import MAX_GENERATION
+from pltz.plt_codec.identity import digest
+
+GENERATION = "generation"  # file of the cache: the id of the archive, and the highest generation that was seen of it
+LONGEST = 128  # bytes of it
+
+
+class SeenGenerations:
+    """The highest generations of manifests that were seen in one place.
+
+    ``folder``: where this machine keeps them; None keeps them in this process alone.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._seen: dict[bytes, int] = {}  # generation, by archive
+        self._kept: dict[bytes, int] = {}  # those of the file
+        self._folder = folder
+
+    def highest(self) -> Mapping[bytes, int]:
+        """Return the highest generation that was seen, by archive. It asks the store nothing."""
+        if self._folder:
+            with suppress(OSError, ValueError):  # by other processes of this machine too
+                archive, generation = _read(f"{self._folder}/{GENERATION}")
+                for known in self._seen, self._kept:
+                    known[archive] = max(generation, known.get(archive, 0))
+        return dict(self._seen)
+
+    def note(self, archive: bytes, generation: int, *, durable: bool) -> None:
+        """Remember that the manifest of an archive had a generation; one below those remembered changes nothing.
+
+        ``durable``: no power cut undoes it, so that other processes may know it too.
+        """
+        self._seen[archive] = max(generation, self._seen.get(archive, 0))
+        if durable and self._folder and generation > self._kept.get(archive, 0):
+            self.highest()  # others may have noted a higher one
+            if generation > self._kept.get(archive, 0):
+                self._kept[archive] = generation
+                with suppress(OSError):  # an unwritable cache tells other processes nothing
+                    _write(self._folder, archive, generation)
+
+
+def _read(path: str) -> tuple[bytes, int]:
+    """Return what a file says. Raises OSError, ValueError where that is nothing, or what two processes write now."""
+    with open(path, "rb", buffering=0) as file:
+        archive, generation, check = file.read(LONGEST).split()
+    number = int(generation)
+    if int(check, 16) != _check(archive, generation) or number > MAX_GENERATION:
+        raise ValueError("a file that is no longer whole")
+    return bytes.fromhex(archive.decode()), number
+
+
+def _write(folder: Path, archive: bytes, generation: int) -> None:
+    """Write the file in place: a rename would make a file system write it out, which puts wait for. Raises OSError."""
+    fields = archive.hex().encode(), b"%019d" % generation
+    data = b"%s %s %08x\n" % (*fields, _check(*fields))
+    path = f"{folder}/{GENERATION}"
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.pwrite(handle, data, 0)
+    finally:
+        os.close(handle)
+
+
+def _check(archive: bytes, generation: bytes) -> int:
+    return zlib.crc32(archive + generation)
+
+
+def place_folder(*place: str, cache: str | os.PathLike[str] | None = None) -> Path:
+    """Return the folder that this machine's cache has for a place, such as a path. ``cache``: in that one instead."""
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pltz"
+    return Path(cache or own) / digest(b"pltz cache", *(part.encode(errors="surrogateescape") for part in place)).hex()

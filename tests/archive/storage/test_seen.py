@@ -1,0 +1,105 @@
+"""What a machine remembers of the manifests that it saw, outside the archive."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pltz.archive.errors import NotFound, RolledBack
+from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.storage.places import open_store
+from pltz.archive.storage.seen import SeenGenerations
+from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
+from tests.archive.towers import TowerArchive
+
+ARCHIVE = bytes(range(16))
+
+
+def session(name: str) -> NewSession:
+    return NewSession(name, [np.arange(20), np.array([*name.encode()])], shared=1)
+
+
+def test_other_processes_know_what_was_durable(tmp_path: Path) -> None:
+    writer, reader = SeenGenerations(tmp_path / "a"), SeenGenerations(tmp_path / "a")
+    assert not reader.highest()
+    for generation, durable in ((5, True), (9, False), (7, True), (6, True)):
+        writer.note(ARCHIVE, generation, durable=durable)
+    assert writer.highest() == {ARCHIVE: 9}
+    assert reader.highest() == {ARCHIVE: 7} == SeenGenerations(tmp_path / "a").highest()
+    assert SeenGenerations().highest() == {} and [p.name for p in (tmp_path / "a").iterdir()] == ["generation"]
+
+
+@pytest.mark.parametrize("data", [b"", b"x y", b"\xff\xfe", b"00 5 7", f"{ARCHIVE.hex()} {1 << 63}".encode()])
+def test_a_file_that_says_nothing_sensible_counts_for_nothing(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "generation").write_bytes(data)
+    seen = SeenGenerations(tmp_path)
+    assert seen.highest() == {}
+    seen.note(ARCHIVE, 3, durable=True)
+    assert SeenGenerations(tmp_path).highest() == {ARCHIVE: 3}
+
+
+@pytest.mark.skipif(not os.geteuid(), reason="root may write anywhere")
+def test_a_cache_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    seen = SeenGenerations(tmp_path / "a")
+    seen.note(ARCHIVE, 3, durable=True)
+    assert seen.highest() == {ARCHIVE: 3}
+
+
+@pytest.mark.parametrize("what", ["all", "manifest"])
+def test_a_directory_brought_back_from_a_backup_is_known_to_other_processes(
+    tmp_path: Path, codec: SegmentCodec, what: str
+) -> None:
+    """No process is left that saw more. The machine did."""
+    place, backup = tmp_path / "cold", tmp_path / "backup"
+    TowerArchive.create(open_store(place), [codec], manifest=True).put([session("a")])
+    shutil.copytree(place, backup)
+    TowerArchive.open(open_store(place), [codec]).put([session("b")])
+    folder = "" if what == "all" else "manifest"
+    shutil.rmtree(place / folder)
+    shutil.copytree(backup / folder, place / folder)
+    for _ in range(2):
+        fresh = TowerArchive.open(open_store(place), [codec])
+        if what == "all":
+            with pytest.raises(RolledBack, match="was seen"):
+                fresh.get("b")
+        else:  # the packs tell what the manifest hides
+            assert fresh.get("b").tokens[-1] == ord("b")
+        with pytest.raises(RolledBack):
+            fresh.get("c")
+    copied = TowerArchive.open(open_store(backup), [codec])  # another place: nothing was seen there
+    with pytest.raises(NotFound):
+        copied.get("b")
+    assert Repairer(open_store(place)).run().rolled_back
+    fresh = TowerArchive.open(open_store(place), [codec])
+    with pytest.raises(NotFound):
+        fresh.get("c")
+    assert fresh.verify(decode=True).sound
+
+
+def test_who_puts_at_the_same_time_takes_none_of_the_others_for_a_backup(tmp_path: Path, codec: SegmentCodec) -> None:
+    """Others swap, and tell it to the machine, between the look at the manifest and that at what was seen."""
+    place = tmp_path / "cold"
+    TowerArchive.create(open_store(place), [codec], manifest=True)
+
+    def work(writer: int) -> list[bool]:
+        own = TowerArchive.open(open_store(place), [codec])
+        told = []
+        for number in range(10):
+            own.put([session(f"{chr(97 + writer)}{number}")])
+            told.append(own.catalog.listing.is_rolled_back)
+            with pytest.raises(NotFound) as caught:
+                own.get("none")
+            told.append(isinstance(caught.value, RolledBack))
+        return told
+
+    with ThreadPoolExecutor(4) as pool:
+        assert not any(told for row in pool.map(work, range(4)) for told in row)
+    last = TowerArchive.open(open_store(place), [codec])
+    assert len(list(last.ls())) == 40 and last.catalog.listing.following and last.verify().sound
