@@ -113,7 +113,7 @@ class SessionVersion:
             version=version.version,
             time=version.time,
             kind=KINDS[version.kind],
-            tags=version.tags,
+            tags=dict(version.tags),
             target=target,
             forgotten=version.forgotten,
             id=version.id,

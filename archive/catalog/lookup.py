@@ -45,7 +45,7 @@ from pltz.plt_codec.identity import NONE
 
 T = TypeVar("T")
 
-READ = 1 << 14  # sessions of blocks kept in memory
+READ = 1 << 14  # sessions of blocks kept in memory, and versions of sessions
 BLOCKS = 256  # blocks that `histories`, or one read, keeps in memory
 PACK_BITS, ROW_BITS = 30, 7  # bits of an offset and of a row in an address
 
@@ -161,6 +161,8 @@ class RecordLookup:
         self._listing, self._keys, self._problems = listing, keys, problems
         # records of sessions without their bitstrings, by block and session key, for `versions`
         self._read: dict[tuple[Location, bytes], list[Found]] = {}
+        self._parsed: dict[tuple[Location, bytes], list[Version]] = {}  # by record and session key, as `_in_record`
+        self._parsed_count = 0  # versions in it
         self._blocks: Blocks | None = None  # those parsed inside of `keeping_blocks`
 
     def find(self, section: int, identity: bytes) -> list[Found]:
@@ -411,9 +413,26 @@ class RecordLookup:
         items = (item for pack in sorted(self._listing.packs) for item in self._session_heads(pack, domain))
         return self._distinct(items, [])
 
+    def _versions_in(self, item: Found, key: bytes) -> list[Version]:
+        """Return what `_in_record` yields, for a session that is looked at again and again: parsed once.
+
+        With a cipher names and tags are opened each time. Raises the errors of `_in_record`.
+        """
+        place = item.location, key
+        if (versions := self._parsed.get(place)) is None:
+            versions = list(self._in_record(item, key))
+            if not self._keys.cipher and not _cut_short(item):
+                if self._parsed_count >= READ:
+                    self._parsed.clear()
+                    self._parsed_count = 0
+                self._parsed[place] = versions
+                self._parsed_count += len(versions)
+        return versions
+
     def _in_record(self, item: Found, key: bytes) -> Iterator[Version]:
         """Yield the versions that the record of a session with this key has: of a run cut short, its own only.
 
+        Marks and late packs are not looked at.
         Raises CorruptError where its tags are damaged, or its older versions although their bytes are sound, Erased.
         """
         r, c = item.record, item.context
@@ -434,11 +453,10 @@ class RecordLookup:
                 c.kind,
                 c.target,
                 c.tokenizer,
-                self.mark(identity)[0] == FORGET,
+                False,
                 item.location,
                 v.leaf,
                 v.lacks,
-                late=item.location.pack in self._listing.late,
             )
 
     def _distinct(
@@ -462,7 +480,7 @@ class RecordLookup:
             if self._keys.gone(item.context, key):
                 continue
             try:
-                versions = list(self._in_record(item, key))
+                versions = self._versions_in(item, key) if session else list(self._in_record(item, key))
             except MissingKeys as exc:
                 self._problems.note("keys", item.context.domain.hex(), str(exc))
                 failures.append(exc)
@@ -486,7 +504,18 @@ class RecordLookup:
         # a run of which no copy is whole hides its older versions
         for run in short.keys() - runs:
             found[short[run]] = replace(found[short[run]], hides_older=True)
+        for name in self._forgotten(list(found)):
+            found[name] = replace(found[name], forgotten=True)
+        if late := self._listing.late:
+            for name, version in found.items():
+                if version.location.pack in late:
+                    found[name] = replace(version, late=True)
         return sorted(found.values(), key=lambda v: (v.tenant, v.name, v.order))
+
+    def _forgotten(self, versions: Sequence[bytes]) -> list[bytes]:
+        """Return those versions whose mark in force forgets them, by id. One look-up tells which have marks."""
+        marked = self.known(MARKS, versions) if self.marked() else set[bytes]()
+        return [version for version in marked if self.mark(version)[0] == FORGET]
 
     def _in_block(self, place: Location, section: int, identity: bytes) -> list[Found]:
         """Return the records of a block that have an identity. Damaged ones are noted as problems."""

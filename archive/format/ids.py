@@ -39,6 +39,7 @@ U32 = np.dtype("<u4")
 MOST_THREADS = 4  # hashing at once
 # mean tokens per row, and rows, from which several threads hash: below 2 KiB hashlib holds the GIL
 LEAST_ROW, LEAST_ROWS = 600, 64
+FEW_ROWS = 4  # rows of few tokens that are hashed at once, without looking for what is faster
 LEAST_ABREAST = 1 << 18  # tokens from which several threads hash with `batch.c`
 SEGMENT = b"pltz segment"
 BLOCK = 128  # bytes of a BLAKE2b block, to which a key is padded
@@ -108,12 +109,14 @@ def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
     >>> digests([segment_head(NONE, NONE, NONE)], [row]) == [segment_digest(NONE, NONE, NONE, row)]
     True
     """
+    if len(rows) <= FEW_ROWS and sum(map(len, rows)) < LEAST_ROW:
+        return [head.digest(row) for head, row in zip(heads, rows, strict=True)]
     known = set(heads)
     keys = {len(head.key) for head in known}
     fast = many is not None and many.lanes > 0 and len(keys) == 1 and _right(many)
     blocks = {head: head.block() for head in known}
     hashed = partial(_abreast, blocks, max(keys), compiled=many) if fast else _one_by_one
-    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    threads = min(MOST_THREADS, _processors())
     ends = np.cumsum([len(row) for row in rows])
     least = LEAST_ABREAST if fast else LEAST_ROW * max(len(rows), LEAST_ROWS)
     if threads == 1 or not len(rows) or ends[-1] < least:
@@ -124,6 +127,12 @@ def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
         works = [partial(hashed, heads[part], rows[part]) for part in parts]
         others = [stack.enter_context(run_alongside(work)) for work in works[1:]]
         return sum((other() for other in others), works[0]())
+
+
+@functools.cache
+def _processors() -> int:
+    """Return the number of processors, which the system takes 20 us to tell."""
+    return os.cpu_count() or 1
 
 
 @functools.cache
