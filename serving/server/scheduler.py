@@ -7,6 +7,9 @@
 So a step takes at most one chunk and one decoding pass, however long a prompt is. A turn is admitted when the pool has
 room for it at its longest. Parked KV and prefixes make way for it, so a turn that runs never meets a full pool. A turn
 that is cancelled or fails leaves its session's parked KV as it was.
+
+A prompt begins with the KV of the longest beginning that an earlier prompt had. What it says does not depend on that:
+raw pages are exact, and over others whole chunks are computed from pages alone (`_alike`).
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from pltz.kv.pool.batch_cache import BatchKVCache
-from pltz.kv.pool.packed_session import PackedSession
+from pltz.kv.pool.batch_cache import FLUSH, BatchKVCache
+from pltz.kv.pool.packed_session import KEEP, PackedSession
 from pltz.kv.pool.page_attention import use_pages
 from pltz.kv.pool.prefix_tree import PrefixTree
 from pltz.models.target.cache import cache_argument
@@ -46,11 +49,15 @@ Events = list[tuple[Turn, int | None]]  # a new id of a turn, or None when it en
 
 @dataclass(eq=False)
 class _Prefill:
-    """Hold a turn whose ids are not all in its cache, a batch of one."""
+    """Hold a turn whose ids are not all in its cache, a batch of one.
+
+    ``alike``: ids that every prompt with this beginning runs in the same way, in whole chunks.
+    """
 
     turn: Turn
     cache: BatchKVCache
     done: int
+    alike: int
 
 
 class Scheduler:
@@ -74,8 +81,9 @@ class Scheduler:
             raise UsageError(f"expected at least one row and one id per chunk, got {rows} and {chunk}")
         use_pages(target.model)
         self.target, self.pool, self.rows, self.chunk = target, pool, rows, chunk
-        # pages of other kinds lose a little, so what a session says would depend on who came before it
-        self.prefixes = PrefixTree(pool, spills=False) if pool.form.kind == "raw" else None
+        self._lossy = pool.form.kind != "raw"
+        shares = not self._lossy or (chunk >= FLUSH and chunk % pool.block == 0)
+        self.prefixes = PrefixTree(pool, spills=False) if shares else None
         self.parked = ParkedKV(pool, hot)
         self.prefilled = self.generated = self.shared = 0  # ids so far
         parameters = inspect.signature(target.model.forward).parameters
@@ -206,26 +214,41 @@ class Scheduler:
         """Open the cache of a turn, over the KV that is parked of its session."""
         try:
             base = None if turn.session is None else self.parked.take(turn.session, [*turn.ids, *turn.new])
-            base = base or self._known_prefix(turn) or PackedSession(self.pool, [], 0, self._nothing())
+            alike = self._alike(len(turn.ids) + len(turn.new), parked=base is not None)
+            base = base or self._known_prefix(turn, alike) or PackedSession(self.pool, [], 0, self._nothing())
             cache = BatchKVCache.merge([base])
-            self._prefilling.append(_Prefill(turn, cache, base.tokens))
+            self._prefilling.append(_Prefill(turn, cache, base.tokens, alike))
             base.release()
         except Exception as exc:  # noqa: BLE001  # a failure is this turn's alone
             self._end(turn, "error", exc)
 
-    def _known_prefix(self, turn: Turn) -> PackedSession | None:
+    def _alike(self, tokens: int, *, parked: bool) -> int:
+        """Return how many ids of a prompt run as in every prompt with the same beginning: all for exact pages.
+
+        Over pages that lose something these are whole chunks, and at least KEEP ids follow them, which stay exact. None
+        are where the beginning was ``parked``: answers pack their KV in another order.
+        """
+        if not self._lossy:
+            return tokens
+        return 0 if parked or self.prefixes is None else max(tokens - KEEP, 0) // self.chunk * self.chunk
+
+    def _known_prefix(self, turn: Turn, alike: int) -> PackedSession | None:
         """Return the KV of the longest beginning of a turn's ids that an earlier prompt had, None for none."""
         found = self.prefixes.match("", [*turn.ids, *turn.new]) if self.prefixes is not None else None
-        self.shared += found.tokens if found is not None else 0
+        if found is not None and self._lossy:
+            found.cut(min(found.tokens // self.chunk * self.chunk, alike))
+        if found is None or not found.tokens:
+            return None
+        self.shared += found.tokens
         return found
 
-    def _offer_prefix(self, turn: Turn, cache: BatchKVCache) -> None:
+    def _offer_prefix(self, one: _Prefill) -> None:
         """Offer the full blocks of a prompt to later ones. A failure loses KV only."""
-        if self.prefixes is None:
+        if self.prefixes is None or not one.alike:
             return
-        session = cache.extract(0)
+        session = one.cache.extract(0, one.alike if self._lossy else None)
         try:
-            self.prefixes.insert("", [*turn.ids, *turn.new], session)
+            self.prefixes.insert("", [*one.turn.ids, *one.turn.new], session)
         except Exception as exc:  # noqa: BLE001  # of torch: the ids are there
             log.warning("the beginning of a prompt is not shared: %s", exc)
         finally:
@@ -246,6 +269,9 @@ class Scheduler:
         if not turn.sampling.limit:
             ids.pop()  # nothing follows: no logits are needed
         chunk = ids[one.done : one.done + self.chunk]
+        # A chunk that others may share attends to all before it in pages. So its KV depends on its ids and theirs
+        # alone, not on whether these were here before: their exact tail would not be.
+        one.cache.keep = 0 if self._lossy and one.done <= one.alike else KEEP
         try:
             logits = self._pass(one.cache, [chunk], [one.done]) if chunk else None
         except Exception as exc:  # noqa: BLE001  # of the model or of torch
@@ -257,7 +283,8 @@ class Scheduler:
         if one.done < len(ids):
             self._prefilling.append(one)
             return
-        self._offer_prefix(turn, one.cache)
+        one.cache.keep = KEEP
+        self._offer_prefix(one)
         if not turn.sampling.limit or logits is None or self._took(turn, choose(logits, [turn])[0]):
             self._park(turn, one.cache, 0)
             self._end(turn, turn.end or "length")

@@ -134,7 +134,7 @@ def test_a_cancelled_turn_leaves_its_session_and_the_others_as_they_were(
 
 
 def test_prompts_that_begin_alike_share_their_beginning(target: Target, texts: list[list[int]]) -> None:
-    """Later prompts run what is new alone, say the same, and share nothing where pages lose something."""
+    """Later prompts run what is new alone, and say the same."""
     system, asked = texts[0], [texts[2], texts[4], texts[1]]
     alone = [run(scheduler_of(target), Turn([*system, *ids], GREEDY))[0] for ids in asked]
     scheduler = scheduler_of(target)
@@ -144,10 +144,50 @@ def test_prompts_that_begin_alike_share_their_beginning(target: Target, texts: l
     assert 2 * 600 < scheduler.shared <= 2 * len(system) and not scheduler.shared % 32
     assert scheduler.prefilled - before == sum(map(len, (*asked[1:], system, system))) - scheduler.shared
     assert closed(scheduler)
-    lossy = scheduler_of(target, "q8")
-    run(lossy, Turn([*system, *asked[0]], GREEDY))
-    run(lossy, Turn([*system, *asked[1]], GREEDY))
-    assert not lossy.shared and closed(lossy)
+
+
+@pytest.mark.parametrize("kind", ["q8", "q4"])
+def test_over_pages_that_lose_whole_chunks_are_shared(target: Target, texts: list[list[int]], kind: str) -> None:
+    """A prompt has the same KV, and says the same, whether its beginning was here before or not."""
+    system, asked = texts[0], [texts[2], texts[4], texts[1]]
+    alone, kv = [], []
+    for ids in asked:
+        scheduler = scheduler_of(target, kind)
+        alone += run(scheduler, Turn([*system, *ids], GREEDY, "one"))
+        kv.append(kv_of(scheduler, [*system, *ids]))
+        assert closed(scheduler)
+    scheduler = scheduler_of(target, kind)
+    for number, ids in enumerate(asked):
+        assert run(scheduler, Turn([*system, *ids], GREEDY, "one" if number else None)) == [alone[number]]
+        if number:
+            torch.testing.assert_close(kv_of(scheduler, [*system, *ids]), kv[number], atol=1e-4, rtol=1e-4)
+        scheduler.parked.drop("one")
+    assert scheduler.shared == 512 + 512  # 700 and 150, 700 and 30 ids: all but the last chunk, and KEEP after it
+    assert closed(scheduler)
+
+
+def test_what_answers_left_is_not_shared_over_pages_that_lose(target: Target, texts: list[list[int]]) -> None:
+    """Pages of an answer saw an exact tail, which those of the same prompt would not."""
+    scheduler = scheduler_of(target, "q8")
+    [reply] = run(scheduler, Turn(texts[2], Sampling(300), "long"))
+    ids = [*texts[2], *reply, *texts[0]]
+    run(scheduler, Turn(ids, GREEDY, "long"))
+    assert scheduler.prefilled < len(ids)  # over what was parked
+    run(scheduler, Turn(ids, GREEDY))
+    assert not scheduler.shared and scheduler.prefixes is not None and len(scheduler.prefixes)
+    small = scheduler_of(target, "q8", chunk=32)  # packed every second chunk only
+    run(small, Turn(texts[0], GREEDY), Turn(texts[0], GREEDY))
+    assert not small.shared and closed(scheduler) and closed(small)
+
+
+def kv_of(scheduler: Scheduler, ids: list[int]) -> torch.Tensor:
+    """Return the KV that is parked of "one"."""
+    kv = scheduler.parked.take("one", [*ids, 1])
+    assert kv is not None
+    try:
+        return kv.kv()
+    finally:
+        kv.release()
 
 
 def test_shared_beginnings_make_room_for_turns_and_parked_kv(target: Target, texts: list[list[int]]) -> None:
