@@ -411,6 +411,8 @@ class Pack:
             if found and (not both or self.read(end - found.size, found.size) == copy):
                 return found
             second, _ = self._head(end - HEADER.size, True)
+            if found:  # each is whole, and they differ: nobody here writes such a pack
+                self.damaged_copies.append("second header")
             found = found or second
         except FormatError as exc:
             failures.append(exc)

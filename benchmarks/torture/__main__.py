@@ -460,6 +460,7 @@ def torment(
 ) -> dict[str, Any]:
     """Run once and return the figures, with the differences if any. The folder stays where there are some."""
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=keep))
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")  # what its processes saw of the archives
     began, wrong = time.monotonic(), ""
     options: dict[str, Any] = {"every": every, "fault": fault, "manifest": manifest, "convert": convert}
     torture = Torture(folder, seed, sealed=sealed, parity=parity, **options)

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -57,6 +57,7 @@ WORDS = ("freeze", "a", "session", "of", "the", "model", "and", "thaw", "it", "b
 KEY = Secret(b"the key of the torture run", 0)
 KEY_FILE = "night.key"
 AT_ONCE = 64  # versions decoded in one batch
+MOST_MESSAGES = 60  # of a chat that grows turn by turn; then it begins anew
 GETS = 30  # sessions that a check gets one by one
 
 
@@ -287,24 +288,55 @@ class Chats(Texts):
 
     kind = "put chats"
     prefix = "c"
+    answer_words = 6
 
     def _put(self, dice: Random, key: Key, session: KnownSession, mark: str) -> PlannedPut:
         turn = {"role": "user", "content": _text(dice, mark)}
-        answer = {"role": "assistant", "content": " ".join(dice.choices(WORDS, k=6))}
-        session.parts = [*session.parts[-4:], turn, answer]
+        answer = {"role": "assistant", "content": " ".join(dice.choices(WORDS, k=self.answer_words))}
+        session.parts = [*self._kept(session.parts), turn, answer]
         base = session.style[0]
         head = [{"role": "system", "content": prompt(base).decode()}] if base else []
         tags = {"mark": mark}
         parts = (*head, *session.parts)
         return PlannedPut(key, parts, 0, base, tags, digest_of("chat", _chat(parts).to_bytes(), tags))
 
+    def _kept(self, parts: Sequence[Any]) -> Sequence[Any]:
+        """Return the messages that the next version begins with."""
+        return parts[-4:]
+
     def work(self, world: World, voice: Voice) -> None:
         sessions = world.open("main")
         voice.begin()
         for commit in self.commits:
             items = [PutRequest(p.key[1], _chat(p.parts), p.key[0], p.tags, base=p.base or None) for p in commit]
-            for put, stored in zip(commit, sessions.put_many(items), strict=True):
+            # the archive first: it joins turns when it is asked for one more receipt
+            for stored, put in zip(sessions.put_many(items), commit, strict=True):
                 voice.ack(key=put.key, digest=put.digest, version=stored.id.hex())
+
+
+class GrowingChats(Chats):
+    """Put a chat turn after turn, each as a version, so that turns are joined, and the joined ones again."""
+
+    kind = "put turns"
+    prefix = "g"
+    answer_words = 70  # so that four turns have the tokens that are worth a join
+
+    def plan(self, draw: Draw) -> bool:
+        if (first := self._new(draw)) is None:
+            return False
+        puts, session = [first], draw.record.main[first.key]
+        for _ in range(draw.dice.randint(3, 7)):
+            mark = draw.record.mark()
+            session.marks.add(mark)
+            puts.append(self._put(draw.dice, first.key, session, mark))
+            draw.record.use(first.base)
+        session.last = puts[-1].digest
+        session.pending |= {put.digest for put in puts}
+        self.commits = [[put] for put in puts]
+        return True
+
+    def _kept(self, parts: Sequence[Any]) -> Sequence[Any]:
+        return parts if len(parts) < MOST_MESSAGES else ()
 
 
 class Twins(Texts):
@@ -1074,6 +1106,7 @@ def _chat(parts: tuple[Any, ...]) -> Content:
 OPERATIONS: dict[type[Operation], float] = {
     Texts: 9,
     Chats: 3,
+    GrowingChats: 3,
     Twins: 2,
     Forget: 3,
     Undelete: 3,

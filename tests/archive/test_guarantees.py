@@ -121,6 +121,7 @@ class KnownVersion:
         forgotten: None where a mark was asked for and its answer is not known.
         at: time at which it was forgotten, in seconds since 1970.
         may_go: a collector may have freed it.
+        late: a put was cut off that is taken for done: the older one of those of its number.
     """
 
     id: bytes
@@ -129,6 +130,7 @@ class KnownVersion:
     forgotten: bool | None = False
     at: int = 0
     may_go: bool = False
+    late: bool = False
 
 
 class GuardedMachine(NeighbourMachine):
@@ -146,6 +148,7 @@ class GuardedMachine(NeighbourMachine):
         self.known: dict[Key, list[KnownVersion]] = {}
         self.turns: dict[Key, list[list[int]]] = {}
         self.doubts: dict[Key, set[tuple[int, ...]]] = {}  # asked for and not acknowledged
+        self.orphans: dict[Key, set[tuple[int, ...]]] = {}  # those that no manifest named, unless it gets lost
         self.hurt: dict[str, bytes] = {}  # damaged files, with their bytes before
         self.mendable = True  # repair must bring back everything
         self._bound = mock.patch("pltz.archive.catalog.chain.BATCH_TOKENS", BATCH_TOKENS)
@@ -252,6 +255,9 @@ class GuardedMachine(NeighbourMachine):
         for key in {*self.known, *self.doubts}:
             known = {v.id: v for v in self.known.get(key, [])}
             doubts = self.doubts.pop(key, set())
+            orphans = self.orphans.setdefault(key, set())
+            if self.manifest:
+                orphans |= doubts
             for found in archive.history(key[1], key[0]):
                 if found.id in known:
                     if known[found.id].forgotten is None:
@@ -259,12 +265,14 @@ class GuardedMachine(NeighbourMachine):
                     continue
                 with suppress(PltzError):
                     tokens = tuple(archive.tower(found).tokens.tolist())
-                    assert tokens in doubts, f"nobody put version {found.version} of {key}"
-                    known[found.id] = KnownVersion(found.id, found.version, tokens, found.forgotten, self.disk.clock)
+                    late = tokens not in doubts
+                    assert not late or tokens in orphans, f"nobody put version {found.version} of {key}"
+                    fresh = KnownVersion(found.id, found.version, tokens, found.forgotten, self.disk.clock, late=late)
+                    known[found.id] = fresh
                     continue
                 archive.forget([found])  # it was not acknowledged, and what it relied on is gone
                 known[found.id] = KnownVersion(found.id, found.version, (), True, self.disk.clock, True)
-            self.known[key] = sorted(known.values(), key=lambda v: v.number)
+            self.known[key] = sorted(known.values(), key=lambda v: (v.number, not v.late))
 
     @property
     def harmless(self) -> bool:
@@ -280,7 +288,8 @@ class GuardedMachine(NeighbourMachine):
     def put_session(self, handle: int, key: Key, turns: list[list[int]], event: Event) -> None:
         self.disk.clock += 1  # two puts over hidden versions in one second have one number
         session = self.session(*key, turns)
-        receipts = self.act(event, lambda: self.handles[handle].put([session]))
+        archive = self.handles[handle]
+        receipts = self.act(event, partial(archive.put_and_join if handle else archive.put, [session]))
         if receipts:
             self.learn(session, receipts[0])
             self.turns[key] = turns
@@ -296,6 +305,14 @@ class GuardedMachine(NeighbourMachine):
     def grow(self, handle: int, turn: list[int], event: Event, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.turns)))
         self.put_session(handle, key, [*self.turns[key], turn], event)
+
+    @precondition(lambda self: self.turns)
+    @rule(turns=st.lists(TURN, min_size=4, max_size=7), event=EVENT, data=st.data())
+    def grow_long(self, turns: list[list[int]], event: Event, data: st.DataObject) -> None:
+        """Put turn after turn, so that turns are joined, and the joined ones again."""
+        key = data.draw(st.sampled_from(sorted(self.turns)))
+        for number, turn in enumerate(turns):
+            self.put_session(1, key, [*self.turns.get(key, []), turn], event if number == len(turns) - 1 else None)
 
     @precondition(lambda self: self.turns)
     @rule(handle=HANDLE, turn=TURN, data=st.data())
@@ -446,7 +463,6 @@ class GuardedMachine(NeighbourMachine):
     def damage(self, kind: str, twice: bool, data: st.DataObject) -> None:
         """Damage a file. Twice: a pack and its parity, where an index names the pack, or both copies of keys."""
         self.settle()
-        self.disk.clock += 1  # a manifest made anew in the second of one that was seen is taken for an older one
         files = {p: d for p, d in self.disk.seen.files().items() if d and self.is_victim(p)}
         folder = data.draw(st.sampled_from(sorted({p.partition("/")[0] for p in files})))
         path = data.draw(st.sampled_from(sorted(p for p in files if p.partition("/")[0] == folder)))
@@ -491,11 +507,15 @@ class GuardedMachine(NeighbourMachine):
     @precondition(lambda self: self.hurt)
     @rule()
     def put_back(self) -> None:
-        """Bring the damaged files back as they were."""
+        """Bring the damaged files back as they were, and repair where that is a manifest in place of a newer one."""
+        made = {path for path in self.disk.seen.names if path.startswith("manifest/")} - self.hurt.keys()
+        older = any(path.startswith("manifest/") and path > max(made, default=path) for path in self.hurt)
         for path, data in self.hurt.items():
             pack = path.removeprefix("parity/")
             if len(pack) != 32 or f"packs/{pack}" in {*self.disk.seen.names, *self.hurt}:  # no parity of a deleted pack
                 self.overwrite(path, data)
+        if older:
+            Repairer(self.store()).run()
         self.hurt, self.mendable = {}, True
         self.handles = [self.open() for _ in range(HANDLES)]
 
@@ -557,6 +577,8 @@ class GuardedMachine(NeighbourMachine):
         What cannot be read is named as damaged and never called absent.
         """
         newest: set[tuple[int, ...]] = set(self.doubts.get(key, ()))
+        if any(path.startswith("manifest/") for path in self.hurt):
+            newest |= self.orphans.get(key, set())
         for version in reversed(versions):
             newest |= {version.tokens} if not version.forgotten else set()
             if version.forgotten is False:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from pltz.archive.format.block import Block
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import segment_of
-from pltz.archive.format.pack import Builder, Damage, Pack
+from pltz.archive.format.pack import FOOTER, HEADER, Builder, Damage, Pack
 from pltz.archive.format.record import Mark, Record
 from pltz.plt_codec.errors import CorruptError, FormatError
 from pltz.plt_codec.identity import NONE, digest
@@ -100,6 +102,23 @@ def test_either_header_is_enough(half: str) -> None:
     assert pack.damaged_copies
     with pytest.raises(CorruptError, match="header"):
         pack.verify()
+
+
+def test_headers_that_differ_are_damage_though_each_is_whole() -> None:
+    """The first one is used. A pack that is made so has a digest, so only a comparison tells."""
+    data = bytearray(pack_of(3))
+    at = len(data) - FOOTER.size - HEADER.size
+    header = [*HEADER.unpack(data[at : at + HEADER.size])]
+    table = Pack.of(bytes(data)).begin - HEADER.size
+    header[5] += 1  # time
+    fresh = HEADER.pack(*header)[:-4]
+    data[at : at + HEADER.size] = fresh + zlib.crc32(data[at - table : at], zlib.crc32(fresh)).to_bytes(4, "little")
+    pack = Pack.of(bytes(data))
+    assert pack.head.time == header[5] - 1 and pack.damaged_copies == ["second header"]
+    with pytest.raises(CorruptError, match="second header"):
+        pack.verify()
+    data[10] ^= 1
+    assert Pack.of(bytes(data)).head.time == header[5]
 
 
 def test_one_sound_header_is_enough_for_a_reader_of_records() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -81,6 +82,35 @@ def test_a_directory_brought_back_from_a_backup_is_known_to_other_processes(
     with pytest.raises(NotFound):
         fresh.get("c")
     assert fresh.verify(decode=True).sound
+
+
+@pytest.mark.parametrize("work", ["get", "put"])
+def test_a_swap_before_the_look_at_what_was_seen_is_no_roll_back(
+    tmp_path: Path, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    """Others put while this one has loaded the manifest and has not yet read what the machine saw."""
+    place, left = tmp_path / "cold", list[str]()
+    TowerArchive.create(open_store(place), [codec], manifest=True)
+    writer, slow = (TowerArchive.open(open_store(place), [codec]) for _ in range(2))
+    highest = slow.store.seen.highest
+
+    def delayed() -> Mapping[bytes, int]:
+        if left:
+            writer.put([session(left.pop())])
+        return highest()
+
+    monkeypatch.setattr(slow.store.seen, "highest", delayed)
+    writer.put([session("a")])
+    left += "bcd"
+    if work == "get":
+        with pytest.raises(NotFound):
+            slow.get("none")
+    else:
+        slow.put([session("e")])
+    assert not left and not slow.catalog.listing.is_rolled_back
+    last = TowerArchive.open(open_store(place), [codec])
+    assert [v.name for v in last.ls()] == [*"abcde"][: 4 + (work == "put")] and last.verify().sound
+    assert last.catalog.listing.following
 
 
 def test_who_puts_at_the_same_time_takes_none_of_the_others_for_a_backup(tmp_path: Path, codec: SegmentCodec) -> None:
