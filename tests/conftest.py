@@ -22,6 +22,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.plt_codec.engines.native import coder as native
+from tests.examples import EXPLORE, SHARE
 
 # Test processes run beside each other, and so do those they start: threads of torch would wait for each other's cores.
 # The tests of thread counts set their own.
@@ -39,9 +40,9 @@ if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # A shared machine stalls for longer than a deadline. The tests walk the same ways each time, so that a red run is of
-# the change that it runs on: `pytest --hypothesis-profile=explore` walks new ones.
-settings.register_profile("explore", deadline=None, print_blob=True)
-settings.register_profile("pltz", deadline=None, derandomize=True)
+# the change that it runs on, and fewer: `pytest --hypothesis-profile=explore` walks new ones, as many as tests name.
+settings.register_profile(EXPLORE, deadline=None, print_blob=True)
+settings.register_profile("pltz", deadline=None, derandomize=True, max_examples=100 // SHARE)
 settings.load_profile("pltz")
 
 LONG = ("test_wheel.py", "test_documents.py", "test_sanitize.py")  # each has a step that keeps a process for long

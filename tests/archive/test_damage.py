@@ -29,6 +29,7 @@ from pltz.plt_codec.errors import FormatError, PltzError, VersionError
 from pltz.plt_codec.identity import NONE, digest
 from tests.archive.sealed import without_reserve
 from tests.archive.towers import TowerArchive
+from tests.examples import examples
 
 PROMPT = np.arange(30)
 
@@ -136,7 +137,7 @@ def pack_of(count: int, salt: bytes = b"s" * 16) -> bytes:
     return builder.finish()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200))
 @example(b"")
 def test_parsers_take_anything(data: bytes) -> None:

@@ -35,6 +35,7 @@ from pltz.coding.codecs.codec import BytesCodec, SegmentCodec
 from pltz.coding.codecs.modes import COPIES, TOWER
 from tests.archive.conftest import ZlibCodec
 from tests.archive.towers import TowerArchive
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from tests.archive.conftest import S3Server
@@ -202,7 +203,7 @@ class ArchiveMachine(RuleBasedStateMachine):
 
 
 TestArchive = ArchiveMachine.TestCase
-TestArchive.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestArchive.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 
 
 class NeighbourMachine(ArchiveMachine):
@@ -226,7 +227,7 @@ class NeighbourMachine(ArchiveMachine):
 
 
 TestNeighbours = NeighbourMachine.TestCase
-TestNeighbours.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestNeighbours.settings = settings(max_examples=examples(20), stateful_step_count=25, deadline=None)
 
 
 class JoiningMachine(ArchiveMachine):
@@ -255,7 +256,7 @@ class JoiningMachine(ArchiveMachine):
 
 
 TestJoining = JoiningMachine.TestCase
-TestJoining.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestJoining.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 
 
 def test_a_segment_put_again_is_no_neighbour_of_itself() -> None:
@@ -369,7 +370,7 @@ def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(RangedFile, "_ask", counted)
     monkeypatch.setattr("pltz.archive.catalog.index_keeper.INDEX_PACKS", 2)
     monkeypatch.setattr("pltz.archive.storage.s3.RANGED", 0)
-    monkeypatch.setattr("pltz.archive.storage.s3.FRONT", 200)
+    monkeypatch.setattr("pltz.archive.storage.s3.FRONT", 100)
     for name, value in {"PIECE": 64, "MOST_AHEAD": 256, "MOST_ASKED": 3}.items():
         monkeypatch.setattr(ranged, name, value)
     yield
@@ -377,13 +378,13 @@ def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_over_a_bucket_by_ranges_of_indexes(s3: S3Server, tmp_path: Path, ranges: None) -> None:
-    few = settings(max_examples=4, stateful_step_count=20, deadline=None)
+    few = settings(max_examples=examples(6), stateful_step_count=20, deadline=None)
     run_state_machine_as_test(lambda: RangedBucketMachine(s3, tmp_path), settings=few)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("machine", [BucketMachine, NamedBucketMachine], ids=["listed", "manifest"])
 def test_over_a_bucket(s3: S3Server, tmp_path: Path, machine: type[BucketMachine]) -> None:
-    few = settings(max_examples=5, stateful_step_count=12, deadline=None)
+    few = settings(max_examples=examples(6), stateful_step_count=12, deadline=None)
     run_state_machine_as_test(lambda: machine(s3, tmp_path), settings=few)  # type: ignore[arg-type]
 
 
@@ -394,7 +395,7 @@ class NamedMachine(ArchiveMachine):
 
 
 TestNamed = NamedMachine.TestCase
-TestNamed.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestNamed.settings = settings(max_examples=examples(20), stateful_step_count=25, deadline=None)
 
 
 class Twice:
@@ -440,4 +441,4 @@ class ConvertingMachine(ArchiveMachine):
 
 
 TestConverting = ConvertingMachine.TestCase
-TestConverting.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestConverting.settings = settings(max_examples=examples(30), stateful_step_count=25, deadline=None)

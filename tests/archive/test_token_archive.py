@@ -26,11 +26,12 @@ from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.weights import random_weights
 from tests.archive.test_durable import killed_before_sync
 from tests.archive.towers import SessionArchive, TowerArchive
+from tests.examples import examples
 from tests.models.target_tokenizers import PAGE, target
 
 SYSTEM = np.random.default_rng(1).integers(20, 1000, 80)
 slow_fixture = settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -19,6 +19,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import BundleMismatch, PltzError
 from pltz.plt_codec.weights import random_weights
+from tests.examples import examples
 
 
 @pytest.fixture(scope="session")
@@ -84,7 +85,7 @@ def test_the_same_bits_in_any_company(codec: Codec) -> None:
     assert frames[1] == frames[7] == frames[64]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
 def test_any_bytes(codec: Codec, data: bytes) -> None:
     assert codec.decompress(codec.compress([Session("text", data)])) == [Session("text", data)]
@@ -134,7 +135,7 @@ def test_single_byte_changes(codec: Codec) -> None:
         assert found is None or found == sessions
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_wild_damage(codec: Codec, data: st.DataObject) -> None:
     """Cuts, insertions and copies of parts."""

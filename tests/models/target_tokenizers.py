@@ -26,6 +26,7 @@ from tokenizers import (
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.patch import Vocabulary
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
+from tests.examples import examples
 
 PAGE = """A tower of segments is kept in an archive. The archive thaws what the session needs, and nothing else.
 You are a helpful assistant. Answer in a few short sentences, and say so when you do not know the answer.
@@ -211,7 +212,7 @@ KINDS = pytest.mark.parametrize("kind", MAKERS)
 EXACT = pytest.mark.parametrize(
     "kind", ["byte-level", "llama3", "llama2", "mistral"]
 )  # these keep every text
-quick = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+quick = settings(deadline=None, max_examples=examples(60), suppress_health_check=list(HealthCheck))
 
 
 def encode(kind: str, text: str) -> list[int]:

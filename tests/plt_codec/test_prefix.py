@@ -20,6 +20,7 @@ from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import CLASS, random_weights
+from tests.examples import examples
 from tests.plt_codec.engines.reference import Oracle
 
 Ids = npt.NDArray[np.int64]
@@ -185,7 +186,7 @@ def test_progress_counts_what_is_coded() -> None:
         assert sum(seen) == 140
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 140), st.integers(0, 40), st.integers(0, 2)), max_size=6),
     st.sampled_from([(None, None), (2, 9), (16, 4), (5, 13)]),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.range_coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits
+from tests.examples import examples
 
 TOTAL = 1 << 24
 
@@ -34,7 +35,7 @@ def integer_coder(symbols: npt.NDArray[np.int32], f: npt.NDArray[np.int64]) -> t
     return lower, width, words
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.integers(0, 2**31),
     st.integers(0, 60),

@@ -19,6 +19,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import FormatError, PltzError
 from tests.archive.towers import TowerArchive, copy
+from tests.examples import examples
 
 NAMES = ("a", "b", "c")
 
@@ -409,7 +410,7 @@ def test_entries_come_back(entry: LedgerEntry) -> None:
     assert LedgerEntry.decode(entry.encode()) == entry
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(entries(), st.data())
 def test_anything_else_is_refused(entry: LedgerEntry, data: st.DataObject) -> None:
     whole = entry.encode()

@@ -32,6 +32,7 @@ from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, Version
 from tests.archive import towers
 from tests.archive.sealed import RAW, chat, reopen, tokens
 from tests.archive.towers import TowerArchive
+from tests.examples import examples
 
 units = st.integers(0, 2**64 - 1)
 
@@ -268,7 +269,7 @@ def test_two_who_make_an_archive_at_once_do_not_share_it(disk: SimDisk, codec: S
 # Parsers and limits
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200))
 def test_the_parsers_take_anything(data: bytes) -> None:
     from pltz.archive.encryption.key_files import PERSON
@@ -288,7 +289,7 @@ def test_the_parsers_take_anything(data: bytes) -> None:
 
 
 @given(st.text(max_size=20), st.integers(1, 3), st.lists(units, max_size=2), st.integers(0, 2**32 - 1))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_keys_come_back(name: str, count: int, holes: list[int], generation: int) -> None:
     roots = {bytes([n]) * 8: Tree.root(bytes([n]) * KEY) for n in range(count)}
     for hole in holes:

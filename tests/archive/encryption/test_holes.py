@@ -11,6 +11,7 @@ from pltz.archive.encryption.box import DEEPEST, KEY, Tree
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.holes import without
 from pltz.archive.encryption.key_files import root_id
+from tests.examples import examples
 
 # units that share long beginnings, and others
 units = st.one_of(
@@ -25,7 +26,7 @@ def keys_of(roots: int) -> DomainKeys:
 
 
 @given(st.sets(units, max_size=30), st.sets(units, max_size=5), st.lists(units, max_size=2))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_tree_without_units_keeps_every_other_live_key(live: set[int], going: set[int], holes: list[int]) -> None:
     whole = Tree.root(b"k" * KEY)
     for hole in holes:  # as keys are punctured where a pack was given up
@@ -39,7 +40,7 @@ def test_a_tree_without_units_keeps_every_other_live_key(live: set[int], going: 
 
 
 @given(st.lists(st.sets(units, max_size=20), min_size=1, max_size=4), st.sets(units, max_size=4), st.integers(0, 30))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_what_is_destroyed_under_all_roots_is_gone_and_the_rest_is_there_or_moves(
     records: list[set[int]], going: set[int], most: int
 ) -> None:

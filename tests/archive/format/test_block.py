@@ -21,6 +21,7 @@ from pltz.plt_codec.container.block import pieces_of
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.varint import read_varint, write_varint
+from tests.examples import examples
 from tests.plt_codec.container import column_bytes
 
 SALT, BEGIN, TIME = b"s" * 16, 500, 1000
@@ -116,7 +117,7 @@ def encoded(rows: Sequence[Record]) -> bytes:
     return b"".join(encode(rows, NUMBERS, BEGIN, FIELDS))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.one_of(st.lists(records(), min_size=1, max_size=20), st.lists(records(), min_size=1, max_size=1)))
 def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> None:
     data = encoded(rows)
@@ -160,7 +161,7 @@ def test_python_reads_columns_where_nothing_is_compiled(monkeypatch: pytest.Monk
     assert found.records(data[found.size :]) == rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(records(), min_size=1, max_size=6), st.data())
 def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(
     rows: list[Record], data: st.DataObject
@@ -182,7 +183,7 @@ def test_a_damaged_head_with_a_right_check_gives_records_or_is_refused(
         assert r.context < 2 and len(r.tags) <= 16384 and len((r.name or "").encode()) <= 1024
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=200))
 @example(b"")
 def test_a_block_of_any_bytes_with_a_right_check(rest: bytes) -> None:

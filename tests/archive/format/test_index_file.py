@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pltz.archive.format import index_file
 from pltz.archive.format.index_file import Entries, FileIndex, Location, Lookup, MemoryIndex, build, key_of
 from pltz.plt_codec.errors import CorruptError, VersionError
+from tests.examples import examples
 
 PACKS = [bytes([n]) * 16 for n in range(3)]
 SIZE = 1 << 20  # bytes of each
@@ -56,7 +57,7 @@ def check(index: Lookup, entries: list[Row]) -> None:
         assert index.holds(section) == bool(mine)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(rows, max_size=120))
 def test_both_kinds_find_what_a_dictionary_does(entries: list[Row]) -> None:
     memory = filled(entries)

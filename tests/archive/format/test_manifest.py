@@ -14,6 +14,7 @@ from pltz.archive.format.manifest import PERSON, Manifest, NamedPack
 from pltz.archive.format.settings import Settings
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
+from tests.examples import examples
 
 ID = st.binary(min_size=SIZE, max_size=SIZE)
 
@@ -62,7 +63,7 @@ def rows(manifest: Manifest) -> dict[bytes, tuple[int, list[list[int]]]]:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(manifests())
 def test_a_manifest_comes_back(manifest: Manifest) -> None:
     found = Manifest.decode(manifest.encode())

@@ -15,6 +15,7 @@ from pltz.archive.format.pack import FOOTER, HEADER, Builder, Damage, Pack
 from pltz.archive.format.record import Mark, Record
 from pltz.plt_codec.errors import CorruptError, FormatError
 from pltz.plt_codec.identity import NONE, digest
+from tests.examples import examples
 
 
 def pack_of(sessions: int, salt: bytes = b"s" * 16, *, marked: bool = False) -> bytes:
@@ -145,7 +146,7 @@ def test_a_bitstring_that_looks_like_a_record_is_none() -> None:
     assert all(isinstance(item, Damage) for item in Pack.of(bytes(data)).scan())
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_a_pack_with_bytes_changed_gives_its_own_records_or_none(data: st.DataObject) -> None:
     original = pack_of(4)

@@ -13,6 +13,7 @@ from pltz.archive.format import parity as module
 from pltz.archive.format.parity import END, FLOOR, GROUP, HEAD, TAIL, GroupLayout, Parity, Range, product
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import digest
+from tests.examples import examples
 
 NAME = b"n" * 16
 
@@ -63,7 +64,7 @@ def test_the_share_is_what_was_asked_for() -> None:
         assert shape.k + shape.m <= 256 and shape.k * shape.row >= size
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 9000), st.integers(1, 1000), st.integers(0, 2**32), st.data())
 def test_any_blocks_up_to_m_a_column(size: int, share: int, seed: int, data: st.DataObject) -> None:
     pack = noise(size, seed)
@@ -142,14 +143,14 @@ def test_every_flipped_bit_of_a_parity_file_is_noticed_and_does_no_harm() -> Non
         assert parity.restore([hurt]) == (pack, 0)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=300))
 def test_the_parser_takes_anything(data: bytes) -> None:
     with pytest.raises(FormatError):
         Parity.decode(data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=120), st.integers(0, 5), st.integers(0, 2**64 - 1))
 def test_the_parser_takes_any_head_with_a_right_digest(body: bytes, count: int, size: int) -> None:
     total = HEAD.size + len(body) + 16

@@ -33,6 +33,7 @@ from pltz.plt_codec.identity import digest
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import without_reserve
 from tests.archive.towers import TowerArchive, open_keys
+from tests.examples import examples
 
 PROMPT = np.arange(30)
 KEY = Secret(b"sixteen bytes or more", 0)
@@ -396,7 +397,7 @@ def test_parity_that_stands_for_other_bytes_is_never_believed(small: DiskState) 
     assert repaired(disk).whole and same_files(disk, small)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_any_damage_is_repaired_or_named(data: st.DataObject) -> None:
     state = build(None)

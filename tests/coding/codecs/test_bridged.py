@@ -21,13 +21,14 @@ from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, Us
 from pltz.plt_codec.varint import write_varint
 from pltz.plt_codec.weights import random_weights
 from tests.archive.towers import TowerArchive
+from tests.examples import examples
 from tests.models.target_tokenizers import PAGE, target
 
 KINDS = ["byte-level", "llama3", "mistral", "wordpiece"]
 NOTHING = np.zeros(0, np.int64)
 quick = settings(
     deadline=None,
-    max_examples=25,
+    max_examples=examples(25),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

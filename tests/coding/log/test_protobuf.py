@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from pltz.coding.log import opaque
 from pltz.coding.log.protobuf import read_message, write_message
+from tests.examples import examples
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.binary(max_size=9), st.sampled_from([b"", b"\x08\x01", b"\x0a\x12\x08\x05\x2a\x0e", b"\x12\x03abc\x12\x01a"]))
 def test_any_bytes_come_back_or_are_no_message(data: bytes, head: bytes) -> None:
     message = read_message(head + data)

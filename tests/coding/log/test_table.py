@@ -13,6 +13,7 @@ from pltz.coding.log import table
 from pltz.coding.log.spelling import DOCUMENTS, LINES, SPELLINGS, spell
 from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
 from tests.coding.log import logs
+from tests.examples import examples
 
 WORDS = st.sampled_from(
     ["", "user", "x" * 80, "first\nsecond\nthird line of text", "naïve 中", "</a>&", "\u2028"]
@@ -49,14 +50,14 @@ def back(data: bytes, above: bytes = b"") -> bytes:
     return table.join(found.columns, found.opaque, found.pieces, len(data), above)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(OBJECTS, max_size=6), st.sampled_from(LINES), st.booleans())
 def test_lines_of_json_in_every_spelling_come_back(values: list[object], style: int, ended: bool) -> None:
     data = "\n".join(spell(value, style) for value in values).encode("utf-8", "surrogatepass") + b"\n" * ended
     assert back(data) == data
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     OBJECTS | st.lists(OBJECTS, max_size=3),
     st.sampled_from(DOCUMENTS),
@@ -67,13 +68,13 @@ def test_documents_in_every_spelling_come_back(value: object, style: int, end: s
     assert back(data) == data
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]":,\\ \nau0e.', max_size=60).map(str.encode))
 def test_any_bytes_come_back(data: bytes) -> None:
     assert back(data) == data
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(OBJECTS, min_size=1, max_size=6), st.data())
 def test_a_part_comes_back_after_the_log_above_it_wherever_it_is_cut(
     values: list[object], draw: st.DataObject
@@ -166,7 +167,7 @@ def test_flipped_bits_and_truncations_are_refused_or_bounded() -> None:
         refused_or_bounded(found.columns, found.opaque, pieces, count)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.binary(max_size=200),
     st.binary(max_size=40),

@@ -14,6 +14,7 @@ from pltz.kv.calibrate.fitting import laplace
 from pltz.kv.engines import streams
 from pltz.kv.engines.streams import Streams, Tables, decode, encode
 from pltz.plt_codec.errors import CorruptError
+from tests.examples import examples
 
 FREQ, MEAN = laplace()
 
@@ -53,7 +54,7 @@ def test_every_coder_reads_and_writes_the_same(
 
 
 @given(st.integers(0, 80), st.integers(1, 3), st.integers(1, 70), st.integers(-64, 32), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_integers_come_back(tokens: int, layers: int, width: int, point: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     tables = Tables(FREQ, MEAN, rng.integers(-(1 << 15), 1 << 15, (layers, width)).astype(np.int16))

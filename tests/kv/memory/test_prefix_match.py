@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pltz.kv.memory.prefix_match import PrefixMatch, common, cut, ends_of, spelled
 from pltz.models.target.target import Target
+from tests.examples import examples
 
 TEXT = "Naïve 🤖 robots say: don't!\n\tЖизнь 日本語 — <|x|> 12345 end"
 
@@ -49,7 +50,7 @@ def test_ends_say_which_characters_ids_are(target: Target) -> None:
     assert ends_of(target, ids, "another text").tolist() == [-1] * len(ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_kept_ids_and_the_rest_are_the_prompt(target: Target, data: st.DataObject) -> None:
     """For any spelling of the remembered text: of pieces that are spelled one by one."""

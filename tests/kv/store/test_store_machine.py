@@ -18,6 +18,7 @@ from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import NONE
+from tests.examples import examples
 from tests.kv.store.peek import nodes
 
 SPACE = b"space..........."
@@ -189,6 +190,6 @@ class ManyChunks(Machine):
 
 
 TestHotStore = Machine.TestCase
-TestHotStore.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHotStore.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestHotStoreOfManyChunks = ManyChunks.TestCase
-TestHotStoreOfManyChunks.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestHotStoreOfManyChunks.settings = settings(max_examples=examples(20), stateful_step_count=40, deadline=None)

@@ -19,6 +19,7 @@ from pltz.models.session.transcript import (
     to_tokens_many,
 )
 from pltz.plt_codec.errors import ContentError, CorruptError, OpaqueContentError, TokenizerMismatch
+from tests.examples import examples
 
 strings = st.text(st.characters(exclude_categories=()), max_size=12)
 prose = st.builds("{} and \n{} more words".format, strings, strings)  # a text that a frame lifts out
@@ -64,7 +65,7 @@ def _text_only(value: Any) -> bool:
     return True
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(value=chats.filter(_text_only))
 def test_every_chat_comes_back(tiny_tokenizer: BundleTokenizer, value: Any) -> None:
     session = Session("chat", value)
@@ -409,7 +410,7 @@ fragments = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(segments=st.lists(st.tuples(st.sampled_from(SPECIALS), fragments | st.binary(max_size=4)), max_size=4))
 def test_any_segments_are_a_session_or_corrupt(
     tiny_tokenizer: BundleTokenizer, segments: list[tuple[str, bytes]]

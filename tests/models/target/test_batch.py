@@ -15,6 +15,7 @@ from pltz.archive.thaw.thawed import KV_NOISE, kv_difference
 from pltz.models.target.target import Target
 from pltz.models.target.tokenizer_files import write_tokenizer
 from pltz.plt_codec.errors import ContentError
+from tests.examples import examples
 
 VOCAB = 1024
 
@@ -67,7 +68,7 @@ def check(target: Target, lengths: list[tuple[int, int]]) -> None:
         )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), min_size=1, max_size=6))
 def test_rows_of_any_lengths(target: Target, lengths: list[tuple[int, int]]) -> None:
     check(target, lengths)

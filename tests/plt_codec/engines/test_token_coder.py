@@ -18,6 +18,7 @@ from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.types import FrameItem
 from pltz.plt_codec.weights import random_weights
+from tests.examples import examples
 from tests.plt_codec.engines.reference import Oracle
 
 Ints = npt.NDArray[np.int64]
@@ -49,7 +50,7 @@ def test_round_trip_in_every_layout(coder: TokenCoder, lanes: int | None, steps:
     round_trip(coder, sequences(0, 1, 2, 40, 64, 65, 150), lanes, steps)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 140), max_size=5), st.integers(1, 20), st.integers(1, 40))
 def test_any_lengths_and_layouts(coder: TokenCoder, lengths: list[int], lanes: int, steps: int) -> None:
     round_trip(coder, sequences(*lengths), lanes, steps)

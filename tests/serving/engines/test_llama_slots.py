@@ -23,6 +23,7 @@ from pltz.plt_codec.errors import (
     VersionError,
 )
 from pltz.serving.engines.llama_slots import HEAD, read_slot_ids
+from tests.examples import examples
 
 RECORDED = Path(__file__).parent / "recorded"
 HELLO = [
@@ -103,7 +104,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
             read_slot_ids(path)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     edits=st.lists(st.tuples(st.integers(0, 95), st.integers(0, 255)), min_size=1, max_size=4),
     end=st.integers(0, 96),

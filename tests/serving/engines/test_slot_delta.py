@@ -28,6 +28,7 @@ from pltz.plt_codec.errors import (
 from pltz.serving.engines.llama_server import LlamaServer
 from pltz.serving.engines.slot_delta import FIELDS, delta, splice
 from pltz.serving.engines.slot_layout import SlotLayout
+from tests.examples import examples
 from tests.serving.engines.llama_process import running
 from tests.serving.engines.served_models import write_gguf
 
@@ -129,7 +130,7 @@ def test_files_of_other_models_and_other_bases_are_refused() -> None:
         splice(base, slot)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.data())
 def test_a_damaged_delta_is_refused(data: st.DataObject) -> None:
     base = BASE

@@ -25,6 +25,7 @@ from pltz.serving.engines.cache_rows import CacheRows
 from pltz.serving.engines.pages import PageNames, space_of
 from pltz.serving.engines.vllm_settings import VllmSettings
 from pltz.serving.engines.vllm_warm import WarmPlace, WarmPlan, WarmScheduler, WarmWorker, arrangement_of
+from tests.examples import examples
 from tests.serving.engines import fake_vllm
 from tests.serving.engines.live_vllm import needs_vllm, run_in_vllm
 
@@ -456,7 +457,7 @@ def test_a_page_is_offered_once_all_workers_have_it(tmp_path: Path) -> None:
         assert scheduler.matched(request(IDS, f"again {n}"), 0) == (12 if n else 0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(ids=st.lists(st.integers(0, (1 << 31) - 1), min_size=0, max_size=30), page=st.integers(1, 9), data=st.data())
 def test_names_are_equal_where_all_tokens_before_are(ids: list[int], page: int, data: st.DataObject) -> None:
     count = len(ids) // page

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.serving.eviction.journal.entry import MAX_BODY, JournalEntry
 from pltz.serving.eviction.journal.segment import ALIGN, FRAME, HEAD_SIZE, MARK, EntryFrame, Gap, Name, scan
+from tests.examples import examples
 
 NAME = Name(bytes(range(16)), 3)
-quick = settings(deadline=None, max_examples=200)
+quick = settings(deadline=None, max_examples=examples(200))
 bodies = st.lists(st.binary(max_size=60), max_size=6)
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 
