@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,19 +55,28 @@ def faults(head: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_a_module_begins_with_a_sentence_and_keeps_its_lines(path: Path) -> None:
-    text = (ROOT / path).read_text("utf8")
-    head = ast.get_docstring(ast.parse(text), clean=False)  # cleaned, a head of one table is not indented
-    assert head is not None or not text.strip(), "it has no head"
-    assert not faults(head or "A file without content.")
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return what the parser makes of a module."""
+    return ast.parse((ROOT / path).read_text("utf8"))
+
+
+def test_a_module_begins_with_a_sentence_and_keeps_its_lines() -> None:
+    found = []
+    for path in FILES:
+        head = ast.get_docstring(tree_of(path), clean=False)  # cleaned, a head of one table is not indented
+        if head is None:
+            found += [f"{path}: has no head"] * bool(tree_of(path).body)
+        else:
+            found += [f"{path}: {fault}" for fault in faults(head)]
+    assert not found
 
 
 def test_no_docstring_begins_with_a_question() -> None:
     """A function's begins with a verb, a class's with a noun."""
     found = []
     for path in FILES:
-        for node in ast.walk(ast.parse((ROOT / path).read_text("utf8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and QUESTION.match(ast.get_docstring(node) or ""):
                 found.append(f"{path}:{node.lineno} {node.name}")
     assert not found
@@ -102,8 +112,7 @@ def is_overload(node: Function) -> bool:
 
 
 def test_a_public_function_has_a_docstring_and_a_method_has_one_where_it_is_first_defined() -> None:
-    trees = {path: ast.parse((ROOT / path).read_text("utf8")) for path in FILES}
-    found = [(path, *each) for path, tree in trees.items() for each in public_functions(tree)]
+    found = [(path, *each) for path in FILES for each in public_functions(tree_of(path))]
     # A method that implements a protocol's or a base class's is documented there, under the same name.
     documented = {node.name for _, node, method in found if method and ast.get_docstring(node)}
     bare = [

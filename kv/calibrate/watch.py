@@ -163,7 +163,7 @@ def _tell_kernels() -> None:
     """Let the kernels of transformers that show no weights tell the watch of their thread. Others are left alone."""
     from transformers import AttentionInterface
 
-    for name, kernel in list(AttentionInterface().items()):  # type: ignore[no-untyped-call]
+    for name, kernel in list(AttentionInterface().items()):
         if name != "sdpa" and not name.startswith("paged|") and not hasattr(kernel, "tells"):
             AttentionInterface.register(name, _telling(kernel))
 

@@ -76,23 +76,23 @@ def check(place: str, acknowledged: list[str]) -> None:
 
 def test_writers_and_a_collector_side_by_side(place: str) -> None:
     TowerArchive.create(place, [BytesCodec()])
-    writers = [start(place, f"w{i}", 20) for i in range(3)]
+    writers = [start(place, f"w{i}", 10) for i in range(3)]
     results = [w.communicate(timeout=60) for w in writers]
     assert [w.returncode for w in writers] == [0, 0, 0], results
     lines = [line for out, _ in results for line in out.splitlines()]
-    assert len(lines) == 60
+    assert len(lines) == 30
     check(place, lines)
     archive = TowerArchive.open(place, [BytesCodec()])
     archive.collect()
     archive.collect()
     check(place, lines)
-    assert len(list(archive.ls())) == 30
+    assert len(list(archive.ls())) == 15
 
 
 def test_killed_writers_leave_what_they_acknowledged(place: str) -> None:
     TowerArchive.create(place, [BytesCodec()])
     lines: list[str] = []
-    for turn in range(6):
+    for turn in range(4):
         writer = start(place, f"w{turn}", 10_000)
         assert writer.stdout
         lines.append(writer.stdout.readline().strip())

@@ -42,7 +42,8 @@ def save_model(tiny_tokenizer_json: Callable[..., bytes]) -> SaveModel:
 @pytest.fixture(scope="session")
 def llama_config() -> dict[str, Any]:
     """Return the shape of the small llama, as config.json has it."""
-    return transformers.LlamaConfig(
+    config: Any = transformers.LlamaConfig
+    found: dict[str, Any] = config(
         vocab_size=VOCAB,
         hidden_size=32,
         intermediate_size=64,
@@ -53,6 +54,7 @@ def llama_config() -> dict[str, Any]:
         bos_token_id=None,
         eos_token_id=2,
     ).to_dict()
+    return found
 
 
 @pytest.fixture(scope="session")

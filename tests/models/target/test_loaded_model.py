@@ -55,7 +55,7 @@ def test_another_tokenizer_is_refused(llama: Path) -> None:
 def test_what_is_no_loaded_model_is_refused(llama: Path) -> None:
     data = pltz.compress(["hello"])
     with pytest.raises(pltz.UsageError, match="model of transformers"):
-        pltz.thaw(data, 3.5)  # type: ignore[arg-type]
+        pltz.thaw(data, 3.5)
     with pytest.raises(pltz.UsageError, match="leave it out"):
         pltz.thaw(data, llama, tokenizer=Target.load(llama).tokenizer)
     model = loaded(llama)
