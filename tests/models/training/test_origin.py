@@ -51,7 +51,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, tiny_tokenizer_json: 
 
 
 def bits(name: str | Path, tmp_path: Path, count: int, most: int = 10_000) -> tuple[float, float]:
-    """Return the ideal bits of sample sessions, ``most`` tokens of each, by a bundle's integers, and by the net to train on from it."""
+    """Return the ideal bits of sample sessions by a bundle's integers, and by the net to train on from it."""
     bundle, net_folder = Bundle.load(name), tmp_path / "net"
     tokens = [to_tokens(session, bundle.tokenizer)[:most] for session in sample_sessions()[:count]]
     net_folder.mkdir()
