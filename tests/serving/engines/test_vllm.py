@@ -183,7 +183,7 @@ def test_a_prompt_for_other_weights_or_adapters_is_refused() -> None:
 def test_a_real_vllm_freezes_at_the_finish_and_thaws_by_ids(tmp_path: Path) -> None:
     """Serve two tenants with salts, an adapter and prompt embeddings; make all cold, and thaw one session.
 
-    The program is vllm_program.py.
+    One more grows turn by turn, is joined, and is thawed by its ids. The program is vllm_program.py.
     """
     arguments = [
         resolve("mini-llama"),
@@ -210,4 +210,7 @@ def test_a_real_vllm_freezes_at_the_finish_and_thaws_by_ids(tmp_path: Path) -> N
     blocks = out["frozen"]["tokens"] // 32 * 32  # vLLM shares full blocks
     assert (out["hot"], out["cold"], out["thawed"], out["beta's"]) == (blocks, 0, blocks, 0)
     assert out["same before"] and out["same"]
+    grown = out["grown"]
+    assert grown["runs"] and grown["records"] < 8  # turns
+    assert grown["ids"] and grown["hot"] == grown["tokens"] // 32 * 32 and grown["same"]
     assert (out["multimodal"], out["unnamed"]) == (True, True)

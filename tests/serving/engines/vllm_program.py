@@ -16,14 +16,18 @@ from vllm.inputs import EmbedsPrompt, TokensPrompt
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request, RequestStatus
 
+import pltz
+from pltz.archive.format.context import RUN
 from pltz.datasets import sample_sessions
 from pltz.models.target.checkpoint import fingerprint_of
 from pltz.plt_codec.errors import PltzError
 from pltz.serving.engines.vllm_request import VllmEngine
 from pltz.serving.eviction.worker import drain
+from tests.archive.peek import peek
 from tests.archive.towers import SessionArchive
 
 BEFORE, AFTER = 48, 48  # tokens of the answer before the freeze, and after the thaw
+TURNS, ASKED, SAID = 8, 40, 32  # of a session that grows: turns, and tokens of each question and answer
 
 
 def page() -> str:
@@ -46,6 +50,38 @@ def serve(
         request["cache_salt"] = salt
     [reply] = llm.generate([request], sampling(tokens, **session), lora_request=lora, use_tqdm=False)
     return list(reply.outputs[0].token_ids), int(reply.num_cached_tokens or 0)
+
+
+def grown(llm: LLM, ids: list[int], journal: str, place: str) -> dict[str, Any]:
+    """Let a session grow, each turn archived before the next one, so that puts join turns; thaw it from a new handle.
+
+    Returns how many records its turns lie in, and how it goes on.
+    """
+    archive = pltz.Archive.open(place)
+    history: list[int] = []
+    for turn in range(TURNS):
+        history += ids[ASKED * turn : ASKED * (turn + 1)]
+        said, _ = serve(llm, history, SAID, session="grown", tenant="acme")
+        history += said
+        time.sleep(0.2)  # the journal's flush
+        drain(journal, archive)
+    question = ids[ASKED * TURNS : ASKED * (TURNS + 1)]
+    wanted, _ = serve(llm, [*history, *question], AFTER)
+    assert llm.llm_engine.reset_prefix_cache()
+    again = pltz.Archive.open(place)
+    behind = peek(again, "grown", "acme")
+    found = again.get("grown", tenant="acme")
+    asked = VllmEngine(found.target).thaw(found.ids, frozen_for=found.target)
+    llm.generate([TokensPrompt(**asked)], sampling(1), use_tqdm=False)
+    goes_on, hot = serve(llm, [*found.ids.tolist(), *question], AFTER)
+    return {
+        "records": len(behind),
+        "runs": sum(bool(item.context.mode & RUN) for item in behind),
+        "ids": found.ids.tolist() == history,
+        "tokens": len(history),
+        "hot": hot,
+        "same": goes_on == wanted,
+    }
 
 
 def refusal(call: Any) -> str:
@@ -138,6 +174,7 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     unnamed = VllmEngine(unnamed=True).evicted(finished([]))
     out["multimodal"] = image is not None and image.multimodal and image.session == "seen"
     named = VllmEngine().evicted(finished([]))
+    out["grown"] = grown(llm, ids, journal, place)
     out["unnamed"] = named is None and unnamed is not None and list(unnamed.token_ids) == [5, 6, 7, 8]
     Path(result).write_text(json.dumps(out))
 
