@@ -49,7 +49,7 @@ class Keyring:
         self._domains: dict[bytes, DomainKeys] = {}
         self._checked: set[bytes] = set()
         self._writable: dict[bytes, DomainKeys] = {}  # keys that were compared with the packs
-        # Domains of which keys were missing or damaged since the last refresh, and those whose newest file is damaged
+        # Domains of which keys were missing or damaged when last asked for, and those whose newest file is damaged
         self.unreadable: dict[bytes, str] = {}
         self._damaged: set[bytes] = set()
         self._made: set[bytes] = (
@@ -83,7 +83,6 @@ class Keyring:
         self._checked.clear()
         self._newer.clear()
         self._sought.clear()
-        self.unreadable.clear()
         self._damaged.clear()
         self.key_check.refresh()
         self._fresh = False
@@ -236,10 +235,11 @@ class Keyring:
             if known is None or not self._current(known):
                 self._load(domain)
             self._checked.add(domain)
+            self.unreadable.pop(domain, None)
         return self._domains.get(domain)
 
     def _lacking(self, domain: bytes) -> MissingKeys:
-        """Return the error about keys that are not there; it is remembered until the next refresh."""
+        """Return the error about keys that are not there; it is remembered until they are."""
         what = f"the keys of domain {domain.hex()} are missing or damaged ({path_of(domain)}): {BRING_BACK}"
         self.unreadable[domain] = what
         return MissingKeys(what)

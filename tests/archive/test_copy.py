@@ -11,6 +11,7 @@ import pytest
 from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError
+from pltz.archive.format.ids import TENANT
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -133,6 +134,25 @@ def test_what_is_lost_is_not_taken_for_erased(codec: SegmentCodec) -> None:
     copying = towers.copy(source, versions, to)
     with pytest.raises(LostError):
         list(copying)
+
+
+def test_a_copy_without_the_keys_of_a_tenant_is_not_called_whole(codec: SegmentCodec) -> None:
+    """Both files are there and empty: only who reads them knows, and copies look at the keys again and again."""
+    disk = SimDisk()
+    source = TowerArchive.create(DirectoryStore(disk), [codec], key=KEYS[1])
+    source.put([NewSession(name, [PROMPT], tenant) for name, tenant in (("a", "x"), ("b", "y"))])
+    folder = f"keys/{source.keys.domain(TENANT, 'x').hex()}-"
+    held = {path: data for path, data in disk.seen.files().items() if path.startswith(folder)}
+    for path in held:
+        disk.overwrite(path, b"")
+    fresh = TowerArchive.open(DirectoryStore(disk), [codec], key=KEYS[1])
+    assert [d.version.name for d in towers.copy(fresh, fresh.ls(history=True), made(codec, None))] == ["b"]
+    with pytest.raises(ArchiveError, match="sessions are missing: the keys of domain"):
+        fresh.want_whole("copied")
+    for path, data in held.items():
+        disk.overwrite(path, data)
+    assert [v.name for v in fresh.ls()] == ["a", "b"]
+    fresh.want_whole("copied")
 
 
 def test_a_session_without_a_name_is_refused(codec: SegmentCodec) -> None:
