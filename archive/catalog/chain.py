@@ -355,9 +355,18 @@ class Chains:
         self.catalog, self.codecs, self._heard = catalog, codecs, heard
         self._known = known or {}
         self._places: dict[bytes, list[Found]] = {}
+        self._noted: dict[bytes, Version] = {}  # versions by their leaves, see `note`
+        self._alone = set[bytes]()  # segments of which one record was read where others may be
         self._depth: dict[bytes, int] = {NONE: -1}
         self._tokens: dict[bytes, int] = {NONE: 0}  # tokens of the tower that ends in each segment
         self._answers: dict[bytes, Answer] = {segment: k.tokens for segment, k in self._known.items()}
+
+    def note(self, versions: Iterable[Version]) -> None:
+        """Note the records of sessions that will be read: most have the leaf, so no index is asked for that.
+
+        Its other records are looked up only where that one cannot be used.
+        """
+        self._noted |= {version.leaf: version for version in versions}
 
     def load(self, leaves: Sequence[bytes]) -> None:
         """Decode all segments of these towers that are not decoded yet.
@@ -567,7 +576,12 @@ class Chains:
 
     def _find(self, segment: bytes) -> list[Found]:
         """Return the records of a segment in the order in which they are tried."""
-        found = self.catalog.lookup.find(SEGMENTS, segment)
+        noted = self._noted.get(segment)
+        if noted and self._runs and (own := self.catalog.lookup.own_record(noted)):
+            self._alone.add(segment)
+            found = [own]
+        else:
+            found = self.catalog.lookup.find(SEGMENTS, segment)
         if found and found[0].context.mode >= RUN:
             self._used_runs |= self._runs
         found = [item for item in found if may_serve(item, self._hops)]
@@ -659,6 +673,8 @@ class Chains:
         """Return the tokens from another record of the segment, or the error that covers all of them."""
         failures = [failure]
         first, *others = self._places[segment]
+        if segment in self._alone:
+            others = [item for item in self.catalog.lookup.find(SEGMENTS, segment) if item.location != first.location]
         for item in others:
             if (item.record.parent, item.context.mode & RUN) != (first.record.parent, first.context.mode & RUN):
                 continue  # an id determines its tower, so one of both is crafted, or one is a run

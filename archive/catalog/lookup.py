@@ -182,6 +182,22 @@ class RecordLookup:
                 return sorted(found, key=_rank)
         return found
 
+    def own_record(self, version: Version) -> Found | None:
+        """Return the record of a version where that has its last segment too; None where it has not, or is damaged.
+
+        None also where it has a neighbour: another record of the segment may have none. Raises StoreError.
+        """
+        place = version.location
+        opened = self._maybe(partial(self.block, place, ahead=AHEAD), place.pack)
+        if opened is None or place.row not in opened[1].rows_of(version.leaf):
+            return None
+        pack, block = opened
+        record = self._maybe(partial(pack.of_block, block, place.row), place.pack)
+        if record is None or record.neighbour != NONE:
+            return None
+        context = pack.head.contexts[record.context]
+        return None if self._keys.gone(context, version.leaf) else Found(place, record, context)
+
     def at(self, location: Location) -> Found:
         """Return the record at a location. Raises FormatError, FileNotFoundError, StoreError."""
         pack = self._listing.opened(location.pack, location.offset)

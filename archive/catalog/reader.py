@@ -91,6 +91,7 @@ class TowerReader:
     ) -> list[Tower]:
         chains = Chains(self.catalog, self.codecs, known, heard, recent=self._neighbours, told=told)
         with self.catalog.lookup.keeping_blocks():
+            chains.note(versions)
             chains.load([v.leaf for v in versions])
             return [Tower(v, chains.version(v)) for v in versions]
 
@@ -113,7 +114,9 @@ class TowerReader:
     def length(self, version: Version) -> int:
         """Return the tokens of a version's tower, from its records alone; 0 where one of them cannot be read."""
         with suppress(FileNotFoundError):  # whoever reads it looks again
-            return Chains(self.catalog, self.codecs).length(version.leaf)
+            chains = Chains(self.catalog, self.codecs)
+            chains.note([version])
+            return chains.length(version.leaf)
         return 0
 
     def segment(self, segment: bytes) -> Segments:

@@ -12,7 +12,9 @@ from pltz.archive.catalog import chain
 from pltz.archive.catalog.chain import BATCH, Answer, Chains, KnownSegment, RecordToDecode, decode_records
 from pltz.archive.catalog.listing import Found
 from pltz.archive.errors import LostError
+from pltz.archive.format import object_names
 from pltz.archive.format.ids import Tokens
+from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -147,6 +149,44 @@ def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: TowerAr
             assert len(chains.tower(version.leaf)) == 5
     with pytest.raises(LostError, match="gone"):
         chains.tower(b"no such segment!")
+
+
+@pytest.mark.parametrize("defect", ["record", "content"])
+def test_a_session_is_read_from_another_record_where_its_own_fails(
+    disk: SimDisk, defect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own record is tried first, without a look at an index; that of a condemned pack is tried after it."""
+    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()])
+    for name in "ab":
+        archive.put([NewSession(name, [PROMPT + ord(name)])])
+    assert archive.collect().condemned == 2
+    tokens = (PROMPT + ord("a")).tolist()
+    archive.put([NewSession("again", [PROMPT + ord("a")])])  # does not rely on what is condemned
+    version = archive.version("again")
+    lookup, asked = archive.catalog.lookup, list[bytes]()
+    places = lookup.places(SEGMENTS, version.leaf)
+    assert len(places) == 2 and version.location.block in places
+    find = lookup.find
+
+    def noted(section: int, identity: bytes) -> list[Found]:
+        asked.append(identity)
+        return find(section, identity)
+
+    monkeypatch.setattr(lookup, "find", noted)
+    assert archive.get("again").tokens.tolist() == tokens and not asked
+    own = lookup.at(version.location)
+    if defect == "record":
+        path = object_names.pack(version.location.pack)
+        data = bytearray(disk.seen.files()[path])
+        data[data.index(own.record.bitstring)] ^= 1
+        disk.overwrite(path, bytes(data))
+        archive = TowerArchive.open(DirectoryStore(disk), [ZlibCodec()])
+    else:  # a record that is sound and decodes to other tokens
+        (bits,) = ZlibCodec().encode([Plain(PROMPT, PROMPT[:0])])
+        wrong = own._replace(record=own.record._replace(bitstring=bits))
+        monkeypatch.setattr(lookup, "own_record", lambda _: wrong)
+    assert archive.get("again").tokens.tolist() == tokens
+    assert defect == "record" or asked == [version.leaf]
 
 
 def test_the_shorter_of_alone_and_after_the_tower_is_kept(disk: SimDisk) -> None:
