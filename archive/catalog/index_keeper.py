@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.errors import Fenced, StoreError
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.byte_source import File, Held
@@ -50,7 +51,7 @@ class IndexKeeper:
         """Write an index as `write` does; where that is not possible now, note it as a problem."""
         try:
             self.write(everything=everything)
-        except (StoreError, Fenced, FileNotFoundError) as exc:  # the last where another replaced an index meanwhile
+        except (StoreError, Fenced) as exc:
             self._catalog.damage.note("index", "", str(exc))
 
     def rebuild(self) -> None:
@@ -74,6 +75,15 @@ class IndexKeeper:
         Smaller indexes are merged into it, or all of them with ``everything``. ``replaced``: indexes that the manifest
         no longer names, if not those that were merged. Raises Fenced, StoreError.
         """
+        for _ in range(ATTEMPTS):
+            try:
+                return self._write(everything, replaced)
+            except FileNotFoundError:  # another replaced an index of which only ranges were read
+                self._catalog.refresh()
+        raise Fenced("others replace the indexes all the time: no index was written, try again")
+
+    def _write(self, everything: bool, replaced: Collection[str]) -> set[str]:
+        """Write an index as `write` does. Raises FileNotFoundError where one that is merged is gone."""
         catalog = self._catalog
         if catalog.takes_manifest():  # which names indexes that would be deleted
             raise Fenced("the archive got a manifest meanwhile: no index was written, try again")

@@ -2,12 +2,13 @@
 
 Spec: FORMAT.md, "Index".
 
-    key (36 bits of an id) --first b bits--> fan --> bucket of 16 to 32 entries --match--> number of a block
+    key (36 bits of an id) --first bits--> page --next bits--> bucket of 16 to 32 entries --match--> number of a block
     number of a block --> pack, offset
 
 There are three sections (segments, sessions, marks) of the same shape. An entry is a hint: the records of the block
-decide. So a short key is enough, and an index can be thrown away. Pieces of 16 KiB are checked when first touched.
-Opening therefore takes no time per record, and a damaged index raises instead of hiding a session.
+decide. So a short key is enough, and an index can be thrown away. All entries of a key are in one page of about 25 KiB,
+whose place the beginning of the file tells: one request answers a look-up in a bucket. Pages are checked when first
+touched. Opening therefore takes no time per record, and a damaged index raises instead of hiding a session.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from __future__ import annotations
 import struct
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from math import isqrt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -33,17 +33,19 @@ from pltz.plt_codec.identity import SIZE, digest, digest_of
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTi"
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct("<4sBBH5II")  # magic, version, W, reserved, packs, blocks, entries x 3, crc32
 PACK = struct.Struct("<16sI")
+BOUNDS = struct.Struct("<2I")
 PERSON = b"pltz index"
 KEY_BITS = 36
 UNIT = 8  # bytes of a session key in a sealed archive
 MAX_FAN_BITS = 28  # 2^32 entries, 16 per bucket
 MAX_WIDTH = 56  # bits per entry, so that 8 bytes hold one wherever it begins
-PIECE = 16384  # bytes
-SPREAD = 2  # times sqrt(N): entries on each side of where a key is expected, four standard deviations
-CHECKS = 1 << 18  # bytes of checksums that are asked for at once
+PAGE_BITS = 8  # of the fan of a page: 256 buckets, about 6000 entries
+ADDRESSES = 4096  # in a page of addresses
+CHECK = 4  # bytes of the crc32 behind a page
+PIECE = 16384  # bytes under one checksum in version 2
 AT_ONCE = 1 << 16  # entries that are packed or unpacked at once, a multiple of 8
 MAX_PACKS = 1 << 20
 MAX_BYTES = 1 << 40  # bytes of all packs of an index
@@ -51,6 +53,8 @@ SEGMENTS, SESSIONS, MARKS = 0, 1, 2
 SECTIONS = ("segments", "sessions", "marks")
 
 U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 
 
 class Location(NamedTuple):
@@ -282,10 +286,39 @@ def packs_of(table: bytes) -> dict[bytes, int]:
     return dict(PACK.iter_unpack(table[HEADER.size :]))
 
 
+class _Section(NamedTuple):
+    """The shape of a section and the places of its pages.
+
+    Attributes:
+        size: entries, N.
+        fan_bits: first bits of a key that name its bucket.
+        page_bits: the last of these, which name the bucket in its page; the others name the page.
+        width: bits per entry.
+        low: those of them that name the block.
+        first: number of its first page among those of the file.
+        begins: byte offset of each page, (G,).
+        entries: entries before each page, and all, (G + 1,).
+    """
+
+    size: int
+    fan_bits: int
+    page_bits: int
+    width: int
+    low: int
+    first: int
+    begins: I64
+    entries: I64
+
+    @property
+    def fan_size(self) -> int:
+        """Return the bytes of the fan of a page."""
+        return 4 << self.page_bits
+
+
 class FileIndex:
     """An index file, mapped.
 
-    Each piece is read and checked before its part of the map is touched. If the disk fails or the file was
+    Each page is read and checked before its part of the map is touched. If the disk fails or the file was
     cut off, the read raises an error, whereas the map alone would end the process.
 
     Raises VersionError for a newer version, CorruptError where header and sizes do not fit. The rest is
@@ -294,8 +327,6 @@ class FileIndex:
 
     def __init__(self, file: File):
         self._file, self._size = file, file.size
-        # of a file over a network: asks side by side for ranges, each (offset, size), that are read next
-        self._ask: Callable[[Sequence[tuple[int, int]]], None] | None = getattr(file, "want", None)
         if file.size < HEADER.size + SIZE:
             raise CorruptError(f"an index of {file.size} bytes was cut off")
         head = exactly(file.read, 0, HEADER.size)
@@ -318,6 +349,8 @@ class FileIndex:
         self.names = [name for name, _ in table]
         self.starts: Sequence[int] = [0, *accumulate(size for _, size in table)]
         self._counts: list[int] = counts
+        self._check_start = check  # of the crc of the first page
+        self._sections: list[_Section] = []
         lay_out(self)
         self._data = file.map()
 
@@ -343,47 +376,29 @@ class FileIndex:
     def find(self, section: int, identity: bytes) -> list[Location]:
         """Return blocks that may hold an identity.
 
-        Raises CorruptError where a piece of the index is damaged.
+        Raises CorruptError where a page of the index is damaged.
         """
-        key = key_of(identity)
-        fan, entries = self._columns[section]
-        if not self._counts[section]:
+        s = self._sections[section]
+        if not s.size:
             return []
-        b, width, low = self._shapes[section]
-        bucket = key >> KEY_BITS - b
-        if self._ask:
-            self._ask(self._near(section, key))
-        first = int.from_bytes(self._read(fan + 4 * bucket - 4, 4), "little") if bucket else 0
-        last = int.from_bytes(self._read(fan + 4 * bucket, 4), "little")
-        if not first <= last <= self._counts[section]:
+        key = key_of(identity)
+        page, bucket = divmod(key >> KEY_BITS - s.fan_bits, 1 << s.page_bits)
+        fan, unit = int(s.begins[page]), s.first + page
+        # the ends of the bucket before and of this one
+        ends = self._read(fan + 4 * max(0, bucket - 1), 8 if bucket else 4, unit)
+        first, last = BOUNDS.unpack(ends) if bucket else (0, int.from_bytes(ends, "little"))
+        if not first <= last <= s.entries[page + 1] - s.entries[page]:
             raise CorruptError("the buckets of the index are out of order: damaged")
-        begin = first * width // 8
-        bits = int.from_bytes(self._read(entries + begin, -(-last * width // 8) - begin), "little")
-        bits >>= first * width - 8 * begin
-        wanted, mask = key & (1 << KEY_BITS - b) - 1, (1 << width) - 1
+        begin = first * s.width // 8
+        end = -(-last * s.width // 8)
+        bits = int.from_bytes(self._read(fan + s.fan_size + begin, end - begin, unit), "little")
+        bits >>= first * s.width - 8 * begin
+        wanted, mask = key & (1 << KEY_BITS - s.fan_bits) - 1, (1 << s.width) - 1
         found = []
         for _ in range(last - first):
-            if (entry := bits & mask) >> low == wanted:
-                found.append(self._location(entry & (1 << low) - 1))
-            bits >>= width
-        return found
-
-    def _near(self, section: int, key: int) -> list[tuple[int, int]]:
-        """Return the ranges, each (offset, size), that a look-up of a key reads: its bucket, entries, and checksums.
-
-        Keys are hashes, so the place of a key among N is known to about half of sqrt(N) entries.
-        """
-        n, (fan, entries), (b, width, _) = self._counts[section], self._columns[section], self._shapes[section]
-        row, slack = key * n >> KEY_BITS, SPREAD * isqrt(n) + 1
-        begin, end = max(0, row - slack) * width // 8, -(-min(n, row + slack) * width // 8)
-        fields = [(fan + 4 * max(0, (key >> KEY_BITS - b) - 1), 8), (entries + begin, end - begin)]
-        found = list[tuple[int, int]]()
-        for offset, size in fields:
-            first, last = (offset - self._base) // PIECE, (offset + size - 1 - self._base) // PIECE
-            found.append((self._base + first * PIECE, (last + 1 - first) * PIECE))
-            found.append((self._checks + 4 * first, 4 * (last + 1 - first)))
-        if 4 * len(self._sound) <= CHECKS:  # all of them: later look-ups need others
-            found.append((self._checks, 4 * len(self._sound)))
+            if (entry := bits & mask) >> s.low == wanted:
+                found.append(self._location(entry & (1 << s.low) - 1))
+            bits >>= s.width
         return found
 
     def holds(self, section: int) -> bool:
@@ -395,33 +410,36 @@ class FileIndex:
 
         A bucket that was crafted to be large costs no more steps than its bits. Raises CorruptError.
         """
-        n = self._counts[section]
-        if not n or not len(keys):
+        s = self._sections[section]
+        if not s.size or not len(keys):
             return np.zeros(len(keys), bool)
-        b, width, low_bits = self._shapes[section]
-        bucket = (keys >> np.uint64(KEY_BITS - b)).astype(np.int64)
-        fan_at, entries_at = self._columns[section]
-        self._check_at(fan_at + 4 * np.concatenate([bucket, np.maximum(bucket - 1, 0)]), 4)
-        fan = np.frombuffer(self._data, "<u4", 1 << b, fan_at)
-        low, end = np.where(bucket > 0, fan[bucket - 1], 0).astype(np.int64), fan[bucket].astype(np.int64)
-        if (low > end).any() or (end > n).any():
+        page, bucket = np.divmod((keys >> np.uint64(KEY_BITS - s.fan_bits)).astype(np.int64), 1 << s.page_bits)
+        fan, units = s.begins[page], s.first + page
+        self._check_at(fan + 4 * np.maximum(bucket - 1, 0), 8, units)
+        words: U32 = np.ndarray((len(self._data) - 3,), "<u4", self._data, strides=(1,))
+        end = words[fan + 4 * bucket].astype(np.int64)
+        low = np.where(bucket > 0, words[fan + 4 * bucket - 4], 0).astype(np.int64)
+        if (low > end).any() or (end > np.diff(s.entries)[page]).any():
             raise CorruptError("the buckets of the index are out of order: damaged")
-        wanted = keys & np.uint64((1 << KEY_BITS - b) - 1)
+        entries = fan + s.fan_size
+        wanted = keys & np.uint64((1 << KEY_BITS - s.fan_bits) - 1)
         high = end.copy()
         while (active := np.flatnonzero(low < high)).size:
             middle = (low[active] + high[active]) >> 1
-            less = self._gathered(entries_at, width, middle) >> np.uint64(low_bits) < wanted[active]
+            found = self._gathered(entries[active], s.width, middle, units[active])
+            less = found >> np.uint64(s.low) < wanted[active]
             low[active] = np.where(less, middle + 1, low[active])
             high[active] = np.where(less, high[active], middle)
         inside = np.flatnonzero(low < end)
         hit = np.zeros(len(keys), bool)
-        hit[inside] = self._gathered(entries_at, width, low[inside]) >> np.uint64(low_bits) == wanted[inside]
+        found = self._gathered(entries[inside], s.width, low[inside], units[inside])
+        hit[inside] = found >> np.uint64(s.low) == wanted[inside]
         return hit
 
-    def _gathered(self, at: int, width: int, rows: npt.NDArray[np.int64]) -> U64:
-        """Return some entries, (N,), of a section that begins at ``at``."""
+    def _gathered(self, at: I64, width: int, rows: I64, units: I64) -> U64:
+        """Return an entry of each page, (N,). ``at``: where its entries begin; ``rows``: the entry's number in it."""
         byte, bit = at + (rows * width >> 3), (rows * width & 7).astype(np.uint64)
-        self._check_at(byte, (width + 14) // 8)
+        self._check_at(byte, (width + 14) // 8, units)
         words: U64 = np.ndarray((len(self._data) - 7,), "<u8", self._data, strides=(1,))  # a digest is behind all
         found: U64 = (words[byte] >> bit) & np.uint64((1 << width) - 1)
         return found
@@ -438,25 +456,38 @@ class FileIndex:
 
     def addressed(self, section: int) -> tuple[U64, U64]:
         """Return all entries of a section: keys (N,) and addresses (N,). Raises CorruptError."""
-        n = self._counts[section]
-        fan_at, entries_at = self._columns[section]
-        b, width, low = self._shapes[section]
-        if not n:
+        s = self._sections[section]
+        if not s.size:
             return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-        fan = np.frombuffer(self._read(fan_at, 4 << b), "<u4").astype(np.int64)
-        sizes = np.diff(fan, prepend=0)
-        if (sizes < 0).any() or fan[-1] != n:
+        pages, rest = len(s.begins), KEY_BITS - s.fan_bits
+        fans = np.empty((pages, 1 << s.page_bits), np.int64)
+        entries = np.empty(s.size, np.uint64)
+        bounds = s.entries.tolist()
+        for page, (fan, begin, end) in enumerate(zip(s.begins.tolist(), bounds, bounds[1:], strict=False)):
+            fans[page] = np.frombuffer(self._read(fan, s.fan_size, s.first + page), "<u4")
+            packed = self._read(fan + s.fan_size, -(-(end - begin) * s.width // 8), s.first + page)
+            entries[begin:end] = _unpacked(packed, end - begin, s.width)
+        sizes = np.diff(fans, prepend=0, axis=1)
+        if (sizes < 0).any() or (fans[:, -1] != np.diff(s.entries)).any():
             raise CorruptError("the buckets of the index are out of order: damaged")
-        entries = _unpacked(self._read(entries_at, -(-n * width // 8)), n, width)
-        keys = entries >> np.uint64(low) & np.uint64((1 << KEY_BITS - b) - 1)
-        keys |= np.repeat(np.arange(1 << b, dtype=np.uint64) << np.uint64(KEY_BITS - b), sizes)
-        blocks = entries & np.uint64((1 << low) - 1)
+        keys = entries >> np.uint64(s.low) & np.uint64((1 << rest) - 1)
+        keys |= np.repeat(np.arange(1 << s.fan_bits, dtype=np.uint64) << np.uint64(rest), sizes.reshape(-1))
+        blocks = entries & np.uint64((1 << s.low) - 1)
         if blocks.max() >= self._blocks:
             raise CorruptError("the index names a block that it has not: damaged")
-        places = _widen(self._read(self._base, self._blocks * self._width), self._width)[blocks]
+        places = self._addresses()[blocks]
         if places.max() >= self.starts[-1]:
             raise CorruptError("the index points behind its packs: damaged")
         return keys, places
+
+    def _addresses(self) -> U64:
+        """Return the address of each block, (B,)."""
+        many = ADDRESSES if self._paged else self._blocks
+        parts = [
+            self._read(self._address_at(block), min(many, self._blocks - block) * self._width, block // ADDRESSES)
+            for block in range(0, self._blocks, many)
+        ]
+        return _widen(b"".join(parts), self._width)
 
     def entries(self, section: int) -> Iterator[tuple[int, Location]]:
         """Yield all entries of a section as (key, place). Raises CorruptError."""
@@ -464,67 +495,125 @@ class FileIndex:
 
     def verify(self) -> bytes:
         """Check every byte and return the digest, which is the file's name. Raises CorruptError."""
-        for piece in range(len(self._sound)):
-            self._check(piece)
+        for unit in range(len(self._sound)):
+            self._check(unit)
         return self.sealed(self._file)
 
+    def sound_until(self, end: int) -> int:
+        """Check the pages that lie before an offset, and return the end of the last one, or of the head.
+
+        0 in version 2, and where the head does not lie before it. Raises CorruptError.
+        """
+        if not self._paged or self._base > end:
+            return 0
+        pages = int(np.searchsorted(self._page_begins + self._page_sizes + CHECK, end, side="right"))
+        for page in range(pages):
+            self._check(page)
+        last = pages - 1
+        return int(self._page_begins[last] + self._page_sizes[last]) + CHECK if pages else self._base
+
     def _lay_out(self) -> None:
-        self._columns: list[tuple[int, int]] = []  # offsets of fan and entries
-        # fan bits, bits per entry, and those of them that name the block
-        self._shapes = [_shape(n, self._blocks) for n in self._counts]
+        """Set where the pages of version 3 lie. Raises CorruptError."""
+        self._paged = True
+        shapes = [_shape(n, self._blocks) for n in self._counts]
+        pages = [1 << max(0, b - PAGE_BITS) if n else 0 for n, (b, _, _) in zip(self._counts, shapes, strict=True)]
+        size = 4 * sum(pages)
+        if self._base + size + CHECK + self._blocks * self._width + SIZE > self._size:
+            raise CorruptError(f"{sum(pages)} pages and {self._blocks} blocks do not fit the index: damaged")
+        table = exactly(self._file.read, self._base, size + CHECK)
+        if zlib.crc32(table[:size], self._check_start) != int.from_bytes(table[size:], "little"):
+            raise CorruptError("the table of pages does not match its checksum: damaged")
+        ends = np.frombuffer(table, "<u4", sum(pages)).astype(np.int64)
+        self._base += size + CHECK
+        sizes = [self._width * np.minimum(ADDRESSES, self._blocks - np.arange(0, self._blocks, ADDRESSES))]
+        at, first = self._base + int((sizes[0] + CHECK).sum()), len(sizes[0])
+        for n, many, (b, width, low) in zip(self._counts, pages, shapes, strict=True):
+            entries = np.concatenate([np.zeros(1, np.int64), ends[:many]])
+            if (np.diff(entries) < 0).any() or entries[-1] != n:
+                raise CorruptError("the pages of the index are out of order: damaged")
+            page_bits = min(b, PAGE_BITS)
+            sizes.append((4 << page_bits) + -(-np.diff(entries) * width // 8))
+            begins = at + np.cumsum(sizes[-1] + CHECK) - sizes[-1] - CHECK
+            self._sections.append(_Section(n, b, page_bits, width, low, first, begins, entries))
+            at, first, ends = at + int((sizes[-1] + CHECK).sum()), first + many, ends[many:]
+        self._page_sizes = np.concatenate(sizes)
+        self._page_begins = self._base + np.cumsum(self._page_sizes + CHECK) - self._page_sizes - CHECK
+        self._sound = bytearray(first)
+        self._want_size(at + SIZE)
+
+    def _lay_out_2(self) -> None:
+        """Set where the sections of version 2 lie, each of one page. Raises CorruptError."""
+        self._paged = False
         at = self._base + self._blocks * self._width
-        for n, (b, width, _) in zip(self._counts, self._shapes, strict=True):
-            entries = at + ((4 << b) if n else 0)
-            self._columns.append((at, entries))
-            at = entries + -(-n * width // 8)
+        for n in self._counts:
+            b, width, low = _shape(n, self._blocks)
+            begins, entries = np.full(1 if n else 0, at, np.int64), np.array([0, n], np.int64)
+            self._sections.append(_Section(n, b, b, width, low, 0, begins, entries))
+            at += ((4 << b) if n else 0) + -(-n * width // 8)
         self._checks = at
-        count = -(-(at - self._base) // PIECE)
-        if at + 4 * count + SIZE != self._size:
-            raise CorruptError(f"expected an index of {at + 4 * count + SIZE} bytes, found {self._size}")
-        self._sound = bytearray(count)
+        self._sound = bytearray(-(-(at - self._base) // PIECE))
+        self._want_size(at + 4 * len(self._sound) + SIZE)
 
-    def _read(self, offset: int, size: int) -> bytes:
-        """Return bytes of the sections after checking their pieces."""
-        end = offset + size
-        if size:
-            for piece in range((offset - self._base) // PIECE, (end - 1 - self._base) // PIECE + 1):
-                if not self._sound[piece]:
-                    self._check(piece)
-        return bytes(self._data[offset:end])
+    def _want_size(self, size: int) -> None:
+        if size != self._size:
+            raise CorruptError(f"expected an index of {size} bytes, found {self._size}: damaged")
 
-    def _check_at(self, offsets: npt.NDArray[np.int64], size: int) -> None:
-        """Check the pieces that contain fields of at most ``size`` bytes at these offsets, (N,)."""
-        first = (offsets - self._base) // PIECE
-        last = (np.minimum(offsets + (size - 1), self._checks - 1) - self._base) // PIECE
-        for piece in np.unique(np.concatenate([first, last])).tolist():
-            if not self._sound[piece]:
-                self._check(piece)
+    def _read(self, at: int, size: int, unit: int) -> memoryview:
+        """Return bytes of a page that is sound. ``unit``: its number; of no account in version 2."""
+        if self._paged:
+            units: Iterable[int] = (unit,)
+        else:
+            units = range((at - self._base) // PIECE, (at + size - 1 - self._base) // PIECE + 1)
+        for one in units:
+            if not self._sound[one]:
+                self._check(one)
+        return self._data[at : at + size]
 
-    def _check(self, piece: int) -> None:
-        """Read and check a piece, not through the map.
+    def _check_at(self, offsets: I64, size: int, units: I64) -> None:
+        """Check the pages of fields of at most ``size`` bytes at these offsets, (N,). ``units``: as in `_read`."""
+        if not self._paged:
+            first = (offsets - self._base) // PIECE
+            last = (np.minimum(offsets + (size - 1), self._checks - 1) - self._base) // PIECE
+            units = np.concatenate([first, last])
+        for unit in np.unique(units).tolist():
+            if not self._sound[unit]:
+                self._check(unit)
+
+    def _check(self, unit: int) -> None:
+        """Read and check a page, or a piece of version 2, not through the map.
 
         A byte that the disk cannot give is an error then; all others are in memory afterwards.
         """
-        begin = self._base + piece * PIECE
-        data = exactly(self._file.read, begin, min(PIECE, self._checks - begin))
-        if zlib.crc32(data) != int.from_bytes(
-            exactly(self._file.read, self._checks + 4 * piece, 4), "little"
-        ):
-            raise CorruptError(f"piece {piece} of the index does not match its checksum: damaged")
-        self._sound[piece] = 1
+        if self._paged:
+            begin, size = int(self._page_begins[unit]), int(self._page_sizes[unit])
+            data = exactly(self._file.read, begin, size + CHECK)
+            data, said, start = data[:size], data[size:], (self._check_start + 1 + unit) & 0xFFFFFFFF
+        else:
+            begin = self._base + unit * PIECE
+            data, start = exactly(self._file.read, begin, min(PIECE, self._checks - begin)), 0
+            said = exactly(self._file.read, self._checks + 4 * unit, 4)
+        if zlib.crc32(data, start) != int.from_bytes(said, "little"):
+            part = "page" if self._paged else "piece"
+            raise CorruptError(f"{part} {unit} of the index does not match its checksum: damaged")
+        self._sound[unit] = 1
+
+    def _address_at(self, block: int) -> int:
+        at: int = self._base + block * self._width
+        return at + block // ADDRESSES * CHECK if self._paged else at
 
     def _location(self, block: int) -> Location:
         if block >= self._blocks:
             raise CorruptError("the index names a block that it has not: damaged")
-        at = self._base + block * self._width
-        address = int.from_bytes(self._read(at, self._width), "little")
+        address = int.from_bytes(self._read(self._address_at(block), self._width, block // ADDRESSES), "little")
         number = bisect_right(self.starts, address) - 1
         if number >= len(self.names):
             raise CorruptError("the index points behind its packs: damaged")
         return Location(self.names[number], address - self.starts[number])
 
 
-VERSIONS = Readers("the index", {VERSION: FileIndex._lay_out}, "rebuild it with pltz archive repair")
+VERSIONS = Readers(
+    "the index", {2: FileIndex._lay_out_2, VERSION: FileIndex._lay_out}, "rebuild it with pltz archive repair"
+)
 
 
 def parts(packs: Mapping[bytes, int]) -> Iterator[dict[bytes, int]]:
@@ -558,13 +647,22 @@ def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
     blocks = np.unique(np.concatenate([places for _, places in gathered]))
     sections = [_section(keys, np.searchsorted(blocks, places), len(blocks)) for keys, places in gathered]
     counts = [len(keys) for keys, _ in gathered]
+    # the head: what it covers, and where each page ends
     table = b"".join(PACK.pack(name, packs[name]) for name in names)
     head = HEADER.pack(MAGIC, VERSION, width, 0, len(names), len(blocks), *counts, 0)[:-4]
-    head += zlib.crc32(table, zlib.crc32(head)).to_bytes(4, "little") + table
-    body = b"".join([_narrow(blocks, width), *sections])
-    checks = [zlib.crc32(body[at : at + PIECE]) for at in range(0, len(body), PIECE)]
-    whole = head + body + np.array(checks, "<u4").tobytes()
+    check = zlib.crc32(table, zlib.crc32(head))
+    ends = b"".join(ends for ends, _ in sections)
+    parts = [head, _crc(check), table, ends, _crc(zlib.crc32(ends, check))]
+    # the pages, each with a checksum that tells its number too
+    pages = [_narrow(blocks[at : at + ADDRESSES], width) for at in range(0, len(blocks), ADDRESSES)]
+    for number, page in enumerate(chain(pages, *(bodies for _, bodies in sections)), 1):
+        parts += [page, _crc(zlib.crc32(page, (check + number) & 0xFFFFFFFF))]
+    whole = b"".join(parts)
     return whole + digest(PERSON, whole)
+
+
+def _crc(check: int) -> bytes:
+    return check.to_bytes(CHECK, "little")
 
 
 def gather(known: Iterable[Lookup], section: int, starts: Mapping[bytes, int]) -> tuple[U64, U64]:
@@ -597,14 +695,24 @@ def _merged(first: _SortedEntries, second: _SortedEntries) -> _SortedEntries:
     )
 
 
-def _section(keys: U64, blocks: npt.NDArray[np.intp], count: int) -> bytes:
-    """Return a section. ``keys``, ``blocks``: (N,) of each entry, sorted; ``count``: blocks of the index."""
+def _section(keys: U64, blocks: npt.NDArray[np.intp], count: int) -> tuple[bytes, list[bytes]]:
+    """Return the entries up to the end of each page of a section, u32 each, and its pages.
+
+    ``keys``, ``blocks``: (N,) of each entry, sorted; ``count``: blocks of the index.
+    """
     if not len(keys):
-        return b""
+        return b"", []
     b, width, low = _shape(len(keys), count)
-    fan = np.searchsorted(keys >> np.uint64(KEY_BITS - b), np.arange(1 << b, dtype=np.uint64), side="right")
+    ends = np.searchsorted(keys >> np.uint64(KEY_BITS - b), np.arange(1 << b, dtype=np.uint64), side="right")
+    fans = ends.reshape(-1, 1 << min(b, PAGE_BITS))
+    bounds = [0, *fans[:, -1].tolist()]
     rest = keys & np.uint64((1 << KEY_BITS - b) - 1)
-    return fan.astype("<u4").tobytes() + _packed(rest << np.uint64(low) | blocks.astype(np.uint64), width)
+    entries = rest << np.uint64(low) | blocks.astype(np.uint64)
+    pages = [
+        (fan - begin).astype("<u4").tobytes() + _packed(entries[begin:end], width)
+        for fan, begin, end in zip(fans, bounds, bounds[1:], strict=False)
+    ]
+    return fans[:, -1].astype("<u4").tobytes(), pages
 
 
 def _shape(count: int, blocks: int) -> tuple[int, int, int]:
@@ -628,7 +736,7 @@ def _packed(values: U64, width: int) -> bytes:
     return b"".join(parts)
 
 
-def _unpacked(data: bytes, count: int, width: int) -> U64:
+def _unpacked(data: memoryview, count: int, width: int) -> U64:
     """Return ``count`` numbers of ``width`` bits each, (N,)."""
     out = np.empty(count, np.uint64)
     for at in range(0, count, AT_ONCE):

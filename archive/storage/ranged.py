@@ -4,7 +4,7 @@
     file.read(offset, 16384)                    # asks for the pieces around that were not asked for before
     file.map()                                  # what was read is there, and nothing else: read before you touch it
 
-An index of a hundred million sessions has 0.9 GB, and a look-up takes a few pieces of it. What is there lies in a
+An index of a hundred million sessions has 0.9 GB, and a look-up takes a page of it. What is there lies in a
 temporary file without a name, so memory is that of the page cache.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -22,7 +22,8 @@ from pltz.archive.errors import StoreError, reason
 from pltz.plt_codec.errors import CorruptError
 
 PIECE = 1 << 16  # bytes asked for at least
-MOST_ASKED = 64  # requests after which the rest comes at once
+MOST_ASKED = 64  # requests after which the rest comes at once,
+WORTH = 1 << 21  # or one for so many bytes of the object, where these are more: as many come in the time of a request
 MOST_AHEAD = 1 << 26  # bytes of one request
 
 
@@ -34,7 +35,6 @@ class RangedFile:
         front: its first bytes.
         folder: for the temporary file; None is the system's. Where there is no room, memory is used.
         whole: called once with the mapped bytes when all are there.
-        several: returns the bytes of some ranges, each (offset, size), asked for side by side; None asks one by one.
 
     Raises StoreError without room for it, and so do `read` and `fill`, which also raise the errors of ``get``, and
     CorruptError where bytes are lacking.
@@ -47,9 +47,8 @@ class RangedFile:
         front: bytes | memoryview = b"",
         folder: Path | None = None,
         whole: Callable[[memoryview], object] = lambda data: None,
-        several: Callable[[Sequence[tuple[int, int]]], Sequence[bytes]] | None = None,
     ) -> None:
-        self.size, self._get, self._whole, self._several = size, get, whole, several
+        self.size, self._get, self._whole = size, get, whole
         self._file = _temporary(folder, size)
         try:
             if self._file:
@@ -59,6 +58,7 @@ class RangedFile:
         except OSError as exc:
             raise _no_room(size, exc) from exc
         self._lacking = bytearray(b"\1" * -(-size // PIECE))
+        self._most = max(MOST_ASKED, size // WORTH)
         self._asked, self._next = 0, -1  # requests so far; piece behind the last one
         self._ahead = 1  # pieces that a row of requests takes next
         self._put(0, front[: len(front) // PIECE * PIECE] if len(front) < size else front[:size])
@@ -79,41 +79,11 @@ class RangedFile:
         """Return all bytes. Those that were not read are zeros as yet."""
         return memoryview(self._room)
 
-    def want(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Ask side by side for the pieces of some ranges, each (offset, size), that are not there: they are read next.
-
-        Raises the errors of `read`.
-        """
-        if self._asked >= MOST_ASKED:
-            return
-        lacking = sorted(
-            {
-                piece
-                for offset, size in ranges
-                for piece in range(offset // PIECE, min(-(-(offset + size) // PIECE), len(self._lacking)))
-                if self._lacking[piece]
-            }
-        )
-        rows: list[list[int]] = []  # pieces that follow each other
-        for piece in lacking:
-            if rows and rows[-1][-1] == piece - 1:
-                rows[-1].append(piece)
-            else:
-                rows.append([piece])
-        asked = [(row[0] * PIECE, min((row[-1] + 1) * PIECE, self.size) - row[0] * PIECE) for row in rows]
-        if len(asked) < 2 or not self._several:  # as any read
-            for begin, size in asked:
-                self._want(begin, begin + size)
-            return
-        for (begin, size), data in zip(asked, self._several(asked), strict=True):
-            self._take(begin, size, data)
-        self._asked += len(asked)
-
     def _want(self, begin: int, end: int) -> None:
         """Ask for the pieces of a range that are not there."""
         last = -(-end // PIECE)
         while (first := self._lacking.find(1, begin // PIECE, last)) >= 0:
-            if self._asked >= MOST_ASKED:  # many places were wanted: the rest in few requests
+            if self._asked >= self._most:  # many places were wanted: the rest in few requests
                 first = self._lacking.find(1)
                 self._ask(first, first + MOST_AHEAD // PIECE)
                 continue

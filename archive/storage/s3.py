@@ -10,8 +10,8 @@ When a name is taken, reading the object tells a lost answer from another writer
 the bytes hold a random number of their writer.
 
 Indexes are read very often. They are kept in a folder of this machine, mapped, each checked against its name
-when opened. That folder may be deleted at any time. Of a large index that is not there pieces are read, each checked by
-its crc, until many were wanted. Records are read by range.
+when opened. That folder may be deleted at any time. Of a large index that is not there pages are read, each checked by
+its crc, until many were wanted; its head is kept. Records are read by range.
 
 Credentials come from the environment as AWS tools expect them, or from ``options``. The variables are
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL. Roles of a machine or pod
@@ -41,14 +41,16 @@ from pltz.archive.storage.disk import OsFile, ticks
 from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.seen import GENERATION, SeenGenerations, place_folder
 from pltz.archive.storage.store import MOST_WHOLE, Content, Opened
-from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
+from pltz.plt_codec.identity import SIZE, digest
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
 SCHEME = "s3://"
 RANGED = 1 << 24  # bytes of an index from which ranges of it are read: about as long as the requests of a look-up take
-FRONT = 1 << 20  # bytes of such an index that come with its size: mostly with the places of all its blocks
+FRONT = 1 << 20  # bytes of such an index that come with its size: mostly with its head and the places of its blocks
+HEAD = b"pltz index head"
 CONFLICTS = 10  # attempts at a name that others are writing
 STATUS = re.compile(r"status code: (\d{3})")
 CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -219,8 +221,10 @@ class ObjectStore:
         with suppress(FileNotFoundError):
             self._called(f"delete {name}", lambda: obstore.delete(self._remote, name), missing=name)
         if folder_of(name) == INDEXES:
-            with suppress(OSError):
-                (self._cache / last_part(name)).unlink(missing_ok=True)
+            copy = self._cache / last_part(name)
+            for path in (copy, _head(copy)):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def load(self, register: str, known: Content | None = None) -> Content | None:
         import obstore
@@ -318,10 +322,13 @@ class ObjectStore:
             found = Opened(OsFile(path), f"{path} (a copy that may be deleted)")
             if _is_index(found, path.name):
                 return found
-        size, front = self._front(name, most)
+        head = self._kept_head(path) if most is not None else None
+        size, front = head or self._front(name, most)
         if size > len(front):
-            get = partial(self.read, name)
-            return RangedFile(size, get, front, self._cache, partial(self._keep, path), partial(self.read_ranges, name))
+            file = RangedFile(size, partial(self.read, name), front, self._cache, partial(self._keep, path))
+            if head is None:
+                self._keep_head(path, file, front)
+            return file
         data = Held(front)
         if self._keep(path, front):
             with suppress(OSError):
@@ -351,9 +358,31 @@ class ObjectStore:
 
     def _keep(self, path: Path, data: memoryview) -> bool:
         """Keep a copy of an index where its bytes are those of its name, and return whether that was possible."""
-        if not _is_index(Held(data), path.name):
-            return False
-        with suppress(OSError):  # an unwritable cache costs memory, nothing else
+        return _is_index(Held(data), path.name) and self._write(path, data)
+
+    def _keep_head(self, path: Path, file: File, front: memoryview) -> None:
+        """Keep the first bytes of an index of which only ranges are read, as far as its checks say that they are sound.
+
+        So the next process asks for a page at once.
+        """
+        with suppress(FormatError, StoreError, FileNotFoundError):  # whoever opens it is told
+            sound = FileIndex(file).sound_until(len(front))
+            body = file.size.to_bytes(8, "little") + front[:sound]
+            if sound:
+                self._write(_head(path), body + digest(HEAD, path.name.encode(), body))
+
+    def _kept_head(self, path: Path) -> tuple[int, memoryview] | None:
+        """Return the size of an index and its first bytes, as this machine keeps them; None without."""
+        with suppress(OSError):
+            data = _head(path).read_bytes()
+            body, said = data[:-SIZE], data[-SIZE:]
+            if said == digest(HEAD, path.name.encode(), body):
+                return int.from_bytes(body[:8], "little"), memoryview(body)[8:]
+        return None
+
+    def _write(self, path: Path, data: bytes | memoryview) -> bool:
+        """Write a file of the cache, and return whether that was possible."""
+        with suppress(OSError):  # an unwritable cache costs memory and requests, nothing else
             self._cache.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
             temporary.write_bytes(data)
@@ -448,6 +477,11 @@ def _why(exc: Exception, status: str, code: str, text: str) -> str:
     if "Connect" in text:
         return "the store cannot be reached: check the endpoint and the network"
     return f"the request failed ({type(exc).__name__}); nothing was acknowledged"
+
+
+def _head(path: Path) -> Path:
+    """Return the file that keeps the first bytes of an index beside its copy."""
+    return path.with_name(f"{path.name}.head")
 
 
 def _is_index(file: File, name: str) -> bool:

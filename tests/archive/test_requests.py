@@ -25,6 +25,8 @@ from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import U64
 from pltz.archive.format.object_names import folder_of, index, last_part, pack
 from pltz.archive.storage.disk import ticks
+from pltz.archive.storage.ranged import RangedFile
+from pltz.archive.storage.s3 import FRONT, RANGED
 from pltz.archive.storage.seen import SeenGenerations
 from pltz.archive.storage.store import Content
 from pltz.archive.writing.new_session import NewSession
@@ -127,17 +129,39 @@ class CountedStore:
         return self.objects[name]
 
 
-class Names:
-    """An index over packs that are names alone: one segment and one session each. Implements `index_file.Lookup`."""
+class RangedStore(CountedStore):
+    """A bucket in memory that gives ranges of large indexes, as `ObjectStore` does."""
 
-    def __init__(self, names: Sequence[bytes]) -> None:
+    large = RANGED
+
+    def open_ranges(self, name: str) -> File:
+        data = self.objects.get(name, b"")
+        if folder_of(name) != "index" or name in self.kept or len(data) <= self.large:
+            return self.open(name)
+
+        def get(offset: int, size: int) -> bytes:
+            self.requests["index"] += 1
+            return data[offset : offset + size]
+
+        return RangedFile(len(data), get, get(0, FRONT))
+
+
+class Names:
+    """An index over packs that are names alone. Implements `index_file.Lookup`.
+
+    ``each``: segments and sessions of each pack, a block for every 100.
+    """
+
+    def __init__(self, names: Sequence[bytes], each: int = 1) -> None:
         self.names = [*names]
-        self.packs = dict.fromkeys(names, PACK_SIZE)
+        self.packs = dict.fromkeys(names, PACK_SIZE * each)
+        self.each = each
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
-        count = len(self.names) if section != index_file.MARKS else 0
+        count = len(self.names) * self.each if section != index_file.MARKS else 0
         keys = np.random.default_rng(section).integers(0, 1 << index_file.KEY_BITS, count, np.uint64)
-        return keys, np.arange(count, dtype=np.uint64), np.full(count, 64, np.uint64)
+        numbers, rows = np.divmod(np.arange(count, dtype=np.uint64), np.uint64(self.each))
+        return keys, numbers, rows // np.uint64(100) * np.uint64(100 * PACK_SIZE) + np.uint64(64)
 
 
 def filled(count: int) -> tuple[CountedStore, int]:
@@ -149,13 +173,16 @@ def filled(count: int) -> tuple[CountedStore, int]:
     return store, 1 + add_names(store, archive.catalog, count)
 
 
-def add_names(store: CountedStore, catalog: Catalog, count: int) -> int:
-    """Add packs that are names alone to an archive, and return how many indexes cover them. Counts begin again."""
+def add_names(store: CountedStore, catalog: Catalog, count: int, each: int = 1) -> int:
+    """Add packs that are names alone to an archive, and return how many indexes cover them. Counts begin again.
+
+    ``each``: as in `Names`.
+    """
     names = [os.urandom(SIZE) for _ in range(count)]
     store.objects |= {pack(name): b"" for name in names}
     made = {}
-    for part in index_file.parts(dict.fromkeys(names, PACK_SIZE)):
-        data = index_file.build([Names([*part])], part)  # type: ignore[list-item]
+    for part in index_file.parts(dict.fromkeys(names, PACK_SIZE * each)):
+        data = index_file.build([Names([*part], each)], part)  # type: ignore[list-item]
         made[data[-SIZE:].hex()] = frozenset(part)
         store.put(index(data[-SIZE:].hex()), data)
     catalog.listing.publish(made)
@@ -215,6 +242,34 @@ def test_a_cold_get_takes_the_manifest_the_index_and_the_record(count: int) -> N
     with archive.catalog.one_look(max_age=60):
         assert archive.get("a").tokens.tolist() == [*range(9)]
     assert store.requests == {"load": 1, "read": 2}
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_cold_get_with_a_large_index_takes_its_head_and_a_page_per_key(count: int) -> None:
+    """One request for the manifest, one for the head of the index, and for each of two packs a page and the record.
+
+    The head of an index of 100,000 packs is above `FRONT`: it takes two requests, and each key another for the place of
+    its block. A session whose record has its last segment is looked up once.
+    """
+    store = RangedStore()
+    archive = TowerArchive.create(store, [ZlibCodec()], manifest=True)
+    archive.put([NewSession("prompt", [np.arange(9)])])
+    archive.put([NewSession("a", [np.arange(9), np.arange(5)])])
+    add_names(store, archive.catalog, count, 1_000_000 // count)
+    TowerArchive.open(store, [ZlibCodec()]).write_index()
+    ((name, data),) = [(name, data) for name, data in store.objects.items() if folder_of(name) == "index"]
+    store.large = len(data) - 1
+    for session, packs in (("prompt", 1), ("a", 2)):
+        store.kept.clear()
+        store.requests.clear()
+        archive = TowerArchive.open(store, [ZlibCodec()])
+        with archive.catalog.one_look(max_age=60):
+            assert len(archive.get(session).tokens) == (9 if packs == 1 else 14)
+        assert store.requests.pop("index") == (2 + 2 * packs if count == 100_000 else 1 + packs)
+        assert store.requests == {"load": 1, "read": packs}
+    store.requests.clear()
+    archive.get("a")
+    assert store.requests == {"load": 1, "read": 2} and name not in store.kept
 
 
 def test_a_get_from_a_large_pack_asks_for_its_header_and_a_block_side_by_side() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from pltz.archive.format import index_file
 from pltz.archive.format.index_file import Entries, FileIndex, Location, Lookup, MemoryIndex, build, key_of
 from pltz.plt_codec.errors import CorruptError, VersionError
 from tests.examples import examples
+from tests.golden.indexes import make
 
+GOLDEN = Path(make.__file__).parent
 PACKS = [bytes([n]) * 16 for n in range(3)]
 SIZE = 1 << 20  # bytes of each
 Row = tuple[int, int, int, int]  # section, number of an identity, pack, offset
@@ -104,18 +107,87 @@ def test_a_flipped_bit_raises_or_changes_nothing() -> None:
         data[bit // 8] ^= 1 << bit % 8
 
 
+@pytest.mark.parametrize("version", index_file.VERSIONS.by_version)
+def test_each_version_that_is_read_has_a_golden_file(version: int) -> None:
+    data = (GOLDEN / f"version-{version}.index").read_bytes()
+    index, known = FileIndex.of(data), make.entries()
+    assert index.packs == make.PACKS and index.verify() == data[-16:]
+    for section in range(3):
+        held = {(key, at) for key, at in known.entries(section)}
+        assert set(index.entries(section)) == held and len(index.addressed(section)[0]) == len(held)
+        keys = known.columns(section)[0]
+        assert index.has(section, keys).all() and not index.has(section, keys ^ np.uint64(1 << 35)).any()
+        for key in keys[::50].tolist():
+            one = (key << 28).to_bytes(8, "big") + bytes(8)
+            assert set(index.find(section, one)) == set(known.find(section, one)) != set()
+    newest = build([index], dict(index.packs))
+    assert (newest == data) == (version == index_file.VERSION)
+
+
+@pytest.mark.parametrize("version", index_file.VERSIONS.by_version)
+def test_damage_of_any_page_is_named_when_it_is_met(version: int) -> None:
+    """Look-ups that need other pages go on."""
+    data = (GOLDEN / f"version-{version}.index").read_bytes()
+    whole, known = FileIndex.of(data), make.entries().columns(index_file.SEGMENTS)[0][::90].tolist()
+    ids = [(key << 28).to_bytes(8, "big") + bytes(8) for key in known]
+    right = wrong = 0
+    for at in range(200, len(data) - 16, 997):
+        spoiled = FileIndex.of(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        for one in ids:
+            try:
+                assert spoiled.find(index_file.SEGMENTS, one) == whole.find(index_file.SEGMENTS, one)
+                right += 1
+            except CorruptError as exc:
+                assert "does not match its checksum" in str(exc)
+                wrong += 1
+        with pytest.raises(CorruptError, match="does not match its checksum"):
+            spoiled.verify()
+    assert right > 100 and wrong > 100
+
+
+def test_a_page_in_the_place_of_another_is_damage() -> None:
+    memory = filled([(0, 5, 0, 99), (1, 5, 0, 99)])
+    data = build([memory], dict(memory.packs))
+    first, second = data[-42:-29], data[-29:-16]  # of a fan of 4 bytes, an entry of 5, and a crc
+    assert first[:-4] == second[:-4] and first != second
+    for swapped in (second + first, first + first, second + second):
+        with pytest.raises(CorruptError, match=r"page [12] of the index does not match"):
+            FileIndex.of(data[:-42] + swapped + data[-16:]).verify()
+
+
 def test_a_newer_version_is_refused_by_name() -> None:
     head = index_file.HEADER.pack(index_file.MAGIC, index_file.VERSION + 1, 4, 0, 0, 0, 0, 0, 0, 0)[:-4]
     with pytest.raises(VersionError, match="newer pltz"):
         FileIndex.of(head + zlib.crc32(head).to_bytes(4, "little") + bytes(16))
 
 
-def test_hostile_counts_claim_no_memory() -> None:
+@pytest.mark.parametrize("version", index_file.VERSIONS.by_version)
+def test_hostile_counts_claim_no_memory(version: int) -> None:
     head = index_file.HEADER.pack(
-        index_file.MAGIC, 2, 4, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0
+        index_file.MAGIC, version, 4, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0
     )
     with pytest.raises(CorruptError, match="does not fit"):
         FileIndex.of(head + bytes(16))
-    head = index_file.HEADER.pack(index_file.MAGIC, 2, 4, 0, 0, 0, 0xFFFFFFFF, 0, 0, 0)[:-4]
-    with pytest.raises(CorruptError, match="expected an index of"):
-        FileIndex.of(head + zlib.crc32(head).to_bytes(4, "little") + bytes(16))
+    for counts in ((0, 0xFFFFFFFF, 0, 0), (0xFFFFFFFF, 0, 0, 0), (0, 1, 0, 0)):
+        head = index_file.HEADER.pack(index_file.MAGIC, version, 4, 0, 0, *counts, 0)[:-4]
+        with pytest.raises(CorruptError, match=r"expected an index of|do not fit|table of pages"):
+            FileIndex.of(head + zlib.crc32(head).to_bytes(4, "little") + bytes(30))
+
+
+@settings(max_examples=examples(60))
+@given(st.integers(0, 9), st.integers(0, 1 << 32), st.integers(-1, 0))
+def test_pages_that_a_table_puts_elsewhere_are_refused(at: int, value: int, shift: int) -> None:
+    """A head whose checks hold, as who crafts an index would make it."""
+    data = (GOLDEN / f"version-{index_file.VERSION}.index").read_bytes()
+    whole, begin = FileIndex.of(data), 32 + 20 * len(make.PACKS)
+    ends = np.frombuffer(data, "<u4", 4, begin).copy()
+    ends[at % 4] = min(value, 0xFFFFFFFF) if at > 3 else max(0, int(ends[at]) + shift)
+    check = zlib.crc32(ends.tobytes(), int.from_bytes(data[28:32], "little"))
+    crafted = data[:begin] + ends.tobytes() + check.to_bytes(4, "little") + data[begin + 20 :]
+    keys = make.entries().columns(index_file.SEGMENTS)[0][::900]
+    try:
+        index = FileIndex.of(crafted)
+        assert (index.has(index_file.SEGMENTS, keys) == whole.has(index_file.SEGMENTS, keys)).all()
+        assert crafted == data
+    except CorruptError:
+        assert crafted != data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,55 +43,33 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranged, "MOST_ASKED", 8)
 
 
-def test_what_is_wanted_is_asked_for_at_once(tmp_path: Path) -> None:
-    counted, together = Counted(), list[list[tuple[int, int]]]()
+@pytest.mark.parametrize("spread", [True, False])
+def test_a_look_up_takes_one_request_and_another_for_the_place(
+    tmp_path: Path, spread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for the page of the key, wherever it is; and one for the place of the block, if it is not there yet.
 
-    def several(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        together.append(list(ranges))
-        return [DATA[offset : offset + size] for offset, size in ranges]
-
-    file = RangedFile(len(DATA), counted.get, DATA[:250], tmp_path, several=several)
-    file.want([(10, 20), (950, 100), (940, 5), (5000, 1), (9990, 500)])
-    assert together == [[(900, 200), (5000, 100), (9900, 100)]] and not counted.asked
-    for at, size in ((0, 200), (905, 190), (5000, 100), (9900, 100)):
-        assert file.read(at, size) == DATA[at : at + size]
-    assert not counted.asked
-    file.want([(5000, 100), (3000, 5)])
-    assert counted.asked == [(3000, 100)] and len(together) == 1  # one range is any request
-
-
-def test_a_look_up_takes_two_turns_after_the_first_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for bucket, entries and checksums side by side; and one for the place of the block, if it is not there yet.
-
-    Keys whose places cannot be told, because they are no hashes, are found too.
+    Keys that are no hashes crowd in few pages, and are found as well.
     """
-    monkeypatch.setattr(ranged, "PIECE", 1 << 14)
-    monkeypatch.setattr(ranged, "MOST_AHEAD", 1 << 26)
-    monkeypatch.setattr(ranged, "MOST_ASKED", 1 << 20)
-    monkeypatch.setattr(index_file, "PIECE", 1 << 12)
+    for name, value in {"PIECE": 1 << 10, "MOST_AHEAD": 1 << 26, "MOST_ASKED": 1 << 20}.items():
+        monkeypatch.setattr(ranged, name, value)
     dice = np.random.default_rng(2)
-    hashes = dice.integers(0, 1 << 36, 100_000, np.uint64)
-    for keys, most in ((hashes, 2), (hashes >> np.uint64(1), 4)):
-        rows = np.arange(len(keys), dtype=np.uint64) // np.uint64(50) * np.uint64(4000)
-        tail = index_file.MemoryIndex()
-        none = index_file.Entries(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
-        tail.add_pack(b"p" * 16, 1 << 28, {SEGMENTS: index_file.Entries(keys, rows), SESSIONS: none, MARKS: none})
-        data = index_file.build([tail], {b"p" * 16: 1 << 28})
-        counted, turns = Counted(data), list[int]()
-
-        def several(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-            turns.append(len(ranges))  # noqa: B023
-            return [data[offset : offset + size] for offset, size in ranges]  # noqa: B023
-
-        whole = FileIndex.of(data)
+    keys = dice.integers(0, 1 << (36 if spread else 31), 100_000, np.uint64)
+    rows = np.arange(len(keys), dtype=np.uint64) // np.uint64(50) * np.uint64(4000)
+    tail = index_file.MemoryIndex()
+    none = index_file.Entries(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+    tail.add_pack(b"p" * 16, 1 << 28, {SEGMENTS: index_file.Entries(keys, rows), SESSIONS: none, MARKS: none})
+    data = index_file.build([tail], {b"p" * 16: 1 << 28})
+    whole, counted = FileIndex.of(data), Counted(data)
+    for front, most in ((1 << 14, {1}), (500, {2})):  # with the places of blocks, and without
+        requests = set[int]()
         for row in dice.integers(0, len(keys), 40).tolist():
-            file = RangedFile(len(data), counted.get, data[: 1 << 14], tmp_path, several=several)
-            look = FileIndex(file)
+            look = FileIndex(RangedFile(len(data), counted.get, data[:front], tmp_path))
             counted.asked.clear()
-            turns.clear()
             identity = (int(keys[row]) << 28).to_bytes(8, "big") + bytes(8)
             assert look.find(SEGMENTS, identity) == whole.find(SEGMENTS, identity) != []
-            assert len(turns) + len(counted.asked) <= most
+            requests.add(len(counted.asked))
+        assert requests == most
 
 
 @pytest.mark.parametrize("room", ["file", "memory"])
@@ -111,6 +88,18 @@ def test_any_ranges_in_any_order_give_the_bytes(tmp_path: Path, room: str, monke
         assert file.read(0, size) == file.map() == DATA[:size] and whole == [DATA[:size]]
         assert len(counted.asked) <= 8 + 10_000 // 1600 + 1
     assert not [*tmp_path.iterdir()]
+
+
+def test_the_rest_of_a_larger_object_comes_after_more_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for worth, most in ((10_000, 8), (500, 20)):
+        monkeypatch.setattr(ranged, "WORTH", worth)
+        counted = Counted()
+        file = RangedFile(len(DATA), counted.get, DATA[:300], tmp_path)
+        for at in range(400, 400 + 200 * (most + 1), 200):
+            file.read(at, 4)
+        assert [size for _, size in counted.asked[: most + 1]] == [100] * most + [1600]
 
 
 def test_one_piece_is_asked_for_once_and_a_row_in_growing_steps(tmp_path: Path) -> None:
@@ -231,6 +220,41 @@ def test_a_look_up_in_a_large_index_of_a_bucket_fetches_little(s3: S3Server, tmp
     assert found.has(SESSIONS, keys).all()
 
 
+def test_the_head_of_a_large_index_is_fetched_once_per_machine(
+    s3: S3Server, tmp_path: Path, low_bounds: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that begins asks for a page alone. What is damaged is not kept, and a copy that is damaged not used."""
+    monkeypatch.setattr("pltz.archive.storage.s3.FRONT", 80_000)  # and the places of blocks
+    store, name, data = in_bucket(s3, tmp_path)
+    known = FileIndex.of(data)
+    identity = (int(known.columns(SEGMENTS)[0][777]) << 28).to_bytes(8, "big") + bytes(8)
+
+    def asked(folder: Path) -> int:
+        s3.requests.clear()
+        index = FileIndex(ObjectStore(store.place, folder).open_ranges(name))
+        assert index.find(SEGMENTS, identity) == known.find(SEGMENTS, identity) != []
+        return s3.count("GET")
+
+    assert (asked(tmp_path), asked(tmp_path), asked(tmp_path)) == (2, 1, 1)
+    (head,) = tmp_path.rglob("*.head")
+    kept = head.read_bytes()
+    for at in (0, 8, len(kept) // 2, len(kept) - 1):
+        head.write_bytes(kept[:at] + bytes([kept[at] ^ 1]) + kept[at + 1 :])
+        assert (asked(tmp_path), asked(tmp_path)) == (2, 1)
+    head.write_bytes(b"")
+    assert asked(tmp_path) == 2
+
+    # of a damaged object only what is sound is kept, so that nothing is left once it is repaired
+    for at in (50, 70_000, 79_000):  # pack table, places of blocks, a page that did not come whole
+        store.replace(name, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(CorruptError):
+            asked(tmp_path / str(at))
+        store.replace(name, data)
+        assert asked(tmp_path / str(at)) <= 2
+    store.delete(name)
+    assert not [*tmp_path.glob("*/*.head")]
+
+
 def test_damage_in_a_range_is_found_and_no_copy_is_kept(s3: S3Server, tmp_path: Path, low_bounds: None) -> None:
     store, name, data = in_bucket(s3, tmp_path)
     at = len(data) - 4_000
@@ -241,7 +265,7 @@ def test_damage_in_a_range_is_found_and_no_copy_is_kept(s3: S3Server, tmp_path: 
         found.verify()
     with pytest.raises(CorruptError):
         FileIndex(store.open(name)).verify()
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".head"]
 
 
 def test_an_index_that_was_replaced_meanwhile_is_looked_up_in_its_successor(
@@ -258,6 +282,7 @@ def test_an_index_that_was_replaced_meanwhile_is_looked_up_in_its_successor(
     writer = TowerArchive.open(ObjectStore(place, tmp_path / "c"), [codec])
     asker = TowerArchive.open(ObjectStore(place, tmp_path / "e"), [codec])
     looker = TowerArchive.open(ObjectStore(place, tmp_path / "f"), [codec])
+    keeper = TowerArchive.open(ObjectStore(place, tmp_path / "g"), [codec])
     leaves = [v.leaf for v in archive.ls()]
     assert reader.catalog.listing.following
     (name,) = reader.catalog.listing.indexes
@@ -265,6 +290,8 @@ def test_an_index_that_was_replaced_meanwhile_is_looked_up_in_its_successor(
     archive.write_index()
     assert name not in archive.store.list("index")
     assert isinstance(reader.catalog.listing.indexes[name]._file, RangedFile)
+    keeper.write_index()  # over indexes of which it has read the beginnings
+    (name,) = keeper.store.list("index")
     with asker.catalog.one_look(max_age=60):
         assert asker.stat().sessions == 301
     assert looker.catalog.lookup.known(SEGMENTS, leaves) == {*leaves}  # by a part of a call that begins with no look
