@@ -11,8 +11,8 @@ ones is off at the largest.
 
     python -m pltz.benchmarks.archive.simulate_scale --indexes 1000000 10000000
 
-prints what a look-up of a session, of its segment and of one above it asks of an index alone, of which no copy is
-there: of a large one ranges are read, some side by side.
+prints what a look-up of a session and of a segment above its own asks of an index alone, of which no copy is there: of
+a large one its head, and a page per key.
 
 Seconds are those of requests that follow each other, at `FIRST_BYTE` each and `BYTES_PER_S`, without the work of the
 processor. Dollars are those of `PRICES`.
@@ -30,7 +30,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,7 @@ from pltz.archive.format.index_file import U64
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.opener import OpenArchive
+from pltz.archive.storage import ranged
 from pltz.archive.storage.disk import ticks
 from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.s3 import FRONT, RANGED
@@ -55,7 +55,6 @@ from pltz.coding.codecs.codec import BytesCodec
 
 SIZES = (10_000, 100_000, 1_000_000)  # sessions of archives that are made
 LARGER = (100_000_000, 1_000_000_000)  # of those that the line is for
-LOOKED = 10_000_000  # sessions of an index in which look-ups are counted, for larger ones
 SEALED = 100_000  # sessions, at most, of the archive in which some are erased
 COMMIT = 50_000  # sessions per put when an archive is made, so that no pack is small
 NIGHT = 1000  # sessions per night
@@ -70,7 +69,7 @@ COUNTED = (*PRICES, "read", "written", "beside")
 COALESCED = 1 << 20  # bytes between two ranges below which obstore reads both with one request
 PRICED = "S3 Standard, us-east-1, list prices of January 2025"
 # of these the code asks the same at any size: what differs is the packs in which session and prompt happen to lie
-STEADY = ("get, indexes cached", "get, archive open", "put of one", "put of a thousand")
+STEADY = ("get, index by ranges", "get, indexes cached", "get, archive open", "put of one", "put of a thousand")
 KEY = Secret(b"a key of the simulation", 0)
 
 
@@ -119,6 +118,7 @@ class CountedBucket:
         self.registers: dict[str, Content] = {}
         self.cost = Traffic()
         self.kept: set[str] = set()  # indexes on the disk of the reader
+        self.ranged = RANGED  # bytes of an index from which ranges of it are read
 
     def make(self) -> None:
         """Do nothing: a bucket has no folders."""
@@ -154,7 +154,11 @@ class CountedBucket:
             self.kept.add(name)
         return Held(data)
 
-    open_ranges = open
+    def open_ranges(self, name: str) -> File:
+        data = self._whole(name)
+        if object_names.folder_of(name) != object_names.INDEXES or name in self.kept or len(data) <= self.ranged:
+            return self.open(name)
+        return by_ranges(data, self.cost)
 
     def list(self, folder: str) -> dict[str, int]:
         found = {name: len(data) for name, data in self.folders.get(folder, {}).items()}
@@ -225,6 +229,16 @@ class CountedBucket:
         return found
 
 
+def by_ranges(data: bytes, cost: Traffic) -> File:
+    """Return an index whose first bytes are there, and others once they are read. Each request is counted."""
+
+    def get(offset: int, size: int) -> bytes:
+        cost.side_by_side([(offset, size)])
+        return data[offset : offset + size]
+
+    return RangedFile(len(data), get, get(0, min(FRONT, len(data))))
+
+
 def sessions(first: int, count: int) -> list[NewSession]:
     """Return synthetic sessions of the numbers from ``first`` on."""
     own = np.random.default_rng(first).integers(0, 256, (count, OWN))
@@ -286,9 +300,16 @@ def measured(count: int) -> dict[str, Any]:
             assert len(archive.reader.tower(version).tokens) == PROMPT + OWN
 
     # A reader from cold to warm: nothing cached, then the indexes, then the open archive.
+    # None of these sessions is in the first block of its pack, which would come with the header.
     bucket.kept.clear()
     with bucket.counting() as costs["get, nothing cached"]:
-        get(opened(bucket), count // 2, math.inf)  # as a command does, whose look is that of the opening
+        get(opened(bucket), count // 2 + count // 7, math.inf)  # as a command does, whose look is that of the opening
+    bucket.kept.clear()
+    bucket.ranged = 0
+    with bucket.counting() as costs["get, index by ranges"]:
+        get(opened(bucket), count // 2 + count // 7, math.inf)
+    bucket.ranged = RANGED
+    reader.store.open(object_names.index(next(iter(reader.listing.indexes))))
     with bucket.counting() as costs["get, indexes cached"]:
         get(opened(bucket), count // 3, math.inf)
     archive = opened(bucket)
@@ -338,42 +359,41 @@ class SyntheticEntries:
         return keys, rows // np.uint64(COMMIT), rows % np.uint64(COMMIT) // np.uint64(100) * np.uint64(100 * (OWN + 40))
 
 
-@cache
 def looked_up(count: int, looks: int = 20) -> dict[str, Any]:
-    """Return what look-ups of a session and two segments ask of an index of so many, on average and at most."""
+    """Return what look-ups of a session and a segment ask of an index of so many, on average and at most."""
     entries = SyntheticEntries(count)
     data = index_file.build([entries], entries.packs)  # type: ignore[list-item]
-    found, cost = list[tuple[int, int, int]](), Traffic()
-
-    def several(ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
-        cost.side_by_side(ranges)
-        return [data[offset : offset + size] for offset, size in ranges]
-
-    def get(offset: int, size: int) -> bytes:
-        return several([(offset, size)])[0]
-
-    sections = index_file.SESSIONS, index_file.SEGMENTS, index_file.SEGMENTS  # of the session, and of its prompt
+    found = list[tuple[int, int]]()
+    sections = index_file.SESSIONS, index_file.SEGMENTS  # of the session, and of its prompt
     wanted = [entries.columns(section)[0] for section in sections]
-    wanted[2] = np.roll(wanted[2], count // 2)
+    wanted[1] = np.roll(wanted[1], count // 2)
     for row in np.random.default_rng(5).integers(0, count, looks).tolist():
-        cost = Traffic(Counter(GET=1), min(FRONT, len(data)))
-        file = Held(data) if len(data) <= RANGED else RangedFile(len(data), get, data[:FRONT], several=several)
-        cost.read = len(data) if len(data) <= RANGED else cost.read
-        index = index_file.FileIndex(file)
+        cost = Traffic()
+        index = index_file.FileIndex(by_ranges(data, cost))
         for section, keys in zip(sections, wanted, strict=True):
             identity = (int(keys[row]) << 28).to_bytes(8, "big") + bytes(8)
             assert index.find(section, identity)
-        found.append((cost.requests["GET"], cost.beside, cost.read))
-    asked, beside, read = (np.array(column) for column in zip(*found, strict=True))
-    mean = {"GET": float(asked.mean()), "beside": float(beside.mean()), "read": float(read.mean())}
-    mean |= {"most_GET": int(asked.max()), "turns": float((asked - beside).mean())}
+        found.append((cost.requests["GET"], cost.read))
+    asked, read = (np.array(column) for column in zip(*found, strict=True))
+    mean = {"GET": float(asked.mean()), "most_GET": int(asked.max()), "read": float(read.mean())}
     return {"sessions": count, "index_bytes": len(data), **mean}
+
+
+def behind_front(count: int, packs: float) -> dict[str, int]:
+    """Return what a get asks of an index of so many sessions because it is not in the first `FRONT` bytes.
+
+    That is the rest of the head, and the places of two blocks of a hundred sessions.
+    """
+    head = index_file.HEADER.size + index_file.PACK.size * packs + 8 * 2 ** max(0, count.bit_length() - 13)
+    rest, places = max(0, math.ceil(head - FRONT)), 2 * (head + 5 * count / 100 > FRONT)
+    return {"GET": (rest > 0) + places, "read": rest + places * ranged.PIECE}
 
 
 def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, Any]:
     """Return what a line through two rows says of ``count`` sessions. `STEADY` costs are those of the larger row.
 
-    Of an index that is read by ranges a get with nothing cached asks what `looked_up` counted, and not a line.
+    With nothing cached and an index that is read by ranges a get asks what it asked of the larger one by ranges, and
+    `behind_front`.
     """
     share: float = (count - small["sessions"]) / (large["sessions"] - small["sessions"])
 
@@ -391,9 +411,9 @@ def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, 
         if name in small["costs"]
     }
     if row["index_bytes"] > RANGED:
-        look, cached = looked_up(LOOKED), large["costs"]["get, indexes cached"]
-        fetched = {**cached, **{key: round(cached[key] + look[key], 1) for key in ("GET", "read", "beside")}}
-        row["costs"]["get, nothing cached"] = priced({key: fetched[key] for key in COUNTED})
+        cold, more = large["costs"]["get, index by ranges"], behind_front(count, row["packs"])
+        asked = priced({key: cold[key] + more.get(key, 0) for key in COUNTED})
+        row["costs"] |= {"get, nothing cached": asked, "get, index by ranges": asked}
     return row
 
 

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from pltz.benchmarks.archive import simulate_scale
-from pltz.benchmarks.archive.simulate_scale import CountedBucket, line, looked_up, measured, priced
+from pltz.benchmarks.archive.simulate_scale import (
+    CountedBucket,
+    behind_front,
+    line,
+    looked_up,
+    measured,
+    priced,
+)
 from pltz.benchmarks.plots import scale
 
 
@@ -67,19 +74,18 @@ def test_the_line(rows: list[dict[str, Any]]) -> None:
     assert scale.costs([small, large, far], ".svg").startswith(b"<?xml")
 
 
-def test_of_a_large_index_ranges_are_modelled(
+def test_of_a_large_index_its_head_and_a_page_per_key_are_read(
     rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulate_scale, "LOOKED", 100_000)
     small, large = rows
-    looked_up.cache_clear()
-    whole = looked_up(100_000)
-    assert whole["GET"] == 1 and whole["read"] == whole["index_bytes"] > 800_000
-    looked_up.cache_clear()
-    monkeypatch.setattr(simulate_scale, "RANGED", 100_000)
+    far = line(small, large, 10_000_000)  # of 50 sessions per pack, so that the table of packs is large
+    more = behind_front(10_000_000, far["packs"])
+    cold = large["costs"]["get, index by ranges"]
+    assert far["costs"]["get, nothing cached"]["GET"] == cold["GET"] + more["GET"] == cold["GET"] + 3
+    assert far["costs"]["get, nothing cached"]["read"] == cold["read"] + more["read"]
+    assert behind_front(10_000_000, 200) == {"GET": 0, "read": 0}
+    assert behind_front(100_000_000, 2_000) == {"GET": 2, "read": 2 << 16}
+    assert behind_front(1_000_000_000, 20_000)["GET"] == 3
     monkeypatch.setattr(simulate_scale, "FRONT", 1 << 16)
-    look = looked_up(100_000)
-    assert 1 < look["GET"] <= look["most_GET"] < 10 and look["read"] < whole["read"]
-    far = line(small, large, 1_000_000)["costs"]
-    assert far["get, nothing cached"]["read"] == pytest.approx(far["get, indexes cached"]["read"] + look["read"], abs=1)
-    looked_up.cache_clear()
+    look = looked_up(400_000)
+    assert 2 <= look["GET"] <= look["most_GET"] <= 3 and look["read"] < 5 << 16 < look["index_bytes"]
