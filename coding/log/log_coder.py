@@ -5,9 +5,10 @@
                   --zstd after the bytes above---------------------------------------------------------> frame
 
 A frame says which of the three methods its text took. A cheap look chooses beforehand: a fast zstd of the text against
-the model on a sample of it. The state of the table, the past of the copies and the context of the model are made again
-from the bytes above, so a log that grows stores its new lines alone. Encoder and decoder run the same functions over
-the same bytes.
+the model on a sample of it. Long texts stand in 8 lanes and short blocks, where a token sees two thirds as many others
+and takes no more bits. The state of the table, the past of the copies and the context of the model are made again from
+the bytes above, so a log that grows stores its new lines alone. Encoder and decoder run the same functions over the
+same bytes.
 
     coder = LogCoder(bundle, bundle.coder())
     frames = coder.encode([(first_lines, b""), (new_lines, first_lines)])
@@ -33,8 +34,9 @@ from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
 from pltz.plt_codec.errors import CorruptError, VersionError
+from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.limits import MAX_BYTES
-from pltz.plt_codec.types import FrameItem
+from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.varint import read_varint, write_varint
 from pltz.plt_codec.zstd import Fallback
 
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 Method = Literal["zstd", "log + zstd", "log + model"]
 METHODS: tuple[Method, ...] = ("zstd", "log + zstd", "log + model")  # by their number in the head
 WHOLE, PACKED, MODEL = range(3)
-METHOD_BITS, COPIES = 3, 4  # of the head
+METHOD_BITS, COPIES, NARROW = 3, 4, 8  # of the head
 CHECK = 8  # bytes of the content's digest
 BYTES_PER_BYTE = 1 << 16  # of content, per byte of a frame and one
 
@@ -54,6 +56,10 @@ LEAST_REACH, REACH_PER_BYTE = 1 << 16, 16  # and for a content of so many bytes
 
 END = b"\xff"  # of a piece of text; no UTF-8 has it
 VOICES = tuple(SPECIALS.index(name) for name in ("user", "assistant", "tool", "system", "function", "message"))
+
+EIGHT = Layout(8, 256)  # of a narrow text
+NARROW_ABOVE, NARROW_MOST = 1 << 12, 1 << 17  # tokens left for the model, above and up to: at most 16,384 steps
+NARROW_CONTRACT = 1  # of bundles for CPUs: a GPU waits for each of twice as many steps
 
 LOOK_FROM = 1 << 14  # tokens of a text of which a sample is coded before the rest, where it is in doubt
 DOUBT = 0.65  # bytes under zstd per token left for the model, below which it is: the model takes 0.3 to 0.6
@@ -106,6 +112,7 @@ class Parsed:
         opaque: bytes that no coder shrinks.
         copies: bytes of the copies; none without.
         coded: bytes of the coded content or text.
+        narrow: whether the model codes the text in blocks of `EIGHT`.
     """
 
     method: int
@@ -115,6 +122,7 @@ class Parsed:
     opaque: bytes = b""
     copies: bytes = b""
     coded: bytes = b""
+    narrow: bool = False
 
     @property
     def name(self) -> Method:
@@ -141,10 +149,10 @@ def parse(frame: bytes) -> Parsed:
         raise CorruptError(f"a log frame has at least {1 + CHECK} bytes, found {len(frame)}: the file is damaged")
     head, check, at = frame[0], frame[1 : 1 + CHECK], 1 + CHECK
     method = head & METHOD_BITS
-    if head & ~(METHOD_BITS | COPIES) or method >= len(METHODS):
+    if head & ~(METHOD_BITS | COPIES | NARROW) or method >= len(METHODS):
         raise VersionError(f"a log frame begins with {head:#04x}, which this pltz does not know: use a newer pltz")
-    if head & COPIES and method != MODEL:
-        raise CorruptError("a log frame has copies beside a text without tokens: the file is damaged")
+    if head & (COPIES | NARROW) and method != MODEL:
+        raise CorruptError("a log frame has copies or lanes of a text without tokens: the file is damaged")
     if method == WHOLE:
         return Parsed(method, check, coded=frame[at:])
     sizes = []
@@ -162,7 +170,8 @@ def parse(frame: bytes) -> Parsed:
     room = MAX_TOKENS_PER_BYTE * (len(frame) - end + 1)
     if method == MODEL and count > room:
         raise CorruptError(f"{count} tokens cannot be in {len(frame) - end} bytes of a log frame: the file is damaged")
-    return Parsed(method, check, count, frame[at:middle], frame[middle:end], frame[end:copied], frame[copied:])
+    narrow = bool(head & NARROW)
+    return Parsed(method, check, count, frame[at:middle], frame[middle:end], frame[end:copied], frame[copied:], narrow)
 
 
 def check_of(content: bytes) -> bytes:
@@ -276,6 +285,7 @@ class LogCoder:
 
     def __init__(self, bundle: Parts, coder: Coder, workers: Workers | None = None) -> None:
         self.coder = coder
+        self._narrows = bundle.contract == NARROW_CONTRACT
         self._tables = LogTables(bundle.tokenizer)
         self._workers = workers or Workers(self._tables)
 
@@ -316,10 +326,13 @@ class LogCoder:
         drafts: list[Draft | None] = [later.result() if later else None for later in begun]
         able = [draft for draft, one in zip(drafts, by_model, strict=True) if draft and one]
         chosen = self._worth_the_model(able)
-        encoded = self.coder.encode(
-            [draft.literals for draft in chosen], contexts=[draft.past.tokens for draft in chosen], progress=progress
-        )
-        coded = {id(draft): one.data for draft, one in zip(chosen, encoded, strict=True)}
+        coded = dict[int, Encoded]()
+        for layout in (EIGHT, Layout()):
+            some = [draft for draft in chosen if self._layout(len(draft.literals)) == layout]
+            rows, contexts = [draft.literals for draft in some], [draft.past.tokens for draft in some]
+            by = {"lanes": layout.lanes, "steps": layout.steps}
+            encoded = self.coder.encode(rows, contexts=contexts, **by, progress=progress) if some else []
+            coded |= {id(draft): one for draft, one in zip(some, encoded, strict=True)}
         frames: list[bytes] = []
         for (content, above), draft in zip(batch, drafts, strict=True):
             above = usable(above, len(content))
@@ -342,10 +355,15 @@ class LogCoder:
         sample = longest[max(0, len(longest) - TIMED) // 2 :][:TIMED]
         seconds = DRAFTS * (drafted - start)
         if len(sample):
-            [one] = self.coder.encode([sample])
+            layout = self._layout(len(sample))
+            [one] = self.coder.encode([sample], lanes=layout.lanes, steps=layout.steps)
             self.coder.decode([FrameItem(one.data, len(sample), one.lanes, one.steps)])
             seconds += (time.perf_counter() - drafted) / len(sample) * tokens
         return seconds
+
+    def _layout(self, literals: int) -> Layout:
+        """Return the layout in which so many tokens are coded."""
+        return EIGHT if self._narrows and NARROW_ABOVE < literals <= NARROW_MOST else Layout()
 
     def _worth_the_model(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Return the drafts whose text the model codes: all but those where zstd is near, and a sample tells so."""
@@ -399,7 +417,8 @@ class LogCoder:
             one = parsed[n]
             assert one is not None
             literals = one.count - sum(copy.length for copy in taken[n])
-            items.append(FrameItem(one.coded, literals, context=pasts[n]))
+            layout = EIGHT if one.narrow else Layout()
+            items.append(FrameItem(one.coded, literals, layout.lanes, layout.steps, context=pasts[n]))
         found = dict(zip(numbers, self.coder.decode(items, progress=progress), strict=True))
         texts = {n: repeats.expand(tokens, taken[n], pasts[n]) for n, tokens in found.items()}
         rows = zip(parsed, batch, strict=True)
@@ -409,7 +428,7 @@ class LogCoder:
         ]
 
 
-def _frame(content: bytes, above: bytes, draft: Draft, coded: bytes | None) -> bytes:
+def _frame(content: bytes, above: bytes, draft: Draft, coded: Encoded | None) -> bytes:
     """Return the shortest frame of a content after the bytes above that count.
 
     ``coded``: its literals by the model, None where zstd codes the text.
@@ -417,11 +436,10 @@ def _frame(content: bytes, above: bytes, draft: Draft, coded: bytes | None) -> b
     check, best = check_of(content), b""
     if draft.columns:
         packed = repeats.pack(draft.copies) if draft.copies else b""
-        head = MODEL | (COPIES if packed else 0)
-        fits = coded is not None and len(draft.text.tokens) <= MAX_TOKENS_PER_BYTE * (len(packed) + len(coded) + 1)
-        if coded is not None and fits:
-            best = _joined(head, check, draft, len(draft.text.tokens), packed + coded)
-        if coded is None or not fits or draft.packed < len(packed + coded):
+        if coded is not None and len(draft.text.tokens) <= MAX_TOKENS_PER_BYTE * (len(packed + coded.data) + 1):
+            head = MODEL | (COPIES if packed else 0) | (NARROW if coded.lanes else 0)
+            best = _joined(head, check, draft, len(draft.text.tokens), packed + coded.data)
+        if coded is None or not best or draft.packed < len(packed + coded.data):
             text = Fallback.after(draft.past.data).compress(draft.text.data)
             other = _joined(PACKED, check, draft, len(draft.text.data), text)
             best = min(best or other, other, key=len)

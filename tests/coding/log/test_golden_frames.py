@@ -48,3 +48,4 @@ def test_there_is_a_file_for_each_method() -> None:
     assert all(names.values())
     found = {parse(path.read_bytes()).name for path in FILES}
     assert found == {"zstd", "log + zstd", "log + model"}
+    assert {path.stem.split("-")[2] for path in FILES if parse(path.read_bytes()).narrow} == {"narrow"}

@@ -126,3 +126,28 @@ def test_a_text_that_the_model_cannot_win_is_not_coded_by_it(
 def test_bytes_above_count_in_proportion_to_the_content() -> None:
     assert len(usable(bytes(1 << 23), 1 << 20)) == 1 << 22
     assert len(usable(bytes(1 << 23), 9000)) == 144_000
+
+
+def test_lanes_follow_the_tokens_that_the_model_codes(coder: LogCoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that is coded in its own lanes comes back beside one that is not, and says so in its head alone."""
+    content = log(12)
+    [plain] = coder.encode([(content, b"")])
+    coded = parse(plain).coded_tokens
+    assert 256 < coded < log_coder.NARROW_ABOVE and not parse(plain).narrow
+    monkeypatch.setattr(log_coder, "NARROW_ABOVE", coded - 1)
+    short, (narrow,) = log(2), coder.encode([(content, b"")])
+    assert parse(narrow).narrow and narrow[0] == plain[0] | log_coder.NARROW
+    frames = coder.encode([(short, b""), (content, b"")])
+    assert not parse(frames[0]).narrow and frames[1] == narrow
+    assert coder.decode([(frames[0], len(short), b""), (narrow, len(content), b"")]) == [short, content]
+    with pytest.raises(CorruptError):  # lanes are read from the head
+        coder.decode([(plain[:1] + narrow[1:], len(content), b"")])
+    monkeypatch.setattr(log_coder, "NARROW_MOST", coded - 1)
+    assert coder.encode([(content, b"")]) == [plain]
+
+
+def test_lanes_of_a_text_that_the_model_did_not_code_are_refused(coder: LogCoder) -> None:
+    for by_model, content in ((False, log(12)), (True, NOISE)):
+        [frame] = coder.encode([(content, b"")], by_model=by_model)
+        with pytest.raises(CorruptError, match="lanes of a text without tokens"):
+            parse(bytes([frame[0] | log_coder.NARROW]) + frame[1:])
