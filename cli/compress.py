@@ -14,7 +14,7 @@ from pltz.cli.ui import options
 from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output, say_if_interrupted, write_text
-from pltz.cli.ui.progress import ExpectedTime, Progress, wanted
+from pltz.cli.ui.progress import CodingTime, ExpectedTime, Progress, wanted
 from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options
 from pltz.cli.ui.session_input import as_fields as fields_of
 from pltz.cli.ui.session_input import as_text as text_of
@@ -156,8 +156,8 @@ def compress(
         "interrupted: nothing was written, as a .pltz file is whole or not at all; pltz archive put keeps what is done"
     )
     with Progress("read", unit="sessions", shown=wanted(progress)) as bar:
-        expected = ExpectedTime(bar, "--zstd-above SIZE sends large sessions to zstd")
-        codec.expect = lambda seconds: expected(seconds * max(1.0, (source.total or 0) / max(1, source.bytes_read)))
+        expected = CodingTime(ExpectedTime(bar, "--zstd-above SIZE sends large sessions to zstd"), source)
+        codec.expect, codec.coded = expected.expect, expected.coded
         data = api.compress(
             reading(some_sessions(source), bar),
             bundle=codec,

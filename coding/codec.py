@@ -221,7 +221,9 @@ class Codec(SessionDecoder):
         workers: processes beside the model, for inputs of `START_BYTES` or more. Files are the same for any number.
 
     ``expect``: called with the expected seconds before a batch of many tokens is coded (`expected_time`);
-    None by default. ``threaded``: False for no threads.
+    None by default. ``coded``: called with the bytes of content done since the last call, half of a batch's when it is
+    encoded and the rest when it is proved, and with all bytes read so far; None by default. ``threaded``: False for no
+    threads.
     """
 
     def __init__(
@@ -238,6 +240,8 @@ class Codec(SessionDecoder):
         self._threads = [CoderThread(self.twin) for _ in range(THREADS)] if isinstance(coder, Doubling) else []
         self._note = note
         self.expect: Expect | None = None
+        self.coded: Callable[[int, int], None] | None = None
+        self._read = 0  # bytes of content, by the call under way
         self.threaded = True
 
     @property
@@ -397,7 +401,8 @@ class Codec(SessionDecoder):
         ``earlier``: where the sessions are those of one file and may be coded after each other.
         """
         bridge = None if bridge is None or bridge.identity else bridge
-        large, groups = self._staffed(_groups(sessions))
+        self._read = 0
+        large, groups = self._staffed(self._counted(_groups(sessions)))
         stop = threading.Event()
         run = _Call(bridge, options, earlier, stop)
         if large and self.has_threads:
@@ -419,10 +424,18 @@ class Codec(SessionDecoder):
         try:
             for batch in ahead(coded, deep[4], weight, deep[4]):
                 yield from self._proved(batch, run)
+                if self.coded:
+                    self.coded(batch.size - batch.size // 2, self._read)
         finally:
             stop.set()
             for thread in self._threads:
                 thread.settle()
+
+    def _counted(self, groups: Iterable[_Group]) -> Iterator[_Group]:
+        """Yield groups, and count their bytes of content."""
+        for group in groups:
+            self._read += group.size
+            yield group
 
     def _staffed(self, groups: Iterator[_Group]) -> tuple[bool, Iterator[_Group]]:
         """Return whether there are `START_BYTES` or more, so that processes were asked for, and all groups."""
@@ -536,6 +549,8 @@ class Codec(SessionDecoder):
             if not (frame and frame.log) and may_reach(len(draft.ready.content), draft.ready.fast, size):
                 batch.packed[draft.number] = self.workers.submit("packed", draft.ready.content)
             batch.made.append(frame)
+        if self.coded:
+            self.coded(batch.size // 2, self._read)
         return batch
 
     def _coded(self, batch: _Batch, run: _Call) -> _Batch:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from pltz.archive.humanize import size
 
@@ -199,3 +199,36 @@ class ExpectedTime:
         if not self._silent:
             with self._bar.hidden():
                 print(text, file=sys.stderr, flush=True)
+
+
+class CountedInput(Protocol):
+    """An input whose bytes are counted as they are read."""
+
+    bytes_read: int
+
+    @property
+    def total(self) -> int | None:
+        """Return all of its bytes; None where they are not known."""
+
+
+class CodingTime:
+    """Says how long it takes to code an input, by a sample before, and again by what was coded where that was wrong."""
+
+    def __init__(self, expected: ExpectedTime, source: CountedInput) -> None:
+        self._expected, self._source = expected, source
+        self._began, self._done = time.monotonic(), 0  # bytes of content that are coded
+
+    def expect(self, seconds: float) -> None:
+        """Say that what was read takes so many seconds, and the rest as many per byte."""
+        self._expected(seconds * self._whole())
+
+    def coded(self, amount: int, read: int) -> None:
+        """Count so many more bytes of content that are coded, of all that were read, as a `Codec` does."""
+        self._done += amount
+        took = time.monotonic() - self._began
+        if self._done and took >= SAID_S:
+            self._expected.measured(took * (read * self._whole() - self._done) / self._done)
+
+    def _whole(self) -> float:
+        """Return the ratio of all bytes of the input to those read."""
+        return max(1.0, (self._source.total or 0) / max(1, self._source.bytes_read))

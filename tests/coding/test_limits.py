@@ -253,3 +253,15 @@ def test_the_expected_time_is_told_before_and_is_about_right(
     assert len(told) == 1 and 1.8 <= told[0] and took / 4 < told[0] < 4 * took
     slow.compress([Session("text", b"few")])
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_bytes_are_told_when_they_are_coded_and_when_they_are_proved(codec: Codec, verify: bool) -> None:
+    told: list[tuple[int, int]] = []
+    inner = Codec(codec.bundle, codec.coder)
+    inner.coded = lambda amount, read: told.append((amount, read))
+    sessions = [Session("text", b"few words"), Session("text", b"and some more")]
+    inner.compress(sessions, verify=verify)
+    assert told == [(11, 22), (11, 22)]
+    inner.compress(sessions[:1], verify=verify)
+    assert told[2:] == [(4, 9), (5, 9)]
