@@ -306,3 +306,15 @@ def test_a_code_value_of_zero_ends_as_the_reference_ends_it(lanes: int) -> None:
     native = NativeCoder(weights).encode([ids], lanes=lanes, steps=64)
     reference = TokenCoder(TorchEngine(weights)).encode([ids], lanes=lanes, steps=64)
     assert native[0].data == reference[0].data and len(native[0].data) > 9
+
+
+@pytest.mark.parametrize("lanes", range(1, 18))
+def test_any_number_of_lanes_decodes_alone(lanes: int) -> None:
+    """A kernel takes the rows of a step in runs, and each number of rows has its own runs."""
+    tokens = sequences(model("small").shape.vocab, (100,))
+    [want] = TokenCoder(TorchEngine(model("small"))).encode(tokens, lanes=lanes, steps=4)
+    for kernel in kernels():
+        coder = NativeCoder(model("small"), threads=1, kernel=kernel)
+        [got] = coder.encode(tokens, lanes=lanes, steps=4)
+        assert got.data == want.data
+        assert np.array_equal(coder.decode([FrameItem(got.data, 100, lanes, 4)])[0], tokens[0])
