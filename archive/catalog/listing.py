@@ -253,6 +253,16 @@ class Listing:
         self._followed, self._listed_by = None, self.register.manifest
         return changed
 
+    def draft(self) -> bytes | None:
+        """Return the manifest that `publish` puts next, if no other is put before; None where it takes a listing.
+
+        Raises the errors of `publish`.
+        """
+        base = self.register.manifest if self.register and self.following else None
+        if not (self.register and base and base.epoch <= self.epoch):
+            return None
+        return self.register.draft(self._next({}, set(), False, base))
+
     def named_indexes(self) -> frozenset[str]:
         """Return the indexes that the manifest names, as far as this process knows; none without one."""
         manifest = self.register.manifest if self.register else None

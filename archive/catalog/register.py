@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from pltz.archive.errors import StoreError, UnreadableError
 from pltz.archive.format.manifest import Manifest, claimed_generation
@@ -22,6 +23,14 @@ from pltz.plt_codec.identity import SIZE
 TURNS = 200  # swaps in which others may be first
 FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.3  # seconds
 DAY = 86_400 << 20  # in units of generations that the clock gives
+
+
+class _NextManifest(NamedTuple):
+    """A manifest that may be put in place of another, and its bytes."""
+
+    base: Manifest | None
+    next: Manifest
+    data: bytes
 
 
 class ManifestRegister:
@@ -37,6 +46,7 @@ class ManifestRegister:
         self.manifest: Manifest | None = None
         self.behind: tuple[int, int] | None = None
         self._highest = 0  # generation
+        self._drafted: _NextManifest | None = None
         self._ahead = False  # whether it was loaded for the next call of `load`
 
     def load(self) -> Manifest | None:
@@ -85,7 +95,11 @@ class ManifestRegister:
             if base and fresh.state == base.state and not always:
                 return False
             generation = self._highest + 1 if base and not repaired else self._fresh_generation(fresh.archive)
-            data = replace(fresh, generation=generation, random=self._store.random(SIZE)).encode()
+            drafted = self._drafted
+            if base and drafted and drafted.base is base and not repaired and drafted.next.state == fresh.state:
+                data = drafted.data
+            else:
+                data = self._encoded(fresh, generation)
             # who lost waits before it loads, not after: the next swap builds on what is then the newest
             wait = random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**turn))
             after = self._store.swap(MANIFEST, data, self._content, wait)
@@ -97,6 +111,15 @@ class ManifestRegister:
             if self.behind:
                 self.load()
         raise StoreError("others replace the manifest all the time: what was put is not acknowledged, try again")
+
+    def draft(self, fresh: Manifest) -> bytes:
+        """Return what `swap` puts in place of the present manifest, where its change returns one of this state."""
+        data = self._encoded(fresh, self._highest + 1)
+        self._drafted = _NextManifest(self.manifest, fresh, data)
+        return data
+
+    def _encoded(self, fresh: Manifest, generation: int) -> bytes:
+        return replace(fresh, generation=generation, random=self._store.random(SIZE)).encode()
 
     def _fresh_generation(self, archive: bytes) -> int:
         """Return a generation above those that this machine saw, and above what clocks gave to others.

@@ -17,10 +17,13 @@ import errno
 import mmap
 import os
 import time
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from pltz.archive.concurrency import run_alongside
 from pltz.archive.format.byte_source import File
 
 AT_ONCE = 1 << 17  # bytes that are read without asking for the size of the file
@@ -88,6 +91,9 @@ class Disk(Protocol):
 
     def sync_file(self, path: str) -> None:
         """Make a file's bytes durable."""
+
+    def sync_files(self, paths: Sequence[str]) -> None:
+        """Make the bytes of several files durable, side by side."""
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name. Raises FileExistsError if the name is taken."""
@@ -177,6 +183,14 @@ class OsDisk:
 
     def sync_file(self, path: str) -> None:
         self._sync(path, os.O_RDWR)
+
+    def sync_files(self, paths: Sequence[str]) -> None:
+        with ExitStack() as stack:  # a file system commits all that wait for it at once
+            others = [stack.enter_context(run_alongside(partial(self.sync_file, path))) for path in paths[1:]]
+            for path in paths[:1]:
+                self.sync_file(path)
+            for synced in others:
+                synced()
 
     def link(self, source: str, target: str) -> None:
         os.link(self.root / source, self.root / target)

@@ -271,6 +271,9 @@ class ObjectStore:
         """Return nothing: an object is put at once, so no temporary files are left."""
         return []
 
+    def ahead(self, contents: Sequence[bytes]) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def settle(self, folder: str) -> None:
         """Do nothing: listed objects are durable in such a store."""
 

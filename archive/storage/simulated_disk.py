@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pltz.archive.format.byte_source import Held
@@ -160,6 +160,11 @@ class SimDisk:
         self.durable.data[inode] = self.seen.data[inode]
         self.pending = [c for c in self.pending if not (c.what == "bytes" and c.inode == inode)]
         self.watch()
+
+    def sync_files(self, paths: Sequence[str]) -> None:
+        """Make the bytes of files durable, one after the other. Raises FileNotFoundError."""
+        for path in paths:
+            self.sync_file(path)
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name. Raises FileExistsError, FileNotFoundError."""

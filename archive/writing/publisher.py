@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import groupby
 
@@ -59,25 +59,31 @@ class Publisher:
         Raises ArchiveError, ContentError, Fenced, FullError, StoreError, WriterFailed. Nothing of a pack that fails
         its proof is written, and with a manifest none of the packs takes effect.
         """
-        try:
-            proved: list[tuple[Location, PendingSegment]] = []
-            parities = list(self._packs(rows, new or {}, proved))
-            self.catalog.listing.publish()
-        except BaseException:
-            if self.catalog.listing.register:
-                self.catalog.listing.drop_unnamed()
-            raise
-        self.proved.remember(proved)
-        for name, parity in parities:
-            self._put_parity(name, parity)
+        with ExitStack() as ahead:
+            try:
+                proved: list[tuple[Location, PendingSegment]] = []
+                parities = list(self._packs(rows, new or {}, proved, ahead))
+                self.catalog.listing.publish()
+            except BaseException:
+                if self.catalog.listing.register:
+                    self.catalog.listing.drop_unnamed()
+                raise
+            self.proved.remember(proved)
+            for name, parity in parities:
+                self._put_parity(name, parity)
 
     def _packs(
-        self, rows: list[Row], new: Mapping[bytes, PendingSegment], proved: list[tuple[Location, PendingSegment]]
+        self,
+        rows: list[Row],
+        new: Mapping[bytes, PendingSegment],
+        proved: list[tuple[Location, PendingSegment]],
+        ahead: ExitStack,
     ) -> Iterator[tuple[bytes, bytes]]:
         """Put packs, and yield the name and the parity of those whose parity follows the manifest.
 
-        Adds the places of new segments to ``proved``.
+        Adds the places of new segments to ``proved``, and to ``ahead`` the contexts in which files are written.
         """
+        listing, register = self.catalog.listing, self.catalog.listing.register
         while rows:
             contexts, records = zip(*rows, strict=True)
             # one pack, of as many rows as it takes
@@ -100,14 +106,27 @@ class Publisher:
             # put and described at once; parity follows, as a copy that may be lost
             name = _pack_name(data)
             describing = partial(self._about, data, part, places)
-            with run_alongside(describing) if long else nullcontext(describing) as about:
+            if long:
+                with run_alongside(describing) as about:
+                    self._put_pack(name, data)
+                entries, parity = about()
+            else:  # pack, manifest and parity are written and synced together, and get their names one by one
+                entries, parity = describing()
+                files = [data]
+                if register:
+                    listing.add_pack(name, len(data), entries)
+                    if not rows and (manifest := listing.draft()):
+                        files.append(manifest)
+                if parity or listing.takes_marks:
+                    files.append(parity)
+                ahead.enter_context(self.catalog.store.ahead(files))
                 self._put_pack(name, data)
             if self.catalog.takes_manifest():  # which would not name the pack
                 raise Fenced("the archive got a manifest meanwhile: nothing was acknowledged, put again")
-            entries, parity = about()
-            self.catalog.listing.add_pack(name, len(data), entries)
+            if long or not register:
+                listing.add_pack(name, len(data), entries)
             proved += [(Location(name, *at), s) for at, s in zip(places, segments, strict=True) if s]
-            if self.catalog.listing.register:  # parity, or an empty file, tells that a pack was in a manifest
+            if register:  # parity, or an empty file, tells that a pack was in a manifest
                 yield name, parity
             else:
                 self._put_parity(name, parity)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -250,6 +251,32 @@ def test_a_put_that_was_cut_off_is_put_again_whole(disk: SimDisk, archive: Tower
     assert [v.name for v in fresh.ls()] == ["a", "b", "c", "d"] and fresh.get("c").tokens.tolist() == tokens("c")
     report = fresh.verify(decode=True)
     assert report.sound and report.orphans == 1
+
+
+def test_a_manifest_written_ahead_gives_way_to_that_of_another(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive.put([session("c")])
+    before, whole, ahead = named(disk).generation, DirectoryStore.ahead, list[int]()
+
+    @contextmanager
+    def beside(self: DirectoryStore, contents: Sequence[bytes]) -> Iterator[None]:
+        ahead.append(len(contents))
+        with whole(self, contents):
+            if len(ahead) == 1:
+                reopen(disk, codec).put([session("d")])
+            yield
+
+    monkeypatch.setattr(DirectoryStore, "ahead", beside)
+    archive.put([session("e")])
+    assert ahead == [3, 3] and named(disk).generation == before + 2
+    archive.put([session("f")])  # by a manifest written ahead
+    assert ahead == [3, 3, 3] and named(disk).generation == before + 3
+    assert not DirectoryStore(disk).list("tmp")
+    for reader in (archive, reopen(disk, codec)):
+        assert [v.name for v in reader.ls()] == ["a", "b", "c", "d", "e", "f"]
+    report = reopen(disk, codec).verify(decode=True)
+    assert report.sound and not report.orphans and not report.missing_copies
 
 
 def test_a_pack_with_parity_was_named_once(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:

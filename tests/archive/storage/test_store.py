@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.catalog.catalog import Catalog
-from pltz.archive.errors import ArchiveError, NotFound, RolledBack, StoreError
+from pltz.archive.errors import ArchiveError, FullError, NotFound, RolledBack, StoreError, WriterFailed
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
@@ -48,6 +50,84 @@ def test_a_name_is_given_once(store: Store) -> None:
     assert not store.put("collect/1", b"theirs")
     assert not store.put("collect/1", b"mine, but longer")
     assert store.read("collect/1", 0, 99) == b"mine"
+
+
+class NotedSyncs(OsDisk):
+    """A disk that notes what is synced. ``failing``: the error of syncs of several files."""
+
+    def __init__(self, root: Path, failing: OSError | None = None) -> None:
+        super().__init__(root)
+        self.files, self.folders, self.failing = list[str](), list[str](), failing
+
+    def sync_file(self, path: str) -> None:
+        self.files.append(path)
+        super().sync_file(path)
+
+    def sync_files(self, paths: Sequence[str]) -> None:
+        if self.failing:
+            raise self.failing
+        super().sync_files(paths)
+
+    def sync_directory(self, path: str) -> None:
+        self.folders.append(path)
+        super().sync_directory(path)
+
+
+CONTENTS = b"pack", b"manifest", b"parity", b"unused"
+
+
+def test_contents_written_ahead_take_a_link_each(tmp_path: Path) -> None:
+    disk = NotedSyncs(tmp_path)
+    store = DirectoryStore(disk, reserve=False)
+    store.make()
+    with store.ahead(CONTENTS):
+        assert len(disk.files) == len(store.list("tmp")) == 4 and not store.list("packs")
+        disk.folders.clear()
+        assert store.put("packs/a", CONTENTS[0])
+        content = store.swap("manifest", CONTENTS[1], None)
+        assert content and content.data == CONTENTS[1] and store.put("parity/a", CONTENTS[2])
+        assert len(disk.files) == 4 and [name for name in disk.folders if name] == ["packs", "manifest", "parity"]
+        assert store.put("packs/b", bytes(bytearray(CONTENTS[3]))) and len(disk.files) == 5  # other bytes, if equal
+    assert not store.list("tmp") and store.read("packs/a", 0, 9) == CONTENTS[0]
+    assert store.put("packs/c", CONTENTS[3]) and len(disk.files) == 6
+
+
+def test_a_content_written_ahead_whose_name_is_taken_goes(tmp_path: Path) -> None:
+    store = DirectoryStore(OsDisk(tmp_path), reserve=False)
+    store.make()
+    other = store.swap("manifest", b"theirs", None)
+    with store.ahead(CONTENTS):
+        assert store.swap("manifest", CONTENTS[1], None) == other
+        store.put("packs/a", b"theirs")
+        assert not store.put("packs/a", CONTENTS[0])
+    assert not store.list("tmp")
+
+
+@pytest.mark.parametrize("error", [errno.ENOENT, errno.EIO])
+def test_a_failed_sync_ahead_is_fatal_and_a_lost_file_is_not(tmp_path: Path, error: int) -> None:
+    store = DirectoryStore(NotedSyncs(tmp_path, OSError(error, os.strerror(error))), reserve=False)
+    store.make()
+    if error == errno.EIO:
+        with pytest.raises(WriterFailed), store.ahead(CONTENTS):
+            pass
+        with pytest.raises(WriterFailed):
+            store.put("packs/a", b"a")
+    else:
+        with store.ahead(CONTENTS):
+            assert not store.list("tmp") and store.put("packs/a", CONTENTS[0])
+
+
+def test_a_full_disk_writes_nothing_ahead() -> None:
+    disk = SimDisk()
+    store = DirectoryStore(disk, reserve=False)
+    store.make()
+    disk.capacity = 3 * 4096
+    with store.ahead(CONTENTS):
+        assert not store.list("tmp")
+        for number, content in enumerate(CONTENTS[:3]):
+            assert store.put(f"packs/{number}", content)
+        with pytest.raises(FullError):
+            store.put("packs/3", CONTENTS[3])
 
 
 @pytest.mark.parametrize("winner", [b"mine", b"theirs", None])
