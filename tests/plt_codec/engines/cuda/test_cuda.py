@@ -91,12 +91,11 @@ SHAPES: dict[str, dict[str, int | bool]] = {
         "block": 100, "memory": 37,
     },
     "gated, extreme": {"gated": True, "extreme": True, "block": 64, "memory": 30, "layers": 1},
-    "gated, warm": {"gated": True, "layers": 1, "block": 64, "memory": 30},
     "gated, base": {
         "gated": True, "d": 576, "layers": 1, "heads": 9, "kv_heads": 3, "head_dim": 64, "hidden": 160,
         "block": 64, "memory": 30,
     },
-    "gated, edges": {"gated": True, "block": 64, "memory": 30, "hidden": 300},
+    "gated, warm edges": {"gated": True, "block": 64, "memory": 30, "hidden": 300},
     "gated, flood": {
         "gated": True, "extreme": True, "d": 1024, "layers": 1, "heads": 4, "kv_heads": 1, "head_dim": 64,
         "hidden": 200, "block": 64, "memory": 30,
@@ -120,7 +119,9 @@ def model(name: str) -> Weights:
     """A random model of one of SHAPES, some tensors of which are at_the_bounds()."""
     weights = random_weights(5, **SHAPES[name])  # type: ignore[arg-type]
     rng = np.random.default_rng(8)
-    tensors = {k: at_the_bounds(name.split()[-1], k, v, rng) for k, v in weights.tensors.items()}
+    tensors = weights.tensors
+    for kind in name.split():
+        tensors = {k: at_the_bounds(kind, k, v, rng) for k, v in tensors.items()}
     return Weights(weights.shape, tensors)
 
 
@@ -277,7 +278,7 @@ def test_few_lanes_of_many_keys_take_the_other_attention(folder: Path, monkeypat
 
 
 @emulated
-@pytest.mark.parametrize("name,lanes,steps", every_second(["small", "extreme", "odd"], LAYOUTS))
+@pytest.mark.parametrize("name,lanes,steps", every_second(["small", "odd"], LAYOUTS))
 def test_emulated_encode_by_wgmma(
     name: str,
     lanes: int | None,
@@ -291,7 +292,7 @@ def test_emulated_encode_by_wgmma(
 
 
 @emulated
-@pytest.mark.parametrize("name", ["small", "extreme", "odd"])
+@pytest.mark.parametrize("name", ["small", "odd"])
 @pytest.mark.parametrize("lanes,steps", [(3, 7), (40, 2)])
 def test_emulated_decode_by_wgmma(
     name: str, lanes: int, steps: int, folder: Path
@@ -304,7 +305,7 @@ def test_emulated_decode_by_wgmma(
 
 @emulated
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["split", "wide", "many classes", "warm", "cold", "proven"])
+@pytest.mark.parametrize("name", ["split", "wide", "warm", "proven"])
 def test_emulated_round_trip_by_wgmma_of_other_shapes(
     name: str, folder: Path
 ) -> None:
@@ -416,7 +417,7 @@ def test_emulated_decode_by_the_whole_gpu(
         ("gated, extreme", 17, 3, 4, 5),
         pytest.param("gated, base", 32, 2, 2, 5, marks=pytest.mark.slow),
         pytest.param("gated, odd", 3, 7, 3, 4, marks=pytest.mark.slow),
-        pytest.param("gated, edges", 24, 5, 3, 5, marks=pytest.mark.slow),
+        pytest.param("gated, warm edges", 24, 5, 3, 5, marks=pytest.mark.slow),
     ],
 )
 def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
@@ -462,7 +463,7 @@ def test_who_waits_for_one_block_is_told_where_its_tokens_come(
 
 @emulated
 @pytest.mark.parametrize(
-    "name,lanes,steps", [("small", 32, 2), ("extreme", 17, 3), ("extreme", 24, 5), ("cold", 32, 2)]
+    "name,lanes,steps", [("small", 32, 2), ("extreme", 17, 3), ("cold", 32, 2)]
 )
 def test_emulated_decode_of_up_to_32_lanes(
     name: str, lanes: int, steps: int, folder: Path
@@ -490,8 +491,7 @@ def test_emulated_whole_gpu_where_a_row_has_several_chunks(
 
 @emulated
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mini", "nano"])
-@pytest.mark.parametrize("lanes,steps,tokens", [(16, 2, 30), (32, 2, 60)])
+@pytest.mark.parametrize("lanes,steps,tokens,name", [(16, 2, 30, "mini"), (32, 2, 60, "nano")])
 def test_emulated_bundles_on_as_many_clusters_as_a_gpu_has(
     lanes: int, steps: int, tokens: int, name: str, folder: Path
 ) -> None:
@@ -535,7 +535,7 @@ def test_emulated_round_trip_of_other_shapes(
 
 
 @emulated
-@pytest.mark.parametrize("name", ["warm", "gated, warm", "gated, edges", "gated, base", "gated, flood"])
+@pytest.mark.parametrize("name", ["warm", "gated, warm edges", "gated, base", "gated, flood"])
 def test_emulated_round_trip_at_the_bounds(
     name: str, folder: Path
 ) -> None:
@@ -825,11 +825,10 @@ def test_emulated_contexts_of_many(
 
 
 @emulated
-@pytest.mark.parametrize("name", ["small", "extreme"])
 def test_emulated_contexts_by_wgmma(
-    name: str, folder: Path
+    folder: Path
 ) -> None:
-    check_contexts(coder(folder, name, 0, wide=True), name, 16, 4)
+    check_contexts(coder(folder, "small", 0, wide=True), "small", 16, 4)
 
 
 @emulated
