@@ -70,7 +70,7 @@ class SimDisk:
         self.pending: list[Change] = []
         self.watch: Callable[[], None] = lambda: None
         self.clock = 1_000_000_000
-        self.ticked = 0  # times that `ticks` was asked for: it gives none twice
+        self.ticked = 0  # 2^-20 seconds that changes took, one each
         self._written: dict[int, int] = {}  # inode -> time of the last write
         self.seed, self.drawn = seed, 0
         self.calls = 0  # number of changes requested so far
@@ -229,7 +229,6 @@ class SimDisk:
         return self.clock
 
     def ticks(self) -> int:
-        self.ticked += 1
         return (self.clock << 20) + self.ticked
 
     def random(self, size: int) -> bytes:
@@ -257,6 +256,7 @@ class SimDisk:
 
     def _count(self) -> None:
         self.calls += 1
+        self.ticked += 1
         if error := self.fail_at.get(self.calls):
             raise error
 

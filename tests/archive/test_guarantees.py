@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -215,7 +215,7 @@ class GuardedMachine(NeighbourMachine):
         state = self.disk.seen if self.disk.drawn % 2 else self.disk.durable
         clock = self.disk.clock
         self.disk = InterruptedDisk(state, seed=self.disk.drawn)
-        self.disk.clock = clock
+        self.disk.clock = clock + 1  # the machine starts anew
         self.handles = [self.open() for _ in range(HANDLES)]
 
     @rule(handle=HANDLE)
@@ -478,7 +478,8 @@ class GuardedMachine(NeighbourMachine):
             self.hurt[f"parity/{pack}"] = files[f"parity/{pack}"]
             self.disk.vanish(f"parity/{pack}")
             self.mendable = False
-        if twice and folder == "keys" and (other := other_copy(path)) in files and ARCHIVE_KEY not in path:
+        whole = folder == "keys" and ARCHIVE_KEY not in path and newest_alone(path, files)
+        if twice and whole and (other := other_copy(path)) in files:
             self.hurt[other] = files[other]
             self.disk.vanish(other)
             self.mendable = False
@@ -629,6 +630,8 @@ class SealedMachine(GuardedMachine):
         paths = sorted(p for p in files if p.startswith("keys/") and p.endswith("-0") and ARCHIVE_KEY not in p)
         if not paths or other_copy(path := data.draw(st.sampled_from(paths))) not in files:
             return
+        if not newest_alone(path, files):
+            return
         self.settle()
         self.hurt, self.mendable = {p: files[p] for p in (path, other_copy(path))}, False
         for lost in self.hurt:
@@ -672,6 +675,12 @@ class SealedManifestMachine(SealedMachine):
 def other_copy(path: str) -> str:
     """Return the path of the other copy of a key file."""
     return path[:-1] + ("1" if path.endswith("0") else "0")
+
+
+def newest_alone(path: str, files: Collection[str]) -> bool:
+    """Return whether a domain has one generation of keys: the loss of the newer of two undoes a killed erase."""
+    domain = path.partition("-")[0]
+    return {p[:-2] for p in files if p.startswith(domain)} == {path[:-2]}
 
 
 def tokens_of(session: Any) -> tuple[int, ...]:
