@@ -113,6 +113,7 @@ class Builder:
         self.size = 0  # approximate bytes
         self._contexts: dict[Context, int] = {}
         self.records: list[Record] = []  # records added so far, in order
+        self.front = 0  # number of the first of them that are in blocks of their own
 
     def context(self, context: Context) -> int:
         """Return the number of a context in the table. Raises ContentError where the table is full."""
@@ -160,7 +161,7 @@ class Builder:
 
         Raises ContentError, UsageError as `finish`.
         """
-        parts = list(split(self.records))
+        parts = [slice(part.start + at, part.stop + at) for at, rows in self._halves() for part in split(rows)]
         named = Counter(chain.from_iterable(outside(self.records[part]) for part in parts))
         often = [segment for segment, times in named.items() if times >= NAMED_OFTEN][:MAX_PARENTS]
         table = self._table(often)
@@ -181,6 +182,12 @@ class Builder:
         out.write(table + header)
         out.write(COUNTS.pack(len(self.records), size) + bytes(FOOTER.size - COUNTS.size))
         return out
+
+    def _halves(self) -> Iterator[tuple[int, list[Record]]]:
+        """Yield the number of the first record, and the records, of those in front and of the others."""
+        for begin, end in (0, self.front), (self.front, len(self.records)):
+            if begin < end:
+                yield begin, self.records[begin:end]
 
     def _table(self, parents: list[bytes]) -> bytes:
         contexts = [c.encode() for c in self._contexts]

@@ -37,8 +37,10 @@ from pltz.archive.writing.batch import PendingSegment, Row, batches
 from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.coding.codecs.codec import Coded
 from pltz.coding.prove import unproved
+from pltz.plt_codec.identity import NONE
 
 WORTH = 1 << 20  # smallest pack, in bytes, that is worth a thread
+BEHIND = 16  # records from which those before them, that many sessions depend on, get a block of their own
 
 
 class Publisher:
@@ -84,6 +86,7 @@ class Publisher:
         Adds the places of new segments to ``proved``, and to ``ahead`` the contexts in which files are written.
         """
         listing, register = self.catalog.listing, self.catalog.listing.register
+        rows, front = depended_on_first(rows) if all(self.parity) else (rows, 0)
         while rows:
             contexts, records = zip(*rows, strict=True)
             # one pack, of as many rows as it takes
@@ -92,6 +95,7 @@ class Publisher:
             salt, archive = self.catalog.store.random(16), self.catalog.ledger.archive
             builder = Builder(self.catalog.listing.epoch, time, salt, archive)
             count = builder.fill(contexts, records)
+            builder.front, front = min(front, count), max(0, front - count)
             part, rows = rows[:count], rows[count:]
             # it is hashed while it is read back, record by record
             out = builder.lay_out()
@@ -219,13 +223,37 @@ def shared_places(
     Sessions coded after a neighbour do not count: to store the heads of all blocks twice takes more than they save.
     ``contexts``, ``records``, ``places``: those of the pack, in order; bitstrings are not looked at.
     """
+    return [place for place, shared in zip(places, _depended_on(contexts, records), strict=True) if shared]
+
+
+def _depended_on(contexts: Sequence[Context], records: Sequence[Record]) -> list[bool]:
+    """Return for each record whether many sessions depend on its segment."""
     # records within a run name it as parent, and sessions do not depend on it for that
     children = Counter([r.parent for r, c in zip(records, contexts, strict=True) if c.mode != WITHIN])
     return [
-        place
-        for place, r, c in zip(places, records, contexts, strict=True)
-        if r.id is not None and (c.domain_kind == BASE or children[r.id] >= MANY_CHILDREN)
+        r.id is not None and (c.domain_kind == BASE or children[r.id] >= MANY_CHILDREN)
+        for r, c in zip(records, contexts, strict=True)
     ]
+
+
+def depended_on_first(rows: list[Row]) -> tuple[list[Row], int]:
+    """Return rows with the segments in front that many sessions depend on, and how many these are.
+
+    With those above them, so that parents come first. They get blocks of their own: the head of a block with other
+    records would have as much parity as they have.
+    """
+    contexts, records = [row[0] for row in rows], [row[1] for row in rows]
+    first = {n for n, shared in enumerate(_depended_on(contexts, records)) if shared}
+    if not first or len(rows) - len(first) < BEHIND:
+        return rows, 0
+    todo = [n for n in first if records[n].parent != NONE]
+    place = {r.id: n for n, r in enumerate(records) if r.id is not None} if todo else {}
+    while todo:
+        above = place.get(records[todo.pop()].parent)
+        if above is not None and above not in first:
+            first.add(above)
+            todo.append(above)
+    return [rows[n] for n in sorted(first)] + [row for n, row in enumerate(rows) if n not in first], len(first)
 
 
 def shared_ranges(pack: Pack, shared: Sequence[RecordPlace]) -> Iterator[Range]:
