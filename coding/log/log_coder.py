@@ -5,10 +5,10 @@
                   --zstd after the bytes above---------------------------------------------------------> frame
 
 A frame says which of the three methods its text took. A cheap look chooses beforehand: a fast zstd of the text against
-the model on a sample of it. Long texts stand in 8 lanes and short blocks, where a token sees two thirds as many others
-and takes no more bits. The state of the table, the past of the copies and the context of the model are made again from
-the bytes above, so a log that grows stores its new lines alone. Encoder and decoder run the same functions over the
-same bytes.
+the model on a sample of it. A CPU puts long texts into 8 lanes and short blocks, where a token sees two thirds as many
+others and takes no more bits. A GPU, which waits for each step, leaves them in the default layout. The state of the
+table, the past of the copies and the context of the model are made again from the bytes above, so a log that grows
+stores its new lines alone. Encoder and decoder run the same functions over the same bytes.
 
     coder = LogCoder(bundle, bundle.coder())
     frames = coder.encode([(first_lines, b""), (new_lines, first_lines)])
@@ -29,6 +29,7 @@ import numpy as np
 
 from pltz.coding.log import table
 from pltz.coding.log.kept import Kept
+from pltz.coding.parts import Doubling
 from pltz.coding.workers import Later, Workers
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.plt_codec import repeats
@@ -59,7 +60,7 @@ VOICES = tuple(SPECIALS.index(name) for name in ("user", "assistant", "tool", "s
 
 EIGHT = Layout(8, 256)  # of a narrow text
 NARROW_ABOVE, NARROW_MOST = 1 << 12, 1 << 17  # tokens left for the model, above and up to: at most 16,384 steps
-NARROW_CONTRACT = 1  # of bundles for CPUs: a GPU waits for each of twice as many steps
+NARROW_CONTRACT = 1  # of bundles for CPUs
 
 LOOK_FROM = 1 << 14  # tokens of a text of which a sample is coded before the rest, where it is in doubt
 DOUBT = 0.65  # bytes under zstd per token left for the model, below which it is: the model takes 0.3 to 0.6
@@ -278,14 +279,14 @@ def _tables(made: type[LogTables], tokenizer_json: bytes) -> LogTables:
 class LogCoder:
     """A coder of the content bytes of agent logs, over a bundle and the coder of its tokens.
 
-    Same input, same bytes, on every machine. One thread uses it at a time.
+    Same input, same bytes, on every CPU, and on every GPU; either reads both. One thread uses it at a time.
 
     ``workers``: processes with `LogTables`; None: none.
     """
 
     def __init__(self, bundle: Parts, coder: Coder, workers: Workers | None = None) -> None:
         self.coder = coder
-        self._narrows = bundle.contract == NARROW_CONTRACT
+        self._narrows = bundle.contract == NARROW_CONTRACT and not isinstance(coder, Doubling)
         self._tables = LogTables(bundle.tokenizer)
         self._workers = workers or Workers(self._tables)
 
