@@ -755,7 +755,8 @@ def _coded_by(
     logs = [draft for draft in drafts if draft.ready.log]
     pairs = [(draft.ready.content, draft.above) for draft in logs]
     small = [not options.by_zstd(draft.ready.content) for draft in logs]
-    frames = decoder.logs.encode_begun(pairs, [draft.split for draft in logs], small) if logs else []
+    begun, fast = [draft.split for draft in logs], options.layout == "fast"
+    frames = decoder.logs.encode_begun(pairs, begun, small, fast=fast) if logs else []
     if progress and logs:
         progress(sum(map(_work, logs)))
     plain, taken = _plain(drafts, options), [d.ready.copies for d in drafts if d.ready.tokens is not None]

@@ -99,8 +99,8 @@ LAYOUT: Decorator = click.option(
     type=click.Choice(["default", "fast"]),
     default="default",
     show_default=True,
-    help="fast: sessions over 2048 tokens (in a file over 512, in an archive turns over 48) thaw sooner on a GPU and "
-    "take a few per cent more bytes.",
+    help="fast: sessions over 2048 tokens (in a file over 512, in an archive turns over 48) and long logs thaw sooner "
+    "on a GPU and take more bytes, a few per cent at most.",
 )
 ZSTD_ABOVE: Decorator = click.option(
     "--zstd-above",

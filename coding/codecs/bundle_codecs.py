@@ -69,8 +69,7 @@ def codecs_of(
     for bundle in bundles:
         beside = None if plain else workers  # the first bundle codes what is put
         plain.append(DictionaryCodec(bundle.zstd_dict, beside))
-        device, threads = engine.get("device", "cpu"), engine.get("threads")
-        logs.append(LogCodec(bundle, device=device, threads=threads, workers=beside))
+        logs.append(LogCodec(bundle, **engine, workers=beside))
     return [models[0], plain[0], *models[1:], *plain[1:], BytesCodec(), *logs]
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pltz.coding.parts import Coder, Parts, Progress
     from pltz.coding.workers import Later, Workers
     from pltz.models.bundle.bundle import Bundle
+    from pltz.plt_codec.lanes import LayoutName
 
 
 TIMED_FROM = 1 << 19  # bytes of logs from which it is worth a second or less to tell how long they take
@@ -35,8 +36,8 @@ TIMED_FROM = 1 << 19  # bytes of logs from which it is worth a second or less to
 class LogCodec:
     """Codes the bytes of agent logs, as tokens.
 
-    ``zstd_above``: the text of larger segments is coded by zstd and not by the model; None: none is. ``workers``: as
-    in `LogCoder`.
+    ``layout``: "fast" leaves long texts in fewer steps, for GPUs. ``zstd_above``: the text of larger segments is coded
+    by zstd and not by the model; None: none is. ``workers``: as in `LogCoder`.
     """
 
     mode = TOWER
@@ -52,13 +53,14 @@ class LogCodec:
         *,
         device: str = "cpu",
         threads: int | None = None,
+        layout: LayoutName = "default",
         zstd_above: int | None = ZSTD_ABOVE,
         workers: Workers | None = None,
     ) -> None:
         self.bundle_id, self.contract, self.zstd_above = bundle.id, bundle.contract, zstd_above
         self._bundle, self._device, self._threads, self.workers = bundle, device, threads, workers
-        self._timed = False
-        self._again = partial(LogCodec, device=device, threads=threads, zstd_above=zstd_above)
+        self._timed, self._few_steps = False, layout == "fast"
+        self._again = partial(LogCodec, device=device, threads=threads, layout=layout, zstd_above=zstd_above)
 
     @classmethod
     def over(cls, bundle: Parts, coder: Coder, workers: Workers | None = None) -> LogCodec:
@@ -66,6 +68,7 @@ class LogCodec:
         codec = cls.__new__(cls)
         codec.bundle_id, codec.contract, codec.zstd_above = bundle.id, bundle.contract, ZSTD_ABOVE
         codec._coder, codec._timed, codec.workers = LogCoder(bundle, coder, workers), False, workers
+        codec._few_steps = False
         return codec
 
     def twin(self, coder: Coder) -> LogCodec:
@@ -90,7 +93,8 @@ class LogCodec:
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return a log frame for each segment. Raises ContentError for an id over 255."""
         pairs = [(_bytes(p.tokens), _bytes(p.above)) for p in batch]
-        return self.encode_begun(pairs, [self.begin(*pair) for pair in pairs], list(map(self._is_small, batch)))
+        small = [self._is_small(plain) for plain in batch]
+        return self.encode_begun(pairs, [self.begin(*pair) for pair in pairs], small, fast=self._few_steps)
 
     def expected(self, batch: Sequence[Plain]) -> float | None:
         """Return the seconds to encode these segments and decode them again, where many bytes of them are the model's.
@@ -101,7 +105,7 @@ class LogCodec:
         if self._timed or sum(len(content) for content, _ in pairs) < TIMED_FROM:
             return None
         self._timed = True
-        return self._coder.expected(pairs)
+        return self._coder.expected(pairs, fast=self._few_steps)
 
     def _is_small(self, plain: Plain) -> bool:
         return self.zstd_above is None or len(plain.tokens) <= self.zstd_above
@@ -111,10 +115,18 @@ class LogCodec:
         return self._coder.begin(content, above)
 
     def encode_begun(
-        self, pairs: Sequence[tuple[bytes, bytes]], begun: Sequence[Later | None], small: Sequence[bool]
+        self,
+        pairs: Sequence[tuple[bytes, bytes]],
+        begun: Sequence[Later | None],
+        small: Sequence[bool],
+        *,
+        fast: bool = False,
     ) -> list[bytes]:
-        """Return a log frame for each content and the bytes above it. ``small``: whether the model may code it."""
-        return self._coder.encode_begun(pairs, begun, small)
+        """Return a log frame for each content and the bytes above it.
+
+        ``small``: whether the model may code it. ``fast``: as in `LogCoder.encode`.
+        """
+        return self._coder.encode_begun(pairs, begun, small, fast=fast)
 
     def decode(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Tokens]:
         """Return the bytes of each segment, (count,) uint8. Raises CorruptError.

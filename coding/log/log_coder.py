@@ -5,10 +5,10 @@
                   --zstd after the bytes above---------------------------------------------------------> frame
 
 A frame says which of the three methods its text took. A cheap look chooses beforehand: a fast zstd of the text against
-the model on a sample of it. A CPU puts long texts into 8 lanes and short blocks, where a token sees two thirds as many
-others and takes no more bits. A GPU, which waits for each step, leaves them in the default layout. The state of the
-table, the past of the copies and the context of the model are made again from the bytes above, so a log that grows
-stores its new lines alone. Encoder and decoder run the same functions over the same bytes.
+the model on a sample of it. Long texts stand in 8 lanes and short blocks, where a token sees two thirds as many others
+and takes no more bits. The fast layout has half the steps, which a GPU waits for. The state of the table, the past of
+the copies and the context of the model are made again from the bytes above, so a log that grows stores its new lines
+alone. Encoder and decoder run the same functions over the same bytes.
 
     coder = LogCoder(bundle, bundle.coder())
     frames = coder.encode([(first_lines, b""), (new_lines, first_lines)])
@@ -29,7 +29,6 @@ import numpy as np
 
 from pltz.coding.log import table
 from pltz.coding.log.kept import Kept
-from pltz.coding.parts import Doubling
 from pltz.coding.workers import Later, Workers
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.plt_codec import repeats
@@ -60,7 +59,7 @@ VOICES = tuple(SPECIALS.index(name) for name in ("user", "assistant", "tool", "s
 
 EIGHT = Layout(8, 256)  # of a narrow text
 NARROW_ABOVE, NARROW_MOST = 1 << 12, 1 << 17  # tokens left for the model, above and up to: at most 16,384 steps
-NARROW_CONTRACT = 1  # of bundles for CPUs
+NARROW_CONTRACT = 1  # of bundles for CPUs: a GPU waits for each of twice as many steps
 
 LOOK_FROM = 1 << 14  # tokens of a text of which a sample is coded before the rest, where it is in doubt
 DOUBT = 0.65  # bytes under zstd per token left for the model, below which it is: the model takes 0.3 to 0.6
@@ -279,14 +278,14 @@ def _tables(made: type[LogTables], tokenizer_json: bytes) -> LogTables:
 class LogCoder:
     """A coder of the content bytes of agent logs, over a bundle and the coder of its tokens.
 
-    Same input, same bytes, on every CPU, and on every GPU; either reads both. One thread uses it at a time.
+    Same input, same bytes, on every machine. One thread uses it at a time.
 
     ``workers``: processes with `LogTables`; None: none.
     """
 
     def __init__(self, bundle: Parts, coder: Coder, workers: Workers | None = None) -> None:
         self.coder = coder
-        self._narrows = bundle.contract == NARROW_CONTRACT and not isinstance(coder, Doubling)
+        self._narrows = bundle.contract == NARROW_CONTRACT
         self._tables = LogTables(bundle.tokenizer)
         self._workers = workers or Workers(self._tables)
 
@@ -299,17 +298,23 @@ class LogCoder:
     # ---- content -> frame
 
     def encode(
-        self, batch: Sequence[tuple[bytes, bytes]], *, by_model: bool = True, progress: Progress | None = None
+        self,
+        batch: Sequence[tuple[bytes, bytes]],
+        *,
+        by_model: bool = True,
+        fast: bool = False,
+        progress: Progress | None = None,
     ) -> list[bytes]:
         """Return the frame of each content.
 
         Args:
             batch: content and the bytes above it, which its decoder knows too.
             by_model: whether the model may code texts; else zstd does.
+            fast: whether long texts stand in the default layout, of half the steps, for GPUs.
             progress: called with the number of tokens coded since the last call.
         """
         begun = [self.begin(content, above) for content, above in batch]
-        return self.encode_begun(batch, begun, [by_model] * len(batch), progress=progress)
+        return self.encode_begun(batch, begun, [by_model] * len(batch), fast=fast, progress=progress)
 
     def begin(self, content: bytes, above: bytes) -> Later | None:
         """Begin to make a draft of a content; None where it is empty."""
@@ -321,6 +326,7 @@ class LogCoder:
         begun: Sequence[Later | None],
         by_model: Sequence[bool],
         *,
+        fast: bool = False,
         progress: Progress | None = None,
     ) -> list[bytes]:
         """Return the frame of each content, as `encode` does, of which drafts were begun."""
@@ -329,7 +335,7 @@ class LogCoder:
         chosen = self._worth_the_model(able)
         coded = dict[int, Encoded]()
         for layout in (EIGHT, Layout()):
-            some = [draft for draft in chosen if self._layout(len(draft.literals)) == layout]
+            some = [draft for draft in chosen if self._layout(len(draft.literals), fast) == layout]
             rows, contexts = [draft.literals for draft in some], [draft.past.tokens for draft in some]
             by = {"lanes": layout.lanes, "steps": layout.steps}
             encoded = self.coder.encode(rows, contexts=contexts, **by, progress=progress) if some else []
@@ -342,10 +348,10 @@ class LogCoder:
             frames.append(_frame(content, above, draft, coded.get(id(draft))) if draft else b"")
         return frames
 
-    def expected(self, batch: Sequence[tuple[bytes, bytes]]) -> float:
+    def expected(self, batch: Sequence[tuple[bytes, bytes]], *, fast: bool = False) -> float:
         """Return the seconds to encode contents by the model and to decode them again.
 
-        A batch is as in `encode`. Its texts are taken out, which is a small share of the work. A sample of the longest
+        Both are as in `encode`. Its texts are taken out, which is a small share of the work. A sample of the longest
         text is then coded and decoded.
         """
         start = time.perf_counter()
@@ -356,15 +362,16 @@ class LogCoder:
         sample = longest[max(0, len(longest) - TIMED) // 2 :][:TIMED]
         seconds = DRAFTS * (drafted - start)
         if len(sample):
-            layout = self._layout(len(sample))
+            layout = self._layout(len(sample), fast)
             [one] = self.coder.encode([sample], lanes=layout.lanes, steps=layout.steps)
             self.coder.decode([FrameItem(one.data, len(sample), one.lanes, one.steps)])
             seconds += (time.perf_counter() - drafted) / len(sample) * tokens
         return seconds
 
-    def _layout(self, literals: int) -> Layout:
+    def _layout(self, literals: int, fast: bool) -> Layout:
         """Return the layout in which so many tokens are coded."""
-        return EIGHT if self._narrows and NARROW_ABOVE < literals <= NARROW_MOST else Layout()
+        narrow = self._narrows and not fast
+        return EIGHT if narrow and NARROW_ABOVE < literals <= NARROW_MOST else Layout()
 
     def _worth_the_model(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Return the drafts whose text the model codes: all but those where zstd is near, and a sample tells so."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
 
 import pytest
 
@@ -143,27 +142,9 @@ def test_lanes_follow_the_tokens_that_the_model_codes(coder: LogCoder, monkeypat
     assert coder.decode([(frames[0], len(short), b""), (narrow, len(content), b"")]) == [short, content]
     with pytest.raises(CorruptError):  # lanes are read from the head
         coder.decode([(plain[:1] + narrow[1:], len(content), b"")])
+    assert coder.encode([(content, b"")], fast=True) == [plain]
     monkeypatch.setattr(log_coder, "NARROW_MOST", coded - 1)
     assert coder.encode([(content, b"")]) == [plain]
-
-
-def test_a_gpu_codes_in_the_default_layout(coder: LogCoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for each step, and 8 lanes take twice as many. Either reads what the other wrote."""
-
-    class Doubled:
-        """A coder as those of GPUs are: it has twins."""
-
-        def __init__(self, inner: Any) -> None:
-            self.encode, self.decode = inner.encode, inner.decode
-
-        def twin(self) -> Doubled:
-            return self
-
-    content, on_a_gpu = log(12), LogCoder(Bundle.load(), Doubled(coder.coder))
-    monkeypatch.setattr(log_coder, "NARROW_ABOVE", 64)
-    [narrow], [wide] = coder.encode([(content, b"")]), on_a_gpu.encode([(content, b"")])
-    assert parse(narrow).narrow and not parse(wide).narrow
-    assert on_a_gpu.decode([(narrow, len(content), b"")]) == coder.decode([(wide, len(content), b"")]) == [content]
 
 
 def test_lanes_of_a_text_that_the_model_did_not_code_are_refused(coder: LogCoder) -> None:
