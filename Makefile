@@ -83,12 +83,8 @@ $(VENV)/.runtime: $(INSTALLED_FROM) | $(BIN)/python
 	$(PIP) -e '.[all]'
 	touch $@
 
-# Two halves of what constraints.txt pins are unpacked and the C code is compiled side by side. Where something is missing
-# then, or a pin does not fit this Python, the last line installs it.
 $(VENV)/.tests: $(INSTALLED_FROM) | $(BIN)/python
-	$(PIP) --no-deps $$(grep -i '^[a-m]' constraints.txt | grep -v '^llama') & \
-	  $(PIP) --no-deps $$(grep -i '^[n-z]' constraints.txt | grep -v '^zpaq') & $(PIP) --no-deps -e . & wait
-	$(PIP) --no-index 'pltz[bench,test]' || $(PIP) -e '.[bench,test]'
+	$(PIP) -e '.[bench,test]'
 	touch $(VENV)/.runtime $@
 
 $(BIN)/python:
