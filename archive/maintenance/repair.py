@@ -542,6 +542,13 @@ class Repairer:
             for at, r in read
             for section, identity in keys_of(r, contexts[r.context])
         }
+        # an index has one entry for all records of a session in a block, of which some were not read
+        for damage in (item for item in (_opened(best).scan() if read else ()) if isinstance(item, Damage)):
+            there -= {
+                (section, key_of(identity), damage.block)
+                for _, r in damage.rows or ()
+                for section, identity in keys_of(r, contexts[r.context])
+            }
         for index in catalog.listing.indexes.values():
             covered |= pack in index.packs
             named = ((key, at) for key, at in index.entries(SEGMENTS) if at.pack == pack)

@@ -17,7 +17,7 @@ from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.ledger import PackLedger
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.errors import StoreError
+from pltz.archive.errors import LostError, StoreError
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.pack import Damage, Pack
@@ -546,3 +546,27 @@ def test_no_parity_is_left_of_a_pack_that_is_collected_meanwhile(
     monkeypatch.setattr(Parity, "encode", then_collected)
     assert f"parity/{pack}" in repaired(disk).remade
     assert f"parity/{pack}" not in disk.seen.names
+
+
+def test_a_version_lost_from_the_block_of_another_is_not_called_absent(codec: SegmentCodec) -> None:
+    """An index has one entry for both. The one that was saved hid the other, in walk 611 of those with markers."""
+    disk = SimDisk()
+    made = TowerArchive.create(DirectoryStore(disk), [codec], parity=(0, 0))
+    turns = np.random.default_rng(1).integers(0, 60_000, (2, 5000))  # more than a piece of bitstrings each
+    for count in (1, 2):
+        made.put([NewSession("a", [*turns[:count]])])
+    for _ in range(2):
+        made.collect(dead_share=0.01)
+    made.write_index()
+    first, last = TowerArchive.open(DirectoryStore(disk), [codec]).history("a")
+    assert first.location.offset == last.location.offset and first.location.pack == last.location.pack
+    path = f"packs/{last.location.pack.hex()}"
+    data, bits = disk.seen.files()[path], made.record(last.leaf).record.bitstring
+    at = data.find(bits) + len(bits) // 2
+    disk.seen.data[disk.seen.names[path]] = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    assert not Repairer(DirectoryStore(disk)).run().whole
+    fresh = TowerArchive.open(DirectoryStore(disk), [codec])
+    assert fresh.get("a", version=1).tokens.tolist() == turns[0].tolist()
+    for version in (None, 2):
+        with pytest.raises(LostError):
+            fresh.get("a", version=version)
