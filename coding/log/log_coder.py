@@ -58,7 +58,7 @@ END = b"\xff"  # of a piece of text; no UTF-8 has it
 VOICES = tuple(SPECIALS.index(name) for name in ("user", "assistant", "tool", "system", "function", "message"))
 
 EIGHT = Layout(8, 256)  # of a narrow text
-NARROW_ABOVE, NARROW_MOST = 1 << 12, 1 << 17  # tokens left for the model, above and up to: at most 16,384 steps
+NARROW_ABOVE, NARROW_MOST = 1 << 12, 1 << 18  # tokens left for the model, above and up to: at most 32,768 steps
 NARROW_CONTRACT = 1  # of bundles for CPUs: a GPU waits for each of twice as many steps
 
 LOOK_FROM = 1 << 14  # tokens of a text of which a sample is coded before the rest, where it is in doubt

@@ -263,7 +263,7 @@ def test_a_segment_put_again_is_no_neighbour_of_itself() -> None:
     """Its old copy, in a condemned pack, was still a candidate. Both records were lost once that pack was deleted."""
     machine = NeighbourMachine()
     machine.start()
-    machine.put_with_a_fault(call=6, code=errno.ENOSPC, handle=1, kept=False)
+    machine.put_with_a_fault(call=9, code=errno.ENOSPC, handle=1, kept=False)  # the parity has no room
     [version] = machine.handles[0].ls(history=True)
     machine.handles[0].forget([version])
     machine.forgotten.add((version.tenant, version.name, version.version))
@@ -271,7 +271,7 @@ def test_a_segment_put_again_is_no_neighbour_of_itself() -> None:
     for _ in range(3):
         machine.merge(handle=0)
     machine.collect(handle=0, share=0.01)
-    machine.put_with_a_fault(call=6, code=errno.ENOSPC, handle=1, kept=False)
+    machine.put_with_a_fault(call=9, code=errno.ENOSPC, handle=1, kept=False)  # the parity has no room
     machine.everything_is_there()
 
 
