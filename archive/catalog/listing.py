@@ -649,6 +649,10 @@ class Listing:
             self.packs.pop(pack, None)
             if self.newest == pack:
                 self.newest = None
+        if not self.tail.packs.keys().isdisjoint(self._pending):  # they may not be there, and would count as missing
+            before, self.tail = self.tail, MemoryIndex()
+            for pack in before.packs.keys() - self._pending:
+                self.tail.add_pack(pack, before.packs[pack], before.sections[pack])
         self._pending.clear()
         self._followed = None
 

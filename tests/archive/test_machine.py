@@ -275,6 +275,16 @@ def test_a_segment_put_again_is_no_neighbour_of_itself() -> None:
     machine.everything_is_there()
 
 
+@pytest.mark.parametrize("call", range(3, 16))
+def test_a_pack_that_found_no_room_is_not_missed(call: int) -> None:
+    """Its entries were known before it had its name, so the collector of this process stopped."""
+    machine = NamedMachine()
+    machine.start()
+    machine.put_with_a_fault(call=call, code=errno.ENOSPC, handle=1, kept=False)
+    machine.collect(handle=1, share=0.01)
+    machine.everything_is_there()
+
+
 class BucketMachine(ArchiveMachine):
     """The same machine over a bucket of a real server. Requests fail before or after the server has done its work."""
 
