@@ -230,12 +230,12 @@ print((peak() - before) / int(sys.argv[3]))
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="needs Linux: peak memory that starts again"
 )
-def test_forty_thousand_sessions_take_no_hundred_bytes_each(tmp_path: Path) -> None:
+def test_a_hundred_thousand_sessions_take_no_hundred_bytes_each(tmp_path: Path) -> None:
     """Bound the memory per session during a collection.
 
-    Measured: 74 bytes, 50 of them caches. It was 1,179 when the live set was a dictionary.
+    Measured: 82 bytes, 50 of them caches. It was 1,179 when the live set was a dictionary.
     """
-    for count in (1_000, 40_000):
+    for count in (1_000, 100_000):
         archive = TowerArchive.create(tmp_path / str(count), [])
         context = Context(0, NONE, "default", NONE, NONE, 1)
         for begin in range(0, count, 256):
@@ -249,7 +249,7 @@ def test_forty_thousand_sessions_take_no_hundred_bytes_each(tmp_path: Path) -> N
             ]
             archive.parts.writer.copy(rows)
         archive.write_index()
-    places = [str(tmp_path / "1000"), str(tmp_path / "40000"), "40000"]
+    places = [str(tmp_path / "1000"), str(tmp_path / "100000"), "100000"]
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, *places], capture_output=True, text=True, check=True, timeout=300
     )

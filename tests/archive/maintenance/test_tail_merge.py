@@ -169,7 +169,7 @@ def test_a_put_is_acknowledged_where_joining_fails(codec: SegmentCodec, monkeypa
     put = archive.parts.writer.copy
 
     def full(rows: object) -> None:
-        disk.fail_at = {disk.calls + 1: OSError(errno.ENOSPC, "no")}
+        disk.fail_at = {disk.calls + n: OSError(errno.ENOSPC, "no") for n in (1, 2)}  # written ahead, and again
         put(rows)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
