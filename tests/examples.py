@@ -1,4 +1,4 @@
-"""How many random examples a test takes: a third in CI, where they are the same each time, and all when exploring."""
+"""Scale the random examples of a test: a third in CI, where they are the same each time, and all when exploring."""
 
 from hypothesis import settings
 

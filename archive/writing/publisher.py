@@ -246,13 +246,13 @@ def depended_on_first(rows: list[Row]) -> tuple[list[Row], int]:
     first = {n for n, shared in enumerate(_depended_on(contexts, records)) if shared}
     if not first or len(rows) - len(first) < BEHIND:
         return rows, 0
-    todo = [n for n in first if records[n].parent != NONE]
-    place = {r.id: n for n, r in enumerate(records) if r.id is not None} if todo else {}
-    while todo:
-        above = place.get(records[todo.pop()].parent)
+    below = [n for n in first if records[n].parent != NONE]  # whose parents are looked at
+    place = {r.id: n for n, r in enumerate(records) if r.id is not None} if below else {}
+    while below:
+        above = place.get(records[below.pop()].parent)
         if above is not None and above not in first:
             first.add(above)
-            todo.append(above)
+            below.append(above)
     return [rows[n] for n in sorted(first)] + [row for n, row in enumerate(rows) if n not in first], len(first)
 
 

@@ -1,4 +1,4 @@
-"""What a machine remembers of the manifests that it saw, outside the archive."""
+"""Test the generations of manifests that a machine remembers outside the archive."""
 
 from __future__ import annotations
 
