@@ -207,8 +207,10 @@ class LiveSet:
 
     def __init__(self) -> None:
         self.live_versions = self.live_segments = 0
-        self._packs: list[bytes] = []  # those whose records were added, by number
-        self._there: dict[bytes, int] = {}  # numbers of those that were not dropped
+        # Packs whose records were added, by number. One that is dropped keeps it: which records of a segment count
+        # depends on their order, and has to be the same when they were read again.
+        self._packs: dict[bytes, int] = {}
+        self._there: dict[bytes, int] = {}  # those that were not dropped
         self._rows: dict[str, list[tuple[object, ...]]] = {table: [] for table in COLUMNS}
         with _named():
             self._db = sqlite3.connect("", isolation_level=None)
@@ -225,8 +227,7 @@ class LiveSet:
     def begin(self, pack: bytes) -> None:
         """Let the records of a pack come next, which may have none."""
         if pack not in self._there:
-            self._there[pack] = len(self._packs)
-            self._packs.append(pack)
+            self._there[pack] = self._packs.setdefault(pack, len(self._packs))
 
     def drop(self, packs: Iterable[bytes]) -> None:
         """Forget the records of some packs, so that they can be added again."""
@@ -283,7 +284,7 @@ class LiveSet:
 
         ``packs`` names the packs by number, with "" for one that was dropped.
         """
-        named = (pack.hex() if self._there.get(pack) == number else "" for number, pack in enumerate(self._packs))
+        named = (pack.hex() if pack in self._there else "" for pack in self._packs)
         found: Result = {"packs": list(named)}
         with _named():
             for table, columns in COLUMNS.items():
@@ -371,10 +372,11 @@ class LiveSet:
             self._db.execute(CHILDREN)
             any_neighbour = self._db.execute(ANY_NEIGHBOUR).fetchone()
             self._db.executescript(PLACED if any_neighbour else PLACED_ALONE)
+            packs = list(self._packs)
             for query in (SEGMENTS, VERSIONS, MARKS):
                 for at, parts in self._db.execute(query):
                     offset, row = divmod(at & (1 << PLACE_BITS) - 1, 1 << ROW_BITS)
-                    yield Stranded(Location(self._packs[at >> PLACE_BITS], offset, row), parts)
+                    yield Stranded(Location(packs[at >> PLACE_BITS], offset, row), parts)
 
     def coded_after_orphans(self) -> list[bytes]:
         """Return the live segments whose neighbour no version has any more, forgotten versions included."""
