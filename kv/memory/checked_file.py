@@ -201,7 +201,8 @@ def _places(header: Mapping[str, Any], size: int) -> dict[str, tuple[int, int, s
     for name, entry in header.items():
         try:
             dtype, shape, (begin, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-            right = all(type(n) is int and 0 <= n < MAX_SIZE for n in (*shape, begin, end)) and len(shape) <= 8
+            right = isinstance(shape, list) and len(shape) <= 8
+            right = right and all(type(n) is int and 0 <= n < MAX_SIZE for n in (*shape, begin, end))
         except (KeyError, TypeError, ValueError) as exc:
             raise CorruptError(f"no place of the tensor {name[:40]!r}") from exc
         each = getattr(torch, dtype).itemsize

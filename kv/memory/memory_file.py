@@ -228,9 +228,11 @@ def _checked(tensors: Mapping[str, torch.Tensor], packed: int, pool: BlockPool) 
     ids, ends, text, exact = (tensors[name] for name in ("ids", "ends", "text", "exact"))
     if str(ids.dtype) != "torch.int32" or str(ends.dtype) != "torch.int32" or ids.dim() != 1 or ids.shape != ends.shape:
         raise ValueError("ids and their ends do not fit each other")
-    said = bytes(text.numpy()).decode() if str(text.dtype) == "torch.uint8" and len(ids) else ""
+    if str(text.dtype) != "torch.uint8":
+        raise ValueError("the text is not bytes")
+    said = bytes(text.numpy()).decode() if len(ids) else ""
     where = ends[ends != WITHIN].numpy()
-    if (np.diff(where) < 0).any() or (len(where) and not 0 <= where[0] <= where[-1] <= len(said)):
+    if (where[1:] < where[:-1]).any() or (len(where) and not 0 <= where[0] <= where[-1] <= len(said)):
         raise ValueError("ends of ids are not ascending, or beyond the text")
     if bool((ids < 0).any()):
         raise ValueError("ids below 0")

@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import astuple, dataclass
@@ -152,11 +152,16 @@ class Shadow:
             number = int(path.stem, 16)
             for name, parent, rows in self._steps_of(path):
                 found[name] = number, parent, rows
-        pinned = {step for name in pins for step in self._line(name, found)}
+        pinned = set[bytes]()
+        for name in pins:
+            pinned.update(self._line(name, found, pinned))
         order = [*(name for name in reversed(metadata) if name in found), *(n for n in found if n not in metadata)]
+        tried = set[bytes]()  # in the tree, or refused for good: room never grows here
         for name in sorted(order, key=lambda one: one not in pinned):  # stable: the last used first
-            for step in reversed(self._line(name, found)):
+            line = self._line(name, found, tried)
+            for step in reversed(line):
                 self._adopt(step, found, metadata)
+            tried.update(line)
         for name, times in pins.items():
             if name in self.tree:
                 self.pins.hold(name, times)
@@ -311,7 +316,7 @@ class Shadow:
             state = json.loads(bytes(found[1]["state"].numpy()))
             pins = {bytes.fromhex(name): int(times) for name, times in state["pins"]}
             blocks = {bytes.fromhex(name): _metadata(facts) for name, facts in state["blocks"].items()}
-        except (FormatError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (FormatError, ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             self._missed(path)
             return {}, {}
         if any(not 0 < times < 1 << 20 for times in pins.values()):
@@ -331,7 +336,8 @@ class Shadow:
             return []
         tensors = found[1]
         names, parents, counts = (tensors[name] for name in ("names", "parents", "counts"))
-        right = counts.dim() == 1 and names.shape == parents.shape == (len(counts), NAME)
+        right = counts.dim() == 1 and str(counts.dtype) == "torch.int32"
+        right = right and names.shape == parents.shape == (len(counts), NAME)
         right = right and bool((counts > 0).all()) and str(names.dtype) == str(parents.dtype) == "torch.uint8"
         total = int(counts.sum()) if right else -1
         for kind, (wide, dtype) in form.types.items():
@@ -348,11 +354,13 @@ class Shadow:
             steps.append((bytes(names[n].tolist()), parent if any(parent) else None, rows))
         return steps
 
-    def _line(self, name: bytes, found: Mapping[bytes, tuple[int, bytes | None, Any]]) -> list[bytes]:
-        """Return a step and those before it that are not in the tree yet, as far as they were found."""
+    def _line(
+        self, name: bytes, found: Mapping[bytes, tuple[int, bytes | None, Any]], known: Container[bytes]
+    ) -> list[bytes]:
+        """Return a step and those before it up to the first that is ``known``, as far as they were found."""
         line: list[bytes] = []
         step: bytes | None = name
-        while step is not None and step in found and step not in self.tree and len(line) <= len(found):
+        while step is not None and step in found and step not in known and len(line) <= len(found):
             line.append(step)
             step = found[step][1]
         return line

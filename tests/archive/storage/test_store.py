@@ -285,6 +285,31 @@ def test_what_a_killed_writer_left_is_taken_away(tmp_path: Path) -> None:
     assert store.swap("manifest", b"third", second) == store.load("manifest") and len(store.list("manifest")) == 1
 
 
+class OneUnlink(OsDisk):
+    """A disk on which one content of a register can be unlinked, as before a kill."""
+
+    left = 1
+
+    def unlink(self, path: str) -> None:
+        if path.startswith("manifest/"):
+            if not self.left:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            self.left -= 1
+        super().unlink(path)
+
+
+def test_the_lowest_content_goes_first(tmp_path: Path) -> None:
+    """A number is free only after all before it are gone, else a slow writer would take it and be acknowledged."""
+    store = DirectoryStore(OsDisk(tmp_path), reserve=False)
+    store.make()
+    first = store.swap("manifest", b"first", None)
+    second = store.swap("manifest", b"second", first)
+    assert first and store.put(f"manifest/{first.tag}", b"first")  # its writer was killed before it took it away
+    third = DirectoryStore(OneUnlink(tmp_path), reserve=False).swap("manifest", b"third", second)
+    assert third and third.data == b"third"
+    assert store.swap("manifest", b"late", first) == third == store.load("manifest")
+
+
 def session(name: str, *turns: int) -> NewSession:
     return NewSession(name, [np.arange(40), *(np.full(5, t) for t in turns)], shared=1)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pltz.kv.memory.block_metadata import MetadataTable, PrefixPins
-from pltz.kv.memory.checked_file import FileKind
+from pltz.kv.memory.checked_file import FileKind, _places
 from pltz.kv.memory.memory_file import CENTRE, MEMORY, MemoryFolder
 from pltz.kv.memory.shadow import MANIFEST, SEGMENT, Shadow
 from pltz.kv.pool.block_pool import BlockPool
@@ -99,3 +99,34 @@ def test_damaged_and_later_ones_are_refused(name: str, tmp_path: Path) -> None:
     maker().later(kind).write(path, *found)
     with pytest.raises(VersionError, match="use a newer pltz"):
         kind.read(path, tensors)
+
+
+@pytest.mark.parametrize(
+    "name, tensor, why",
+    [
+        ("ends", torch.tensor([0, 2**31 - 1, -5, *[5] * 19], dtype=torch.int32), "not ascending"),
+        ("ends", torch.tensor([0] * 21 + [22], dtype=torch.int32), "beyond the text"),
+        ("ids", torch.tensor([-1] * 22, dtype=torch.int32), "ids below 0"),
+        ("text", torch.zeros(6, dtype=torch.int32), "not bytes"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(name: str, tensor: torch.Tensor, why: str, tmp_path: Path) -> None:
+    make = maker()
+    pages = make.form("q4")
+    folder = MemoryFolder(tmp_path, make.TARGET, pages)
+    folder.save(make.AGENT, make.remembered(BlockPool(pages, 64)))
+    found = MEMORY.read(folder.path(make.AGENT), ("ids", "ends", "text", "exact", *pages.types))
+    assert found is not None
+    MEMORY.write(folder.path(make.AGENT), found[0], found[1] | {name: tensor})
+    with pytest.raises(CorruptError, match=why):
+        folder.load(make.AGENT, BlockPool(pages, 64))
+
+
+@pytest.mark.parametrize("shape", ["", {}, None, 0, [0] * 9, [-1], [1.0], [True]])
+def test_a_shape_that_is_none_is_refused(shape: object) -> None:
+    header = {
+        "checksum": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]},
+        "centre": {"dtype": "F32", "shape": shape, "data_offsets": [16, 20]},
+    }
+    with pytest.raises(CorruptError):
+        _places(header, 20)

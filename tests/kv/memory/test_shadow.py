@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -9,13 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pltz.kv.errors import MemoryFailed
 from pltz.kv.memory.block_metadata import MetadataTable, PrefixPins, PromptSection
-from pltz.kv.memory.shadow import Shadow
+from pltz.kv.memory.shadow import MANIFEST, SEGMENT, Shadow
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.prefix_tree import PrefixTree
@@ -173,6 +175,56 @@ def test_damage_is_a_miss(tmp_path: Path) -> None:
             assert found is not None and torch.equal(found, expected)
             assert after.shadow.stats.missed == 1 and not path.exists()
             assert len(after.tree) == (4 if path is second else 8) and not after.pins.pins
+
+
+@pytest.mark.parametrize("numbers", ["Infinity", "NaN", "1e999"])
+def test_numbers_that_are_none_in_a_manifest_are_a_miss(tmp_path: Path, numbers: str) -> None:
+    """JSON has them, and a whole number of them is an error of its own."""
+    memory = Memory(tmp_path)
+    memory.add(0)
+    memory.shadow.write()
+    memory.shadow.close()
+    state = {"pins": [], "blocks": {"00": ["", 0.5, 0.0, 0.0, 7, [0, 16], "acme", 0.0]}}
+    data = json.dumps(state).replace("7", numbers).encode()
+    path = memory.shadow.folder / "manifest.safetensors"
+    MANIFEST.write(path, {}, {"state": torch.frombuffer(bytearray(data), dtype=torch.uint8)})
+    after = Memory(tmp_path)
+    assert after.shadow.recover() == 4 and after.shadow.stats.missed == 1 and not path.exists()
+
+
+def test_counts_of_another_type_are_a_miss(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.add(0)
+    memory.shadow.write()
+    memory.shadow.close()
+    [path] = memory.shadow._files()
+    found = SEGMENT.read(path, ("names", "parents", "counts", *memory.pool.form.types))
+    assert found is not None
+    SEGMENT.write(path, {}, found[1] | {"counts": found[1]["counts"].float()})
+    after = Memory(tmp_path)
+    assert after.shadow.recover() == 0 and after.shadow.stats.missed == 1 and not path.exists()
+
+
+def test_steps_that_find_no_room_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long session in less memory took a walk to its beginning for each step: the square of its steps."""
+    memory = Memory(tmp_path, blocks=260, host=260)
+    long = [7, *range(200 * 16 - 1)]
+    session = PackedSession.of(random_kv(len(long), seed=1), memory.pool, keep=0)
+    memory.tree.insert("acme", long, session)
+    session.release()
+    assert memory.tree.move(memory.tree.names("acme", long), to_host=True) == 200
+    memory.shadow.write()
+    memory.shadow.close()
+    looked = list[bytes]()
+    line = Shadow._line
+
+    def noted(self: Shadow, *args: Any) -> list[bytes]:
+        looked.extend(found := line(self, *args))
+        return found
+
+    monkeypatch.setattr(Shadow, "_line", noted)
+    after = Memory(tmp_path, host=20)
+    assert 0 < after.shadow.recover() < 20 and len(looked) == 200
 
 
 def test_steps_without_their_parents_are_misses(tmp_path: Path) -> None:
