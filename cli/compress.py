@@ -18,7 +18,7 @@ from pltz.cli.ui.progress import CodingTime, ExpectedTime, Progress, wanted
 from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options
 from pltz.cli.ui.session_input import as_fields as fields_of
 from pltz.cli.ui.session_input import as_text as text_of
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
     from pltz.models.session.session import Session
@@ -112,10 +112,12 @@ def compress(
     options.one_tokenizer(target, tokenizer)
     # --recognise-only ends before anything is loaded.
     if only:
-        source = InputFiles(inputs, form)
+        source = InputFiles(inputs, form, refusing=True)
         for _ in source:
             pass
         write_text(json.dumps(fields_of(source)) if as_json else text_of(source))
+        if source.refused:
+            click.get_current_context().exit(ContentError.exit_code)
         return
     # A level stands for four options. In a file neighbours are the default, in an archive they are not.
     neighbours = False

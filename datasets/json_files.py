@@ -96,7 +96,10 @@ def log_lines(session: Session) -> bytes:
 
 
 def first_events(source: ByteInput) -> list[dict[str, Any]]:
-    """Return the first objects of a JSONL file without taking them; none where a line is no object."""
+    """Return the first objects of a JSONL file without taking them; none where a line is another value.
+
+    A line that is no JSON ends them: a log that an agent is writing is one, though its last line is cut.
+    """
     if source.peek(4).removeprefix(BOM)[:1] != b"{":
         return []
     for size in AHEAD:
@@ -107,10 +110,13 @@ def first_events(source: ByteInput) -> list[dict[str, Any]]:
             break
     else:
         return []
-    try:
-        events = [json.loads(line) for line in lines if line.strip()]
-    except (ValueError, RecursionError):
-        return []
+    events: list[Any] = []
+    for line in lines:
+        if line.strip():
+            try:
+                events.append(json.loads(line))
+            except (ValueError, RecursionError):
+                break
     return events if all(isinstance(event, dict) for event in events) else []
 
 

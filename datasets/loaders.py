@@ -234,13 +234,29 @@ def _warn(text: str) -> None:
 
 
 def _folder(folder: Path, options: ReadOptions) -> Iterator[Recognised]:
-    found = (Path(base, name) for base, _, names in os.walk(folder, onerror=_unreadable) for name in names)
+    def closed(exc: OSError) -> None:
+        try:
+            _unreadable(exc)
+        except UsageError as error:
+            _refuse(error, options)
+
+    found = (Path(base, name) for base, _, names in os.walk(folder, onerror=closed) for name in names)
     paths = sorted(found, key=lambda path: path.relative_to(folder).as_posix())
     if not paths:
         options.warn(f"{folder}: holds no file")
     for path in paths:
         if path.is_file():  # a pipe or a socket in a folder would block for ever
-            yield from _file(path, options)
+            try:
+                yield from _file(path, options)
+            except PltzError as error:
+                _refuse(error, options)
+
+
+def _refuse(error: PltzError, options: ReadOptions) -> None:
+    """Tell why a file of a folder cannot be read, or raise the error where nobody is to be told."""
+    if options.refused is None:
+        raise error
+    options.refused(str(error))
 
 
 def _unreadable(exc: OSError) -> NoReturn:

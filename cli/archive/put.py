@@ -224,7 +224,8 @@ def put(
     an agent log FOLDER/STEM. A row of a query or table with the columns name, session (JSON) and perhaps tenant and
     time says these itself. A session that is in the archive gets a new version, which stores only the new part; an
     unchanged one adds nothing. One that does not continue the stored one of its name is refused, and the others are put
-    (exit code 5), unless it is named by --name-key or --new-version is given.
+    (exit code 5), unless it is named by --name-key or --new-version is given. A file of a folder that cannot be read is
+    refused in the same way, such as a log of which an agent is writing the last line.
 
     A printed line means that the session is durable, decoded back and compared, whatever happens next. An interrupted
     put goes on when it is run again.
@@ -300,7 +301,8 @@ def put_all(
                 token = cold.token()
             with bar.hidden():
                 show(facts(stored) | ({"token": token} if token else {}), sentence(stored), as_json)
-    refused = f"; {counted(meter.refused, 'session')} refused" if meter.refused else ""
+    refusals = {"session": meter.refused, "file": source.refused}
+    refused = "".join(f"; {counted(count, noun)} refused" for noun, count in refusals.items() if count)
     if drops() and not as_json:
         refused = f"; {size(source.dropped)} of signatures dropped" + refused
     if not as_json:
@@ -308,7 +310,7 @@ def put_all(
         click.echo(f"{counted(meter.sessions, 'session')}, {size(meter.frozen)} new, {verb}{refused}", err=True)
         if token:
             click.echo(f"token for pltz archive verify --expect: {token}", err=True)
-    return ContentError.exit_code if meter.refused else 0
+    return ContentError.exit_code if meter.refused or source.refused else 0
 
 
 @dataclass
@@ -411,7 +413,7 @@ class NamedSession:
 class PutInputs:
     """The sessions of all inputs, in order. ``device``, ``threads``: where .pltz files are decoded.
 
-    ``dropped``: bytes dropped so far.
+    ``dropped``: bytes dropped so far. ``refused``: files of folders that could not be read so far.
     ``heads``: what the names of an input's sessions begin with, where that is not its stem.
     """
 
@@ -423,6 +425,7 @@ class PutInputs:
     threads: int | None
     heads: Mapping[str, str] = field(default_factory=dict)
     dropped: int = 0
+    refused: int = 0
 
     def __post_init__(self) -> None:
         if self.paths.count("-") > 1:
@@ -449,13 +452,15 @@ class PutInputs:
     def _files(self, path: str) -> Iterator[NamedSession]:
         """Yield the sessions of an input."""
         counts = Counter[str]()
-        for found, alone in _with_alone(InputFiles([path], self.form).recognised()):
+        files = InputFiles([path], self.form, refusing=True)
+        for found, alone in _with_alone(files.recognised()):
             head = log_name(path, found.file) if found.is_log else self.heads.get(path) or below(path, found.file)
             number = None if found.is_log else counts[found.file]
             counts[found.file] += 1
             self.dropped += found.dropped
             row = NamedSession(head, number, found.file, found.size, found.session, given=found.given)
             yield replace(row, dropped=found.dropped, alone=alone and found.is_verbatim)
+        self.refused += len(files.refused)
 
     def _load_target(self) -> "Target | None":
         from pltz.models.target.target import Target

@@ -96,15 +96,18 @@ class FileCounts:
 class InputFiles:
     """The inputs of a command, read once, with counts of what was recognised in them.
 
-    Remarks about an input are printed on stderr when it was read.
+    Remarks about an input are printed on stderr when it was read. ``refusing``: so is why a file of a folder cannot be
+    read, and the others are read; else the first such file is an error.
     """
 
-    def __init__(self, paths: Sequence[str], form: str) -> None:
+    def __init__(self, paths: Sequence[str], form: str, *, refusing: bool = False) -> None:
         if paths.count("-") > 1:
             raise UsageError("stdin (-) can be read only once")
         self.paths, self.form = paths, form
         self.files: dict[str, FileCounts] = {}
         self.remarks: list[str] = []
+        self.refused: list[str] = []
+        self._refusing = refusing
         self.bytes_read = self.dropped = 0
 
     def __iter__(self) -> Iterator[Session]:
@@ -155,11 +158,17 @@ class InputFiles:
         from pltz.datasets.input_format import ReadOptions
 
         given = click.get_current_context().meta.get(META, {})
-        return ReadOptions(format=self.form, warn=self._remark, **given)
+        refused = self._refuse if self._refusing else None
+        return ReadOptions(format=self.form, warn=self._remark, refused=refused, **given)
 
     def _remark(self, text: str) -> None:
         self.remarks.append(text)
         click.echo(f"warning: {printable(text)}", err=True)
+
+
+    def _refuse(self, text: str) -> None:
+        self.refused.append(text)
+        click.echo(f"refused: {printable(text)}", err=True)
 
 
 def drops() -> tuple[str, ...]:
@@ -175,7 +184,8 @@ def as_text(inputs: InputFiles) -> str:
         formats = ", ".join(file.formats)
         lines.append(f"{name}: {counted(file.nouns.total(), 'session')}: {file.words()} ({formats})")
     total = sum(inputs.nouns.values())
-    lines.append(f"{counted(total, 'session')} in {counted(len(inputs.files), 'file')}; nothing was coded")
+    refused = f"; {counted(len(inputs.refused), 'file')} refused" if inputs.refused else ""
+    lines.append(f"{counted(total, 'session')} in {counted(len(inputs.files), 'file')}{refused}; nothing was coded")
     return "\n".join(map(printable, lines))
 
 
@@ -190,4 +200,4 @@ def as_fields(inputs: InputFiles) -> dict[str, Any]:
         }
         for name, file in inputs.files.items()
     ]
-    return {"recognised": inputs.nouns, "files": files, "remarks": inputs.remarks}
+    return {"recognised": inputs.nouns, "files": files, "remarks": inputs.remarks, "refused": inputs.refused}

@@ -22,6 +22,8 @@ from pltz.datasets import (
     sample_sessions,
     sample_tenants,
 )
+from pltz.datasets.input_format import ReadOptions
+from pltz.datasets.loaders import recognise
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
 
@@ -244,6 +246,18 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     assert next(load(tmp_path, "text")) == Session("text", lines(HI))
     (tmp_path / "empty").mkdir()
     assert list(load(tmp_path / "empty")) == []
+
+
+def test_files_of_a_folder_that_cannot_be_read_are_told_and_the_others_read(tmp_path: Path) -> None:
+    write(tmp_path, "a.jsonl", lines(HI) + b"{")
+    write(tmp_path, "b.txt.gz", b"no gzip data")
+    write(tmp_path, "c.txt", b"three")
+    refused: list[str] = []
+    found = [one.session for one in recognise(tmp_path, ReadOptions(refused=refused.append))]
+    assert found == [chat(HI), Session("text", b"three")]
+    assert ["a.jsonl: line 2" in refused[0], "b.txt.gz" in refused[1], len(refused)] == [True, True, 2]
+    with pytest.raises(UsageError, match=r"a.jsonl: line 2"):
+        list(recognise(tmp_path))
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:

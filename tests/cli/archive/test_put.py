@@ -118,13 +118,19 @@ def test_a_log_given_alone_has_the_name_that_it_has_in_its_folder(run: Run, cold
         assert all(row["unchanged"] for row in lines(run("archive", "put", cold, *words, "--json")))
 
 
-def test_what_was_put_before_an_error_is_stored(run: Run, cold: Path, logs: Path) -> None:
+def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: Path, logs: Path) -> None:
     (logs / "garden/z.jsonl").write_bytes(b'{"a":1}\n{"b":\n')
-    done = run("archive", "put", cold, logs, "--json")
-    assert done.exit_code == 2 and "z.jsonl: line 2" in done.stderr
-    assert [json.loads(line)["name"] for line in done.stdout.splitlines()] == [
-        "garden/events", "garden/other", "garden/z/0"
-    ]
+    (logs / "garden/cut.jsonl").write_bytes((logs / "garden/other.jsonl").read_bytes()[:-9])  # an agent writes it
+    names = ["garden/events", "garden/other", "garden/z/0", "shop/events"]
+    for unchanged in (False, True):
+        done = run("archive", "put", cold, logs, "--json")
+        assert done.exit_code == 5 and "refused: " in done.stderr
+        assert "z.jsonl: line 2" in done.stderr and "cut.jsonl: line" in done.stderr
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [row["name"] for row in rows] == names and all(row["unchanged"] is unchanged for row in rows)
+    assert "2 files refused" in run("archive", "put", cold, logs).stderr
+    alone = run("archive", "put", cold, logs / "garden/z.jsonl", "--json")
+    assert alone.exit_code == 2 and "z.jsonl: line 2" in alone.stderr
 
 
 def test_an_interrupted_put_keeps_its_commits_and_goes_on(
