@@ -1,5 +1,6 @@
 """``pltz decompress``: write the sessions of a .pltz file as they were frozen."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -83,6 +84,11 @@ def decompress(
             kinds = [reader.info(number).kind.session for number in numbers[:2]]
             form = "exact" if reader.header.exact else form_of(kinds)
         total = sum(tokens_of(reader.info(n)) for n in numbers)
+        first = first_refused([reader.info(number) for number in numbers], form)
+        if first is not None and len(numbers) > 1:  # before the minutes that decoding the others may take
+            [session] = codec.decompress_each(reader, [numbers[first]], bridge=opened.bridge, limits=limits)
+            for _ in render([session], form, first):
+                pass
         with Progress("decode", unit="tokens", total=total, shown=wanted(progress)) as bar:
             sessions = codec.decompress_each(reader, numbers, bridge=opened.bridge, progress=bar.add, limits=limits)
             if wants_log and len(numbers) == 1:
@@ -93,6 +99,13 @@ def decompress(
             destination.write(render(sessions, form), whole=True)
     if as_json:
         destination.report(written(destination, len(numbers)))
+
+
+def first_refused(sessions: "Sequence[Info]", form: str) -> int | None:
+    """Return the number of a session that, by its kind, a format may not take; of texts the shortest."""
+    takes = {"text": ("text",), "ids": ("ids",), "jsonl": ("chat", "ids"), "agent-log": ("chat", "text")}
+    wrong = [n for n, info in enumerate(sessions) if info.kind.session not in takes.get(form, (info.kind.session,))]
+    return min(wrong, key=lambda number: sessions[number].count, default=None)
 
 
 def tokens_of(info: "Info") -> int:

@@ -30,13 +30,15 @@ def form_of(kinds: Sequence[str]) -> str:
     return "text" if list(kinds) == ["text"] else "jsonl"
 
 
-def render(sessions: Iterable[Session], form: str) -> Iterator[bytes]:
+def render(sessions: Iterable[Session], form: str, first: int = 0) -> Iterator[bytes]:
     """Yield the sessions in an output format; ``exact``: as the bytes of the input they were read from.
+
+    ``first``: number of the first of them, for messages.
 
     Raises:
         ContentError: a session cannot be written in the format.
     """
-    for number, session in enumerate(sessions):
+    for number, session in enumerate(sessions, first):
         if form == "exact":
             yield session.to_input_bytes()
         elif form == "jsonl":

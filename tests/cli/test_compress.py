@@ -2,14 +2,16 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
 from click.testing import Result
 
 from pltz.cli.ui.output import Output
+from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader, pack
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import UsageError
@@ -282,6 +284,36 @@ def test_recognise_only_codes_nothing(run: Run, tiny: Path, chats: Path, tmp_pat
     assert '"messages" is a string' in done.stderr
     found = json.loads(run("compress", *paths, "--recognise-only", "--json").stdout)
     assert found["recognised"] == {"chat": 4, "agent log": 1, "json": 1} and len(found["remarks"]) == 1
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_bytes(EVENTS[:-3])
+    (tmp_path / "in/b.jsonl").write_bytes(EVENTS)
+    done = run("compress", tmp_path / "in", "--recognise-only")
+    assert done.exit_code == 5 and "a.jsonl: line 2" in done.stderr
+    assert done.stdout.endswith("1 session in 1 file; 1 file refused; nothing was coded\n")
+
+
+def test_sessions_of_several_kinds_are_refused_before_they_are_decoded(
+    run: Run, tiny: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pltz.coding.codec import Codec
+
+    (tmp_path / "a.txt").write_text("a text")
+    assert run("compress", chats, tmp_path / "a.txt", "-o", tmp_path / "a.pltz").exit_code == 0
+    asked: list[int] = []
+    each = Codec.decompress_each
+
+    def counted(codec: Codec, reader: Reader, numbers: Sequence[int], **options: Any) -> Iterator[Session]:
+        asked.extend(numbers)
+        return each(codec, reader, numbers, **options)
+
+    monkeypatch.setattr(Codec, "decompress_each", counted)
+    for words in ((), ("--format", "ids"), ("--format", "text")):
+        done = run("decompress", tmp_path / "a.pltz", *words)
+        assert done.exit_code == 5 and len(asked) == 1, (words, asked)
+        asked.clear()
+    done = run("decompress", tmp_path / "a.pltz")
+    assert "session 4 of the selection: a text session has no place in a JSONL file" in done.stderr
+    assert run("decompress", tmp_path / "a.pltz", "--session", "4").stdout == "a text"
 
 
 def test_exact_bytes_come_back(run: Run, tiny: Path, tmp_path: Path) -> None:
