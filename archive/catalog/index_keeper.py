@@ -14,7 +14,7 @@ from pltz.archive.catalog.listing import ATTEMPTS
 from pltz.archive.errors import Fenced, StoreError
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.byte_source import File, Held
-from pltz.archive.format.index_file import Lookup
+from pltz.archive.format.index_file import FileIndex, Lookup
 from pltz.plt_codec.identity import SIZE
 
 # packs, entries and bytes without an index before one is written; opening scans them, for some tens of milliseconds
@@ -88,7 +88,7 @@ class IndexKeeper:
         if catalog.takes_manifest():  # which names indexes that would be deleted
             raise Fenced("the archive got a manifest meanwhile: no index was written, try again")
         together = TOGETHER if self._store.remote else 0  # on a directory a look-up in one more index costs little
-        absorbed: dict[str, index_file.FileIndex] = {}
+        absorbed: dict[str, FileIndex] = {}
         entries, packs = catalog.listing.tail.count, len(catalog.listing.tail.packs)
         for name, known in sorted(catalog.listing.indexes.items(), key=lambda item: len(item[1])):
             fits = packs + len(known.packs) <= index_file.MAX_PACKS
@@ -101,7 +101,8 @@ class IndexKeeper:
         sources: list[Lookup] = [catalog.listing.tail, *absorbed.values()]
         covered = {p for source in sources for p in source.packs if p in catalog.listing.packs}
         sizes = {p: catalog.listing.packs[p] for p in covered - catalog.damage.damaged()}
-        made = {self._put(index_file.build(sources, part)): frozenset(part) for part in index_file.parts(sizes)}
+        built = [index_file.build(sources, part) for part in index_file.parts(sizes)]
+        made = {self._put(data): FileIndex.of(data) for data in built}
         catalog.listing.publish(made, replaced or absorbed)
         # those absorbed go once the new ones are there
         for old in absorbed.keys() - made.keys() - catalog.listing.named_indexes():

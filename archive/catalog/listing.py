@@ -25,8 +25,8 @@ from typing import NamedTuple, TypeVar
 from pltz.archive.catalog.ledger import PackLedger, PackState
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.catalog.register import ManifestRegister
-from pltz.archive.errors import ArchiveError, UnreadableError
-from pltz.archive.format import object_names
+from pltz.archive.errors import ArchiveError, StoreError, UnreadableError
+from pltz.archive.format import index_file, object_names
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import (
     Entries,
@@ -39,7 +39,7 @@ from pltz.archive.format.index_file import (
     keys_of,
     packs_of,
 )
-from pltz.archive.format.manifest import MOST_LATE, MOST_PACKS, Manifest, NamedPack
+from pltz.archive.format.manifest import MOST_HEADS, MOST_LATE, MOST_PACKS, IndexHead, Manifest, NamedPack
 from pltz.archive.format.pack import AHEAD, FRONT, Damage, Pack
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.record import Record
@@ -185,10 +185,19 @@ class Listing:
                 return False
         return False
 
+    def read_again(self) -> None:
+        """Take the state from a newer manifest, as `follow` does, or where there is none, list as `read` does.
+
+        For who met an index that another replaced meanwhile. Raises the errors of both.
+        """
+        before = self._followed
+        if not (self.following and self.follow() and self._followed is not before):
+            self.read()
+
     def _take(self, manifest: Manifest) -> bool:
         """Take the state from a manifest, and return whether all that it names could be opened."""
         self._read_plans_of(manifest)
-        self._read_indexes(set(manifest.indexes), ranges=True)
+        self._read_indexes(set(manifest.indexes), manifest.heads, ranges=True)
         known = manifest.plans <= self._plans.keys() and self.indexes.keys() == manifest.indexes
         covered = {pack: size for index in self.indexes.values() for pack, size in index.packs.items()}
         # of a lost pack that an index names it is not clear whether it came back
@@ -229,14 +238,14 @@ class Listing:
 
     def publish(
         self,
-        made: Mapping[str, Collection[bytes]] = MappingProxyType({}),
+        made: Mapping[str, FileIndex] = MappingProxyType({}),
         replaced: Iterable[str] = (),
         *,
         repaired: bool = False,
     ) -> bool:
         """Put a manifest that names what this process put, and after a listing all that was listed.
 
-        ``made``: indexes that were put, with the packs that they cover. ``replaced``: those whose place they take.
+        ``made``: indexes that were put. ``replaced``: those whose place they take.
         ``repaired``: all was looked at, so it tells no more that an older one was brought back. Returns whether a
         manifest was put.
 
@@ -269,7 +278,7 @@ class Listing:
         return manifest.indexes if manifest else frozenset()
 
     def _next(
-        self, made: dict[str, Collection[bytes]], replaced: set[str], repaired: bool, base: Manifest | None
+        self, made: dict[str, FileIndex], replaced: set[str], repaired: bool, base: Manifest | None
     ) -> Manifest:
         """Return the manifest to put in place of another, or of none that can be used."""
         if base is None if self.following else base is not self._listed_by:
@@ -278,7 +287,8 @@ class Listing:
         if base and base.epoch > self.epoch:
             self._forget_collected()
         names = set(base.indexes if base else self.indexes) - replaced | made.keys()
-        covered = set[bytes]().union(*made.values(), *(i.packs for name, i in self.indexes.items() if name in names))
+        known = {name: index for name, index in {**self.indexes, **made}.items() if name in names}
+        covered = set[bytes]().union(*(index.packs for index in known.values()))
         rows = dict(base.packs) if base else {}
         wanted = self._pending if self.following and not replaced else self.packs.keys() - self.orphans.keys()
         gaps = bool(self.missing())
@@ -307,7 +317,28 @@ class Listing:
         late = late if len(late) <= MOST_LATE else frozenset()
         marked = self.takes_marks and (base.marked if base and self.following else True)
         rolled_back = self.is_rolled_back and not repaired
-        return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *sets, late, gaps, marked, rolled_back)
+        heads = self._heads(names, known, base)
+        return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *sets, late, gaps, marked, rolled_back, heads)
+
+    def _heads(
+        self, names: Collection[str], known: Mapping[str, FileIndex], base: Manifest | None
+    ) -> dict[str, IndexHead]:
+        """Return the heads of large indexes among those named, of the smallest first, while there is room for them.
+
+        On a directory none: there a head is read as fast. ``known``: indexes that this process has.
+        """
+        if not self.store.remote:
+            return {}
+        heads = {name: head for name, head in base.heads.items() if name in names} if base else {}
+        for name in (known.keys() & names) - heads.keys():
+            if known[name].size > index_file.RANGED:
+                with suppress(FormatError, FileNotFoundError, StoreError):  # whoever looks it up is told
+                    heads[name] = IndexHead(known[name].size, known[name].head)
+        room, kept = MOST_HEADS, dict[str, IndexHead]()
+        for name, head in sorted(heads.items(), key=lambda item: (len(item[1].data), item[0])):
+            room -= len(head.data)
+            kept |= {name: head} if room >= 0 else {}
+        return kept
 
     @property
     def is_rolled_back(self) -> bool:
@@ -746,7 +777,9 @@ class Listing:
         self._seen |= taken
         return taken
 
-    def _read_indexes(self, listed: set[str], *, ranges: bool = False) -> None:
+    def _read_indexes(
+        self, listed: set[str], heads: Mapping[str, IndexHead] = MappingProxyType({}), *, ranges: bool = False
+    ) -> None:
         """Open the indexes that are listed. ``ranges``: for look-ups, so that little of a large one is fetched."""
         for name in set(self.indexes) - (listed if ranges else listed - self._ranged):
             del self.indexes[name]
@@ -754,7 +787,7 @@ class Listing:
         for name in sorted(listed - set(self.indexes) - self._skipped):
             try:
                 path = object_names.index(name)
-                file = self.store.open_ranges(path) if ranges else self.store.open(path)
+                file = self.store.open_ranges(path, heads.get(name)) if ranges else self.store.open(path)
                 self.indexes[name] = FileIndex(file)
                 self._ranged |= {name} if isinstance(file, RangedFile) else set()
             except FormatError as exc:

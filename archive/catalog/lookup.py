@@ -569,7 +569,7 @@ class RecordLookup:
             try:
                 return [self._ask(index, question) for index in list(self._listing.indexes.values())]
             except FileNotFoundError:  # another replaced one of which only ranges are read
-                self._listing.read()
+                self._listing.read_again()
         raise ArchiveError("indexes are replaced all the time: try again")
 
     def _ask(self, index: Lookup, question: Callable[[Lookup], T]) -> T:

@@ -3,7 +3,10 @@
 Spec: FORMAT.md, "Index".
 
     key (36 bits of an id) --first bits--> page --next bits--> bucket of 16 to 32 entries --match--> number of a block
-    number of a block --> pack, offset
+    number of a block --> address --> pack, offset
+
+A large index, which is read by ranges, has the address in the entry, so that a look-up needs nothing beside the page
+and the head.
 
 There are three sections (segments, sessions, marks) of the same shape. An entry is a hint: the records of the block
 decide. So a short key is enough, and an index can be thrown away. All entries of a key are in one page of about 25 KiB,
@@ -33,7 +36,7 @@ from pltz.plt_codec.identity import SIZE, digest, digest_of
 from pltz.plt_codec.versions import Readers
 
 MAGIC = b"PLTi"
-VERSION = 3
+BY_BLOCK, BY_ADDRESS = 3, 4  # versions: what an entry names
 HEADER = struct.Struct("<4sBBH5II")  # magic, version, W, reserved, packs, blocks, entries x 3, crc32
 PACK = struct.Struct("<16sI")
 BOUNDS = struct.Struct("<2I")
@@ -45,6 +48,7 @@ MAX_WIDTH = 56  # bits per entry, so that 8 bytes hold one wherever it begins
 PAGE_BITS = 8  # of the fan of a page: 256 buckets, about 6000 entries
 ADDRESSES = 4096  # in a page of addresses
 CHECK = 4  # bytes of the crc32 behind a page
+RANGED = 1 << 24  # bytes above which entries name addresses: of such an index a bucket gives ranges
 PIECE = 16384  # bytes under one checksum in version 2
 AT_ONCE = 1 << 16  # entries that are packed or unpacked at once, a multiple of 8
 MAX_PACKS = 1 << 20
@@ -340,7 +344,8 @@ class FileIndex:
         if check != zlib.crc32(body, zlib.crc32(head[:-4])):
             raise CorruptError("the header of the index does not match its checksum: damaged")
         lay_out = VERSIONS.of(version)
-        if reserved or self._width not in (4, 5):
+        widths = (0,) if version == BY_ADDRESS else (4, 5)
+        if reserved or self._width not in widths or (version == BY_ADDRESS and self._blocks):
             raise VersionError("the index has fields of a newer version: rebuild it or use a newer pltz")
         table = list(PACK.iter_unpack(body))
         if any(size > MAX_SIZE for _, size in table):
@@ -348,6 +353,7 @@ class FileIndex:
         self.packs: dict[bytes, int] = dict(table)
         self.names = [name for name, _ in table]
         self.starts: Sequence[int] = [0, *accumulate(size for _, size in table)]
+        self._named: int = self.starts[-1] if version == BY_ADDRESS else self._blocks  # numbers that an entry may name
         self._counts: list[int] = counts
         self._check_start = check  # of the crc of the first page
         self._sections: list[_Section] = []
@@ -369,6 +375,16 @@ class FileIndex:
         if end < 0 or digest_of(PERSON, pieces(file.read, 0, end)) != (said := exactly(file.read, end, SIZE)):
             raise CorruptError("some byte of the index is not what was written")
         return bytes(said)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the file."""
+        return self._size
+
+    @property
+    def head(self) -> bytes:
+        """Return the bytes before the first page, which tell where each page is. Raises CorruptError, StoreError."""
+        return bytes(exactly(self._file.read, 0, self._base))
 
     def __len__(self) -> int:
         return sum(self._counts)
@@ -472,10 +488,11 @@ class FileIndex:
             raise CorruptError("the buckets of the index are out of order: damaged")
         keys = entries >> np.uint64(s.low) & np.uint64((1 << rest) - 1)
         keys |= np.repeat(np.arange(1 << s.fan_bits, dtype=np.uint64) << np.uint64(rest), sizes.reshape(-1))
-        blocks = entries & np.uint64((1 << s.low) - 1)
-        if blocks.max() >= self._blocks:
+        places = entries & np.uint64((1 << s.low) - 1)
+        if places.max() >= self._named:
             raise CorruptError("the index names a block that it has not: damaged")
-        places = self._addresses()[blocks]
+        if self._width:
+            places = self._addresses()[places]
         if places.max() >= self.starts[-1]:
             raise CorruptError("the index points behind its packs: damaged")
         return keys, places
@@ -499,23 +516,10 @@ class FileIndex:
             self._check(unit)
         return self.sealed(self._file)
 
-    def sound_until(self, end: int) -> int:
-        """Check the pages that lie before an offset, and return the end of the last one, or of the head.
-
-        0 in version 2, and where the head does not lie before it. Raises CorruptError.
-        """
-        if not self._paged or self._base > end:
-            return 0
-        pages = int(np.searchsorted(self._page_begins + self._page_sizes + CHECK, end, side="right"))
-        for page in range(pages):
-            self._check(page)
-        last = pages - 1
-        return int(self._page_begins[last] + self._page_sizes[last]) + CHECK if pages else self._base
-
     def _lay_out(self) -> None:
-        """Set where the pages of version 3 lie. Raises CorruptError."""
+        """Set where the pages of versions 3 and 4 lie. Raises CorruptError."""
         self._paged = True
-        shapes = [_shape(n, self._blocks) for n in self._counts]
+        shapes = [_shape(n, self._named) for n in self._counts]
         pages = [1 << max(0, b - PAGE_BITS) if n else 0 for n, (b, _, _) in zip(self._counts, shapes, strict=True)]
         size = 4 * sum(pages)
         if self._base + size + CHECK + self._blocks * self._width + SIZE > self._size:
@@ -601,10 +605,13 @@ class FileIndex:
         at: int = self._base + block * self._width
         return at + block // ADDRESSES * CHECK if self._paged else at
 
-    def _location(self, block: int) -> Location:
-        if block >= self._blocks:
+    def _location(self, named: int) -> Location:
+        """Return the place of the block that an entry names. Raises CorruptError."""
+        if named >= self._named:
             raise CorruptError("the index names a block that it has not: damaged")
-        address = int.from_bytes(self._read(self._address_at(block), self._width, block // ADDRESSES), "little")
+        address = named
+        if self._width:
+            address = int.from_bytes(self._read(self._address_at(named), self._width, named // ADDRESSES), "little")
         number = bisect_right(self.starts, address) - 1
         if number >= len(self.names):
             raise CorruptError("the index points behind its packs: damaged")
@@ -612,7 +619,9 @@ class FileIndex:
 
 
 VERSIONS = Readers(
-    "the index", {2: FileIndex._lay_out_2, VERSION: FileIndex._lay_out}, "rebuild it with pltz archive repair"
+    "the index",
+    {2: FileIndex._lay_out_2, BY_BLOCK: FileIndex._lay_out, BY_ADDRESS: FileIndex._lay_out},
+    "rebuild it with pltz archive repair",
 )
 
 
@@ -644,12 +653,17 @@ def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
     width = 4 if total < 1 << 32 else 5
     known = list(indexes)
     gathered = [gather(known, section, starts) for section in range(len(SECTIONS))]
-    blocks = np.unique(np.concatenate([places for _, places in gathered]))
-    sections = [_section(keys, np.searchsorted(blocks, places), len(blocks)) for keys, places in gathered]
     counts = [len(keys) for keys, _ in gathered]
+    # what entries name: blocks by their numbers, in a large index by their addresses
+    version, blocks = BY_BLOCK, np.unique(np.concatenate([places for _, places in gathered]))
+    if _size(counts, len(blocks), width, len(names)) > RANGED:
+        version, width, blocks = BY_ADDRESS, 0, blocks[:0]
+        sections = [_section(keys, places, total) for keys, places in gathered]
+    else:
+        sections = [_section(keys, np.searchsorted(blocks, places), len(blocks)) for keys, places in gathered]
     # the head: what it covers, and where each page ends
     table = b"".join(PACK.pack(name, packs[name]) for name in names)
-    head = HEADER.pack(MAGIC, VERSION, width, 0, len(names), len(blocks), *counts, 0)[:-4]
+    head = HEADER.pack(MAGIC, version, width, 0, len(names), len(blocks), *counts, 0)[:-4]
     check = zlib.crc32(table, zlib.crc32(head))
     ends = b"".join(ends for ends, _ in sections)
     parts = [head, _crc(check), table, ends, _crc(zlib.crc32(ends, check))]
@@ -695,10 +709,10 @@ def _merged(first: _SortedEntries, second: _SortedEntries) -> _SortedEntries:
     )
 
 
-def _section(keys: U64, blocks: npt.NDArray[np.intp], count: int) -> tuple[bytes, list[bytes]]:
+def _section(keys: U64, named: U64 | npt.NDArray[np.intp], count: int) -> tuple[bytes, list[bytes]]:
     """Return the entries up to the end of each page of a section, u32 each, and its pages.
 
-    ``keys``, ``blocks``: (N,) of each entry, sorted; ``count``: blocks of the index.
+    ``keys``, ``named``: (N,) of each entry, sorted; ``count``: blocks or addresses that there are to name.
     """
     if not len(keys):
         return b"", []
@@ -707,7 +721,7 @@ def _section(keys: U64, blocks: npt.NDArray[np.intp], count: int) -> tuple[bytes
     fans = ends.reshape(-1, 1 << min(b, PAGE_BITS))
     bounds = [0, *fans[:, -1].tolist()]
     rest = keys & np.uint64((1 << KEY_BITS - b) - 1)
-    entries = rest << np.uint64(low) | blocks.astype(np.uint64)
+    entries = rest << np.uint64(low) | named.astype(np.uint64)
     pages = [
         (fan - begin).astype("<u4").tobytes() + _packed(entries[begin:end], width)
         for fan, begin, end in zip(fans, bounds, bounds[1:], strict=False)
@@ -715,13 +729,20 @@ def _section(keys: U64, blocks: npt.NDArray[np.intp], count: int) -> tuple[bytes
     return fans[:, -1].astype("<u4").tobytes(), pages
 
 
-def _shape(count: int, blocks: int) -> tuple[int, int, int]:
-    """Return fan bits, bits per entry, and those of them that name one of so many blocks.
+def _size(counts: Sequence[int], blocks: int, width: int, packs: int) -> int:
+    """Return about the bytes of an index whose entries name blocks. ``width``: bytes of an address."""
+    shapes = [_shape(count, blocks) for count in counts]
+    pages = sum((4 << b) + n * bits // 8 for n, (b, bits, _) in zip(counts, shapes, strict=True))
+    return HEADER.size + packs * PACK.size + blocks * width + pages
+
+
+def _shape(count: int, named: int) -> tuple[int, int, int]:
+    """Return fan bits, bits per entry, and those of them that name one of so many blocks or addresses.
 
     >>> _shape(100, 5), _shape(1_000_000, 8000)
     ((2, 37, 3), (15, 34, 13))
     """
-    low = max(0, blocks - 1).bit_length()
+    low = max(0, named - 1).bit_length()
     b = min(MAX_FAN_BITS, max(0, count.bit_length() - 5, KEY_BITS + low - MAX_WIDTH))
     return b, KEY_BITS - b + low, low
 

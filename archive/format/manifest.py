@@ -7,12 +7,13 @@ that is lost or damaged is made again from them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from pltz.archive.format.index_file import KEY_BITS, SECTIONS, U64, Entries
+from pltz.archive.format.index_file import KEY_BITS, MAX_BYTES, SECTIONS, U64, Entries
 from pltz.archive.format.pack import MAX_SIZE
 from pltz.archive.format.settings import MAX_SHARE, Settings
 from pltz.plt_codec.errors import CorruptError, VersionError
@@ -23,12 +24,21 @@ MAGIC = b"PLTm"
 VERSION = 2
 # magic, version, flags, reserved, archive, generation, random, epoch, two shares of parity, five counts
 HEADER = struct.Struct("<4sBB2s16sQ16sQ2H5I")
-GAPS, SEALED, MARKED, ROLLED_BACK = 1, 2, 4, 8  # flags
+GAPS, SEALED, MARKED, ROLLED_BACK, HEADED = 1, 2, 4, 8, 16  # flags
+HEAD = struct.Struct("<16sQI")  # digest of an index, its bytes, those of its head
 PACK = struct.Struct("<16s4I")  # id, size, entries of each section
 PERSON = b"pltz manifest"
 MAX_GENERATION = (1 << 62) - 1
 MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MOST_LATE = 1 << 16, 4096, 4096, 1 << 16, 1 << 16
+MOST_HEADS = 1 << 18  # bytes of the heads of all indexes
 KEY_SIZE, OFFSET_SIZE = 5, 4  # bytes of an entry
+
+
+class IndexHead(NamedTuple):
+    """The size of an index in bytes, and the bytes before its first page."""
+
+    size: int
+    data: bytes
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,7 @@ class Manifest:
         gaps: whether packs were missing or damaged when it was made, so that everybody has to list.
         marked: in an archive without parity, whether each acknowledged pack that it does not name has a marker.
         rolled_back: whether an older manifest was brought back, so that puts may be lost, and no repair ran since.
+        heads: of the indexes that are read by ranges, as long as all together have at most `MOST_HEADS` bytes.
     """
 
     settings: Settings
@@ -75,6 +86,7 @@ class Manifest:
     gaps: bool = False
     marked: bool = False
     rolled_back: bool = False
+    heads: Mapping[str, IndexHead] = field(default_factory=dict)
 
     @property
     def tells_orphans(self) -> bool:
@@ -89,14 +101,14 @@ class Manifest:
     @property
     def state(self) -> tuple[object, ...]:
         """Return all that it says, to compare two: a pack of an id has one size and one set of entries."""
-        settings, names = self.settings, (self.indexes, self.packs.keys(), self.plans, self.losses, self.late)
-        return settings, self.epoch, names, self.gaps, self.marked, self.rolled_back
+        names = (self.indexes, self.packs.keys(), self.plans, self.losses, self.late, self.heads.keys())
+        return self.settings, self.epoch, names, self.gaps, self.marked, self.rolled_back
 
     def encode(self) -> bytes:
         """Return its bytes."""
         counts = len(self.indexes), len(self.packs), len(self.plans), len(self.losses), len(self.late)
         flags = GAPS * self.gaps | SEALED * self.settings.sealed | MARKED * self.marked
-        flags |= ROLLED_BACK * self.rolled_back
+        flags |= ROLLED_BACK * self.rolled_back | HEADED * bool(self.heads)
         head = MAGIC, VERSION, flags, bytes(2), self.archive, self.generation, self.random, self.epoch
         parts = [HEADER.pack(*head, *self.settings.parity, *counts)]
         parts += [bytes.fromhex(name) for name in sorted(self.indexes)]
@@ -107,6 +119,9 @@ class Manifest:
         parts += [epoch.to_bytes(8, "little") for epoch in sorted(self.plans)]
         parts += [bytes.fromhex(name) for name in sorted(self.losses)]
         parts += sorted(self.late)
+        parts += [len(self.heads).to_bytes(4, "little")] if self.heads else []
+        for index, (size, first) in sorted(self.heads.items()):
+            parts += [HEAD.pack(bytes.fromhex(index), size, len(first)), first]
         data = b"".join(parts)
         return data + digest(PERSON, data)
 
@@ -158,7 +173,7 @@ def _read(data: bytes) -> Manifest:
     """Return the manifest in bytes of version 2, of which digest and magic are right."""
     _, _, flags, reserved, archive, generation, random, epoch, share, shared, *counts = HEADER.unpack_from(data)
     indexes, packs, plans, losses, late = counts
-    if any(reserved) or flags > GAPS | SEALED | MARKED | ROLLED_BACK:
+    if any(reserved) or flags > GAPS | SEALED | MARKED | ROLLED_BACK | HEADED:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
     limits = MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MOST_LATE, MAX_GENERATION, MAX_SHARE, MAX_SHARE
     if any(n > most for n, most in zip((*counts, generation, share, shared), limits, strict=True)):
@@ -171,6 +186,7 @@ def _read(data: bytes) -> Manifest:
     numbers = [int.from_bytes(cursor.take(8), "little") for _ in range(plans)]
     lost = cursor.names(losses)
     doubted = cursor.rising(late, SIZE)
+    heads = _heads(cursor, named) if flags & HEADED else {}
     if cursor.at != len(data) - SIZE or numbers != sorted(set(numbers)) or list(rows) != sorted(rows):
         raise CorruptError("the manifest does not have the rows it claims: damaged")
     if len(rows) != packs or any(not 0 < number <= epoch for number in numbers):
@@ -178,7 +194,21 @@ def _read(data: bytes) -> Manifest:
     settings = Settings(archive, bool(flags & SEALED), (share, shared), manifest=True)
     sets = frozenset(named), rows, frozenset(numbers), frozenset(lost), frozenset(doubted)
     told = bool(flags & GAPS), bool(flags & MARKED), bool(flags & ROLLED_BACK)
-    return Manifest(settings, generation, random, epoch, *sets, *told)
+    return Manifest(settings, generation, random, epoch, *sets, *told, heads)
+
+
+def _heads(cursor: _Cursor, named: Collection[str]) -> dict[str, IndexHead]:
+    """Return the heads of some of the indexes that are named. Raises CorruptError."""
+    heads, last = dict[str, IndexHead](), ""
+    for _ in range(int.from_bytes(cursor.take(4), "little")):
+        digest, size, length = HEAD.unpack(cursor.take(HEAD.size))
+        name, before, last = digest.hex(), last, digest.hex()
+        if name not in named or name <= before or not 0 < length < size <= MAX_BYTES:
+            raise CorruptError("the manifest has a head of an index that it cannot have: damaged")
+        heads[name] = IndexHead(size, cursor.take(length))
+    if not 0 < sum(len(head.data) for head in heads.values()) <= MOST_HEADS:
+        raise CorruptError("the manifest has more or fewer heads than its format allows: damaged")
+    return heads
 
 
 def _pack(cursor: _Cursor) -> tuple[bytes, NamedPack]:

@@ -61,7 +61,9 @@ class RangedFile:
         self._most = max(MOST_ASKED, size // WORTH)
         self._asked, self._next = 0, -1  # requests so far; piece behind the last one
         self._ahead = 1  # pieces that a row of requests takes next
-        self._put(0, front[: len(front) // PIECE * PIECE] if len(front) < size else front[:size])
+        self._there = 0  # bytes at the beginning that are there, though the last piece of them may not be whole
+        self._put(0, front[:size])
+        self._there = min(len(front), size)
 
     def read(self, offset: int, size: int) -> memoryview:
         """Return at most ``size`` bytes at ``offset``."""
@@ -81,6 +83,8 @@ class RangedFile:
 
     def _want(self, begin: int, end: int) -> None:
         """Ask for the pieces of a range that are not there."""
+        if end <= self._there:
+            return
         last = -(-end // PIECE)
         while (first := self._lacking.find(1, begin // PIECE, last)) >= 0:
             if self._asked >= self._most:  # many places were wanted: the rest in few requests
@@ -118,8 +122,9 @@ class RangedFile:
                 raise _no_room(len(data), exc) from exc
         else:
             self._room[begin : begin + len(data)] = data
-        count = -(-len(data) // PIECE)
-        self._lacking[begin // PIECE : begin // PIECE + count] = bytes(count)
+        end = begin + len(data)
+        first, last = begin // PIECE, -(-end // PIECE) if end == self.size else end // PIECE
+        self._lacking[first:last] = bytes(last - first)
         if 1 not in self._lacking:
             self._whole(memoryview(self._room))
 

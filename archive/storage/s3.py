@@ -11,7 +11,7 @@ the bytes hold a random number of their writer.
 
 Indexes are read very often. They are kept in a folder of this machine, mapped, each checked against its name
 when opened. That folder may be deleted at any time. Of a large index that is not there pages are read, each checked by
-its crc, until many were wanted; its head is kept. Records are read by range.
+its crc, until many were wanted; the manifest has its head. Records are read by range.
 
 Credentials come from the environment as AWS tools expect them, or from ``options``. The variables are
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL. Roles of a machine or pod
@@ -33,24 +33,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pltz.archive.errors import StoreError
-from pltz.archive.format import object_names
+from pltz.archive.format import index_file, object_names
 from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import FileIndex
+from pltz.archive.format.manifest import IndexHead
 from pltz.archive.format.object_names import INDEXES, folder_of, last_part
 from pltz.archive.storage.disk import OsFile, ticks
 from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.seen import GENERATION, SeenGenerations, place_folder
 from pltz.archive.storage.store import MOST_WHOLE, Content, Opened
-from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
-from pltz.plt_codec.identity import SIZE, digest
+from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
 SCHEME = "s3://"
-RANGED = 1 << 24  # bytes of an index from which ranges of it are read: about as long as the requests of a look-up take
-FRONT = 1 << 20  # bytes of such an index that come with its size: mostly with its head and the places of its blocks
-HEAD = b"pltz index head"
+FRONT = 1 << 20  # bytes of an index above `index_file.RANGED` that come with its size where no manifest has its head
 CONFLICTS = 10  # attempts at a name that others are writing
 STATUS = re.compile(r"status code: (\d{3})")
 CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -187,12 +185,12 @@ class ObjectStore:
             return self._cached(name, most=None)
         return Held(self._whole(name))
 
-    def open_ranges(self, name: str) -> File:
+    def open_ranges(self, name: str, head: IndexHead | None = None) -> File:
         """Return an object to read ranges of: of a large index without a copy only those are fetched that are read.
 
-        Raises the errors of `view`; so do reads, FileNotFoundError too.
+        ``head``: as in `Store.open_ranges`. Raises the errors of `view`; so do reads, FileNotFoundError too.
         """
-        return self._cached(name, most=RANGED) if folder_of(name) == INDEXES else self.open(name)
+        return self._cached(name, most=index_file.RANGED, head=head) if folder_of(name) == INDEXES else self.open(name)
 
     def list(self, folder: str) -> dict[str, int]:
         """Return names and sizes in a folder, and tidy the cache where it lists indexes.
@@ -221,10 +219,8 @@ class ObjectStore:
         with suppress(FileNotFoundError):
             self._called(f"delete {name}", lambda: obstore.delete(self._remote, name), missing=name)
         if folder_of(name) == INDEXES:
-            copy = self._cache / last_part(name)
-            for path in (copy, _head(copy)):
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
+            with suppress(OSError):
+                (self._cache / last_part(name)).unlink(missing_ok=True)
 
     def load(self, register: str, known: Content | None = None) -> Content | None:
         import obstore
@@ -315,25 +311,21 @@ class ObjectStore:
 
         return self._called(f"read {name}", get, missing=name)
 
-    def _cached(self, name: str, most: int | None) -> File:
+    def _cached(self, name: str, most: int | None, head: IndexHead | None = None) -> File:
         """Return an index from this machine's copy, fetched again where no sound copy exists.
 
-        ``most``: bytes above which only the first are fetched now; None fetches all.
+        ``most``: bytes above which only the first are fetched now; None fetches all. ``head``: fetches nothing.
         """
         path = self._cache / last_part(name)
         with suppress(OSError):
             found = Opened(OsFile(path), f"{path} (a copy that may be deleted)")
             if _is_index(found, path.name):
                 return found
-        head = self._kept_head(path) if most is not None else None
         size, front = head or self._front(name, most)
         if size > len(front):
-            file = RangedFile(size, partial(self.read, name), front, self._cache, partial(self._keep, path))
-            if head is None:
-                self._keep_head(path, file, front)
-            return file
+            return RangedFile(size, partial(self.read, name), front, self._cache, partial(self._keep, path))
         data = Held(front)
-        if self._keep(path, front):
+        if self._keep(path, memoryview(front)):
             with suppress(OSError):
                 return Opened(OsFile(path), f"{path} (a copy that may be deleted)")
         return data  # damaged in the store: the caller finds out
@@ -361,31 +353,9 @@ class ObjectStore:
 
     def _keep(self, path: Path, data: memoryview) -> bool:
         """Keep a copy of an index where its bytes are those of its name, and return whether that was possible."""
-        return _is_index(Held(data), path.name) and self._write(path, data)
-
-    def _keep_head(self, path: Path, file: File, front: memoryview) -> None:
-        """Keep the first bytes of an index of which only ranges are read, as far as its checks say that they are sound.
-
-        So the next process asks for a page at once.
-        """
-        with suppress(FormatError, StoreError, FileNotFoundError):  # whoever opens it is told
-            sound = FileIndex(file).sound_until(len(front))
-            body = file.size.to_bytes(8, "little") + front[:sound]
-            if sound:
-                self._write(_head(path), body + digest(HEAD, path.name.encode(), body))
-
-    def _kept_head(self, path: Path) -> tuple[int, memoryview] | None:
-        """Return the size of an index and its first bytes, as this machine keeps them; None without."""
-        with suppress(OSError):
-            data = _head(path).read_bytes()
-            body, said = data[:-SIZE], data[-SIZE:]
-            if said == digest(HEAD, path.name.encode(), body):
-                return int.from_bytes(body[:8], "little"), memoryview(body)[8:]
-        return None
-
-    def _write(self, path: Path, data: bytes | memoryview) -> bool:
-        """Write a file of the cache, and return whether that was possible."""
         with suppress(OSError):  # an unwritable cache costs memory and requests, nothing else
+            if not _is_index(Held(data), path.name):
+                return False
             self._cache.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
             temporary.write_bytes(data)
@@ -397,7 +367,7 @@ class ObjectStore:
         """Delete copies of indexes that are gone."""
         with suppress(OSError):
             for path in self._cache.iterdir():
-                if path.name.partition(".")[0] not in names and path.name != GENERATION:
+                if path.name not in names and path.name != GENERATION:
                     path.unlink(missing_ok=True)
 
     def _called(
@@ -480,11 +450,6 @@ def _why(exc: Exception, status: str, code: str, text: str) -> str:
     if "Connect" in text:
         return "the store cannot be reached: check the endpoint and the network"
     return f"the request failed ({type(exc).__name__}); nothing was acknowledged"
-
-
-def _head(path: Path) -> Path:
-    """Return the file that keeps the first bytes of an index beside its copy."""
-    return path.with_name(f"{path.name}.head")
 
 
 def _is_index(file: File, name: str) -> bool:

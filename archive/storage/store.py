@@ -36,6 +36,7 @@ from pltz.archive.errors import (
 )
 from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File
+from pltz.archive.format.manifest import IndexHead
 from pltz.archive.format.object_names import FOLDERS, RESERVE, RESERVE_COLLECT, SETTINGS, folder_of
 from pltz.archive.storage.disk import Disk
 from pltz.archive.storage.seen import SeenGenerations
@@ -127,9 +128,10 @@ class Store(Protocol):
         Raises the errors of `view`. Its ``read`` and ``map`` raise StoreError, UnreadableError.
         """
 
-    def open_ranges(self, name: str) -> File:
+    def open_ranges(self, name: str, head: IndexHead | None = None) -> File:
         """Return an object as `open` does, whose bytes may be fetched when they are read.
 
+        ``head``: of an index, where that is known, so that nothing has to be fetched now.
         Its reads raise FileNotFoundError where the object was deleted since. Raises the errors of `view`.
         """
 
@@ -319,7 +321,8 @@ class DirectoryStore:
         except OSError as exc:
             raise _unread(name, exc) from exc
 
-    open_ranges = open
+    def open_ranges(self, name: str, head: IndexHead | None = None) -> Opened:
+        return self.open(name)
 
     def list(self, folder: str) -> dict[str, int]:
         """Return names and sizes in a folder.

@@ -3,16 +3,17 @@
     python -m pltz.benchmarks.archive.simulate_scale > benchmarks/results/scale.json
 
 The archive's own code works on a bucket in memory that counts what would be requests. Sessions are synthetic: a prompt
-that all share and some random bytes, coded by zstd, put `COMMIT` at a time. At each size the index is written, and then
-each operation is done once. A night puts `NIGHT` sessions and collects once, as the nightly job does. The third is
-counted: it deletes what the second condemned. Larger archives are not made: a line
-through the two largest sizes gives their requests and bytes. ``line_off`` says how far such a line through two smaller
-ones is off at the largest.
+that all share, but for one of `ALONE`, and some random bytes, coded by zstd, put `COMMIT` at a time. At each size the
+index is written, and then each operation is done once. A night puts `NIGHT` sessions and collects once, as the nightly
+job does. The third is counted: it deletes what the second condemned. Larger archives are not made: a line through the
+two largest sizes gives their requests and bytes. Ranges of their indexes are read, so what was counted with each index
+taken for a large one counts there. ``line_off`` says how far such a line through two smaller ones is off at the
+largest.
 
     python -m pltz.benchmarks.archive.simulate_scale --indexes 1000000 10000000
 
 prints what a look-up of a session and of a segment above its own asks of an index alone, of which no copy is there: of
-a large one its head, and a page per key.
+a large one a page per key, and its head where that is too large for a manifest.
 
 Seconds are those of requests that follow each other, at `FIRST_BYTE` each and `BYTES_PER_S`, without the work of the
 processor. Dollars are those of `PRICES`.
@@ -41,13 +42,14 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.index_file import U64
+from pltz.archive.format.manifest import MOST_HEADS, IndexHead
 from pltz.archive.maintenance.collect import Collector
 from pltz.archive.maintenance.verify import Verifier
 from pltz.archive.opener import OpenArchive
 from pltz.archive.storage import ranged
 from pltz.archive.storage.disk import ticks
 from pltz.archive.storage.ranged import RangedFile
-from pltz.archive.storage.s3 import FRONT, RANGED
+from pltz.archive.storage.s3 import FRONT
 from pltz.archive.storage.seen import SeenGenerations
 from pltz.archive.storage.store import Content
 from pltz.archive.writing.new_session import NewSession
@@ -59,6 +61,7 @@ SEALED = 100_000  # sessions, at most, of the archive in which some are erased
 COMMIT = 50_000  # sessions per put when an archive is made, so that no pack is small
 NIGHT = 1000  # sessions per night
 OWN, PROMPT = 360, 1000  # random bytes of each session, and of the prompt
+ALONE = 50  # of so many sessions one has no prompt
 LISTED = 1000  # names per LIST
 FIRST_BYTE = {"GET": 0.03, "PUT": 0.06, "LIST": 0.06, "DELETE": 0.03}  # seconds; assumed, not measured
 BYTES_PER_S = 80e6  # assumed
@@ -69,7 +72,14 @@ COUNTED = (*PRICES, "read", "written", "beside")
 COALESCED = 1 << 20  # bytes between two ranges below which obstore reads both with one request
 PRICED = "S3 Standard, us-east-1, list prices of January 2025"
 # of these the code asks the same at any size: what differs is the packs in which session and prompt happen to lie
-STEADY = ("get, index by ranges", "get, indexes cached", "get, archive open", "put of one", "put of a thousand")
+STEADY = (
+    "get, index by ranges",
+    "get without a prompt, index by ranges",
+    "get, indexes cached",
+    "get, archive open",
+    "put of one",
+    "put of a thousand",
+)
 KEY = Secret(b"a key of the simulation", 0)
 
 
@@ -118,7 +128,6 @@ class CountedBucket:
         self.registers: dict[str, Content] = {}
         self.cost = Traffic()
         self.kept: set[str] = set()  # indexes on the disk of the reader
-        self.ranged = RANGED  # bytes of an index from which ranges of it are read
 
     def make(self) -> None:
         """Do nothing: a bucket has no folders."""
@@ -154,11 +163,11 @@ class CountedBucket:
             self.kept.add(name)
         return Held(data)
 
-    def open_ranges(self, name: str) -> File:
+    def open_ranges(self, name: str, head: IndexHead | None = None) -> File:
         data = self._whole(name)
-        if object_names.folder_of(name) != object_names.INDEXES or name in self.kept or len(data) <= self.ranged:
+        if object_names.folder_of(name) != object_names.INDEXES or name in self.kept or len(data) <= index_file.RANGED:
             return self.open(name)
-        return by_ranges(data, self.cost)
+        return by_ranges(data, self.cost, head)
 
     def list(self, folder: str) -> dict[str, int]:
         found = {name: len(data) for name, data in self.folders.get(folder, {}).items()}
@@ -232,21 +241,28 @@ class CountedBucket:
         return found
 
 
-def by_ranges(data: bytes, cost: Traffic) -> File:
-    """Return an index whose first bytes are there, and others once they are read. Each request is counted."""
+def by_ranges(data: bytes, cost: Traffic, head: IndexHead | None = None) -> File:
+    """Return an index whose bytes come once they are read, and its first ones now where its head is not known."""
 
     def get(offset: int, size: int) -> bytes:
         cost.side_by_side([(offset, size)])
         return data[offset : offset + size]
 
-    return RangedFile(len(data), get, get(0, min(FRONT, len(data))))
+    return RangedFile(len(data), get, head.data if head else get(0, min(FRONT, len(data))))
 
 
 def sessions(first: int, count: int) -> list[NewSession]:
     """Return synthetic sessions of the numbers from ``first`` on."""
     own = np.random.default_rng(first).integers(0, 256, (count, OWN))
     prompt = np.random.default_rng(0).integers(0, 256, PROMPT)
-    return [NewSession(f"s{first + n}", [prompt, row], "acme", time=1) for n, row in enumerate(own)]
+    return [
+        NewSession(f"s{n}", [row] if is_alone(n) else [prompt, row], "acme", time=1) for n, row in enumerate(own, first)
+    ]
+
+
+def is_alone(number: int) -> bool:
+    """Return whether the session of this number has no prompt."""
+    return number % ALONE == ALONE // 2
 
 
 def opened(bucket: CountedBucket, key: Secret | None = None) -> OpenArchive:
@@ -271,6 +287,16 @@ def filled(count: int, key: Secret | None = None) -> CountedBucket:
         archive.writer.put(sessions(first, min(COMMIT, count - first)))
     archive.indexes.write()
     return bucket
+
+
+@contextmanager
+def every_index_large() -> Iterator[None]:
+    """Write and read indexes as large ones are, of which ranges are read."""
+    bound, index_file.RANGED = index_file.RANGED, 0
+    try:
+        yield
+    finally:
+        index_file.RANGED = bound
 
 
 def memory_of(work: Callable[[], object]) -> float:
@@ -300,18 +326,25 @@ def measured(count: int) -> dict[str, Any]:
     def get(archive: OpenArchive, number: int, max_age: float | None = None) -> None:
         with archive.catalog.one_look(max_age):
             version = archive.directory.version(f"s{number}", "acme")
-            assert len(archive.reader.tower(version).tokens) == PROMPT + OWN
+            assert len(archive.reader.tower(version).tokens) == PROMPT * (not is_alone(number)) + OWN
 
     # A reader from cold to warm: nothing cached, then the indexes, then the open archive.
     # None of these sessions is in the first block of its pack, which would come with the header.
     bucket.kept.clear()
     with bucket.counting() as costs["get, nothing cached"]:
         get(opened(bucket), count // 2 + count // 7, math.inf)  # as a command does, whose look is that of the opening
-    bucket.kept.clear()
-    bucket.ranged = 0
-    with bucket.counting() as costs["get, index by ranges"]:
-        get(opened(bucket), count // 2 + count // 7, math.inf)
-    bucket.ranged = RANGED
+    with every_index_large():
+        archive = opened(bucket)
+        archive.indexes.write()
+        (index,) = archive.catalog.listing.indexes.values()
+        row["ranged_index_bytes"] = index.size
+        bucket.kept.clear()
+        with bucket.counting() as costs["get, index by ranges"]:
+            get(opened(bucket), count // 2 + count // 7, math.inf)
+        with bucket.counting() as costs["get without a prompt, index by ranges"]:
+            get(opened(bucket), count // 2 // ALONE * ALONE + ALONE // 2, math.inf)
+    opened(bucket).indexes.write()
+    reader.refresh()
     reader.store.open(object_names.index(next(iter(reader.listing.indexes))))
     with bucket.counting() as costs["get, indexes cached"]:
         get(opened(bucket), count // 3, math.inf)
@@ -370,33 +403,39 @@ def looked_up(count: int, looks: int = 20) -> dict[str, Any]:
     sections = index_file.SESSIONS, index_file.SEGMENTS  # of the session, and of its prompt
     wanted = [entries.columns(section)[0] for section in sections]
     wanted[1] = np.roll(wanted[1], count // 2)
+    head = IndexHead(len(data), index_file.FileIndex.of(data).head)
+    known = head if len(data) > index_file.RANGED and len(head.data) <= MOST_HEADS else None
     for row in np.random.default_rng(5).integers(0, count, looks).tolist():
         cost = Traffic()
-        index = index_file.FileIndex(by_ranges(data, cost))
+        index = index_file.FileIndex(by_ranges(data, cost, known))
         for section, keys in zip(sections, wanted, strict=True):
             identity = (int(keys[row]) << 28).to_bytes(8, "big") + bytes(8)
             assert index.find(section, identity)
         found.append((cost.requests["GET"], cost.read))
     asked, read = (np.array(column) for column in zip(*found, strict=True))
     mean = {"GET": float(asked.mean()), "most_GET": int(asked.max()), "read": float(read.mean())}
-    return {"sessions": count, "index_bytes": len(data), **mean}
+    return {"sessions": count, "index_bytes": len(data), "head_bytes": len(head.data), **mean}
 
 
-def behind_front(count: int, packs: float) -> dict[str, int]:
-    """Return what a get asks of an index of so many sessions because it is not in the first `FRONT` bytes.
+def head_bytes(count: int, packs: float) -> int:
+    """Return the bytes of the head of a large index of so many sessions, each with a segment."""
+    pages = 2 ** max(0, count.bit_length() - 5 - index_file.PAGE_BITS)
+    return int(index_file.HEADER.size + index_file.PACK.size * packs + 8 * pages + index_file.CHECK)
 
-    That is the rest of the head, and the places of two blocks of a hundred sessions.
-    """
-    head = index_file.HEADER.size + index_file.PACK.size * packs + 8 * 2 ** max(0, count.bit_length() - 13)
-    rest, places = max(0, math.ceil(head - FRONT)), 2 * (head + 5 * count / 100 > FRONT)
-    return {"GET": (rest > 0) + places, "read": rest + places * ranged.PIECE}
+
+def of_head(count: int, packs: float) -> dict[str, int]:
+    """Return what a cold get asks for the head of a large index, which is no request where the manifest has it."""
+    head = head_bytes(count, packs)
+    if head <= MOST_HEADS:
+        return {"GET": 0, "read": head}
+    return {"GET": 1 + (head > FRONT), "read": max(FRONT, -(-head // ranged.PIECE) * ranged.PIECE)}
 
 
 def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, Any]:
     """Return what a line through two rows says of ``count`` sessions. `STEADY` costs are those of the larger row.
 
-    With nothing cached and an index that is read by ranges a get asks what it asked of the larger one by ranges, and
-    `behind_front`.
+    Where the index is read by ranges, a get asks what it asked of the larger one so read, with another head. A put
+    writes the head with the manifest.
     """
     share: float = (count - small["sessions"]) / (large["sessions"] - small["sessions"])
 
@@ -413,10 +452,20 @@ def line(small: dict[str, Any], large: dict[str, Any], count: int) -> dict[str, 
         for name, cost in large["costs"].items()
         if name in small["costs"]
     }
-    if row["index_bytes"] > RANGED:
-        cold, more = large["costs"]["get, index by ranges"], behind_front(count, row["packs"])
-        asked = priced({key: cold[key] + more.get(key, 0) for key in COUNTED})
-        row["costs"] |= {"get, nothing cached": asked, "get, index by ranges": asked}
+    if row["index_bytes"] <= index_file.RANGED:
+        return row
+    index = round(at(small["ranged_index_bytes"], large["ranged_index_bytes"]))
+    head, before = of_head(count, row["packs"]), of_head(large["sessions"], large["packs"])
+    written = 0 if head["GET"] else head["read"]
+    row["stored"] += index - row["index_bytes"]
+    row["month_dollars"] = round(STORED * row["stored"] / 1e9, 4)
+    row |= {"index_bytes": index, "manifest_bytes": row["manifest_bytes"] + written}
+    for name in STEADY[:2]:
+        cost = row["costs"][name]
+        row["costs"][name] = priced({key: cost[key] + head.get(key, 0) - before.get(key, 0) for key in COUNTED})
+    row["costs"]["get, nothing cached"] = row["costs"][STEADY[0]]
+    for name in STEADY[4:]:
+        row["costs"][name] = priced({**row["costs"][name], "written": row["costs"][name]["written"] + written})
     return row
 
 

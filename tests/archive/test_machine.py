@@ -379,7 +379,7 @@ def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(RangedFile, "_ask", counted)
     monkeypatch.setattr("pltz.archive.catalog.index_keeper.INDEX_PACKS", 2)
-    monkeypatch.setattr("pltz.archive.storage.s3.RANGED", 0)
+    monkeypatch.setattr("pltz.archive.format.index_file.RANGED", 0)
     monkeypatch.setattr("pltz.archive.storage.s3.FRONT", 100)
     for name, value in {"PIECE": 64, "MOST_AHEAD": 256, "MOST_ASKED": 3}.items():
         monkeypatch.setattr(ranged, name, value)

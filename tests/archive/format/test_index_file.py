@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pltz.archive.format import index_file
 from pltz.archive.format.index_file import Entries, FileIndex, Location, Lookup, MemoryIndex, build, key_of
-from pltz.plt_codec.errors import CorruptError, VersionError
+from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from tests.examples import examples
 from tests.golden.indexes import make
 
@@ -65,11 +65,14 @@ def check(index: Lookup, entries: list[Row]) -> None:
 def test_both_kinds_find_what_a_dictionary_does(entries: list[Row]) -> None:
     memory = filled(entries)
     check(memory, entries)
-    data = build([memory], dict(memory.packs))
-    index = FileIndex.of(data)
-    check(index, entries)
-    assert index.verify() == data[-16:]
-    assert build([index, memory], dict(memory.packs)) == data  # entries are kept once
+    for bound in make.BOUNDS.values():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(index_file, "RANGED", bound)
+            data = build([memory], dict(memory.packs))
+            index = FileIndex.of(data)
+            check(index, entries)
+            assert index.verify() == data[-16:]
+            assert build([index, memory], dict(memory.packs)) == data  # entries are kept once
 
 
 def test_many_entries_in_pieces_and_of_packs_that_are_gone() -> None:
@@ -89,7 +92,9 @@ def test_many_entries_in_pieces_and_of_packs_that_are_gone() -> None:
     assert there[0::3].all() and there[1::3].all() and there[2::3].sum() < 3
 
 
-def test_a_flipped_bit_raises_or_changes_nothing() -> None:
+@pytest.mark.parametrize("bound", make.BOUNDS.values())
+def test_a_flipped_bit_raises_or_changes_nothing(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_file, "RANGED", bound)
     entries = [(n % 3, n, n % 2, 999 * n) for n in range(40)]
     memory = filled(entries)
     data = bytearray(build([memory], dict(memory.packs)))
@@ -108,7 +113,7 @@ def test_a_flipped_bit_raises_or_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("version", index_file.VERSIONS.by_version)
-def test_each_version_that_is_read_has_a_golden_file(version: int) -> None:
+def test_each_version_that_is_read_has_a_golden_file(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     data = (GOLDEN / f"version-{version}.index").read_bytes()
     index, known = FileIndex.of(data), make.entries()
     assert index.packs == make.PACKS and index.verify() == data[-16:]
@@ -120,8 +125,9 @@ def test_each_version_that_is_read_has_a_golden_file(version: int) -> None:
         for key in keys[::50].tolist():
             one = (key << 28).to_bytes(8, "big") + bytes(8)
             assert set(index.find(section, one)) == set(known.find(section, one)) != set()
-    newest = build([index], dict(index.packs))
-    assert (newest == data) == (version == index_file.VERSION)
+    for written, bound in make.BOUNDS.items():
+        monkeypatch.setattr(index_file, "RANGED", bound)
+        assert (build([index], dict(index.packs)) == data) == (version == written)
 
 
 @pytest.mark.parametrize("version", index_file.VERSIONS.by_version)
@@ -156,29 +162,30 @@ def test_a_page_in_the_place_of_another_is_damage() -> None:
 
 
 def test_a_newer_version_is_refused_by_name() -> None:
-    head = index_file.HEADER.pack(index_file.MAGIC, index_file.VERSION + 1, 4, 0, 0, 0, 0, 0, 0, 0)[:-4]
+    head = index_file.HEADER.pack(index_file.MAGIC, index_file.BY_ADDRESS + 1, 4, 0, 0, 0, 0, 0, 0, 0)[:-4]
     with pytest.raises(VersionError, match="newer pltz"):
         FileIndex.of(head + zlib.crc32(head).to_bytes(4, "little") + bytes(16))
 
 
 @pytest.mark.parametrize("version", index_file.VERSIONS.by_version)
 def test_hostile_counts_claim_no_memory(version: int) -> None:
+    width = 0 if version == index_file.BY_ADDRESS else 4
     head = index_file.HEADER.pack(
-        index_file.MAGIC, version, 4, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0
+        index_file.MAGIC, version, width, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0
     )
     with pytest.raises(CorruptError, match="does not fit"):
         FileIndex.of(head + bytes(16))
     for counts in ((0, 0xFFFFFFFF, 0, 0), (0xFFFFFFFF, 0, 0, 0), (0, 1, 0, 0)):
-        head = index_file.HEADER.pack(index_file.MAGIC, version, 4, 0, 0, *counts, 0)[:-4]
-        with pytest.raises(CorruptError, match=r"expected an index of|do not fit|table of pages"):
+        head = index_file.HEADER.pack(index_file.MAGIC, version, width, 0, 0, *counts, 0)[:-4]
+        with pytest.raises(FormatError, match=r"expected an index of|do not fit|table of pages|of a newer version"):
             FileIndex.of(head + zlib.crc32(head).to_bytes(4, "little") + bytes(30))
 
 
 @settings(max_examples=examples(60))
-@given(st.integers(0, 9), st.integers(0, 1 << 32), st.integers(-1, 0))
-def test_pages_that_a_table_puts_elsewhere_are_refused(at: int, value: int, shift: int) -> None:
+@given(st.sampled_from([*make.BOUNDS]), st.integers(0, 9), st.integers(0, 1 << 32), st.integers(-1, 0))
+def test_pages_that_a_table_puts_elsewhere_are_refused(version: int, at: int, value: int, shift: int) -> None:
     """A head whose checks hold, as who crafts an index would make it."""
-    data = (GOLDEN / f"version-{index_file.VERSION}.index").read_bytes()
+    data = (GOLDEN / f"version-{version}.index").read_bytes()
     whole, begin = FileIndex.of(data), 32 + 20 * len(make.PACKS)
     ends = np.frombuffer(data, "<u4", 4, begin).copy()
     ends[at % 4] = min(value, 0xFFFFFFFF) if at > 3 else max(0, int(ends[at]) + shift)

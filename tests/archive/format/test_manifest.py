@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from pltz.archive.format.index_file import KEY_BITS, Entries
-from pltz.archive.format.manifest import PERSON, Manifest, NamedPack
+from pltz.archive.format.index_file import KEY_BITS, MAX_BYTES, Entries
+from pltz.archive.format.manifest import MOST_HEADS, PERSON, IndexHead, Manifest, NamedPack
 from pltz.archive.format.settings import Settings
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
@@ -48,12 +48,17 @@ def manifests() -> st.SearchStrategy[Manifest]:
         late=st.frozensets(ID, max_size=3),
         gaps=st.booleans(),
         rolled_back=st.booleans(),
-    ).flatmap(lambda made: st.sampled_from(_with_marks(made)))
+    ).flatmap(lambda made: st.sampled_from([*_with_marks(made), *_with_heads(made)]))
 
 
 def _with_marks(manifest: Manifest) -> list[Manifest]:
     marked = [] if manifest.settings.parity[0] else [dataclasses.replace(manifest, marked=True)]
     return [manifest, *marked]
+
+
+def _with_heads(manifest: Manifest) -> list[Manifest]:
+    heads = {name: IndexHead(1 << 30, name.encode()) for name in sorted(manifest.indexes)[:2]}
+    return [dataclasses.replace(manifest, heads=heads)]
 
 
 def rows(manifest: Manifest) -> dict[bytes, tuple[int, list[list[int]]]]:
@@ -67,7 +72,7 @@ def rows(manifest: Manifest) -> dict[bytes, tuple[int, list[list[int]]]]:
 @given(manifests())
 def test_a_manifest_comes_back(manifest: Manifest) -> None:
     found = Manifest.decode(manifest.encode())
-    assert found.state == manifest.state and rows(found) == rows(manifest)
+    assert found.state == manifest.state and rows(found) == rows(manifest) and found.heads == manifest.heads
     assert (found.generation, found.random) == (manifest.generation, manifest.random)
 
 
@@ -76,7 +81,8 @@ def some() -> Manifest:
     row = NamedPack(100, sections)
     names = frozenset({"00" * 16, "0f" * 16})
     packs, settings = {b"p" * 16: row, b"q" * 16: row}, Settings(bytes(16), manifest=True)
-    return Manifest(settings, 7, b"r" * 16, 2, names, packs, frozenset({1, 2}), names)
+    heads = {name: IndexHead(99, b"head") for name in names}
+    return Manifest(settings, 7, b"r" * 16, 2, names, packs, frozenset({1, 2}), names, heads=heads)
 
 
 def sealed(body: bytes) -> bytes:
@@ -110,7 +116,23 @@ def test_newer_ones_are_refused_by_name() -> None:
         Manifest.decode(sealed(body[:4] + b"\x03" + body[5:]))
     for at in (5, 6, 7):
         with pytest.raises(VersionError):
-            Manifest.decode(sealed(body[:at] + b"\x10" + body[at + 1 :]))
+            Manifest.decode(sealed(body[:at] + b"\x20" + body[at + 1 :]))
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        {"aa" * 16: IndexHead(9, b"head")},  # of an index that is not named
+        {"00" * 16: IndexHead(4, b"head")},
+        {"00" * 16: IndexHead(9, b"")},
+        {"00" * 16: IndexHead(MAX_BYTES + 1, b"head")},
+        {"00" * 16: IndexHead(1 << 20, bytes(MOST_HEADS + 1))},
+    ],
+)
+def test_heads_that_no_index_has_are_refused(heads: dict[str, IndexHead]) -> None:
+    Manifest.decode(dataclasses.replace(some(), heads={"00" * 16: IndexHead(1 << 20, bytes(MOST_HEADS))}).encode())
+    with pytest.raises(CorruptError, match="head"):
+        Manifest.decode(dataclasses.replace(some(), heads=heads).encode())
 
 
 def test_markers_beside_parity_are_refused() -> None:
@@ -124,7 +146,7 @@ def test_markers_beside_parity_are_refused() -> None:
 
 
 def test_what_is_in_another_order_or_twice_is_refused() -> None:
-    manifest = dataclasses.replace(some(), packs={}, plans=frozenset())
+    manifest = dataclasses.replace(some(), packs={}, plans=frozenset(), heads={})
     body = manifest.encode()[:-SIZE]
     end = len(body) - 32  # two losses
     for names in (body[end + 16 :] + body[end : end + 16], body[end : end + 16] * 2):

@@ -11,12 +11,13 @@ import pytest
 from pltz.archive.errors import StoreError
 from pltz.archive.format import index_file
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, FileIndex
+from pltz.archive.format.manifest import IndexHead
 from pltz.archive.format.object_names import index
 from pltz.archive.storage import ranged, s3
 from pltz.archive.storage.ranged import RangedFile
 from pltz.archive.storage.s3 import ObjectStore
 from pltz.archive.writing.new_session import NewSession
-from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.errors import CorruptError, FormatError
 from pltz.plt_codec.identity import SIZE
 from tests.archive.conftest import S3Server, ZlibCodec
 from tests.archive.test_requests import Names
@@ -47,7 +48,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_look_up_takes_one_request_and_another_for_the_place(
     tmp_path: Path, spread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One for the page of the key, wherever it is; and one for the place of the block, if it is not there yet.
+    """One for the page of the key, wherever it is; where entries name blocks, one for the place if it is not there yet.
 
     Keys that are no hashes crowd in few pages, and are found as well.
     """
@@ -59,9 +60,10 @@ def test_a_look_up_takes_one_request_and_another_for_the_place(
     tail = index_file.MemoryIndex()
     none = index_file.Entries(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
     tail.add_pack(b"p" * 16, 1 << 28, {SEGMENTS: index_file.Entries(keys, rows), SESSIONS: none, MARKS: none})
-    data = index_file.build([tail], {b"p" * 16: 1 << 28})
-    whole, counted = FileIndex.of(data), Counted(data)
-    for front, most in ((1 << 14, {1}), (500, {2})):  # with the places of blocks, and without
+    for bound, front, most in ((1 << 24, 1 << 14, {1}), (1 << 24, 600, {2}), (0, 600, {1})):  # with places, and without
+        monkeypatch.setattr(index_file, "RANGED", bound)
+        data = index_file.build([tail], {b"p" * 16: 1 << 28})
+        whole, counted = FileIndex.of(data), Counted(data)
         requests = set[int]()
         for row in dice.integers(0, len(keys), 40).tolist():
             look = FileIndex(RangedFile(len(data), counted.get, data[:front], tmp_path))
@@ -194,7 +196,7 @@ def in_bucket(s3_server: S3Server, folder: Path) -> tuple[ObjectStore, str, byte
 
 @pytest.fixture
 def low_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "RANGED", 50_000)
+    monkeypatch.setattr(index_file, "RANGED", 50_000)
     monkeypatch.setattr(s3, "FRONT", 61_000)
     for name, value in {"PIECE": 2_000, "MOST_AHEAD": 32_000, "MOST_ASKED": 20}.items():
         monkeypatch.setattr(ranged, name, value)
@@ -220,39 +222,35 @@ def test_a_look_up_in_a_large_index_of_a_bucket_fetches_little(s3: S3Server, tmp
     assert found.has(SESSIONS, keys).all()
 
 
-def test_the_head_of_a_large_index_is_fetched_once_per_machine(
-    s3: S3Server, tmp_path: Path, low_bounds: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that begins asks for a page alone. What is damaged is not kept, and a copy that is damaged not used."""
-    monkeypatch.setattr("pltz.archive.storage.s3.FRONT", 80_000)  # and the places of blocks
+def test_of_a_large_index_whose_head_is_known_a_page_is_fetched(s3: S3Server, tmp_path: Path, low_bounds: None) -> None:
+    """What is damaged is refused: the head as the manifest has it, and the page."""
     store, name, data = in_bucket(s3, tmp_path)
     known = FileIndex.of(data)
     identity = (int(known.columns(SEGMENTS)[0][777]) << 28).to_bytes(8, "big") + bytes(8)
 
-    def asked(folder: Path) -> int:
+    def asked(head: IndexHead) -> int:
         s3.requests.clear()
-        index = FileIndex(ObjectStore(store.place, folder).open_ranges(name))
+        index = FileIndex(ObjectStore(store.place, tmp_path).open_ranges(name, head))
         assert index.find(SEGMENTS, identity) == known.find(SEGMENTS, identity) != []
         return s3.count("GET")
 
-    assert (asked(tmp_path), asked(tmp_path), asked(tmp_path)) == (2, 1, 1)
-    (head,) = tmp_path.rglob("*.head")
-    kept = head.read_bytes()
-    for at in (0, 8, len(kept) // 2, len(kept) - 1):
-        head.write_bytes(kept[:at] + bytes([kept[at] ^ 1]) + kept[at + 1 :])
-        assert (asked(tmp_path), asked(tmp_path)) == (2, 1)
-    head.write_bytes(b"")
-    assert asked(tmp_path) == 2
-
-    # of a damaged object only what is sound is kept, so that nothing is left once it is repaired
-    for at in (50, 70_000, 79_000):  # pack table, places of blocks, a page that did not come whole
-        store.replace(name, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    size, head = known.size, known.head
+    assert head == data[: len(head)] and asked(IndexHead(size, head)) == asked(IndexHead(size, head)) == 1
+    for at in range(0, len(head), 997):
+        with pytest.raises(FormatError):
+            asked(IndexHead(size, head[:at] + bytes([head[at] ^ 1]) + head[at + 1 :]))
+    for other in (size - 1, size + 1, 2 * size, len(head) + SIZE):
         with pytest.raises(CorruptError):
-            asked(tmp_path / str(at))
-        store.replace(name, data)
-        assert asked(tmp_path / str(at)) <= 2
+            asked(IndexHead(other, head))
+    assert asked(IndexHead(size, head[:-100])) == 2, "what is lacking of a head is fetched"
+    spoiled = bytearray(data)
+    spoiled[len(head) :] = bytes(len(data) - len(head))
+    store.replace(name, bytes(spoiled))
+    with pytest.raises(CorruptError, match="does not match its checksum"):
+        asked(IndexHead(size, head))
     store.delete(name)
-    assert not [*tmp_path.glob("*/*.head")]
+    with pytest.raises(FileNotFoundError):
+        asked(IndexHead(size, head))
 
 
 def test_damage_in_a_range_is_found_and_no_copy_is_kept(s3: S3Server, tmp_path: Path, low_bounds: None) -> None:
@@ -265,14 +263,14 @@ def test_damage_in_a_range_is_found_and_no_copy_is_kept(s3: S3Server, tmp_path: 
         found.verify()
     with pytest.raises(CorruptError):
         FileIndex(store.open(name)).verify()
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".head"]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_an_index_that_was_replaced_meanwhile_is_looked_up_in_its_successor(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole copy stays readable. Of one that is read by ranges the next range is gone."""
-    monkeypatch.setattr("pltz.archive.storage.s3.RANGED", 0)
+    monkeypatch.setattr("pltz.archive.format.index_file.RANGED", 0)
     monkeypatch.setattr("pltz.archive.storage.s3.FRONT", 200)
     place, codec = s3.place(), ZlibCodec()
     archive = TowerArchive.create(ObjectStore(place, tmp_path / "a"), [codec], manifest=True)

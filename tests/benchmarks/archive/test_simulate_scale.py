@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from pltz.archive.format import index_file
+from pltz.archive.storage import ranged
 from pltz.benchmarks.archive import simulate_scale
 from pltz.benchmarks.archive.simulate_scale import (
     CountedBucket,
-    behind_front,
+    head_bytes,
     line,
     looked_up,
     measured,
+    of_head,
     priced,
 )
 from pltz.benchmarks.plots import scale
@@ -23,6 +26,7 @@ def rows() -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulate_scale, "COMMIT", 50)
         patch.setattr(simulate_scale, "NIGHT", 10)
+        patch.setattr(ranged, "PIECE", 64)
         return [measured(count) for count in (50, 150)]
 
 
@@ -74,18 +78,24 @@ def test_the_line(rows: list[dict[str, Any]]) -> None:
     assert scale.costs([small, large, far], ".svg").startswith(b"<?xml")
 
 
-def test_of_a_large_index_its_head_and_a_page_per_key_are_read(
-    rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_large_index_a_page_per_key_is_read(rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = rows
-    far = line(small, large, 10_000_000)  # of 50 sessions per pack, so that the table of packs is large
-    more = behind_front(10_000_000, far["packs"])
-    cold = large["costs"]["get, index by ranges"]
-    assert far["costs"]["get, nothing cached"]["GET"] == cold["GET"] + more["GET"] == cold["GET"] + 3
-    assert far["costs"]["get, nothing cached"]["read"] == cold["read"] + more["read"]
-    assert behind_front(10_000_000, 200) == {"GET": 0, "read": 0}
-    assert behind_front(100_000_000, 2_000) == {"GET": 2, "read": 2 << 16}
-    assert behind_front(1_000_000_000, 20_000)["GET"] == 3
-    monkeypatch.setattr(simulate_scale, "FRONT", 1 << 16)
-    look = looked_up(400_000)
-    assert 2 <= look["GET"] <= look["most_GET"] <= 3 and look["read"] < 5 << 16 < look["index_bytes"]
+    alone, both = (large["costs"][f"get{name}, index by ranges"] for name in (" without a prompt", ""))
+    assert alone["GET"] == 3 and both["GET"] == 5, "manifest, page and record, and of a prompt page and record"
+    far = line({**small, "packs": 2}, {**large, "packs": 2}, 10_000_000)
+    cold = far["costs"]["get, nothing cached"]
+    assert cold["GET"] == both["GET"] and far["index_bytes"] > 10 * 10_000_000
+    assert cold["read"] - both["read"] == head_bytes(10_000_000, far["packs"]) - head_bytes(150, 2)
+    assert of_head(100_000_000, 2_000) == {"GET": 0, "read": 32 + 40_000 + 131_072 + 4}
+    assert of_head(400_000_000, 8_000) == {"GET": 1, "read": 1 << 20} and of_head(10**9, 20_000)["GET"] == 2
+    assert far["costs"]["put of one"]["written"] > large["costs"]["put of one"]["written"] + 10_000
+    for bound, most in ((0, 2), (1 << 30, 3)):
+        monkeypatch.setattr(index_file, "RANGED", bound)
+        look = looked_up(400_000)
+        assert 2 <= look["GET"] <= look["most_GET"] == most and (look["read"] < 5 << 16) == (bound == 0)
+
+
+def test_the_head_of_a_synthetic_index_has_the_bytes_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_file, "RANGED", 0)
+    for count in (1_000, 70_000):
+        assert looked_up(count, 1)["head_bytes"] == head_bytes(count, -(-count // simulate_scale.COMMIT))
