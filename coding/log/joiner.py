@@ -47,7 +47,6 @@ class Joiner:
         self._size = 0  # characters taken from it
         self._inside = False  # of a message, whose keys are not written
         self._odd = 0  # 1: a value of the object was not coded the way that its field used last
-        self._count = count
         self._left = count + SLACK  # bytes that may still be made
         self._indent, self._base = 0, 0  # characters per depth that values are indented by, from a depth on
 
@@ -131,6 +130,10 @@ class Joiner:
         if self._left < 0:
             damaged("more than the bytes of the log")
 
+    def _spend_rest(self, text: str, left: int) -> None:
+        """Take off what a text costs beyond what was taken for its parts. ``left``: bytes that were left before."""
+        self._spend(max(0, len(text) - (left - self._left)))
+
     def _take(self, size: int) -> bytes:
         """Return the next opaque bytes."""
         data = self._bits[self._bits_at : self._bits_at + size]
@@ -203,7 +206,9 @@ class Joiner:
                 damaged("a value like none before")
             slot.last = value
             if isinstance(value, (str, bytes)):
-                self._spend(len(value))
+                self._spend(len(value) - 2 * (type(value) is spelling.Number))  # its NUL is not written
+            elif type(value) is int:
+                self._spend(value.bit_length() // 64)  # JSON text may be a number of thousands of digits
             if type(value) is str:
                 self._past.met(value, slot)
             return value
@@ -445,19 +450,18 @@ class Joiner:
             damaged(f"spelling {style}")
         if depth >= codes.MAX_DEPTH:
             damaged("values too deep in each other")
-        outside = self._indent, self._base
+        outside, left = (self._indent, self._base), self._left
         self._indent, self._base = INDENTS[style], depth + 1
         text = self._spelled(self._value(self._past.inner(slot), depth + 1), style)
         self._indent, self._base = outside
-        if len(text) > self._count:  # each JSON in JSON may double what it quotes
-            damaged("more than the bytes of the log")
+        self._spend_rest(text, left)  # each JSON in JSON may double what it quotes
         return text
 
     def _message(self, slot: Slot, depth: int) -> str:
         flavour = self._coder.number(slot.model, 0, codes.FLAVOUR)
         if depth >= codes.MAX_DEPTH or flavour >= opaque.LOOSE:
             damaged(f"a message of flavour {flavour}")
-        outside = self._inside, self._indent
+        outside, left = (self._inside, self._indent), self._left
         self._inside, self._indent = True, 0
         value = self._value(self._past.message(slot), depth + 1)
         self._inside, self._indent = outside
@@ -465,7 +469,9 @@ class Joiner:
             data = protobuf.write_message(value)
         except ValueError as exc:
             raise CorruptError("the columns of a log hold a message that is none: the file is damaged") from exc
-        return opaque.base64_text(flavour, data)
+        text = opaque.base64_text(flavour, data)
+        self._spend_rest(text, left)  # each message in a message is a third longer
+        return text
 
     def _paired(self, slot: Slot, depth: int) -> str:
         if depth >= codes.MAX_DEPTH:
@@ -568,8 +574,7 @@ class Joiner:
     def _lines(self, slot: Slot, depth: int, shrink: int = 1) -> str:
         past, coder, model = self._past, self._coder, slot.model
         size = coder.number(model, 0, codes.COUNT) + 1
-        if size - 1 > self._left:
-            damaged("more lines than bytes of the log")
+        self._spend((size - 1) // shrink)  # what stands between them
         lines: list[str] = []
         state = Marks()
         while len(lines) < size:
@@ -612,6 +617,7 @@ class Joiner:
         if STAND_IN in lines:
             for at, line in enumerate(lines):
                 if line == STAND_IN and self._coder.bit(slot.model, codes.STAND):
+                    self._left += len(STAND_IN)
                     lines[at] = self._parsed(slot, depth)
         return lines
 

@@ -49,7 +49,21 @@ def test_a_name_is_given_once(store: Store) -> None:
     assert store.put("collect/1", b"mine")  # a lost answer, and another try
     assert not store.put("collect/1", b"theirs")
     assert not store.put("collect/1", b"mine, but longer")
+    assert not store.put("collect/1", b"min")
     assert store.read("collect/1", 0, 99) == b"mine"
+
+
+class GoneAtOnce(OsDisk):
+    """A disk on which another process has each name first, and deletes it again."""
+
+    def link(self, source: str, target: str) -> None:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+
+def test_a_name_that_another_had_and_deleted_is_not_put(tmp_path: Path) -> None:
+    store = DirectoryStore(GoneAtOnce(tmp_path), reserve=False)
+    store.make()
+    assert not store.put("packs/a", b"mine") and not store.list("packs") and not store.list("tmp")
 
 
 class NotedSyncs(OsDisk):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.coding.log import table
+from pltz.coding.log import codes, table
 from pltz.coding.log.spelling import DOCUMENTS, LINES, SPELLINGS, spell
 from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
-from tests.coding.log import logs
+from tests.coding.log import forged, logs
 from tests.examples import examples
 
 WORDS = st.sampled_from(
@@ -192,10 +192,46 @@ def test_json_in_json_makes_no_more_than_the_count() -> None:
         table.join(found.columns, found.opaque, found.pieces, 1000)
 
 
-@pytest.mark.parametrize("line", [b'{"a":1.5}', b'"a b"', b"1.5", b"7", b'"k": 1.25,', b'  "k": "some text here",'])
+def bombs() -> dict[str, tuple[list[int], list[int], str, dict[int, list[int]]]]:
+    """Return the ways, numbers, text and bits of lists that say much of little."""
+    empty, lines = 40, 200  # texts, and lines of each, of which only the first one's are there
+    first = {codes.REST: [1] + [0] * empty, codes.COPY: [0] + [1] * empty}
+    copies = [empty, lines - 1, lines - 1, 0, lines - 1, lines - 1, *[lines - 1, 0, lines - 1] * (empty - 2)]
+    quotes = [20, *[0] * 6, *[0] * 7 * 19]
+    message = [30, 0, 0, 1, 0, 1, *[0, 1, 0] * (6 * 30 - 1)]
+    parsed = [codes.PARSED] * 6
+    inner = [codes.MESSAGE, codes.OBJECT] * 6
+    return {
+        "lines of nothing": ([codes.LIST, *[codes.LONG] * empty], copies, "\n" * (lines - 1), first),
+        "JSON in JSON": ([codes.LIST, *parsed, codes.SHORT, *[*parsed, codes.RECENT] * 19], quotes, '"', {}),
+        "messages in messages": (
+            [codes.LIST, *inner, codes.SHORT, *[*inner, codes.SAME] * 29],
+            message,
+            "123:2\n" + "x" * 30,
+            {},
+        ),
+        "many digits": ([codes.LIST, codes.JSON, *[codes.SAME] * 40], [41, 0], "9" * 4000, {codes.REST: [1]}),
+    }
+
+
+@pytest.mark.parametrize("name", bombs())
+def test_what_is_made_of_little_is_taken_off_before_it_is_made(name: str) -> None:
+    """A kilobyte claimed to be 50 took 23 s, or gigabytes, before it was refused."""
+    ways, numbers, text, bits = bombs()[name]
+    columns, line = forged.columns(ways, numbers, [text], bits)
+    assert len(columns) < 300 and len(line) > 3_000
+    with pytest.raises(CorruptError, match="more than the bytes of the log"):  # the count is told later
+        table.join(columns, b"", [text], len(line) // (32 if name == "many digits" else 4))
+    assert table.join(columns, b"", [text], len(line)) == line.encode()
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"a":1.5}', b'"a b"', b"1.5", b"-0.001", b"7", b'"k": 1.25,', b'  "k": "some text here",']
+)
 def test_values_by_themselves_come_back_at_the_end_of_a_log(line: bytes) -> None:
     assert back(line) == line
     assert back(b"{\n" + line) == b"{\n" + line
+    assert back(line + b"\n" + line) == line + b"\n" + line
 
 
 def test_documents_that_no_spelling_gives_take_no_long() -> None:
