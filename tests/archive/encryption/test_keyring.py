@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from pltz.archive.encryption.key_files import LINEAGE, root_id
 from pltz.archive.encryption.keyring import MASTER, Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
@@ -96,6 +99,18 @@ def test_an_erased_tenant_does_not_open_and_gets_new_keys(store: DirectoryStore)
     assert keys.gone(context, SEGMENT.id or NONE)
     with pytest.raises(Erased):
         keys.bits(context, sealed)
+
+
+def test_what_other_keys_governed_is_not_gone(store: DirectoryStore) -> None:
+    """Keys of another lineage, or of a later generation, are lost or come back: nothing was destroyed."""
+    keys = opened(store)
+    context = keys.context(TENANT, "acme")
+    known = keys.of(context.domain)
+    assert known and known.governs(context.root)
+    later = root_id(context.root[:LINEAGE], known.generation + 1)
+    other = root_id(bytes(LINEAGE), known.generation)
+    for root in (later, other):
+        assert not known.governs(root) and not keys.gone(replace(context, root=root), SEGMENT.id or NONE)
 
 
 def test_a_writer_whose_keys_changed_is_fenced(store: DirectoryStore) -> None:

@@ -13,9 +13,10 @@ from pltz.archive.format import object_names
 from pltz.archive.format.pack import Damage
 from pltz.archive.format.plan import HEADER, CollectionPlan
 from pltz.archive.maintenance.collect import KEPT, SMALL, _tiers
-from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.identity import NONE, digest
@@ -48,6 +49,45 @@ def test_the_first_run_condemns_and_the_second_deletes(filled: TowerArchive) -> 
     assert (second.live_versions, second.live_segments) == (3, 4)
     assert names(filled) == ["s0", "s2", "s3"]
     assert all(filled.get(n).tokens.tolist() == [*PROMPT, *(PROMPT + int(n[1]))] for n in names(filled))
+
+
+def test_nothing_is_deleted_where_a_copy_lacks_a_record(
+    filled: TowerArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof reads the copies: it finds what a faulty copying left out."""
+    filled.collect()
+    packs, copy = set(filled.catalog.listing.packs), ArchiveWriter.copy
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveWriter, "copy", lambda writer, rows: copy(writer, list(rows)[:-1]))
+        with pytest.raises(ArchiveError, match="was not found in a pack that stays"):
+            filled.collect()
+    assert packs < object_names.packs_listed(filled.store.list("packs")).keys()
+    assert filled.collect().deleted == len(packs) and names(filled) == ["s0", "s2", "s3"]
+
+
+def test_a_copy_that_another_collector_has_not_synced_yet_outlives_a_power_cut(
+    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled.collect()
+    copy, states = ArchiveWriter.copy, dict[frozenset[tuple[str, bytes]], DiskState]()
+
+    def unsynced(writer: ArchiveWriter, rows: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "sync_directory", lambda path: None)
+            copy(writer, rows)
+
+    def watch() -> None:
+        for state in disk.crashes("tmp"):
+            states.setdefault(frozenset(one for one in state.files().items() if one[0].startswith("packs/")), state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveWriter, "copy", unsynced)
+        disk.watch = watch
+        assert filled.collect().deleted == 5
+    assert len(states) > 5
+    for state in states.values():
+        left = TowerArchive.open(DirectoryStore(SimDisk(state)), [codec])
+        assert names(left) == ["s0", "s2", "s3"] and left.verify(decode=True).lost == []
 
 
 def test_undelete_works_until_the_second_run(filled: TowerArchive) -> None:

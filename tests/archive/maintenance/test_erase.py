@@ -95,6 +95,19 @@ def test_an_erased_session_does_not_open_and_the_others_do(
         sealed.erase("acme", "a")
 
 
+def test_an_erase_that_left_a_key_says_so(
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof asks the keys for each record: it finds what a faulty puncture left."""
+    sealed.put([chat("a", [1], [2]), chat("b", [3])])
+    with monkeypatch.context() as patch:
+        patch.setattr(Eraser, "_without", lambda self, begun, records, units: (dict(begun.roots), 0))
+        with pytest.raises(ArchiveError, match="still opens: erase again"):
+            sealed.erase("acme", "a")
+    assert tokens(reopen(disk, codec), "a") == [1, 2]
+    assert reopen(disk, codec).erase("acme", "a").records and tokens(reopen(disk, codec), "b") == [3]
+
+
 def test_an_erased_session_can_be_put_again(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     sealed.put([chat("a", [1, 2])])
     sealed.erase("acme", "a")

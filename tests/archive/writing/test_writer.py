@@ -145,6 +145,23 @@ def test_plain_bytes_are_coded_where_they_may_win(archive: TowerArchive, coded: 
     assert coded and receipt.codec is PLAIN, "the other way is shorter, and taken"
 
 
+def test_a_session_whose_bitstring_is_damaged_is_put_again(
+    archive: TowerArchive, disk: SimDisk, codec: ZlibCodec
+) -> None:
+    """Its head is sound, so a put that looked there alone would say that nothing changed."""
+    new = NewSession("s", [np.arange(30), np.arange(50) % 7])
+    archive.put([new])
+    item = archive.catalog.lookup.at(archive.version("s").location)
+    [path] = (path for path in disk.seen.files() if path.startswith("packs/"))
+    data = disk.seen.data[disk.seen.names[path]]
+    at = data.index(item.record.bitstring) + 2
+    disk.seen.data[disk.seen.names[path]] = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    [receipt] = TowerArchive.open(DirectoryStore(disk), [codec]).put([new])
+    assert not receipt.unchanged and receipt.new
+    found = TowerArchive.open(DirectoryStore(disk), [codec])
+    assert np.array_equal(found.get("s").tokens, np.concatenate([np.arange(30), np.arange(50) % 7]))
+
+
 def test_a_put_looks_again_where_a_collector_deleted_a_pack(
     archive: TowerArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
