@@ -99,9 +99,10 @@ class _ThawRequest:
     ``lossy``: whether some of it is in a form that is not exact, whatever its receipt says. ``began``: when the oldest
     version of the session did, in seconds since 1970. ``asked_at``, ``admitted_at``: when the first caller asked, and
     when the version was known, in seconds of the performance counter. ``exact``: whether ``path`` is known before it is
-    decoded, as that within a run is not. ``shared``: number of base segments that tenants share. ``hot``: number of
-    segments found hot. ``at``: number of segments done. ``cache``: KV of the segments done. ``logits``: of their last
-    id, where known. ``watch``: of the pass that ended the request, in which it was row ``place``.
+    decoded, as that within a run is not. ``counts``: tokens of the records of ``path`` that were read. ``shared``:
+    number of base segments that tenants share. ``hot``: number of segments found hot. ``at``: number of segments done.
+    ``cache``: KV of the segments done. ``logits``: of their last id, where known. ``watch``: of the pass that ended the
+    request, in which it was row ``place``.
     """
 
     version: Version
@@ -112,6 +113,7 @@ class _ThawRequest:
     done: Event = field(default_factory=Event)
     answer: Thawed | PltzError | None = None
     path: list[bytes] = field(default_factory=list)
+    counts: dict[bytes, int] = field(default_factory=dict)
     exact: bool = True
     lease: Lease = field(default_factory=lambda: Lease([], lambda node: None))
     tower: Tower | None = None
@@ -350,7 +352,7 @@ class Thawer:
 
     def _thaw(self, batch: list[_ThawRequest]) -> None:
         timer = StageTimer(self.target.device)
-        with self._reading:
+        with self._reading, self._catalog.lookup.keeping_blocks():
             self._each(batch, self._find_path)
             timer.end("read")
             self._each(batch, self._hold)
@@ -393,22 +395,24 @@ class Thawer:
 
     def _find_path(self, request: _ThawRequest) -> None:
         """Find the segments of a tower from the root: from hot nodes where possible, else from the archive's
-        records.
+        records. Without a store nothing can be hot, and the decoder finds them.
         """
         self._reader.prepare(request.version)
         frozen_for = request.version.target if any(request.version.target) else None
         if frozen_for is not None:
             check_target(frozen_for, self.target.fingerprint, any_target=self._any_target)
+        if self.hot is None:
+            return
         path: list[bytes] = []
         at, request.exact = request.version.leaf, not request.version.lacks
         while at != NONE:
             if len(path) >= MAX_SEGMENTS:
                 raise LostError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
             path.append(at)
-            above = None if self.hot is None or self._sealed else self.hot.parent(self._space, at)
+            above = None if self._sealed else self.hot.parent(self._space, at)
             if above is None:
                 item = self._towers.record(at)
-                above = item.record.parent
+                above, request.counts[at] = item.record.parent, item.record.tokens
                 request.exact = request.exact and not item.context.mode & (RUN | WITHIN)
             at = above
         request.path = path[::-1]
@@ -437,7 +441,11 @@ class Thawer:
         if not self._reader.as_they_are(request.version):
             return None
         with suppress(PltzError):
-            count = sum(self._towers.record(segment).record.tokens for segment in request.path)
+            if self.hot is None:
+                count = self._towers.length(request.version)
+            else:
+                found = ((s, request.counts.get(s)) for s in request.path)
+                count = sum(n or self._towers.record(s).record.tokens for s, n in found)
             most = min(self._chunk or count, self.target.max_positions or count)
             return QueuedPrefill(self.target, count, self._watch(count)) if 0 < count <= most else None
         return None

@@ -193,6 +193,24 @@ def test_nor_are_several_at_once_nor_what_is_too_long_for_a_pass(
     assert ran["ahead"] == 0
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_records_are_looked_up_once_before_the_decoder_and_not_without_a_store(
+    cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    for end in (30, 50, 80):
+        list(cold.put([PutRequest("grown", Session("ids", IDS[:end]))]))
+    thawer, asked = thawer_of(cold, kin, HotStore.open(ROOM) if stored else None), list[bytes]()
+    record = thawer._towers.record
+
+    def counted(segment: bytes) -> Any:
+        asked.append(segment)
+        return record(segment)
+
+    monkeypatch.setattr(thawer._towers, "record", counted)
+    assert thawer.thaw("grown").token_ids.tolist() == IDS.tolist()
+    assert len(asked) == len(set(asked)) == 3 * stored
+
+
 def test_a_codec_on_a_cpu_tells_nobody(cold: SessionArchive, kin: Target, ran: dict[str, int]) -> None:
     check(thawer_of(cold, kin, None), kin)
     assert ran["ahead"] == 0
