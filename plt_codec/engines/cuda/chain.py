@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.engines.cuda.batch import KernelChoice, SequenceBatch
+from pltz.plt_codec.engines.cuda.batch import CLUSTER_LANES, KernelChoice, SequenceBatch
 from pltz.plt_codec.engines.cuda.contexts import ContextBatch
 from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.structs import BATCH
-from pltz.plt_codec.engines.cuda.work import SequenceWork
+from pltz.plt_codec.engines.cuda.work import SequenceWork, most_lanes
 from pltz.plt_codec.engines.queued import Queued, Told
 from pltz.plt_codec.types import Progress
 
@@ -49,6 +49,18 @@ class ChainBatch(SequenceBatch):
         """Return the address of a buffer, of a buffer of contexts, or of a tensor."""
         return self._contexts.address(name) if name == "tokens" else super().address(name)
 
+    def turn_to(self, one: SequenceWork) -> None:
+        """Choose the kernel for the next sequence: of grid.cu that for up to 16 lanes, or that for 32.
+
+        Their marks lie elsewhere on the wire. So another kernel finds it as at first, and counts steps from 0.
+        """
+        lanes = most_lanes(self.shape, one)
+        if self.grid and (lanes <= CLUSTER_LANES) != (self.lanes <= CLUSTER_LANES):
+            self.device.zero(self.address("wire"), self._sizes(0)["wire"])
+            assert BATCH.fields is not None
+            self.device.zero(self.address("state") + BATCH.fields["epoch"][1], BATCH["epoch"].itemsize)
+        self.lanes = lanes
+
 
 class ChainDecoder:
     """A decoder of chains. Its buffers of contexts, and the recording of their launches, stay. Threads take turns."""
@@ -68,7 +80,7 @@ class ChainDecoder:
         told: Told | None,
         progress: Progress | None,
     ) -> npt.NDArray[np.int32]:
-        """Decode a chain that one kernel serves; return its ids behind those of the first context.
+        """Decode a chain of sequences that the whole GPU decodes one by one; return its ids behind the first context's.
 
         Args:
             coder: the coder of this model.
@@ -95,6 +107,7 @@ class ChainDecoder:
                 for one in work:
                     if one.first:
                         self._replay()
+                    batch.turn_to(one)
                     for _ in range(one.blocks(batch.shape)):
                         batch.begin(32)
                         batch.decode_block()

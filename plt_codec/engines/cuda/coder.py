@@ -154,9 +154,10 @@ class CudaCoder:
             alone = n > 0 and i.context is not None
             links.append(_CudaSequence.of(i, np.zeros(0 if alone else min(before, self.shape.memory), np.int64)))
             before += i.tokens
-        # links that one kernel serves are decoded without a pause, others one by one
+        # links that the whole GPU decodes one by one go without a pause, others each by itself
         out: list[npt.NDArray[np.int64]] = []
         runs = list(self._runs(links))
+        told = told if len(runs) == 1 else None
         for run in runs:
             here = slice(len(out), len(out) + len(run))
             if len(run) == 1 or not self.block_kernel(run[0].work):
@@ -166,7 +167,7 @@ class CudaCoder:
                     above = np.concatenate([above, out[-1]])[-self.shape.memory :]
             else:
                 data = [i.data for i in items[here]]
-                out += self._decode_run(data, run, above, progress, told if len(runs) == 1 else None)
+                out += self._decode_run(data, run, above, progress, told)
                 above = np.concatenate([above, *out[here]])[-self.shape.memory :]
         return out
 
@@ -237,8 +238,8 @@ class CudaCoder:
                 yield [n for n in part if n in run]
 
     def _runs(self, links: Sequence[_CudaSequence]) -> Iterator[list[_CudaSequence]]:
-        """Yield the parts of a chain that one kernel decodes, of bounded size."""
-        for _, same in groupby(links, lambda link: self.block_kernel(link.work)):
+        """Yield the parts of a chain that the whole GPU decodes one by one, and those between, of bounded size."""
+        for _, same in groupby(links, lambda link: bool(self.block_kernel(link.work))):
             run: list[_CudaSequence] = []
             ids = 0
             for link in same:

@@ -51,6 +51,9 @@ class Device(Protocol):
     def free(self, address: int) -> None:
         """Free memory that `alloc` returned."""
 
+    def zero(self, address: int, size: int) -> None:
+        """Fill ``size`` bytes with zeros, after everything launched before."""
+
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy an array of any shape to the device."""
 
@@ -294,7 +297,7 @@ class CudaDevice:
         """Return the address of ``size`` bytes of zeros. Raises ModelError if memory does not suffice."""
         self._enter()
         address = self._pool.take(size)
-        _ask((*self._cu.cuMemsetD8Async(address, 0, max(size, 16), self._stream), None))
+        self.zero(address, max(size, 16))
         return address
 
     def free(self, address: int) -> None:
@@ -309,6 +312,11 @@ class CudaDevice:
         if hasattr(self, "_pool"):
             self._enter()
             self._pool.drop()
+
+    def zero(self, address: int, size: int) -> None:
+        """Fill ``size`` bytes with zeros, after everything launched before."""
+        self._enter()
+        _ask((*self._cu.cuMemsetD8Async(address, 0, size, self._stream), None))
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy an array of any shape to the device. The driver has its own copy once this returns."""

@@ -135,6 +135,10 @@ class EmulatedDevice:
         """Free memory that `alloc` returned."""
         del self._memory[address]
 
+    def zero(self, address: int, size: int) -> None:
+        """Fill ``size`` bytes with zeros."""
+        ctypes.memset(address, 0, size)
+
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy an array of any shape to the device."""
         data = np.ascontiguousarray(array)
