@@ -1,6 +1,6 @@
 """The HTTP side of a server: OpenAI's completions and chat completions, and what pltz adds, over starlette.
 
-    POST /v1/completions  /v1/chat/completions      GET /v1/models
+    POST /v1/completions  /v1/chat/completions      GET /v1/models  /v1/models/NAME
     POST /freeze  /thaw   {"session": "chat/7"}     GET /sessions  /sessions/NAME  /metrics  /healthz  /
 
 The last piece of a stream, and the answer of a request without one, are sent when the turn is durable. Bodies are JSON,
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -60,7 +61,8 @@ def app_of(service: Service) -> Starlette:
         routes=[
             route("/v1/completions", partial(complete, False), "POST"),
             route("/v1/chat/completions", partial(complete, True), "POST"),
-            route("/v1/models", models),
+            route("/v1/models", partial(models, int(time.time()))),
+            route("/v1/models/{name:path}", partial(models, int(time.time()))),
             route("/freeze", freeze, "POST"),
             route("/thaw", thaw, "POST"),
             route("/sessions", sessions),
@@ -70,6 +72,7 @@ def app_of(service: Service) -> Starlette:
             route("/", page),
         ],
         lifespan=lifespan,
+        exception_handlers={HTTPException: _elsewhere},
     )
 
 
@@ -81,6 +84,13 @@ async def _answer(service: Service, handler: Handler, request: Request) -> Respo
         return JSONResponse(failure(exc), status_of(exc))
     except ClientDisconnect:
         return Response(status_code=499)
+
+
+async def _elsewhere(request: Request, exc: Exception) -> Response:
+    """Answer a request to an address or by a method that this server does not have."""
+    assert isinstance(exc, HTTPException)
+    why = f"no {request.method} {request.url.path} here: /v1/chat/completions and /v1/completions take a POST"
+    return JSONResponse(failure(Refused(exc.status_code, why)), exc.status_code, exc.headers)
 
 
 def status_of(exc: PltzError) -> int:
@@ -206,9 +216,13 @@ def _session(done: Done) -> dict[str, Any]:
     return {} if done.session is None else {"session": done.session}
 
 
-async def models(service: Service, request: Request) -> Response:
-    """Name the model."""
-    return JSONResponse({"object": "list", "data": [{"id": service.name, "object": "model", "owned_by": "pltz"}]})
+async def models(since: int, service: Service, request: Request) -> Response:
+    """Name the model, in a list or by its name. ``since``: second from which it is served."""
+    model = {"id": service.name, "object": "model", "created": since, "owned_by": "pltz"}
+    name = request.path_params.get("name")
+    if name not in (None, service.name):
+        raise Refused(404, f"this server has the model {service.name!r}, not {name!r}")
+    return JSONResponse({"object": "list", "data": [model]} if name is None else model)
 
 
 async def freeze(service: Service, request: Request) -> Response:

@@ -228,7 +228,12 @@ def test_other_requests_are_refused(shared: Client) -> None:
         assert shared.ask("POST", path, {"session": "nobody"})[0] == 404
         assert shared.ask("POST", path, [])[0] == 400
     assert shared.ask("GET", "/sessions/nobody")[0] == 404
-    assert shared.ask("GET", "/v1/models")[1]["data"][0]["id"] == "mini"
+    [model] = shared.ask("GET", "/v1/models")[1]["data"]
+    assert model["id"] == "mini" and isinstance(model["created"], int)
+    assert shared.ask("GET", "/v1/models/mini") == (200, model)
+    for method, path, status in (("GET", "/v1/models/a/b", 404), ("POST", "/v1/embeddings", 404), ("GET", CHAT, 405)):
+        found = shared.ask(method, path, {})
+        assert found[0] == status and found[1]["error"]["message"] and found[1]["error"]["code"] == "Refused"
     with pytest.raises(Refused, match="JSON object"):
         Ask.of([], chat=False, model="mini")
 
