@@ -65,6 +65,7 @@ def entry(number: int, frame: "Frame", length: int, block: int | None) -> dict[s
     found: dict[str, Any] = {
         "session": number,
         "kind": label(frame),
+        "is_log": frame.log,
         "method": log.name if log else "model" if frame.kind.by_model else "zstd",
         "opaque_bytes": len(log.opaque) if log else None,
         "tokens": frame.count if frame.kind.by_model else None,
@@ -108,6 +109,7 @@ def overview(reader: "Reader", sessions: list[dict[str, Any]], bundle: str | Non
         "methods": dict(Counter(found["method"] for found in sessions)),
         "opaque_bytes": sum(found["opaque_bytes"] or 0 for found in sessions),
         "tokens": sum(found["tokens"] or 0 for found in sessions),
+        "log_bytes": sum(found["plain_bytes"] or 0 for found in sessions if found["is_log"]),
         "copied_tokens": sum(found["copied_tokens"] or 0 for found in sessions),
         "with_context": sum(found["context"] is not None for found in sessions),
         "blocks": sum(found["blocks"] or 0 for found in sessions),
@@ -125,6 +127,7 @@ def as_text(result: dict[str, Any]) -> str:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in result["kinds"].items()) or "none"
     bundle_id = bytes.fromhex(result["bundle"])
     bundle = result["bundle_name"] or f"not installed here: {how_to_get(bundle_id)}"
+    beside = f"; beside {size(result['log_bytes'])} of logs, not counted in tokens" if result["log_bytes"] else ""
     rows = [
         ("format", f"{result['format']}, numeric contract {result['contract']}"),
         ("bundle", f"{result['bundle'] if result['bundle_name'] else described(bundle_id)} ({bundle})"),
@@ -135,7 +138,7 @@ def as_text(result: dict[str, Any]) -> str:
             "tokens",
             (
                 f"{result['tokens'] - result['copied_tokens']:,} coded by the model, in "
-                f"{counted(result['blocks'], 'block')}; {result['copied_tokens']:,} copied"
+                f"{counted(result['blocks'], 'block')}; {result['copied_tokens']:,} copied{beside}"
             ),
         ),
         (
@@ -144,7 +147,8 @@ def as_text(result: dict[str, Any]) -> str:
         ),
         (
             "layout",
-            f"at most {counted(result['most_lanes'], 'lane')} and {counted(result['most_steps'], 'step')} per session",
+            f"at most {counted(result['most_lanes'], 'lane')} and {counted(result['most_steps'], 'step')} per session"
+            + (" that is no log" if result["log_bytes"] else ""),
         ),
         (
             "bytes",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from click.testing import Result
 
+from pltz.coding.log.log_coder import CHECK, WHOLE
 from pltz.plt_codec.container.file import pack
 from pltz.plt_codec.container.frame import Frame, Kind, content_check
 from pltz.plt_codec.container.header import Header
@@ -96,3 +97,14 @@ def test_a_frame_of_millions_of_blocks_of_one_token_takes_no_memory_for_each(
     tracemalloc.stop()
     assert found["blocks"] == found["most_steps"] == 256 * size
     assert peak < 20e6, f"{peak:,} bytes for a file of {size:,}"
+
+
+def test_logs_are_counted_beside_the_tokens(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "a.pltz"
+    log = Frame(Kind.CHAT_FALLBACK, 5000, 7, bytes([WHOLE]) + bytes(CHECK + 999), log=True)
+    path.write_bytes(file_of([model_frame(40, bytes(10)), log, PLAIN]))
+    told = run("inspect", path).stdout
+    assert "40 coded by the model" in told and "; beside 5.0 kB of logs, not counted in tokens\n" in told
+    assert "per session that is no log\n" in told
+    found = json.loads(run("inspect", path, "--json", "--sessions").stdout)
+    assert found["log_bytes"] == 5000 and [one["is_log"] for one in found["each"]] == [False, True, False]
