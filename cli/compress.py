@@ -112,7 +112,7 @@ def compress(
     options.one_tokenizer(target, tokenizer)
     # --recognise-only ends before anything is loaded.
     if only:
-        source = InputFiles(inputs, form, refusing=True)
+        source = InputFiles(inputs, form, refusing=True, several=len(inputs) > 1)
         for _ in source:
             pass
         write_text(json.dumps(fields_of(source)) if as_json else text_of(source))

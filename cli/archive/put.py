@@ -20,7 +20,7 @@ from pltz.cli.ui.groups import Command, NamingCommand
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.progress import Progress, wanted
-from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options
+from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options, want_there
 from pltz.datasets.dropped import tags_of as tags_of_dropped
 from pltz.datasets.file_forms import tags_of_file
 from pltz.datasets.file_names import FileOfName, below, heads_of, log_name, stem_of
@@ -224,8 +224,8 @@ def put(
     an agent log FOLDER/STEM. A row of a query or table with the columns name, session (JSON) and perhaps tenant and
     time says these itself. A session that is in the archive gets a new version, which stores only the new part; an
     unchanged one adds nothing. One that does not continue the stored one of its name is refused, and the others are put
-    (exit code 5), unless it is named by --name-key or --new-version is given. A file of a folder that cannot be read is
-    refused in the same way, such as a log of which an agent is writing the last line.
+    (exit code 5), unless it is named by --name-key or --new-version is given. One of several files that
+    cannot be read is refused in the same way, such as a log of which an agent is writing the last line.
 
     A printed line means that the session is durable, decoded back and compared, whatever happens next. An interrupted
     put goes on when it is run again.
@@ -413,7 +413,7 @@ class NamedSession:
 class PutInputs:
     """The sessions of all inputs, in order. ``device``, ``threads``: where .pltz files are decoded.
 
-    ``dropped``: bytes dropped so far. ``refused``: files of folders that could not be read so far.
+    ``dropped``: bytes dropped so far. ``refused``: files that could not be read so far, of several.
     ``heads``: what the names of an input's sessions begin with, where that is not its stem.
     """
 
@@ -428,8 +428,7 @@ class PutInputs:
     refused: int = 0
 
     def __post_init__(self) -> None:
-        if self.paths.count("-") > 1:
-            raise UsageError("stdin (-) can be read only once")
+        want_there(self.paths)
         if self.target is not None and self.tokenizer is not None:
             raise UsageError("--target brings its own tokenizer: leave --tokenizer out")
         named = self.target or self.tokenizer
@@ -452,7 +451,7 @@ class PutInputs:
     def _files(self, path: str) -> Iterator[NamedSession]:
         """Yield the sessions of an input."""
         counts = Counter[str]()
-        files = InputFiles([path], self.form, refusing=True)
+        files = InputFiles([path], self.form, refusing=True, several=len(self.paths) > 1)
         for found, alone in _with_alone(files.recognised()):
             head = log_name(path, found.file) if found.is_log else self.heads.get(path) or below(path, found.file)
             number = None if found.is_log else counts[found.file]

@@ -13,7 +13,7 @@ import click
 from pltz.archive.humanize import counted
 from pltz.cli.ui import options
 from pltz.cli.ui.output import printable
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
     from pltz.datasets.input_format import ReadOptions, Recognised
@@ -93,21 +93,31 @@ class FileCounts:
         return ", ".join(f"{count:,} {noun}" for noun, count in self.nouns.items()) or "nothing"
 
 
+def want_there(paths: Sequence[str]) -> None:
+    """Refuse inputs of which one is not there, or stdin is named twice, before any is read. Raises UsageError."""
+    if paths.count("-") > 1:
+        raise UsageError("stdin (-) can be read only once")
+    for path in paths:
+        if path != "-" and not Path(path).exists():
+            raise UsageError(f"expected a file or a folder, found nothing at {path}")
+
+
 class InputFiles:
     """The inputs of a command, read once, with counts of what was recognised in them.
 
     Remarks about an input are printed on stderr when it was read. ``refusing``: so is why a file of a folder cannot be
-    read, and the others are read; else the first such file is an error.
+    read, or with ``several`` an input, and the others are read; else the first such file is an error.
+
+    Raises UsageError where there is nothing at a path.
     """
 
-    def __init__(self, paths: Sequence[str], form: str, *, refusing: bool = False) -> None:
-        if paths.count("-") > 1:
-            raise UsageError("stdin (-) can be read only once")
+    def __init__(self, paths: Sequence[str], form: str, *, refusing: bool = False, several: bool = False) -> None:
+        want_there(paths)
         self.paths, self.form = paths, form
         self.files: dict[str, FileCounts] = {}
         self.remarks: list[str] = []
         self.refused: list[str] = []
-        self._refusing = refusing
+        self._refusing, self._several = refusing, several
         self.bytes_read = self.dropped = 0
 
     def __iter__(self) -> Iterator[Session]:
@@ -120,11 +130,16 @@ class InputFiles:
 
         options = self._options()
         for path in self.paths:
-            for found in recognise(path, options):
-                self.files.setdefault(found.file, FileCounts()).add(found)
-                self.bytes_read += found.size
-                self.dropped += found.dropped
-                yield found
+            try:
+                for found in recognise(path, options):
+                    self.files.setdefault(found.file, FileCounts()).add(found)
+                    self.bytes_read += found.size
+                    self.dropped += found.dropped
+                    yield found
+            except PltzError as error:
+                if not (self._refusing and self._several):
+                    raise
+                self._refuse(str(error))
 
     @property
     def total(self) -> int | None:

@@ -197,7 +197,7 @@ class Session:
             raise UsageError(f"expected UTF-8, found byte 0x{line[exc.start]:02x} at {exc.start}") from exc
         except json.JSONDecodeError as exc:
             where = f"column {exc.colno}" if exc.lineno == 1 else f"line {exc.lineno} column {exc.colno}"
-            raise UsageError(f"expected JSON: {exc.msg} at {where}") from exc
+            raise UsageError(f"expected JSON: {exc.msg.removesuffix(' at')} at {where}") from exc
 
     def to_json_line(self) -> bytes:
         """Return one line of JSONL, line end included, that ``from_json_line`` reads back to an equal session.

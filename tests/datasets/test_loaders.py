@@ -163,6 +163,7 @@ BAD: list[tuple[str, Format, bytes, type[PltzError], str]] = [
     ("a", "auto", lines(HI, YO) + b"oops\n", UsageError, "line 3: expected JSON"),
     ("a.json", "auto", b"", UsageError, "a.json: expected JSON"),
     ("a.json", "auto", b'{"a":1}}', UsageError, "expected JSON: Extra data at column 8"),
+    ("a.json", "auto", b'{"a":"b', UsageError, "expected JSON: Unterminated string starting at column 6"),
     ("a.json", "auto", b"[1, -2]", ContentError, "sequence 1: expected ids 0..2"),
     ("a.json", "auto", b"[[1], [99999999999999999999]]", ContentError, "sequence 2: expected ids"),
     (

@@ -129,6 +129,13 @@ def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: P
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert [row["name"] for row in rows] == names and all(row["unchanged"] is unchanged for row in rows)
     assert "2 files refused" in run("archive", "put", cold, logs).stderr
+    files = [logs / "garden/z.jsonl", logs / "shop/events.jsonl"]
+    given = run("archive", "put", cold, *files, "--json")
+    assert given.exit_code == 5 and [json.loads(line)["name"] for line in given.stdout.splitlines()] == [
+        "z/0", "shop/events"
+    ]
+    missing = run("archive", "put", cold, files[1], logs / "nobody.jsonl")
+    assert missing.exit_code == 2 and "found nothing" in missing.stderr and not missing.stdout
     alone = run("archive", "put", cold, logs / "garden/z.jsonl", "--json")
     assert alone.exit_code == 2 and "z.jsonl: line 2" in alone.stderr
 
