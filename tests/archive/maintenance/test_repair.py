@@ -340,6 +340,33 @@ def test_every_crash_of_a_repair_goes_on(small: DiskState) -> None:
             assert repaired(left).whole and same_files(left, small), path
 
 
+@pytest.mark.parametrize("at", [9, -1])
+def test_no_crash_of_a_salvage_loses_what_could_be_read(codec: SegmentCodec, at: int) -> None:
+    """What is salvaged is there before the ledger tells that its pack is over: of that, nothing is looked for again."""
+    disk = SimDisk()
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], parity=(0, 0))
+    archive.put([NewSession("a", [PROMPT]), NewSession("b", [PROMPT, PROMPT + 1])])
+    [path] = (path for path in disk.seen.files() if path.startswith("packs/"))
+    data = bytearray(disk.seen.files()[path])
+    data[at] ^= 1  # in the first head, of which there is a second one, or in the footer, which counts the records
+    disk.overwrite(path, bytes(data))
+    disk.sync_file(path)
+    states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
+
+    def watch() -> None:
+        for state in disk.crashes("tmp"):
+            states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
+
+    disk.watch = watch
+    assert repaired(disk).salvaged == 2 and len(states) > 7
+    for state in states.values():
+        left = SimDisk(state, seed=7)
+        repaired(left)
+        found = TowerArchive.open(DirectoryStore(left), [codec])
+        assert found.get("a").tokens.tolist() == PROMPT.tolist()
+        assert found.get("b").tokens.tolist() == [*PROMPT, *PROMPT + 1]
+
+
 def test_a_crash_between_pack_and_parity_leaves_a_pack_that_repair_protects(codec: SegmentCodec) -> None:
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
