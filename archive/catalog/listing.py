@@ -39,7 +39,15 @@ from pltz.archive.format.index_file import (
     keys_of,
     packs_of,
 )
-from pltz.archive.format.manifest import MOST_HEADS, MOST_LATE, MOST_PACKS, IndexHead, Manifest, NamedPack
+from pltz.archive.format.manifest import (
+    MOST_HEADS,
+    MOST_LATE,
+    MOST_PACKS,
+    MOST_PLANS,
+    IndexHead,
+    Manifest,
+    NamedPack,
+)
 from pltz.archive.format.pack import AHEAD, FRONT, Damage, Pack
 from pltz.archive.format.plan import MAX_PLAN, CollectionPlan
 from pltz.archive.format.record import Record
@@ -220,7 +228,10 @@ class Listing:
     def _read_plans_of(self, manifest: Manifest) -> frozenset[bytes]:
         """Read the plans that a manifest names, and those up to its epoch; return what they condemn that is new."""
         before = self.condemned
-        newer = range(self.epoch + 1, manifest.epoch + 1) if self._listed or self._followed_once else ()
+        between = range(self.epoch + 1, manifest.epoch + 1) if self._listed or self._followed_once else range(0)
+        newer: Iterable[int] = between
+        if len(between) > MOST_PLANS:  # nearly all of them are over and gone
+            newer = filter(between.__contains__, object_names.plans_among(self.store.list(object_names.PLANS)))
         for epoch in sorted({*manifest.plans, *newer} - self._plans.keys()):
             self._read_plan(epoch)
         self.epoch = max([manifest.epoch, *self._plans])

@@ -15,6 +15,7 @@ import numpy as np
 
 from pltz.archive.format.index_file import KEY_BITS, MAX_BYTES, SECTIONS, U64, Entries
 from pltz.archive.format.pack import MAX_SIZE
+from pltz.archive.format.plan import MAX_EPOCH
 from pltz.archive.format.settings import MAX_SHARE, Settings
 from pltz.plt_codec.errors import CorruptError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
@@ -175,8 +176,9 @@ def _read(data: bytes) -> Manifest:
     indexes, packs, plans, losses, late = counts
     if any(reserved) or flags > GAPS | SEALED | MARKED | ROLLED_BACK | HEADED:
         raise VersionError("the manifest has fields of a newer version: use a newer pltz")
-    limits = MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MOST_LATE, MAX_GENERATION, MAX_SHARE, MAX_SHARE
-    if any(n > most for n, most in zip((*counts, generation, share, shared), limits, strict=True)):
+    most = MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MOST_LATE
+    others, limits = (generation, epoch, share, shared), (MAX_GENERATION, MAX_EPOCH, MAX_SHARE, MAX_SHARE)
+    if any(n > limit for n, limit in zip((*counts, *others), (*most, *limits), strict=True)):
         raise CorruptError("the manifest has more than its format allows: damaged")
     if flags & MARKED and share:
         raise CorruptError("the manifest tells of markers, and its packs have parity: damaged")

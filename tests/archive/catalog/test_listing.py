@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,11 @@ from pltz.archive.catalog.ledger import PackState
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format import object_names
 from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.format.manifest import Manifest
 from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.coding.codecs.codec import SegmentCodec
 from tests.archive.towers import TowerArchive
 
 
@@ -142,3 +146,19 @@ def test_only_the_listing_changes_its_fields() -> None:
     room = Path(listing_module.__file__).parents[1]
     changes = {path.name: written(path.read_text()) for path in room.rglob("*.py") if path.name != "listing.py"}
     assert not {name: lines for name, lines in changes.items() if lines}
+
+
+def test_a_manifest_of_a_far_epoch_takes_no_more_plans_than_there_are(disk: SimDisk, codec: SegmentCodec) -> None:
+    """One with a right digest made each process that was open ask for all plans up to it."""
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], manifest=True)
+    for n in (9, 7):
+        archive.put([NewSession(f"s{n}", [np.arange(n)])])
+    other = TowerArchive.open(DirectoryStore(disk), [codec])
+    archive.collect()
+    content = archive.store.load("manifest")
+    assert content
+    found = Manifest.decode(content.data)
+    far = replace(found, epoch=1 << 61, generation=found.generation + 1, random=b"of another state")
+    assert archive.store.swap("manifest", far.encode(), content)
+    assert [v.name for v in other.ls()] == ["s7", "s9"] == [v.name for v in archive.ls()]
+    assert len(other.catalog.listing.condemned) == 2 and other.put([NewSession("s5", [np.arange(5)])])

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from pltz.archive.format.index_file import KEY_BITS, MAX_BYTES, Entries
 from pltz.archive.format.manifest import MOST_HEADS, PERSON, IndexHead, Manifest, NamedPack
+from pltz.archive.format.plan import MAX_EPOCH
 from pltz.archive.format.settings import Settings
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.identity import SIZE, digest
@@ -108,6 +109,12 @@ def test_crafted_fields_are_refused() -> None:
             except FormatError:
                 continue
             assert found.encode() == sealed(crafted)
+
+
+def test_an_epoch_that_no_plan_has_is_refused() -> None:
+    assert Manifest.decode(dataclasses.replace(some(), epoch=MAX_EPOCH).encode()).epoch == MAX_EPOCH
+    with pytest.raises(CorruptError, match="more than its format allows"):
+        Manifest.decode(dataclasses.replace(some(), epoch=MAX_EPOCH + 1).encode())
 
 
 def test_newer_ones_are_refused_by_name() -> None:
