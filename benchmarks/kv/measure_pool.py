@@ -51,9 +51,10 @@ HEADS, QUERIES, DIM, LAYERS = 8, 32, 128, 32
 HIDDEN, INNER, VOCABULARY = 4096, 14336, 128256
 EXACT = 132  # four sinks and the tail
 BATCHES = {"1 session, 4k": (1, 4096, 32), "32 sessions, 16k": (32, 16384, 6)}  # sessions, tokens, layers that fit
-BUILDS = [  # ahead, warps, registers
-    (False, 4, None), (False, 2, None), (True, 2, None), (True, 2, 200), (True, 2, 168), (True, 4, None), (True, 4, 128)
+BUILDS = [  # warps, step, CTAs per multiprocessor, unit
+    (4, 4, 3, 128), (4, 4, 3, 64), (4, 2, 3, 128), (4, 2, 4, 64), (8, 2, 2, 128), (8, 2, 2, 64), (8, 1, 2, 16),
 ]  # fmt: skip
+BOTH = (Launch(128, 64), Launch(512, 256, 8, 2, 2, 128))  # compared with attention over unpacked KV
 ROUNDS = 15
 MOVES = 8  # moves in a row, beside which steps are timed
 
@@ -108,7 +109,7 @@ def compared(kind: str, block: int, dim: int) -> dict[str, Any]:
     packed = torch.tensor([1024, 333, 5], dtype=torch.int32, device="cuda")
     view = LayerView(view.slab, 0, view.table, packed, 1024, view.keys, view.values, view.real, view.columns)
     both = []
-    for launch in (Launch(128), Launch(512, ahead=True, warps=2, registers=168)):
+    for launch in BOTH:
         mass = torch.zeros(3, HEADS, view.table.shape[1], device="cuda")
         both.append((gpu_attention.attend(view, case.query, 0.1, mass, launch), mass))
     object.__setattr__(view.slab.form, "dtype", torch.float32)  # so that nothing is rounded to bf16 on the way
@@ -232,7 +233,7 @@ class DecodingStep:
         if self.case is None:
             shape = (layers, 2, batch, HEADS, tokens + EXACT, DIM)
             self.kv = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
-            self.query = torch.randn(batch, HEADS, QUERIES // HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+            self.query = torch.randn(batch, QUERIES, 1, DIM, dtype=torch.bfloat16, device="cuda")
         self.layers = layers
 
     def run(self) -> None:
@@ -244,9 +245,11 @@ class DecodingStep:
             if self.case:
                 view = self.case.views[number % self.layers]
                 gpu_attention.attend(view, self.case.query, DIM**-0.5, None, None)
-            else:
+            else:  # the fastest way that `peer` found
+                key, value = self.kv[number % self.layers]
+                attend = torch.nn.functional.scaled_dot_product_attention
                 with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                    torch.nn.functional.scaled_dot_product_attention(self.query, *self.kv[number % self.layers])
+                    attend(self.query, key, value, enable_gqa=True)
             for row, weight in zip(self.rows[1:], self.weights[1:], strict=True):
                 row @ weight
         self.rows[0] @ self.head
@@ -331,15 +334,15 @@ def _move(source: block_copy.Tensors, target: block_copy.Tensors, blocks: torch.
 
 
 def launches(name: str) -> list[dict[str, Any]]:
-    """Measure each way to run the kernels on `q4` pages, the fastest first, and how far it is from the first one."""
+    """Measure each way to run the kernels on `q4` pages, the fastest first, and how far it is from the chosen one."""
     batch, tokens, layers = BATCHES[name]
     case = Case("q4", batch, tokens, layers)
-    chosen = Launch.of(batch * HEADS, tokens)
-    right = gpu_attention.attend(case.views[0], case.query, DIM**-0.5, None, Launch(chosen.chunk))
+    chosen = Launch.of(batch * HEADS, tokens, QUERIES // HEADS, DIM)
+    right = gpu_attention.attend(case.views[0], case.query, DIM**-0.5, None, chosen)
     rows = []
     for chunk in (chosen.chunk // 2, chosen.chunk, 2 * chosen.chunk):
-        for ahead, warps, registers in BUILDS:
-            launch = Launch(chunk, 256, ahead, warps, 2, registers)
+        for warps, step, ctas, unit in BUILDS:
+            launch = Launch(chunk, chosen.exact, warps, step, ctas, unit)
             found = gpu_attention.attend(case.views[0], case.query, DIM**-0.5, None, launch)
             row: dict[str, Any] = {"launches": name, "chosen": launch == chosen} | vars(launch)
             row["ms_per_layer"] = round(graphed(lambda: case.attend(launch)) / layers, 5)  # noqa: B023

@@ -65,9 +65,12 @@ class Launcher(Protocol):
 
 
 class Gpu:
-    """A GPU and its compiled kernels. Raises ModelError where they do not compile, or no memory for them is left."""
+    """A GPU and its compiled kernels. Raises ModelError where they do not compile, or no memory for them is left.
 
-    def __init__(self, number: int) -> None:
+    ``text``: the kernels. ``options``: of the compiler.
+    """
+
+    def __init__(self, number: int, text: str, options: Sequence[str] = ()) -> None:
         from cuda.bindings import driver
 
         self._cu, self._number = driver, number
@@ -82,7 +85,7 @@ class Gpu:
         )
         self._context = gpu._ask(driver.cuDevicePrimaryCtxRetain(device))
         self._enter()
-        code = gpu.compile_text(source(), 10 * major + minor, ["--fmad=false"])
+        code = gpu.compile_text(text, 10 * major + minor, options)
         self._module = gpu._ask(driver.cuModuleLoadData(code))
         self._functions: dict[str, Any] = {}
 
@@ -110,22 +113,41 @@ class Gpu:
 
 def kernels_on(device: torch.device) -> Kernels | None:
     """Return the kernels on a device, or None where they cannot run: torch and C do the work then."""
-    if device.type != "cuda":
-        return None
+    return _on_gpu(number_of(device)) if device.type == "cuda" else None
+
+
+def number_of(device: torch.device) -> int:
+    """Return the number of a GPU: of torch's current one where it has none."""
     import torch
 
-    return _on_gpu(torch.cuda.current_device() if device.index is None else device.index)
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+@functools.cache
+def most_shared(device: torch.device) -> int:
+    """Return the bytes of shared memory that a CTA may have."""
+    import torch
+
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 @functools.cache
 def _on_gpu(number: int) -> Kernels | None:
+    launcher = compiled(number, source(), ("--fmad=false",))
+    return None if launcher is None else Kernels(launcher)
+
+
+@functools.cache
+def compiled(number: int, text: str, options: tuple[str, ...] = ()) -> Launcher | None:
+    """Return what launches kernels on a GPU, or None where they cannot run: it is too old, or nothing compiles them."""
     import torch
 
     if torch.cuda.get_device_capability(number) < (8, 0) or not gpu.count():
         return None
     try:
-        return Kernels(Gpu(number))
-    except (ImportError, ModelError, OSError, AttributeError):  # no compiler, or bindings of another version
+        return Gpu(number, text, options)
+    except (ImportError, ModelError, OSError, AttributeError, RuntimeError):  # no compiler, bindings of another version
         return None
 
 
@@ -202,15 +224,15 @@ class Kernels:
         sums = room((len(begins), tokens, 2), dtype=torch.int32)
         counts = room((sections(layers, width), count), dtype=torch.int32)
         states = room((len(begins), count, LANES), dtype=torch.int32)
-        given = _pointers(q, classes, tables.entries, tables.mean, tables.level, shifts)
+        given = addresses(q, classes, tables.entries, tables.mean, tables.level, shifts)
         span = SECTION * sections_each(width)
         size = (tokens, layers, width, point)
         grid = (-(-tokens // (32 * WARPS)), len(begins), 1)
-        self._run("look_ahead", grid, [*given, *_pointers(sums), *map(_int, (*size, span, len(begins)))], CODER)
+        self._run("look_ahead", grid, [*given, *addresses(sums), *map(_int, (*size, span, len(begins)))], CODER)
 
         def code(words: torch.Tensor | None, ends: torch.Tensor | None) -> None:
             numbers = map(_int, (count, *size, per_lane(elements), span, len(begins)))
-            args = [*given, *_pointers(words, ends, counts, states), *numbers]
+            args = [*given, *addresses(words, ends, counts, states), *numbers]
             self._run("encode_streams", (-(-count // WARPS), len(begins), 1), args, CODER)
 
         code(None, None)
@@ -236,7 +258,7 @@ class Kernels:
         ``beyond``: (1,) int32, set to 1 where a number is too large for a float16 ``out``.
         """
         tokens, width = q.shape
-        args = [*_pointers(predicted, constant, q, step, out, beyond), _int(width), _int(_kind(out))]
+        args = [*addresses(predicted, constant, q, step, out, beyond), _int(width), _int(_kind(out))]
         self._run("add_residual", (tokens, 1, 1), args)
 
     def place_layer(
@@ -257,7 +279,7 @@ class Kernels:
         cos, sin = turn
         place = _pointer(inputs.data_ptr() + column * inputs.element_size())
         numbers = (tokens, heads, dim, cos.shape[1], inputs.shape[1], _kind(kv), _kind(inputs))
-        args = [*_pointers(y, cos, sin, kv), place, *_pointers(beyond), *map(_int, numbers)]
+        args = [*addresses(y, cos, sin, kv), place, *addresses(beyond), *map(_int, numbers)]
         self._run("place_layer", (tokens, 1, 1), args)
 
     def unpack(
@@ -284,7 +306,7 @@ class Kernels:
         kv = torch.empty((layers, two, heads, tokens, dim), dtype=sinks.dtype, device=sinks.device)
         rows = layers * two * heads
         numbers = (rows, heads, tokens, dim, sink_count, fines, turn[0].shape[1], _kind(kv))
-        args = [*_pointers(*parts, *turn, kv), *map(_int, numbers), ctypes.c_float(dim**-0.5)]
+        args = [*addresses(*parts, *turn, kv), *map(_int, numbers), ctypes.c_float(dim**-0.5)]
         each = WARPS * 32 * EACH  # elements of a row of CTAs
         self._run("unpack", (-(-tokens * dim // each), min(rows, ROWS), 1), args, 4 * (16 + each))
         return kv
@@ -330,7 +352,7 @@ class DecodedStreams:
         if not self._groups:
             return
         c, t, span = self._coded, self._coded.tables, SECTION * sections_each(self.width)
-        pointers = _pointers(
+        pointers = addresses(
             c.words, c.ends, c.states, t.slots, t.entries, t.mean, t.level, self._kept, self.q,
             self.classes, self._sums, self.bad,
         )  # fmt: skip
@@ -466,7 +488,7 @@ def _pointer(address: int) -> Any:
     return ctypes.c_void_p(address)
 
 
-def _pointers(*tensors: torch.Tensor | None) -> list[Any]:
+def addresses(*tensors: torch.Tensor | None) -> list[Any]:
     """Return the addresses of tensors, null for None. Raises ModelError for a tensor with gaps."""
     if any(t is not None and not t.is_contiguous() for t in tensors):
         raise ModelError("expected contiguous tensors for a kernel")

@@ -4,24 +4,31 @@
     device [layer, block, ...]  --gather-->  staged [layers, n, ...]  --DMA-->  host [layer, slot, ...]
 
 One kernel reads and writes both memories. It was the fastest way in every case measured (models/LOG.md, 2026-11-28).
-Without Triton, or where the host's memory is not page-locked, a kernel gathers the blocks of several layers into one of
-two buffers, while the other crosses the bus by the copy engine; warming scatters likewise. Slots of the host that lie
-side by side are one piece per layer there.
+Where it cannot be compiled, or where the host's memory is not page-locked, a kernel gathers the blocks of several
+layers into one of two buffers, while the other crosses the bus by the copy engine; warming scatters likewise. Slots of
+the host that lie side by side are one piece per layer there.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pltz.kv.pool.triton_found import there
+from pltz.kv.engines import cuda
+from pltz.plt_codec.engines.cuda import device as gpu
+from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
 
     Tensors = Mapping[str, torch.Tensor]
 
-PIECE = 1024  # words of 8 bytes of a program; the 16 rows of a block are a multiple of a word
+SOURCE = Path(__file__).with_name("copy_pages.cu")
+WORD = 16  # bytes; the 16 rows of a block are a multiple of a word
+THREADS, EACH = 128, 4  # of a CTA, and the words of a thread, as in copy_pages.cu
 STAGED = 1 << 24  # bytes of a buffer; a layer whose blocks are more has a larger one
 
 
@@ -42,7 +49,7 @@ def copy_blocks(source: Tensors, blocks: Sequence[int], target: Tensors, to: Seq
         return
     spills = here.is_cuda
     host = into if spills else here
-    way = by_kernel if host.is_pinned() and there() else by_engine
+    way = by_kernel if host.is_pinned() and launcher(here.device if spills else into.device) else by_engine
     way(source, blocks, target, to, spills)
     if spills:
         torch.cuda.current_stream(here.device).synchronize()
@@ -141,15 +148,23 @@ def by_kernel(source: Tensors, blocks: Sequence[int], target: Tensors, to: Seque
 
 def launch(source: Tensors, begins: torch.Tensor, target: Tensors, ends: torch.Tensor) -> None:
     """Start the kernel of `by_kernel` in the current stream. ``begins``, ``ends``: blocks, (n,), on the device."""
-    import torch
+    kernels = launcher(begins.device)
+    if kernels is None:
+        raise ModelError("the kernel that copies blocks does not compile on this machine")
+    for name, one in source.items():
+        layers, words = len(one), one[0, 0].nbytes // WORD
+        sizes = one[0].nbytes // WORD, target[name][0].nbytes // WORD
+        pointers = cuda.addresses(one, target[name], begins, ends)
+        args = [*pointers, *map(ctypes.c_int64, sizes), ctypes.c_int(words)]
+        kernels.launch("copy_pages", (len(begins), layers, -(-words // (THREADS * EACH))), THREADS, args)
 
-    from pltz.kv.pool import gpu_kernels
 
-    for name in source:
-        one, other = _words(source[name]), _words(target[name])
-        layers, _, words = one.shape
-        grid = len(begins), layers, -(-words // PIECE)
-        with torch.cuda.device_of(begins):
-            gpu_kernels.copy_pages[grid](
-                one, other, begins, ends, one[0].numel(), other[0].numel(), words, PIECE=PIECE
-            )
+def launcher(device: torch.device) -> cuda.Launcher | None:
+    """Return what launches the kernel on a GPU, None where it cannot run."""
+    return cuda.compiled(cuda.number_of(device), source())
+
+
+@functools.cache
+def source() -> str:
+    """Return the kernel as one text."""
+    return gpu.whole(SOURCE.read_text("utf8"))

@@ -1,6 +1,6 @@
 """Attention over pages, as an attention of transformers: `use_pages(model)`.
 
-A pass of one token per session reads pages as they lie: attend.c on a CPU, a kernel of Triton on a GPU. A pass of more
+A pass of one token per session reads pages as they lie: attend.c on a CPU, attend_pages.cu on a GPU. A pass of more
 unpacks the pages of one layer into a scratch, and torch attends. A cache of another kind is attended by torch.
 """
 

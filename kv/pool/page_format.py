@@ -190,13 +190,15 @@ class PageAngles:
     """Cosines and sines by which attention turns a centre: position = TILE tile + place.
 
     ``tile_cos``, ``tile_sin``: of the first position of each tile, (tiles, n). ``cos``, ``sin``: of the places, (TILE,
-    n). float32; n is the number of frequencies, rounded up to a multiple of 16 with zeros.
+    n). float32; n is the number of frequencies, rounded up to a multiple of 16 with zeros. ``places``: those of the
+    places in float16, in the order in which lanes of attend_pages.cu hold them.
     """
 
     tile_cos: torch.Tensor
     tile_sin: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
+    places: torch.Tensor
 
     @classmethod
     def of(cls, rotary: Rotary | None, tiles: int, device: torch.device) -> PageAngles:
@@ -212,7 +214,17 @@ class PageAngles:
             angle = (step * torch.arange(count, dtype=torch.float64))[:, None] * inv_freq
             return (angle.cos() * real).float().to(device), (angle.sin() * real).float().to(device)
 
-        return cls(*of_positions(TILE, tiles), *of_positions(1, TILE))
+        cos, sin = of_positions(1, TILE)
+        return cls(*of_positions(TILE, tiles), cos, sin, _as_operands(torch.stack([cos, sin])).half())
+
+
+def _as_operands(angles: torch.Tensor) -> torch.Tensor:
+    """Return (2, TILE, n) as left operands of mma.m16n8k16: (16 places, cos or sin, step, lane, 8).
+
+    Lane 4g + t has quarter t of the frequencies of places g and g + 8, four of them at each step.
+    """
+    parts = angles.reshape(2, TILE // 16, 2, 8, 4, -1, 2, 2)  # kind, tile, row, g, t, step, column, pair
+    return parts.permute(1, 0, 5, 3, 4, 6, 2, 7).contiguous()
 
 
 def centre_of(kv: torch.Tensor, rotary: Rotary) -> torch.Tensor:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pltz.kv.pool.page_format import Rows
 
 BLOCKS = (16, 256)  # tokens of a block
+ENDED = 1 << 14
 
 
 class Slab:
@@ -58,6 +59,8 @@ class Slab:
         self.free = self.blocks  # blocks that hold nothing
         self._holders = np.zeros(self.blocks, np.int64)
         self.lock = RLock()
+        # zeros, one per session and head: by them the parts of an attention see which of them ends last
+        self.ended = torch.zeros(0 if pin else ENDED, dtype=torch.int32, device=device)
 
     @property
     def tokens(self) -> int:

@@ -34,10 +34,12 @@ def view_of(kind: str, block: int, dim: int, half: int, dtype: torch.dtype, laye
     return LayerView(pool.device, layer, table, packed, int(packed.max()), exact[0], exact[1], real, most)
 
 
-def expected(view: LayerView, query: torch.Tensor, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+def expected(
+    view: LayerView, query: torch.Tensor, scaling: float, group: int = GROUP
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the attention by torch over unpacked KV, and the weights (B, query heads, most + columns)."""
     keys, values, real = (part.double() if part.is_floating_point() else part for part in view.unpacked())
-    keys, values = (part.nan_to_num().repeat_interleave(GROUP, 1) for part in (keys, values))
+    keys, values = (part.nan_to_num().repeat_interleave(group, 1) for part in (keys, values))
     scores = (query.double()[:, :, None] @ keys.mT)[:, :, 0] * scaling
     weights = scores.masked_fill(~real[:, None], float("-inf")).softmax(-1)
     return (weights[:, :, None] @ values)[:, :, 0], weights

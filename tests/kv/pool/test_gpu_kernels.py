@@ -1,95 +1,116 @@
-"""The kernels of Triton, emulated on a CPU: attention against unpack-then-attend, the copy of blocks, the look-up."""
+"""The kernels of the pool, emulated on a CPU: attention against unpack-then-attend, and the copy of blocks.
+
+On a GPU `python -m pltz.benchmarks.kv.measure_pool` compares both before it measures them.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pytest
-
-from pltz.kv.pool.page_format import BOOK
-
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-
-ATTENTION = """
 import torch
-import tests.kv.pool.test_attention as t
-from pltz.kv.pool import gpu_attention
 
-for kind, block, dim, half in [("q4", 16, 64, 32), ("q4", 256, 128, 64), ("q8", 16, 64, 16), ("q8", 256, 32, 16)]:
-    view = t.view_of(kind, block, dim, half, torch.float16)
-    q = torch.randn(len(t.LENGTHS), t.HEADS * t.GROUP, dim, generator=torch.Generator().manual_seed(3))
-    assert gpu_attention.serves(view, q.shape[1])
-    right, weights = t.expected(view, q.half().float(), 0.3)
+from pltz.kv.pool import block_copy, gpu_attention
+from pltz.kv.pool.gpu_attention import Launch
+from pltz.plt_codec.engines.cuda import device as gpu
+from tests.kv.pool.pages import HEADS
+from tests.kv.pool.test_attention import LENGTHS, expected, view_of
+from tests.plt_codec.engines.cuda import emulate
+
+pytestmark = pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
+
+
+@pytest.fixture(autouse=True)
+def emulated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernels run on a CPU."""
+    folder = tmp_path_factory.getbasetemp().parent / "emulated-pool"
+    folder.mkdir(exist_ok=True)
+
+    def launcher(device: torch.device, macros: Mapping[str, Any] | None = None) -> emulate.EmulatedDevice:
+        text = gpu.whole(block_copy.SOURCE.read_text()) if macros is None else gpu_attention.source()
+        return emulate.EmulatedDevice(emulate.Emulation(macros or {}, folder, text=text))
+
+    monkeypatch.setattr(gpu_attention, "launcher", launcher)
+    monkeypatch.setattr(block_copy, "launcher", launcher)
+
+
+SHAPES = [  # kind, block, dim, frequencies, type, query heads per key head, launch
+    ("q4", 16, 64, 32, torch.float16, 3, Launch(128, 64)),
+    ("q4", 256, 128, 64, torch.bfloat16, 4, Launch(256, unit=128)),
+    ("q4", 16, 128, 64, torch.bfloat16, 4, Launch(128, 32, warps=2, step=2, unit=128)),
+    ("q4", 16, 32, 16, torch.bfloat16, 1, Launch(320, 48, warps=2, step=1)),
+    ("q4", 16, 256, 100, torch.float16, 9, Launch(128, 64, step=2, unit=32)),
+    ("q8", 16, 64, 16, torch.float16, 3, Launch(128, 64)),
+    ("q8", 256, 32, 16, torch.bfloat16, 16, Launch(64, 32, warps=2)),
+    ("q8", 16, 256, 128, torch.bfloat16, 2, Launch(384, 256, warps=8, step=2, unit=128)),
+]
+
+
+@pytest.mark.parametrize(("kind", "block", "dim", "half", "dtype", "group", "launch"), SHAPES)
+def test_attention_is_that_over_unpacked_kv(
+    kind: str, block: int, dim: int, half: int, dtype: torch.dtype, group: int, launch: Launch
+) -> None:
+    view = view_of(kind, block, dim, half, dtype)
+    q = torch.randn(len(LENGTHS), HEADS * group, dim, generator=torch.Generator().manual_seed(3)).to(dtype)
+    exact = replace(view, keys=view.keys.float(), values=view.values.float())
+    object.__setattr__(view.slab.form, "dtype", torch.float32)  # so that unpacking rounds nothing to the KV's type
+    right, weights = expected(exact, q.float(), 0.3, group)
     pages = torch.nn.functional.pad(weights[:, :, : view.most], (0, view.table.shape[1] * block - view.most))
-    by_block = pages.unflatten(2, (-1, block)).sum(3).unflatten(1, (t.HEADS, t.GROUP)).sum(2)
-    for chunk, exact, ahead, warps in [(128, 64, False, 4), (128, 256, True, 4), (320, 64, True, 2)]:
-        mass = torch.zeros(len(t.LENGTHS), t.HEADS, view.table.shape[1])
-        launch = gpu_attention.Launch(chunk, exact, ahead, warps)
-        found = gpu_attention.attend(view, q, 0.3, mass, launch)
-        assert (found - right).abs().max() < 2e-3 * right.abs().max(), (kind, launch)
-        assert (mass - by_block).abs().max() < 3e-3, (kind, launch)
-"""
-COPY = """
-import torch
-from pltz.kv.pool import block_copy
+    by_block = pages.unflatten(2, (-1, block)).sum(3).unflatten(1, (HEADS, group)).sum(2)
+    mass = torch.zeros(len(LENGTHS), HEADS, view.table.shape[1])
+    found = gpu_attention.attend(view, q, 0.3, mass, launch)
+    assert (found - right).abs().max() < 2e-3 * right.abs().max()
+    assert (mass - by_block).abs().max() < 3e-3
+    again = gpu_attention.attend(view, q, 0.3, None, launch)
+    assert torch.equal(again, found)
 
-block_copy.PIECE = 64
-for spills in (True, False):
-    source = {"kv": torch.randint(0, 1 << 40, (3, 7, 16, 10)), "scale": torch.rand(3, 7, 16, 6)}
-    target = {"kv": torch.zeros(3, 9, 16, 10, dtype=torch.int64), "scale": torch.zeros(3, 9, 16, 6)}
+
+LOADS = [
+    (8, 4096, 4, 128), (256, 16384, 4, 128), (256, 16384, 8, 128), (64, 32768, 16, 128), (8, 1, 1, 256),
+    (512, 200, 2, 32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "tokens", "group", "dim"), LOADS)
+def test_splits_are_whole_units(rows: int, tokens: int, group: int, dim: int) -> None:
+    launch = Launch.of(rows, tokens, group, dim)
+    assert launch.chunk % launch.unit == 0 == launch.unit % (16 * launch.step)
+    assert launch.unit <= 64 or group <= 4
+
+
+def test_what_attention_counts_by_is_zero_again() -> None:
+    """A second pass over the same pool joins its splits as the first did."""
+    view = view_of("q4", 16, 64, 32, torch.float16)
+    q = torch.randn(len(LENGTHS), HEADS * 3, 64, generator=torch.Generator().manual_seed(3)).half()
+    first = gpu_attention.attend(view, q, 0.3, None, Launch(64, 64))
+    assert not view.slab.ended.any()
+    assert torch.equal(gpu_attention.attend(view, q, 0.3, None, Launch(64, 64)), first)
+
+
+def test_the_centroids_are_those_of_the_format() -> None:
+    """Every code of a row comes back as its centroid: one token, which takes all of the attention."""
+    view = view_of("q4", 16, 32, 16, torch.bfloat16)
+    codes = view.slab.tensors["kv"][1]
+    codes[:] = torch.randint(0, 256, codes.shape, generator=torch.Generator().manual_seed(5)).to(torch.uint8)
+    view.slab.tensors["scale"][1] = 1
+    only = replace(view, packed=torch.tensor([5, 5, 5], dtype=torch.int32), most=5, columns=0)
+    exact = replace(only, keys=only.keys.float(), values=only.values.float())
+    object.__setattr__(view.slab.form, "dtype", torch.float32)
+    q = torch.randn(len(LENGTHS), HEADS * 3, 32, generator=torch.Generator().manual_seed(3)).bfloat16()
+    right = exact.unpacked()[1][:, :, 4].repeat_interleave(3, 1)  # the fifth token: the first that is no sink
+    found = gpu_attention.attend(only, q, 0.3)
+    assert (found - right).abs().max() < 3e-3 * right.abs().max()
+
+
+@pytest.mark.parametrize("spills", [True, False])
+def test_blocks_are_copied(spills: bool) -> None:
+    """Of a block that is several pieces of a CTA, and of one that is less than one."""
+    shapes = {"kv": (16, 100), "scale": (16, 6)}
+    source = {name: torch.randint(0, 1 << 40, (3, 7, *shape)) for name, shape in shapes.items()}
+    target = {name: torch.zeros(3, 9, *shape, dtype=torch.int64) for name, shape in shapes.items()}
     block_copy.by_kernel(source, [1, 6, 3], target, [8, 0, 2], spills)
     for name in source:
         assert torch.equal(target[name][:, [8, 0, 2]], source[name][:, [1, 6, 3]])
         assert not target[name][:, [1, 3, 4, 5, 6, 7]].any()
-"""
-
-
-@pytest.mark.parametrize("code", [ATTENTION, COPY], ids=["attention", "copy"])
-def test_emulated_kernels(code: str) -> None:
-    """In a process of its own: Triton is told at its import to emulate."""
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def permuted(low: int, high: int, selector: int) -> int:
-    """Return what PTX `prmt` gives: bytes of two words by the nibbles of a selector."""
-    octets = [word >> 8 * n & 255 for word in (low, high) for n in range(4)]
-    return sum(octets[selector >> 4 * n & 7] << 8 * n for n in range(4))
-
-
-def executed(code: str, given: int) -> list[int]:
-    """Return $0 to $3 after the instructions of an inline text, $4 being given."""
-    kept = {"$4": given}
-    for line in code.strip("{}\n").splitlines():
-        name, rest = line.rstrip(";").split(" ", 1)
-        if name == ".reg":
-            continue
-        target, *sources = (part.strip() for part in rest.split(","))
-        values = [kept[part] if part in kept else int(part, 0) for part in sources]
-        first, second = values[0], values[-1]
-        kept[target] = {
-            "and.b32": first & second, "xor.b32": first ^ second, "shl.b32": first << (second & 31) & 0xFFFFFFFF,
-            "shr.b32": first >> (second & 31), "mov.b32": first,
-            "prmt.b32": permuted(first, values[1], second) if len(values) == 3 else 0,
-        }[name]  # fmt: skip
-    return [kept[f"${n}"] for n in range(4)]
-
-
-def test_the_look_up_gives_the_centroids() -> None:
-    from pltz.kv.pool import gpu_kernels
-
-    draw = np.random.default_rng(0)
-    for word in map(int, [0, 0xFFFFFFFF, 0x76543210, 0xFEDCBA98, *draw.integers(0, 1 << 32, 40)]):
-        octets = [word >> 8 * n & 255 for n in range(4)]
-        right = np.array([BOOK[octet & 15] for octet in octets] + [BOOK[octet >> 4] for octet in octets])
-        half = np.array(executed(gpu_kernels.FLOAT16.value, word), "<u4").view("<u2")
-        assert (abs(half.view(np.float16) - right) <= 4e-4 * abs(right)).all()
-        brain = np.array(executed(gpu_kernels.BFLOAT16.value, word), "<u4").view("<u2").astype("<u4") << 16
-        assert (abs(brain.view(np.float32) - right) <= 4e-3 * abs(right)).all()

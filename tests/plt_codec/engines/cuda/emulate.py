@@ -60,7 +60,7 @@ class Emulation:
 
     def _for_many(self) -> list[str]:
         without = [*FEW, *["heads_wide", "attend_wide"] * (not self.shape["P_WGMMA"])]
-        kernels = dict.fromkeys(re.findall(r"^KERNEL[23]?\(\d+\)\s+(\w+)\(", self._text, re.MULTILINE))
+        kernels = dict.fromkeys(re.findall(r"^KERNEL(?:[23]|_OF)?\([\w, ]+\)\s+(\w+)\(", self._text, re.MULTILINE))
         return [name for name in kernels if name not in without]
 
     def _compiled(self, kernels: list[str]) -> Path:
