@@ -50,6 +50,7 @@ ADDRESSES = 4096  # in a page of addresses
 CHECK = 4  # bytes of the crc32 behind a page
 RANGED = 1 << 24  # bytes above which entries name addresses: of such an index a bucket gives ranges
 PIECE = 16384  # bytes under one checksum in version 2
+MANY = 64  # entries of a bucket above which they are looked at together: buckets have 16 to 32, but for equal keys
 AT_ONCE = 1 << 16  # entries that are packed or unpacked at once, a multiple of 8
 MAX_PACKS = 1 << 20
 MAX_BYTES = 1 << 40  # bytes of all packs of an index
@@ -353,6 +354,8 @@ class FileIndex:
         self.packs: dict[bytes, int] = dict(table)
         self.names = [name for name, _ in table]
         self.starts: Sequence[int] = [0, *accumulate(size for _, size in table)]
+        if self.starts[-1] >= MAX_BYTES:
+            raise CorruptError("the packs of the index have more bytes than an index covers: damaged")
         self._named: int = self.starts[-1] if version == BY_ADDRESS else self._blocks  # numbers that an entry may name
         self._counts: list[int] = counts
         self._check_start = check  # of the crc of the first page
@@ -405,17 +408,28 @@ class FileIndex:
         first, last = BOUNDS.unpack(ends) if bucket else (0, int.from_bytes(ends, "little"))
         if not first <= last <= s.entries[page + 1] - s.entries[page]:
             raise CorruptError("the buckets of the index are out of order: damaged")
+        wanted, mask = key & (1 << KEY_BITS - s.fan_bits) - 1, (1 << s.width) - 1
+        if last - first > MANY:
+            return self._find_many(s, page, first, last, wanted)
         begin = first * s.width // 8
         end = -(-last * s.width // 8)
         bits = int.from_bytes(self._read(fan + s.fan_size + begin, end - begin, unit), "little")
         bits >>= first * s.width - 8 * begin
-        wanted, mask = key & (1 << KEY_BITS - s.fan_bits) - 1, (1 << s.width) - 1
         found = []
         for _ in range(last - first):
             if (entry := bits & mask) >> s.low == wanted:
                 found.append(self._location(entry & (1 << s.low) - 1))
             bits >>= s.width
         return found
+
+    def _find_many(self, s: _Section, page: int, first: int, last: int, wanted: int) -> list[Location]:
+        """Return the blocks that entries of a large bucket name under a key: a session's many versions, or a craft."""
+        begin = int(s.begins[page]) + s.fan_size
+        rows = np.arange(first, last, dtype=np.int64)
+        at, units = np.full(len(rows), begin, np.int64), np.full(len(rows), s.first + page, np.int64)
+        entries = self._gathered(at, s.width, rows, units)
+        named = entries[entries >> np.uint64(s.low) == wanted] & np.uint64((1 << s.low) - 1)
+        return [self._location(one) for one in named.tolist()]
 
     def holds(self, section: int) -> bool:
         """Return whether it has any entry of a section."""

@@ -63,6 +63,14 @@ def test_a_damaged_index_is_dropped_and_its_packs_are_scanned(filled: TowerArchi
     assert not catalog.listing.indexes  # it is not read again
 
 
+def test_a_pack_of_another_size_than_its_index_says_is_looked_at(filled: TowerArchive, disk: SimDisk) -> None:
+    """An index covers it, and would hide that its end is gone."""
+    [covered] = (pack for index in filled.catalog.listing.indexes.values() for pack in index.packs)
+    path = object_names.pack(covered)
+    disk.truncate(path, len(disk.seen.files()[path]) - 9)
+    assert covered in listed(filled).damage.damaged()
+
+
 def test_plans_condemn_packs_from_their_time_on(filled: TowerArchive) -> None:
     filled.collect()
     listing = listed(filled).listing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from pltz.archive.format import index_file
 from pltz.archive.format.index_file import Entries, FileIndex, Location, Lookup, MemoryIndex, build, key_of
+from pltz.archive.format.pack import MAX_SIZE
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from tests.examples import examples
 from tests.golden.indexes import make
@@ -159,6 +161,65 @@ def test_a_page_in_the_place_of_another_is_damage() -> None:
     for swapped in (second + first, first + first, second + second):
         with pytest.raises(CorruptError, match=r"page [12] of the index does not match"):
             FileIndex.of(data[:-42] + swapped + data[-16:]).verify()
+
+
+def crafted(data: bytes, at: int, value: int) -> FileIndex:
+    """Return an index with another u32 at a place of a page, whose checks hold."""
+    whole, out = FileIndex.of(data), bytearray(data)
+    out[at : at + 4] = value.to_bytes(4, "little")
+    for unit, (begin, size) in enumerate(zip(whole._page_begins.tolist(), whole._page_sizes.tolist(), strict=True)):
+        check = zlib.crc32(out[begin : begin + size], (whole._check_start + 1 + unit) & 0xFFFFFFFF)
+        out[begin + size : begin + size + 4] = check.to_bytes(4, "little")
+    return FileIndex.of(bytes(out))
+
+
+def test_a_bucket_that_ends_behind_its_page_is_refused() -> None:
+    memory, nothing = MemoryIndex(), Entries.of([], [])
+    keys = np.arange(9000, dtype=np.uint64) * np.uint64((1 << 36) // 9000)
+    memory.add_pack(PACKS[0], SIZE, {0: Entries(keys, np.arange(9000, dtype=np.uint64)), 1: nothing, 2: nothing})
+    data = build([memory], dict(memory.packs))
+    section = FileIndex.of(data)._sections[0]
+    assert section.entries.tolist() == [0, 4501, 9000]
+    last = int(section.begins[0]) + section.fan_size - 4
+    spoiled = crafted(data, last, int(section.entries[1]) + 1)
+    key = ((1 << 35) - 1 << 28).to_bytes(8, "big") + bytes(8)  # the last one of the first page
+    for look in (lambda: spoiled.find(0, key), lambda: spoiled.has(0, index_file.keys_in([key]))):
+        with pytest.raises(CorruptError, match="out of order"):
+            look()
+
+
+def test_a_block_that_the_index_has_not_is_refused() -> None:
+    memory = filled([(0, 7, 0, 10 * n) for n in range(3)])
+    data = build([memory], dict(memory.packs))
+    section = FileIndex.of(data)._sections[0]
+    assert (section.low, section.fan_size) == (2, 4)
+    at = int(section.begins[0]) + 4
+    entry = int.from_bytes(data[at : at + 4], "little")
+    assert entry & 3 == 0
+    with pytest.raises(CorruptError, match="a block that it has not"):
+        crafted(data, at, entry | 3).find(0, identity(7))
+
+
+@pytest.mark.parametrize("version", [index_file.BY_BLOCK, index_file.BY_ADDRESS])
+def test_many_entries_of_one_key_are_found_in_one_look(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session of 20,000 versions in as many blocks took seconds, and a crafted bucket hours."""
+    monkeypatch.setattr(index_file, "RANGED", 0 if version == index_file.BY_ADDRESS else 1 << 60)
+    rows = [(1, 7, 0, 4 * n) for n in range(20_000)] + [(1, n, 1, 9) for n in range(200) if n != 7]
+    memory = filled(rows)
+    index = FileIndex.of(build([memory], dict(memory.packs)))
+    begin = time.process_time()
+    assert sorted(index.find(1, identity(7))) == [Location(PACKS[0], 4 * n) for n in range(20_000)]
+    assert time.process_time() - begin < 0.5
+    assert [index.find(1, identity(n)) for n in (6, 8)] == [[Location(PACKS[1], 9)]] * 2
+
+
+def test_packs_of_more_bytes_than_an_index_covers_are_refused() -> None:
+    names = (n.to_bytes(16, "big") for n in range(index_file.MAX_BYTES // MAX_SIZE))
+    table = b"".join(index_file.PACK.pack(name, MAX_SIZE) for name in names)
+    head = index_file.HEADER.pack(index_file.MAGIC, index_file.BY_ADDRESS, 0, 0, len(table) // 20, 0, 0, 0, 0, 0)[:-4]
+    check = zlib.crc32(table, zlib.crc32(head)).to_bytes(4, "little")
+    with pytest.raises(CorruptError, match="more bytes than an index covers"):
+        FileIndex.of(head + check + table + bytes(20))
 
 
 def test_a_newer_version_is_refused_by_name() -> None:

@@ -21,7 +21,10 @@ from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance import merge, tail_merge
+from pltz.archive.maintenance.domain_records import DomainRecords
+from pltz.archive.maintenance.erase import Eraser
 from pltz.archive.maintenance.recode import Recoder
+from pltz.archive.maintenance.tail_merge import TailMerger
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
@@ -203,6 +206,23 @@ def test_an_erased_session_does_not_open(disk: SimDisk, codec: SegmentCodec) -> 
     assert erased >= 12
     assert again(archive).get("b", "acme").tokens.tolist() == contents(archive)["b", 6]
     assert again(archive).verify(decode=True).sound
+
+
+def test_turns_of_a_session_that_is_being_erased_are_not_joined(disk: SimDisk, codec: SegmentCodec) -> None:
+    """The run would be under the new keys, which the erase does not destroy."""
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
+    for end in range(1, 6):
+        receipts = archive.put([NewSession("a", [PROMPT, *TURNS[:end]], "acme", shared=1)])
+    parts = archive.parts
+    eraser = Eraser(parts.catalog)
+    with parts.catalog.listing.showing_orphans():
+        known = eraser._known(TENANT, "acme")
+        records = DomainRecords(parts.catalog, known.domain)
+        towers = eraser._towers(records, "a")
+        eraser._doom(known, records, "a", towers, set[bytes]().union(*towers))
+    parts.catalog.refresh()
+    merger = TailMerger(parts.catalog, parts.writer, parts.codecs, parts.indexes, few=0)
+    assert merger._tail(receipts[0]) and merger.after(receipts) == 0 and not archive.problems
 
 
 @pytest.mark.parametrize(("few", "merge_turns", "records"), [(16, True, 2), (16, False, 5), (None, True, 5)])
