@@ -1,4 +1,4 @@
-"""The kernels of the forms under AddressSanitizer and UndefinedBehaviorSanitizer, by emulation on a CPU.
+"""The kernels of the forms and of the pool under AddressSanitizer and UndefinedBehaviorSanitizer, by emulation.
 
 It stands in for compute-sanitizer's memcheck where there is no GPU: tensors and shared memory lie on the heap, with
 guards around them. It knows nothing of races: the emulation runs one thread at a time.
@@ -19,7 +19,11 @@ from tests.plt_codec.engines.cuda import emulate
 ROOT = Path(__file__).parents[3]
 # Threads are fibers, so the sanitizer's guards on stacks are left out.
 OPTIONS = "-g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all --param=asan-stack=0"
-TESTS = "warp or spread or rare or damaged or fixed or cannot_be or no_ids or pieces or 5-1-8"
+FORMS = "warp or spread or rare or damaged or fixed or cannot_be or no_ids or pieces or 5-1-8"
+TESTS = {
+    "tests/kv/engines/test_cuda.py": FORMS,
+    "tests/kv/pool/test_gpu_kernels.py": "unpacked or copied",
+}
 BEYOND = """
 import sys
 from pathlib import Path
@@ -47,11 +51,17 @@ def run(asan_library: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
-def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str]) -> None:
-    (tmp_path / "emulated-kv").mkdir()  # where the fixture compiles: both runs share what the first compiled
+def test_sanitizers_find_what_is_out_of_bounds(tmp_path: Path, sanitizers: tuple[str, str]) -> None:
+    (tmp_path / "emulated-kv").mkdir()
     beyond = run(sanitizers[1], "-c", BEYOND, str(tmp_path / "emulated-kv"), OPTIONS)
     assert "heap-buffer-overflow" in beyond.stderr, beyond.stderr[-4000:]  # a row too few is found out
-    options = ["-q", "-s", "-p", "no:xdist", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'run'}", "-k", TESTS]
-    done = run(sanitizers[1], "-m", "pytest", "tests/kv/engines/test_cuda.py", *options)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
+@pytest.mark.parametrize("file", TESTS)
+def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str], file: str) -> None:
+    options = ["-q", "-s", "-p", "no:xdist", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'run'}"]
+    done = run(sanitizers[1], "-m", "pytest", file, *options, "-k", TESTS[file])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert " passed" in done.stdout

@@ -5,6 +5,7 @@ On a GPU `python -m pltz.benchmarks.kv.measure_pool` compares both before it mea
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from pltz.kv.pool import block_copy, gpu_attention
 from pltz.kv.pool.gpu_attention import Launch
 from pltz.plt_codec.engines.cuda import device as gpu
+from tests.kv.engines.test_cuda import FLAGS
 from tests.kv.pool.pages import HEADS
 from tests.kv.pool.test_attention import LENGTHS, expected, view_of
 from tests.plt_codec.engines.cuda import emulate
@@ -30,7 +32,8 @@ def emulated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
     def launcher(device: torch.device, macros: Mapping[str, Any] | None = None) -> emulate.EmulatedDevice:
         text = gpu.whole(block_copy.SOURCE.read_text()) if macros is None else gpu_attention.source()
-        return emulate.EmulatedDevice(emulate.Emulation(macros or {}, folder, text=text))
+        flags = os.environ.get(FLAGS, "").split()
+        return emulate.EmulatedDevice(emulate.Emulation(macros or {}, folder, flags, text=text))
 
     monkeypatch.setattr(gpu_attention, "launcher", launcher)
     monkeypatch.setattr(block_copy, "launcher", launcher)
