@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,29 +121,31 @@ def serve(
     if journal is None and "://" in place:
         raise UsageError("expected --journal DIR, a folder of this machine, beside an archive that is elsewhere")
     folder = Path(journal or f"{place.rstrip('/')}.journal")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = FileLocks(folder).take(LOCK)
-    if lock is None:
-        raise UsageError(f"another server uses the journal {folder}: name another one with --journal")
-    # What the journal still holds goes to the archive before the model is loaded.
     archive = Archive.open(place, bundle=bundle, **key_words())
     archive.parts.want_key()
-    _empty(folder, place, bundle)
-    target = Target.load(model, device=device, dtype=dtype)
-    hook = EvictionHook.open(
-        folder,
-        place,
-        tokenizer=target.tokenizer_json,
-        target=target.fingerprint,
-        bundle=bundle,
-        key=secret(),
-        settings=HookSettings(flush_seconds=0.01),
-    )
-    pool = BlockPool.of(target, pages, tokens, host_tokens=host_tokens)
-    name = os.path.basename(model.rstrip("/")) or model
-    service = Service(target, pool, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, hot=hot)
-    _run(service, host, port, as_json)
-    lock.free()
+    with _bound(host, port) as address:  # before the model is loaded
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = FileLocks(folder).take(LOCK)
+        if lock is None:
+            raise UsageError(f"another server uses the journal {folder}: name another one with --journal")
+        # What the journal still holds goes to the archive before the model is loaded.
+        _empty(folder, place, bundle)
+        click.echo(f"loading {model}", err=True)
+        target = Target.load(model, device=device, dtype=dtype)
+        hook = EvictionHook.open(
+            folder,
+            place,
+            tokenizer=target.tokenizer_json,
+            target=target.fingerprint,
+            bundle=bundle,
+            key=secret(),
+            settings=HookSettings(flush_seconds=0.01),
+        )
+        pool = BlockPool.of(target, pages, tokens, host_tokens=host_tokens)
+        name = os.path.basename(model.rstrip("/")) or model
+        service = Service(target, pool, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, hot=hot)
+        _run(service, address, host, as_json)
+        lock.free()
 
 
 def _empty(journal: Path, place: str, bundle: str | None) -> None:
@@ -156,7 +159,23 @@ def _empty(journal: Path, place: str, bundle: str | None) -> None:
         click.echo(f"{done.rejected} turns of the journal do not fit the archive: see pltz hook status", err=True)
 
 
-def _run(service: "Service", host: str, port: int, as_json: bool) -> None:
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket with this address. Raises UsageError where it cannot have it."""
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+    except OSError as exc:
+        found.close()
+        raise _no_address(host, port, exc) from exc
+    return found
+
+
+def _no_address(host: str, port: int, error: OSError) -> UsageError:
+    return UsageError(f"cannot listen on {host}, port {port}: {error.strerror}: choose others by --host and --port")
+
+
+def _run(service: "Service", listening: socket.socket, host: str, as_json: bool) -> None:
     """Listen, say where, and serve until a signal ends it."""
     import uvicorn
 
@@ -164,8 +183,6 @@ def _run(service: "Service", host: str, port: int, as_json: bool) -> None:
 
     config = uvicorn.Config(
         app_of(service),
-        host=host,
-        port=port,
         log_level="warning",
         access_log=False,
         limit_concurrency=CONNECTIONS,
@@ -173,9 +190,12 @@ def _run(service: "Service", host: str, port: int, as_json: bool) -> None:
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-    listening = config.bind_socket()
-    listening.listen(config.backlog)  # whoever reads the next line may connect at once
-    url = f"http://{host}:{listening.getsockname()[1]}"
+    port = listening.getsockname()[1]
+    try:
+        listening.listen(config.backlog)  # whoever reads the next line may connect at once
+    except OSError as exc:  # another process had bound it as well, and listens
+        raise _no_address(host, port, exc) from exc
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     write_text(json.dumps({"url": url, "model": service.name}) if as_json else f"serving {service.name} at {url}")
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that it ended by, in good order
         uvicorn.Server(config).run(sockets=[listening])
