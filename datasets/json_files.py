@@ -214,6 +214,8 @@ def logs_in(data: bytes) -> list[bytes]:
 
 def _noun_of(value: Any) -> Noun:
     """Return the noun of a JSON value, which may be a list of chats."""
+    if not _all(value, _has_messages) and (whole := registry.of_value(value)):
+        return whole.noun  # a list of what are no sessions by themselves, as Cline's
     items = value if isinstance(value, list) and _all(value, _is_session) else [value]
     known = [registry.of_value(item) for item in items]
     return "json" if None in known or known[0] is None else known[0].noun

@@ -292,7 +292,7 @@ def _of_source(
         sessions += 1
         if found.noun == "json" and options.format == "auto":
             other += 1
-            remark = remark or f"{found.place}: {why_no_chat(found.session.value)}"
+            remark = remark or f"{found.place}: {why_no_chat(_json_of(found.session))}"
         elif found.noun == "binary":
             options.warn(f"{found.place}: no text in UTF-8: kept byte for byte, as binary")
         yield found
@@ -303,6 +303,16 @@ def _of_source(
     if other:
         count = "1 session is" if other == 1 else f"{other:,} sessions are"
         options.warn(f"{remark}; {count} kept as JSON, value for value")
+
+
+def _json_of(session: Session) -> Any:
+    """Return the value of a session that is JSON, which may be kept as its bytes."""
+    if session.kind != "text":
+        return session.value
+    try:
+        return json.loads(session.value.removeprefix(json_files.BOM))
+    except (ValueError, RecursionError):
+        return {}
 
 
 def _recognised(

@@ -21,6 +21,7 @@ from pltz.datasets import registry
 from pltz.datasets.formats import packed
 from pltz.datasets.input_format import NOUNS, ReadOptions, Recognised
 from pltz.datasets.loaders import InputWarning, load, recognise
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, LimitError, PltzError, UsageError
 
 CLAUDE_CODE = [
@@ -198,6 +199,16 @@ def test_chats_are_recognised(format: str, value: Any, whole: bool, tmp_path: Pa
     assert all(one.session.value == value for one in found) and not remarks
 
 
+@pytest.mark.parametrize("value", [value for _, value in (*CHATS.values(), *DOCUMENTS.values())])
+def test_bytes_are_recognised_as_their_values_are(value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(json.dumps(value, indent=1).encode())
+    [by_value], _ = read(path)
+    [exact], remarks = read(path, exact=True)
+    assert exact.session == Session("text", path.read_bytes()) and not remarks
+    assert (exact.noun, exact.is_log) == (by_value.noun, by_value.is_log)
+
+
 @pytest.mark.parametrize(("value", "why"), NO_CHATS)
 def test_other_json_is_never_silently_a_chat(value: Any, why: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
@@ -208,6 +219,9 @@ def test_other_json_is_never_silently_a_chat(value: Any, why: str, tmp_path: Pat
     with pytest.warns(InputWarning, match="kept as JSON"):
         assert len(list(load(path))) == 2
     assert read(path, format="jsonl")[1] == []
+    path.write_bytes(json.dumps(value).encode() + b"\n")  # with spaces, so exact keeps a text
+    [kept], [remark] = read(path, exact=True)
+    assert kept.session.kind == "text" and why in remark
 
 
 @pytest.mark.parametrize(
