@@ -20,13 +20,17 @@ from pltz.plt_codec.types import Tokens
 
 BEYOND = 64  # ratio that bytes under zstd are not expected to reach where a turn of the model is that short
 TOGETHER = 16  # segments whose copies a process looks for in one call
+COPIED, PER_COPY = 0.37, 6.7  # copies spare this part of their tokens' bytes beyond the model, less so many each
+DOUBT = 4  # bytes within which this, fitted to chats (models/LOG.md), tells nothing
 NO_SIZE = 1 << 62  # stands for the size of a session that no frame or record holds
 
 
 def ways_after(
     codec: SegmentCodec, plain: Plain, size: int, taken: Sequence[Sequence[Copy]] | None = None
 ) -> list[Plain]:
-    """Return the ways to code a segment after the context ``plain.above``: as it is, and with copies out of that.
+    """Return the ways to code a segment after the context ``plain.above``: as it is, with copies out of that, or both.
+
+    Both are worth their time only where it is not clear beforehand which one is shorter (`COPIED`, `PER_COPY`).
 
     Args:
         size: bytes of its shortest bitstring so far.
@@ -35,7 +39,15 @@ def ways_after(
     if not codec.mode & COPIES:
         return [plain]
     found = repeats.candidates(plain.tokens, plain.above, size) if taken is None else taken
-    return [plain, *(replace(plain, copies=copies) for copies in found)]
+    if not found:
+        return [plain]
+    copies, tokens = found[0], len(plain.tokens)
+    copied = replace(plain, copies=copies)
+    gain = COPIED * size * (1 - copied.literals / tokens) - PER_COPY * len(copies)
+    if gain <= -DOUBT:
+        return [plain]
+    sure = gain >= DOUBT and copies_fit(tokens, repeats.pack(copies))
+    return [copied] if sure else [plain, copied]
 
 
 def shortest(codec: SegmentCodec, ways: Sequence[tuple[int, Plain]]) -> dict[int, tuple[bytes, Plain]]:
@@ -59,13 +71,11 @@ class Trial(NamedTuple):
         plain: the segment after the context, with the copies that it has without.
         size: bytes of its bitstring without the context.
         field: bytes that naming the context takes.
-        copied: whether copies out of the context are tried alone, or left out; None: both ways are tried.
     """
 
     plain: Plain
     size: int
     field: int
-    copied: bool | None = None
 
 
 def shorter_after(
@@ -84,17 +94,16 @@ def shorter_after(
         layout: gives `Plain.layout` for a number of literals.
         workers: processes with `HostWork`, which look for copies; None: none.
     """
-    taken: dict[int, Sequence[Sequence[Copy]]] = {}
+    taken: list[Sequence[Sequence[Copy]] | None] = [None] * len(trials)
     if workers and codec.mode & COPIES:
-        copying = [n for n, one in enumerate(trials) if one.copied is not False]
-        rows = [(trials[n].plain.tokens, trials[n].plain.above, trials[n].size) for n in copying]
+        rows = [(one.plain.tokens, one.plain.above, one.size) for one in trials]
         parts = [rows[at : at + TOGETHER] for at in range(0, len(rows), TOGETHER)]
         results = [workers.submit("candidates", part, now=True) for part in parts]
-        taken = dict(zip(copying, chain.from_iterable(one.result() for one in results), strict=True))
+        taken = list(chain.from_iterable(one.result() for one in results))
     ways: list[tuple[int, Plain]] = []
-    for n, one in enumerate(trials):
-        found = [one.plain] if one.copied is False else ways_after(codec, one.plain, one.size, taken.get(n))
-        ways += [(n, replace(way, layout=layout(way.literals))) for way in found[bool(one.copied) :]]
+    for n, (one, found) in enumerate(zip(trials, taken, strict=True)):
+        some = ways_after(codec, one.plain, one.size, found)
+        ways += [(n, replace(way, layout=layout(way.literals))) for way in some]
     best = shortest(codec, ways)
     return {n: won for n, won in best.items() if len(won[0]) < trials[n].size - trials[n].field}
 

@@ -28,6 +28,7 @@ import io
 import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,7 +45,7 @@ from pltz.coding.host_work import HostWork, Prepared
 from pltz.coding.log import log_coder
 from pltz.coding.log.earlier_logs import EarlierLog
 from pltz.coding.neighbour_rule import NAME_BYTES
-from pltz.coding.neighbours import Earlier, Grams, Neighbours
+from pltz.coding.neighbours import SETTLED, Earlier, Grams, Neighbours
 from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import Doubling, PhasedProgress, begin
 from pltz.coding.prove import BatchProof, ProofThreads, is_long, prove
@@ -72,8 +73,8 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 1 << 22  # of content coded side by side; bounds memory, large enough to keep a CPU busy
 SMALL_BATCH = 1 << 22  # the same on a device where threads code and prove beside each other: proofs join what waits
-THREADS = 4  # beside the caller, each with a coder: one encodes, one proves long sessions, the others prove
-THREADS_AHEAD = 4, 3, 1, 1, 16  # batches on their way there: prepared, split, coded, packed and proved
+THREADS = 3  # that prove beside the caller, each with a coder: one of them long sessions
+THREADS_AHEAD = 4, 3, 2, 0, 16  # batches on their way there: prepared, split, coded, packed, and tried and proved
 LARGE_BATCH = 1 << 24  # the same beside processes alone: a batch takes as long as its longest session
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 19  # of content, or one session
@@ -140,6 +141,7 @@ class _Batch:
         made: frames of these by the model; None: that of zstd is to be taken.
         frames: the shortest ones.
         packed: by number, the bytes of those that zstd may make shorter, to come.
+        tried: the trials after earlier sessions, to come, once it is proposed which ones.
         changed: by number, an error for each that does not come back from its frame.
         proofs: of those in ``proving``, to come.
         proving: for each proof, drafts and frames of the model, and of logs.
@@ -154,6 +156,7 @@ class _Batch:
     made: list[Frame | None] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
     packed: dict[int, Later] = field(default_factory=dict)
+    tried: Later | None = None
     changed: dict[int, ModelError] = field(default_factory=dict)
     proofs: list[BatchProof] = field(default_factory=list)
     proving: list[tuple[list[tuple[_Draft, Frame]], list[tuple[_Draft, Frame]]]] = field(default_factory=list)
@@ -181,7 +184,10 @@ class _Call:
         earlier: the sessions before, where they may be coded after each other.
         stop: set where the call ends, however it does.
         encoding: a thread that codes beside the caller, where the device has one.
+        proposing: a thread that looks for earlier sessions to code others after, where the device has threads.
+        trying: a thread that codes them so.
         proving: threads that prove, and those that prove long sessions; none where the device has no threads.
+        trials: the last ones that were begun, with their runs.
     """
 
     bridge: TokenBridge | None
@@ -189,7 +195,10 @@ class _Call:
     earlier: Neighbours | None
     stop: threading.Event
     encoding: CoderThread[SessionDecoder] | None = None
+    proposing: CoderThread[None] | None = None
+    trying: CoderThread[SessionDecoder] | None = None
     proving: tuple[ProofThreads, ...] = ()
+    trials: deque[tuple[int, Later]] = field(default_factory=deque)
 
     @property
     def progress(self) -> Progress | None:
@@ -205,6 +214,30 @@ class _Call:
     def counts_coded(self) -> bool:
         """Return whether the tokens that are coded are counted; if not, those that are proved are."""
         return isinstance(self.options.progress, PhasedProgress) or not self.options.verify
+
+
+@dataclass(frozen=True)
+class _Threads:
+    """Threads beside the caller, each with a coder, but for the one that proposes. What encodes comes first."""
+
+    encoding: CoderThread[SessionDecoder]
+    proposing: CoderThread[None]
+    trying: CoderThread[SessionDecoder]
+    proving: Sequence[CoderThread[SessionDecoder]]
+
+    @classmethod
+    def of(cls, decoder: SessionDecoder) -> _Threads:
+        """Return those of the twins of a decoder."""
+        urgent = partial(decoder.twin, urgent=True)
+        proving = [CoderThread(decoder.twin) for _ in range(THREADS)]
+        return cls(CoderThread(urgent), CoderThread(lambda: None), CoderThread(urgent), proving)
+
+    def settle(self) -> None:
+        """Wait until no call runs, and give back what coders keep, in the order in which threads pass on work."""
+        self.encoding.settle(SessionDecoder.rest)
+        self.proposing.settle()
+        for thread in (self.trying, *self.proving):
+            thread.settle(SessionDecoder.rest)
 
 
 class Codec(SessionDecoder):
@@ -237,7 +270,7 @@ class Codec(SessionDecoder):
         self._work = HostWork(bundle.tokenizer, bundle.zstd_dict)
         self.workers = Workers(self._work, max(0, workers))
         super().__init__(bundle, coder, self.workers)
-        self._threads = [CoderThread(self.twin) for _ in range(THREADS)] if isinstance(coder, Doubling) else []
+        self._threads = _Threads.of(self) if isinstance(coder, Doubling) else None
         self._note = note
         self.expect: Expect | None = None
         self.coded: Callable[[int, int], None] | None = None
@@ -247,7 +280,7 @@ class Codec(SessionDecoder):
     @property
     def has_threads(self) -> bool:
         """Return whether large inputs are coded and proved by threads, which its device has coders for."""
-        return bool(self._threads) and self.threaded
+        return self._threads is not None and self.threaded
 
     @classmethod
     def load(
@@ -405,9 +438,14 @@ class Codec(SessionDecoder):
         large, groups = self._staffed(self._counted(_groups(sessions)))
         stop = threading.Event()
         run = _Call(bridge, options, earlier, stop)
-        if large and self.has_threads:
-            encoding, long, *short = self._threads
-            run = replace(run, encoding=encoding, proving=(ProofThreads(short, stop), ProofThreads([long], stop)))
+        if large and self._threads and self.threaded:
+            long, *short = self._threads.proving
+            fast = options.layout == "fast"
+            proving = ProofThreads(short, stop, fast=fast), ProofThreads([long], stop, fast=fast)
+            run = replace(
+                run, encoding=self._threads.encoding, proposing=self._threads.proposing, trying=self._threads.trying,
+                proving=proving,
+            )  # fmt: skip
         # batches that are begun ahead of each stage, where processes or threads have a part of the work
         most, deep = (LARGE_BATCH, (1, 1, 0, 1, 1)) if self.workers.on else (BATCH_BYTES, (0, 0, 0, 0, 0))
         if run.encoding:
@@ -420,16 +458,16 @@ class Codec(SessionDecoder):
         drafted = (self._drafted(batch, run) for batch in ahead(begun, deep[0], weight))
         coding = (self._coding(batch, run) for batch in ahead(drafted, deep[1], weight))
         framed = (self._framed(batch, run) for batch in ahead(coding, deep[2], weight))
-        coded = self._all_coded(ahead(framed, deep[3], weight), run)
+        tried = self._all_tried(ahead(framed, deep[3], weight), run)
         try:
-            for batch in ahead(coded, deep[4], weight, deep[4]):
+            for batch in ahead(tried, deep[4], weight, deep[4]):
                 yield from self._proved(batch, run)
                 if self.coded:
                     self.coded(batch.size - batch.size // 2, self._read)
         finally:
             stop.set()
-            for thread in self._threads:
-                thread.settle()
+            if self._threads:
+                self._threads.settle()
 
     def _counted(self, groups: Iterable[_Group]) -> Iterator[_Group]:
         """Yield groups, and count their bytes of content."""
@@ -553,29 +591,82 @@ class Codec(SessionDecoder):
             self.coded(batch.size // 2, self._read)
         return batch
 
-    def _coded(self, batch: _Batch, run: _Call) -> _Batch:
-        """Make the shortest frame of each session of a batch, and begin to decode these."""
-        above: dict[int, Tokens] = {}
+    def _all_tried(self, batches: Iterator[_Batch], run: _Call) -> Iterator[_Batch]:
+        """Begin to code the sessions of batches after earlier ones, and to prove them, in threads where there are any.
+
+        After the last batch nothing is left to wait for before a proof.
+        """
+        proposing, trying = run.proposing, run.trying
+        if proposing is None or trying is None:
+            begin = partial(WhenAsked, _after_earlier)
+            for batch in batches:
+                trials = self._proposed(batch, run, lambda tried: begin((self, tried, run.options, self.workers)))
+                self._tried(batch, run, trials)
+                yield batch
+            return
+
+        def begun(tried: list[_Tried]) -> Later:
+            return trying.submit(lambda twin, _: _after_earlier(twin, tried, run.options, self.workers), run.stop)
+
+        def propose(batch: _Batch, *_: object) -> Later:
+            trials = self._proposed(batch, run, begun)
+            return trying.submit(lambda *_: self._tried(batch, run, trials), run.stop)
+
+        def send(*_: object) -> None:
+            for threads in run.proving:
+                threads.send()
+
+        for batch in batches:
+            batch.tried = proposing.submit(partial(propose, batch), run.stop)
+            yield batch
+        proposing.submit(lambda *_: trying.submit(send, run.stop), run.stop)
+
+    def _proposed(self, batch: _Batch, run: _Call, begin: Callable[[list[_Tried]], Later]) -> list[Later]:
+        """Take the shorter frame of each session of a batch, and begin to code some after earlier ones, run by run.
+
+        ``begin``: begins trials of one run. Their results, to come, are returned.
+        """
         for draft, frame in zip(batch.good, batch.made, strict=True):
             if draft.number in batch.packed:
                 other = _byte_frame(draft, batch.packed[draft.number].result())
                 frame = frame if frame and len(frame.encode()) <= len(other.data) else other
             assert frame is not None
             batch.frames.append(frame)
-            if frame.log and draft.context:
-                above[draft.number] = np.frombuffer(draft.above, np.uint8)
         batch.made, batch.packed = [], {}
-        if run.earlier is not None:
-            above |= self._follow(batch.good, batch.frames, run.options, run.earlier)
-        self._begin_proof(batch, run, above)
-        return batch
+        earlier, begun = run.earlier, list[Later]()
+        if earlier is None:
+            return begun
+        rows = [
+            (draft, frame, earlier.run_of(len(_tokens(draft))))
+            for draft, frame in zip(batch.good, batch.frames, strict=True)
+            if draft.ready.grams is not None and frame.kind.by_model
+        ]
+        for number, same in itertools.groupby(rows, lambda row: row[2]):
+            while run.trials and run.trials[0][0] + SETTLED <= number:
+                run.trials.popleft()[1].result()
+            tried = list[_Tried]()
+            for draft, frame, _ in same:
+                grams = cast("Grams", draft.ready.grams)
+                tried.append(_Tried(draft, frame, earlier.propose(draft.number, _tokens(draft), grams, number)))
+            begun.append(begin([one for one in tried if one.proposed.context is not None]))
+            run.trials.append((number, begun[-1]))
+        return begun
 
-    def _all_coded(self, batches: Iterator[_Batch], run: _Call) -> Iterator[_Batch]:
-        """Yield batches as `_coded` leaves them. After the last one nothing is left to wait for before a proof."""
-        for batch in batches:
-            yield self._coded(batch, run)
-        for threads in run.proving:
-            threads.send()
+    def _tried(self, batch: _Batch, run: _Call, trials: Sequence[Later]) -> None:
+        """Make the shortest frame of each session of a batch, and begin to decode these.
+
+        ``trials``: of the batch, by number a frame and its context, (m,), to come.
+        """
+        found: dict[int, tuple[Frame, Tokens]] = {}
+        for later in trials:
+            found |= later.result()
+        above = {n: tokens for n, (_, tokens) in found.items()}
+        for n, (draft, frame) in enumerate(zip(batch.good, batch.frames, strict=True)):
+            if draft.number in found:
+                batch.frames[n] = found[draft.number][0]
+            elif frame.log and draft.context:
+                above[draft.number] = np.frombuffer(draft.above, np.uint8)
+        self._begin_proof(batch, run, above)
 
     def _begin_proof(self, batch: _Batch, run: _Call, above: Mapping[int, Tokens]) -> None:
         """Begin to decode the frames of a batch, in a thread where there is one.
@@ -586,7 +677,7 @@ class Codec(SessionDecoder):
         pairs = [p for p in zip(batch.good, batch.frames, strict=True) if run.options.verify and p[1].has_tokens]
         by_model, logs = [p for p in pairs if p[1].kind.by_model], [p for p in pairs if p[1].log]
         coded, coded_logs = ([coded_of(f, above.get(d.number, NO_MARK)) for d, f in some] for some in (by_model, logs))
-        long = [bool(run.proving) and is_long(one) for one in coded]
+        long = [bool(run.proving) and is_long(one, fast=run.options.layout == "fast") for one in coded]
         for apart in dict.fromkeys([False, *long]):
             chosen, beside = [n for n, one in enumerate(long) if one is apart], [] if apart else logs
             some = [by_model[n] for n in chosen]
@@ -616,6 +707,9 @@ class Codec(SessionDecoder):
 
         Fallback frames are always checked, since they cost next to nothing.
         """
+        if batch.tried:
+            batch.tried.result().result()
+            batch.tried = None
         work = self._begin_verify(batch, run) if run.proving else 0
         for proof, (by_model, logs) in zip(batch.proofs, batch.proving, strict=True):
             wrong, wrong_logs = proof.result()
@@ -649,93 +743,6 @@ class Codec(SessionDecoder):
         if seconds is not None:
             self.expect(seconds)
 
-    def _follow(
-        self,
-        drafts: list[_Draft],
-        frames: list[Frame],
-        options: CodingOptions,
-        earlier: Neighbours,
-    ) -> dict[int, Tokens]:
-        """Code sessions after earlier ones, run by run, and replace the frames that get shorter.
-
-        Returns:
-            The context of each session that has one, (m,), by its number.
-        """
-        rows = [at for at, frame in enumerate(frames) if drafts[at].ready.grams is not None and frame.kind.by_model]
-        runs = {at: earlier.run_of(len(_tokens(drafts[at]))) for at in rows}
-        above: dict[int, Tokens] = {}
-        for run, same in itertools.groupby(rows, runs.__getitem__):
-            tried: dict[int, Earlier] = {}
-            for at in same:
-                grams = cast("Grams", drafts[at].ready.grams)
-                one = earlier.propose(drafts[at].number, _tokens(drafts[at]), grams, run)
-                if one.context is not None:
-                    tried[at] = one
-            above |= self._try(drafts, frames, options, tried)
-        return above
-
-    def _try(
-        self, drafts: list[_Draft], frames: list[Frame], options: CodingOptions, tried: dict[int, Earlier]
-    ) -> dict[int, Tokens]:
-        """Code sessions of a run, by their place, after the earlier ones that are proposed, as `_follow`.
-
-        A session is tried after its nearest one. Where that serves and has a context itself, the session is coded once
-        more, after all of them.
-        """
-        # each after its nearest one alone; what does not gain has no context
-        contexts = {at: one.behind(1) for at, one in tried.items()}
-        found = self._after(drafts, frames, tried, contexts, options)
-        for at in tried.keys() - found.keys():
-            tried[at].context = None
-        left = {tried[at].number: at for at in found}
-        # then after the contexts of that one too, once it is settled which these are
-        while left:  # at most `MOST_CONTEXTS` times
-            settled = {at for at in left.values() if tried[at].settled(left)}
-            again = {at: tried[at].behind() for at in sorted(settled)}
-            again = {at: context for at, context in again.items() if len(context) != len(contexts[at])}
-            shorter = self._after(drafts, frames, tried, again, options, found)
-            for at in again.keys() - shorter.keys():
-                tried[at].context = None
-                del found[at]
-            found |= shorter
-            contexts |= again
-            left = {number: at for number, at in left.items() if at not in settled}
-        for at, frame in found.items():
-            frames[at] = frame
-        return {drafts[at].number: contexts[at] for at in found}
-
-    def _after(
-        self,
-        drafts: list[_Draft],
-        frames: list[Frame],
-        tried: dict[int, Earlier],
-        contexts: dict[int, Tokens],
-        options: CodingOptions,
-        before: Mapping[int, Frame] | None = None,
-    ) -> dict[int, Frame]:
-        """Return the frames of sessions after contexts, (m,), where they are shorter, by their place in ``drafts``.
-
-        Args:
-            before: the frames of the same sessions after a part of these contexts. Where one has copies from its
-                context, so has the new one, and else neither.
-        """
-        rows, trials = [*contexts], list[Trial]()
-        for at in rows:
-            plain = Plain(_tokens(drafts[at]), contexts[at], frames[at].unpacked())
-            copied = None if before is None else copies.reach_back(before[at].unpacked())
-            trials.append(Trial(plain, len(frames[at].data), NAME_BYTES, copied))
-        shorter = shorter_after(self.model, trials, partial(_blocks, options=options), self.workers)
-        found: dict[int, Frame] = {}
-        for n, (data, way) in shorter.items():
-            at, number = rows[n], cast("Earlier", tried[rows[n]].context).number
-            lanes, steps = _kept_layout(way.literals, options, (frames[at].lanes, frames[at].steps))
-            frame = replace(
-                frames[at], data=data, lanes=lanes, steps=steps, copied=bool(way.copies), context=number
-            )
-            if frame.fits:
-                found[at] = frame
-        return found
-
     def _difference(
         self, draft: _Draft, frame: Frame, tokens: Tokens | None, bridge: TokenBridge | None
     ) -> str | None:
@@ -746,6 +753,49 @@ class Codec(SessionDecoder):
             return draft.session.difference(self._restore(frame, tokens, draft.number, bridge)[0]) or None
         except CorruptError as exc:
             return str(exc)
+
+
+class _Tried(NamedTuple):
+    """A session that is coded after an earlier one too: its draft, its frame alone, and what is proposed."""
+
+    draft: _Draft
+    frame: Frame
+    proposed: Earlier
+
+
+def _after_earlier(
+    decoder: SessionDecoder, tried: Sequence[_Tried], options: CodingOptions, workers: Workers
+) -> dict[int, tuple[Frame, Tokens]]:
+    """Code sessions after the earlier ones that are proposed; all trials begun before are done.
+
+    Each is coded once, after all its contexts, as soon as it is settled which these are.
+
+    Returns:
+        By number, the frame of each session that gets shorter, and its context, (m,).
+    """
+    found: dict[int, tuple[Frame, Tokens]] = {}
+    left = {one.draft.number: one for one in tried}
+    while left:  # at most `MOST_CONTEXTS` times
+        ready = [one for one in left.values() if one.proposed.settled(left)]
+        contexts = [one.proposed.behind() for one in ready]
+        plain = [Plain(_tokens(o.draft), above, o.frame.unpacked()) for o, above in zip(ready, contexts, strict=True)]
+        trials = [Trial(p, len(o.frame.data), NAME_BYTES) for p, o in zip(plain, ready, strict=True)]
+        shorter = shorter_after(decoder.model, trials, partial(_blocks, options=options), workers)
+        for n, one in enumerate(ready):
+            frame = _frame_after(one, *shorter[n], options) if n in shorter else None
+            if frame and frame.fits:
+                found[one.draft.number] = frame, contexts[n]
+            else:
+                one.proposed.context = None
+            del left[one.draft.number]
+    return found
+
+
+def _frame_after(one: _Tried, data: bytes, way: Plain, options: CodingOptions) -> Frame:
+    """Return the frame of a session after the earlier one that is proposed."""
+    context = cast("Earlier", one.proposed.context).number
+    lanes, steps = _kept_layout(way.literals, options, (one.frame.lanes, one.frame.steps))
+    return replace(one.frame, data=data, lanes=lanes, steps=steps, copied=bool(way.copies), context=context)
 
 
 def _coded_by(

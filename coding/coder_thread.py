@@ -54,10 +54,10 @@ class CoderThread(Generic[T]):
         self._calls.put((future, call, stop))
         return future
 
-    def settle(self) -> None:
-        """Wait until no call runs."""
+    def settle(self, last: Callable[[T], None] = lambda _: None) -> None:
+        """Wait until no call runs, and make a last one with what the thread owns."""
         if self._started:
-            self.submit(lambda *_: None, threading.Event()).exception()
+            self.submit(lambda owned, _: last(owned), threading.Event()).exception()
 
 
 def _serve(

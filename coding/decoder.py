@@ -68,11 +68,15 @@ class SessionDecoder:
         self.logs = LogCodec.over(bundle, coder, workers)
         self.plain = BytesCodec(bundle.zstd_dict)
 
-    def twin(self) -> SessionDecoder:
+    def twin(self, *, urgent: bool = False) -> SessionDecoder:
         """Return a decoder with a coder of its own on the same device, for another thread (`Doubling`)."""
-        twin = SessionDecoder(self.bundle, cast("Doubling", self.coder).twin())
+        twin = SessionDecoder(self.bundle, cast("Doubling", self.coder).twin(urgent=urgent))
         twin.logs = self.logs.twin(twin.coder)
         return twin
+
+    def rest(self) -> None:
+        """Give back the memory of the device that a twin keeps from call to call."""
+        cast("Doubling", self.coder).rest()
 
     def decompress(
         self,

@@ -11,6 +11,7 @@ it.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 HASHES = 256  # of a sketch, four times those of the archive: it is never stored, and finds short sessions too
 KEPT = 1 << 23  # tokens of earlier sessions that are kept, 32 MB
-SETTLED = 1 << 19  # tokens of a run of sessions, whose trials count for later runs alone
+RUN = 1 << 20  # tokens of a run of sessions
+SETTLED = 2  # runs after which trials count: a device makes those of a run while the next one is looked through
 RULE = NeighbourRule(MOST_CONTEXTS, HASHES, granted=math.inf)  # contexts are at hand: a trial costs no decoding
 
 
@@ -57,8 +59,8 @@ class Earlier:
         number: its number in the file.
         tokens: (T,), or the first `CONTEXT_TOKENS` once it is one of `Neighbours`.
         context: an earlier one; None: it is coded alone.
-        run: number of the run of `SETTLED` tokens that it is one of.
-        proposed: number of contexts that stand behind it if all trials of its run succeed.
+        run: number of the run of `RUN` tokens that it is one of.
+        proposed: number of contexts that stand behind it if all trials succeed that do not count yet.
         sketch: of what is read of it, once it is one of `Neighbours`.
     """
 
@@ -80,9 +82,9 @@ class Earlier:
     def depth_in(self, run: int) -> int:
         """Return the number of contexts behind it as a session of a run sees it.
 
-        Trials of its own run may not have been made yet: that would depend on how sessions fall into batches.
+        Trials of the last runs may not have been made yet: that would depend on how sessions fall into batches.
         """
-        return self.proposed if run == self.run else self.depth
+        return self.proposed if run < self.run + SETTLED else self.depth
 
     def behind(self, most: int = MOST_CONTEXTS) -> Tokens:
         """Return the context of the session (m,), of at most so many sessions. It has one."""
@@ -110,12 +112,12 @@ class Neighbours:
         self._sessions: list[Earlier] = []
         self._index = NearestItems[Earlier]()  # sessions are added to it when one is looked for
         self._tokens = 0
-        self._run = self._seen = 0  # the run of the last session, and tokens of all
-        self._deep: list[tuple[Earlier, Grams]] = []  # those of this run that serve none unless a trial fails
+        self._seen = 0  # tokens of all sessions
+        self._deep = deque[tuple[Earlier, Grams]]()  # those of the last runs that serve none unless a trial fails
 
     def run_of(self, tokens: int) -> int:
         """Return the run of the next session, of so many tokens. Each session is told once."""
-        run = self._seen // SETTLED
+        run = self._seen // RUN
         self._seen += tokens
         return run
 
@@ -126,13 +128,10 @@ class Neighbours:
             number: of the session in the file.
             tokens: its tokens, (T,).
             grams: their 4-grams.
-            run: its run. All trials of earlier runs were made.
+            run: its run. All trials of the runs `SETTLED` before it and earlier were made.
         """
-        if run != self._run:
-            self._run = run
-            for deep, theirs in self._deep:
-                self.add(deep, theirs)
-            self._deep = []
+        while self._deep and self._deep[0][0].run + SETTLED <= run:
+            self.add(*self._deep.popleft())
         self._credit.grant({None: len(tokens)})
         context = self.nearest(tokens, grams)
         if context is not None and not self._credit.take(None, len(tokens)):

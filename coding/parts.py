@@ -76,8 +76,29 @@ class Coder(Protocol):
 class Doubling(Protocol):
     """A coder on a device that can have others beside it, each for a thread of its own."""
 
-    def twin(self) -> Coder:
-        """Return another coder of the same model on the same device, which gives the same bytes."""
+    def twin(self, *, urgent: bool = False) -> Coder:
+        """Return another coder of the same model on the same device, which gives the same bytes.
+
+        ``urgent``: its work comes before that of others.
+        """
+
+    def rest(self) -> None:
+        """Give back the memory that is kept from call to call."""
+
+
+@runtime_checkable
+class Mixing(Protocol):
+    """A coder that encodes sequences of different layouts side by side."""
+
+    def encode_mixed(
+        self,
+        sequences: Sequence[Tokens],
+        layouts: Sequence[tuple[int | None, int | None]],
+        *,
+        contexts: Sequence[Tokens | None] | None = None,
+        progress: Progress | None = None,
+    ) -> Sequence[Encoded]:
+        """Encode sequences as `Coder.encode` does, each in its own lanes and steps."""
 
 
 class TokenBridge(Protocol):

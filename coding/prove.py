@@ -21,7 +21,7 @@ from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.workers import Later
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.identity import MAX_POSITION
-from pltz.plt_codec.lanes import MAX_BLOCK, Layout
+from pltz.plt_codec.lanes import MAX_BLOCK, MAX_STEPS, Layout
 from pltz.plt_codec.types import Tokens
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from pltz.coding.parts import Progress
 
 TOGETHER = 1 << 24  # bytes of content from which a thread proves what waits, side by side
+FAST_TOGETHER = 1 << 23  # the same in the fast layout, where a batch waits less for its longest segment
 LONG_STEPS = 2048  # steps of a segment from which on it is proved apart from shorter ones
+FAST_STEPS = MAX_STEPS  # the same in the fast layout, where few have more
 ABREAST = 32  # segments per comparison
 
 
@@ -133,10 +135,13 @@ def _within(logs: LogProof, begin: int, end: int) -> list[int]:
     return [n - begin for n in logs.wrong() if begin <= n < end]
 
 
-def is_long(coded: Coded) -> bool:
-    """Return whether a segment takes so many steps that those proved beside it would wait for it."""
+def is_long(coded: Coded, *, fast: bool = False) -> bool:
+    """Return whether a segment takes so many steps that those proved beside it would wait for it.
+
+    ``fast``: these are in the fast layout.
+    """
     layout = coded.layout(coded.count) if coded.layout else Layout()
-    return layout.extent(coded.count, MAX_BLOCK).steps > LONG_STEPS
+    return layout.extent(coded.count, MAX_BLOCK).steps > (FAST_STEPS if fast else LONG_STEPS)
 
 
 class ProofThreads:
@@ -149,10 +154,13 @@ class ProofThreads:
     Args:
         threads: with the decoders.
         stop: set where the proofs are asked for no more.
+        fast: whether segments are in the fast layout.
     """
 
-    def __init__(self, threads: Sequence[CoderThread[SessionDecoder]], stop: threading.Event) -> None:
-        self._threads, self._stop = threads, stop
+    def __init__(
+        self, threads: Sequence[CoderThread[SessionDecoder]], stop: threading.Event, *, fast: bool = False
+    ) -> None:
+        self._threads, self._stop, self._together = threads, stop, FAST_TOGETHER if fast else TOGETHER
         self._lock = threading.Lock()
         self._waiting: list[BatchProof] = []
         self._size = 0
@@ -164,7 +172,7 @@ class ProofThreads:
         with self._lock:
             self._waiting.append(proof)
             self._size += size
-        if self._size >= TOGETHER:
+        if self._size >= self._together:
             self.send()
 
     def send(self) -> None:

@@ -29,7 +29,7 @@ from typing import IO, Any, Protocol, TypeVar, cast
 
 from pltz.coding.child_python import command, environment
 
-MOST = 8  # processes: those that one GPU keeps busy
+MOST = 12  # processes: those that one GPU keeps busy
 START_BYTES = 1 << 21  # of content in one call from which processes are worth it: they take a second to start
 CODE = "from pltz.coding.workers import main; main()"
 SINGLE = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # threads of libraries in a process

@@ -22,6 +22,7 @@ import numpy as np
 
 from pltz.coding.codecs.modes import ALONE, CODING, COPIES, FAST, TOWER, TURN, Identity
 from pltz.coding.expected_time import expected_seconds
+from pltz.coding.parts import Mixing
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
 from pltz.plt_codec.engines.queued import Told
@@ -287,17 +288,25 @@ class BundleCodec:
         """Return the bitstring of each segment as `encode` does, and the frame of its literals with its layout."""
         rows = [repeats.literals(np.asarray(p.tokens, np.int64), p.copies) for p in batch]
         blocks = [p.layout or self._blocks(len(r)) for p, r in zip(batch, rows, strict=True)]
-        out: dict[int, tuple[bytes, Encoded]] = {}
+        frames = self._encoded(rows, blocks, [p.above for p in batch], progress)
+        return [
+            (repeats.pack(p.copies) + frame.data if p.copies else frame.data, frame)
+            for p, frame in zip(batch, frames, strict=True)
+        ]
+
+    def _encoded(
+        self, rows: Sequence[Tokens], blocks: Sequence[Blocks], contexts: Sequence[Tokens], progress: Progress | None
+    ) -> Sequence[Encoded]:
+        """Return the frame of each row (T,) in its lanes and steps, after its context (m,)."""
+        if isinstance(self.coder, Mixing):
+            return self.coder.encode_mixed(rows, blocks, contexts=contexts, progress=progress)
+        out: dict[int, Encoded] = {}
         for lanes, steps in dict.fromkeys(blocks):
             numbers = [n for n, one in enumerate(blocks) if one == (lanes, steps)]
-            contexts = [batch[n].above for n in numbers]
-            frames = self.coder.encode(
-                [rows[n] for n in numbers], contexts=contexts, lanes=lanes, steps=steps, progress=progress
-            )
-            for n, frame in zip(numbers, frames, strict=True):
-                copies = batch[n].copies
-                out[n] = repeats.pack(copies) + frame.data if copies else frame.data, frame
-        return [out[n] for n in range(len(batch))]
+            some, above = [rows[n] for n in numbers], [contexts[n] for n in numbers]
+            frames = self.coder.encode(some, contexts=above, lanes=lanes, steps=steps, progress=progress)
+            out |= dict(zip(numbers, frames, strict=True))
+        return [out[n] for n in range(len(rows))]
 
     def _blocks(self, literals: int) -> Blocks:
         layout = frame_layout(literals, layout_mode(self, literals))

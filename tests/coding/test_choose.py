@@ -1,5 +1,7 @@
 """The shortest of several ways: copies count where they are shorter and a reader takes them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,9 +9,11 @@ from pltz.coding import choose
 from pltz.coding.choose import Trial, shorter_after, shortest, ways_after
 from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Coded, Plain
 from pltz.coding.codecs.modes import COPIES
+from pltz.plt_codec.repeats import Copy
 from tests.coding.fake_coder import FakeBundle, FakeCoder
 
-PASSAGE = np.random.default_rng(3).integers(0, 1000, 200)
+RANDOM = np.random.default_rng(3)
+PASSAGE = RANDOM.integers(0, 1000, 200)
 
 
 @pytest.fixture
@@ -20,14 +24,14 @@ def model(bundle: FakeBundle) -> BundleCodec:
 def test_copies_out_of_a_context_are_tried_and_win(model: BundleCodec) -> None:
     plain = Plain(np.concatenate([PASSAGE, [1, 2, 3]]), PASSAGE)
     ways = ways_after(model, plain, 254)
-    assert ways[0] is plain and len(ways) > 1
     data, best = shortest(model, [(7, way) for way in ways])[7]
     assert best.copies and best.literals == 3 and len(data) < 20
     assert model.decode([Coded(data, 203, PASSAGE, COPIES)])[0].tolist() == plain.tokens.tolist()
 
 
 def test_a_way_that_no_reader_takes_does_not_count(model: BundleCodec, monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = ways_after(model, Plain(PASSAGE, PASSAGE[:150]), 250)
+    plain = Plain(PASSAGE, PASSAGE[:150])
+    ways = [plain, *ways_after(model, plain, 250)]
     monkeypatch.setattr(choose, "copies_fit", lambda tokens, data: False)
     assert not shortest(model, [(0, way) for way in ways])[0][1].copies
 
@@ -39,8 +43,27 @@ def test_a_context_has_to_save_more_than_naming_it_takes(model: BundleCodec) -> 
     assert way.copies and len(data) < 20
     trials = [Trial(plain, len(data) + saved, 2) for saved in (2, 3)]
     assert shorter_after(model, trials) == {1: (data, way)}
-    assert shorter_after(model, [Trial(plain, 254, 2, copied=True)]) == found
-    assert not shorter_after(model, [Trial(plain, 254, 2, copied=False)])  # whole, it saves nothing here
+    plain = replace(plain, above=NO_MARK)  # whole, it saves nothing
+    assert not shorter_after(model, [Trial(plain, 254, 2)])
+
+
+def test_both_ways_are_coded_only_where_it_is_not_clear_which_one_wins(model: BundleCodec) -> None:
+    def ways(tokens: int, copied: int, copies: int, size: int) -> list[bool]:
+        row, each = RANDOM.integers(0, 1000, tokens), copied // copies
+        taken = [Copy(n and 1, each, 1) for n in range(copies)]
+        return [bool(way.copies) for way in ways_after(model, Plain(row, PASSAGE), size, [taken])]
+
+    assert ways(400, 300, 1, 200) == [True]  # 55 bytes spared for 7
+    assert ways(400, 160, 4, 100) == [False]  # 15 for 27
+    assert ways(400, 80, 2, 200) == [False, True]  # 15 for 13
+    assert ways(3000, 2900, 1, 2000) == [False, True]  # perhaps too many tokens for a reader
+
+
+@pytest.mark.parametrize("parted", [True, False])
+def test_the_first_copies_count_and_none_leave_one_way(model: BundleCodec, parted: bool) -> None:
+    plain = Plain(PASSAGE, PASSAGE[:150])
+    taken = [[Copy(0, 150, 150)], [Copy(0, 140, 150)]] if parted else []
+    assert [list(way.copies) for way in ways_after(model, plain, 250, taken)] == (taken[:1] or [[]])
 
 
 def test_a_codec_without_copies_has_one_way() -> None:

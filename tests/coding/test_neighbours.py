@@ -89,22 +89,17 @@ def test_a_context_in_an_earlier_batch(
     assert codec.decompress(data) == sessions
 
 
-@pytest.mark.parametrize("settled", [1 << 19, 200])
-def test_neighbours_do_not_depend_on_batches(
-    codec: Codec, monkeypatch: pytest.MonkeyPatch, settled: int
-) -> None:
-    """A trial that gains nothing leaves room for one more behind it where it was in an earlier run of sessions.
-
-    It was so where it was in an earlier batch.
-    """
-    monkeypatch.setattr(neighbours, "SETTLED", settled)
+@pytest.mark.parametrize("settled", [1 << 20, 100])
+def test_neighbours_do_not_depend_on_batches(codec: Codec, monkeypatch: pytest.MonkeyPatch, settled: int) -> None:
+    """A trial that gains nothing leaves room for one more behind it once it is settled, some runs of sessions later."""
+    monkeypatch.setattr(neighbours, "RUN", settled)
     pieces = [(RANDOM.integers(0, 300, 5), TEMPLATES[0][at : at + 20]) for at in range(0, 120, 20)]
     shifted = np.concatenate([part for pair in pieces for part in pair])  # near the first, and not shorter after it
     more = [RANDOM.integers(0, 1000, 40) for _ in range(5)]
     rows = [TEMPLATES[0], *(np.concatenate([shifted, *more[:count]]) for count in range(6))]
     sessions = [Session("ids", row) for row in rows]
     together = codec.compress(sessions)
-    assert contexts(Reader(together))[:5] == [None, None, 1, 2, 3 if settled == 200 else 2]
+    assert contexts(Reader(together))[:5] == [None, None, 1, 2, 3 if settled == 100 else 2]
     monkeypatch.setattr("pltz.coding.codec.GROUP", 1)
     for tokens in (1, 300, 700):
         monkeypatch.setattr("pltz.coding.codec.BATCH_BYTES", 4 * tokens)
@@ -129,13 +124,14 @@ def test_a_damaged_context_takes_all_that_follow_it_and_no_others(
             assert codec.decompress(reader, [number]) == [expected]
 
 
-def test_a_follower_that_does_not_decode_is_not_acknowledged(bundle: FakeBundle, sessions: list[Session]) -> None:
+def test_a_follower_that_does_not_decode_is_not_acknowledged(bundle: FakeBundle) -> None:
     class Forgetful(NeighbourCoder):
         def _decode(self, item):  # type: ignore[no-untyped-def]
             return super()._decode(item if item.context is None else replace(item, context=item.context[::-1]))
 
-    with pytest.raises(ModelError, match="session 3 does not come back"):
-        Codec(bundle, Forgetful()).compress(sessions)
+    short = [Session("ids", np.concatenate([TEMPLATES[n % 3][:30], RANDOM.integers(0, 300, 20)])) for n in range(9)]
+    with pytest.raises(ModelError, match="session 3 does not come back"):  # its beginning is too short for a copy
+        Codec(bundle, Forgetful()).compress(short)
 
 
 def test_only_what_is_worth_trying_is_proposed() -> None:

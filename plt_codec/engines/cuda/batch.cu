@@ -362,14 +362,22 @@ DEV void add_values(const Queries &q, const Keys &v, const int32_t w[4][4], int3
     }
 }
 
+/* Whether attend_few() serves a slot, and attend() leaves it: it has at most FEW queries per key head, and their scores
+ * fit; `most`: places for scores; 0: attend() serves all. */
+enum { FEW = 4 }; /* rows.py */
+DEV bool by_few(const Session &s, const Piece &piece, int32_t most) {
+    const int queries = piece.rows * GROUP, all = s.old + (piece.step + 1) * s.L;
+    return queries <= FEW && piece.rows <= s.L && queries * ((all + 31) / 32 * 32) <= most;
+}
+
 /* A CTA QUERIES queries of one key head and one slot; a warp 16 of them and its share of the keys. Three times over the
  * keys: highest score, sum of weights, shares times values; between them the warps meet in shared memory. CTAs of the
  * same keys follow each other, so that L2 holds those: of all slots together it could not. */
 KERNEL3(256)
 attend(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
-       int32_t layer, const int32_t *heat, const int32_t *exp, int8_t *o) {
+       int32_t layer, const int32_t *heat, const int32_t *exp, int8_t *o, int32_t few) {
     const Piece piece = pieces[blockIdx.z];
-    if (!piece.rows) return;
+    if (!piece.rows || by_few(sessions[piece.session], piece, few)) return;
     const int head = (int)blockIdx.y, thread = thread_of(), g = thread >> 2, t = thread & 3,
               queries = piece.rows * GROUP;
     const int L = sessions[piece.session].L, old = sessions[piece.session].old;
@@ -464,12 +472,11 @@ attend(const Session *sessions, const Piece *pieces, const int8_t *q, const Cach
 /* The same where a slot has a step of at most FEW queries per key head: one CTA, all warps share the keys. Scores, then
  * weights, stay in shared memory, each key is read once, and no weight is worked out for rows of a tile that are none.
  */
-enum { FEW = 4 }; /* rows.py */
 KERNEL3(256)
 attend_few(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
-           int32_t layer, const int32_t *heat, const int32_t *exp, int8_t *o) {
+           int32_t layer, const int32_t *heat, const int32_t *exp, int8_t *o, int32_t few) {
     const Piece piece = pieces[blockIdx.z];
-    if (!piece.rows) return;
+    if (!piece.rows || !by_few(sessions[piece.session], piece, few)) return;
     const int head = (int)blockIdx.y, tid = (int)threadIdx.x, thread = thread_of(), warp = warp_of(), g = thread >> 2,
               t = thread & 3, queries = piece.rows * GROUP;
     const Session &s = sessions[piece.session];

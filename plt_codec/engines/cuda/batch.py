@@ -12,11 +12,12 @@ from pltz.plt_codec.engines.cuda.contexts import ContextBatch
 from pltz.plt_codec.engines.cuda.device import CLUSTER, Device
 from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.pack import PROVEN_KEYS, cluster_memory, gated_plan, grid_plan, up
-from pltz.plt_codec.engines.cuda.rows import FEW, FEW_SHARED, ROWS, RowBuffers
+from pltz.plt_codec.engines.cuda.rows import FEW, FEW_FIXED, FEW_SHARED, ROWS, RowBuffers
 from pltz.plt_codec.engines.cuda.structs import BATCH
 from pltz.plt_codec.engines.cuda.work import (
     SequenceWork,
     all_steps,
+    encode_iterations,
     key_bytes,
     key_room,
     most_lanes,
@@ -29,8 +30,10 @@ from pltz.plt_codec.types import Progress
 from pltz.plt_codec.weights import Shape
 
 SLOTS = 1024  # sequences under way when decoding, at most: one CTA looks after them
-ENCODE_SLOTS = 64
+ENCODE_SLOTS = 64  # the same when encoding, where sequences are long
+MOST_ENCODE_SLOTS = 256  # the same where they are short: as many as fill the rows of an iteration
 BURST = 32  # iterations between two downloads of the state
+ENCODE_BURST = 2  # the same when encoding, once those that are needed in any case are done
 CLUSTER_LANES = 16  # most lanes of cluster.cu, and of the narrow kernel of grid.cu
 DAMAGED, SPENT = 1, 2
 
@@ -40,11 +43,15 @@ def by_attend_wide(device: Device, shape: Shape, work: Sequence[SequenceWork], d
     return not decoding and device.wide and max(key_room(shape, w) for w in work) <= PROVEN_KEYS
 
 
-def few_shared(shape: Shape, lanes: int, room: int) -> int:
-    """Return the bytes of shared memory of attend_few for slots of so many lanes and keys; 0: it does not serve."""
-    queries = lanes * shape.heads // shape.kv_heads
-    size = 4 * (FEW * (2 + 72) + 64 * 32 + queries * room)
-    return size if queries <= FEW and size <= FEW_SHARED else 0
+def encode_slots(work: Sequence[SequenceWork]) -> int:
+    """Return how many sequences are encoded side by side: as many as fill an iteration."""
+    return min(MOST_ENCODE_SLOTS, max(ENCODE_SLOTS, ROWS * len(work) // max(1, sum(w.tokens for w in work))))
+
+
+def few_shared(shape: Shape, work: SequenceWork) -> int:
+    """Return the bytes of shared memory that attend_few needs for all steps of a sequence; 0: it does not serve it."""
+    queries = most_lanes(shape, work) * shape.heads // shape.kv_heads
+    return FEW_FIXED + 4 * queries * key_room(shape, work) if queries <= FEW else 0
 
 
 class KernelChoice(Protocol):
@@ -89,7 +96,7 @@ class SequenceBatch(RowBuffers):
         self.work, self.decoding = work, decoding
         s = self.shape
         self.grid, self.gated, self.clusters = self._kernels(coder) if decoding else (False, False, 0)
-        most_slots = self.clusters or (SLOTS if decoding else ENCODE_SLOTS)
+        most_slots = self.clusters or (SLOTS if decoding else encode_slots(work))
         self.wide = by_attend_wide(self.device, s, work, decoding)
         self.known = known if any(w.first for w in work) else None
         by_room = sorted(work, key=lambda w: -key_room(s, w))
@@ -99,7 +106,9 @@ class SequenceBatch(RowBuffers):
         self.lanes = max(lanes)
         most = sum(sorted(lanes)[-self.slots :]) if decoding else sum(up(w.tokens, self.lanes) for w in work)
         self.rows = min(ROWS, up(max(most, MAX_LANES), 128))
-        self.few = few_shared(s, self.lanes, rooms[0]) if decoding else 0
+        few = [few_shared(s, w) for w in work] if decoding else [0]
+        self.few = min(FEW_SHARED, max(few))
+        self.others = not all(0 < size <= FEW_SHARED for size in few)
         self._caches = np.zeros((self.slots, 2), np.int64)
         self._caches[:, 1] = rooms
         self._caches[:, 0] = (np.cumsum(rooms) - rooms) * key_bytes(s)
@@ -194,10 +203,13 @@ class SequenceBatch(RowBuffers):
         self._remember()
 
     def least(self) -> int:
-        """Return the iterations that are needed in any case."""
-        total = sum(w.tokens for w in self.work)
-        longest = max(all_steps(self.shape, w) for w in self.work) if self.decoding else 1
-        return max(longest, total // self.rows) + 1
+        """Return the iterations that are needed, or fewer."""
+        if self.decoding:
+            total = sum(w.tokens for w in self.work)
+            return max(max(all_steps(self.shape, w) for w in self.work), total // self.rows) + 1
+        rows = max(1, self.rows // self.slots)  # that each slot has of an iteration, while all are taken
+        each = [encode_iterations(self.shape, w, rows) for w in self.work]
+        return max(max(each), -(-sum(each) // self.slots)) + 1
 
     def run(
         self, progress: Progress | None, iterate: Callable[[], None] | None = None, told: Told | None = None
@@ -224,7 +236,8 @@ class SequenceBatch(RowBuffers):
                 at = self.address("tokens") + 4 * bool(self.work[0].first)  # the last of its context stands before
                 told(Queued(at, self.work[0].tokens, self.device.stream, self.device.name))
                 told = None
-            burst = 1 if self.clusters else max(burst - 8 * BURST, BURST)
+            after = BURST if self.decoding else ENCODE_BURST
+            burst = 1 if self.clusters else max(burst - 8 * BURST, after)
             done = self.report(state, done, progress)
             if not state["left"][0]:
                 return

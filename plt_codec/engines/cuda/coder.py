@@ -76,13 +76,19 @@ class CudaCoder:
         self._chains = ChainDecoder(self.model)
         self._turns = TurnEncoder(self.model)
 
-    def twin(self) -> CudaCoder:
+    def twin(self, *, urgent: bool = False) -> CudaCoder:
         """Return a coder of the same weights on the same device, which another thread may use beside this one.
 
-        It has a stream of its own, and takes a smaller share of the memory that is free.
+        It has a stream of its own, and takes a smaller share of the memory that is free. ``urgent``: its kernels begin
+        before those of others that wait.
         """
-        name = f"cuda:{self._number}"
-        return CudaCoder(self.weights, name, on=gpu.CudaDevice(self._number, macros(self.weights), share=TWIN_SHARE))
+        one = gpu.CudaDevice(self._number, macros(self.weights), share=TWIN_SHARE, urgent=urgent)
+        return CudaCoder(self.weights, f"cuda:{self._number}", on=one)
+
+    def rest(self) -> None:
+        """Give back the memory that a twin keeps from call to call, so that others have it."""
+        if isinstance(self._device, gpu.CudaDevice):
+            self._device.rest()
 
     def encode(
         self,
@@ -100,17 +106,30 @@ class CudaCoder:
             UsageError: the layout is out of range, or the contexts are not as many as the sequences.
             ModelError: memory does not suffice.
         """
-        known = each(contexts, len(sequences), self.shape)
         layout = Layout.of(lanes, steps, self.shape.block)
+        blocks = [(layout.lanes, layout.steps)] * len(sequences)
+        return self.encode_mixed(sequences, blocks, contexts=contexts, progress=progress)
+
+    def encode_mixed(
+        self,
+        sequences: Sequence[Tokens],
+        layouts: Sequence[tuple[int | None, int | None]],
+        *,
+        contexts: Sequence[Tokens | None] | None = None,
+        progress: Progress | None = None,
+    ) -> list[Encoded]:
+        """Encode sequences as `encode` does, side by side though each has lanes and steps of its own."""
+        known = each(contexts, len(sequences), self.shape)
+        cut = [Layout.of(*one, self.shape.block) for one in layouts]
         tokens = [_checked(np.asarray(t), self.shape.vocab) for t in sequences]
-        inputs = [_CudaSequence(len(t), layout, c) for t, c in zip(tokens, known, strict=True)]
-        out = [Encoded(b"", 0.0, 0, layout.lanes, layout.steps)] * len(tokens)
+        inputs = [_CudaSequence(len(t), one, c) for t, one, c in zip(tokens, cut, known, strict=True)]
+        out = [Encoded(b"", 0.0, 0, one.lanes, one.steps) for one in cut]
         for part in self._parts(inputs):
             sessions, words = self._encode_part([tokens[n] for n in part], [inputs[n] for n in part], progress)
             for n, s in zip(part, sessions, strict=True):
                 blocks = inputs[n].work.blocks(self.shape)
                 data = _finish(words[int(s["word_at"]) :][: int(s["place"])], int(s["lower"]), int(s["range"]))
-                out[n] = Encoded(data, float(s["bits"]), blocks, layout.lanes, layout.steps)
+                out[n] = Encoded(data, float(s["bits"]), blocks, cut[n].lanes, cut[n].steps)
         return out
 
     def decode(

@@ -53,14 +53,14 @@ class ContextBatch(RowBuffers):
         self.wide, self.count, self.longest, self.places = wide, count, longest, places or count
         self.slots = min(self.places, SLOTS, max(1, ROWS // longest))
         self.rows = up(self.slots * longest, 128)
-        self._first = 0  # number of the first context of the pass
         room = up(longest, KEYS)
-        where = np.zeros((self.places, 2), np.int64)
+        self._where = where = np.zeros((self.places, 2), np.int64)
         where[:, 0] = np.arange(self.places) * room * key_bytes(self.shape)
         where[:, 1] = room
         arrays = self._arrays(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(ids or count * longest, np.int32))
         self._open(
-            arrays | {"contexts": where}, {"memory": self.places * room * key_bytes(self.shape), **self._row_sizes()}
+            arrays | {"contexts": where, "caches": where[: self.slots]},
+            {"memory": self.places * room * key_bytes(self.shape), **self._row_sizes()},
         )
 
     def _arrays(
@@ -94,17 +94,23 @@ class ContextBatch(RowBuffers):
     def run(self) -> None:
         """Queue the passes over the next contexts, as many as are kept.
 
-        All contexts of a pass fit its rows whole, so each takes one iteration, and the host need not wait.
+        All contexts of a pass fit its rows whole, so each takes one iteration, and the host need not wait. Several
+        passes are recorded once: the host launches them faster then, and threads beside it wait for it less.
         """
+        if self.places <= self.slots:
+            self._pass()
+            return
+        one = self.device.record(self._pass)
         for first in range(0, self.places, self.slots):
-            self._first = first
-            self._collect(up(self.slots, 32))
-            self._layers(self.longest, known=True)
+            self.device.upload(self._within["caches"], self._where[first : first + self.slots])
+            one()
+
+    def _pass(self) -> None:
+        self._collect(up(self.slots, 32))
+        self._layers(self.longest, known=True)
 
     def address(self, name: str) -> int:
-        """Return the address of a buffer or a tensor. The slots of a pass hold the contexts from `_first` on."""
-        if name == "caches":
-            return self._within["contexts"] + 16 * self._first
+        """Return the address of a buffer or a tensor. The slots of a pass hold the contexts of "caches"."""
         return self._at["memory"] if name == "known" else super().address(name)
 
 

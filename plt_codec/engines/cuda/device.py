@@ -32,6 +32,7 @@ CLUSTERS = 90  # from here on there are clusters of CTAs
 MOST_GATED = 8  # clusters of gated.cu: its CTAs have places for the words by which they meet
 CLUSTER = 16  # CTAs per cluster of cluster.cu, grid.cu and gated.cu
 MOST_CONFIGS = 256  # launch configurations that are kept
+UNASKED = 48 << 10  # bytes of shared memory that any kernel may have
 Argument = Any  # a ctypes scalar
 
 
@@ -191,14 +192,15 @@ def count() -> int:
 class CudaDevice:
     """One GPU with the kernels for one shape, and a stream of its own.
 
-    ``share``: the part of the free memory that `room` tells of is one of so many.
+    ``share``: the part of the free memory that `room` tells of is one of so many. ``urgent``: the stream has the
+    highest priority.
 
     Raises:
         UsageError: it is not there, or cannot run them.
         ModelError: the kernels do not compile.
     """
 
-    def __init__(self, number: int, shape: Mapping[str, int], *, share: int = 1):
+    def __init__(self, number: int, shape: Mapping[str, int], *, share: int = 1, urgent: bool = False):
         from cuda.bindings import driver
 
         if number >= count():
@@ -222,12 +224,22 @@ class CudaDevice:
         # context, stream, code and memory of this device
         self._context = _ask(cu.cuDevicePrimaryCtxRetain(self._device))
         self._enter()
-        self._stream = _ask(cu.cuStreamCreate(1))  # does not wait for the default stream
+        usual, highest = _ask(cu.cuCtxGetStreamPriorityRange())
+        self._stream = _ask(cu.cuStreamCreateWithPriority(1, highest if urgent else usual))  # 1: waits for no other
+        # beside others a thread waits asleep, since they can use its core; alone it waits awake, which is sooner over
+        self._done = None
+        if share > 1:
+            flags = cu.CUevent_flags
+            asleep = int(flags.CU_EVENT_BLOCKING_SYNC) | int(flags.CU_EVENT_DISABLE_TIMING)
+            self._done = _ask(cu.cuEventCreate(asleep))
         self.stream, self.name = int(self._stream), f"cuda:{number}"
         self._module = _ask(cu.cuModuleLoadData(compile_kernels(shape, self.capability)))
         self._functions: dict[str, Any] = {}
+        self._granted: dict[str, int] = {}  # bytes of shared memory that each kernel may have, where it was asked for
         self._configs: dict[tuple[object, ...], Any] = {}
-        self._pool = Pool(functools.partial(_allocate, cu), cu.cuMemFree)  # neither holds the device
+        # beside others a thread would wait for all of them whenever it frees memory
+        kept = int(_ask(cu.cuMemGetInfo())[0]) // share // 2 if share > 1 else None
+        self._pool = Pool(functools.partial(_allocate, cu), cu.cuMemFree, device=number, kept=kept)  # holds no device
         # clusters that the kernels of one block may have at once, 0 where they do not run
         self.clusters = self.gated = 0
         if self.capability >= CLUSTERS and shape["P_GATED"] and shape["P_GATED_LANES"]:
@@ -281,13 +293,13 @@ class CudaDevice:
     def function(self, kernel: str, shared: int, cluster: int) -> Any:
         """Return a kernel, allowed that many bytes of shared memory and CTAs per cluster."""
         if kernel not in self._functions:
-            f = _ask(self._cu.cuModuleGetFunction(self._module, kernel.encode()))
-            names = self._cu.CUfunction_attribute
-            if shared > 48 << 10:
-                self._set(f, names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+            f = self._functions[kernel] = _ask(self._cu.cuModuleGetFunction(self._module, kernel.encode()))
             if cluster > 8:
-                self._set(f, names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
-            self._functions[kernel] = f
+                self._set(f, self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+        if shared > self._granted.get(kernel, UNASKED):
+            most = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._set(self._functions[kernel], most, shared)
+            self._granted[kernel] = shared
         return self._functions[kernel]
 
     def _set(self, function: Any, name: Any, value: int) -> None:
@@ -328,6 +340,9 @@ class CudaDevice:
     def download(self, address: int, array: npt.NDArray[Any]) -> None:
         """Fill an array of any shape from the device, after everything launched before."""
         self._enter()
+        if self._done is not None:
+            _ask((*self._cu.cuEventRecord(self._done, self._stream), None))
+            _ask((*self._cu.cuEventSynchronize(self._done), None))
         if array.nbytes:
             _ask((*self._cu.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream), None))
         _ask((*self._cu.cuStreamSynchronize(self._stream), None))
@@ -369,7 +384,12 @@ class CudaDevice:
     def room(self) -> int:
         """Return the bytes of device memory that are free, or the share of it."""
         self._enter()
-        return int(_ask(self._cu.cuMemGetInfo())[0]) // self._share
+        return (int(_ask(self._cu.cuMemGetInfo())[0]) + self._pool.kept) // self._share
+
+    def rest(self) -> None:
+        """Free the memory that is kept for the next call."""
+        self._enter()
+        self._pool.drop()
 
 
 class _Recording:

@@ -1,50 +1,72 @@
 """A pool of device memory: freed buffers are kept for the next allocation.
 
 To allocate and above all to free memory takes a driver 0.2 ms where other work has mapped much of the device's memory.
-One session needs nine buffers and is decoded in 15 ms. The memory kept is bounded, so that others never miss it.
+One session needs nine buffers and is decoded in 15 ms. To free also waits for all work of the device: a thread that
+encodes waited for what others had queued to decode. The memory kept is bounded, so that others never miss it.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 
 LEAST = 512  # bytes
 LARGEST = 32 << 20  # bytes of a buffer that is kept
 KEPT = 64 << 20  # bytes of all buffers that are kept
+_POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
+_POOLS_LOCK = threading.Lock()
 
 
 class Pool:
-    """Buffers of powers of two bytes; those over LARGEST are as large as asked for. Any thread may call.
+    """Buffers of powers of two bytes; those over LARGEST are as large as asked for, or a bit more. Any thread may call.
 
     Args:
-        get: allocates bytes and returns the address. Its errors come through, after a second try with nothing kept.
+        get: allocates bytes and returns the address. Its errors come through, after a second try with nothing kept by
+            any pool of the device.
         put: frees an address.
+        device: number of the device.
+        kept: bytes that are kept at most; None: KEPT, and no buffer over LARGEST.
     """
 
-    def __init__(self, get: Callable[[int], int], put: Callable[[int], None]) -> None:
-        self._get, self._put = get, put
+    def __init__(
+        self, get: Callable[[int], int], put: Callable[[int], None], *, device: int = 0, kept: int | None = None
+    ) -> None:
+        self._get, self._put, self.device = get, put, device
+        self._most, self._largest = (KEPT, LARGEST) if kept is None else (kept, kept)
         self._lock = threading.RLock()
         self._sizes: dict[int, int] = {}  # address -> bytes, of buffers in use
         self._kept: dict[int, list[int]] = {}  # bytes -> addresses
         self.kept = 0  # bytes
+        with _POOLS_LOCK:
+            _POOLS.add(self)
 
     def take(self, size: int) -> int:
         """Return the address of at least `size` bytes of any content."""
-        room = size if size > LARGEST else 1 << (max(size, LEAST) - 1).bit_length()
+        step = 1 << (max(size, LEAST) - 1).bit_length()
+        if size > LARGEST:
+            step = 1 if self._largest == LARGEST else step // 8
+        room = -(-max(size, LEAST) // step) * step
+        try:
+            return self._taken(room)
+        except Exception:
+            with _POOLS_LOCK:
+                pools = [pool for pool in _POOLS if pool.device == self.device and pool.kept]
+            if not pools:
+                raise
+            for pool in pools:
+                pool.drop()
+            return self._taken(room)
+
+    def _taken(self, room: int) -> int:
         with self._lock:
-            found = self._kept.get(room)
-            if found:
-                address = found.pop()
+            fits = [n for n in self._kept if self._kept[n] and room <= n <= (2 * room if room > LARGEST else room)]
+            if fits:
+                room = min(fits)
+                address = self._kept[room].pop()
                 self.kept -= room
             else:
-                try:
-                    address = self._get(room)
-                except Exception:
-                    if not self.kept:
-                        raise
-                    self.drop()
-                    address = self._get(room)
+                address = self._get(room)
             self._sizes[address] = room
             return address
 
@@ -52,10 +74,10 @@ class Pool:
         """Take a buffer back."""
         with self._lock:
             room = self._sizes.pop(address)
-            if room > LARGEST:
+            if room > self._largest:
                 self._put(address)
                 return
-            if self.kept + room > KEPT:
+            if self.kept + room > self._most:
                 self.drop()
             self._kept.setdefault(room, []).append(address)
             self.kept += room

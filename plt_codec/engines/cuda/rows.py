@@ -14,9 +14,11 @@ from pltz.plt_codec.engines.cuda.pack import up
 ROWS = 32768  # positions of one iteration, at most
 PRODUCT_SHARED = 96 << 10  # shared memory of the products of batch.cu
 QUERIES = 64  # per CTA of its attention
+ATTEND_SHARED = (QUERIES * (2 + 72) + 64 * 32) * 4  # its shared memory
 ATTEND_CTAS = 4096  # CTAs of its attention, at most; each takes queries until none are left
 FEW = 4  # queries per key head of attend_few, at most
-FEW_SHARED = 48 << 10  # its shared memory, at most
+FEW_SHARED = 72 << 10  # its shared memory, at most: three CTAs fit a multiprocessor
+FEW_FIXED = 4 * (FEW * (2 + 72) + 64 * 32)  # of this, all but the scores
 WIDE_QUERIES = 128  # per CTA of the attention of wide.cu
 WIDE_SHARED = 48 << 10  # its shared memory: 32 KB of keys and values, 8 KB of weights at a multiple of that
 WIDE_ROWS = 16  # per CTA of heads_wide
@@ -43,13 +45,15 @@ class RowBuffers:
     """Buffers on the device by name, and launches with them. A subclass decides which buffers there are.
 
     ``slots``: sequences under way side by side. ``rows``: positions of an iteration, at most. ``wide``: whether
-    attention is that of wide.cu. ``few``: bytes of shared memory of attend_few; 0: it does not serve them.
+    attention is that of wide.cu. ``few``: bytes of shared memory of attend_few; 0: it serves none. ``others``: whether
+    there are sequences that it does not serve, or not in every step.
     """
 
     slots: int
     rows: int
     wide: bool
     few = 0
+    others = True
 
     def __init__(self, model: DeviceModel):
         self.model, self.shape, self.device = model, model.shape, model.device
@@ -162,16 +166,15 @@ class RowBuffers:
             # keys and values of the last layer are there: nothing else is asked
             if known and i + 1 == s.layers:
                 return
-            # the attention that suits the rows
-            kernel, shared = (
-                ("attend_wide", WIDE_SHARED)
-                if self.wide
-                else ("attend_few", self.few)
-                if self.few
-                else ("attend", (QUERIES * (2 + 72) + 64 * 32) * 4)
-            )
-            go(kernel, (1 if self.few else chunks, s.kv_heads, self.slots), 256, "sessions", "pieces", "q", "caches",
-               "memory", i, t + "heat", "table.exp", "o", shared=shared)  # fmt: skip
+            # the attention that suits the rows; two share the slots of a batch, each by itself
+            same = "sessions", "pieces", "q", "caches", "memory", i, t + "heat", "table.exp", "o"
+            scores = max(0, self.few - FEW_FIXED) // 4
+            if self.wide:
+                go("attend_wide", (chunks, s.kv_heads, self.slots), 256, *same, shared=WIDE_SHARED)
+            if self.few:
+                go("attend_few", (1, s.kv_heads, self.slots), 256, *same, scores, shared=self.few)
+            if self.others and not self.wide:
+                go("attend", (chunks, s.kv_heads, self.slots), 256, *same, scores, shared=ATTEND_SHARED)
             self._product("to_out", s.d, "o", t + "out.w", t + "out.m", "x")
             go("norms", warps, 256, "state", "x", self._gated(t + "norm_mid"), "a")
             # the hidden layer

@@ -83,6 +83,18 @@ def all_steps(shape: Shape, work: SequenceWork) -> int:
     return full * of(work.whole(shape)) + of(rest)
 
 
+@functools.lru_cache(maxsize=1 << 16)
+def encode_iterations(shape: Shape, work: SequenceWork, rows: int) -> int:
+    """Return the iterations in which a sequence is encoded that has so many rows of each: whole steps of its blocks."""
+    full, rest = divmod(work.tokens, work.whole(shape))
+
+    def of(n: int) -> int:
+        block = next(work.layout.blocks(n, shape.block)) if n else None
+        return -(-block.steps // max(1, rows // block.lanes)) if block else 0
+
+    return full * of(work.whole(shape)) + of(rest)
+
+
 class StepTimes(NamedTuple):
     """Milliseconds per step of the kernels that decode, measured on an H100 (RESULTS.md).
 

@@ -9,6 +9,7 @@ import os
 from functools import cache
 from math import isqrt
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -260,7 +261,7 @@ def test_emulated_decode_of_many_of_few_lanes(
     launched = watched(c, monkeypatch)
     for got, text in zip(c.decode(items(name, lanes, steps)[:4]), sequences(name)[:4], strict=True):
         assert np.array_equal(got, text)
-    assert ("attend_few" in launched, "attend" in launched) == (few, not few)
+    assert ("attend" in launched) == (not few) and ("attend_few" in launched or not few)
     check_contexts(c, name, lanes, steps, only=slice(2, 6))
 
 
@@ -269,12 +270,43 @@ def test_few_lanes_of_many_keys_take_the_other_attention(folder: Path, monkeypat
     c = coder(folder, "small", 0)
     launched = watched(c, monkeypatch)
     shape = model("small").shape
-    need = few_shared(shape, 1, key_room(shape, SequenceWork(130)))
+    need = few_shared(shape, SequenceWork(130))
     for most, kernel in ((need, "attend_few"), (need - 1, "attend")):
         monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.FEW_SHARED", most)
         (got,) = c.decode(items("small", None, None)[4:])
         assert np.array_equal(got, sequences("small")[4]) and kernel in launched
         launched.clear()
+
+
+@emulated
+@pytest.mark.parametrize("name", ["small", "gated, odd"])
+def test_sequences_of_few_lanes_and_of_many_are_decoded_together(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each slot is served by the attention that suits it, and so in each step where keys grow beyond what one has."""
+    c = coder(folder, name, 0)
+    launched = watched(c, monkeypatch)
+    shape = model(name).shape
+    need = few_shared(shape, SequenceWork(130, 1, 40))
+    mixed = [items(name, 1, 40)[4], items(name, 40, 2)[4], items(name, 3, 7)[3], items(name, 1, 40)[3]]
+    for most in (need, need - 4 * 64 * shape.heads // shape.kv_heads):
+        monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.FEW_SHARED", most)
+        for got, n in zip(c.decode(mixed), (4, 4, 3, 3), strict=True):
+            assert np.array_equal(got, sequences(name)[n])
+        assert {"attend", "attend_few"} <= set(launched)
+        launched.clear()
+
+
+@emulated
+@pytest.mark.parametrize("name", ["small", "odd"])
+def test_sequences_of_different_layouts_are_encoded_together(name: str, folder: Path) -> None:
+    """Also where they take more iterations, or fewer slots, than all would of one layout."""
+    cuts = [(1, 40), (40, 2), (3, 7), (None, None)] * 2
+    numbers = [4, 4, 3, 4, 2, 1, 4, 3]
+    texts = [sequences(name)[n] for n in numbers]
+    got = coder(folder, name, 0).encode_mixed(texts, cuts)
+    assert [g.data for g in got] == [frames(name, *cut)[n].data for n, cut in zip(numbers, cuts, strict=True)]
+    assert [(g.lanes, g.steps) for g in got] == cuts
 
 
 @emulated
@@ -679,6 +711,26 @@ def test_slots_stay_within_memory() -> None:
         assert 1 <= len(rooms) <= 50
         assert len(rooms) == 1 or sum(rooms) * each <= memory
         assert rooms == sorted(rooms, reverse=True)
+
+
+def test_a_kernel_is_granted_more_shared_memory_when_a_later_launch_asks_for_it() -> None:
+    granted: list[int] = []
+
+    class Driver:
+        CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="most")
+
+        def cuModuleGetFunction(self, module: object, name: bytes) -> tuple[int, bytes]:
+            return 0, name
+
+        def cuFuncSetAttribute(self, function: bytes, name: str, value: int) -> tuple[int]:
+            granted.append(value)
+            return (0,)
+
+    device = object.__new__(gpu.CudaDevice)
+    vars(device).update(_cu=Driver(), _module=None, _functions={}, _granted={})
+    for size in (1 << 10, 60 << 10, 50 << 10, 60 << 10, 96 << 10, 1 << 10):
+        assert device.function("attend_few", size, 1) == b"attend_few"
+    assert granted == [60 << 10, 96 << 10]
 
 
 def test_tiles_put_weights_where_the_kernels_look() -> None:

@@ -17,10 +17,10 @@ from pltz.plt_codec.weights import random_weights
 class Driver:
     """Memory of so many bytes."""
 
-    def __init__(self, memory: int) -> None:
+    def __init__(self, memory: int, kept: int | None = None) -> None:
         self.memory, self.calls = memory, 0
         self.held: dict[int, int] = {}
-        self.pool = Pool(self.get, self.put)
+        self.pool = Pool(self.get, self.put, kept=kept)
 
     def get(self, size: int) -> int:
         if sum(self.held.values()) + size > self.memory:
@@ -53,6 +53,36 @@ def test_what_is_kept_is_bounded() -> None:
         pool.give(address)
         assert pool.kept <= KEPT
     assert sum(driver.held.values()) == pool.kept == LARGEST
+
+
+def test_large_buffers_are_kept_where_a_pool_may_keep_so_much() -> None:
+    driver = Driver(1 << 40, kept=1 << 30)
+    pool = driver.pool
+    first, second = pool.take(100 << 20), pool.take(500 << 20)
+    assert driver.held == {1: 112 << 20, 2: 512 << 20}  # an eighth of a power of two more, at most
+    pool.give(first)
+    pool.give(second)
+    assert pool.kept == 624 << 20
+    assert pool.take(60 << 20) == first  # not half of it is used; a smaller one would leave too much
+    assert pool.take(40 << 20) == 3 and pool.take(400 << 20) == second and not pool.kept
+    pool.give(second)
+    pool.give(first)
+    pool.give(pool.take(2 << 30))  # more than may be kept
+    assert set(driver.held) == {1, 2, 3} and pool.kept == 624 << 20
+    pool.give(pool.take(1023 << 20))  # with the others it is too much, so these go
+    assert set(driver.held) == {3, 5} and pool.kept == 1 << 30
+
+
+def test_other_pools_of_the_device_let_go_what_they_keep_before_memory_is_said_to_be_out() -> None:
+    driver = Driver(200 << 20)
+    other = Pool(driver.get, driver.put, kept=1 << 30)
+    elsewhere = Pool(driver.get, driver.put, device=1, kept=1 << 30)
+    other.give(other.take(96 << 20))
+    elsewhere.give(elsewhere.take(64 << 20))
+    assert driver.pool.take(64 << 20) and not other.kept and elsewhere.kept == 64 << 20
+    with pytest.raises(ModelError, match="not enough GPU memory"):
+        driver.pool.take(100 << 20)
+    assert elsewhere.kept == 64 << 20
 
 
 def test_what_is_kept_is_let_go_before_memory_is_said_to_be_out() -> None:
@@ -90,6 +120,9 @@ class Bindings:
     def cuMemFree(self, address: int) -> tuple[int]:
         self.held.remove(address)
         return (0,)
+
+    def cuCtxGetStreamPriorityRange(self) -> tuple[int, int, int]:
+        return 0, 0, -5
 
     def __getattr__(self, name: str) -> Any:
         if name == "CUdevice_attribute":
