@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pltz.kv.port.codec import KVCodec, Span
 from pltz.kv.port.receipt import LEAST_ROWS, Receipt, spans, upper_limit
 from pltz.models.target.cache import cache_argument, cache_of, pairs_of
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -121,21 +121,26 @@ class Outcome:
 def sessions_to_rows(target: Target, sessions: Iterable[Session], count: int, length: int) -> NDArray[np.int32]:
     """Return ``count`` rows of ``length`` ids, (count, length), from sessions in a fixed random order.
 
-    Short sessions are joined, long ones are cut. Raises UsageError where the sessions are too short for two rows.
+    Short sessions are joined, long ones are cut. Raises UsageError where the sessions are too short for two rows, and
+    ContentError for one that the target cannot take.
     """
     from pltz.models.target.target import as_seen_by
 
     rng = np.random.default_rng(SEED)
-    pool: list[Session] = []
+    pool: list[tuple[int, Session]] = []
     for number, session in enumerate(sessions):  # every session is as likely to be drawn
         if len(pool) < POOL:
-            pool.append(session)
+            pool.append((number, session))
         elif (place := int(rng.integers(number + 1))) < POOL:
-            pool[place] = session
+            pool[place] = number, session
     rows: list[NDArray[np.int32]] = []
     left: list[int] = []
     for n in rng.permutation(len(pool)):
-        left += np.asarray(as_seen_by(target, pool[n]).value).tolist()[:length]
+        number, session = pool[n]
+        try:
+            left += np.asarray(as_seen_by(target, session).value).tolist()[:length]
+        except ContentError as exc:
+            raise ContentError(f"session {number + 1} of all given is none for this target: {exc}") from exc
         if len(left) >= length:
             rows.append(np.array(left[:length], np.int32))
             left = []
