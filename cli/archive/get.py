@@ -82,7 +82,8 @@ def get(
     # the opening looked already, in this same call
     with hinting(cold, names, tenant), catalog.one_look(math.inf):
         whole = full_names(cold, names, tenant, number)
-        sessions = [found.session for found in cold.get_many(whole, tenant=tenant, version=number)]
+        with Progress("decode", unit="sessions", total=len(whole), shown=wanted(None)):  # a log may take minutes
+            sessions = [found.session for found in cold.get_many(whole, tenant=tenant, version=number)]
     if form == "auto":
         log = len(sessions) == 1 and is_log(sessions[0], known=NUMBERED.fullmatch(whole[0]) is not None)
         form = "agent-log" if log else form_of([session.kind for session in sessions])

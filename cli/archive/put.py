@@ -307,7 +307,10 @@ def put_all(
         refused = f"; {size(source.dropped)} of signatures dropped" + refused
     if not as_json:
         verb = "would be stored" if dry_run else "stored, decoded back and compared"
-        click.echo(f"{counted(meter.sessions, 'session')}, {size(meter.frozen)} new, {verb}{refused}", err=True)
+        new = f"{size(meter.frozen)} new, {verb}" if meter.unchanged < meter.sessions or not meter.sessions else ""
+        same = f"{meter.unchanged:,} unchanged" if meter.unchanged else ""
+        told = ", ".join(filter(None, (counted(meter.sessions, "session"), same, new)))
+        click.echo(f"{told}{refused}", err=True)
         if token:
             click.echo(f"token for pltz archive verify --expect: {token}", err=True)
     return ContentError.exit_code if meter.refused or source.refused else 0

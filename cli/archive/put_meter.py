@@ -55,7 +55,7 @@ class PutMeter:
     """Counts what a put reads, stores and refuses. ``total``: bytes of all inputs, None where it is not known."""
 
     def __init__(self, bar: Progress, total: int | None, *, dry_run: bool) -> None:
-        self.sessions = self.frozen = self.refused = 0
+        self.sessions = self.frozen = self.refused = self.unchanged = 0
         self._bar, self._total, self._dry_run = bar, total or None, dry_run
         self._waiting: deque[tuple[str, int, bool]] = deque()  # name, bytes, is a log: of sessions read, not stored
         self._paces = {True: _Pace(), False: _Pace()}  # of logs, and of others, which take longer per byte
@@ -113,6 +113,7 @@ class PutMeter:
             self._took = time.monotonic() - self._since
         self.sessions += 1
         self.frozen += receipt.size
+        self.unchanged += receipt.unchanged
         self._count(receipt.name, skipped=receipt.unchanged)
         self._say_how_it_ends()
 

@@ -10,7 +10,7 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import choose, open_archive, tags_of
+from pltz.cli.archive.shared import choose, open_archive, tags_of, the_one_meant
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
@@ -74,7 +74,8 @@ def restore(
 ) -> None:
     """Write the last versions of sessions, or of those named, as files in FOLDER.
 
-    A NAME is that of a session, or what stands before a slash in the names of several, as the folder of logs.
+    A NAME is that of a session, or what stands before a slash in the names of several, as the folder of logs. A part of
+    a name is enough where get takes it.
 
     The sessions STEM/0, STEM/1 and so on become the lines of one file, STEM.jsonl. Any other session is a file of its
     own: the events of an agent as .jsonl, other JSON as .json, a text as .txt, logs in other forms as .md or .traj.
@@ -123,11 +124,17 @@ def _sessions(cold: "Archive", files: "list[StoredFile]", bar: Progress) -> "Ite
 
 
 def _named(cold: "Archive", names: Iterable[str], tenant: str | None) -> list[str]:
-    """Return the names of sessions, with all that are below a name where no session has it."""
+    """Return the names of sessions, with all that are below a name where no session has it, or the one that has a part.
+
+    Raises NotFound where a part is that of several names.
+    """
     wanted = list(names)
     known = {version.name for version in cold.list(tenant, partial=True)} if wanted else set()
     below = {name: sorted(one for one in known if one.startswith(name.rstrip("/") + "/")) for name in wanted}
-    return [one for name in wanted for one in ([name] if name in known else below[name] or [name])]
+    found: list[str] = []
+    for name in wanted:
+        found += [name] if name in known else below[name] or [the_one_meant(cold, name, tenant)]
+    return found
 
 
 def files_of(versions: "Iterable[Version]") -> list[StoredFile]:

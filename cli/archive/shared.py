@@ -257,26 +257,40 @@ def full_names(cold: "Archive", names: Iterable[str], tenant: str, number: int |
         NotFound: several sessions are meant.
         ArchiveError: damage may hide the session.
     """
-    from pltz.archive.errors import ArchiveError, Erased, NotFound
+    from pltz.archive.errors import Erased, NotFound
 
     found = []
     for name in names:
         try:
             cold.directory.version(name, tenant, number)
         except NotFound as error:
-            known = set[str]()
-            with suppress(ArchiveError):  # damage may hide sessions: none is guessed, and `error` stays the answer
-                known = {version.name for version in cold.list(tenant, forgotten=True)}
-            meant = sorted(one for one in known if one.startswith(name) or one.rpartition("/")[2].startswith(name))
-            meant = meant or sorted(one for one in known if name in one.rpartition("/")[2])
-            if name not in known and not isinstance(error, Erased) and meant:
-                if len(meant) > 1:
-                    some = ", ".join(meant[:3]) + (", ..." if len(meant) > 3 else "")
-                    raise NotFound(f"{counted(len(meant), 'session')} are meant by {name!r}: {some}") from error
-                click.echo(f"{printable(name)}: {printable(meant[0])}", err=True)
-                name = meant[0]
+            if not isinstance(error, Erased):
+                name = the_one_meant(cold, name, tenant)
         found.append(name)
     return found
+
+
+def the_one_meant(cold: "Archive", name: str, tenant: str | None) -> str:
+    """Return the name that is meant by a part of it, by the rule of `full_names`, and print it; else the part.
+
+    Raises NotFound where several are meant.
+    """
+    from pltz.archive.errors import ArchiveError, NotFound
+
+    known = set[str]()
+    with suppress(ArchiveError):  # damage may hide sessions: none is guessed
+        known = {version.name for version in cold.list(tenant, forgotten=True)}
+    if name in known:
+        return name
+    meant = sorted(one for one in known if one.startswith(name) or one.rpartition("/")[2].startswith(name))
+    meant = meant or sorted(one for one in known if name in one.rpartition("/")[2])
+    if len(meant) > 1:
+        some = ", ".join(meant[:3]) + (", ..." if len(meant) > 3 else "")
+        raise NotFound(f"{counted(len(meant), 'session')} are meant by {name!r}: {some}")
+    if not meant:
+        return name
+    click.echo(f"{printable(name)}: {printable(meant[0])}", err=True)
+    return meant[0]
 
 
 @contextmanager

@@ -24,6 +24,7 @@ SAID_S = 5.0  # seconds; a shorter time is not worth a line
 OFF = 1.5  # factor by which a time that was said may be wrong before it is said again
 FIRST_S = 1.0  # seconds before the first line in a log
 LOG_S = 5.0  # seconds between lines in a log
+SLOW = 0.1  # of a unit per second; of a lower rate the time of each is shown
 KNOWN = 0.1  # share of the work after which the rate tells how long the rest takes
 
 
@@ -132,7 +133,9 @@ class Progress:
         if self.total and self.count < self.total and worked >= KNOWN * (self.total - self._skipped):
             rest = (self.total - self.count) / rate - (now - self._last)
             left = f"  {duration(rest)} left" if rest > 0 else ""
-        return f"{self.label}  {done}  {self._amount(rate)}/s{left}{note}"
+        slow = self.unit != "bytes" and rate < SLOW
+        pace = f"{duration(1 / rate)} each" if slow else f"{self._amount(rate)}/s"
+        return f"{self.label}  {done}  {pace}{left}{note}"
 
     def _amount(self, amount: float) -> str:
         if self.unit == "bytes":

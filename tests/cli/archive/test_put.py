@@ -128,7 +128,7 @@ def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: P
         assert "z.jsonl: line 2" in done.stderr and "cut.jsonl: line" in done.stderr
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert [row["name"] for row in rows] == names and all(row["unchanged"] is unchanged for row in rows)
-    assert "2 files refused" in run("archive", "put", cold, logs).stderr
+    assert "4 sessions, 4 unchanged; 2 files refused\n" in run("archive", "put", cold, logs).stderr
     files = [logs / "garden/z.jsonl", logs / "shop/events.jsonl"]
     given = run("archive", "put", cold, *files, "--json")
     assert given.exit_code == 5 and [json.loads(line)["name"] for line in given.stdout.splitlines()] == [

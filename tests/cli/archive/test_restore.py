@@ -56,6 +56,14 @@ def test_the_files_that_were_put_come_back(run: Run, cold: Path, put: dict[str, 
     assert (told["files"], told["sessions"]) == (4, 12 + 1 + 1 + 3)
 
 
+def test_a_part_of_a_name_is_enough_as_for_get(run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path) -> None:
+    done = run("archive", "restore", cold, "0f3", "not", "-o", tmp_path / "out")
+    assert done.exit_code == 0 and found_in(tmp_path / "out").keys() == {"shop/0f3a.jsonl", "notes.txt"}, done.output
+    for name, why in (("chats/1", None), ("1", "4 sessions are meant by '1'"), ("nobody", "no session 'nobody'")):
+        done = run("archive", "restore", cold, name, "-o", tmp_path / name)
+        assert done.exit_code == (8 if why else 0) and (why or "1 session in 1 file") in done.output
+
+
 def test_no_file_is_replaced_unasked(run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run("archive", "restore", cold, "notes/0", "-o", out).exit_code == 0

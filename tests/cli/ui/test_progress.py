@@ -52,3 +52,10 @@ def test_a_time_that_no_sample_told_is_said_by_what_was_coded(
     clock[0] += 26
     told.coded(40, 100)
     assert capsys.readouterr().err == f"coding takes about {duration(30)} on this machine; advice\n"
+
+
+def test_of_a_low_rate_the_time_of_each_is_shown(clock: list[float]) -> None:
+    bar = Progress("restore", unit="sessions", total=5, shown=False)
+    clock[0] += 60
+    bar.add(2)
+    assert bar.line() == "restore   40 %  2 / 5 sessions  30 s each  90 s left"
