@@ -10,9 +10,10 @@ and with ``--put`` put into an archive, as `pltz archive put` does. The first se
 ``--compare`` measures files also without threads, where the device has some, and puts without processes and in commits
 of 4 MB.
 
-A phase is timed on the thread that runs it, without the phases inside it. Those of threads beside the main thread have
-names of their own, and their sum can exceed the wall time. ``idle`` is the wall time in which the main thread was in no
-phase. Phases that run in processes (``--workers``) are not seen, but for the wait for them and their processor time.
+"encode after" codes sessions after others, or turns after those above. A phase is timed on the thread that runs it,
+without the phases inside it. Those of threads beside the main thread have names of their own, and their sum can exceed
+the wall time. ``idle`` is the wall time in which the main thread was in no phase. Phases that run in processes
+(``--workers``) are not seen, but for the wait for them and their processor time.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from pltz.coding.codec import Codec
 from pltz.coding.log import log_coder, table
 from pltz.coding.log.log_look import is_log
 from pltz.coding.options import CodingOptions
+from pltz.coding.parts import Mixing
 from pltz.coding.workers import START_BYTES
 from pltz.datasets.given import as_sessions
 from pltz.datasets.loaders import load
@@ -99,12 +101,26 @@ class Phases:
         return run
 
 
+def _by_context(phases: Phases, encode: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that encodes, timed apart where sequences have contexts."""
+    alone, after = phases.timed("encode", encode), phases.timed("encode after", encode)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        behind = any(one is not None and len(one) for one in kwargs.get("contexts") or ())
+        return (after if behind else alone)(*args, **kwargs)
+
+    return run
+
+
 @contextmanager
 def watched(coder: Coder) -> Iterator[Phases]:
     """Time the phases of coding while the context lasts, with any coder of this type."""
     phases = Phases()
-    own = [(type(coder), "encode", "encode"), (type(coder), "decode", "decode")]
-    patches = [mock.patch.object(o, name, phases.timed(to, getattr(o, name))) for o, name, to in (*own, *SEAMS)]
+    by = type(coder)
+    encode = "encode_mixed" if isinstance(coder, Mixing) else "encode"  # by which the former's encode works
+    seams = (*SEAMS, (by, "decode", "decode"))
+    patches = [mock.patch.object(by, encode, _by_context(phases, getattr(by, encode)))]
+    patches += [mock.patch.object(o, name, phases.timed(to, getattr(o, name))) for o, name, to in seams]
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
