@@ -342,7 +342,7 @@ def measured(count: int) -> dict[str, Any]:
         with bucket.counting() as costs["get, index by ranges"]:
             get(opened(bucket), count // 2 + count // 7, math.inf)
         with bucket.counting() as costs["get without a prompt, index by ranges"]:
-            get(opened(bucket), count // 2 // ALONE * ALONE + ALONE // 2, math.inf)
+            get(opened(bucket), (count // 2 + count // 7) // ALONE * ALONE + ALONE // 2, math.inf)
     opened(bucket).indexes.write()
     reader.refresh()
     reader.store.open(object_names.index(next(iter(reader.listing.indexes))))
