@@ -58,8 +58,10 @@ def shortest(codec: SegmentCodec, ways: Sequence[tuple[int, Plain]]) -> dict[int
     best: dict[int, tuple[bytes, Plain]] = {}
     coded = codec.encode([plain for _, plain in ways]) if ways else []
     for (number, plain), data in zip(ways, coded, strict=True):
-        fits = not plain.copies or copies_fit(len(plain.tokens), data)
-        if fits and (number not in best or len(data) < len(best[number][0])):
+        known = best.get(number)
+        if known and len(data) >= len(known[0]):
+            continue
+        if not plain.copies or copies_fit(len(plain.tokens), data):
             best[number] = data, plain
     return best
 

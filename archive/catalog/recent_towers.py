@@ -58,7 +58,8 @@ class RecentTowers:
             self._drop(next(iter(self._towers)))
 
     def _drop(self, leaf: bytes) -> None:
-        self._free += _size(self._towers.pop(leaf, []))
+        if (tower := self._towers.pop(leaf, None)) is not None:
+            self._free += _size(tower)
 
 
 def _size(segments: Segments) -> int:

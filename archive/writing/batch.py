@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -81,23 +82,24 @@ class PendingSegment:
 
     def above(self, reach: int) -> Tokens:
         """Return the last ``reach`` tokens above it, (m,), m at most ``reach``."""
+        if self.up is None or reach <= 0:
+            return NOTHING
         parts: list[Tokens] = []
         for segment in self.ancestors():
             if reach <= 0:
                 break
             parts.append(segment.tokens[-reach:])
             reach -= len(parts[-1])
-        return np.concatenate(parts[::-1] or [NOTHING])
+        return np.concatenate(parts[::-1])
 
     @property
     def reached(self) -> int:
         """Return the number of tokens above it that its codec reaches."""
-        found = 0
-        for segment in self.ancestors():
-            if found >= self.codec.reach:
-                break
-            found += len(segment.tokens)
-        return min(found, self.codec.reach)
+        found, reach, at = 0, self.codec.reach, self.up
+        while at is not None and found < reach:
+            found += len(at.tokens)
+            at = at.up
+        return min(found, reach)
 
     def before(self, mode: int) -> Tokens:
         """Return the context of its bitstring, (m,), in a mode and after its neighbour."""
@@ -109,16 +111,20 @@ class PendingSegment:
     def take(self, data: bytes, plain: Plain, mode: int) -> None:
         """Take a bitstring that was coded so, in mode `ALONE` or `TOWER`."""
         self.data, self.coded, self.copied = data, True, bool(plain.copies)
-        self.context = _in_mode(self.own, mode | layout_mode(self.codec, plain.literals))
+        mode |= layout_mode(self.codec, plain.literals)
+        self.context = _in_mode(self.own, mode) if mode else self.own
 
     def take_again(self, data: bytes, mode: int) -> None:
         """Take a bitstring that was stored before, without a neighbour and copies."""
         self.data, self.coded, self.copied, self.neighbour_tower = data, True, False, []
-        self.context = _in_mode(self.own, mode)
+        self.context = _in_mode(self.own, mode) if mode else self.own
 
-    def row(self) -> Row:
-        """Return the row that puts the segment without a session."""
-        record = Record(0, parent=self.parent, id=self.id, tokens=len(self.tokens), bitstring=self.data)
+    def row(self, **of_session: Any) -> Row:
+        """Return the row that puts the segment. ``of_session``: fields of a session that it is the last segment of."""
+        up = self.up
+        record = Record(
+            0, up.id if up else NONE, id=self.id, tokens=len(self.tokens), bitstring=self.data, **of_session
+        )
         if self.neighbour_tower:
             record = record._replace(neighbour=self.neighbour, copied=self.copied)
         return self.context, record
@@ -290,8 +296,8 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Pendin
             leaf = None
         if d.kept:
             continue
-        context, record = leaf.row() if leaf else (d.context, Record(0, parent=d.leaf))
-        rows.append((context, record._replace(name=d.session.name, version=d.version, time=d.time, tags=d.tags)))
+        fields: dict[str, Any] = {"name": d.session.name, "version": d.version, "time": d.time, "tags": d.tags}
+        rows.append(leaf.row(**fields) if leaf else (d.context, Record(0, parent=d.leaf, **fields)))
     return rows
 
 
@@ -337,7 +343,7 @@ class Contexts:
 @lru_cache(1024)
 def _in_mode(context: Context, mode: int) -> Context:
     """Return the context that differs from one of mode `ALONE` in its mode."""
-    return replace(context, mode=mode) if mode else context
+    return replace(context, mode=mode)
 
 
 def batches(segments: Sequence[PendingSegment]) -> list[tuple[SegmentCodec, list[int]]]:

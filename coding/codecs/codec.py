@@ -197,10 +197,10 @@ def ways_of(codec: SegmentCodec, above: Tokens) -> list[tuple[int, Tokens]]:
 
     ``above``: all tokens above it, (n,).
     """
-    alone, after = (ALONE, NO_MARK), (TOWER, above[-codec.reach :] if codec.reach else NO_MARK)
-    if not len(after[1]):
-        return [alone]
-    return [after] if isinstance(codec, Following) and codec.follows else [alone, after]
+    if not len(above) or not codec.reach:
+        return [(ALONE, NO_MARK)]
+    after = TOWER, above[-codec.reach :]
+    return [after] if isinstance(codec, Following) and codec.follows else [(ALONE, NO_MARK), after]
 
 
 def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
