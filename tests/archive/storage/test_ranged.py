@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from pltz.archive.errors import StoreError
 from pltz.archive.format import index_file
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, FileIndex
-from pltz.archive.format.manifest import IndexHead
+from pltz.archive.format.manifest import MOST_HEADS, IndexHead
 from pltz.archive.format.object_names import index
 from pltz.archive.storage import ranged, s3
 from pltz.archive.storage.ranged import RangedFile
@@ -251,6 +252,50 @@ def test_of_a_large_index_whose_head_is_known_a_page_is_fetched(s3: S3Server, tm
     store.delete(name)
     with pytest.raises(FileNotFoundError):
         asked(IndexHead(size, head))
+
+
+def test_in_an_index_of_a_hundred_million_sessions_a_look_up_is_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head fits a manifest. Of 1.3 GB only the page of the key is made: whatever else is read is damaged."""
+    monkeypatch.setattr(ranged, "PIECE", 1 << 16)
+    monkeypatch.setattr(ranged, "MOST_AHEAD", 1 << 26)
+    dice, count, packs, each = np.random.default_rng(3), 100_000_000, 2_000, 20_500_000
+    fan_bits, width, low = index_file._shape(count, packs * each)
+    pages = 1 << fan_bits - index_file.PAGE_BITS
+    sizes = dice.multinomial(count, np.full(pages, 1 / pages), 2)  # entries of the pages of segments and sessions
+    table = b"".join(index_file.PACK.pack(bytes([n % 256, n // 256]) * 8, each) for n in range(packs))
+    head = index_file.HEADER.pack(index_file.MAGIC, index_file.BY_ADDRESS, 0, 0, packs, 0, count, count, 0, 0)[:-4]
+    check = zlib.crc32(table, zlib.crc32(head))
+    ends = np.cumsum(sizes, axis=1).astype("<u4").tobytes()
+    head += check.to_bytes(4, "little") + table + ends + zlib.crc32(ends, check).to_bytes(4, "little")
+    assert len(head) <= MOST_HEADS
+    lengths = (4 << index_file.PAGE_BITS) + -(-sizes.reshape(-1) * width // 8) + index_file.CHECK
+    begins = len(head) + np.concatenate([[0], np.cumsum(lengths)])
+    # the page of one key among sessions: its bucket, and in it the other bits of the key
+    number = pages + 777
+    rest = np.uint64(index_file.KEY_BITS - fan_bits)
+    rows = np.sort(dice.integers(0, 1 << int(rest) + index_file.PAGE_BITS, sizes[1, 777], np.uint64))
+    fan = np.searchsorted(rows >> rest, np.arange(1 << index_file.PAGE_BITS, dtype=np.uint64), side="right")
+    places = dice.integers(0, packs * each, len(rows), np.uint64)
+    entries = (rows & np.uint64((1 << int(rest)) - 1)) << np.uint64(low) | places
+    page = fan.astype("<u4").tobytes() + index_file._packed(entries, width)
+    page += zlib.crc32(page, (check + number + 1) & 0xFFFFFFFF).to_bytes(4, "little")
+    asked = list[int]()
+
+    def get(offset: int, size: int) -> bytes:
+        asked.append(size)
+        made = bytearray(size)
+        begin, end = max(offset, int(begins[number])), min(offset + size, int(begins[number + 1]))
+        made[begin - offset : end - offset] = page[begin - int(begins[number]) : end - int(begins[number])]
+        return bytes(made)
+
+    found = FileIndex(RangedFile(int(begins[-1]) + SIZE, get, head, tmp_path))
+    key = (777 << int(rest) + index_file.PAGE_BITS) + int(rows[5000])
+    name, offset = divmod(int(places[5000]), each)
+    known = found.find(SESSIONS, (key << 28).to_bytes(8, "big") + bytes(8))
+    assert index_file.Location(found.names[name], offset) in known
+    assert len(asked) == 1 and asked[0] <= 1 << 17
 
 
 def test_damage_in_a_range_is_found_and_no_copy_is_kept(s3: S3Server, tmp_path: Path, low_bounds: None) -> None:
