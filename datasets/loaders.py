@@ -16,7 +16,7 @@
 line is a JSON object or list and more lines follow. It is a document if the whole is a JSON object or list. It is text
 if it is UTF-8 without NUL, and else binary. Agent logs are recognised whatever their suffix. Files with a .zst or .gz
 suffix are unpacked first, and so is such data under any other name. A folder stands for all regular files inside it,
-in the order of their paths.
+in the order of their paths. Archives of pltz in it are left out.
 
 Each session is recognised: `recognise` says what it is and by which format. JSON of no known format is json, never
 silently a chat. Such remarks are warnings (`InputWarning`), or go to `ReadOptions.warn`.
@@ -240,7 +240,13 @@ def _folder(folder: Path, options: ReadOptions) -> Iterator[Recognised]:
         except UsageError as error:
             _refuse(error, options)
 
-    found = (Path(base, name) for base, _, names in os.walk(folder, onerror=closed) for name in names)
+    found: list[Path] = []
+    for base, folders, names in os.walk(folder, onerror=closed):
+        if "packs" in folders and "archive.json" in names:  # a put of `.` would take what it writes, each time more
+            options.warn(f"{base}: a pltz archive, left out")
+            folders.clear()
+        else:
+            found += [Path(base, name) for name in names]
     paths = sorted(found, key=lambda path: path.relative_to(folder).as_posix())
     if not paths:
         options.warn(f"{folder}: holds no file")

@@ -118,6 +118,15 @@ def test_a_log_given_alone_has_the_name_that_it_has_in_its_folder(run: Run, cold
         assert all(row["unchanged"] for row in lines(run("archive", "put", cold, *words, "--json")))
 
 
+def test_an_archive_in_a_folder_is_left_out(run: Run, cold: Path) -> None:
+    (cold.parent / "a.txt").write_bytes(b"one")
+    for unchanged in (False, True):
+        done = run("archive", "put", cold, cold.parent, "--json")
+        assert done.exit_code == 0 and f"{cold}: a pltz archive, left out" in done.stderr
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [(row["name"], row["unchanged"]) for row in rows] == [("a/0", unchanged)]
+
+
 def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: Path, logs: Path) -> None:
     (logs / "garden/z.jsonl").write_bytes(b'{"a":1}\n{"b":\n')
     (logs / "garden/cut.jsonl").write_bytes((logs / "garden/other.jsonl").read_bytes()[:-9])  # an agent writes it
