@@ -10,7 +10,7 @@ from pltz.cli.archive import shared
 from pltz.cli.archive.shared import Recoding, choose, facts, line_of, show, tags_of
 from pltz.cli.archive.spreading import Spreading, spread_options
 from pltz.cli.ui.groups import Command
-from pltz.cli.ui.output import say_if_interrupted
+from pltz.cli.ui.output import printable, say_if_interrupted
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import UsageError
 
@@ -69,6 +69,8 @@ def copy(
     (source, ours), (other, theirs) = (recoding.opened(one, perhaps_sealed=True) for one in (place, to))
     if source.parts.settings.archive == other.parts.settings.archive:
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
+    if source.parts.settings.sealed and not other.parts.settings.sealed:
+        click.echo(f"warning: {printable(to)} is not sealed: what is copied can be read there without a key", err=True)
     # Both need their codecs: a version is decoded from one and coded into the other.
     source.load()
     other.load()

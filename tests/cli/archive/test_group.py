@@ -333,7 +333,8 @@ def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path, put: Put) ->
     assert lines(run("archive", "verify", place, "--decode", "--json", *keyed))[-1]["sound"]
     assert json.loads(run("archive", "repair", place, "--json").stdout)["whole"]
     assert run("archive", "init", plain).exit_code == 0
-    assert run("archive", "copy", place, plain, "--json", *keyed).exit_code == 0
+    done = run("archive", "copy", place, plain, "--json", *keyed)
+    assert done.exit_code == 0 and f"{plain} is not sealed" in done.stderr
     assert json.loads(run("archive", "get", plain, "chat3").stdout) == {"id": "chat3", **chat(3)}
     assert run("archive", "get", plain, "chat3", *keyed).exit_code == 2, "an open archive takes no key"
     done = run("archive", "erase", place, "--tenant", "default", "--name", "chat2", "--yes", "--json", *keyed)
