@@ -247,6 +247,8 @@ def _folder(folder: Path, options: ReadOptions) -> Iterator[Recognised]:
             folders.clear()
         else:
             found += [Path(base, name) for name in names]
+            for linked in sorted(name for name in folders if os.path.islink(os.path.join(base, name))):
+                options.warn(f"{os.path.join(base, linked)}: a link to a folder, left out: name that folder itself")
     paths = sorted(found, key=lambda path: path.relative_to(folder).as_posix())
     if not paths:
         options.warn(f"{folder}: holds no file")
@@ -256,6 +258,8 @@ def _folder(folder: Path, options: ReadOptions) -> Iterator[Recognised]:
                 yield from _file(path, options)
             except PltzError as error:
                 _refuse(error, options)
+        else:
+            options.warn(f"{path}: no file, left out")
 
 
 def _refuse(error: PltzError, options: ReadOptions) -> None:

@@ -249,6 +249,18 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     assert list(load(tmp_path / "empty")) == []
 
 
+def test_what_is_left_out_of_a_folder_is_told(tmp_path: Path) -> None:
+    write(tmp_path, "in/a.txt", b"one")
+    write(tmp_path, "b.txt", b"two")
+    os.mkfifo(tmp_path / "in/pipe")
+    for name, to in (("broken", "nowhere"), ("folder", ".."), ("file", "../b.txt")):
+        (tmp_path / "in" / name).symlink_to(to)
+    told: list[str] = []
+    found = [one.session.value for one in recognise(tmp_path / "in", ReadOptions(warn=told.append))]
+    assert found == [b"one", b"two"]
+    assert [Path(text.partition(": ")[0]).name for text in told] == ["folder", "broken", "pipe"]
+
+
 def test_files_of_a_folder_that_cannot_be_read_are_told_and_the_others_read(tmp_path: Path) -> None:
     write(tmp_path, "a.jsonl", lines(HI) + b"{")
     write(tmp_path, "b.txt.gz", b"no gzip data")
