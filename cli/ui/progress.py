@@ -189,8 +189,9 @@ class ExpectedTime:
 
     def measured(self, seconds: float) -> None:
         """Say that what is left takes so many seconds, by what was coded since it began."""
-        if self._said is None:
-            self(seconds)
+        if self._said is None:  # no sample told it, as of logs
+            if seconds > SAID_S:
+                self._say(f"coding the rest takes about {duration(seconds)} on this machine; {self._advice}", seconds)
             return
         at, before = self._said
         whole = time.monotonic() - at + seconds

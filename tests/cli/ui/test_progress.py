@@ -51,7 +51,7 @@ def test_a_time_that_no_sample_told_is_said_by_what_was_coded(
     assert capsys.readouterr().err == ""
     clock[0] += 26
     told.coded(40, 100)
-    assert capsys.readouterr().err == f"coding takes about {duration(30)} on this machine; advice\n"
+    assert capsys.readouterr().err == f"coding the rest takes about {duration(30)} on this machine; advice\n"
 
 
 def test_of_a_low_rate_the_time_of_each_is_shown(clock: list[float]) -> None:
