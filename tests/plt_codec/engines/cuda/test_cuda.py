@@ -49,6 +49,7 @@ from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageEr
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import RESIDUAL_MAX, Weights, random_weights
+from tests.examples import examples
 from tests.plt_codec.engines.cuda import emulate
 from tests.plt_codec.engines.reference import gained
 
@@ -1035,7 +1036,7 @@ def test_emulated_chain(
 
 
 @emulated
-@pytest.mark.parametrize("steps", range(1, 17))
+@pytest.mark.parametrize("steps", range(1, 17, -(-16 // examples(16))))
 def test_emulated_chain_of_both_widths(steps: int, folder: Path) -> None:
     """Marks are of 4 bits: after each number of steps the other kernel finds none of its own on the wire."""
     sent, texts = links("small", [(32 * steps, 32, steps), *MIXED])
