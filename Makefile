@@ -8,8 +8,7 @@
 # PYTHON=python3.12 picks the interpreter (3.11 or newer), JOBS=8 the test processes.
 
 PYTHON ?= python3
-# Three on two cores: a tenth of the time of tests is waiting for a process or a server.
-JOBS ?= 3
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 BASE := distributions/base
