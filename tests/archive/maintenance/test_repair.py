@@ -342,7 +342,7 @@ def test_every_crash_of_a_repair_goes_on(small: DiskState) -> None:
 
 @pytest.mark.parametrize("at", [9, -1])
 def test_no_crash_of_a_salvage_loses_what_could_be_read(codec: SegmentCodec, at: int) -> None:
-    """What is salvaged is there before the ledger tells that its pack is over: of that, nothing is looked for again."""
+    """Salvage records before the ledger tells that their pack is over: nothing looks for them again."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec], parity=(0, 0))
     archive.put([NewSession("a", [PROMPT]), NewSession("b", [PROMPT, PROMPT + 1])])

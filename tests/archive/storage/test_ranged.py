@@ -224,7 +224,7 @@ def test_a_look_up_in_a_large_index_of_a_bucket_fetches_little(s3: S3Server, tmp
 
 
 def test_of_a_large_index_whose_head_is_known_a_page_is_fetched(s3: S3Server, tmp_path: Path, low_bounds: None) -> None:
-    """What is damaged is refused: the head as the manifest has it, and the page."""
+    """Refuse damage in the head that the manifest has, and in the page."""
     store, name, data = in_bucket(s3, tmp_path)
     known = FileIndex.of(data)
     identity = (int(known.columns(SEGMENTS)[0][777]) << 28).to_bytes(8, "big") + bytes(8)

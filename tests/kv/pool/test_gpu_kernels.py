@@ -109,7 +109,7 @@ def test_the_centroids_are_those_of_the_format() -> None:
 
 @pytest.mark.parametrize("spills", [True, False])
 def test_blocks_are_copied(spills: bool) -> None:
-    """Of a block that is several pieces of a CTA, and of one that is less than one."""
+    """Copy a block that takes several CTAs, and one that takes less than one."""
     shapes = {"kv": (16, 100), "scale": (16, 6)}
     source = {name: torch.randint(0, 1 << 40, (3, 7, *shape)) for name, shape in shapes.items()}
     target = {name: torch.zeros(3, 9, *shape, dtype=torch.int64) for name, shape in shapes.items()}
