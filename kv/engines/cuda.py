@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +66,10 @@ class Launcher(Protocol):
 
 
 class Gpu:
-    """A GPU and its compiled kernels. Raises ModelError where they do not compile, or no memory for them is left.
+    """A GPU and its compiled kernels.
 
-    ``text``: the kernels. ``options``: of the compiler.
+    ``text``: the kernels. ``options``: of the compiler. Raises CompileError where they do not compile, and ModelError
+    where no memory for them is left.
     """
 
     def __init__(self, number: int, text: str, options: Sequence[str] = ()) -> None:
@@ -140,15 +142,25 @@ def _on_gpu(number: int) -> Kernels | None:
 
 @functools.cache
 def compiled(number: int, text: str, options: tuple[str, ...] = ()) -> Launcher | None:
-    """Return what launches kernels on a GPU, or None where they cannot run: it is too old, or nothing compiles them."""
+    """Return what launches kernels on a GPU, or None where they cannot run.
+
+    A GPU that is too old, or without the extra `pltz[cuda]`, is no fault. Kernels that fail on any other are told of
+    in a warning.
+    """
     import torch
 
     if torch.cuda.get_device_capability(number) < (8, 0) or not gpu.count():
         return None
     try:
         return Gpu(number, text, options)
-    except (ImportError, ModelError, OSError, AttributeError, RuntimeError):  # no compiler, bindings of another version
+    except (ImportError, ModelError, OSError, AttributeError, RuntimeError) as exc:  # also: bindings of another version
+        _warn_once(f"no kernels for KV on cuda:{number}, torch does their work slowly: {exc or type(exc).__name__}")
         return None
+
+
+@functools.cache
+def _warn_once(why: str) -> None:
+    warnings.warn(f"pltz: {why}", RuntimeWarning, stacklevel=3)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.engines.cuda.pack import MOST_SHARED, wgmma
-from pltz.plt_codec.engines.cuda.pool import Pool
+from pltz.plt_codec.engines.cuda.pool import OutOfMemory, Pool
 from pltz.plt_codec.errors import ModelError, UsageError
 
 HERE = Path(__file__).resolve().parent
@@ -32,8 +32,14 @@ CLUSTERS = 90  # from here on there are clusters of CTAs
 MOST_GATED = 8  # clusters of gated.cu: its CTAs have places for the words by which they meet
 CLUSTER = 16  # CTAs per cluster of cluster.cu, grid.cu and gated.cu
 MOST_CONFIGS = 256  # launch configurations that are kept
+LINES = 6  # of a compiler that refuses, that are told
+OUT_OF_MEMORY = 2  # the driver's error of that name
 UNASKED = 48 << 10  # bytes of shared memory that any kernel may have
 Argument = Any  # a ctypes scalar
+
+
+class CompileError(ModelError):
+    """The kernels do not compile for a GPU that could run them."""
 
 
 class Device(Protocol):
@@ -106,7 +112,7 @@ def compile_text(kernels: str, capability: int, options: Sequence[str] = ()) -> 
     """Return the machine code of kernels, from the cache where it is there. ``options``: of the compiler.
 
     Raises:
-        ModelError: they do not compile.
+        CompileError: they do not compile.
         ImportError: there is no compiler.
     """
     from cuda.bindings import nvrtc
@@ -129,15 +135,23 @@ def compile_text(kernels: str, capability: int, options: Sequence[str] = ()) -> 
         if int(status):
             log = b" " * int(_ask(nvrtc.nvrtcGetProgramLogSize(program)))
             nvrtc.nvrtcGetProgramLog(program, log)
-            raise ModelError(
-                f"the CUDA kernels do not compile for {target}: {log.decode(errors='replace')[:2000]}"
-            )
+            raise CompileError(_refused(target, log.decode(errors="replace")))
         code = b" " * int(_ask(nvrtc.nvrtcGetCUBINSize(program)))
         _ask(nvrtc.nvrtcGetCUBIN(program, code))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     _keep(kept, code)
     return code
+
+
+def _refused(target: str, log: str) -> str:
+    """Return why kernels do not compile, in the compiler's first lines, and what to do."""
+    lines = [line for line in log.strip("\0 \n").splitlines() if line.strip()][:LINES]
+    first = "\n  ".join(line[:200] for line in lines)
+    return (
+        f"the CUDA kernels do not compile for {target}:\n  {first}\n"
+        "Update the compiler (`pip install -U 'pltz[cuda]'`), and report these lines if they stay"
+    )
 
 
 def _folder() -> Path:
@@ -164,11 +178,11 @@ def _ask(answer: tuple[Any, ...]) -> Any:
 
 
 def _allocate(cu: Any, size: int) -> int:
-    """Return the address of ``size`` new bytes. Raises ModelError if memory does not suffice."""
+    """Return the address of ``size`` new bytes. Raises OutOfMemory if memory does not suffice, else ModelError."""
     status, address = cu.cuMemAlloc(size)
-    if int(status):
-        raise ModelError(f"not enough GPU memory: {size} bytes more are needed ({status.name})")
-    return int(address)
+    if int(status) == OUT_OF_MEMORY:
+        raise OutOfMemory(f"not enough GPU memory: {size} bytes more are needed ({status.name})")
+    return int(_ask((status, address)))
 
 
 @functools.cache
@@ -197,7 +211,8 @@ class CudaDevice:
 
     Raises:
         UsageError: it is not there, or cannot run them.
-        ModelError: the kernels do not compile.
+        CompileError: the kernels do not compile.
+        ModelError: the driver refuses.
     """
 
     def __init__(self, number: int, shape: Mapping[str, int], *, share: int = 1, urgent: bool = False):

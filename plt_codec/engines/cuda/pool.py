@@ -11,6 +11,8 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from pltz.plt_codec.errors import ModelError
+
 LEAST = 512  # bytes
 LARGEST = 32 << 20  # bytes of a buffer that is kept
 KEPT = 64 << 20  # bytes of all buffers that are kept
@@ -18,12 +20,16 @@ _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
 _POOLS_LOCK = threading.Lock()
 
 
+class OutOfMemory(ModelError):
+    """A device has less memory left than an allocation asks for."""
+
+
 class Pool:
     """Buffers of powers of two bytes; those over LARGEST are as large as asked for, or a bit more. Any thread may call.
 
     Args:
-        get: allocates bytes and returns the address. Its errors come through, after a second try with nothing kept by
-            any pool of the device.
+        get: allocates bytes and returns the address. Its errors come through; OutOfMemory after a second try, with
+            nothing kept by any pool of the device.
         put: frees an address.
         device: number of the device.
         kept: bytes that are kept at most; None: KEPT, and no buffer over LARGEST.
@@ -49,7 +55,7 @@ class Pool:
         room = -(-max(size, LEAST) // step) * step
         try:
             return self._taken(room)
-        except Exception:
+        except OutOfMemory:
             with _POOLS_LOCK:
                 pools = [pool for pool in _POOLS if pool.device == self.device and pool.kept]
             if not pools:

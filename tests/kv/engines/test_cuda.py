@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -332,3 +333,26 @@ def test_no_ids_are_no_work(used: Where) -> None:
 
 def test_a_cpu_has_no_kernels() -> None:
     assert cuda.kernels_on(torch.device("cpu")) is None
+
+
+def test_kernels_that_do_not_compile_are_told_once_and_other_machines_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def broken(number: int, text: str, options: object = ()) -> cuda.Launcher:
+        tried.append(text)
+        raise gpu.CompileError("the CUDA kernels do not compile for sm_120: no such instruction")
+
+    monkeypatch.setattr(cuda, "Gpu", broken)
+    monkeypatch.setattr(gpu, "count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (12, 0))
+    with pytest.warns(RuntimeWarning, match=r"cuda:0, torch does their work slowly: .* sm_120: no such instruction"):
+        assert cuda.compiled(0, "one") is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # any further warning
+        assert cuda.compiled(0, "one") is None and cuda.compiled(0, "two") is None
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (7, 5))
+        assert cuda.compiled(0, "too old") is None
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (8, 0))
+        monkeypatch.setattr(gpu, "count", lambda: 0)
+        assert cuda.compiled(0, "no extra") is None
+    assert tried == ["one", "two"]

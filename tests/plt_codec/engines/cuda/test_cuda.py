@@ -6,6 +6,7 @@ The emulation runs the same kernel sources thread by thread, so models and seque
 import ctypes
 import itertools
 import os
+import sys
 from functools import cache
 from math import isqrt
 from pathlib import Path
@@ -782,6 +783,32 @@ def test_the_kernels_by_wgmma_compile(tmp_path: Path, monkeypatch: pytest.Monkey
     except RuntimeError as exc:  # bindings without the library
         pytest.skip(str(exc))
     assert b"attend_wide" in wide and b"attend_wide" not in other
+
+
+def test_kernels_that_do_not_compile_say_so_in_the_first_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f'pltz.cu({n}): error: identifier "x{n}" is undefined' for n in range(40)]
+    log = "\n\n".join(lines).encode() + b"\0"
+
+    def fill(program: int, buffer: bytes) -> None:
+        ctypes.memmove(buffer, log, len(log))
+
+    nvrtc = SimpleNamespace(
+        nvrtcVersion=lambda: (0, 13, 0),
+        nvrtcCreateProgram=lambda *_: (0, 1),
+        nvrtcCompileProgram=lambda *_: (6,),
+        nvrtcGetProgramLogSize=lambda _: (0, len(log)),
+        nvrtcGetProgramLog=fill,
+        nvrtcDestroyProgram=lambda _: (0,),
+    )
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(nvrtc=nvrtc))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(gpu.CompileError) as caught:
+        gpu.compile_text("x0;", 120)
+    said = str(caught.value)
+    assert "sm_120" in said and lines[0] in said and lines[5] in said and lines[6] not in said
+    assert "pip install -U 'pltz[cuda]'" in said and "\0" not in said
 
 
 def test_the_kernels_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.engines.cuda.coder import CudaCoder
-from pltz.plt_codec.engines.cuda.pool import KEPT, LARGEST, LEAST, Pool
+from pltz.plt_codec.engines.cuda.pool import KEPT, LARGEST, LEAST, OutOfMemory, Pool
 from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.weights import random_weights
 
@@ -24,7 +24,7 @@ class Driver:
 
     def get(self, size: int) -> int:
         if sum(self.held.values()) + size > self.memory:
-            raise ModelError(f"not enough GPU memory: {size} bytes more are needed")
+            raise OutOfMemory(f"not enough GPU memory: {size} bytes more are needed")
         self.calls += 1
         self.held[self.calls] = size
         return self.calls
@@ -95,6 +95,36 @@ def test_what_is_kept_is_let_go_before_memory_is_said_to_be_out() -> None:
     with pytest.raises(ModelError, match="4096"):
         pool.take(4000)
     assert pool.kept == 0 and list(driver.held) == [2]
+
+
+def test_other_errors_of_a_driver_come_through_and_what_is_kept_stays() -> None:
+    driver = Driver(1 << 20)
+    pool = driver.pool
+    pool.give(pool.take(2048))
+    asked = []
+
+    def broken(size: int) -> int:
+        asked.append(size)
+        raise ModelError("CUDA: CUDA_ERROR_LAUNCH_FAILED")
+
+    pool._get = broken
+    with pytest.raises(ModelError, match="LAUNCH_FAILED"):
+        pool.take(4096)
+    assert asked == [4096] and pool.kept == 2048
+
+
+@pytest.mark.parametrize(("status", "kind"), [(2, OutOfMemory), (719, ModelError)])
+def test_only_memory_that_is_out_is_called_so(status: int, kind: type[ModelError]) -> None:
+    driver = SimpleNamespace(cuMemAlloc=lambda size: (Status(status), 0))
+    with pytest.raises(ModelError) as caught:
+        gpu._allocate(driver, 10)
+    assert type(caught.value) is kind
+
+
+class Status(int):
+    """An error of the driver."""
+
+    name = "CUDA_ERROR"
 
 
 def test_addresses_that_are_not_in_use_are_not_taken_back() -> None:
