@@ -1,7 +1,7 @@
 """CheckedFile: named tensors in a safetensors file under one checksum, whole or refused. Spec: FORMAT.md.
 
     write: name.random.part -> sync -> rename -> sync of the folder      a kill leaves the old file or the new one
-    read:  header, every field of it -> data -> checksum -> tensors      or a named error
+    read:  header, every field of it -> sizes that may be -> data -> checksum -> tensors      or a named error
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,9 @@ CHECKSUM = 16  # bytes
 MAX_HEADER = 1 << 20  # bytes
 MAX_SIZE = 1 << 44  # elements of a dimension
 LEFT = 3600.0  # seconds after which a .part file is one that a kill left
+
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]  # of each tensor, its type in torch and its shape
+Fit = Callable[[Mapping[str, str], Shapes], None]
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,16 @@ class FileKind:
             raise
         return size
 
-    def read(self, path: Path, names: Collection[str]) -> tuple[dict[str, str], dict[str, torch.Tensor]] | None:
+    def read(
+        self, path: Path, names: Collection[str], fit: Fit
+    ) -> tuple[dict[str, str], dict[str, torch.Tensor]] | None:
         """Return metadata and tensors of a file, None where there is none.
 
+        ``fit``: called with the metadata and the shapes before any data is read. It raises CorruptError where tensors
+        of these shapes cannot be what is asked for, so that a sparse file of any size takes no memory.
+
         Raises CorruptError where it is damaged, foreign, or has other tensors than ``names``, VersionError for
-        another version, and MemoryFailed where the disk cannot read it now.
+        another version, MemoryFailed where the disk cannot read it now, and what ``fit`` does.
         """
         try:
             handle = opened(path)
@@ -79,7 +87,7 @@ class FileKind:
         except OSError as exc:
             raise MemoryFailed(f"cannot open {path} ({exc.strerror})") from exc
         try:
-            return self._read(handle, names)
+            return self._read(handle, names, fit)
         except CorruptError as exc:
             raise CorruptError(f"{path} is damaged or foreign: {exc}") from exc
         except VersionError as exc:
@@ -167,7 +175,9 @@ class FileKind:
             raise CorruptError("expected other fields in the metadata")
         return beginning, meta, header
 
-    def _read(self, handle: int, names: Collection[str]) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    def _read(
+        self, handle: int, names: Collection[str], fit: Fit
+    ) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         import torch
         import xxhash
 
@@ -176,6 +186,7 @@ class FileKind:
         if header.keys() != {"checksum", *names}:
             raise CorruptError("expected other tensors")
         places = _places(header, size)
+        fit(meta, {name: (dtype, tuple(shape)) for name, (_, _, dtype, shape) in places.items()})
         data = torch.empty(size, dtype=torch.uint8)
         left = data.numpy().data
         while left:

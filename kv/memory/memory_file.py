@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,12 +16,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.kv.errors import MemoryFailed, MemoryMismatch
-from pltz.kv.memory.checked_file import FileKind
+from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
+from pltz.kv.memory.checked_file import FileKind, Shapes
 from pltz.kv.memory.prefix_match import WITHIN
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.page_format import PageFormat
+from pltz.kv.store.warm_file import finite
 from pltz.plt_codec.errors import CorruptError, TargetMismatch
 from pltz.plt_codec.identity import SIZE
 
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
 MEMORY = FileKind("pltz agent memory", 1, frozenset({"agent", "target", "pages", "packed"}))
 CENTRE = FileKind("pltz memory centre", 1, frozenset())
+MAX_TOKENS = 1 << 24  # of an agent, where the target has no bound
+PACKED = re.compile(r"0|[1-9][0-9]{0,9}")
+MAX_ID = 4096  # bytes of text that an id may be
 FORGET = "forget the agent, and let it begin again"
 RELOAD = "`reload` the agent to go on from that file, or move the file away and save again; one process per agent"
 
@@ -58,6 +64,7 @@ class MemoryFolder:
 
     def __init__(self, folder: str | os.PathLike[str], target: Target, form: PageFormat) -> None:
         self.fingerprint, self.pages = target.fingerprint, pages_id(form)
+        self.longest = target.max_positions or MAX_TOKENS
         self.folder = _space(folder, target, form)
 
     @staticmethod
@@ -70,7 +77,13 @@ class MemoryFolder:
         if form.centre is None:
             return form
         path = _space(folder, target, form) / "centre.safetensors"
-        found = CENTRE.read(path, ("centre",))
+        like = {"centre": (_short(form.centre.dtype), tuple(form.centre.shape))}
+
+        def fit(meta: Mapping[str, str], shapes: Shapes) -> None:
+            if shapes != like:
+                raise CorruptError("no centre of these pages: remove its folder, and all memories in it")
+
+        found = CENTRE.read(path, like, fit)
         if found is None:
             mine = path.with_name(f"centre.{os.getpid()}.safetensors")
             CENTRE.write(mine, {}, {"centre": form.centre})
@@ -82,11 +95,10 @@ class MemoryFolder:
                 raise MemoryFailed(f"cannot write {path} ({exc.strerror})") from exc
             finally:
                 mine.unlink(missing_ok=True)
-            found = CENTRE.read(path, ("centre",))
-        centre = None if found is None else found[1]["centre"]
-        if centre is None or centre.shape != form.centre.shape or centre.dtype != form.centre.dtype:
-            raise CorruptError(f"{path} is no centre of these pages: remove its folder, and all memories in it")
-        return dataclasses.replace(form, centre=centre)
+            found = CENTRE.read(path, like, fit)
+        if found is None:
+            raise MemoryFailed(f"{path} was removed while it was read: try again")
+        return dataclasses.replace(form, centre=found[1]["centre"])
 
     def path(self, agent: str) -> Path:
         """Return where an agent's file is."""
@@ -170,7 +182,15 @@ class MemoryFolder:
         """
         path, form = self.path(agent), pool.form
         stamp = MEMORY.stamp(path)  # before: a file that comes between is refused at the next save
-        found = MEMORY.read(path, ("ids", "ends", "text", "exact", *form.types))
+
+        def fit(meta: Mapping[str, str], shapes: Shapes) -> None:
+            packed = int(meta["packed"]) if PACKED.fullmatch(meta["packed"]) else -1
+            if (why := _misfit(shapes, packed, form, self.longest)) is not None:
+                raise CorruptError(f"{why}: {FORGET}")
+            if packed > pool.device.tokens:
+                raise PoolFull(f"the pool has room for {pool.device.tokens} tokens, the agent {agent!r} has {packed}")
+
+        found = MEMORY.read(path, ("ids", "ends", "text", "exact", *form.types), fit)
         if found is None:
             return None
         meta, tensors = found
@@ -178,9 +198,9 @@ class MemoryFolder:
             raise TargetMismatch(f"{path} is a memory of another target, or of other pages: {FORGET}")
         if meta["agent"] != agent:
             raise MemoryMismatch(f"{path} is the memory of another agent, {meta['agent'][:80]!r}: {FORGET}")
+        packed = int(meta["packed"])
         try:
-            packed = int(meta["packed"])
-            memory = _checked(tensors, packed, pool)
+            memory = _checked(tensors, pool)
         except ValueError as exc:
             raise CorruptError(f"{path} is damaged ({exc}): {FORGET}") from exc
         rows = {name: tensors[name] for name in form.types}
@@ -208,46 +228,55 @@ class MemoryFolder:
 
 def pages_id(form: PageFormat) -> str:
     """Return what names pages, in hexadecimal. Rows of other pages mean other numbers."""
-    facts = f"{form.kind} {form.layers} {form.heads} {form.dim} {_dtype(form)}".encode()
+    facts = f"{form.kind} {form.layers} {form.heads} {form.dim} {_short(form.dtype)}".encode()
     centre = b"" if form.centre is None else form.centre.cpu().numpy().astype("<f4").tobytes()
     return blake2b(facts + centre, digest_size=SIZE, person=b"pltz pages").hexdigest()
 
 
-def _dtype(form: PageFormat) -> str:
-    return str(form.dtype).removeprefix("torch.")
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _space(folder: str | os.PathLike[str], target: Target, form: PageFormat) -> Path:
-    facts = target.fingerprint + f"{form.kind} {_dtype(form)}".encode()
+    facts = target.fingerprint + f"{form.kind} {_short(form.dtype)}".encode()
     return Path(folder) / blake2b(facts, digest_size=SIZE, person=b"pltz memory").hexdigest()
 
 
-def _checked(tensors: Mapping[str, torch.Tensor], packed: int, pool: BlockPool) -> Remembered:
+def _misfit(shapes: Shapes, packed: int, form: PageFormat, longest: int) -> str | None:
+    """Return why tensors of these shapes are no memory of at most ``longest`` tokens, None where they may be one."""
+    count = math.prod(shapes["ids"][1])
+    if shapes["ids"] != ("int32", (count,)) or shapes["ends"] != shapes["ids"]:
+        return "ids and their ends do not fit each other"
+    if count > longest:
+        return f"{count} ids, where the target has {longest} positions"
+    if shapes["text"][0] != "uint8" or math.prod(shapes["text"][1]) > MAX_ID * (count + 1):
+        return "the text is not bytes, or more than its ids may be"
+    if not 0 <= packed <= count or 0 < packed <= form.sinks:
+        return "pages of more tokens than there are, or of too few"
+    for name, (size, dtype) in form.types.items():
+        if shapes[name] != (_short(dtype), (form.layers, packed, form.heads, size)):
+            return f"the rows {name!r} are not those of {packed} tokens"
+    kind, exact = shapes["exact"]
+    sinks = min(form.sinks, packed)
+    own = exact[3] if len(exact) == 5 else -1
+    if kind != _short(form.dtype) or exact != (form.layers, 2, form.heads, own, form.dim):
+        return "the exact tokens have another shape or type"
+    tokens = packed + own - sinks
+    if own < sinks or not count - 1 <= tokens <= count:
+        return f"the KV of {tokens} tokens does not fit {count} ids"
+    return None
+
+
+def _checked(tensors: Mapping[str, torch.Tensor], pool: BlockPool) -> Remembered:
     """Return a memory without its pages. Raises ValueError unless all numbers fit each other."""
-    form = pool.form
     ids, ends, text, exact = (tensors[name] for name in ("ids", "ends", "text", "exact"))
-    if str(ids.dtype) != "torch.int32" or str(ends.dtype) != "torch.int32" or ids.dim() != 1 or ids.shape != ends.shape:
-        raise ValueError("ids and their ends do not fit each other")
-    if str(text.dtype) != "torch.uint8":
-        raise ValueError("the text is not bytes")
     said = bytes(text.numpy()).decode() if len(ids) else ""
     where = ends[ends != WITHIN].numpy()
     if (where[1:] < where[:-1]).any() or (len(where) and not 0 <= where[0] <= where[-1] <= len(said)):
         raise ValueError("ends of ids are not ascending, or beyond the text")
     if bool((ids < 0).any()):
         raise ValueError("ids below 0")
-    if not 0 <= packed <= len(ids) or 0 < packed <= form.sinks:
-        raise ValueError("pages of more tokens than there are, or of too few")
-    for name, (size, dtype) in form.types.items():
-        if tensors[name].shape != (form.layers, packed, form.heads, size) or tensors[name].dtype != dtype:
-            raise ValueError(f"the rows {name!r} are not those of {packed} tokens")
-    sinks = min(form.sinks, packed)
-    right = exact.dim() == 5 and exact.dtype == form.dtype
-    if not right or exact.shape != (form.layers, 2, form.heads, exact.shape[3], form.dim):
-        raise ValueError("the exact tokens have another shape or type")
-    tokens = packed + exact.shape[3] - sinks
-    if exact.shape[3] < sinks or not len(ids) - 1 <= tokens <= len(ids):
-        raise ValueError(f"the KV of {tokens} tokens does not fit {len(ids)} ids")
+    if not all(finite(tensor) for tensor in tensors.values() if tensor.is_floating_point()):
+        raise ValueError("KV with NaN or infinity")
     session = PackedSession(pool, [], 0, exact.to(pool.device.device))
     return Remembered(said, ids.numpy().copy(), ends.numpy().copy(), session, saved=True)
-

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import time
@@ -27,10 +28,10 @@ import numpy as np
 
 from pltz.kv.errors import MemoryFailed
 from pltz.kv.memory.block_metadata import BlockMetadata, MetadataTable, PrefixPins
-from pltz.kv.memory.checked_file import FileKind
+from pltz.kv.memory.checked_file import FileKind, Shapes
 from pltz.kv.memory.memory_file import pages_id
 from pltz.kv.store.background_worker import BackgroundWorker
-from pltz.plt_codec.errors import FormatError, UsageError
+from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.identity import SIZE
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ INTERVAL = 60.0  # seconds between passes
 SHARE = 0.02  # of the time that passes may take
 FIRST = 64 << 20  # bytes of the first pass, before a rate is known
 MOST = 32 << 20  # bytes of a segment
+STATE = 4096  # bytes of the manifest for each block of the pool, at most
 FILE = re.compile(r"[0-9a-f]{8}\.safetensors")
 
 
@@ -310,7 +312,7 @@ class Shadow:
         """Return metadata and pins; none where the manifest is damaged, which is then removed."""
         path = self.folder / "manifest.safetensors"
         try:
-            found = MANIFEST.read(path, ("state",))
+            found = MANIFEST.read(path, ("state",), self._fit_state)
             if found is None:
                 return {}, {}
             state = json.loads(bytes(found[1]["state"].numpy()))
@@ -326,9 +328,9 @@ class Shadow:
 
     def _steps_of(self, path: Path) -> list[tuple[bytes, bytes | None, dict[str, torch.Tensor]]]:
         """Return name, parent and blocks of each step of a segment; none of a damaged one, which is removed."""
-        form, size = self.pool.form, self.pool.block
+        form = self.pool.form
         try:
-            found = SEGMENT.read(path, ("names", "parents", "counts", *form.types))
+            found = SEGMENT.read(path, ("names", "parents", "counts", *form.types), self._fit_segment)
         except FormatError:
             found = None
         if found is None:
@@ -336,14 +338,7 @@ class Shadow:
             return []
         tensors = found[1]
         names, parents, counts = (tensors[name] for name in ("names", "parents", "counts"))
-        right = counts.dim() == 1 and str(counts.dtype) == "torch.int32"
-        right = right and names.shape == parents.shape == (len(counts), NAME)
-        right = right and bool((counts > 0).all()) and str(names.dtype) == str(parents.dtype) == "torch.uint8"
-        total = int(counts.sum()) if right else -1
-        for kind, (wide, dtype) in form.types.items():
-            shape = form.layers, total, size, form.heads, wide
-            right = right and tensors[kind].shape == shape and tensors[kind].dtype == dtype
-        if not right:
+        if not bool((counts > 0).all()) or int(counts.sum()) != tensors["kv"].shape[1]:
             self._missed(path)
             return []
         ends = np.cumsum(counts.numpy())
@@ -353,6 +348,27 @@ class Shadow:
             rows = {kind: tensors[kind][:, end - int(counts[n]) : end] for kind in form.types}
             steps.append((bytes(names[n].tolist()), parent if any(parent) else None, rows))
         return steps
+
+    def _fit_state(self, meta: Mapping[str, str], shapes: Shapes) -> None:
+        """Refuse a manifest of more bytes than the steps of this pool take."""
+        assert self.pool.host is not None
+        most = STATE * (1 + self.pool.device.blocks + self.pool.host.blocks)
+        if math.prod(shapes["state"][1]) > most:
+            raise CorruptError(f"a state of more than {most} bytes")
+
+    def _fit_segment(self, meta: Mapping[str, str], shapes: Shapes) -> None:
+        """Refuse a segment of other pages, or of more than a segment and one step may hold."""
+        form, block = self.pool.form, self.pool.block
+        assert self.pool.host is not None
+        steps, total = math.prod(shapes["counts"][1]), (*shapes["kv"][1], 0, 0)[1]
+        most = max(MOST // (block * form.token_bytes), self.pool.host.blocks)
+        fits = shapes["counts"] == ("int32", (steps,)) and steps <= total <= most
+        fits = fits and shapes["names"] == shapes["parents"] == ("uint8", (steps, NAME))
+        for kind, (wide, dtype) in form.types.items():
+            name = str(dtype).removeprefix("torch.")
+            fits = fits and shapes[kind] == (name, (form.layers, total, block, form.heads, wide))
+        if not fits:
+            raise CorruptError("not the blocks of these pages")
 
     def _line(
         self, name: bytes, found: Mapping[bytes, tuple[int, bytes | None, Any]], known: Container[bytes]

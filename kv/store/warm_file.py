@@ -60,7 +60,7 @@ MAX_RECEIPT = 1024  # characters
 class WarmFile:
     """A block as bytes, ready to be written. ``size``: of the whole file, in bytes.
 
-    Raises UsageError for a block in another form than the file's, or with parts that a file cannot hold.
+    Raises UsageError for parts that a file cannot hold, and for KV with NaN or infinity: it is of a session that broke.
     """
 
     def __init__(self, space: bytes, segment: bytes, stored: StoredBlock, block: KVBlock) -> None:
@@ -68,6 +68,8 @@ class WarmFile:
 
         if not all(name.startswith(PREFIX) for name in block.parts) or len(block.parts) > MAX_PARTS:
             raise UsageError(f"expected at most {MAX_PARTS} parts with names that begin with {PREFIX}")
+        if not all(finite(t) for t in block.parts.values() if t.is_floating_point()):
+            raise UsageError("this KV holds NaN or infinity: the session that it is of is broken")
         logits = torch.zeros(0) if block.logits is None else block.logits
         parts = sorted(block.parts.items(), key=lambda part: (part[1].nbytes, part[0]))
         tensors = {"logits": logits} | dict(parts)
@@ -118,6 +120,11 @@ class WarmFile:
                 at = _write(handle, piece, at)
             sums.append(state.digest())
         _write(handle, memoryview(self._beginning + b"".join(sums)), 0)
+
+
+def finite(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds no NaN and no infinity, by one look at each number and no copy."""
+    return not tensor.numel() or all(bool(end.isfinite()) for end in tensor.aminmax())
 
 
 def _write(handle: int, data: memoryview, at: int) -> int:

@@ -30,7 +30,7 @@ from pltz.kv.pool.prefix_tree import PrefixTree
 from pltz.plt_codec.identity import SIZE
 from tests.kv.pool.pages import rotary
 
-TARGET: Any = SimpleNamespace(fingerprint=bytes(range(SIZE)))
+TARGET: Any = SimpleNamespace(fingerprint=bytes(range(SIZE)), max_positions=None)
 AGENT, TEXT, TENANT = "ann", "To be, or not to be?\n", "acme"
 IDS = list(range(40, 62))
 FORMATS = {"memory": MEMORY, "centre": CENTRE, "segment": SEGMENT, "manifest": MANIFEST}

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import math
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
+from pltz.kv.errors import PoolFull
 from pltz.kv.memory.block_metadata import MetadataTable, PrefixPins
 from pltz.kv.memory.checked_file import FileKind, _places
 from pltz.kv.memory.memory_file import CENTRE, MEMORY, MemoryFolder
@@ -82,6 +88,10 @@ def test_a_golden_shadow_is_recovered(tmp_path: Path) -> None:
         assert torch.equal(rows[name], make.counted((1, 32, 1, wide), dtype)), name
 
 
+def anything(meta: object, shapes: object) -> None:
+    """Take any shapes."""
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_and_later_ones_are_refused(name: str, tmp_path: Path) -> None:
     kind, tensors = kind_of(name)
@@ -89,16 +99,16 @@ def test_damaged_and_later_ones_are_refused(name: str, tmp_path: Path) -> None:
     for at in range(0, len(good), 11):
         path.write_bytes(good[:at] + bytes([good[at] ^ 0x40]) + good[at + 1 :])
         with pytest.raises((CorruptError, VersionError)):
-            kind.read(path, tensors)
+            kind.read(path, tensors, anything)
     for size in (0, len(good) // 2, len(good) - 1):
         path.write_bytes(good[:size])
         with pytest.raises(CorruptError, match="damaged or foreign"):
-            kind.read(path, tensors)
-    found = kind.read(FILES / name, tensors)
+            kind.read(path, tensors, anything)
+    found = kind.read(FILES / name, tensors, anything)
     assert found is not None
     maker().later(kind).write(path, *found)
     with pytest.raises(VersionError, match="use a newer pltz"):
-        kind.read(path, tensors)
+        kind.read(path, tensors, anything)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +118,7 @@ def test_damaged_and_later_ones_are_refused(name: str, tmp_path: Path) -> None:
         ("ends", torch.tensor([0] * 21 + [22], dtype=torch.int32), "beyond the text"),
         ("ids", torch.tensor([-1] * 22, dtype=torch.int32), "ids below 0"),
         ("text", torch.zeros(6, dtype=torch.int32), "not bytes"),
+        ("exact", torch.full((1, 2, 1, 10, 8), float("nan")), "NaN or infinity"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(name: str, tensor: torch.Tensor, why: str, tmp_path: Path) -> None:
@@ -115,11 +126,95 @@ def test_numbers_that_do_not_fit_are_refused(name: str, tensor: torch.Tensor, wh
     pages = make.form("q4")
     folder = MemoryFolder(tmp_path, make.TARGET, pages)
     folder.save(make.AGENT, make.remembered(BlockPool(pages, 64)))
-    found = MEMORY.read(folder.path(make.AGENT), ("ids", "ends", "text", "exact", *pages.types))
+    found = MEMORY.read(folder.path(make.AGENT), ("ids", "ends", "text", "exact", *pages.types), anything)
     assert found is not None
     MEMORY.write(folder.path(make.AGENT), found[0], found[1] | {name: tensor})
     with pytest.raises(CorruptError, match=why):
         folder.load(make.AGENT, BlockPool(pages, 64))
+
+
+def sparse(path: Path, shapes: Mapping[str, list[int]]) -> None:
+    """Let the header of a file, and its length, claim other shapes of some tensors."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    at = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, stop = entry["data_offsets"]
+            each = (stop - begin) // math.prod(entry["shape"])
+            entry["shape"] = shapes.get(name, entry["shape"])
+            entry["data_offsets"] = [at, at := at + each * math.prod(entry["shape"])]
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + at)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"ids": [1 << 34], "ends": [1 << 34], "exact": [1, 2, 1, (1 << 34) - 12, 8]},
+        {"ids": [1 << 36]},
+        {"text": [1 << 40]},
+        {"exact": [1, 2, 1, 1 << 34, 8]},
+        {"kv": [1, 1 << 36, 1, 8]},
+    ],
+)
+def test_a_sparse_memory_that_no_target_can_have_is_refused_unread(
+    shapes: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = maker()
+    pages = make.form("q4")
+    folder = MemoryFolder(tmp_path, make.TARGET, pages)
+    folder.save(make.AGENT, make.remembered(BlockPool(pages, 64)))
+    sparse(folder.path(make.AGENT), shapes)
+    monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("read"))
+    with pytest.raises(CorruptError, match="forget the agent"):
+        folder.load(make.AGENT, BlockPool(pages, 64))
+
+
+def test_a_memory_that_the_pool_has_no_room_for_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = maker()
+    pages = make.form("q4")
+    folder = MemoryFolder(tmp_path, make.TARGET, pages)
+    long = make.remembered(BlockPool(pages, 64))
+    long.session.cut(0)
+    long.session = make.session(long.session.pool, 64, 4)
+    long.ids, long.ends = np.full(68, 7, np.int32), np.zeros(68, np.int32)
+    folder.save(make.AGENT, long)
+    assert folder.load(make.AGENT, BlockPool(pages, 64)) is not None
+    monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("read"))
+    with pytest.raises(PoolFull, match="room for 48 tokens, the agent 'ann' has 64"):
+        folder.load(make.AGENT, BlockPool(pages, 48))
+
+
+@pytest.mark.parametrize(
+    "file, shapes",
+    [
+        ("manifest", {"state": [1 << 40]}),
+        ("00000000", {"names": [1 << 36, 32]}),
+        ("00000000", {"kv": [1, 1 << 32, 16, 1, 8], "scale": [1, 1 << 32, 16, 1, 2]}),
+    ],
+)
+def test_a_sparse_file_of_a_shadow_is_a_miss_unread(
+    file: str, shapes: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = maker()
+    shutil.copytree(FILES / "shadow", tmp_path / "shadow")
+    tree = PrefixTree(BlockPool(make.form("q4"), 64, host_tokens=64))
+    shadow = Shadow(tmp_path / "shadow", make.TARGET.fingerprint, MetadataTable(tree), PrefixPins(tree))
+    path = shadow.folder / f"{file}.safetensors"
+    sparse(path, shapes)
+    whole = os.preadv
+
+    def bounded(handle: int, views: list[memoryview], at: int) -> int:
+        assert sum(view.nbytes for view in views) < 1 << 20
+        return whole(handle, views, at)
+
+    monkeypatch.setattr(os, "preadv", bounded)
+    shadow.recover()
+    assert shadow.stats.missed == 1 and not path.exists()
+    shadow.close()
 
 
 @pytest.mark.parametrize("shape", ["", {}, None, 0, [0] * 9, [-1], [1.0], [True]])

@@ -791,7 +791,7 @@ def test_kernels_that_do_not_compile_say_so_in_the_first_lines(
     lines = [f'pltz.cu({n}): error: identifier "x{n}" is undefined' for n in range(40)]
     log = "\n\n".join(lines).encode() + b"\0"
 
-    def fill(program: int, buffer: bytes) -> None:
+    def fill(program: int, buffer: Any) -> None:
         ctypes.memmove(buffer, log, len(log))
 
     nvrtc = SimpleNamespace(
