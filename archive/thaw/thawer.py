@@ -370,6 +370,9 @@ class Thawer:
             batch[0].cache = batch[0].logits = batch[0].watch = None
             batch[0].at = 0
             self._prefill(batch)
+        if self._forget_broken(batch):
+            self._prefill(batch)
+        self._each(batch, self._check_numbers)
         timer.end("prefill")
         if accepted and queued is not None and (decode_ms := queued.decode_ms()) is not None:
             timer.split("decode", "prefill", decode_ms)
@@ -514,8 +517,9 @@ class Thawer:
         measured = min((receipt.context for receipt in lossy), default=len(request.target_tokens.ids))
         request.beyond = max(len(request.target_tokens.ids) - measured, 0)
         request.lossy = not all(block.codec.exact for block in blocks[:count])
-        if count == len(request.path) and blocks[-1].logits is not None:
-            request.logits = blocks[-1].logits.to(self.target.device)
+        known = blocks[-1].logits if count == len(request.path) else None
+        if known is not None and known.shape == self.target.outline[1].shape:
+            request.logits = known.to(self.target.device)
 
     def _joined(self, request: _ThawRequest) -> tuple[int, DynamicCache | None]:
         """Join the blocks that a request holds, up to the first damaged one, which is dropped.
@@ -530,9 +534,9 @@ class Thawer:
         try:
             for block in request.lease.blocks:
                 if len(block.ids):
-                    filled.append(block.kv_near(device))
+                    filled.append(self._of_target(block.kv_near(device), len(block.ids)))
                 count += 1
-        except CorruptError:  # damage of a file that shows late, or of a coded block behind its checks: from the tokens
+        except CorruptError:  # damage that shows late, or behind the checks of a form, or KV of another target
             self._drop(request, count)
         except torch.OutOfMemoryError as exc:
             raise self._no_room() from exc
@@ -540,6 +544,37 @@ class Thawer:
             return count, join_kv(filled, self.target.model.config, device) if filled else None
         except torch.OutOfMemoryError as exc:
             raise self._no_room() from exc
+
+    def _of_target(self, kv: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Return KV that came from the store. Raises CorruptError unless it has the target's shape and type."""
+        like = self.target.outline[0]
+        shape = (*like.shape[:3], tokens, like.shape[4])
+        if kv.shape != shape or kv.dtype != like.dtype:
+            raise CorruptError(f"expected KV {shape} in {like.dtype}, found {tuple(kv.shape)} in {kv.dtype}")
+        return kv
+
+    def _forget_broken(self, batch: list[_ThawRequest]) -> bool:
+        """Forget hot KV from which the target computes no numbers, and begin its requests again. Returns whether any.
+
+        The last id attends to all others, so its logits are NaN wherever some KV is, or is infinite.
+        """
+        broken = [request for request in _pending(batch) if request.hot and not _has_numbers(request.logits)]
+        for request in broken:
+            for number in reversed(range(len(request.lease))):
+                self._drop(request, number)
+            request.cache = request.logits = request.watch = None
+            request.at = request.hot = 0
+            request.kl = request.kl_recall = 0.0
+            request.lossy = False
+        return bool(broken)
+
+    def _check_numbers(self, request: _ThawRequest) -> None:
+        """Refuse a session of which the target computes no numbers. Nothing of it enters the store."""
+        if not _has_numbers(request.logits):
+            raise ModelError(
+                f"the target computes no numbers (NaN) from this session in {self.target.model.dtype}: load it in "
+                "another dtype (bfloat16 or float32), and check its weights"
+            )
 
     def _no_room(self) -> ModelError:
         return ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once")
@@ -647,6 +682,11 @@ class Thawer:
 
 def _pending(batch: list[_ThawRequest]) -> list[_ThawRequest]:
     return [request for request in batch if request.answer is None]
+
+
+def _has_numbers(logits: torch.Tensor | None) -> bool:
+    """Return whether logits are known, and none of them is NaN."""
+    return logits is not None and not bool(logits.isnan().any())
 
 
 def _end_of_run(request: _ThawRequest, shared: Counter[bytes]) -> int:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from pltz.archive.thaw.thawed import KV_NOISE, Thawed, kv_difference
 from pltz.archive.thaw.thawer import Thawer, Wanted
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.bridged import BridgedCodec
+from pltz.kv.port.codec import RAW
+from pltz.kv.store import warm_file
+from pltz.kv.store.disk_tier import DiskTier
+from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore, space_of
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle
@@ -43,6 +48,7 @@ class Counted:
 
     def __init__(self, cold: SessionArchive, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decoded = self.ran = self.passes = 0
+        assert target.outline  # one pass per target, before the count
         for codec in cold.archive.codecs:
             monkeypatch.setattr(codec, "decode", self._decode(codec.decode))
         monkeypatch.setattr(target, "_run", self._run(target._run))
@@ -305,6 +311,70 @@ def test_warm_files_serve_the_next_process(
     hot = HotStore.open(0, **options)
     as_if_new(thawer_of(cold, kin, hot).thaw("a/1"), kin, ids_of(cold, "a/1"))
     assert hot.stats().tiers["disk"].damaged == 1, "the base; what stands on it was not looked at"
+
+
+def _nan(block: KVBlock) -> KVBlock | None:
+    """Break the KV of the base. The leaf is missing, so that ids run over it."""
+    if block.logits is not None:
+        return None
+    kv = block.kv.clone()
+    kv[:, 1, :, -1:] = float("nan")
+    return replace(block, parts=RAW.encode(kv, block.span))
+
+
+CHANGES: dict[str, Callable[[KVBlock], KVBlock | None]] = {
+    "layers": lambda b: replace(b, parts=RAW.encode(b.kv[:1].clone(), b.span)),
+    "heads": lambda b: replace(b, parts=RAW.encode(b.kv.repeat(1, 1, 2, 1, 1), b.span)),
+    "size of a head": lambda b: replace(b, parts=RAW.encode(b.kv[..., :4].clone(), b.span)),
+    "dtype": lambda b: replace(b, parts=RAW.encode(b.kv.double(), b.span)),
+    "logits": lambda b: replace(b, logits=None if b.logits is None else b.logits[:7].clone()),
+    "numbers": _nan,
+    "numbers of logits": lambda b: replace(b, logits=None if b.logits is None else b.logits * float("nan")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_files_with_kv_that_is_not_the_targets_are_misses(
+    cold: SessionArchive, kin: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
+    """Each of its own right checksum: of another process, or of a hand that forged it."""
+    options: dict[str, Any] = {"disk_bytes": ROOM, "folder": tmp_path / "warm"}
+    hot = HotStore.open(0, **options)
+    expected = thawer_of(cold, kin, hot).thaw("a/1")
+    hot.close()
+    tier = DiskTier(tmp_path / "warm", ROOM)
+    monkeypatch.setattr(warm_file, "finite", lambda tensor: True)
+    for path in (tmp_path / "warm").glob("*/*.safetensors"):
+        space, segment = bytes.fromhex(path.parent.name), bytes.fromhex(path.name.partition(".")[0])
+        stored = tier.read(space, segment)
+        assert stored is not None
+        path.unlink()
+        if (block := change(stored.block)) is not None:
+            assert tier.write(space, segment, replace(stored, block=block))
+    for _ in range(2):
+        hot = HotStore.open(ROOM, **options)
+        found = as_if_new(thawer_of(cold, kin, hot).thaw("a/1"), kin, ids_of(cold, "a/1"))
+        assert found.logits.shape == expected.logits.shape
+        hot.close()
+
+
+def test_a_session_without_numbers_is_refused_and_none_of_it_is_kept(
+    cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hot = HotStore.open(ROOM)
+    thawer = thawer_of(cold, kin, hot)
+    prefill = kin.prefill
+
+    def broken(*args: Any, **options: Any) -> Any:
+        cache, logits = prefill(*args, **options)
+        return cache, logits * float("nan")
+
+    monkeypatch.setattr(kin, "prefill", broken)
+    with pytest.raises(ModelError, match=r"computes no numbers \(NaN\) from this session in torch.float32"):
+        thawer.thaw("a/1")
+    assert hot.stats().inserted == 0
+    monkeypatch.undo()
+    as_if_new(thawer.thaw("a/1"), kin)
 
 
 def test_an_error_is_of_its_session_alone(cold: SessionArchive, kin: Target) -> None:

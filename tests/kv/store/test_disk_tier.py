@@ -350,6 +350,15 @@ def test_a_block_that_cannot_be_brought_to_the_host_is_not_kept(
     assert (found.tiers["device"].blocks, found.dropped) == (1, 1)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_kv_that_is_not_numbers_is_not_kept(folder: DiskTier, dtype: torch.dtype, number: float) -> None:
+    broken = block(dtype)
+    broken.kv[1, 1, 0, 2, 1] = number
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(broken, PARENT, 1234.5))
+    assert folder.usage() == (0, 0)
+
+
 def test_a_disk_that_fails_is_no_error(folder: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
