@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, Unpack, cast, o
 
 import numpy as np
 
+from pltz.coding import look
 from pltz.coding.choose import NO_SIZE, Trial, shorter_after
 from pltz.coding.codecs.codec import NO_MARK, Blocks, Plain
 from pltz.coding.coder_thread import CoderThread
@@ -552,6 +553,7 @@ class Codec(SessionDecoder):
 
     def _coding(self, batch: _Batch, run: _Call) -> _Batch:
         """Begin to code the sessions of a batch by the model, in a thread where there is one, else when it is asked."""
+        self._leave_to_zstd(batch)
         good = batch.good
         self._tell_time(good, run.options)
         if run.encoding:
@@ -560,6 +562,23 @@ class Codec(SessionDecoder):
             progress = run.progress if run.counts_coded else None
             batch.coded = WhenAsked(_coded_by, (self, good, run.options, progress))
         return batch
+
+    def _leave_to_zstd(self, batch: _Batch) -> None:
+        """Take the tokens from sessions that the model would code in vain, as samples of them tell."""
+        asked: list[tuple[int, _Draft, Tokens, look.Samples]] = []
+        for n, draft in enumerate(batch.drafts):
+            if isinstance(draft, _Draft) and (tokens := draft.ready.tokens) is not None:
+                taken = draft.ready.copies
+                left = len(tokens) - sum(copy.length for copy in taken)
+                if samples := look.doubtful(left, draft.ready.content, draft.ready.fast):
+                    asked.append((n, draft, copies.literals(tokens, taken), samples))
+        for _, draft, _, _ in asked:
+            batch.packed[draft.number] = self.workers.submit("packed", draft.ready.content)
+        sizes = look.expected_sizes(self.coder, [(tokens, samples) for _, _, tokens, samples in asked])
+        for (n, draft, _, _), size in zip(asked, sizes, strict=True):
+            size += len(copies.pack(draft.ready.copies)) if draft.ready.copies else 0
+            if len(batch.packed[draft.number].result()) <= size:
+                batch.drafts[n] = replace(draft, ready=replace(draft.ready, tokens=None))
 
     def _framed(self, batch: _Batch, run: _Call) -> _Batch:
         """Take what the model made of a batch, and begin to code by zstd what may be shorter so."""
@@ -584,7 +603,8 @@ class Codec(SessionDecoder):
                 self._note(result)
             frame = frame if frame and frame.fits else None
             size = NO_SIZE if frame is None else len(frame.encode())
-            if not (frame and frame.log) and may_reach(len(draft.ready.content), draft.ready.fast, size):
+            known = (frame and frame.log) or draft.number in batch.packed
+            if not known and may_reach(len(draft.ready.content), draft.ready.fast, size):
                 batch.packed[draft.number] = self.workers.submit("packed", draft.ready.content)
             batch.made.append(frame)
         if self.coded:
@@ -736,10 +756,10 @@ class Codec(SessionDecoder):
         """Tell how long it takes to code drafts, before that begins."""
         if not self.expect:
             return
-        plain, taken = _plain(drafts, options), [d.ready.copies for d in drafts if d.ready.tokens is not None]
-        again = sum(replace(p, copies=t).literals for p, t in zip(plain, taken, strict=True) if t)
+        ways, taken = _ways(drafts, options), [d.ready.copies for d in drafts if d.ready.tokens is not None]
+        again = sum(replace(w, copies=t).literals for w, t in zip(ways, taken, strict=True) if t and not w.copies)
         by = partial(_layout, name=options.layout)
-        seconds = self.model.expected(plain, more=again, verify=options.verify, layout=by)
+        seconds = self.model.expected(ways, more=again, verify=options.verify, layout=by)
         if seconds is not None:
             self.expect(seconds)
 
@@ -809,40 +829,37 @@ def _coded_by(
     frames = decoder.logs.encode_begun(pairs, begun, small, fast=fast) if logs else []
     if progress and logs:
         progress(sum(map(_work, logs)))
-    plain, taken = _plain(drafts, options), [d.ready.copies for d in drafts if d.ready.tokens is not None]
-    whole = decoder.model.measured(plain, progress=progress)
-    cut = _cut(decoder, plain, taken, [data for data, _ in whole], options)
-    best = [cut.get(i, ModelResult(len(plain[i].tokens), one)) for i, (_, one) in enumerate(whole)]
-    return _ModelOutput(best, frames)
-
-
-def _cut(
-    decoder: SessionDecoder,
-    plain: Sequence[Plain],
-    taken: Sequence[Sequence[copies.Copy]],
-    whole: Sequence[bytes],
-    options: CodingOptions,
-) -> dict[int, ModelResult]:
-    """Return, by number, the sequences that are shorter with their long repeats taken out."""
-    tried = [
-        i
-        for i, (one, repeated, data) in enumerate(zip(plain, taken, whole, strict=True))
-        if copies.may_save(repeated, len(data), len(one.tokens))
-    ]
-    ways = [replace(plain[i], copies=taken[i]) for i in tried]
-    ways = [replace(way, layout=_blocks(way.literals, options)) for way in ways]
-    coded = decoder.model.measured(ways) if ways else []
-    cut = {
-        i: ModelResult(len(way.tokens), one, copies.pack(way.copies), len(way.tokens) - way.literals)
-        for i, way, (_, one) in zip(tried, ways, coded, strict=True)
+    ways = _ways(drafts, options)
+    taken = [draft.ready.copies for draft in drafts if draft.ready.tokens is not None]
+    coded = [_result(*pair) for pair in zip(ways, decoder.model.measured(ways, progress=progress), strict=True)]
+    tried = {
+        i: _without(way, repeated, options)
+        for i, (way, repeated, one) in enumerate(zip(ways, taken, coded, strict=True))
+        if not way.copies and copies.may_save(repeated, one.size, one.tokens)
     }
-    return {i: one for i, one in cut.items() if one.size < len(whole[i])}
+    cut = decoder.model.measured(list(tried.values())) if tried else []
+    for (i, way), one in zip(tried.items(), cut, strict=True):
+        coded[i] = min(coded[i], _result(way, one), key=lambda result: result.size)
+    return _ModelOutput(coded, frames)
 
 
-def _plain(drafts: Sequence[_Draft], options: CodingOptions) -> list[Plain]:
-    """Return the drafts that have tokens, as they are coded whole."""
-    rows = [draft.ready.tokens for draft in drafts if draft.ready.tokens is not None]
-    return [Plain(tokens, NO_MARK, layout=_blocks(len(tokens), options)) for tokens in rows]
+def _without(plain: Plain, taken: Sequence[copies.Copy], options: CodingOptions) -> Plain:
+    """Return a sequence with copies taken out, as it is coded."""
+    way = replace(plain, copies=taken)
+    return replace(way, layout=_blocks(way.literals, options))
+
+
+def _result(way: Plain, coded: tuple[bytes, Encoded]) -> ModelResult:
+    """Return what the model made of a sequence in a way."""
+    packed = copies.pack(way.copies) if way.copies else b""
+    return ModelResult(len(way.tokens), coded[1], packed, len(way.tokens) - way.literals)
+
+
+def _ways(drafts: Sequence[_Draft], options: CodingOptions) -> list[Plain]:
+    """Return the drafts that have tokens, as they are coded first: whole, or without long copies."""
+    rows = [(draft.ready.tokens, draft.ready.copies) for draft in drafts if draft.ready.tokens is not None]
+    ways = [Plain(tokens, NO_MARK, taken if copies.surely_save(taken) else ()) for tokens, taken in rows]
+    return [replace(way, layout=_blocks(way.literals, options)) for way in ways]
 
 
 def _changed(draft: _Draft, how: str) -> ModelError:
@@ -858,7 +875,10 @@ def _work(draft: _Draft) -> int:
     """Return the tokens of a draft, of a log about, for progress."""
     if draft.ready.log:
         return len(draft.ready.content) // log_coder.BYTES_PER_TOKEN
-    return 0 if draft.ready.tokens is None else len(draft.ready.tokens)
+    if draft.ready.tokens is None:
+        return 0
+    taken = draft.ready.copies if copies.surely_save(draft.ready.copies) else ()
+    return len(draft.ready.tokens) - sum(copy.length for copy in taken)
 
 
 def _byte_frame(draft: _Draft, data: bytes, *, log: bool = False, context: int | None = None) -> Frame:

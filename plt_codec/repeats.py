@@ -35,6 +35,7 @@ from pltz.plt_codec.zstd import Fallback
 
 LEAST = 32  # tokens of a copy
 PAST_LEAST = 32, 64  # tokens of the copies that are tried where some reach into the past
+LONG = 512  # tokens of a copy, on average, which surely take more than naming it
 FEW = 8  # copies: so many or more are packed
 PLACES = 8  # earlier places tried per copy
 PIECE = 64  # tokens compared at once, doubled while they match
@@ -187,6 +188,11 @@ def candidates(tokens: Tokens, past: Tokens, size: int) -> list[list[Copy]]:
 def may_save(copies: Sequence[Copy], size: int, tokens: int) -> bool:
     """Return whether copies take less than half of their tokens' share of ``size`` bytes of ``tokens`` tokens."""
     return bool(copies) and 2 * len(pack(copies)) * tokens < size * sum(copy.length for copy in copies)
+
+
+def surely_save(copies: Sequence[Copy]) -> bool:
+    """Return whether copies are so long that a sequence without them is shorter, whatever the model makes of it all."""
+    return bool(copies) and sum(copy.length for copy in copies) >= LONG * len(copies)
 
 
 def reach_back(copies: Sequence[Copy]) -> bool:

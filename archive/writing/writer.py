@@ -17,7 +17,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import MAX_SEGMENTS
@@ -46,8 +48,9 @@ from pltz.archive.writing.neighbours import NeighbourEncoder
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.verified_segments import VerifiedSegments, collision
+from pltz.coding import look
 from pltz.coding.choose import NO_SIZE, may_be_shorter, shortest
-from pltz.coding.codecs.codec import NO_MARK, BundleCodec, Plain, ways_of
+from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, as_bytes, ways_of
 from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import ALONE
 from pltz.coding.codecs.registry import CodecRegistry
@@ -55,6 +58,7 @@ from pltz.plt_codec.identity import NONE
 
 if TYPE_CHECKING:
     from pltz.coding.expected_time import Expect
+    from pltz.plt_codec.types import Tokens
 
 
 class ArchiveWriter:
@@ -161,6 +165,7 @@ class ArchiveWriter:
         known = [next((way for way in ways if all(s.id in stored for s in way.tower)), None) for ways in groups]
         rivals = [ways for ways, one in zip(groups, known, strict=True) if one is None and len(ways) > 1]
         coded: dict[bytes, PendingSegment] = {}
+        self._leave_to_zstd(rivals, stored, coded)
         self._encode_ways([ways[0] for ways in rivals], stored, coded)
         for ways in rivals:
             ways[1:] = [way for way in ways[1:] if _may_win(ways[0], way, stored, coded)]
@@ -170,6 +175,36 @@ class ArchiveWriter:
         ]
         used = {id(s) for way in chosen for s in way.tower}
         return chosen, [s for s in segments if id(s) in used]
+
+    def _leave_to_zstd(
+        self,
+        rivals: Sequence[list[PendingVersion]],
+        stored: Collection[bytes],
+        coded: dict[bytes, PendingSegment],
+    ) -> None:
+        """Take out the first way of sessions where the model would code it in vain, as samples of it tell.
+
+        The other way of these is encoded, and its segments are added to ``coded``, by id.
+        """
+        asked: list[list[PendingVersion]] = []
+        texts: list[tuple[Tokens, look.Samples]] = []
+        for ways in rivals:
+            model, plain = ways[0].codec, ways[-1].codec
+            if not (isinstance(model, BundleCodec) and isinstance(plain, BytesCodec)):
+                continue
+            tokens = _new_tokens(ways[0], stored)
+            if len(tokens) >= look.LEAST:
+                content = as_bytes(_new_tokens(ways[-1], stored))
+                if samples := look.doubtful(len(tokens), content, plain.fast_size(content)):
+                    asked.append(ways)
+                    texts.append((tokens, samples))
+        if not asked:
+            return
+        self._encode_ways([ways[-1] for ways in asked], stored, coded)
+        coder = cast("BundleCodec", asked[0][0].codec).coder  # of the first bundle, as that of all of them
+        for ways, size in zip(asked, look.expected_sizes(coder, texts), strict=True):
+            if new_bytes(ways[-1], coded) <= size:
+                del ways[0]
 
     def _encode_ways(
         self, ways: Sequence[PendingVersion], stored: Collection[bytes], coded: dict[bytes, PendingSegment]
@@ -434,6 +469,11 @@ def new_bytes(way: PendingVersion, coded: Mapping[bytes, PendingSegment]) -> int
     new = [coded[s.id] for s in way.tower if s.id in coded]
     fits = all(tokens_fit(len(s.tokens), len(s.data)) for s in new)
     return sum(len(s.data) for s in new) if fits else NO_SIZE
+
+
+def _new_tokens(way: PendingVersion, stored: Collection[bytes]) -> Tokens:
+    """Return the tokens of a way whose segments are not stored, (T,)."""
+    return np.concatenate([NO_MARK, *(s.tokens for s in way.tower if s.id not in stored)])
 
 
 def _may_win(

@@ -321,7 +321,7 @@ class BundleCodec:
         layout: Callable[[int], Layout] = lambda _: Layout(),
     ) -> float | None:
         """Return the seconds to encode these segments and decode them again, as `expected_seconds` does."""
-        rows = [np.asarray(p.tokens, np.int64) for p in batch]
+        rows = [repeats.literals(np.asarray(p.tokens, np.int64), p.copies) for p in batch]
         return expected_seconds(self.coder, rows, more=more, verify=verify, layout=layout)
 
     def decode(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Tokens]:
@@ -391,6 +391,10 @@ class BytesCodec:
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """Return the bytes of each segment under zstd. Raises ContentError for an id over 255."""
         return [self._fallback.compress(as_bytes(p.tokens)) for p in batch]
+
+    def fast_size(self, content: bytes) -> int:
+        """Return the bytes of a content at a fast level of zstd."""
+        return self._fallback.fast_size(content)
 
     def may_reach(self, tokens: Sequence[Tokens], size: int) -> bool:
         """Return whether segments, (T,) each, may take ``size`` bytes or less together, judged by a cheap look."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
+from pltz.coding import look
 from pltz.coding.log import table
 from pltz.coding.log.kept import Kept
 from pltz.coding.workers import Later, Workers
@@ -61,9 +62,6 @@ EIGHT = Layout(8, 256)  # of a narrow text
 NARROW_ABOVE, NARROW_MOST = 1 << 12, 1 << 18  # tokens left for the model, above and up to: at most 32,768 steps
 NARROW_CONTRACT = 1  # of bundles for CPUs: a GPU waits for each of twice as many steps
 
-LOOK_FROM = 1 << 14  # tokens of a text of which a sample is coded before the rest, where it is in doubt
-DOUBT = 0.65  # bytes under zstd per token left for the model, below which it is: the model takes 0.3 to 0.6
-SAMPLE, SAMPLES = 1 << 11, 2  # tokens per sample, and samples: they tell the bytes of a text within 15 %
 LEVELS = 0.85  # of the size of a text at a fast level of zstd: its size under `Fallback`, about
 TIMED = 1 << 13  # tokens of a text that tell how long the rest takes
 DRAFTS = 3  # times that a text is taken out of a log: once by the writer, about twice as long by the reader
@@ -376,16 +374,14 @@ class LogCoder:
     def _worth_the_model(self, drafts: Sequence[Draft]) -> list[Draft]:
         """Return the drafts whose text the model codes: all but those where zstd is near, and a sample tells so."""
         able = [draft for draft in drafts if draft.columns and len(draft.text.tokens)]
-        long = [draft for draft in able if len(draft.literals) >= LOOK_FROM]
-        long = [draft for draft in long if draft.packed < DOUBT * len(draft.literals)]
-        samples = [sample for draft in long for sample in _samples(draft.literals)]
-        coded = self.coder.encode([tokens for _, tokens in samples], contexts=[before for before, _ in samples])
-        sizes = iter([len(one.data) for one in coded])
+        looks = [look.doubtful(len(one.literals), one.text.data, one.packed / LEVELS) for one in able]
+        asked = [(draft, samples) for draft, samples in zip(able, looks, strict=True) if samples]
+        sizes = look.expected_sizes(self.coder, [(draft.literals, samples) for draft, samples in asked])
         lost = set[int]()
-        for draft in long:
-            size = sum(next(sizes) for _ in range(SAMPLES)) * len(draft.literals) / (SAMPLES * SAMPLE)
-            size += len(repeats.pack(draft.copies)) if draft.copies else 0
-            if draft.packed < size:
+        for (draft, samples), size in zip(asked, sizes, strict=True):
+            copies = len(repeats.pack(draft.copies)) if draft.copies else 0
+            # where zstd finds no repeats, its levels come to the same
+            if draft.packed / (LEVELS if samples is look.RANDOM else 1) < size + copies:
                 lost.add(id(draft))
         return [draft for draft in able if id(draft) not in lost]
 
@@ -479,12 +475,6 @@ def _copies(parsed: Parsed, past: Tokens) -> list[repeats.Copy]:
 def _most_text(count: int) -> int:
     """Return the most bytes, or tokens, of the text of a content of ``count`` bytes."""
     return 2 * count + 1024
-
-
-def _samples(tokens: Tokens) -> list[tuple[Tokens, Tokens]]:
-    """Return stretches of `SAMPLE` tokens each behind as many, spread over tokens (T,), T at least `LOOK_FROM`."""
-    starts = [(2 * n + 1) * len(tokens) // (2 * SAMPLES) for n in range(SAMPLES)]
-    return [(tokens[start - SAMPLE : start], tokens[start : start + SAMPLE]) for start in starts]
 
 
 def _decoded(data: bytes) -> str:

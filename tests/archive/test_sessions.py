@@ -139,3 +139,26 @@ def test_sessions_that_one_list_extends_are_decoded_side_by_side(
     assert [stored.segments for stored in receipts] == [1] * 6
     assert batches[:3] == [5, 5, 4] and sum(batches) == 20  # the last version of s4 is forgotten; the others are new
     assert [cold.get(f"s{n}").value.tolist() for n in range(5)] == rows.tolist()
+
+
+def test_random_digits_are_left_to_zstd_after_a_few_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code none of 20,000 random digits by the model, which took seconds before zstd won, but prose beside them."""
+    asked: list[int] = []
+    encode = BundleCodec.encode
+
+    def counted(codec: BundleCodec, batch: Sequence[Plain]) -> list[bytes]:
+        asked.extend(len(p.tokens) for p in batch)
+        return encode(codec, batch)
+
+    monkeypatch.setattr(BundleCodec, "encode", counted)
+    cold = SessionArchive.create(tmp_path / "cold", [Bundle.load("nano")])
+    digits = np.random.default_rng(4).bytes(10_000).hex().encode()
+    prose = PutRequest("prose", Session("text", b"Why is the sky blue? " * 9))
+    first, second = cold.put([PutRequest("digits", Session("text", digits)), prose])
+    assert not first.by_model and second.by_model
+    assert 0 < sum(asked) < 200
+    assert cold.get("digits").value == digits
+    [more] = cold.put([PutRequest("digits", Session("text", digits + digits[:9000:-1]))])
+    assert not more.by_model and more.size < len(digits) / 3 and sum(asked) < 200

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from pltz.coding import look
 from pltz.coding.log import log_coder
 from pltz.coding.log.log_coder import LogCoder, holds, parse, usable
 from pltz.models.bundle.bundle import Bundle
@@ -105,8 +106,8 @@ def test_counts_that_lie_are_refused_before_the_work(coder: LogCoder) -> None:
 def test_a_text_that_the_model_cannot_win_is_not_coded_by_it(
     coder: LogCoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_coder, "LOOK_FROM", 64)
-    monkeypatch.setattr(log_coder, "SAMPLE", 32)
+    samples = look.Samples(2, 32, 32, 64)
+    monkeypatch.setattr(look, "doubtful", lambda *_: samples)
     dice = random.Random(2)
     noise = json.dumps({"a": [" ".join(str(dice.getrandbits(40)) for _ in range(60)) for _ in range(4)]}).encode()
     counted: list[int] = []
@@ -120,7 +121,7 @@ def test_a_text_that_the_model_cannot_win_is_not_coded_by_it(
     monkeypatch.setattr(log_coder, "LEVELS", 0.05)  # as if zstd were far better
     frame = coder.encode([(noise, b"")])[0]
     assert parse(frame).name != "log + model"
-    assert sum(counted) == log_coder.SAMPLES * 32
+    assert sum(counted) == 2 * 32
 
 
 def test_bytes_above_count_in_proportion_to_the_content() -> None:
