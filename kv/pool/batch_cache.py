@@ -145,6 +145,8 @@ class BatchKVCache(Cache):
             seen = last if mask.dtype == torch.bool else last >= 0
             self.real[:, self.columns - count : self.columns] = seen.to(torch.uint8)
             if count > 1:
+                if not seen.any():
+                    raise UsageError("no id of this pass is a token: call `inputs` anew before each `generate`")
                 self._most = self.tokens()
         self._marked = True
 
@@ -250,7 +252,7 @@ class BatchKVCache(Cache):
         """Give the blocks back. The cache is of no use then."""
         for table in self.tables:
             self.pool.device.release(table)
-        self.tables = [[] for _ in self.tables]
+        self.tables = []
 
 
 class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers has no hint there
@@ -272,6 +274,13 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transfor
     ) -> tuple[Any, Any]:
         """Add exact tokens, keys and values (B, heads, S, D). Returns a handle, for `use_pages`, in place of both."""
         cache, count = self._cache, key_states.shape[2]
+        if not cache.tables:
+            raise UsageError("this cache was released: merge sessions anew")
+        if (rows := key_states.shape[0]) != len(cache.tables):
+            raise UsageError(
+                f"this cache has {len(cache.tables)} rows, and the pass {rows}: for beams, or several answers each, "
+                "call `batch_repeat_interleave` with their number after `inputs`"
+            )
         if self._layer == 0:
             cache.open(count)
         new = slice(cache.columns - count, cache.columns)
