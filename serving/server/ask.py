@@ -19,11 +19,21 @@ NAME = 128  # characters of a session's name
 STOPS, STOP = 4, 64  # stop strings, characters of each
 NEW = 256  # new tokens where nothing is asked for
 ROLES = ("system", "developer", "user", "assistant")
-# Fields that are taken only with a value that changes nothing.
+# Fields that this server reads, and those of OpenAI's API that leave the answer as it is.
+TAKEN = {
+    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop",
+    "stream", "stream_options", "session", "append", "session_tokens",
+    "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "parallel_tool_calls", "prediction",
+}  # fmt: skip
+# Fields that are taken only with a value that changes nothing, the last of them of other servers.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (False,), "top_logprobs": (0,), "suffix": ("",),
     "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "tools": ([],),
-    "tool_choice": ("none", "auto"), "response_format": ({"type": "text"},), "functions": ([],),
+    "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},), "modalities": (["text"],), "store": (False,), "verbosity": ("medium",),
+    "service_tier": ("auto", "default"), "reasoning_effort": ("none",),
+    "top_k": (-1, 0), "min_p": (0,), "repetition_penalty": (1,), "min_tokens": (0,), "ignore_eos": (False,),
 }  # fmt: skip
 
 
@@ -54,9 +64,11 @@ class Ask:
         """Check a body. ``session``: of the header, where the body names none. Raises Refused and UsageError."""
         if not isinstance(body, Mapping):
             raise Refused(400, "expected a JSON object as body")
-        for name, allowed in NEUTRAL.items():
-            if body.get(name) is not None and body[name] not in allowed:
-                raise Refused(400, f"{name} is not supported here: leave it out")
+        for name, value in body.items():
+            same = [one for one in NEUTRAL.get(name, ()) if value == one]
+            plain = bool(same) and isinstance(value, bool) == isinstance(same[0], bool)  # True is 1 to Python
+            if name not in TAKEN and value is not None and not plain:
+                raise Refused(400, f"{name[:NAME]} is not supported here: leave it out")
         if (asked := body.get("model")) not in (None, model):
             raise Refused(404, f"this server has the model {model!r}, not {str(asked)[:NAME]!r}")
         options = body.get("stream_options")

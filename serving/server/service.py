@@ -199,6 +199,8 @@ class Service:
 
             turn.halts = halts
         queue = self._submit(turn)
+        if record is not None:
+            record.turn = turn
         reply = Reply(turn, self)
         self._spawn(self._drive(reply, ReplyText(self.target, ask.stops), queue, record), "turn")
         return reply

@@ -35,22 +35,30 @@ if TYPE_CHECKING:
     from pltz.archive.archive import Archive
     from pltz.serving.eviction.hook import EvictionHook
     from pltz.serving.server.scheduler import Scheduler
+    from pltz.serving.server.turn import Turn
 
 KNOWN = 10_000  # sessions that the server has a record of
 PATIENCE = 30.0  # seconds until a client hears that its turn is not durable yet
-POLL = 0.005  # seconds between looks at the journal
+GRACE = 1.0  # seconds that a turn waits for one whose client may just have left
+POLL = 0.005  # seconds between looks at the journal, and at a session in use
 SETTLE = 60.0  # seconds for the archive to take what is in the journal
 log = logging.getLogger("pltz.serve")
 
 
 @dataclass(eq=False)
 class ServedSession:
-    """Hold one session. ``ids``: all acknowledged ones, (T,) int32; None where only the archive has them."""
+    """Hold one session.
+
+    ``ids``: all acknowledged ones, (T,) int32; None where only the archive has them. ``turns``: acknowledged here.
+    ``turn``: under way.
+    """
 
     name: str
     ids: NDArray[np.int32] | None = None
     tokens: int = 0
+    turns: int = 0
     busy: bool = False
+    turn: Turn | None = None
     used: float = field(default_factory=time.monotonic)
     stuck: bool = False  # the archive does not give its ids, which therefore stay in memory
 
@@ -89,14 +97,14 @@ class Sessions:
     async def claim(self, name: str) -> ServedSession:
         """Return the record of a session for one user at a time, with its ids; none if it is new. Call `free` after.
 
-        Raises Refused where it is in use, and the errors of the archive: a session that cannot be read is not new.
+        A turn that is cancelled is waited for. Raises Refused where the session stays in use, or another turn was
+        acknowledged meanwhile, and the errors of the archive: a session that cannot be read is not new.
         """
+        await self._left(name)
         record = self._records.get(name)
         if record is None:
             self._make_room()
             record = self._records[name] = ServedSession(name)
-        if record.busy:
-            raise Refused(409, f"session {name!r} has a turn under way: wait for its end, or cancel it")
         record.busy = True
         self._records.move_to_end(name)
         try:
@@ -109,9 +117,22 @@ class Sessions:
             raise
         return record
 
+    async def _left(self, name: str) -> None:
+        """Wait while a session is in use by a turn that may be cancelled. Raises Refused for one that goes on."""
+        begun, turns = time.monotonic(), -1
+        while (record := self._records.get(name)) is not None:
+            turns = record.turns if turns < 0 else turns
+            leaving = record.turn is not None and record.turn.cancelled
+            late = time.monotonic() - begun > (PATIENCE if leaving else GRACE)
+            if record.turns != turns or (record.busy and late):
+                raise Refused(409, f"session {name!r} has a turn under way: wait for its end, or cancel it")
+            if not record.busy:
+                return
+            await asyncio.sleep(POLL)
+
     def free(self, record: ServedSession) -> None:
         """Let others use a session."""
-        record.busy, record.used = False, time.monotonic()
+        record.busy, record.turn, record.used = False, None, time.monotonic()
         if not record.tokens:
             self._records.pop(record.name, None)
 
@@ -135,6 +156,7 @@ class Sessions:
                     log.warning("session %r waits for the journal's disk", record.name)
                     begun = looked
         record.ids, record.tokens, record.stuck = ids, len(ids), False
+        record.turns += 1
         self.acknowledged += 1
 
     # ---- going cold

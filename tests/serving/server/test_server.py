@@ -17,6 +17,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from pltz.models.target.target import Target
+from pltz.serving.server import sessions
 from pltz.serving.server.app import PAGE
 from pltz.serving.server.ask import Ask
 from pltz.serving.server.errors import Refused
@@ -134,15 +135,36 @@ def test_a_stream_is_the_answer_in_pieces_and_ends_when_durable(shared: Client) 
 
 def test_an_aborted_turn_changes_nothing(shared: Client) -> None:
     before = shared.post(COMPLETE, prompt="Once upon a time", max_tokens=4, session="aborted")["session"]
-    stream = shared.stream(COMPLETE, prompt=" and then", max_tokens=2000, session="aborted", temperature=1)
+    stream = shared.stream(COMPLETE, prompt=" and then", max_tokens=4000, session="aborted", temperature=2, seed=1)
     next(stream)
     assert shared.ask("POST", COMPLETE, {"prompt": "x", "session": "aborted"})[0] == 409
     stream.close()  # type: ignore[attr-defined]
-    end = time.monotonic() + 30
-    while (status := shared.ask("POST", "/thaw", {"session": "aborted"})[0]) == 409 and time.monotonic() < end:
-        time.sleep(0.02)
-    look = shared.ask("GET", "/sessions/aborted")[1]
-    assert status == 200 and (look["tokens"], look["digest"]) == (before["tokens"], before["digest"])
+    # a client that asks again at once waits for its own turn to be gone
+    look = shared.post("/thaw", session="aborted")
+    assert (look["tokens"], look["digest"]) == (before["tokens"], before["digest"])
+
+
+def test_a_turn_that_ends_while_another_waits_refuses_that(
+    shared: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It did not know of the tokens that it would follow."""
+    monkeypatch.setattr(sessions, "GRACE", 60.0)
+    stream = shared.stream(COMPLETE, prompt="Once", max_tokens=60, session="both", temperature=2, seed=1)
+    next(stream)
+    waits: list[int] = []
+    thread = threading.Thread(
+        target=lambda: waits.append(shared.ask("POST", COMPLETE, {"prompt": "x", "session": "both"})[0])
+    )
+    thread.start()
+    assert list(stream)[-1] == "[DONE]"
+    thread.join(60)
+    assert waits == [409] and shared.post(COMPLETE, prompt="x", max_tokens=1, session="both")["session"]["tokens"]
+
+
+def test_fields_that_change_nothing_are_taken(shared: Client) -> None:
+    plain = {"user": "u", "metadata": {"a": "b"}, "n": 1, "presence_penalty": 0.0, "logit_bias": {}, "top_k": -1}
+    plain |= {"logprobs": False, "tools": None, "store": False, "parallel_tool_calls": True, "stop": None}
+    assert shared.post(CHAT, messages=[user("x")], max_tokens=1, **plain)["usage"]["completion_tokens"] == 1
 
 
 def test_a_client_that_leaves_without_a_stream_cancels_its_turn(target: Target, tmp_path: Path) -> None:
@@ -198,6 +220,11 @@ def test_text_stops_before_a_stop_string(shared: Client, target: Target) -> None
         (400, {"prompt": [-1]}),
         (400, {"prompt": "x", "n": 2}),
         (400, {"prompt": "x", "logprobs": 5}),
+        (400, {"prompt": "x", "logprobs": 0}),
+        (400, {"prompt": "x", "n": True}),
+        (400, {"prompt": "x", "top_k": 5}),
+        (400, {"prompt": "x", "repetition_penalty": 1.1}),
+        (400, {"prompt": "x", "sesion": "misspelt"}),
         (400, {"prompt": "x", "max_tokens": 0}),
         (400, {"prompt": "x", "max_tokens": 1 << 70}),
         (400, {"prompt": "x", "max_tokens": 9000}),
