@@ -1,6 +1,7 @@
 """Shadow: the cold blocks of a pool on disk, written behind, so that a restart finds them again. Spec: FORMAT.md.
 
     tick, every 60 s:  new cold and pinned blocks --copied--> a thread: segments -> manifest -> old segments go
+                       and those before them
     recover:           manifest, segments, each checked -> host memory, tree, metadata, pins; damage is a miss
 
 Blocks of a tree never change, so each is written once. A pass takes at most a share of the interval, by the rate that
@@ -16,7 +17,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import astuple, dataclass
@@ -208,7 +209,7 @@ class Shadow:
         # A segment of which less than half is alive is written again, so that the folder does not grow.
         live = Counter(number for number, _ in self._written.values())
         poor = {number for number, count in self._segments.items() if 2 * live[number] < max(count, 1)}
-        cold = [step for step in steps if step.spilled or step.pins]
+        cold = _with_beginnings(steps)
         due = [step for step in cold if step.name not in self._written or self._written[step.name][0] in poor]
         each = self.pool.block * self.pool.form.token_bytes
         # Copy in order until the room is spent. What is left over waits for the next pass.
@@ -406,6 +407,21 @@ class Shadow:
             os.close(handle)
             raise UsageError(f"another process writes the shadow in {self.folder}: give each its own") from exc
         return handle
+
+
+def _with_beginnings(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps that are cold or pinned, and those before them, wherever they are, in their order.
+
+    A step is found by the ones before it, and the end of a prefix goes cold first.
+    """
+    parents = {step.name: step.parent for step in steps}
+    chosen = set[bytes]()
+    for step in steps:
+        name: bytes | None = step.name if step.spilled or step.pins else None
+        while name is not None and name not in chosen:
+            chosen.add(name)
+            name = parents[name]
+    return [step for step in steps if step.name in chosen]
 
 
 def _metadata(facts: Any) -> BlockMetadata:

@@ -83,6 +83,20 @@ def test_cold_blocks_metadata_and_pins_come_back(tmp_path: Path) -> None:
     assert (one.source, one.importance, one.tokens, one.tenant) == ("rules", 0.7, (16, 32), "acme")
 
 
+def test_the_cold_end_of_a_prefix_comes_back_although_its_beginning_was_hot(tmp_path: Path) -> None:
+    """A full device gives up ends first."""
+    before = Memory(tmp_path)
+    expected = before.add(0, cold=False)
+    names = before.tree.names("acme", ids(0))
+    assert before.tree.move(names[3:], to_host=True) == 1
+    before.shadow.write()
+    before.shadow.close()
+    after = Memory(tmp_path)
+    assert after.shadow.recover() == 4
+    found = after.kv(0)
+    assert found is not None and torch.equal(found, expected)
+
+
 def test_a_pass_writes_what_is_new_alone(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     memory.add(0)
