@@ -41,7 +41,7 @@ from pltz.coding.choose import NO_SIZE, Trial, shorter_after
 from pltz.coding.codecs.codec import NO_MARK, Blocks, Plain
 from pltz.coding.coder_thread import CoderThread
 from pltz.coding.decoder import OnError, SessionDecoder, coded_of, named
-from pltz.coding.expected_time import Expect
+from pltz.coding.expected_time import EarlyPace, Expect
 from pltz.coding.host_work import HostWork, Prepared
 from pltz.coding.log import log_coder
 from pltz.coding.log.earlier_logs import EarlierLog
@@ -254,10 +254,10 @@ class Codec(SessionDecoder):
 
         workers: processes beside the model, for inputs of `START_BYTES` or more. Files are the same for any number.
 
-    ``expect``: called with the expected seconds before a batch of many tokens is coded (`expected_time`);
-    None by default. ``coded``: called with the bytes of content done since the last call, half of a batch's when it is
-    encoded and the rest when it is proved, and with all bytes read so far; None by default. ``threaded``: False for no
-    threads.
+    ``expect``: called with the expected seconds of a batch of many tokens before it is coded, or early while it is
+    (`expected_time`); None by default. ``coded``: called with the bytes of content done since the last call, half of a
+    batch's when it is encoded and the rest when it is proved, and with all bytes read so far; None by default.
+    ``threaded``: False for no threads.
     """
 
     def __init__(
@@ -555,12 +555,13 @@ class Codec(SessionDecoder):
         """Begin to code the sessions of a batch by the model, in a thread where there is one, else when it is asked."""
         self._leave_to_zstd(batch)
         good = batch.good
-        self._tell_time(good, run.options)
         if run.encoding:
+            self._tell_time(good, run.options)
             batch.coded = run.encoding.submit(lambda twin, told: _coded_by(twin, good, run.options, told), run.stop)
         else:
             progress = run.progress if run.counts_coded else None
-            batch.coded = WhenAsked(_coded_by, (self, good, run.options, progress))
+            pace = EarlyPace(self.expect, proved=run.options.verify) if self.expect else None
+            batch.coded = WhenAsked(_coded_by, (self, good, run.options, progress, pace))
         return batch
 
     def _leave_to_zstd(self, batch: _Batch) -> None:
@@ -753,13 +754,12 @@ class Codec(SessionDecoder):
     # ---- frames of drafts
 
     def _tell_time(self, drafts: Sequence[_Draft], options: CodingOptions) -> None:
-        """Tell how long it takes to code drafts, before that begins."""
+        """Tell how long it takes to code drafts on a device, before that begins."""
         if not self.expect:
             return
         ways, taken = _ways(drafts, options), [d.ready.copies for d in drafts if d.ready.tokens is not None]
-        again = sum(replace(w, copies=t).literals for w, t in zip(ways, taken, strict=True) if t and not w.copies)
         by = partial(_layout, name=options.layout)
-        seconds = self.model.expected(ways, more=again, verify=options.verify, layout=by)
+        seconds = self.model.expected(ways, more=_again(ways, taken), verify=options.verify, layout=by)
         if seconds is not None:
             self.expect(seconds)
 
@@ -819,19 +819,33 @@ def _frame_after(one: _Tried, data: bytes, way: Plain, options: CodingOptions) -
 
 
 def _coded_by(
-    decoder: SessionDecoder, drafts: Sequence[_Draft], options: CodingOptions, progress: Progress | None
+    decoder: SessionDecoder,
+    drafts: Sequence[_Draft],
+    options: CodingOptions,
+    progress: Progress | None,
+    pace: EarlyPace | None = None,
 ) -> _ModelOutput:
     """Code drafts by the model of a decoder: each with tokens whole, and without its copies where that is shorter."""
+    ways = _ways(drafts, options)
+    taken = [draft.ready.copies for draft in drafts if draft.ready.tokens is not None]
+    if pace:
+        whole = sum(way.literals for way in ways)
+        pace.add(whole + _again(ways, taken), proved=whole)
     logs = [draft for draft in drafts if draft.ready.log]
     pairs = [(draft.ready.content, draft.above) for draft in logs]
     small = [not options.by_zstd(draft.ready.content) for draft in logs]
-    begun, fast = [draft.split for draft in logs], options.layout == "fast"
-    frames = decoder.logs.encode_begun(pairs, begun, small, fast=fast) if logs else []
+    begun, fast, told = [draft.split for draft in logs], options.layout == "fast", pace.add if pace else None
+    frames = decoder.logs.encode_begun(pairs, begun, small, fast=fast, progress=pace, told=told) if logs else []
     if progress and logs:
         progress(sum(map(_work, logs)))
-    ways = _ways(drafts, options)
-    taken = [draft.ready.copies for draft in drafts if draft.ready.tokens is not None]
-    coded = [_result(*pair) for pair in zip(ways, decoder.model.measured(ways, progress=progress), strict=True)]
+
+    def counted(amount: int) -> None:
+        if progress:
+            progress(amount)
+        if pace:
+            pace(amount)
+
+    coded = [_result(*pair) for pair in zip(ways, decoder.model.measured(ways, progress=counted), strict=True)]
     tried = {
         i: _without(way, repeated, options)
         for i, (way, repeated, one) in enumerate(zip(ways, taken, coded, strict=True))
@@ -841,6 +855,11 @@ def _coded_by(
     for (i, way), one in zip(tried.items(), cut, strict=True):
         coded[i] = min(coded[i], _result(way, one), key=lambda result: result.size)
     return _ModelOutput(coded, frames)
+
+
+def _again(ways: Sequence[Plain], taken: Sequence[Sequence[copies.Copy]]) -> int:
+    """Return the tokens of ways that are coded a second time, without the copies ``taken`` of each."""
+    return sum(replace(w, copies=t).literals for w, t in zip(ways, taken, strict=True) if t and not w.copies)
 
 
 def _without(plain: Plain, taken: Sequence[copies.Copy], options: CodingOptions) -> Plain:

@@ -9,7 +9,7 @@ compares digests, and decodes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -121,12 +121,14 @@ class LogCodec:
         small: Sequence[bool],
         *,
         fast: bool = False,
+        progress: Progress | None = None,
+        told: Callable[[int], None] | None = None,
     ) -> list[bytes]:
         """Return a log frame for each content and the bytes above it.
 
-        ``small``: whether the model may code it. ``fast``: as in `LogCoder.encode`.
+        ``small``: whether the model may code it. ``fast``, ``progress``, ``told``: as in `LogCoder.encode_begun`.
         """
-        return self._coder.encode_begun(pairs, begun, small, fast=fast)
+        return self._coder.encode_begun(pairs, begun, small, fast=fast, progress=progress, told=told)
 
     def decode(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Tokens]:
         """Return the bytes of each segment, (count,) uint8. Raises CorruptError.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -326,11 +326,17 @@ class LogCoder:
         *,
         fast: bool = False,
         progress: Progress | None = None,
+        told: Callable[[int], None] | None = None,
     ) -> list[bytes]:
-        """Return the frame of each content, as `encode` does, of which drafts were begun."""
+        """Return the frame of each content, as `encode` does, of which drafts were begun.
+
+        ``told``: called with the number of tokens that the model codes, before it does.
+        """
         drafts: list[Draft | None] = [later.result() if later else None for later in begun]
         able = [draft for draft, one in zip(drafts, by_model, strict=True) if draft and one]
         chosen = self._worth_the_model(able)
+        if told:
+            told(sum(len(draft.literals) for draft in chosen))
         coded = dict[int, Encoded]()
         for layout in (EIGHT, Layout()):
             some = [draft for draft in chosen if self._layout(len(draft.literals), fast) == layout]

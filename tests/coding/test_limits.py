@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.coding import expected_time, look
 from pltz.coding.codec import Codec
 from pltz.datasets.loaders import load
 from pltz.models.session import json_value
@@ -226,31 +228,40 @@ def test_zstd_above_keeps_the_refusals(codec: Codec) -> None:
         codec.compress([Session("ids", [1 << 30])], zstd_above=0)
 
 
-def test_the_expected_time_is_told_before_and_is_about_right(
-    codec: Codec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pltz.coding.expected_time.LEAST_TOKENS", 1000)
-    told: list[float] = []
+def test_the_expected_time_is_told_early_and_is_about_right(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tell it of chats, texts and logs once, while they are coded, and of what takes no time not at all."""
+    monkeypatch.setattr(expected_time, "EARLY", 0.05)
+    monkeypatch.setattr(look, "doubtful", lambda *_: None)  # the model codes all
+    told: list[tuple[float, float]] = []
 
     class Slow:
-        """Sleeps 10 us per token to encode and 20 to decode."""
+        """Sleeps 20 us per token to encode, in pieces of 1,000, and as long as is expected to decode."""
 
-        def encode(self, sequences: Any, **options: Any) -> Any:
-            time.sleep(1e-5 * sum(map(len, sequences)))
+        def encode(self, sequences: Any, progress: Any = None, **options: Any) -> Any:
+            for _ in range(0, sum(map(len, sequences)), 1000):
+                time.sleep(0.02)
+                if progress:
+                    progress(1000)
             return inner.encode(sequences, **options)
 
         def decode(self, items: Any, **options: Any) -> Any:
-            time.sleep(2e-5 * sum(item.tokens for item in items))
+            time.sleep(2e-5 * expected_time.PROOF * sum(item.tokens for item in items))
             return inner.decode(items, **options)
 
     inner: Any = codec.coder
     slow = Codec(codec.bundle, Slow())
-    slow.expect = told.append
-    session = Session("ids", np.random.default_rng(1).integers(32, 300, 60_000))
-    start = time.perf_counter()
-    slow.compress([session])
-    took = time.perf_counter() - start
-    assert len(told) == 1 and 1.8 <= told[0] and took / 4 < told[0] < 4 * took
+    slow.expect = lambda seconds: told.append((time.perf_counter(), seconds))
+    dice = random.Random(5)
+    said = [" ".join("".join(dice.choices("abcdefghij ", k=6)) for _ in range(12)) for _ in range(400)]
+    lines = [{"type": "note", "n": n, "text": text} for n, text in enumerate(said)]
+    for session in (Session("ids", np.random.default_rng(1).integers(32, 300, 30_000)), Session("chat", lines)):
+        told.clear()
+        start = time.perf_counter()
+        slow.compress([session])
+        end = time.perf_counter()
+        [(when, seconds)] = told
+        assert when - start < (end - start) / 2
+        assert (end - when) / 2 < seconds < 2 * (end - when)
     slow.compress([Session("text", b"few")])
     assert len(told) == 1
 
