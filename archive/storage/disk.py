@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.format.byte_source import File
@@ -68,6 +68,14 @@ class OsFile:
             raise OSError(errno.EIO, "the file was cut off while it was opened") from exc
 
 
+class Stamp(NamedTuple):
+    """The bytes of a file, the time of its last write, and what tells it from another of its name."""
+
+    size: int
+    changed: int
+    number: int
+
+
 class Disk(Protocol):
     """System calls under one root directory, a clock and a source of randomness."""
 
@@ -112,6 +120,9 @@ class Disk(Protocol):
 
     def changed(self, path: str) -> int:
         """Return the time of the last write to a file, in seconds since 1970 by the file system's clock."""
+
+    def stamp(self, path: str) -> Stamp:
+        """Return what changes where a file is written, cut off or replaced."""
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Return at most ``size`` bytes at ``offset``; fewer at the end of the file."""
@@ -221,6 +232,10 @@ class OsDisk:
 
     def changed(self, path: str) -> int:
         return int((self.root / path).stat().st_mtime)
+
+    def stamp(self, path: str) -> Stamp:
+        found = os.stat(f"{self._root}/{path}")
+        return Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         if 0 < size <= AT_ONCE and offset >= 0:

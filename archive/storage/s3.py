@@ -192,6 +192,9 @@ class ObjectStore:
         """
         return self._cached(name, most=index_file.RANGED, head=head) if folder_of(name) == INDEXES else self.open(name)
 
+    def stamp(self, name: str) -> None:
+        return None
+
     def list(self, folder: str) -> dict[str, int]:
         """Return names and sizes in a folder, and tidy the cache where it lists indexes.
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pltz.archive.format.byte_source import Held
+from pltz.archive.storage.disk import Stamp
 
 BLOCK = 4096  # bytes; files take whole blocks of a disk with a capacity
 
@@ -215,6 +216,10 @@ class SimDisk:
     def changed(self, path: str) -> int:
         """Return the time of the last write; now for a file that is older than this object."""
         return self._written.get(self._inode(path), self.clock)
+
+    def stamp(self, path: str) -> Stamp:
+        inode = self._inode(path)
+        return Stamp(len(self.seen.data.get(inode, b"")), self._written.get(inode, 0), inode)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         return self.seen.data.get(self._inode(path), b"")[offset : offset + size]

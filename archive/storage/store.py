@@ -38,7 +38,7 @@ from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.manifest import IndexHead
 from pltz.archive.format.object_names import FOLDERS, RESERVE, RESERVE_COLLECT, SETTINGS, folder_of
-from pltz.archive.storage.disk import Disk
+from pltz.archive.storage.disk import Disk, Stamp
 from pltz.archive.storage.seen import SeenGenerations
 from pltz.plt_codec.errors import CorruptError
 
@@ -133,6 +133,12 @@ class Store(Protocol):
 
         ``head``: of an index, where that is known, so that nothing has to be fetched now.
         Its reads raise FileNotFoundError where the object was deleted since. Raises the errors of `view`.
+        """
+
+    def stamp(self, name: str) -> Stamp | None:
+        """Return what changes where an object is damaged by a write, cut off or replaced; None over a network.
+
+        There it would be a request, and nothing can be written into an object. Raises FileNotFoundError, StoreError.
         """
 
     def list(self, folder: str) -> dict[str, int]:
@@ -323,6 +329,14 @@ class DirectoryStore:
 
     def open_ranges(self, name: str, head: IndexHead | None = None) -> Opened:
         return self.open(name)
+
+    def stamp(self, name: str) -> Stamp:
+        try:
+            return self.disk.stamp(name)
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            raise _unread(name, exc) from exc
 
     def list(self, folder: str) -> dict[str, int]:
         """Return names and sizes in a folder.

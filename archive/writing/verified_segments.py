@@ -2,7 +2,8 @@
 
 A bitstring that holds a digest of its tokens is not decoded (`Vouching`): the digest and the segment's id are compared.
 Any other record a process decodes and compares once, whether a put relies on it or a reader asks for it
-(`VerifiedSegments.heard`). After that it compares all 32 bytes of the segment's digest (FORMAT.md, "Identities").
+(`VerifiedSegments.heard`). After that it compares all 32 bytes of the segment's digest (FORMAT.md, "Identities"), and
+asks the file system whether the pack was written, cut off, replaced or removed since: then it decodes again.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import numpy as np
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING, Chains, context_after, may_serve
 from pltz.archive.catalog.listing import Found
-from pltz.archive.format import ids
+from pltz.archive.format import ids, object_names
 from pltz.archive.format.context import RUN, WITHIN, coding
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.index_file import SEGMENTS, Location
+from pltz.archive.storage.disk import Stamp
 from pltz.archive.writing.batch import PendingSegment
 from pltz.coding.codecs.codec import Coded, SegmentCodec, Vouching
 from pltz.coding.codecs.modes import TOWER
@@ -38,6 +40,12 @@ class VerifiedSegments:
         self.catalog, self.codecs = catalog, codecs
         self._known: dict[bytes, tuple[Location, bytes]] = {}  # place, and the segment's digest
         self._near: dict[bytes, bytes] = {}  # neighbours of those whose record there has one
+        self._stamps: dict[bytes, Stamp | None] = {}  # of their packs, from when one was proved there first
+        self._as_before: set[bytes] = set()  # packs that this put found as they were
+
+    def begin(self) -> None:
+        """Begin a put: look once at each pack that it relies on."""
+        self._as_before.clear()
 
     def place(self, segment: PendingSegment) -> Location | None:
         """Return where a segment is stored such that it decodes to its tokens; None without a reliable place.
@@ -83,10 +91,25 @@ class VerifiedSegments:
             raise collision(segment.id)
         if location.pack not in self.catalog.listing.packs or location.pack in self.catalog.listing.condemned:
             return None
+        if not self._is_as_before(location.pack):
+            return None
         with suppress(FormatError, FileNotFoundError):  # damaged since then: another place may serve
             if not (self.catalog.keys.cipher and self._going(self.catalog.lookup.at(location), segment.id)):
                 return location
         return None
+
+    def _is_as_before(self, pack: bytes) -> bool:
+        """Return whether a pack is as it was when something in it was proved. Else all its proofs are forgotten."""
+        if pack in self._as_before:
+            return True
+        with suppress(FileNotFoundError):
+            if self.catalog.store.stamp(object_names.pack(pack)) == self._stamps.get(pack):
+                self._as_before.add(pack)
+                return True
+        self._stamps.pop(pack, None)
+        for segment in [segment for segment, (at, _) in self._known.items() if at.pack == pack]:
+            del self._known[segment]
+        return False
 
     def _decodes(self, item: Found, segment: PendingSegment) -> bool:
         """Return whether a record is reliable and decodes to a segment's tokens.
@@ -225,15 +248,19 @@ class VerifiedSegments:
 
     def take_over(self, other: VerifiedSegments) -> None:
         """Share the proofs of another object of the same archive from now on."""
-        self._known, self._near = other._known, other._near
+        self._known, self._near, self._stamps = other._known, other._near, other._stamps
 
     def clear(self) -> None:
         """Forget all proofs: the next put decodes what it relies on."""
         self._known.clear()
         self._near.clear()
+        self._stamps.clear()
 
     def _note(self, segment: bytes, location: Location, digest: bytes, neighbour: bytes) -> None:
         self._known[segment] = location, digest
+        if location.pack not in self._stamps:
+            with suppress(FileNotFoundError):  # deleted since: nobody relies on it
+                self._stamps[location.pack] = self.catalog.store.stamp(object_names.pack(location.pack))
         if neighbour != NONE:
             self._near[segment] = neighbour
         else:

@@ -274,6 +274,7 @@ class ArchiveWriter:
             if fresh.setdefault(segment.id, segment).digest != segment.digest:
                 raise collision(segment.id)
         relied: dict[bytes, Location] = {}
+        self.proved.begin()
         # the last segment of a run proves all of it
         for name in sorted(fresh.keys() & stored, key=lambda name: -fresh[name].depth):
             if location := self.proved.place(fresh[name]):

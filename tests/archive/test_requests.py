@@ -86,6 +86,9 @@ class CountedStore:
     def open_ranges(self, name: str, head: IndexHead | None = None) -> File:
         return self.open(name)
 
+    def stamp(self, name: str) -> None:
+        return None
+
     def list(self, folder: str) -> dict[str, int]:
         self.requests["list"] += 1
         self.listed[folder] += 1

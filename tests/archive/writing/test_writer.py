@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pltz.archive.errors import Fenced
+from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
@@ -160,6 +164,59 @@ def test_a_session_whose_bitstring_is_damaged_is_put_again(
     assert not receipt.unchanged and receipt.new
     found = TowerArchive.open(DirectoryStore(disk), [codec])
     assert np.array_equal(found.get("s").tokens, np.concatenate([np.arange(30), np.arange(50) % 7]))
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _cut_off(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _zero(path: Path) -> None:
+    """As a shred or a stray write does, in place."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _replace(path: Path) -> None:
+    """As a copy by a broken backup does, with the old time."""
+    old = path.stat()
+    (other := path.with_name("other")).write_bytes(bytes(old.st_size))
+    os.utime(other, ns=(old.st_atime_ns, old.st_mtime_ns))
+    other.replace(path)
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["put", "read"])
+@pytest.mark.parametrize("manifest", [False, True])
+@pytest.mark.parametrize("damage", [_remove, _cut_off, _zero, _replace])
+def test_a_segment_whose_pack_changed_since_it_was_proved_is_put_again(
+    tmp_path: Path, codec: ZlibCodec, damage: Callable[[Path], None], manifest: bool, read: bool
+) -> None:
+    """The writer knew its tokens, and acknowledged what stood on them."""
+    store = DirectoryStore(OsDisk(tmp_path))
+    first, second = np.arange(40), np.arange(60) % 7
+    archive = TowerArchive.create(store, [codec], manifest=manifest, parity=(0, 0))
+    archive.put([NewSession("s", [first])])
+    if read:
+        archive = TowerArchive.open(store, [codec])
+        archive.before(archive.version("s"))
+    [path] = (tmp_path / "packs").iterdir()
+    damage(path)
+    [receipt] = archive.put([NewSession("s", [first, second])])
+    assert not receipt.unchanged
+    found = TowerArchive.open(DirectoryStore(OsDisk(tmp_path)), [codec])
+    assert np.array_equal(found.get("s", version=receipt.version).tokens, np.concatenate([first, second]))
+
+
+def test_a_pack_that_was_touched_is_proved_again_and_relied_on(tmp_path: Path, codec: ZlibCodec) -> None:
+    archive = TowerArchive.create(DirectoryStore(OsDisk(tmp_path)), [codec], parity=(0, 0))
+    archive.put([NewSession("s", [np.arange(40)])])
+    [path] = (tmp_path / "packs").iterdir()
+    for number, change in enumerate((path.touch, lambda: shutil.copy(path, path.with_name("other")).replace(path)), 1):
+        change()
+        [receipt] = archive.put([NewSession("s", [np.arange(40), *[np.arange(9)] * number])])
+        assert receipt.new == 1 and archive.stat().segments == number + 1
 
 
 def test_a_put_looks_again_where_a_collector_deleted_a_pack(
