@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 from pltz.archive.catalog.ledger import PackLedger, PackState
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.catalog.register import ManifestRegister
-from pltz.archive.errors import ArchiveError, StoreError, UnreadableError
+from pltz.archive.errors import ArchiveError, Fenced, StoreError, UnreadableError
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import (
@@ -253,21 +253,22 @@ class Listing:
         replaced: Iterable[str] = (),
         *,
         repaired: bool = False,
+        epoch: int | None = None,
     ) -> bool:
         """Put a manifest that names what this process put, and after a listing all that was listed.
 
         ``made``: indexes that were put. ``replaced``: those whose place they take.
-        ``repaired``: all was looked at, so it tells no more that an older one was brought back. Returns whether a
-        manifest was put.
+        ``repaired``: all was looked at, so it tells no more that an older one was brought back. ``epoch``: of the
+        newest plan that may be there. Returns whether a manifest was put.
 
-        Raises ArchiveError where a plan is damaged, or too many packs have no index, StoreError, WriterFailed. Nothing
-        may be acknowledged then.
+        Raises ArchiveError where a plan is damaged, or too many packs have no index, Fenced where a later plan is
+        there, StoreError, WriterFailed. Nothing may be acknowledged then.
         """
         if self.register is None:
             return False
         if not self.following and self.packs.keys() - self._pending:
             self.store.settle(object_names.PACKS)  # the writer of a pack that was listed may be between link and sync
-        change = partial(self._next, dict(made), set(replaced), repaired)
+        change = partial(self._next, dict(made), set(replaced), repaired, epoch=epoch)
         changed = self.register.swap(change, always=not self.following, repaired=repaired)
         self._pending.clear()
         self._followed, self._listed_by = None, self.register.manifest
@@ -288,13 +289,25 @@ class Listing:
         manifest = self.register.manifest if self.register else None
         return manifest.indexes if manifest else frozenset()
 
+    def check_epoch(self, epoch: int | None, manifest: Manifest | None = None) -> None:
+        """Raise Fenced where a plan later than ``epoch`` is known, or a manifest knows one; never for None."""
+        if epoch is not None and max(self.epoch, manifest.epoch if manifest else 0) > epoch:
+            raise Fenced("a collector planned meanwhile what to delete: nothing was acknowledged, try again")
+
     def _next(
-        self, made: dict[str, FileIndex], replaced: set[str], repaired: bool, base: Manifest | None
+        self,
+        made: dict[str, FileIndex],
+        replaced: set[str],
+        repaired: bool,
+        base: Manifest | None,
+        *,
+        epoch: int | None = None,
     ) -> Manifest:
-        """Return the manifest to put in place of another, or of none that can be used."""
+        """Return the manifest to put in place of another, or of none that can be used. Arguments as of `publish`."""
         if base is None if self.following else base is not self._listed_by:
             self.read_plans()  # lost, or replaced since the listing: packs and indexes may be deleted that it shows
             self.read()
+        self.check_epoch(epoch, base)
         if base and base.epoch > self.epoch:
             self._forget_collected()
         names = set(base.indexes if base else self.indexes) - replaced | made.keys()

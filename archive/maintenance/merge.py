@@ -26,10 +26,10 @@ import numpy as np
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import Chains, KnownSegment
 from pltz.archive.catalog.index_keeper import IndexKeeper
-from pltz.archive.catalog.listing import Found
+from pltz.archive.catalog.listing import ATTEMPTS, Found
 from pltz.archive.catalog.lookup import Version, older_versions, version_of
 from pltz.archive.catalog.recent_towers import Segments
-from pltz.archive.errors import ArchiveError
+from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format.context import RUN, WITHIN, Context
 from pltz.archive.format.ids import TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
@@ -197,17 +197,25 @@ class Merger:
     def put(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Put runs, read their versions back through them and compare; return those that were put.
 
-        One is left out of which a version was forgotten or collected since: with the run it would come back. Raises the
-        errors of `run`.
+        One is left out of which a version was forgotten or collected since: with the run it would come back. For that
+        nothing is put where a collector published a plan after the last look. Raises the errors of `run`.
         """
-        listing = self.catalog.listing
-        if not listing.follow():  # keys stay as of the last look, since `check` has to find that they changed
-            listing.read()
-        runs = [run for run in runs if listing.stable(partial(self._stands, run))]
-        rows = [row for run in runs for row in run.rows]
-        if not rows:
-            return []
-        self.writer.copy((context, self.catalog.keys.seal(context, record)) for context, record in rows)
+        listing, runs = self.catalog.listing, list(runs)
+        for turn in range(ATTEMPTS):
+            if not listing.follow():  # keys stay as of the last look, since `check` has to find that they changed
+                listing.read()
+            listing.new_plans()
+            epoch = listing.epoch
+            runs = [run for run in runs if listing.stable(partial(self._stands, run))]
+            rows = [row for run in runs for row in run.rows]
+            if not rows:
+                return []
+            try:
+                self.writer.copy(((c, self.catalog.keys.seal(c, record)) for c, record in rows), epoch=epoch)
+                break
+            except Fenced:
+                if turn + 1 == ATTEMPTS:
+                    raise
         self.catalog.keys.check({context.domain for context, _ in rows})
         for run in runs:
             listing.stable(partial(self._read_back, run))

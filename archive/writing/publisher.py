@@ -53,10 +53,13 @@ class Publisher:
     def __init__(self, catalog: Catalog, proved: VerifiedSegments, parity: tuple[int, int]):
         self.catalog, self.proved, self.parity = catalog, proved, parity
 
-    def put(self, rows: list[Row], new: Mapping[bytes, PendingSegment] | None = None) -> None:
+    def put(
+        self, rows: list[Row], new: Mapping[bytes, PendingSegment] | None = None, *, epoch: int | None = None
+    ) -> None:
         """Lay out packs, prove them and put them; all are durable on return.
 
         ``new``: new segments by id; each is decoded from its record and compared before a byte is written.
+        ``epoch``: that of the newest plan when the caller looked. Fenced is raised where there is a newer one by now.
 
         Raises ArchiveError, ContentError, Fenced, FullError, StoreError, WriterFailed. Nothing of a pack that fails
         its proof is written, and with a manifest none of the packs takes effect.
@@ -64,8 +67,8 @@ class Publisher:
         with ExitStack() as ahead:
             try:
                 proved: list[tuple[Location, PendingSegment]] = []
-                parities = list(self._packs(rows, new or {}, proved, ahead))
-                self.catalog.listing.publish()
+                parities = list(self._packs(rows, new or {}, proved, ahead, epoch))
+                self.catalog.listing.publish(epoch=epoch)
             except BaseException:
                 if self.catalog.listing.register:
                     self.catalog.listing.drop_unnamed()
@@ -80,6 +83,7 @@ class Publisher:
         new: Mapping[bytes, PendingSegment],
         proved: list[tuple[Location, PendingSegment]],
         ahead: ExitStack,
+        epoch: int | None,
     ) -> Iterator[tuple[bytes, bytes]]:
         """Put packs, and yield the name and the parity of those whose parity follows the manifest.
 
@@ -107,6 +111,9 @@ class Publisher:
             # every new segment is decoded and compared before the pack has a name
             segments = [new.get(r.id or b"") for _, r in part]
             self._prove_decoding(part, segments)
+            if epoch is not None and not register:  # with a manifest, what replaces that decides
+                listing.read_plans()
+                listing.check_epoch(epoch)
             # put and described at once; parity follows, as a copy that may be lost
             name = _pack_name(data)
             describing = partial(self._about, data, part, places)

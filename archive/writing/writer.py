@@ -258,9 +258,9 @@ class ArchiveWriter:
         self.neighbours.clear()
         self.logs.clear()
 
-    def copy(self, rows: Iterable[tuple[Context, Record]]) -> None:
-        """Put stored records unchanged (for the collector). Raises the errors of `Publisher.put`."""
-        self._publisher.put(list(rows))
+    def copy(self, rows: Iterable[tuple[Context, Record]], *, epoch: int | None = None) -> None:
+        """Put stored records, or others in their place. Arguments and errors as of `Publisher.put`."""
+        self._publisher.put(list(rows), epoch=epoch)
 
     def _sort_out(
         self, segments: list[PendingSegment], stored: Collection[bytes]

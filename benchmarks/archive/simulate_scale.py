@@ -169,6 +169,9 @@ class CountedBucket:
             return self.open(name)
         return by_ranges(data, self.cost, head)
 
+    def stamp(self, name: str) -> None:
+        return None
+
     def list(self, folder: str) -> dict[str, int]:
         found = {name: len(data) for name, data in self.folders.get(folder, {}).items()}
         self._count("LIST", max(1, -(-len(found) // LISTED)))

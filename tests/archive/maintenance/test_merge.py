@@ -354,9 +354,9 @@ def test_a_session_erased_meanwhile_is_not_acknowledged(
     grow(archive)
     slow, copy = reopen(disk, codec), archive.parts.writer.copy
 
-    def late(rows: object) -> None:
+    def late(rows: object, **options: Any) -> None:
         archive.erase("acme", "a")
-        copy(rows)  # type: ignore[arg-type]
+        copy(rows, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(slow.parts.writer, "copy", late)
     with pytest.raises(Fenced):

@@ -16,6 +16,7 @@ import pytest
 
 import pltz
 from pltz.archive.catalog.chain import Chains
+from pltz.archive.catalog.listing import Listing
 from pltz.archive.errors import Erased, Fenced, NotFound
 from pltz.archive.format.context import RUN, WITHIN
 from pltz.archive.format.ids import TENANT
@@ -28,6 +29,7 @@ from pltz.archive.maintenance.tail_merge import TailMerger
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
+from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import Plain, SegmentCodec
 from tests.archive.conftest import ZlibCodec
 from tests.archive.peek import peek
@@ -272,6 +274,56 @@ def test_versions_forgotten_meanwhile_do_not_come_back(
     assert again(empty).verify(decode=True).sound and not empty.problems
     grow(empty, "a", TURNS[: count + 1], begin=count + 1)  # the next put joins what is left
     assert contents(again(empty))["a", count + 1] == wanted("a", TURNS)["a", count + 1]
+
+
+@pytest.mark.parametrize("manifest", [False, True])
+@pytest.mark.parametrize("how", ["joins", "merges"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_versions_collected_after_the_last_look_do_not_come_back(
+    codec: SegmentCodec, times: int, how: str, manifest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the run they came back, listed as if nobody had ever forgotten them."""
+    archive = TowerArchive.create(DirectoryStore(SimDisk()), [codec], manifest=manifest)
+    grow(archive, "a", TURNS[:3])
+    copy, begun = ArchiveWriter.copy, list[int]()
+
+    def late(self: ArchiveWriter, rows: Any, **options: Any) -> None:
+        if self.catalog is archive.catalog and not begun:
+            begun.append(1)
+            forget_and_collect(archive, times)
+        copy(self, rows, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveWriter, "copy", late)
+        if how == "joins":
+            grow(archive, "a", TURNS[:4], begin=4)
+        else:
+            archive.merge(cold=0)
+    count = 4 if how == "joins" else 3
+    found = again(archive).history("a", "acme")
+    assert begun and [v.version for v in found if not v.forgotten] == [*range(3, count + 1)]
+    assert again(archive).verify(decode=True).sound and not archive.problems
+    grow(archive, "a", TURNS[: count + 1], begin=count + 1)
+    assert contents(again(archive))["a", count + 1] == wanted("a", TURNS)["a", count + 1]
+
+
+def test_a_collector_between_a_run_and_its_manifest_keeps_the_run_out(
+    codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = TowerArchive.create(DirectoryStore(SimDisk()), [codec], manifest=True)
+    grow(archive, "a", TURNS[:3])
+    publish, begun = Listing.publish, list[int]()
+
+    def late(self: Listing, *args: Any, **options: Any) -> bool:
+        if options.get("epoch") is not None and not begun:
+            begun.append(1)
+            forget_and_collect(archive, 3)
+        return publish(self, *args, **options)
+
+    monkeypatch.setattr(Listing, "publish", late)
+    archive.merge(cold=0)
+    assert begun and [v.version for v in again(archive).history("a", "acme")] == [3]
+    assert again(archive).verify(decode=True).sound
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no room on the device"), MemoryError(), OSError("no")])

@@ -213,8 +213,10 @@ def test_a_pack_that_was_touched_is_proved_again_and_relied_on(tmp_path: Path, c
     archive = TowerArchive.create(DirectoryStore(OsDisk(tmp_path)), [codec], parity=(0, 0))
     archive.put([NewSession("s", [np.arange(40)])])
     [path] = (tmp_path / "packs").iterdir()
-    for number, change in enumerate((path.touch, lambda: shutil.copy(path, path.with_name("other")).replace(path)), 1):
-        change()
+    changes: list[Callable[[Path], object]] = [Path.touch, lambda path: os.replace(shutil.copy(path, other), path)]
+    other = tmp_path / "other"
+    for number, change in enumerate(changes, 1):
+        change(path)
         [receipt] = archive.put([NewSession("s", [np.arange(40), *[np.arange(9)] * number])])
         assert receipt.new == 1 and archive.stat().segments == number + 1
 
