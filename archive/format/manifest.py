@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pltz.archive.format.index_file import KEY_BITS, MAX_BYTES, SECTIONS, U64, Entries
+from pltz.archive.format.index_file import KEY_BITS, SECTIONS, U64, Entries
 from pltz.archive.format.pack import MAX_SIZE
 from pltz.archive.format.plan import MAX_EPOCH
 from pltz.archive.format.settings import MAX_SHARE, Settings
@@ -32,6 +32,7 @@ PERSON = b"pltz manifest"
 MAX_GENERATION = (1 << 62) - 1
 MOST_INDEXES, MOST_PACKS, MOST_PLANS, MOST_LOSSES, MOST_LATE = 1 << 16, 4096, 4096, 1 << 16, 1 << 16
 MOST_HEADS = 1 << 18  # bytes of the heads of all indexes
+MOST_PER_BYTE = 1 << 16  # bytes of an index for each of its head, which has 4 per page: a page is below 2^16 bytes
 KEY_SIZE, OFFSET_SIZE = 5, 4  # bytes of an entry
 
 
@@ -205,7 +206,7 @@ def _heads(cursor: _Cursor, named: Collection[str]) -> dict[str, IndexHead]:
     for _ in range(int.from_bytes(cursor.take(4), "little")):
         digest, size, length = HEAD.unpack(cursor.take(HEAD.size))
         name, before, last = digest.hex(), last, digest.hex()
-        if name not in named or name <= before or not 0 < length < size <= MAX_BYTES:
+        if name not in named or name <= before or not 0 < length < size <= length * MOST_PER_BYTE:
             raise CorruptError("the manifest has a head of an index that it cannot have: damaged")
         heads[name] = IndexHead(size, cursor.take(length))
     if not 0 < sum(len(head.data) for head in heads.values()) <= MOST_HEADS:
