@@ -48,8 +48,9 @@ class EarlyPace:
         self._left = 0.0  # to encode and to prove, in tokens to encode
 
     def add(self, tokens: int, *, proved: int | None = None) -> None:
-        """Add so many tokens that will be encoded, and of these so many that will be proved: all, if None."""
-        self._began = self._began or time.perf_counter()
+        """Add so many tokens that are encoded from now on, and of these so many that will be proved: all, if None."""
+        if not self._done:
+            self._began = time.perf_counter()
         self._left += tokens + self._proof * (tokens if proved is None else proved)
 
     def __call__(self, amount: int) -> None:

@@ -12,12 +12,13 @@ def test_a_pace_tells_once_what_is_left(monkeypatch: pytest.MonkeyPatch, rate: i
     monkeypatch.setattr("pltz.coding.expected_time.time.perf_counter", lambda: clock[0])
     pace = EarlyPace(told.append, proved=proved)
     pace.add(60_000, proved=50_000)
+    clock[0] += 50  # other work before the first token
     pace.add(40_000)
     while not told:
         clock[0] += 500 / rate
         pace(500)
-    done = (clock[0] - 100) * rate
-    assert clock[0] - 100 <= EARLY + max(1, 2 * 500 / rate)
+    done = (clock[0] - 150) * rate
+    assert clock[0] - 150 <= EARLY + max(1, 2 * 500 / rate)
     assert told[0] == pytest.approx((100_000 - done + (PROOF * 90_000 if proved else 0)) / rate)
     for _ in range(20):
         clock[0] += 1

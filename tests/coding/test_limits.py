@@ -257,7 +257,7 @@ def test_the_expected_time_is_told_early_and_is_about_right(codec: Codec, monkey
     for session in (Session("ids", np.random.default_rng(1).integers(32, 300, 30_000)), Session("chat", lines)):
         told.clear()
         start = time.perf_counter()
-        slow.compress([session])
+        slow.compress([session], verify=session.kind == "ids")  # of the log zstd takes fewer bytes, and proves nothing
         end = time.perf_counter()
         [(when, seconds)] = told
         assert when - start < (end - start) / 2
