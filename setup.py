@@ -43,6 +43,7 @@ FLAGS = ["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread
 EXTRA = os.environ.get("PLTZ_CFLAGS", "").split()
 
 setup(
+    options={"build_ext": {"parallel": os.cpu_count()}},
     ext_modules=[
         Extension(
             "pltz.plt_codec.engines.native._native",
