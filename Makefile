@@ -23,7 +23,7 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --
 	$(addprefix --index ,$(PIP_EXTRA_INDEX_URL))
 INSTALL := install() { $(UV) "$$@" || $(PIP) "$$@"; }; install
 
-.PHONY: help demo quick cheap rest test lint pytest wheels base sbom docs clean
+.PHONY: help demo quick test lint types pytest wheels base sbom docs clean
 
 help:
 	@sed -n '1,8s/^# \{0,1\}//p' Makefile
@@ -34,31 +34,21 @@ demo: $(VENV)/.runtime
 quick: $(VENV)/.tests
 	$(BIN)/python -m tests.quick $(JOBS)
 
-# Cheap folders and files of tests of every room. CI runs them before all others, and ends at the first that fails.
-CHEAP := tests/test_imports.py tests/test_packaging.py tests/test_heads.py tests/test_quick.py tests/test_facade.py \
-	$(addprefix tests/archive/,catalog format writing test_tower_archive.py test_sessions.py) tests/cli/archive \
-	tests/cli/test_help.py $(addprefix tests/coding/,test_codec.py test_neighbours.py codecs) tests/datasets/test_formats.py \
-	tests/kv/forms tests/kv/port tests/kv/store/test_store.py tests/models/session tests/plt_codec/container \
-	tests/serving/eviction/journal tests/serving/nightly/test_config.py
-
-cheap: $(VENV)/.tests
+# Types beside the tests: cheap ones of every room come first, and end the run where one is red (tests/cheap.py). The
+# last line is pytest's summary.
+test: $(VENV)/.tests
 	$(BIN)/ruff check .
-	$(BIN)/pytest -q -x -m "slow or not slow" -n $(JOBS) $(CHEAP)
+	@$(MAKE) --no-print-directory -j2 types pytest
 
-# What `make cheap` leaves: `make test` runs each test once.
-rest: $(VENV)/.tests
-	$(BIN)/pytest -m "slow or not slow" -n $(JOBS) --dist worksteal $(addprefix --ignore=,$(CHEAP))
-
-# Lint and types beside the tests that are left; the last line is pytest's summary of these.
-test: cheap
-	@$(MAKE) --no-print-directory -j2 lint rest
-
+# Each file of tests runs in one process, which makes its fixtures once.
 pytest: $(VENV)/.tests
-	$(BIN)/pytest -m "slow or not slow" -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -p tests.cheap -m "slow or not slow" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-lint: $(VENV)/.tests
-	$(BIN)/ruff check .
+types: $(VENV)/.tests
 	$(BIN)/mypy
+
+lint: types
+	$(BIN)/ruff check .
 
 wheels: base
 	rm -rf build

@@ -45,12 +45,18 @@ settings.register_profile(EXPLORE, deadline=None, print_blob=True)
 settings.register_profile("pltz", deadline=None, derandomize=True, max_examples=100 // SHARE)
 settings.load_profile("pltz")
 
-LONG = ("test_wheel.py", "test_documents.py", "test_sanitize.py")  # each has a step that keeps a process for long
+LONG = (  # files that take more than 20 s of a processor, the longest first
+    "test_cuda.py", "test_documents.py", "test_guarantees.py", "test_cuda_sanitized.py", "test_torture.py",
+    "test_kill.py", "test_coder.py", "test_exactness.py", "test_sanitize.py", "test_sanitized.py", "test_wheel.py",
+    "test_crash.py", "test_faults.py", "test_scheduler.py", "test_server.py", "test_agent_memory.py", "test_train.py",
+    "test_joined_turns.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long tests first, so that no process is left with one of them at the end."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    """Put long files first, so that no process is left with one of them at the end."""
+    order = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
 
 
 @pytest.fixture(scope="session", autouse=True)

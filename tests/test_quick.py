@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import subprocess
+import sys
 from pathlib import Path
 
+from tests.cheap import CHEAP, ENDS
 from tests.quick import ALWAYS, ROOT, selected
 
 TESTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
@@ -37,13 +39,16 @@ def test_a_document_is_tested_as_one_and_other_files_select_nothing() -> None:
     assert selected(["LICENSE", "gone/away.py"], TESTS) == list(ALWAYS)
 
 
-def test_the_cheap_tests_of_the_makefile_are_there() -> None:
-    """`make cheap` stops at the first red test. A path that was moved away would stop it before any test."""
-    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    listed = re.sub(
-        r"\$\(addprefix (\S+?),([^)]*)\)",
-        lambda match: " ".join(match[1] + name for name in match[2].split()),
-        next(line for line in text.splitlines() if line.startswith("CHEAP :=")),
-    ).split()[2:]
-    assert len(listed) > 20
-    assert [path for path in listed if not (ROOT / path).exists()] == []
+def test_the_cheap_tests_are_there() -> None:
+    assert [name for name in CHEAP if not (ROOT / "tests" / name).exists()] == []
+
+
+def test_a_red_cheap_test_ends_the_run_and_another_does_not(tmp_path: Path) -> None:
+    """The copies have one red test each, before a green one of their own file and the red one of the other."""
+    for name in ("test_imports.py", "test_wheel.py"):
+        (tmp_path / name).write_text("def test_red():\n    assert False\n\n\ndef test_green():\n    pass\n")
+    (tmp_path / "cheap.py").write_text((ROOT / "tests/cheap.py").read_text())
+    words = [sys.executable, "-m", "pytest", "-p", "cheap", "-p", "no:cacheprovider", "test_wheel.py"]
+    for more, ended in ([], "1 failed, 1 passed"), (["test_imports.py"], "1 failed"):
+        done = subprocess.run([*words, *more], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert f"{ended} in" in done.stdout and (ENDS in done.stdout) == bool(more)
