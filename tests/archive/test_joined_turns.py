@@ -93,8 +93,7 @@ def places(tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> dic
     ("kind", "other"),
     [
         ("listed", "sealed bucket"),
-        ("bucket", "manifest"),
-        pytest.param("manifest", "bucket", marks=pytest.mark.slow),
+        ("manifest", "bucket"),
         pytest.param("sealed bucket", "listed", marks=pytest.mark.slow),
     ],
 )

@@ -42,7 +42,7 @@ def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str]) -> 
         built[name] = str(tmp_path / f"{name}.so")
         flags = [
             "-O1",
-            "-g",
+            "-g1",
             "-std=c11",
             "-Wall",
             "-Wextra",
@@ -57,7 +57,7 @@ def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str]) -> 
     # Leaks are not checked: the interpreter's own would hide ours.
     asan = {"LD_PRELOAD": asan_library, "ASAN_OPTIONS": "detect_leaks=0"}
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    tests = [test for _, test in MODULES.values()]
+    tests = [*(test for _, test in MODULES.values()), "-k", "not 64-as and not 32-as"]  # widths that odd sizes have too
     command = [sys.executable, "-m", "pytest", "-p", "sanitized", "-p", "no:xdist", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "-s", "-q", *tests],

@@ -128,12 +128,12 @@ def test_64_clients_with_aborts_and_kills_lose_no_acknowledged_turn(tmp_path: Pa
             talker.start()
         for kill in range(2):
             begun, before = time.monotonic(), sum(one.seen["acknowledged"] for one in talkers)
-            while sum(one.seen["acknowledged"] for one in talkers) < before + 40:
+            while sum(one.seen["acknowledged"] for one in talkers) < before + 25:
                 assert time.monotonic() - begun < 300, (kill, [one.wrong for one in talkers if one.wrong][:3])
                 time.sleep(0.05)
             servers[-1].end(signal.SIGKILL)
             servers.append(ServerProcess(tmp_path, *options))
-        time.sleep(3)
+        time.sleep(1)
         stop.set()
         for talker in talkers:
             talker.join(300)
@@ -152,7 +152,7 @@ def test_64_clients_with_aborts_and_kills_lose_no_acknowledged_turn(tmp_path: Pa
             for tokens, name in talker.acknowledged:
                 assert digest(ids[:tokens]) == name, (talker.session, tokens, len(ids))
     print(json.dumps({**seen, "sessions": sum(bool(one.acknowledged) for one in talkers)}), metrics)
-    assert seen["acknowledged"] >= 80 and seen["aborted"] > 15 and seen["cut off"] > 0
+    assert seen["acknowledged"] >= 50 and seen["aborted"] > 8 and seen["cut off"] > 0
 
 
 @pytest.mark.slow
