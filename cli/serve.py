@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LOCK = "serve.lock"
 CONNECTIONS = 512
+LAST = 4.0  # seconds that turns have to end after a signal
 
 
 @click.command(
@@ -176,10 +177,18 @@ def _no_address(host: str, port: int, error: OSError) -> UsageError:
 
 
 def _run(service: "Service", listening: socket.socket, host: str, as_json: bool) -> None:
-    """Listen, say where, and serve until a signal ends it."""
+    """Listen, say where, and serve until a signal ends it. Turns that are too long then end by an error."""
+    import asyncio
+
     import uvicorn
 
     from pltz.serving.server.app import app_of
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            leave = asyncio.create_task(service.leave(LAST))
+            await super().shutdown(sockets)
+            leave.cancel()
 
     config = uvicorn.Config(
         app_of(service),
@@ -187,7 +196,7 @@ def _run(service: "Service", listening: socket.socket, host: str, as_json: bool)
         access_log=False,
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=int(LAST) + 4,
         server_header=False,
     )
     port = listening.getsockname()[1]
@@ -198,4 +207,4 @@ def _run(service: "Service", listening: socket.socket, host: str, as_json: bool)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     write_text(json.dumps({"url": url, "model": service.name}) if as_json else f"serving {service.name} at {url}")
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that it ended by, in good order
-        uvicorn.Server(config).run(sockets=[listening])
+        Server(config).run(sockets=[listening])

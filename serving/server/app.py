@@ -109,7 +109,8 @@ def status_of(exc: PltzError) -> int:
 def failure(exc: PltzError) -> dict[str, Any]:
     """Return an error as OpenAI's API does."""
     kind = "server_error" if status_of(exc) >= 500 else "invalid_request_error"
-    return {"error": {"message": str(exc), "type": kind, "code": type(exc).__name__}}
+    code = exc.code if isinstance(exc, Refused) else ""
+    return {"error": {"message": str(exc), "type": kind, "code": code or type(exc).__name__}}
 
 
 async def body_of(request: Request) -> Any:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 WAITING = 256  # requests that wait for the scheduler; one more is refused
 SWEEP = 1.0  # seconds between looks for idle sessions
+LEAVING = "this server ends: ask again when it is back"
 log = logging.getLogger("pltz.serve")
 
 
@@ -109,6 +110,7 @@ class Service:
         self._events: dict[Turn, asyncio.Queue[int | None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._leaving = False
 
     async def start(self) -> None:
         """Start the scheduler, and the task that lets idle sessions go cold."""
@@ -126,8 +128,17 @@ class Service:
         self.sessions.close()
         self._texts.shutdown(cancel_futures=True)
 
+    async def leave(self, seconds: float) -> None:
+        """Let turns end for some seconds, then cancel those under way, whose clients are told so."""
+        await asyncio.sleep(seconds)
+        self._leaving = True
+        for turn in list(self._events):
+            self.scheduler.cancel(turn)
+
     async def open(self, ask: Ask) -> Reply:
         """Begin a reply. Raises Refused, and the errors of tokenizer, archive and scheduler."""
+        if self._leaving:
+            raise Refused(503, LEAVING)
         if self.scheduler.counts()["waiting"] >= WAITING:
             raise Refused(429, f"{WAITING} requests wait already: try it again later")
         if ask.session is None:
@@ -187,8 +198,12 @@ class Service:
         return [*before, *new]
 
     def _begin(self, ask: Ask, ids: list[int], record: ServedSession | None) -> Reply:
-        room = min(self.target.max_positions or 1 << 30, self.pool.device.tokens - self.pool.block) - len(ids)
+        most = self.target.max_positions or 1 << 30
+        room = min(most, self.pool.device.tokens - self.pool.block) - len(ids)
         limit = ask.limit if ask.limit is not None else max(min(NEW, room), 1)
+        if len(ids) + limit > most:
+            why = f"{len(ids)} tokens and {limit} new ones exceed the {most} positions of this model"
+            raise Refused(400, why, "context_length_exceeded")
         turn = Turn(ids, ask.sampling(limit), ask.session)
         if ask.stops:
             watched = ReplyText(self.target, ask.stops)
@@ -216,7 +231,7 @@ class Service:
                     out.put_nowait(piece)
             self.ends[turn.end] = self.ends.get(turn.end, 0) + 1
             if turn.end in ("cancelled", "error"):
-                raise Refused(503, turn.failure or "this turn was cancelled")
+                raise Refused(503, turn.failure or (LEAVING if self._leaving else "this turn was cancelled"))
             if piece := text.rest():
                 out.put_nowait(piece)
             acknowledged = None

@@ -124,10 +124,12 @@ class Sessions:
             turns = record.turns if turns < 0 else turns
             leaving = record.turn is not None and record.turn.cancelled
             late = time.monotonic() - begun > (PATIENCE if leaving else GRACE)
-            if record.turns != turns or (record.busy and late):
-                raise Refused(409, f"session {name!r} has a turn under way: wait for its end, or cancel it")
+            if record.turns != turns:
+                raise Refused(409, f"session {name!r} took another turn, and has {record.tokens} tokens: ask again")
             if not record.busy:
                 return
+            if late:
+                raise Refused(409, f"session {name!r} has a turn under way: wait for its end, or cancel it")
             await asyncio.sleep(POLL)
 
     def free(self, record: ServedSession) -> None:

@@ -158,7 +158,8 @@ def test_a_turn_that_ends_while_another_waits_refuses_that(
     thread.start()
     assert list(stream)[-1] == "[DONE]"
     thread.join(60)
-    assert waits == [409] and shared.post(COMPLETE, prompt="x", max_tokens=1, session="both")["session"]["tokens"]
+    assert waits == [409]
+    assert shared.post(COMPLETE, prompt="x", max_tokens=1, session="both")["session"]["tokens"]
 
 
 def test_fields_that_change_nothing_are_taken(shared: Client) -> None:
@@ -245,6 +246,12 @@ def test_unfriendly_bodies_are_refused(shared: Client, status: int, body: Any) -
     found = shared.ask("POST", COMPLETE, body)
     assert found[0] == status and found[1]["error"]["message"]
     assert shared.ask("GET", "/healthz") == (200, {"ok": True, "trouble": []})
+
+
+def test_too_long_a_prompt_has_the_code_that_clients_know(shared: Client) -> None:
+    for body in ({"prompt": [5] * 9000}, {"prompt": [5] * 8000, "max_tokens": 193}):
+        status, found = shared.ask("POST", COMPLETE, body)
+        assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
 
 
 def test_other_requests_are_refused(shared: Client) -> None:
