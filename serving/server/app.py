@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,12 +24,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pltz.archive.errors import ArchiveError, Erased
-from pltz.plt_codec.errors import CorruptError, PltzError, TargetMismatch
+from pltz.plt_codec.errors import PltzError
+from pltz.serving.server.answer import Answer
 from pltz.serving.server.ask import Ask, name_of
-from pltz.serving.server.errors import Refused
+from pltz.serving.server.errors import Refused, failure, status_of
 from pltz.serving.server.serve_metrics import ServeCollector
-from pltz.serving.server.service import Done, Reply, Service
+from pltz.serving.server.service import Service
 
 BODY = 1 << 20  # bytes
 BODY_SECONDS = 30.0
@@ -93,26 +92,6 @@ async def _elsewhere(request: Request, exc: Exception) -> Response:
     return JSONResponse(failure(Refused(exc.status_code, why)), exc.status_code, exc.headers)
 
 
-def status_of(exc: PltzError) -> int:
-    """Return the status of an error."""
-    if isinstance(exc, Refused):
-        return exc.status
-    if isinstance(exc, Erased):
-        return 410
-    if isinstance(exc, TargetMismatch):
-        return 409
-    if isinstance(exc, ArchiveError):
-        return 503
-    return 500 if isinstance(exc, CorruptError) else 400
-
-
-def failure(exc: PltzError) -> dict[str, Any]:
-    """Return an error as OpenAI's API does."""
-    kind = "server_error" if status_of(exc) >= 500 else "invalid_request_error"
-    code = exc.code if isinstance(exc, Refused) else ""
-    return {"error": {"message": str(exc), "type": kind, "code": code or type(exc).__name__}}
-
-
 async def body_of(request: Request) -> Any:
     """Return the JSON of a request. Raises Refused for one that is too large, too slow, or no JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -140,16 +119,14 @@ async def complete(chat: bool, service: Service, request: Request) -> Response:
     header = request.headers.get("x-session")
     named = None if header is None else name_of(header)
     ask = Ask.of(await body_of(request), chat=chat, model=service.name, session=named)
-    reply = await service.open(ask)
-    answer = Answer(chat, service.name)
+    replies = await service.open(ask)
+    answer = Answer(chat, service.name, service.target, replies)
     if ask.stream:
-        return StreamingResponse(answer.stream(reply, ask.usage), media_type="text/event-stream", headers=HEADERS)
-    pieces = []
-    stream = reply.pieces()
+        return StreamingResponse(answer.stream(ask.usage), media_type="text/event-stream", headers=HEADERS)
     looked = time.monotonic()
+    stream = answer.pieces()
     try:
-        async for piece in stream:
-            pieces.append(piece)
+        async for _ in stream:
             if time.monotonic() - looked < LOOK:
                 continue
             looked = time.monotonic()
@@ -157,64 +134,7 @@ async def complete(chat: bool, service: Service, request: Request) -> Response:
                 return Response(status_code=499)
     finally:
         await stream.aclose()  # type: ignore[attr-defined]  # of a generator
-    assert reply.done is not None
-    return JSONResponse(answer.whole("".join(pieces), reply.done))
-
-
-class Answer:
-    """The forms of an answer. ``chat``: of a chat completion."""
-
-    def __init__(self, chat: bool, model: str) -> None:
-        self._chat = chat
-        self._head = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": model,
-        }
-
-    def whole(self, text: str, done: Done) -> dict[str, Any]:
-        """Return the answer in one piece."""
-        said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-        kind = "chat.completion" if self._chat else "text_completion"
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": done.reason}
-        return {**self._head, "object": kind, "choices": [choice], "usage": _usage(done)} | _session(done)
-
-    async def stream(self, reply: Reply, usage: bool) -> AsyncIterator[bytes]:
-        """Yield server-sent events: pieces of text, the end of a durable turn, and [DONE]. Or an error, and no end."""
-        if self._chat:
-            yield self._event({"role": "assistant", "content": ""})
-        stream = reply.pieces()
-        try:
-            async for piece in stream:
-                yield self._event({"content": piece}) if piece else b": waiting\n\n"
-        except PltzError as exc:
-            yield b"data: " + json.dumps(failure(exc)).encode() + b"\n\n"
-            return
-        finally:
-            await stream.aclose()  # type: ignore[attr-defined]  # of a generator
-        assert reply.done is not None
-        yield self._event({}, reply.done.reason, _session(reply.done))
-        if usage:
-            yield self._line({"choices": [], "usage": _usage(reply.done)})
-        yield b"data: [DONE]\n\n"
-
-    def _event(self, delta: dict[str, str], reason: str | None = None, more: dict[str, Any] | None = None) -> bytes:
-        said: dict[str, Any] = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
-        return self._line({"choices": [choice], **(more or {})})
-
-    def _line(self, fields: dict[str, Any]) -> bytes:
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return b"data: " + json.dumps({**self._head, "object": kind, **fields}).encode() + b"\n\n"
-
-
-def _usage(done: Done) -> dict[str, int]:
-    new, given = done.new_tokens, done.prompt_tokens
-    return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
-
-
-def _session(done: Done) -> dict[str, Any]:
-    return {} if done.session is None else {"session": done.session}
+    return JSONResponse(answer.whole())
 
 
 async def models(since: int, service: Service, request: Request) -> Response:

@@ -9,7 +9,7 @@ A field that would change the answer and is not known here is refused, not ignor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pltz.serving.server.errors import Refused
@@ -18,6 +18,8 @@ from pltz.serving.server.turn import Sampling
 NAME = 128  # characters of a session's name
 STOPS, STOP = 4, 64  # stop strings, characters of each
 NEW = 256  # new tokens where nothing is asked for
+ANSWERS = 16  # to one request
+BIASED = 1024  # ids with a bias
 ROLES = ("system", "developer", "user", "assistant")
 # Fields that this server reads, and those of OpenAI's API that leave the answer as it is.
 TAKEN = {
@@ -25,14 +27,14 @@ TAKEN = {
     "stream", "stream_options", "session", "append", "session_tokens",
     "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "parallel_tool_calls", "prediction",
+    "n", "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty", "logit_bias",
 }  # fmt: skip
 # Fields that are taken only with a value that changes nothing, the last of them of other servers.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (False,), "top_logprobs": (0,), "suffix": ("",),
-    "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "tools": ([],),
-    "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},), "modalities": (["text"],), "store": (False,), "verbosity": ("medium",),
-    "service_tier": ("auto", "default"), "reasoning_effort": ("none",),
+    "best_of": (1,), "echo": (False,), "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"),
+    "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
+    "modalities": (["text"],), "store": (False,), "verbosity": ("medium",), "service_tier": ("auto", "default"),
+    "reasoning_effort": ("none",),
     "top_k": (-1, 0), "min_p": (0,), "repetition_penalty": (1,), "min_tokens": (0,), "ignore_eos": (False,),
 }  # fmt: skip
 
@@ -44,6 +46,7 @@ class Ask:
     ``prompt``: text or ids of a completion, None for a chat. ``messages``: of a chat. ``limit``: new tokens at most;
     None where nothing is asked for. ``session``: None for a request that stands alone. ``append``: whether the prompt
     goes after the session's tokens, or takes their place. ``session_tokens``: that the client thinks it has.
+    ``answers``: drawn, each on its own. ``top``: likeliest tokens to tell of beside each; None tells of none.
     """
 
     prompt: str | tuple[int, ...] | None
@@ -58,6 +61,11 @@ class Ask:
     session: str | None
     append: bool
     session_tokens: int | None
+    answers: int
+    presence: float
+    frequency: float
+    bias: tuple[tuple[int, float], ...]
+    top: int | None
 
     @classmethod
     def of(cls, body: Any, *, chat: bool, model: str, session: str | None = None) -> Ask:
@@ -88,15 +96,29 @@ class Ask:
             session=name_of(body["session"]) if body.get("session") is not None else session,
             append=_flag(body, "append", True),
             session_tokens=_number(body, "session_tokens", int, None),
+            answers=_number(body, "n", int, 1),
+            presence=_number(body, "presence_penalty", float, 0.0),
+            frequency=_number(body, "frequency_penalty", float, 0.0),
+            bias=_bias(body.get("logit_bias")),
+            top=_top(body, chat),
         )
         found.sampling(1)
+        if not 1 <= found.answers <= ANSWERS or (found.answers > 1 and found.session is not None):
+            raise Refused(400, f"expected n from 1 to {ANSWERS}, and 1 with a session")
         if found.session is None and found.session_tokens is not None:
             raise Refused(400, "session_tokens needs a session")
         return found
 
+    def each(self) -> list[Ask]:
+        """Return a request for each answer, whose seeds differ."""
+        seeds = [None if self.seed is None else (self.seed + n) % (1 << 63) for n in range(self.answers)]
+        return [replace(self, answers=1, seed=seed) for seed in seeds]
+
     def sampling(self, limit: int) -> Sampling:
         """Return how new ids are chosen. Raises UsageError for values out of range."""
-        return Sampling(limit, self.temperature, self.top_p, self.seed)
+        return Sampling(
+            limit, self.temperature, self.top_p, self.seed, self.presence, self.frequency, self.bias, self.top
+        )
 
 
 def name_of(name: Any) -> str:
@@ -160,6 +182,29 @@ def _number(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any
     if abs(found) >= 1 << 63:
         raise Refused(400, f"expected {name} below 2**63")
     return found
+
+
+def _top(body: Mapping[str, Any], chat: bool) -> int | None:
+    """Return how many likeliest tokens are asked for."""
+    if not chat:
+        told: int | None = None if body.get("logprobs") is False else _number(body, "logprobs", int, None)
+        return told
+    top = _number(body, "top_logprobs", int, 0)
+    if _flag(body, "logprobs", False):
+        return int(top)
+    if top:
+        raise Refused(400, "top_logprobs needs logprobs")
+    return None
+
+
+def _bias(found: Any) -> tuple[tuple[int, float], ...]:
+    """Return ids and what is added to their scores."""
+    if found is None:
+        return ()
+    right = isinstance(found, Mapping) and len(found) <= BIASED
+    if not right or not all(key.isascii() and key.isdigit() and len(key) < 10 for key in found):
+        raise Refused(400, f"expected logit_bias as an object of at most {BIASED} token ids")
+    return tuple((int(key), float(_number(found, key, float, 0.0))) for key in found)
 
 
 def _flag(body: Mapping[str, Any], name: str, default: bool) -> bool:

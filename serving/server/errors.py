@@ -1,8 +1,11 @@
-"""Refused: the error of a request, with the status that HTTP has for it."""
+"""Errors as OpenAI's API gives them: Refused, the error of a request, and the status and body of any error."""
 
 from __future__ import annotations
 
-from pltz.plt_codec.errors import PltzError
+from typing import Any
+
+from pltz.archive.errors import ArchiveError, Erased
+from pltz.plt_codec.errors import CorruptError, PltzError, TargetMismatch
 
 
 class Refused(PltzError):
@@ -11,3 +14,23 @@ class Refused(PltzError):
     def __init__(self, status: int, why: str, code: str = "") -> None:
         super().__init__(why)
         self.status, self.code = status, code
+
+
+def status_of(exc: PltzError) -> int:
+    """Return the status of an error."""
+    if isinstance(exc, Refused):
+        return exc.status
+    if isinstance(exc, Erased):
+        return 410
+    if isinstance(exc, TargetMismatch):
+        return 409
+    if isinstance(exc, ArchiveError):
+        return 503
+    return 500 if isinstance(exc, CorruptError) else 400
+
+
+def failure(exc: PltzError) -> dict[str, Any]:
+    """Return an error as OpenAI's API does."""
+    kind = "server_error" if status_of(exc) >= 500 else "invalid_request_error"
+    code = exc.code if isinstance(exc, Refused) else ""
+    return {"error": {"message": str(exc), "type": kind, "code": code or type(exc).__name__}}

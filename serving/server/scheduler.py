@@ -111,6 +111,8 @@ class Scheduler:
         The last id of a turn is never in the KV, so ids and ``limit`` may fill all positions.
         """
         self.target.check_ids(turn.ids)
+        if turn.sampling.bias:
+            self.target.check_ids([one for one, _ in turn.sampling.bias])
         most, needed = self.target.max_positions, len(turn.ids) + turn.sampling.limit
         if most is not None and needed > most:
             raise UsageError(f"{len(turn.ids)} tokens and {turn.sampling.limit} new ones exceed {most} positions")

@@ -1,7 +1,7 @@
 """Service: one model that answers requests, each as a stream of text that ends when the turn is durable.
 
-    reply = await service.open(ask)          # refused here, before anything is sent
-    async for piece in reply.pieces(): ...   # text
+    replies = await service.open(ask)        # refused here, before anything is sent; one for each answer
+    async for piece in reply.pieces(): ...   # text, and likelihoods where they are asked for
     reply.done                               # finish reason, tokens, and the session as acknowledged
 
 A turn runs in a task of its own. So a client that goes away cancels the turn, and never leaves a session in use.
@@ -25,7 +25,7 @@ from pltz.serving.server.errors import Refused
 from pltz.serving.server.reply_text import ReplyText, chat_ids, prompt_ids
 from pltz.serving.server.scheduler import ROWS, Events, Scheduler
 from pltz.serving.server.sessions import PATIENCE, ServedSession, Sessions, digest
-from pltz.serving.server.turn import Sampling, Turn
+from pltz.serving.server.turn import Likelihood, Sampling, Turn
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
@@ -49,6 +49,14 @@ class Done:
     session: dict[str, Any] | None
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a reply's text, and the ids that brought it with their likelihoods, where these are asked for."""
+
+    text: str
+    tokens: tuple[tuple[int, Likelihood], ...] = ()
+
+
 @dataclass(eq=False)
 class Reply:
     """A reply under way. ``done``: set when `pieces` has ended."""
@@ -56,10 +64,10 @@ class Reply:
     turn: Turn
     _service: Service
     done: Done | None = None
-    _out: asyncio.Queue[str | Done | PltzError] = field(default_factory=asyncio.Queue)
+    _out: asyncio.Queue[Piece | Done | PltzError] = field(default_factory=asyncio.Queue)
 
-    async def pieces(self) -> AsyncIterator[str]:
-        """Yield text as it comes, "" once per second without any. Raises what ended the turn early."""
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yield text as it comes, none once per second without any. Raises what ended the turn early."""
         try:
             waited = 0.0
             while True:
@@ -70,7 +78,7 @@ class Reply:
                     waited = waited + 1.0 if self.turn.end else 0.0
                     if waited >= PATIENCE:
                         raise Refused(503, "this turn is not durable yet: ask for the session's tokens later") from None
-                    yield ""
+                    yield Piece("")
                     continue
                 if isinstance(found, PltzError):
                     raise found
@@ -135,20 +143,21 @@ class Service:
         for turn in list(self._events):
             self.scheduler.cancel(turn)
 
-    async def open(self, ask: Ask) -> Reply:
-        """Begin a reply. Raises Refused, and the errors of tokenizer, archive and scheduler."""
+    async def open(self, ask: Ask) -> list[Reply]:
+        """Begin a reply for each answer. Raises Refused, and the errors of tokenizer, archive and scheduler."""
         if self._leaving:
             raise Refused(503, LEAVING)
-        if self.scheduler.counts()["waiting"] >= WAITING:
+        if self.scheduler.counts()["waiting"] + ask.answers > WAITING:
             raise Refused(429, f"{WAITING} requests wait already: try it again later")
         if ask.session is None:
-            return self._begin(ask, await self._ids(ask, ()), None)
+            ids = await self._ids(ask, ())
+            return [self._begin(one, ids, None) for one in ask.each()]
         record = await self.sessions.claim(ask.session)
         try:
             if ask.session_tokens not in (None, record.tokens):
                 raise Refused(409, f"session {ask.session!r} has {record.tokens} tokens, not {ask.session_tokens}")
             before = record.ids.tolist() if ask.append and record.ids is not None else []
-            return self._begin(ask, await self._ids(ask, before), record)
+            return [self._begin(ask, await self._ids(ask, before), record)]
         except BaseException:
             self.sessions.free(record)
             raise
@@ -225,15 +234,22 @@ class Service:
     ) -> None:
         """Follow a turn to its end, acknowledge it, and let others use its session."""
         turn, out = reply.turn, reply._out
+        held: list[tuple[int, Likelihood]] = []  # of ids whose text is not out yet
+        count = 0
         try:
             while (one := await queue.get()) is not None:
+                if turn.sampling.top is not None and one not in self.target.eos_ids:
+                    held.append((one, turn.likelihoods[count]))
+                count += 1
                 if piece := text.add(one):
-                    out.put_nowait(piece)
+                    out.put_nowait(Piece(piece, tuple(held)))
+                    held.clear()
             self.ends[turn.end] = self.ends.get(turn.end, 0) + 1
             if turn.end in ("cancelled", "error"):
                 raise Refused(503, turn.failure or (LEAVING if self._leaving else "this turn was cancelled"))
-            if piece := text.rest():
-                out.put_nowait(piece)
+            ended = text.ended
+            if (piece := text.rest()) or (held and not ended):
+                out.put_nowait(Piece(piece, tuple(held)))
             acknowledged = None
             if record is not None:
                 ids = np.asarray([*turn.ids, *turn.new], np.int32)

@@ -13,7 +13,7 @@ from pltz.kv.pool.block_pool import BlockPool
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.serving.server.scheduler import Events, Scheduler
-from pltz.serving.server.turn import Sampling, Turn
+from pltz.serving.server.turn import Likelihood, Sampling, Turn, choose
 
 LENGTHS = (700, 30, 300, 1, 150)
 GREEDY = Sampling(24)
@@ -311,3 +311,23 @@ def test_the_thread_runs_what_is_submitted(target: Target, texts: list[list[int]
     assert closed(scheduler)
     with pytest.raises(UsageError, match="closed"):
         scheduler.submit(turn)
+
+
+def test_penalties_count_what_the_reply_has() -> None:
+    scores = torch.tensor([[3.0, 2.0, 1.9, 0.0]])
+    for how, new, chosen in (
+        (Sampling(1), [0, 0], 0),
+        (Sampling(1, presence=1.2), [0, 0], 1),
+        (Sampling(1, frequency=0.6), [0], 0),
+        (Sampling(1, frequency=0.6), [0, 0], 1),
+        (Sampling(1, presence=1.2), [0, 1], 2),
+        (Sampling(1, bias=((3, 4.0),)), [], 3),
+        (Sampling(1, presence=-1.2), [1], 1),
+    ):
+        turn = Turn([1], how, new=list(new))
+        assert choose(scores, [turn]) == [chosen] and not turn.likelihoods
+    turn = Turn([1], Sampling(1, top=2), new=[0])
+    turn.likelihoods += [turn_of_before := Likelihood(0.0, ()), Likelihood(0.0, ())]  # the last of a step that failed
+    assert choose(scores, [turn]) == [0] and turn.likelihoods[0] is turn_of_before and len(turn.likelihoods) == 2
+    assert turn.likelihoods[1].logprob == pytest.approx(float(torch.log_softmax(scores[0], 0)[0]))
+    assert [one for one, _ in turn.likelihoods[1].top] == [0, 1]

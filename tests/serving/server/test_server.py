@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -162,6 +163,70 @@ def test_a_turn_that_ends_while_another_waits_refuses_that(
     assert shared.post(COMPLETE, prompt="x", max_tokens=1, session="both")["session"]["tokens"]
 
 
+def test_likelihoods_are_those_of_the_model(shared: Client, target: Target) -> None:
+    asked = {"messages": [user("Where is order 7?")], "max_tokens": 6, "temperature": 0}
+    whole = shared.post(CHAT, **asked, logprobs=True, top_logprobs=3)["choices"][0]
+    plain = shared.post(CHAT, **asked)["choices"][0]
+    assert whole["message"] == plain["message"] and plain["logprobs"] is None
+    told = whole["logprobs"]["content"]
+    assert "".join(one["token"] for one in told) == whole["message"]["content"]
+    ids = target.render(asked["messages"], add_generation_prompt=True)
+    new = target.tokenize(whole["message"]["content"])
+    with torch.inference_mode():
+        scores = target.model(torch.tensor([[*ids, *new]])).logits[0, len(ids) - 1 : -1].double()
+    best = torch.log_softmax(scores, 1).topk(3)
+    for n, one in enumerate(told):
+        assert one["logprob"] == one["top_logprobs"][0]["logprob"] and bytes(one["bytes"]).decode() == one["token"]
+        assert [other["logprob"] for other in one["top_logprobs"]] == pytest.approx(best.values[n].tolist(), abs=1e-4)
+    events = list(shared.stream(CHAT, **asked, logprobs=True, top_logprobs=3))[:-1]
+    streamed = [one for event in events for one in (event["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert [one["token"] for one in streamed] == [one["token"] for one in told]
+
+
+def test_likelihoods_of_a_completion(shared: Client) -> None:
+    [choice] = shared.post(COMPLETE, prompt="Once upon", max_tokens=8, temperature=0, logprobs=2)["choices"]
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"] and told["text_offset"][:2] == [0, len(told["tokens"][0])]
+    for token, logprob, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+        assert len(top) == 2 and top[token] == logprob == max(top.values()) < 0
+
+
+def test_likelihoods_of_parts_of_characters(shared: Client, target: Target) -> None:
+    """They have the number of their token in place of a text, since several look alike."""
+    ids = target.tokenize("😀")
+    parts = [one for one in ids if "\ufffd" in target.decode([one])]
+    assert parts
+    asked = {"prompt": "x", "max_tokens": 2, "temperature": 0, "logit_bias": {str(parts[0]): 100}}
+    told = shared.post(COMPLETE, **asked, logprobs=1)["choices"][0]["logprobs"]
+    assert told["tokens"] == [f"token_id:{parts[0]}"] * 2 and told["text_offset"] == [0, 0]
+    told = shared.post(CHAT, messages=[user("x")], **{**asked, "prompt": None}, logprobs=True)["choices"][0]["logprobs"]
+    assert [one["bytes"] for one in told["content"]] == [None, None]
+
+
+def test_several_answers_are_those_of_their_seeds(shared: Client) -> None:
+    asked = {"prompt": "Once upon", "max_tokens": 8, "temperature": 1.5}
+    alone = [shared.post(COMPLETE, **asked, seed=seed)["choices"][0]["text"] for seed in (7, 8, 9)]
+    found = shared.post(COMPLETE, **asked, seed=7, n=3)
+    assert [(one["index"], one["text"]) for one in found["choices"]] == list(enumerate(alone)) and len(set(alone)) == 3
+    assert found["usage"]["completion_tokens"] > 8 and found["usage"]["prompt_tokens"] == 2
+    texts, ends = ["", "", ""], 0
+    events = list(shared.stream(COMPLETE, **asked, seed=7, n=3))
+    for event in events[:-1]:
+        [choice] = event["choices"]
+        texts[choice["index"]] += choice["text"]
+        ends += choice["finish_reason"] is not None
+    assert texts == alone and ends == 3 and events[-1] == "[DONE]"
+
+
+def test_penalties_and_biases_change_what_is_said(shared: Client, target: Target) -> None:
+    asked = {"prompt": "a b a b a b a b", "max_tokens": 24, "temperature": 0}
+    before = shared.post(COMPLETE, **asked)["choices"][0]["text"]
+    after = shared.post(COMPLETE, **asked, frequency_penalty=2, presence_penalty=2)["choices"][0]["text"]
+    assert len(set(target.tokenize(after))) > len(set(target.tokenize(before)))
+    [one] = target.tokenize(" order")
+    assert shared.post(COMPLETE, **asked, logit_bias={str(one): 100})["choices"][0]["text"] == " order" * 24
+
+
 def test_fields_that_change_nothing_are_taken(shared: Client) -> None:
     plain = {"user": "u", "metadata": {"a": "b"}, "n": 1, "presence_penalty": 0.0, "logit_bias": {}, "top_k": -1}
     plain |= {"logprobs": False, "tools": None, "store": False, "parallel_tool_calls": True, "stop": None}
@@ -219,10 +284,18 @@ def test_text_stops_before_a_stop_string(shared: Client, target: Target) -> None
         (400, {"prompt": ["a", "b"]}),
         (400, {"prompt": [1 << 30]}),
         (400, {"prompt": [-1]}),
-        (400, {"prompt": "x", "n": 2}),
-        (400, {"prompt": "x", "logprobs": 5}),
-        (400, {"prompt": "x", "logprobs": 0}),
+        (400, {"prompt": "x", "n": 17}),
         (400, {"prompt": "x", "n": True}),
+        (400, {"prompt": "x", "n": 2, "session": "one"}),
+        (400, {"prompt": "x", "logprobs": 21}),
+        (400, {"prompt": "x", "logprobs": True}),
+        (400, {"prompt": "x", "presence_penalty": 2.5}),
+        (400, {"prompt": "x", "logit_bias": {"5": 101}}),
+        (400, {"prompt": "x", "logit_bias": {"5": "a"}}),
+        (400, {"prompt": "x", "logit_bias": {"-5": 1}}),
+        (400, {"prompt": "x", "logit_bias": {"999999": 1}}),
+        (400, {"prompt": "x", "logit_bias": [1]}),
+        (400, {"prompt": "x", "echo": True}),
         (400, {"prompt": "x", "top_k": 5}),
         (400, {"prompt": "x", "repetition_penalty": 1.1}),
         (400, {"prompt": "x", "sesion": "misspelt"}),

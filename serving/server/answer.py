@@ -1,0 +1,173 @@
+"""Answer: replies in the forms of OpenAI's API, as one JSON object or as server-sent events.
+
+    answer = Answer(chat, "mini-llama", target, replies)
+    answer.stream(usage=True)                      # events
+    async for _ in answer.pieces(): ...            # or all of it,
+    answer.whole()                                 # then the object
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pltz.plt_codec.errors import PltzError
+from pltz.serving.server.errors import failure
+from pltz.serving.server.service import Done, Piece, Reply
+
+if TYPE_CHECKING:
+    from pltz.models.target.target import Target
+
+BROKEN = "\ufffd"  # a part of a character
+
+
+class Answer:
+    """The replies to one request. ``chat``: of a chat completion. ``model``: its name."""
+
+    def __init__(self, chat: bool, model: str, target: Target, replies: Sequence[Reply]) -> None:
+        self._chat, self._target, self._replies = chat, target, replies
+        self._pieces: list[list[Piece]] = [[] for _ in replies]
+        self._shown = [0] * len(replies)  # characters of each that were told of
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece | Done]]:
+        """Yield what the replies bring, with their numbers, as it comes. Raises what ended one early."""
+        queue: asyncio.Queue[tuple[int, Piece | Done | PltzError]] = asyncio.Queue()
+
+        async def follow(number: int, reply: Reply) -> None:
+            try:
+                async for piece in reply.pieces():
+                    queue.put_nowait((number, piece))
+                assert reply.done is not None
+                queue.put_nowait((number, reply.done))
+            except PltzError as exc:
+                queue.put_nowait((number, exc))
+
+        tasks = [asyncio.create_task(follow(*one)) for one in enumerate(self._replies)]
+        try:
+            left = len(tasks)
+            while left:
+                number, found = await queue.get()
+                if isinstance(found, PltzError):
+                    raise found
+                if isinstance(found, Piece):
+                    self._pieces[number].append(found)
+                else:
+                    left -= 1
+                yield number, found
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer in one piece, once `pieces` has ended."""
+        choices = []
+        for number, (pieces, reply) in enumerate(zip(self._pieces, self._replies, strict=True)):
+            text = "".join(piece.text for piece in pieces)
+            said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+            told = self._told(number, pieces)
+            assert reply.done is not None
+            choices.append({"index": number, **said, "logprobs": told, "finish_reason": reply.done.reason})
+        kind = "chat.completion" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices, "usage": self._usage()} | self._session()
+
+    async def stream(self, usage: bool) -> AsyncIterator[bytes]:
+        """Yield server-sent events: pieces of text, the end of a durable turn, and [DONE]. Or an error, and no end."""
+        if self._chat:
+            for number in range(len(self._replies)):
+                yield self._event(number, {"role": "assistant", "content": ""})
+        stream = self.pieces()
+        try:
+            async for number, found in stream:
+                if isinstance(found, Done):
+                    yield self._event(number, {}, reason=found.reason, more=self._session())
+                elif found.text or found.tokens:
+                    yield self._event(number, {"content": found.text}, self._told(number, [found]))
+                else:
+                    yield b": waiting\n\n"
+        except PltzError as exc:
+            yield b"data: " + json.dumps(failure(exc)).encode() + b"\n\n"
+            return
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]  # of a generator
+        if usage:
+            yield self._line({"choices": [], "usage": self._usage()})
+        yield b"data: [DONE]\n\n"
+
+    def _told(self, number: int, pieces: Sequence[Piece]) -> dict[str, Any] | None:
+        """Return the likelihoods in pieces of a reply, as the API gives them; None where they are not asked for."""
+        if self._replies[number].turn.sampling.top is None:
+            return None
+        tokens = [one for piece in pieces for one in piece.tokens]
+        if self._chat:
+            return {
+                "content": [
+                    self._token(one, found.logprob)
+                    | {"top_logprobs": [self._token(other, logprob) for other, logprob in found.top]}
+                    for one, found in tokens
+                ],
+                "refusal": None,
+            }
+        offsets = []
+        for piece in pieces:
+            at, self._shown[number] = self._shown[number], self._shown[number] + len(piece.text)
+            for one, _ in piece.tokens:
+                offsets.append(min(at, self._shown[number]))
+                at += len(self._word(one)) if self._whole(one) else 0
+        return {
+            "tokens": [self._word(one) for one, _ in tokens],
+            "token_logprobs": [found.logprob for _, found in tokens],
+            "top_logprobs": [
+                {self._word(other): logprob for other, logprob in found.top} for _, found in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+    def _token(self, one: int, logprob: float) -> dict[str, Any]:
+        word = self._word(one)
+        return {"token": word, "logprob": logprob, "bytes": list(word.encode()) if self._whole(one) else None}
+
+    def _word(self, one: int) -> str:
+        """Return the text of a token, or its number where it is a part of a character."""
+        return self._decoded(one) if self._whole(one) else f"token_id:{one}"
+
+    def _whole(self, one: int) -> bool:
+        return BROKEN not in self._decoded(one)
+
+    def _decoded(self, one: int) -> str:
+        return str(self._target.tokenizer.decode([one], clean_up_tokenization_spaces=False))
+
+    def _event(
+        self,
+        number: int,
+        delta: dict[str, str],
+        told: dict[str, Any] | None = None,
+        *,
+        reason: str | None = None,
+        more: dict[str, Any] | None = None,
+    ) -> bytes:
+        said: dict[str, Any] = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+        choice = {"index": number, **said, "logprobs": told, "finish_reason": reason}
+        return self._line({"choices": [choice], **(more or {})})
+
+    def _line(self, fields: dict[str, Any]) -> bytes:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return b"data: " + json.dumps({**self._head, "object": kind, **fields}).encode() + b"\n\n"
+
+    def _usage(self) -> dict[str, int]:
+        done = [reply.done for reply in self._replies if reply.done is not None]
+        new, given = sum(one.new_tokens for one in done), done[0].prompt_tokens
+        return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
+
+    def _session(self) -> dict[str, Any]:
+        done = self._replies[0].done
+        return {} if done is None or done.session is None else {"session": done.session}
