@@ -23,7 +23,7 @@ import argparse
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,6 @@ from pltz.datasets.loaders import load
 from pltz.kv.calibrate.measure import CHANGED, SIMULATED, compare, sessions_to_rows
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.pool import block_copy, gpu_attention
-from pltz.kv.pool.block_copy import by_engine, by_kernel
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.gpu_attention import Launch
 from pltz.kv.pool.layer_view import LayerView
@@ -45,6 +44,7 @@ from pltz.models.session.session import Session
 from pltz.models.target.target import Target
 
 if TYPE_CHECKING:
+    from pltz.kv.engines.cuda import Launcher
     from pltz.kv.port.arriving import Parts
 
 HEADS, QUERIES, DIM, LAYERS = 8, 32, 128, 32
@@ -56,7 +56,7 @@ BUILDS = [  # warps, step, CTAs per multiprocessor, unit
 ]  # fmt: skip
 BOTH = (Launch(128, 64), Launch(512, 256, 8, 2, 2, 128))  # compared with attention over unpacked KV
 ROUNDS = 15
-MOVES = 8  # moves in a row, beside which steps are timed
+MOVES = 24  # moves in a row, beside which steps are timed
 
 
 def rotary() -> Rotary:
@@ -287,16 +287,22 @@ def steps(name: str) -> list[dict[str, Any]]:
 
 
 def beside(graph: torch.cuda.CUDAGraph, alone: float, tokens: int = 4096, block: int = 16) -> list[dict[str, Any]]:
-    """Measure steps while blocks move in another stream, and the moves. ``alone``: milliseconds of a step alone."""
+    """Measure steps while blocks move in another stream, and the moves, with slots that are scattered and side by side.
+
+    ``alone``: milliseconds of a step alone.
+    """
     pool = BlockPool(pages("q4", LAYERS), 2 * tokens, block=block, host_tokens=2 * tokens, device="cuda")
-    assert pool.host is not None
+    kernels = block_copy.launcher(pool.device.device)
+    assert pool.host is not None and kernels is not None
     draw = torch.Generator().manual_seed(4)
-    some = torch.randperm(pool.device.blocks, generator=draw)[: tokens // block].cuda()
+    some = torch.randperm(pool.device.blocks, generator=draw)[: tokens // block].tolist()
+    device, host = pool.device.tensors, pool.host.tensors
     rows = []
-    for move in ("spill", "warm"):
-        ends = (pool.device.tensors, pool.host.tensors) if move == "spill" else (pool.host.tensors, pool.device.tensors)
-        moving = captured(partial(_move, ends[0], ends[1], some))
-        moved = timed(moving.replay)
+    for scattered, spills in itertools.product((True, False), (True, False)):
+        slots = some if scattered else range(len(some))
+        ends = (device, some, host, slots) if spills else (host, slots, device, some)
+        moving = partial(_often, moving_by(kernels, ends, spills)["by_kernel" if scattered else "by_engine"])
+        moved = timed(moving)
         side: Any = torch.cuda.Stream()
         times, spans = [], []
         for _ in range(5):
@@ -304,7 +310,7 @@ def beside(graph: torch.cuda.CUDAGraph, alone: float, tokens: int = 4096, block:
             torch.cuda.synchronize()
             with torch.cuda.stream(side):
                 marks[0].record()
-                moving.replay()
+                moving()
                 marks[1].record()
             for mark in marks[2:]:
                 mark.record()
@@ -318,7 +324,8 @@ def beside(graph: torch.cuda.CUDAGraph, alone: float, tokens: int = 4096, block:
             ]
         rows.append(
             {
-                "beside": move, "ms": round(float(statistics.median(times)), 3) if times else None,
+                "beside": "spill" if spills else "warm", "scattered": scattered,
+                "ms": round(float(statistics.median(times)), 3) if times else None,
                 "longest_ms": round(max(times, default=0.0), 3), "steps": len(times), "ms_alone": round(alone, 3),
                 "move_ms": round(float(statistics.median(spans)) / MOVES, 3),
                 "move_ms_alone": round(moved / MOVES, 3),
@@ -327,10 +334,23 @@ def beside(graph: torch.cuda.CUDAGraph, alone: float, tokens: int = 4096, block:
     return rows
 
 
-def _move(source: block_copy.Tensors, target: block_copy.Tensors, blocks: torch.Tensor) -> None:
-    """Move blocks, (n,), as often as MOVES says."""
+def moving_by(
+    kernels: Launcher,
+    ends: tuple[block_copy.Tensors, Sequence[int], block_copy.Tensors, Sequence[int]],
+    spills: bool,
+) -> dict[str, Callable[[], None]]:
+    """Return the two ways to start a move. ``ends``: tensors and blocks of its source and of its target."""
+    ctas = block_copy.SPILLING if spills else block_copy.WARMING
+    return {
+        "by_engine": lambda: block_copy.by_engine(*ends, spills, kernels),
+        "by_kernel": lambda: block_copy.launch(kernels, *ends, ctas),
+    }
+
+
+def _often(work: Callable[[], Any]) -> None:
+    """Do some work as often as MOVES says."""
     for _ in range(MOVES):
-        block_copy.launch(source, blocks, target, blocks)
+        work()
 
 
 def launches(name: str) -> list[dict[str, Any]]:
@@ -342,10 +362,10 @@ def launches(name: str) -> list[dict[str, Any]]:
     rows = []
     for chunk in (chosen.chunk // 2, chosen.chunk, 2 * chosen.chunk):
         for warps, step, ctas, unit in BUILDS:
-            launch = Launch(chunk, chosen.exact, warps, step, ctas, unit)
-            found = gpu_attention.attend(case.views[0], case.query, DIM**-0.5, None, launch)
-            row: dict[str, Any] = {"launches": name, "chosen": launch == chosen} | vars(launch)
-            row["ms_per_layer"] = round(graphed(lambda: case.attend(launch)) / layers, 5)  # noqa: B023
+            way = Launch(chunk, chosen.exact, warps, step, ctas, unit)
+            found = gpu_attention.attend(case.views[0], case.query, DIM**-0.5, None, way)
+            row: dict[str, Any] = {"launches": name, "chosen": way == chosen} | vars(way)
+            row["ms_per_layer"] = round(graphed(lambda: case.attend(way)) / layers, 5)  # noqa: B023
             row["difference"] = round(float((found - right).abs().max() / right.abs().max()), 6)
             rows.append(row)
     return sorted(rows, key=lambda row: row["ms_per_layer"])
@@ -355,13 +375,15 @@ def moves(tokens: int, block: int, scattered: bool) -> list[dict[str, Any]]:
     """Measure a spill and a warming of blocks, and plain copies of as many bytes over the bus.
 
     Blocks are scattered over the device. ``scattered``: over the host, too; else they lie side by side there, as they
-    do after a spill into a host with room. ``ms_by_engine`` and ``ms_by_kernel`` are the two ways to choose from.
+    do after a spill into a host with room. ``ms_by_engine`` and ``ms_by_kernel`` are the two ways to choose from,
+    without the host's wait for a spill.
     """
     pool = BlockPool(pages("q4", LAYERS), 32768, block=block, host_tokens=32768, device="cuda")
     assert pool.host is not None
     blocks = pool.device.allocate(pool.device.blocks)
     slots = pool.host.allocate(pool.host.blocks)
     pool.device.tensors["kv"].random_(0, 256)
+    pool.device.tensors["scale"].uniform_(0.05, 0.15)
     draw = torch.Generator().manual_seed(4)
     some = torch.randperm(len(blocks), generator=draw)[: tokens // block].tolist()
     others = torch.randperm(len(slots), generator=draw)[: tokens // block].tolist() if scattered else slots
@@ -369,6 +391,8 @@ def moves(tokens: int, block: int, scattered: bool) -> list[dict[str, Any]]:
     size = tokens * pool.form.token_bytes
     there = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     here = torch.empty(size, dtype=torch.uint8, device="cuda")
+    kernels = block_copy.launcher(here.device)
+    assert kernels is not None
     rows = []
     for spills in (True, False):
         (one, blocks_of_one), (other, blocks_of_other) = ends = (pool.device, some), (pool.host, others)
@@ -377,21 +401,23 @@ def moves(tokens: int, block: int, scattered: bool) -> list[dict[str, Any]]:
         args = one.tensors, blocks_of_one, other.tensors, blocks_of_other
         plain = (there, here) if spills else (here, there)
         bus = timed(lambda: plain[0].copy_(plain[1], non_blocking=True))  # noqa: B023
+        for tensor in other.tensors.values():
+            tensor.zero_()
         took = timed(lambda: one.copy(blocks_of_one, other, blocks_of_other))  # noqa: B023
-        ways = {way.__name__: timed(lambda: way(*args, spills)) for way in (by_engine, by_kernel)}  # noqa: B023
+        same = all(
+            torch.equal(pool.device.tensors[part][:, some].cpu(), pool.host.tensors[part][:, others])
+            for part in pool.host.tensors
+        )
+        ways = {name: timed(start) for name, start in moving_by(kernels, args, spills).items()}
         rows.append(
             {
                 "move": "spill" if spills else "warm", "tokens": tokens, "block": block, "scattered": scattered,
                 "MB": round(size / 1e6, 1), "ms": round(took, 3),
                 "GB_per_s": round(size / took / 1e6, 1), "bus_GB_per_s": round(size / bus / 1e6, 1),
                 "of_bus": round(bus / took, 3), **{f"ms_{way}": round(ms, 3) for way, ms in ways.items()},
+                "same_bytes": same,
             }
         )  # fmt: skip
-        same = all(
-            torch.equal(pool.device.tensors[part][:, some].cpu(), pool.host.tensors[part][:, others])
-            for part in pool.host.tensors
-        )
-        rows[-1]["same_bytes"] = same
     return rows
 
 
@@ -461,8 +487,8 @@ def main() -> None:
                 for block, dim in ((16, 128), (256, 128), (16, 64)):
                     print(json.dumps(compared(kind, block, dim)), flush=True)
         if given.only in (None, "moves"):
-            for block, scattered in ((16, True), (16, False), (256, True), (256, False)):
-                for row in moves(4096, block, scattered):
+            for tokens, block, scattered in itertools.product((4096, 16384), (16, 256), (True, False)):
+                for row in moves(tokens, block, scattered):
                     print(json.dumps(row), flush=True)
         for name in BATCHES:
             if given.only == "launches":

@@ -507,6 +507,24 @@ def addresses(*tensors: torch.Tensor | None) -> list[Any]:
     return [_pointer(0 if t is None else t.data_ptr()) for t in tensors]
 
 
+def copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy (rows, ...) over the bus by its engine, in torch's current stream. A row has no gaps; rows may lie apart.
+
+    Raises ModelError where the copy cannot begin.
+    """
+    import torch
+    from cuda.bindings import driver
+
+    copy = driver.CUDA_MEMCPY2D()
+    copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+    copy.srcDevice, copy.dstDevice = source.data_ptr(), target.data_ptr()
+    copy.srcPitch, copy.dstPitch = (side.stride(0) * side.itemsize for side in (source, target))
+    copy.WidthInBytes, copy.Height = source[0].nbytes, len(source)
+    device = target.device if target.is_cuda else source.device
+    stream = torch.cuda.current_stream(device).cuda_stream
+    gpu._ask((*driver.cuMemcpy2DAsync(copy, stream), None))
+
+
 def _kind(tensor: torch.Tensor) -> int:
     """Return the kernel's number of a float type."""
     return TYPES.index(str(tensor.dtype))

@@ -1,38 +1,46 @@
 """The indexed copy of blocks over all layers, within a memory and between device and page-locked host memory.
 
     device [layer, block, ...]  --kernel-->  host [layer, slot, ...]
-    device [layer, block, ...]  --gather-->  staged [layers, n, ...]  --DMA-->  host [layer, slot, ...]
+    device [layer, block, ...]  --kernel-->  staged [layers, n, ...]  --copy engine-->  host [layer, slot, ...]
 
-One kernel reads and writes both memories. It was the fastest way in every case measured (models/LOG.md, 2026-11-28).
-Where it cannot be compiled, or where the host's memory is not page-locked, a kernel gathers the blocks of several
-layers into one of two buffers, while the other crosses the bus by the copy engine; warming scatters likewise. Slots of
-the host that lie side by side are one piece per layer there.
+One kernel reads and writes both memories. It takes few CTAs: steps of decoding go on beside it, and the bus needs no
+more. Where slots of the host lie side by side, the copy engine takes the bus, which holds up steps less. The kernel
+gathers blocks of several layers into one of two buffers, while the other crosses; warming scatters likewise.
+Where the kernel cannot be compiled, or the host's memory is not page-locked, torch gathers and scatters, always so.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from pltz.kv.engines import cuda
 from pltz.plt_codec.engines.cuda import device as gpu
-from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     Tensors = Mapping[str, torch.Tensor]
+    Numbers = Sequence[int] | NDArray[np.int64]  # of blocks
+    Moving = Callable[[torch.Tensor, torch.Tensor], object]
 
 SOURCE = Path(__file__).with_name("copy_pages.cu")
 WORD = 16  # bytes; the 16 rows of a block are a multiple of a word
-THREADS, EACH = 128, 4  # of a CTA, and the words of a thread, as in copy_pages.cu
-STAGED = 1 << 24  # bytes of a buffer; a layer whose blocks are more has a larger one
+THREADS, EACH, MOST = 128, 8, 480  # of a CTA, words that a thread has under way, blocks of a launch: copy_pages.cu
+# CTAs of a copy, of few words so that others' loads do not queue behind them; writes to the host fill queues first.
+SPILLING, WARMING, STAGING = 6, 16, 1024
+WIDE = 1 << 20  # bytes side by side in a layer from which on the copy engine takes the bus
+PITCH = (1 << 31) - 1  # bytes from row to row of a copy engine, at most
+STAGED = 1 << 25  # bytes of a buffer; a layer whose blocks are more has a larger one
 
 
-def copy_blocks(source: Tensors, blocks: Sequence[int], target: Tensors, to: Sequence[int]) -> None:
+def copy_blocks(source: Tensors, blocks: Numbers, target: Tensors, to: Numbers) -> None:
     """Set ``target[name][:, to]`` to ``source[name][:, blocks]``; all are (layers, blocks, ...) and contiguous.
 
     The host waits for a copy into its memory, and for none into a device's.
@@ -43,42 +51,50 @@ def copy_blocks(source: Tensors, blocks: Sequence[int], target: Tensors, to: Seq
         return
     here, into = next(iter(source.values())), next(iter(target.values()))
     if here.device == into.device:
-        index, places = torch.tensor([list(blocks), list(to)], device=here.device)
+        index, places = torch.from_numpy(np.stack([blocks, to]).astype(np.int64)).to(here.device)
         for name, tensor in source.items():
             target[name].index_copy_(1, places, tensor.index_select(1, index))
         return
     spills = here.is_cuda
-    host = into if spills else here
-    way = by_kernel if host.is_pinned() and launcher(here.device if spills else into.device) else by_engine
-    way(source, blocks, target, to, spills)
+    host, device = (into, here.device) if spills else (here, into.device)
+    kernels = launcher(device) if host.is_pinned() else None
+    if kernels is None or wide(host, to if spills else blocks):
+        by_engine(source, blocks, target, to, spills, kernels)
+    else:
+        launch(kernels, source, blocks, target, to, SPILLING if spills else WARMING)
     if spills:
-        torch.cuda.current_stream(here.device).synchronize()
+        torch.cuda.current_stream(device).synchronize()
 
 
-def side_by_side(slots: Sequence[int]) -> list[tuple[int, int, int]]:
+def wide(host: torch.Tensor, slots: Numbers) -> bool:
+    """Return whether pieces of slots are large enough for the copy engine."""
+    size = len(slots) * host.stride(1) * host.itemsize
+    return size >= WIDE and size >= WIDE * (1 + int(np.count_nonzero(np.diff(slots) != 1)))
+
+
+def side_by_side(slots: Numbers) -> list[tuple[int, int, int]]:
     """Return pieces of slots that ascend one by one: the place in the list, the slot, and the length of each."""
-    pieces: list[tuple[int, int, int]] = []
-    for at, slot in enumerate(slots):
-        if pieces and slot == pieces[-1][1] + pieces[-1][2]:
-            begin, first, count = pieces[-1]
-            pieces[-1] = begin, first, count + 1
-        else:
-            pieces.append((at, slot, 1))
-    return pieces
+    index = np.asarray(slots)
+    begins = np.append(0, np.flatnonzero(np.diff(index) != 1) + 1)
+    counts = np.diff(np.append(begins, len(index)))
+    return list(zip(begins.tolist(), index[begins].tolist(), counts.tolist(), strict=True))
 
 
-def by_engine(source: Tensors, blocks: Sequence[int], target: Tensors, to: Sequence[int], spills: bool) -> None:
+def by_engine(
+    source: Tensors, blocks: Numbers, target: Tensors, to: Numbers, spills: bool, kernels: cuda.Launcher | None
+) -> None:
     """Copy over the bus by its engine: gather and scatter in the current stream, the bus in one of its own.
 
-    ``spills``: from a device to the host; else back.
+    ``spills``: from a device to the host; else back. ``kernels``: gather and scatter; None: torch does.
     """
     import torch
 
     gpu_side, index, host, slots = (source, blocks, target, to) if spills else (target, to, source, blocks)
     gpu = next(iter(gpu_side.values())).device
-    places = torch.tensor(list(index), device=gpu)
     pieces = side_by_side(slots)
     jobs = _jobs(gpu_side, len(index))
+    words = {name: (_words(tensor), _words(host[name])) for name, tensor in gpu_side.items()}
+    gather, scatter = _by_kernel(kernels, index) if kernels else _by_torch(index, gpu)
     buffers = torch.empty((2, max(job.words for job in jobs)), dtype=torch.int64, device=gpu)
     streams: Any = torch.get_device_module(gpu)  # those of torch.cpu do nothing: so tests run all this on a CPU
     now, bus = streams.current_stream(gpu), streams.Stream(gpu)
@@ -86,27 +102,61 @@ def by_engine(source: Tensors, blocks: Sequence[int], target: Tensors, to: Seque
     emptied: list[Any] = []
     try:
         for number, job in enumerate(jobs):
-            layers = slice(job.first, job.last)
-            pages, there = _words(gpu_side[job.name])[layers], _words(host[job.name])[layers]
+            pages, there = (side[job.first : job.last] for side in words[job.name])
             staged = buffers[number % 2, : job.words].view(len(pages), len(index), -1)
-            ours = [row for at, _, count in pieces for row in staged.narrow(1, at, count).unbind(0)]
-            theirs = [row for _, slot, count in pieces for row in there.narrow(1, slot, count).unbind(0)]
+            ours = [staged.narrow(1, at, count) for at, _, count in pieces]
+            theirs = [there.narrow(1, slot, count) for _, slot, count in pieces]
             first, second = (now, bus) if spills else (bus, now)  # the one that fills the buffer, and that empties it
             if number >= 2:
                 first.wait_event(emptied[number - 2])
             if spills:
-                torch.index_select(pages, 1, places, out=staged)
+                gather(pages, staged)
                 bus.wait_stream(now)
                 with streams.stream(bus):
-                    torch._foreach_copy_(theirs, ours, non_blocking=True)
+                    cross(theirs, ours, kernels is not None)
             else:
                 with streams.stream(bus):
-                    torch._foreach_copy_(ours, theirs, non_blocking=True)
+                    cross(ours, theirs, kernels is not None)
                 now.wait_stream(bus)
-                pages.index_copy_(1, places, staged)
+                scatter(staged, pages)
             emptied.append(second.record_event())
     finally:
         now.wait_stream(bus)  # before the buffers are anyone else's
+
+
+def _by_kernel(kernels: cuda.Launcher, index: Numbers) -> tuple[Moving, Moving]:
+    """Return what gathers blocks of pages into a buffer, and what scatters them from it, by the kernel."""
+    order = np.arange(len(index))
+    return (
+        lambda pages, staged: launch(kernels, {"": pages}, index, {"": staged}, order, STAGING),
+        lambda staged, pages: launch(kernels, {"": staged}, order, {"": pages}, index, STAGING),
+    )
+
+
+def _by_torch(index: Numbers, device: torch.device) -> tuple[Moving, Moving]:
+    """Return the same, by torch."""
+    import torch
+
+    places = torch.tensor(list(index), device=device)
+    return (
+        lambda pages, staged: torch.index_select(pages, 1, places, out=staged),
+        lambda staged, pages: pages.index_copy_(1, places, staged),
+    )
+
+
+def cross(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], locked: bool) -> None:
+    """Copy tensors (layers, n, words) over the bus in the current stream; of each, the words of a layer lie together.
+
+    ``locked``: the host's are page-locked, and one copy takes all layers of a piece where the engine can.
+    """
+    import torch
+
+    for target, source in zip(targets, sources, strict=True):
+        pitches = target.stride(0) * target.itemsize, source.stride(0) * source.itemsize
+        if locked and (target.is_cuda or source.is_cuda) and max(pitches) <= PITCH:
+            cuda.copy_rows(target, source)
+        else:
+            torch._foreach_copy_(list(target.unbind()), list(source.unbind()), non_blocking=True)
 
 
 class _Job(NamedTuple):
@@ -119,10 +169,10 @@ class _Job(NamedTuple):
 
 
 def _jobs(tensors: Tensors, count: int) -> list[_Job]:
-    """Return what is staged at once, for ``count`` blocks: the smallest tensor first, since it fills no buffer."""
+    """Return what is staged at once, for ``count`` blocks: the largest tensor first."""
     found = []
-    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].nbytes):
-        layers, words = len(tensor), _words(tensor)[0, 0].numel() * count
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].nbytes):
+        layers, words = len(tensor), tensor.stride(1) * tensor.itemsize // 8 * count
         step = max(STAGED // (8 * words), 1)
         for first in range(0, layers, step):
             last = min(first + step, layers)
@@ -137,26 +187,42 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flatten(2).view(torch.int64)
 
 
-def by_kernel(source: Tensors, blocks: Sequence[int], target: Tensors, to: Sequence[int], spills: bool) -> None:
-    """Copy over the bus by a kernel that reads and writes both memories. The arguments are those of `by_engine`."""
-    import torch
+class _Moved(ctypes.Structure):
+    """A tensor, as struct Part of copy_pages.cu."""
 
-    gpu = next(iter((source if spills else target).values())).device
-    begins, ends = torch.tensor([list(blocks), list(to)], device=gpu)
-    launch(source, begins, target, ends)
+    _fields_ = [
+        ("source", ctypes.c_void_p), ("target", ctypes.c_void_p),
+        ("source_layer", ctypes.c_int64), ("target_layer", ctypes.c_int64), ("words", ctypes.c_int),
+    ]  # fmt: skip
 
 
-def launch(source: Tensors, begins: torch.Tensor, target: Tensors, ends: torch.Tensor) -> None:
-    """Start the kernel of `by_kernel` in the current stream. ``begins``, ``ends``: blocks, (n,), on the device."""
-    kernels = launcher(begins.device)
-    if kernels is None:
-        raise ModelError("the kernel that copies blocks does not compile on this machine")
-    for name, one in source.items():
-        layers, words = len(one), one[0, 0].nbytes // WORD
-        sizes = one[0].nbytes // WORD, target[name][0].nbytes // WORD
-        pointers = cuda.addresses(one, target[name], begins, ends)
-        args = [*pointers, *map(ctypes.c_int64, sizes), ctypes.c_int(words)]
-        kernels.launch("copy_pages", (len(begins), layers, -(-words // (THREADS * EACH))), THREADS, args)
+class _BlockCopy(ctypes.Structure):
+    """The argument of a launch, as struct Copy of copy_pages.cu."""
+
+    _fields_ = [
+        ("part", _Moved * 2), ("parts", ctypes.c_int), ("layers", ctypes.c_int), ("blocks", ctypes.c_int),
+        ("begins", ctypes.c_int32 * MOST), ("ends", ctypes.c_int32 * MOST),
+    ]  # fmt: skip
+
+
+def launch(
+    kernels: cuda.Launcher, source: Tensors, blocks: Numbers, target: Tensors, to: Numbers, ctas: int
+) -> None:
+    """Start the kernel that copies blocks of one or two tensors in the current stream, with at most so many CTAs."""
+    copy = _BlockCopy(parts=len(source), layers=len(next(iter(source.values()))))
+    words = 0
+    for part, (name, one) in zip(copy.part, source.items(), strict=False):
+        pointers = cuda.addresses(one, target[name])
+        part.source, part.target = (pointer.value for pointer in pointers)
+        part.source_layer, part.target_layer = (t.stride(0) * t.itemsize // WORD for t in (one, target[name]))
+        part.words = one.stride(1) * one.itemsize // WORD
+        words += part.words * copy.layers
+    for first in range(0, len(blocks), MOST):
+        copy.blocks = min(len(blocks) - first, MOST)
+        for numbers, some in ((copy.begins, blocks), (copy.ends, to)):
+            np.frombuffer(numbers, np.int32)[: copy.blocks] = some[first : first + copy.blocks]
+        grid = min(-(-words * copy.blocks // (THREADS * EACH)), ctas), 1, 1
+        kernels.launch("copy_pages", grid, THREADS, [copy])
 
 
 def launcher(device: torch.device) -> cuda.Launcher | None:

@@ -1,21 +1,51 @@
-/* The copy of blocks over all layers, between the memories of a device and of the host. block_copy.py launches it. */
+/* The copy of blocks over all layers, within a device and between it and the host. block_copy.py launches it. */
 #include "base.cuh"
 
-#define EACH 4 /* words of a thread */
+#ifndef THREADS
+#define THREADS 128
+#define EACH 8 /* words that a thread has under way */
+#endif
+#define MOST 480 /* blocks of a launch: their numbers fit the 4 KB of a kernel's arguments */
 
-/* Copies block begins[i] to block ends[i] in each layer, grid (blocks, layers, pieces). A block is `words` words of 16
- * bytes, a layer source_layer and target_layer of them. */
-KERNEL(128)
-copy_pages(const uint4 *source, uint4 *target, const int64_t *begins, const int64_t *ends, int64_t source_layer,
-           int64_t target_layer, int words) {
-    source += blockIdx.y * source_layer + begins[blockIdx.x] * words;
-    target += blockIdx.y * target_layer + ends[blockIdx.x] * words;
-    const int at = (int)(blockIdx.z * 128 * EACH + threadIdx.x);
-    uint4 word[EACH];
+struct Part { /* a tensor: block_copy.py, the same order. A block is `words` words of 16 bytes, a layer so many */
+    const uint4 *source;
+    uint4 *target;
+    int64_t source_layer, target_layer;
+    int words;
+};
+struct Copy { /* block begins[i] goes to block ends[i] in each layer */
+    Part part[2];
+    int parts, layers, blocks;
+    int32_t begins[MOST], ends[MOST];
+};
+
+/* Copies blocks by as many CTAs as there are. Each has a share of a tensor's words, in the order of layers, blocks and
+ * words. */
+KERNEL(THREADS) copy_pages(const GRID_CONSTANT Copy copy) {
+    for (int n = 0; n < copy.parts; n++) {
+        const Part &p = copy.part[n];
+        const int64_t all = (int64_t)p.words * copy.blocks * copy.layers, ctas = gridDim.x;
+        const int64_t share = (all + ctas * THREADS - 1) / (ctas * THREADS) * THREADS;
+        const int64_t first = blockIdx.x * share + threadIdx.x, left = min(share, all - blockIdx.x * share);
+        int64_t layer = first / p.words / copy.blocks;
+        int block = (int)(first / p.words - layer * copy.blocks), w = (int)(first % p.words);
+        for (int64_t at = threadIdx.x; at < left; at += THREADS * EACH) {
+            uint4 word[EACH];
+            uint4 *to[EACH];
 #pragma unroll
-    for (int i = 0; i < EACH; i++)
-        if (at + i * 128 < words) word[i] = source[at + i * 128];
+            for (int i = 0; i < EACH; i++) {
+                to[i] = nullptr;
+                if (at + i * THREADS >= left) continue;
+                to[i] = p.target + layer * p.target_layer + (int64_t)copy.ends[block] * p.words + w;
+                word[i] = p.source[layer * p.source_layer + (int64_t)copy.begins[block] * p.words + w];
+                w += THREADS % p.words;
+                block += THREADS / p.words + (w >= p.words);
+                w -= w >= p.words ? p.words : 0;
+                for (; block >= copy.blocks; block -= copy.blocks) layer++;
+            }
 #pragma unroll
-    for (int i = 0; i < EACH; i++)
-        if (at + i * 128 < words) target[at + i * 128] = word[i];
+            for (int i = 0; i < EACH; i++)
+                if (to[i]) *to[i] = word[i];
+        }
+    }
 }

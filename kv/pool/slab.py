@@ -19,6 +19,7 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from pltz.kv.pool.page_format import Rows
 
@@ -142,9 +143,7 @@ class Slab:
         """Copy blocks to those of another slab of the same pages, or of this one, in all layers."""
         if there.form is not self.form or there.block != self.block or len(blocks) != len(to):
             raise UsageError("blocks go to as many blocks of the same pages")
-        self._check(blocks)
-        there._check(to)
-        copy_blocks(self.tensors, blocks, there.tensors, to)
+        copy_blocks(self.tensors, self._check(blocks), there.tensors, there._check(to))
 
     def put_sinks(self, kv: torch.Tensor) -> list[int]:
         """Keep the KV (layers, 2, heads, S, D) of sinks, as computed, in blocks of this slab. Returns the blocks."""
@@ -185,8 +184,9 @@ class Slab:
         places = table[token // self.block] * self.block + token % self.block
         return torch.from_numpy(places).to(self.device)
 
-    def _check(self, blocks: Sequence[int]) -> None:
-        """Raise UsageError unless all are blocks that somebody holds."""
+    def _check(self, blocks: Sequence[int]) -> NDArray[np.int64]:
+        """Return the numbers of blocks. Raises UsageError unless somebody holds each."""
         index = np.asarray(blocks, np.int64).reshape(-1)
         if ((index < 0) | (index >= self.blocks)).any() or (self._holders[index] < 1).any():
             raise UsageError("expected blocks that are held: these were released, or are of another pool")
+        return index

@@ -19,6 +19,7 @@ typedef unsigned long long uint64_t;
 #define KERNEL2(threads) extern "C" __global__ void __launch_bounds__(threads, 2) /* two CTAs per multiprocessor */
 #define KERNEL3(threads) extern "C" __global__ void __launch_bounds__(threads, 3)
 #define KERNEL_OF(threads, ctas) extern "C" __global__ void __launch_bounds__(threads, ctas)
+#define GRID_CONSTANT __grid_constant__
 extern __shared__ __align__(128) uint8_t shared_memory[];
 DEV uint8_t *shared() { return shared_memory; }
 #endif

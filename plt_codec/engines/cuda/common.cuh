@@ -188,11 +188,6 @@ enum {
     SPENT = 2,
 };
 #define FULL 0xffffffffu
-#ifdef PLTZ_EMULATE
-#define GRID_CONSTANT
-#else
-#define GRID_CONSTANT __grid_constant__
-#endif
 
 /* ---------------------------------------------------------------- state in device memory; device.py has the same */
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from pltz.kv.engines.cuda import copy_rows
 from pltz.kv.pool import block_copy
 from pltz.kv.pool.slab import Slab
 from tests.kv.pool.pages import form
@@ -97,10 +100,10 @@ def test_the_bus_carries_the_same_bytes(
     if late:
         monkeypatch.setattr(torch, "get_device_module", lambda device: streams.module)
         with streams:
-            block_copy.by_engine(source.tensors, blocks, target.tensors, slots, spills)
+            block_copy.by_engine(source.tensors, blocks, target.tensors, slots, spills, None)
             streams.now.run()
     else:
-        block_copy.by_engine(source.tensors, blocks, target.tensors, slots, spills)
+        block_copy.by_engine(source.tensors, blocks, target.tensors, slots, spills, None)
     assert not streams.bus.queue
     for name, tensor in target.tensors.items():
         before[name][:, slots] = source.tensors[name][:, blocks]
@@ -111,7 +114,37 @@ def test_what_is_staged_has_a_bound_and_all_layers() -> None:
     shape = 32, 9, 16, 8
     tensors = {"kv": torch.zeros(*shape, 128, dtype=torch.uint8), "scale": torch.zeros(*shape, 2, dtype=torch.float16)}
     jobs = block_copy._jobs(tensors, 256)
-    assert [(job.name, job.first, job.last) for job in jobs] == [("scale", 0, 32)] + [
-        ("kv", first, min(first + 4, 32)) for first in range(0, 32, 4)
-    ]
+    assert [(job.name, job.first, job.last) for job in jobs] == [
+        *(("kv", first, first + 8) for first in range(0, 32, 8)), ("scale", 0, 32)
+    ]  # fmt: skip
     assert max(job.words for job in jobs) * 8 <= block_copy.STAGED
+
+
+def test_the_engine_takes_pieces_of_a_megabyte() -> None:
+    host = torch.empty(2, 40, 1 << 16, dtype=torch.uint8)
+    assert block_copy.wide(host, range(3, 19))
+    assert not block_copy.wide(host, range(3, 18))
+    assert block_copy.wide(host, [*range(16), *range(20, 36)])
+    assert not block_copy.wide(host, [*range(16), *range(20, 35)])
+
+
+def test_rows_are_copied_by_their_pitches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver of the test's own does what CUDA says of a copy in two dimensions."""
+
+    def copied(copy: Any, stream: int) -> tuple[int]:
+        assert stream == 7 and copy.srcMemoryType == copy.dstMemoryType == "unified"
+        for row in range(copy.Height):
+            to, source = copy.dstDevice + row * copy.dstPitch, copy.srcDevice + row * copy.srcPitch
+            ctypes.memmove(to, source, copy.WidthInBytes)
+        return (0,)
+
+    kinds = SimpleNamespace(CU_MEMORYTYPE_UNIFIED="unified")
+    bindings: Any = ModuleType("cuda.bindings")
+    bindings.driver = SimpleNamespace(CUDA_MEMCPY2D=SimpleNamespace, CUmemorytype=kinds, cuMemcpy2DAsync=copied)
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
+    source, target = torch.arange(3 * 9 * 4).reshape(3, 9, 4), torch.zeros(3, 12, 4, dtype=torch.int64)
+    copy_rows(target.narrow(1, 5, 6), source.narrow(1, 2, 6))
+    assert torch.equal(target[:, 5:11], source[:, 2:8])
+    assert not target[:, :5].any() and not target[:, 11:].any()

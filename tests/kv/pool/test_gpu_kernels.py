@@ -107,13 +107,36 @@ def test_the_centroids_are_those_of_the_format() -> None:
     assert (found - right).abs().max() < 3e-3 * right.abs().max()
 
 
+@pytest.mark.parametrize(("most", "each"), [(480, 8), (2, 1)])
+@pytest.mark.parametrize("ctas", [1, 3, 64])
+def test_blocks_are_copied(ctas: int, most: int, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy blocks of more words than a CTA has threads, and of fewer, in shares that end anywhere."""
+    source, target = random_blocks()
+    monkeypatch.setattr(block_copy, "MOST", most)
+    monkeypatch.setattr(block_copy, "EACH", each)
+    kernels = block_copy.launcher(torch.device("cpu"))
+    assert kernels is not None
+    block_copy.launch(kernels, source, [1, 6, 3], target, [8, 0, 2], ctas)
+    check_copied(source, target)
+
+
 @pytest.mark.parametrize("spills", [True, False])
-def test_blocks_are_copied(spills: bool) -> None:
-    """Copy a block that takes several CTAs, and one that takes less than one."""
+def test_kernels_gather_and_scatter_what_the_engine_carries(spills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_copy, "STAGED", 1)
+    source, target = random_blocks()
+    block_copy.by_engine(source, [1, 6, 3], target, [8, 0, 2], spills, block_copy.launcher(torch.device("cpu")))
+    check_copied(source, target)
+
+
+def random_blocks() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return blocks of a source, and a target of zeros, three layers each."""
     shapes = {"kv": (16, 100), "scale": (16, 6)}
     source = {name: torch.randint(0, 1 << 40, (3, 7, *shape)) for name, shape in shapes.items()}
-    target = {name: torch.zeros(3, 9, *shape, dtype=torch.int64) for name, shape in shapes.items()}
-    block_copy.by_kernel(source, [1, 6, 3], target, [8, 0, 2], spills)
+    return source, {name: torch.zeros(3, 9, *shape, dtype=torch.int64) for name, shape in shapes.items()}
+
+
+def check_copied(source: dict[str, torch.Tensor], target: dict[str, torch.Tensor]) -> None:
+    """Check that blocks 1, 6 and 3 of a source are 8, 0 and 2 of the target, and nothing else is there."""
     for name in source:
         assert torch.equal(target[name][:, [8, 0, 2]], source[name][:, [1, 6, 3]])
         assert not target[name][:, [1, 3, 4, 5, 6, 7]].any()

@@ -21,6 +21,7 @@ using std::min;
 #define KERNEL2(threads) static void
 #define KERNEL3(threads) static void
 #define KERNEL_OF(threads, ctas) static void
+#define GRID_CONSTANT
 #define __restrict__
 #define __noinline__
 /* aligned as a GPU demands it, so that a sanitizer sees where an address is not */
