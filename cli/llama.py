@@ -22,6 +22,7 @@ from pltz.cli.ui.options import size as bytes_of
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import ContentError, FormatError, ModelError, UsageError
+from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
@@ -79,7 +80,7 @@ class ArchiveOptions:
     def tokenizer_json(self) -> bytes:
         """Return the content of the tokenizer's file. Raises UsageError."""
         try:
-            return Path(self.tokenizer).read_bytes()
+            return named_file(self.tokenizer, MAX_TOKENIZER)
         except OSError as exc:
             raise UsageError(f"cannot read {self.tokenizer}: {exc.strerror or exc}") from exc
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -106,7 +106,7 @@ def tokenizer_json(tokenizer: Path_ | bytes) -> bytes:
     if isinstance(tokenizer, bytes):
         return tokenizer
     try:
-        return Path(tokenizer).read_bytes()
+        return named_file(tokenizer, MAX_TOKENIZER)
     except OSError as exc:
         raise UsageError(f"cannot read {os.fspath(tokenizer)}: {exc.strerror or exc}") from exc
 

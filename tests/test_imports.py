@@ -31,7 +31,7 @@ MAY_IMPORT = {
 # above it in this list, and those in its own line.
 WINGS = {
     "plt_codec": (
-        "errors extras identity limits varint versions types weights lanes prefix zstd repeats range_coder",
+        "errors extras identity limits named_file varint versions types weights lanes prefix zstd repeats range_coder",
         "engines",
         "container",
     ),

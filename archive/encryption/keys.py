@@ -15,7 +15,6 @@ import os
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
@@ -29,8 +28,10 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE
+from pltz.plt_codec.named_file import named_file
 
 LEAST_SECRET = 16  # least bytes of a key file or a command's output
+MAX_SECRET = 1 << 20  # bytes of a key file
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Secret:
     def file(cls, path: str | os.PathLike[str]) -> Secret:
         """Return the secret in a file of at least 16 random bytes. Raises UsageError."""
         try:
-            data = Path(path).read_bytes()
+            data = named_file(path, MAX_SECRET)
         except OSError as exc:
             raise UsageError(f"cannot read the key file: {exc.strerror}") from exc
         return cls._raw(data, "the key file")

@@ -17,6 +17,7 @@ from pltz.cli.ui.options import Decorator, nonempty
 from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE
+from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion
@@ -194,7 +195,7 @@ def tokenizer_json(name: str) -> bytes:
     if not Path(name).is_file():
         return tokenizer_json_of(resolve(name))
     try:
-        return Path(name).read_bytes()
+        return named_file(name, MAX_TOKENIZER)
     except OSError as exc:
         raise UsageError(f"cannot read {name}: {exc.strerror or exc}") from exc
 

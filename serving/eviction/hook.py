@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE, SIZE
+from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
 from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.eviction.eviction_queue import Counts, EvictionQueue
 from pltz.serving.eviction.flusher import Flusher
@@ -146,7 +147,7 @@ class EvictionHook:
         root = Path(journal)
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         disk, locks = OsDisk(root), FileLocks(root)
-        spec = tokenizer if isinstance(tokenizer, bytes | None) else Path(tokenizer).read_bytes()
+        spec = tokenizer if isinstance(tokenizer, bytes | None) else named_file(tokenizer, MAX_TOKENIZER)
         named = Tokenizers(disk).keep(spec, locks) if spec is not None else NONE
         hook = cls(disk, locks, tokenizer=named, target=target or NONE, settings=chosen)
         if archive is not None:

@@ -21,6 +21,7 @@ from pltz.archive.writing.candidates import MOST
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 from pltz.plt_codec.limits import MAX_BYTES, ZSTD_ABOVE
+from pltz.plt_codec.named_file import named_file
 from pltz.serving.nightly.naming import Naming
 from pltz.serving.nightly.sources.registry import SOURCES
 from pltz.serving.nightly.sources.source import Source
@@ -29,6 +30,7 @@ from pltz.serving.nightly.state import check_place
 if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
 
+MAX_CONFIG = 1 << 24  # bytes
 TYPES = {
     str: "a string",
     int: "a whole number",
@@ -165,7 +167,7 @@ class Config:
 def load(path: str | os.PathLike[str]) -> Config:
     """Return the configuration in a file. Raises UsageError, which names the place."""
     try:
-        data = Path(path).read_bytes()
+        data = named_file(path, MAX_CONFIG)
         text = data.decode()
     except OSError as exc:
         raise UsageError(f"cannot read the configuration {os.fspath(path)}: {exc.strerror or exc}") from exc

@@ -19,6 +19,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.writing.put_request import PutReceipt, PutRequest
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError
+from pltz.plt_codec.named_file import MAX_TOKENIZER, named_file
 from pltz.serving.nightly.naming import BY_ENTRY, Naming
 from pltz.serving.nightly.sources.source import (
     SHARD_SESSIONS,
@@ -93,7 +94,7 @@ class SlotSource:
         if self.tokenizer == BUNDLE:
             return cold
         try:
-            data = Path(self.tokenizer).read_bytes()
+            data = named_file(self.tokenizer, MAX_TOKENIZER)
         except OSError as exc:
             why = f"cannot read the tokenizer {self.tokenizer}: {exc.strerror or exc}"
             raise UsageError(why) from exc
