@@ -20,8 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
 from pltz.kv.memory.agent_memory import AgentMemory
-from pltz.kv.memory.memory_file import CENTRE, Remembered
+from pltz.kv.memory.memory_file import CENTRE, MemoryFolder, Remembered
 from pltz.kv.memory.prefix_match import ends_of
+from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ContentError, CorruptError, TargetMismatch, UsageError, VersionError
@@ -170,6 +171,26 @@ def test_a_full_pool_gives_up_the_agent_used_least_recently(target: Target, tmp_
 
 
 # ---- files
+
+
+def test_agents_whose_batch_is_refused_give_back_what_they_held_for_it(target: Target, tmp_path: Path) -> None:
+    memory = opened(tmp_path, target)
+    memory.phase("ann", FIRST, new_tokens=4)
+    with pytest.raises(ContentError):
+        memory.many({"ann": SECOND, "bob": STORY * 200}, new_tokens=4)
+    memory.forget("ann")
+    assert memory.pool.device.free == memory.pool.device.blocks
+
+
+def test_an_agent_that_leaves_a_full_pool_is_saved_before(target: Target, tmp_path: Path) -> None:
+    """Its last replies were not on the disk yet."""
+    form = MemoryFolder.form(tmp_path, target, "raw")
+    folder = MemoryFolder(tmp_path, target, form)
+    memory = AgentMemory(target, BlockPool(form, 160), folder, keep=16, save_each=False)
+    reply = memory.phase("ann", FIRST, new_tokens=4)
+    assert not file_of(memory, "ann").exists()
+    memory.phase("bob", FIRST, new_tokens=4)
+    assert "ann" not in memory._agents and memory.text("ann") == FIRST + reply.text
 
 
 def test_every_damage_is_refused_by_name(target: Target, tmp_path: Path) -> None:

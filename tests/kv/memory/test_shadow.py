@@ -125,6 +125,43 @@ def test_segments_that_are_mostly_given_up_go(tmp_path: Path) -> None:
     assert found is not None and torch.equal(found, expected) and len(after.tree) == 4
 
 
+def test_a_segment_stays_until_all_that_lives_in_it_was_copied(tmp_path: Path) -> None:
+    """A pass of little room copies one step of eight. The others are in the old segment alone."""
+    memory = Memory(tmp_path)
+    expected = [memory.add(n) for n in range(6)]
+    memory.shadow.write()
+    for n in range(4):
+        memory.tree.clear("acme", ids(n)[:16])
+    memory.shadow._rate, memory.now = 1.0, 61.0
+    assert memory.shadow.tick()
+    memory.shadow.wait()
+    assert memory.shadow.stats.left == 7 and len(memory.shadow._files()) == 2
+    memory.shadow.close()
+    after = Memory(tmp_path)
+    after.shadow.recover()
+    for n in (4, 5):
+        found = after.kv(n)
+        assert found is not None and torch.equal(found, expected[n])
+
+
+def test_a_file_is_synced_whole_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut leaves a name without its bytes, in place of the file before."""
+    sync, rename, done = os.fsync, Path.rename, list[tuple[str, int]]()
+
+    def synced(handle: int) -> None:
+        done.append(("sync", 0 if os.path.isdir(f"/proc/self/fd/{handle}") else os.fstat(handle).st_size))
+        sync(handle)
+
+    def renamed(self: Path, target: Path) -> Path:
+        done.append(("rename", self.stat().st_size))
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    size = MANIFEST.write(tmp_path / "one", {}, {"state": torch.zeros(1000, dtype=torch.uint8)})
+    assert done == [("sync", size), ("rename", size), ("sync", 0)]
+
+
 def test_a_step_that_came_again_is_written_again(tmp_path: Path) -> None:
     """Its KV may differ by float noise from the one that was given up."""
     memory = Memory(tmp_path)
@@ -297,6 +334,43 @@ def test_a_full_disk_loses_no_block_of_the_pool(tmp_path: Path, monkeypatch: pyt
     after.shadow.recover()
     found = after.kv(0)
     assert found is not None and torch.equal(found, expected)
+
+
+def test_the_manifest_of_a_pass_that_failed_is_written_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing changed in between, so it would be taken for written."""
+    memory = Memory(tmp_path)
+    memory.add(0)
+    memory.shadow.write()
+    name = memory.pins.pin("acme", ids(0))
+    with monkeypatch.context() as patch, pytest.raises(MemoryFailed):
+        patch.setattr(os, "fsync", _full)
+        memory.shadow.write()
+    memory.shadow.write()
+    memory.shadow.close()
+    after = Memory(tmp_path)
+    after.shadow.recover()
+    assert after.pins.pins == {name: 1}
+
+
+def _full(handle: int) -> None:
+    raise OSError(28, "no space left on device")
+
+
+def test_a_prefix_that_two_pinned_stays_pinned_by_one_after_a_restart(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.add(0)
+    name = memory.pins.pin("acme", ids(0))
+    assert name is not None and memory.pins.pin("acme", ids(0)) == name
+    memory.shadow.write()
+    memory.shadow.close()
+    after = Memory(tmp_path)
+    after.shadow.recover()
+    after.pins.unpin(name)
+    assert after.pins.pins == {name: 1} and all(step.pins for step in after.tree.steps())
+    after.pins.unpin(name)
+    assert not after.pins.pins and not any(step.pins for step in after.tree.steps())
 
 
 CHILD = """
