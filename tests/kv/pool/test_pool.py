@@ -9,7 +9,7 @@ import torch
 
 from pltz.kv.errors import PoolFull
 from pltz.kv.pool.block_pool import BlockPool
-from pltz.kv.pool.packed_session import PackedSession
+from pltz.kv.pool.packed_session import PackedSession, extended
 from pltz.kv.pool.prefix_tree import PrefixTree
 from pltz.plt_codec.errors import UsageError
 from tests.kv.pool.pages import form, random_kv
@@ -77,6 +77,18 @@ def test_a_shared_block_is_copied_before_it_is_written() -> None:
     assert torch.equal(one.kv(), other.kv()[:, :, :, :24])
     with pytest.raises(UsageError, match="others hold"):
         ours.device.write(one.blocks, 0, ours.form.pack(kv[:, :, :, :16], 0))
+
+
+def test_a_session_that_finds_no_room_for_its_copy_gives_back_the_room_it_found() -> None:
+    ours = pool("raw", blocks=3)
+    session = PackedSession.of(random_kv(20), ours, keep=0)
+    other = session.fork()
+    with pytest.raises(PoolFull):  # a block more, and a copy of the last one
+        extended(ours, other.blocks, 20, random_kv(20))
+    assert ours.device.free == 1
+    other.release()
+    session.release()
+    assert ours.device.free == 3
 
 
 def test_blocks_are_held_as_often_as_they_are_retained() -> None:
@@ -193,6 +205,42 @@ def test_prefixes_go_to_host_memory_and_come_back() -> None:
     found = tree.match("acme", IDS)
     assert found is not None and torch.equal(found.kv(), before)
     assert ours.host.free == 10
+
+
+@pytest.mark.parametrize(("known", "asked", "found"), [(32, 32, 16), (32, 33, 32), (32, 31, 16), (16, 16, 0)])
+def test_a_match_leaves_the_last_id_to_run(known: int, asked: int, found: int) -> None:
+    """Its logits are wanted, and no KV has them."""
+    ours = pool()
+    tree = PrefixTree(ours)
+    session = PackedSession.of(random_kv(known), ours, keep=0)
+    tree.insert("acme", IDS[:known], session)
+    match = tree.match("acme", IDS[:asked])
+    assert (0 if match is None else match.tokens) == found
+
+
+def test_pinned_prefixes_stay_where_they_are() -> None:
+    """On the device they are not moved to the host, and on the host they make no room for others."""
+    ours = pool(blocks=12, host=10)
+    tree = PrefixTree(ours)
+    session = PackedSession.of(random_kv(96), ours, keep=0)
+    before = session.kv()
+    tree.insert("acme", IDS[:96], session)
+    session.release()
+    names = tree.names("acme", IDS[:96])
+    tree.pin(names[-1])
+    assert tree.move(names, to_host=True) == 0
+    tree.unpin(names[-1])
+    assert tree.move(names, to_host=True) == 6
+    tree.pin(names[-1])
+    for seed in range(1, 4):
+        ids = [seed, *IDS[:127]]
+        other = PackedSession.of(random_kv(128, seed=seed), ours, keep=0)
+        tree.insert("acme", ids, other)
+        other.release()
+    assert tree.names("acme", IDS[:96]) == names
+    tree.clear("acme", [3, *IDS[:15]])
+    found = tree.match("acme", IDS[:97])
+    assert found is not None and torch.equal(found.kv(), before)
 
 
 def test_no_block_is_lost_or_given_twice() -> None:
