@@ -11,7 +11,7 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.cli.bench import corpus, measure
+from pltz.cli.bench.codec import corpus, measure
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import Output, write_text
@@ -22,8 +22,8 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.thaw.thawed import Thawed
-    from pltz.cli.bench.corpus import SampleSession
-    from pltz.cli.bench.measure import CodecRun
+    from pltz.cli.bench.codec.corpus import SampleSession
+    from pltz.cli.bench.codec.measure import CodecRun
     from pltz.coding.codec import Codec
     from pltz.models.target.target import Target
 

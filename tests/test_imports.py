@@ -80,7 +80,7 @@ WINGS = {
 }
 HEAVY = {"torch", "transformers"}
 # Files that may ask for a module by a name made at run time: the facade, lazy commands, and peers that are optional.
-BY_NAME = {"cli/ui/groups.py", "cli/bench/compressors.py", "benchmarks/peers/context_mixing.py"}
+BY_NAME = {"cli/ui/groups.py", "cli/bench/codec/compressors.py", "benchmarks/peers/context_mixing.py"}
 LAZY = re.compile(r"pltz(\.\w+)+:\w+")  # a command by name, as `cli.ui.groups.LazyGroup` takes it
 FILES = [path.relative_to(ROOT) for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
 MODULES = {("pltz", *path.with_suffix("").parts): path for path in FILES}

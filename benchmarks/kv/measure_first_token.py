@@ -43,7 +43,7 @@ from pltz.benchmarks.kv.measure_kv import (
     sample_ids,
 )
 from pltz.cli.bench import machine, shared
-from pltz.cli.bench.random_target import SHAPES
+from pltz.cli.bench.thaw.random_target import SHAPES
 from pltz.datasets import sample_sessions
 from pltz.kv.predictive.calibration import Calibration
 from pltz.models.session.session import Session

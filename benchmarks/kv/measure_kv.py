@@ -33,7 +33,7 @@ from pltz.archive.thaw.thawer import Thawer
 from pltz.archive.writing.put_request import PutRequest
 from pltz.benchmarks.kv.random_calibration import drawn, random_calibration, spread_levels
 from pltz.cli.bench import machine
-from pltz.cli.bench.random_target import RandomTarget
+from pltz.cli.bench.thaw.random_target import RandomTarget
 from pltz.datasets import sample_sessions
 from pltz.kv.engines import streams
 from pltz.kv.engines.cuda import DecodedStreams, DeviceStreams, DeviceTables, kernels_on

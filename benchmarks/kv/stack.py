@@ -21,7 +21,8 @@ from typing import Any
 import click
 import numpy as np
 
-from pltz.cli.bench import corpus, machine, shared
+from pltz.cli.bench import machine, shared
+from pltz.cli.bench.codec import corpus
 from pltz.cli.bench.deployment import LEVELS, Deployment
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command

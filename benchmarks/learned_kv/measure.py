@@ -14,7 +14,7 @@ import torch
 from pltz.benchmarks.learned_kv.course import mixed
 from pltz.benchmarks.learned_kv.frozen_target import SINKS, FrozenTarget
 from pltz.benchmarks.learned_kv.network import Decoder, Size, TargetShape
-from pltz.cli.bench.kv_peers import int4_groups
+from pltz.cli.bench.kv.peers import int4_groups
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from pltz.cli.bench.compressors import Peer
+from pltz.cli.bench.codec.compressors import Peer
 
 ZPAQ_METHOD = "x0,0ci1,1,1,1,1,1,2aw2mm16ts19t0"
 ZPAQ_TAG = bytes.fromhex("376b5374a03183d38cb228b0d3")  # every archive starts with it

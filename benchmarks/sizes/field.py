@@ -24,9 +24,10 @@ import click
 
 from pltz.archive.humanize import size
 from pltz.benchmarks.peers import context_mixing
-from pltz.cli.bench import compressors as peers
-from pltz.cli.bench import corpus, machine, measure, shared
-from pltz.cli.bench.compressors import Peer
+from pltz.cli.bench import machine, shared
+from pltz.cli.bench.codec import compressors as peers
+from pltz.cli.bench.codec import corpus, measure
+from pltz.cli.bench.codec.compressors import Peer
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -35,7 +36,7 @@ from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from pltz.cli.bench.measure import SessionCost
+    from pltz.cli.bench.codec.measure import SessionCost
     from pltz.coding.codec import Codec
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.session.session import Session

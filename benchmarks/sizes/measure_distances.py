@@ -17,7 +17,7 @@ import numpy as np
 
 from pltz.cli.bench import machine
 from pltz.cli.bench.communities import GROUPS, Community, named, sampled
-from pltz.cli.bench.nearest import coded
+from pltz.cli.bench.neighbours.nearest import coded
 from pltz.coding.codec import Codec
 from pltz.models.session import transcript
 from pltz.models.session.session import Session

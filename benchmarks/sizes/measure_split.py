@@ -24,7 +24,8 @@ import click
 
 from pltz.archive.archive import Archive
 from pltz.archive.writing.put_request import PutRequest
-from pltz.cli.bench import compressors, corpus, machine
+from pltz.cli.bench import machine
+from pltz.cli.bench.codec import compressors, corpus
 from pltz.coding.codec import Codec
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.container.file import Reader
@@ -32,7 +33,7 @@ from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.lanes import LAYOUTS
 
 if TYPE_CHECKING:
-    from pltz.cli.bench.corpus import SampleSession
+    from pltz.cli.bench.codec.corpus import SampleSession
     from pltz.plt_codec.lanes import LayoutName
 
 PARTS = "zstd", "file", "alone", "archive"

@@ -5,11 +5,11 @@ import click
 from pltz.cli.ui.groups import LazyGroup
 
 COMMANDS = {
-    "codec": "pltz.cli.bench.codec:codec",
-    "archive": "pltz.cli.bench.archive:archive",
-    "thaw": "pltz.cli.bench.thaw:thaw",
-    "kv": "pltz.cli.bench.kv:kv",
-    "neighbours": "pltz.cli.bench.neighbours:neighbours",
+    "codec": "pltz.cli.bench.codec.command:codec",
+    "archive": "pltz.cli.bench.archive.command:archive",
+    "thaw": "pltz.cli.bench.thaw.command:thaw",
+    "kv": "pltz.cli.bench.kv.command:kv",
+    "neighbours": "pltz.cli.bench.neighbours.command:neighbours",
     "papers": "pltz.cli.bench.papers.command:papers",
     "joint": "pltz.cli.bench.joint.command:joint",
     "lossy": "pltz.cli.bench.lossy.command:lossy",

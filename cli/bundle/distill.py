@@ -161,7 +161,7 @@ def settings_of(
     need("train", "training", "torch", "transformers")
     from pltz.models.bundle.bundle import DEFAULT
     from pltz.models.training import pipeline, settings
-    from pltz.models.training.origin import Origin
+    from pltz.models.training.nets.origin import Origin
 
     if steps and seconds:
         raise UsageError("--steps and --seconds exclude each other")

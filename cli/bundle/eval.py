@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli.bench import codec, corpus, machine
-from pltz.cli.bench import compressors as peers
-from pltz.cli.bench.corpus import SampleSession
+from pltz.cli.bench import machine
+from pltz.cli.bench.codec import command as codec
+from pltz.cli.bench.codec import compressors as peers
+from pltz.cli.bench.codec import corpus
+from pltz.cli.bench.codec.corpus import SampleSession
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -21,7 +23,7 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.coding.codec import Codec
-    from pltz.models.training.records import LabelledSession
+    from pltz.models.training.data.records import LabelledSession
 
 NO_LIMIT = 1 << 62  # bytes
 
@@ -105,7 +107,7 @@ def read(files: Iterable[str]) -> "Iterator[LabelledSession]":
         UsageError: a file does not exist or does not hold what its name says.
     """
     from pltz.datasets.loaders import load, sample_path
-    from pltz.models.training import records
+    from pltz.models.training.data import records
 
     for file in list(files) or [str(sample_path())]:
         for session in load(file):

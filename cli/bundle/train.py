@@ -21,7 +21,7 @@ from pltz.plt_codec.extras import need
 
 if TYPE_CHECKING:
     from pltz.models.session.session import Session
-    from pltz.models.training.records import LabelledSession
+    from pltz.models.training.data.records import LabelledSession
     from pltz.models.training.settings import TrainSettings
 
 OUTPUT = click.option("-o", "--output", metavar="DIR", help="Folder for the bundle.")

@@ -40,14 +40,18 @@ from pltz.models.bundle.tokenizer import BundleTokenizer, Ids
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens_many
 from pltz.models.target.checkpoint import resolve, tokenizer_json_of
-from pltz.models.training import checkpoint, records, snapshot
-from pltz.models.training.checkpoint import NetConfig
-from pltz.models.training.corpus import Corpus
+from pltz.models.training.data import records
+from pltz.models.training.data.corpus import Corpus
+from pltz.models.training.data.records import TEXT
+from pltz.models.training.data.vocabulary import covered
 from pltz.models.training.digests import digest
-from pltz.models.training.export import export
-from pltz.models.training.origin import Origin
-from pltz.models.training.records import TEXT
-from pltz.models.training.schedule import Schedule
+from pltz.models.training.nets import checkpoint
+from pltz.models.training.nets.checkpoint import NetConfig
+from pltz.models.training.nets.export import export
+from pltz.models.training.nets.origin import Origin
+from pltz.models.training.run import snapshot
+from pltz.models.training.run.schedule import Schedule
+from pltz.models.training.run.trainer import REPORT, Machine, Stopped, TrainingJob, fit
 from pltz.models.training.settings import Data, TrainSettings
 from pltz.models.training.stages import (
     RunContext,
@@ -57,8 +61,6 @@ from pltz.models.training.stages import (
     read_json,
     write_json,
 )
-from pltz.models.training.trainer import REPORT, Machine, Stopped, TrainingJob, fit
-from pltz.models.training.vocabulary import covered
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.weights import Weights
 from pltz.plt_codec.zstd import Fallback

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pltz.models.bundle import bundle as bundles
-from pltz.models.training.checkpoint import NetShape
-from pltz.models.training.schedule import Schedule
+from pltz.models.training.nets.checkpoint import NetShape
+from pltz.models.training.run.schedule import Schedule
 from pltz.plt_codec.errors import UsageError
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ def _inherited(start: str, student: dict[str, Any]) -> dict[str, Any]:
     """
     if not start:
         return {}
-    from pltz.models.training.origin import Origin
+    from pltz.models.training.nets.origin import Origin
 
     return {k: v for k, v in Origin(start, "[student] start").shape().items() if k not in student}
 

@@ -31,8 +31,8 @@ from pltz.models.bundle.folder import publish
 from pltz.models.session.session import Session
 from pltz.models.target.checkpoint import resolve, tokenizer_json_of
 from pltz.models.target.target import Target
+from pltz.models.training.data.records import LabelledSession
 from pltz.models.training.digests import digest
-from pltz.models.training.records import LabelledSession
 from pltz.models.training.settings import Teacher, TrainSettings
 from pltz.plt_codec.errors import ModelError, UsageError
 

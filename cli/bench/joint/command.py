@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from pltz.cli.bench import corpus, machine, shared
+from pltz.cli.bench import machine, shared
+from pltz.cli.bench.codec import corpus
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -73,9 +74,9 @@ def joint(
     Half of the sessions choose thresholds by layer, the other half is measured. Sessions are of one tenant: blocks of
     several are never fused. docs/papers.md says what came out, and why no store does this.
     """
-    from pltz.cli.bench import kv
     from pltz.cli.bench.joint import measure
-    from pltz.cli.bench.kv_rows import KVRows
+    from pltz.cli.bench.kv import command as kv
+    from pltz.cli.bench.kv.rows import KVRows
     from pltz.models.target.target import Target
 
     sessions = [record.session for record in corpus.read(data)]

@@ -22,7 +22,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from pltz.cli.bench.kv_rows import KVRows
+    from pltz.cli.bench.kv.rows import KVRows
 
 BFF, CENTRED, CFF = STRATEGIES = "bff", "bff, centred", "cff"
 UNFUSED = 2.0  # no cosine is above it

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from pltz.cli.bench import corpus, machine, shared
+from pltz.cli.bench import machine, shared
+from pltz.cli.bench.codec import corpus
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -59,8 +60,8 @@ def lossy(
     Rarity and code length are the target's own; bytes are those of the bundle. The form q4 stands beside them: it
     makes KV smaller, not tokens, and loses less.
     """
-    from pltz.cli.bench import kv
-    from pltz.cli.bench.kv_rows import KVRows
+    from pltz.cli.bench.kv import command as kv
+    from pltz.cli.bench.kv.rows import KVRows
     from pltz.cli.bench.lossy import measure
     from pltz.models.target.target import Target
 

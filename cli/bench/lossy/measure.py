@@ -12,7 +12,7 @@ from pltz.cli.bench.lossy.replacement import WAYS, code_lengths
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pltz.cli.bench.kv_rows import KVRows
+    from pltz.cli.bench.kv.rows import KVRows
     from pltz.coding.codec import Codec
 
 
@@ -56,7 +56,7 @@ def replaced(before: Before, way: str, bits: float) -> dict[str, Any]:
 
 def coded_bytes(rows: KVRows, codec: Codec, contexts: list[NDArray[np.int32]]) -> int:
     """Return the bytes that a bundle codes the texts of ids in, each decoded back and compared."""
-    from pltz.cli.bench import measure
+    from pltz.cli.bench.codec import measure
     from pltz.models.session.session import Session
 
     texts = [Session("text", rows.target.tokenizer.decode(ids.tolist()).encode()) for ids in contexts]

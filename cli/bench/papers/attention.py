@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def rows(work: Work) -> list[PaperRow]:
     """Return the rows of theorem 19, remark 20 and corollary 21."""
-    from pltz.cli.bench.kv_peers import PeerForm, turboquant
+    from pltz.cli.bench.kv.peers import PeerForm, turboquant
     from pltz.cli.bench.papers import attention_error
 
     said = attention_error.drift(work.target, work.drawn[0][: work.context])

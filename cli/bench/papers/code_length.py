@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def rows(work: Work) -> list[PaperRow]:
     """Return the rows of proposition 27 and table 5: bits per token of the sessions by source."""
-    from pltz.cli.bench import corpus, measure
+    from pltz.cli.bench.codec import corpus, measure
 
     records = [corpus.SampleSession("all", one, 0) for one in work.sessions[: max(8, work.count // 2)]]
     run = measure.run(work.codec, [one.session for one in records])

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from pltz.cli.bench import corpus, machine, shared
+from pltz.cli.bench import machine, shared
+from pltz.cli.bench.codec import corpus
 from pltz.cli.bench.papers.row import PAPERS, VERDICTS, PaperRow
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command

@@ -15,8 +15,9 @@ MEASURED = 12  # of 50 communities are coded after their nearest
 
 def rows(work: Work) -> list[PaperRow]:
     """Return the row of theorem 32: bytes per community after the nearest other one."""
-    from pltz.cli.bench import corpus, nearest
+    from pltz.cli.bench.codec import corpus
     from pltz.cli.bench.communities import sampled
+    from pltz.cli.bench.neighbours import nearest
     from pltz.models.session.session import Session
 
     def record(text: str) -> corpus.SampleSession:

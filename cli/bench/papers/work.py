@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pltz.cli.bench.kv_rows import KVRows
+from pltz.cli.bench.kv.rows import KVRows
 
 if TYPE_CHECKING:
     from pltz.cli.bench.deployment import Deployment

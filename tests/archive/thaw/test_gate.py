@@ -13,7 +13,7 @@ import pytest
 
 import pltz
 from pltz.benchmarks.kv.kv_targets import toys
-from pltz.cli.bench.kv_peers import peers
+from pltz.cli.bench.kv.peers import peers
 from pltz.datasets.loaders import load, sample_path
 from pltz.kv.calibrate import fitting
 from pltz.kv.calibrate.measure import compare, prefilled, sessions_to_rows, watched

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from pltz.benchmarks.sizes import measure_split
-from pltz.cli.bench.corpus import SampleSession
+from pltz.cli.bench.codec.corpus import SampleSession
 from pltz.coding.codec import Codec
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session

@@ -10,8 +10,8 @@ from click.testing import Result
 from torch import Tensor
 
 from pltz.datasets.loaders import sample_path
-from pltz.models.training import distil
-from pltz.models.training.records import LabelledSession
+from pltz.models.training.data.records import LabelledSession
+from pltz.models.training.run import distil
 
 Run = Callable[..., Result]
 
@@ -215,9 +215,9 @@ limit_bytes = 3000
 def other_bundle(folder: Path, tokenizer: bytes) -> Path:
     """Write a tiny bundle of contract 2, with rotary rates that are not the default."""
     from pltz.models.bundle.bundle import write_bundle
-    from pltz.models.training.checkpoint import NetConfig
-    from pltz.models.training.export import export
-    from pltz.models.training.net import Net, rounded_net
+    from pltz.models.training.nets.checkpoint import NetConfig
+    from pltz.models.training.nets.export import export
+    from pltz.models.training.nets.net import Net, rounded_net
 
     size = {"d": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "hidden": 32, "memory": 64}
     net = rounded_net(Net(NetConfig(vocab=1024, **size, rope_base=100000.0, gated=True)))
@@ -453,7 +453,7 @@ def test_train_with_a_bundle_that_teaches(
 
     With so few steps the test only checks that it runs and improves.
     """
-    from pltz.models.training import trainer
+    from pltz.models.training.run import trainer
 
     monkeypatch.setattr(trainer, "REPORT_EVERY", 0.0)  # the figure then covers only the last step
     other_bundle(project / "other", tiny_tokenizer_json())
@@ -471,7 +471,7 @@ def test_train_with_a_bundle_that_teaches(
 def test_a_run_that_stops_in_time_says_how_to_go_on(
     run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pltz.models.training import trainer
+    from pltz.models.training.run import trainer
 
     one = trainer.Trainer._one
 

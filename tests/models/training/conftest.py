@@ -8,9 +8,7 @@ import pytest
 
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.training import (
-    records,
-)
+from pltz.models.training.data import records
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pltz.models.training import (
-    settings,
-)
+from pltz.models.training import settings
 from pltz.models.training.pipeline import sampling
 from pltz.plt_codec.errors import UsageError
 

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pltz.models.training import (
-    stages,
-)
+from pltz.models.training import stages
 from pltz.plt_codec.errors import UsageError
 
 

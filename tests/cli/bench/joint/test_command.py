@@ -11,7 +11,7 @@ from click.testing import Result
 
 from pltz.cli.bench.joint.fused_cache import fused_cache
 from pltz.cli.bench.joint.measure import BFF, STRATEGIES, UNFUSED, fill, pool_for
-from pltz.cli.bench.kv_rows import KVRows
+from pltz.cli.bench.kv.rows import KVRows
 from pltz.datasets.loaders import sample_sessions
 from pltz.models.target.cache import cache_argument
 from pltz.models.target.target import Target

@@ -1,0 +1,1 @@
+"""The measurement of the archive: speed and size of puts and gets."""

@@ -1,0 +1,1 @@
+"""The measurement of the codec: bytes and speed by source, next to its peers."""

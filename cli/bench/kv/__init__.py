@@ -1,0 +1,1 @@
+"""The measurement of forms of KV: what each takes and loses."""

@@ -1,0 +1,1 @@
+"""The measurement of sessions coded after their neighbours."""

@@ -1,0 +1,1 @@
+"""Data of a training run: sessions, tokenizers and token streams."""

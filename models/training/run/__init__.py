@@ -1,0 +1,1 @@
+"""The loop of a training run: its processes, its schedule, its teachers and its snapshots."""
