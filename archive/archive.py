@@ -48,7 +48,7 @@ from pltz.coding.codecs.bundle_codecs import BundleCodecs, EngineOptions
 from pltz.coding.host_work import HostWork
 from pltz.coding.partners import as_target, tokenizer_json
 from pltz.coding.workers import Workers, helpers
-from pltz.models.session.session import KINDS, Session
+from pltz.models.session.session import Session, kind_of
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
@@ -112,7 +112,7 @@ class SessionVersion:
             name=version.name,
             version=version.version,
             time=version.time,
-            kind=KINDS[version.kind],
+            kind=kind_of(version.kind),
             tags=dict(version.tags),
             target=target,
             forgotten=version.forgotten,

@@ -478,7 +478,7 @@ def _identity(request: PutRequest) -> bytes:
     how: list[object] = [request.name, request.tenant, sorted(request.tags.items()), request.base, request.time]
     how += [request.continues, list(request.prefixes), request.parent, request.salt, request.tokenizer]
     if session.kind == "chat":
-        value = json.dumps(session.value).encode()
+        value = json.dumps([session.value, session.writing]).encode()
     else:
         value = session.value if session.kind == "text" else session.value.tobytes()
     return shard_name(repr(how), session.kind, value).encode()

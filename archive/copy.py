@@ -37,7 +37,7 @@ from pltz.archive.writing.commits import COMMIT_SESSIONS
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.models.session.session import KINDS
+from pltz.models.session.session import kind_of, writing_in
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 from pltz.plt_codec.identity import NONE
 
@@ -256,7 +256,8 @@ def _new_session(source: OpenArchive, tower: Tower, codecs: CodecRegistry) -> Ne
         shared=shared,
         base=base or "base",
         tags=version.tags,
-        kind=KINDS[version.kind],
+        kind=kind_of(version.kind),
+        writing=writing_in(version.kind),
         target=None if version.target == NONE else version.target,
         time=version.time,
         codec=_codec(version, codecs),

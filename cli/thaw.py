@@ -167,10 +167,10 @@ def tokens_at_least(cold: "Archive", version: "Version", most: int, tokenizer_js
     from pltz.archive.version_sizes import method_of, tokens_of
     from pltz.coding.codecs.codec import BytesCodec
     from pltz.datasets.conversation import conversation
-    from pltz.models.session.session import KINDS
+    from pltz.models.session.session import kind_of
 
     reader = cold.parts.reader
-    if KINDS[version.kind] == "ids":
+    if kind_of(version.kind) == "ids":
         return tokens_of(reader, version)
     if version.tokenizer != BytesCodec.tokenizer:
         return 0

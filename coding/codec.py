@@ -905,7 +905,7 @@ def _byte_frame(draft: _Draft, data: bytes, *, log: bool = False, context: int |
     kind = Kind[f"{draft.session.kind.upper()}_FALLBACK"]
     content = draft.ready.content
     check = content_check(kind, len(content), content)
-    return Frame(kind, len(content), check, data, context=context, log=log)
+    return Frame(kind, len(content), check, data, context=context, log=log, writing=draft.session.writing)
 
 
 def _log_result(frame: Frame) -> ModelResult:
@@ -985,4 +985,5 @@ def _model_frame(draft: _Draft, tokens: Tokens, coded: ModelResult, options: Cod
     check = content_check(kind, len(tokens), content)
     one, literals = coded.encoded, len(tokens) - coded.copied
     lanes, steps = _kept_layout(literals, options, (one.lanes, one.steps))
-    return Frame(kind, len(tokens), check, coded.copies + one.data, lanes, steps, draft.ready.patch, bool(coded.copies))
+    frame = Frame(kind, len(tokens), check, coded.copies + one.data, lanes, steps, draft.ready.patch)
+    return replace(frame, copied=bool(coded.copies), writing=draft.session.writing)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast, overload
 
@@ -24,6 +25,7 @@ from pltz.models.bundle.releases import described, how_to_get
 from pltz.models.session import transcript
 from pltz.models.session.session import Kind as SessionKind
 from pltz.models.session.session import Session
+from pltz.models.session.spelling import WRITINGS
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.container.frame import (
     CHECK_KEPT,
@@ -389,7 +391,7 @@ class SessionDecoder:
         if tokens is None or frame.log:
             content = self.plain.content(coded_of(frame, NO_MARK)) if tokens is None else tokens.tobytes()
             check = _check_content(frame, content, number)
-            return Session.from_bytes(kind, content), check
+            return _written(frame, Session.from_bytes(kind, content)), check
         if frame.kind is Kind.IDS:
             if bridge is not None:
                 tokens = bridge.from_bundle(tokens, frame.patch)
@@ -398,7 +400,14 @@ class SessionDecoder:
                     f"session {number} has a patch, but its ids are bundle tokens: the file is damaged"
                 )
         check = _check_content(frame, tokens, number)
-        return transcript.from_tokens(kind, tokens, self.bundle.tokenizer), check
+        return _written(frame, transcript.from_tokens(kind, tokens, self.bundle.tokenizer)), check
+
+
+def _written(frame: Frame, session: Session) -> Session:
+    """Return a session with the writing of its frame. Raises VersionError for one that this version does not know."""
+    if frame.writing >= WRITINGS:
+        raise VersionError(f"a chat has writing {frame.writing}, which this pltz does not know: use a newer pltz")
+    return replace(session, writing=frame.writing) if frame.writing else session
 
 
 def named(what: str, number: int, error: PltzError) -> PltzError:

@@ -78,8 +78,8 @@ class ReadOptions:
         max_bytes: of a line, and of a file that is one session.
         columns: of a table; empty: all that JSON can hold.
         query: of a database, which answers with a session per row.
-        exact: keep the bytes of JSON: those that `Session.to_input_bytes` would not give back become a text, line
-            end included. The sessions of a source in a row are its bytes.
+        exact: keep the bytes of JSON: of a chat as its writing, and what no writing gives back as a text, line end
+            included. The sessions of a source in a row are its bytes (`Session.to_input_bytes`).
         warn: called with each remark, a sentence without a full stop.
         drop: what is dropped from the logs of agents, names of `dropped.DROPS`. Not with exact.
         refused: called with the reason for each file of a folder that cannot be read, or only in part. The others are

@@ -6,20 +6,23 @@ are events of an agent (`registry.of_events`).
 
 JSON that Python would change is kept as it is: that line or document becomes a text session of its exact bytes.
 Examples are repeated keys, NaN, and numbers that no double holds (see models/session/json_value.py). With ``exact``
-so does every line or document that `Session.to_input_bytes` would not give back. Its text then has its line end, its
-byte order mark and the empty lines beside it, so the sessions in a row are the bytes of the file.
+a session has the writing of its line or document (models/session/spelling.py), so that it stays a chat whoever wrote
+its JSON. Where none gives the bytes back, and of agents' logs, which are coded as tables, they become a text. It then
+has its line end, its byte order mark and the empty lines beside it, so the sessions in a row are the bytes of the file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from pltz.datasets import registry
 from pltz.datasets.byte_input import ByteInput
 from pltz.datasets.input_format import EVENTS, Noun, Part, ReadOptions
 from pltz.models.session.session import Session
+from pltz.models.session.spelling import writing_of
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.limits import check_bytes
 
@@ -33,6 +36,7 @@ def read_lines(source: ByteInput, options: ReadOptions, ahead: bytes = b"") -> I
     number = 0
     begun = b""  # empty lines before the next line, where bytes are kept
     held: tuple[Part, bytes] | None = None  # the last part with its bytes, to which empty lines behind it are added
+    writing = 0  # of the last part
     line: bytes | None = ahead or source.line()
     while line is not None:
         number += 1
@@ -40,7 +44,8 @@ def read_lines(source: ByteInput, options: ReadOptions, ahead: bytes = b"") -> I
         text = _content(line, number == 1, place)
         if text.strip(b" \t\r\n"):
             if held is not None:
-                yield _exact(*held)
+                yield (kept := _exact(*held, writing))
+                writing = _writing(kept) or writing
             part = _of_line(text, options, place, whole=line.endswith(b"\n"))
             held, begun = (part, begun + line), b""
             if not options.exact:
@@ -54,7 +59,7 @@ def read_lines(source: ByteInput, options: ReadOptions, ahead: bytes = b"") -> I
             check_bytes(len(begun))
         line = source.line()
     if held is not None:
-        yield _exact(*held)
+        yield _exact(*held, writing)
     elif begun:
         yield Part(Session("text", begun), source.name, "text")
 
@@ -143,15 +148,25 @@ def _of_line(text: bytes, options: ReadOptions, place: str, *, whole: bool) -> P
     return Part(session, place, "json" if session.kind == "text" else None)
 
 
-def _exact(part: Part, data: bytes) -> Part:
-    """Return a part, or its bytes as a text where its value would not give them back. Raises UsageError for ids."""
+def _exact(part: Part, data: bytes, writing: int = 0) -> Part:
+    """Return a part that gives these bytes back: with its writing, or as a text. Raises UsageError for ids.
+
+    ``writing``: of the part before it.
+    """
     session = part.content
     assert isinstance(session, Session)
     if session.to_input_bytes() == data:
         return part
     if session.kind == "ids":
         raise UsageError(f"{part.place}: these ids are written in another way than pltz writes them: leave --exact out")
-    return Part(Session("text", data), part.place, part.noun or _noun_of(session.value))
+    noun = part.noun or _noun_of(session.value)
+    if session.kind == "chat" and noun != "agent log" and (found := writing_of(data, session.value, writing)):
+        return Part(replace(session, writing=found), part.place, part.noun)
+    return Part(Session("text", data), part.place, noun)
+
+
+def _writing(part: Part) -> int:
+    return part.content.writing if isinstance(part.content, Session) else 0
 
 
 def _check_shape(session: Session, format: str, place: str) -> None:

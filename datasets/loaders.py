@@ -79,8 +79,8 @@ def load(
     Args:
         columns: of a table; empty: all that JSON can hold.
         query: of a SQLite database, which answers with a session per row.
-        exact: keep JSON whose bytes its value would not give back as a text of these bytes. The sessions in a row are
-            then the bytes of the source (`Session.to_input_bytes`). Not for tables, databases and .npy files.
+        exact: keep the bytes of JSON too: of a chat as its writing, else as a text. The sessions in a row are then the
+            bytes of the source (`Session.to_input_bytes`). Not for tables, databases and .npy files.
 
     Raises:
         UsageError: the source is missing, or does not have the format; the message names the line.

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from pltz.archive.catalog.reader import Tower, TowerReader
 from pltz.coding.codecs.bundle_codecs import BundleCodecs
 from pltz.coding.codecs.codec import BytesCodec
 from pltz.models.session import transcript
-from pltz.models.session.session import KINDS, Session
+from pltz.models.session.session import Kind, Session, kind_of, writing_in
 
 
 class SessionReader:
@@ -38,7 +39,12 @@ class SessionReader:
 
     def session(self, tower: Tower) -> Session:
         """Return the session of a tower's tokens. Raises BundleMismatch, CorruptError."""
-        version, kind = tower.version, KINDS[tower.version.kind]
+        session = self._session(tower, kind_of(tower.version.kind))
+        writing = writing_in(tower.version.kind)
+        return replace(session, writing=writing) if writing else session
+
+    def _session(self, tower: Tower, kind: Kind) -> Session:
+        version = tower.version
         if version.tokenizer == BytesCodec.tokenizer:
             content = b"".join(tokens.astype(np.uint8).tobytes() for _, tokens in tower.segments)
             return Session.from_bytes(kind, content)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pltz.archive.format.record import MAX_NAME, Record
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.modes import ALONE, CODING, COPIES, TOWER, TURN
+from pltz.models.session.session import NUMBERS
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.varint import read_varint, write_varint
@@ -32,7 +33,7 @@ class Context:
     bundle: bytes
     contract: int
     target: bytes = NONE
-    kind: int = 2  # kind of the session: 0 chat, 1 text, 2 ids
+    kind: int = 2  # of the session: 0 chat, 1 text, 2 ids, above that a chat with a writing (`kind_number`)
     mode: int = ALONE
     cipher: int = CLEAR
     root: bytes = NO_ROOT  # root of the key tree, zeros without encryption
@@ -81,7 +82,7 @@ def read_context(table: bytes, at: int) -> tuple[Context, int]:
     domain_kind, domain, tokenizer, bundle, contract, target, kind, mode, cipher, root, rest = (
         FORM.unpack_from(table, at)
     )
-    if cipher > SEALED or any(rest) or not is_mode(mode) or kind > 2 or domain_kind > 1:
+    if cipher > SEALED or any(rest) or not is_mode(mode) or kind >= NUMBERS or domain_kind > 1:
         raise VersionError(f"a context of a newer version (mode {mode}, cipher {cipher}): use a newer pltz")
     size, at = read_varint(table, at + FORM.size)
     if size > MAX_NAME or at + size > len(table):

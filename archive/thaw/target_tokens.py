@@ -29,7 +29,7 @@ from pltz.datasets.conversation import conversation, rendered
 from pltz.datasets.input_format import HEAD
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.session import transcript
-from pltz.models.session.session import KINDS
+from pltz.models.session.session import kind_of
 from pltz.models.target.target import as_seen_by
 from pltz.plt_codec.errors import TokenizerMismatch
 
@@ -80,14 +80,14 @@ class TargetTokenReader:
     def as_they_are(self, version: Version) -> bool:
         """Return whether `read` gives the archive's tokens themselves, all of them."""
         return (
-            KINDS[version.kind] == "ids"
+            kind_of(version.kind) == "ids"
             and version.tokenizer in self._own
             and version.tokenizer != BytesCodec.tokenizer
         )
 
     def _may_be_log(self, tower: Tower) -> bool:
         """Return whether a tower of the bundle's tokens may be an agent's log. Most chats are none at a look."""
-        kind, tokens = KINDS[tower.version.kind], tower.tokens
+        kind, tokens = kind_of(tower.version.kind), tower.tokens
         if kind == "text" and tower.version.tokenizer == self._tokenizer.fingerprint:
             head = self._tokenizer.decode(tokens[:HEAD])
             return head.lstrip()[:1] in (b"{", b"[") or registry.of_head(head) is not None
@@ -98,7 +98,7 @@ class TargetTokenReader:
 
         Raises TokenizerMismatch for ids of another tokenizer, ContentError, BundleMismatch and CorruptError.
         """
-        kind, tokenizer = KINDS[tower.version.kind], tower.version.tokenizer
+        kind, tokenizer = kind_of(tower.version.kind), tower.version.tokenizer
         ends = list(itertools.accumulate((len(tokens) for _, tokens in tower.segments), initial=0))
         own = tokenizer in self._own and tokenizer != BytesCodec.tokenizer
         messages = None if own and not self._may_be_log(tower) else conversation(self._sessions.session(tower))

@@ -29,7 +29,7 @@ from pltz.archive.writing.new_session import CommitReceipt, NewSession, check
 from pltz.coding.codecs.codec import Plain, SegmentCodec, layout_mode
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.models.session.session import KINDS
+from pltz.models.session.session import kind_number
 from pltz.plt_codec.identity import NONE
 
 BATCH_TOKENS = 1 << 22  # tokens per call of a codec
@@ -307,7 +307,7 @@ class Contexts:
     def __init__(self, codecs: CodecRegistry, keys: Encryption):
         self.codecs, self.keys = codecs, keys
         self._domains: dict[tuple[int, str], Context] = {}
-        self._known: dict[tuple[int, str, SegmentCodec, bytes | None, str], Context] = {}
+        self._known: dict[tuple[int, str, SegmentCodec, bytes | None, int], Context] = {}
 
     @property
     def domains(self) -> set[bytes]:
@@ -320,10 +320,10 @@ class Contexts:
         The codec is the one that it names, or the archive's first. Raises the errors of `Encryption.context`.
         """
         codec = self.codecs[0] if session.codec is None else session.codec
-        own = self._context(TENANT, session.tenant, codec, session.target, session.kind)
-        return codec, own, self._context(BASE, session.base, codec, None, "ids") if session.shared else own
+        own = self._context(TENANT, session.tenant, codec, session.target, kind_number(session.kind, session.writing))
+        return codec, own, self._context(BASE, session.base, codec, None, kind_number("ids")) if session.shared else own
 
-    def _context(self, kind: int, name: str, codec: SegmentCodec, target: bytes | None, session: str) -> Context:
+    def _context(self, kind: int, name: str, codec: SegmentCodec, target: bytes | None, session: int) -> Context:
         key = kind, name, codec, target, session
         if (known := self._known.get(key)) is None:
             if (domain := self._domains.get((kind, name))) is None:
@@ -334,7 +334,7 @@ class Contexts:
                 bundle=codec.bundle_id,
                 contract=codec.contract,
                 target=target or NONE,
-                kind=KINDS.index(session),
+                kind=session,
             )
             self._known[key] = known
         return known

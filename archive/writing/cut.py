@@ -50,7 +50,7 @@ from pltz.coding.prepare import tokens_to_store
 from pltz.datasets.continuation import continues
 from pltz.models.bundle.tokenizer import SPECIALS, Ids
 from pltz.models.session import transcript
-from pltz.models.session.session import KINDS, Session
+from pltz.models.session.session import Session, kind_of
 from pltz.plt_codec.errors import (
     BundleMismatch,
     ContentError,
@@ -184,7 +184,7 @@ class SessionCutter:
 
     def _to_build_on(self, tower: Tower | None, session: Session) -> _LastVersion | None:
         """Return the last version of a session if a new one can build on it."""
-        if tower is None or len(tower.segments) > MAX_TOWER or KINDS[tower.version.kind] != session.kind:
+        if tower is None or len(tower.segments) > MAX_TOWER or kind_of(tower.version.kind) != session.kind:
             return None
         try:
             return _LastVersion(tower, *self._reader.base_of(tower))  # remembered, and its base damaged since
@@ -194,7 +194,7 @@ class SessionCutter:
     def _want_continuation(self, request: PreparedRequest, tower: Tower) -> None:
         """Raise ContentError where a session does not continue the last version of its name."""
         version = tower.version
-        own = version.tokenizer == BytesCodec.tokenizer and KINDS[version.kind] == request.session.kind
+        own = version.tokenizer == BytesCodec.tokenizer and kind_of(version.kind) == request.session.kind
         if own and np.array_equal(tower.tokens, np.frombuffer(request.content, np.uint8)):
             return
         if not continues(self._sessions.session(tower), request.session):
@@ -211,7 +211,7 @@ class SessionCutter:
         tokens = np.frombuffer(request.content, np.uint8)
         version = self.last_version(request.tenant, request.name)
         ends, whole = list[int](), version is None
-        if version and (version.tokenizer, KINDS[version.kind]) == (BytesCodec.tokenizer, request.session.kind):
+        if version and (version.tokenizer, kind_of(version.kind)) == (BytesCodec.tokenizer, request.session.kind):
             known = self._last.ends(version, tokens)
             if known is not None:
                 ends, whole = known
@@ -297,7 +297,7 @@ class SessionCutter:
         return self._ids_of(version, codec) if version else None
 
     def _ids_of(self, version: Version, codec: SegmentCodec) -> Tower | None:
-        if (version.tokenizer, KINDS[version.kind]) != (codec.tokenizer, "ids"):
+        if (version.tokenizer, kind_of(version.kind)) != (codec.tokenizer, "ids"):
             return None
         return self._tower(version)
 
@@ -336,6 +336,7 @@ def _new_session(
         base=base or "base",
         tags=request.request.tags,
         kind=request.session.kind,
+        writing=request.session.writing,
         target=request.target,
         time=request.request.time,
         codec=codec,

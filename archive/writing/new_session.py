@@ -14,7 +14,7 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import MAX_NAME
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.models.session.session import KINDS
+from pltz.models.session.session import KINDS, Kind
 from pltz.plt_codec.errors import ContentError, LimitError, UsageError
 from pltz.plt_codec.identity import SIZE
 from pltz.plt_codec.limits import MAX_TOKENS
@@ -42,7 +42,8 @@ class NewSession:
     shared: int = 0
     base: str = "base"
     tags: Mapping[str, str] = field(default_factory=dict)
-    kind: str = "ids"
+    kind: Kind = "ids"
+    writing: int = 0
     target: bytes | None = None
     time: int | None = None
     codec: SegmentCodec | None = None

@@ -23,7 +23,8 @@ from typing import Any, Final
 
 import zstandard
 
-from pltz.coding.log import opaque, protobuf, spelling, times
+from pltz.coding.log import opaque, protobuf, times
+from pltz.models.session import spelling
 
 KINDS: Final = ("pi", "other", "gemini-cli", "opencode", "copilot", "codex", "claude-code")  # the last is at hand first
 PER_SHAPE: Final = 2  # lines of one shape

@@ -85,8 +85,10 @@ def get(
         with Progress("decode", unit="sessions", total=len(whole), shown=wanted(None)):  # a log may take minutes
             sessions = [found.session for found in cold.get_many(whole, tenant=tenant, version=number)]
     if form == "auto":
-        log = len(sessions) == 1 and is_log(sessions[0], known=NUMBERED.fullmatch(whole[0]) is not None)
-        form = "agent-log" if log else form_of([session.kind for session in sessions])
+        [first, *more] = sessions
+        log = not more and is_log(first, known=NUMBERED.fullmatch(whole[0]) is not None)
+        kept = not more and first.writing
+        form = "exact" if kept else "agent-log" if log else form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)
     blind = set[bytes]().union(*(catalog.histories.of(tenant, name).blind for name in names if number is None))
     if blind:

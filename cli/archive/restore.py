@@ -208,7 +208,7 @@ def content_of(sessions: "Iterable[Session]", *, numbered: bool) -> Iterator[byt
 
     before = b"\n"
     for session in sessions:
-        line = session.kind == "chat" and is_line(session, numbered=numbered)
+        line = session.kind == "chat" and not session.writing and is_line(session, numbered=numbered)
         data = session.to_json_line() if line else session.to_input_bytes()
         yield data if before.endswith(b"\n") else b"\n" + data
         before = data or b"\n"

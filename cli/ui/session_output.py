@@ -64,8 +64,9 @@ def event_lines(session: Session, number: int) -> bytes:
 
 def json_line(session: Session, number: int) -> bytes:
     """Return one JSONL line. Raises ContentError, with a way out, for a text that is no JSON line."""
-    if session.kind == "text" and _is_json_line(line := session.value.removesuffix(b"\n")):
-        return cast(bytes, line) + b"\n"  # kept by --exact as the line that it is
+    kept = session.to_input_bytes() if session.writing or session.kind == "text" else b""
+    if kept and _is_json_line(line := kept.removesuffix(b"\n")):
+        return line + b"\n"  # kept by --exact as the line that it is
     try:
         return session.to_json_line()
     except ContentError as error:

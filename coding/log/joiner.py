@@ -10,12 +10,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from pltz.coding.log import codes, opaque, protobuf, spelling, times
+from pltz.coding.log import codes, opaque, protobuf, times
 from pltz.coding.log.bit_coder import BitReader, Model
 from pltz.coding.log.marks import ENDS, FIRST, MOST_WIDTH, POINTERS, SIGNS, Marks, Numbering
 from pltz.coding.log.past import SHAPES, SOURCES, Field, Past, Slot, to_front
-from pltz.coding.log.spelling import SPELLINGS, Json
 from pltz.coding.log.splitter import STAND_IN
+from pltz.models.session import spelling
+from pltz.models.session.spelling import SPELLINGS, Json
 from pltz.plt_codec.errors import CorruptError
 
 MOST_DIGITS: Final = 128  # of an id

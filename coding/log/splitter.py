@@ -6,11 +6,12 @@ import itertools
 import re
 from typing import Final, NamedTuple
 
-from pltz.coding.log import codes, opaque, protobuf, spelling, times
+from pltz.coding.log import codes, opaque, protobuf, times
 from pltz.coding.log.bit_coder import Model, Numbers
 from pltz.coding.log.marks import FIRST, POINTERS, SIGNS, Marks, Numbering, numbering_of
 from pltz.coding.log.past import LEAST_LINE, SHAPES, SMALL, SOURCES, Field, Past, Slot, to_front
-from pltz.coding.log.spelling import Json
+from pltz.models.session import spelling
+from pltz.models.session.spelling import Json
 
 JSON_STARTS: Final = ('{"', "[{", '["', "{}")
 STAND_IN: Final = "{}"  # stands in a piece for a line that is coded as the values of its JSON

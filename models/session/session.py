@@ -18,14 +18,36 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from pltz.models.session import json_value
+from pltz.models.session.spelling import WRITINGS, written
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.limits import check_bytes
 
 Kind = Literal["chat", "text", "ids"]
 KINDS: tuple[Kind, ...] = ("chat", "text", "ids")
 
+NUMBERS = len(KINDS) - 1 + WRITINGS  # of `kind_number`
+
 MAX_ID = (1 << 31) - 1
 ID_BYTES = 4  # bytes an id counts for in `content_bytes`
+
+
+def kind_number(kind: Kind, writing: int = 0) -> int:
+    """Return the number of a kind and a writing, as archives store it.
+
+    >>> [kind_number(kind) for kind in KINDS], kind_number("chat", 4), kind_of(6), writing_in(6), writing_in(0)
+    ([0, 1, 2], 6, 'chat', 4, 0)
+    """
+    return len(KINDS) - 1 + writing if writing else KINDS.index(kind)
+
+
+def kind_of(number: int) -> Kind:
+    """Return the kind of a number."""
+    return KINDS[number] if number < len(KINDS) else "chat"
+
+
+def writing_in(number: int) -> int:
+    """Return the writing of a number."""
+    return max(0, number - len(KINDS) + 1)
 
 
 ROLE_BYTES = {"system": 1, "user": 2, "assistant": 3, "tool": 4, "developer": 5, "function": 6}
@@ -76,7 +98,8 @@ class Session:
     Immutable: any thread may use it.
 
     ``ids`` accepts any flat sequence of integers 0..2^31-1 and keeps a read-only int32 array (n,). A chat's
-    value is checked when it is written, not here.
+    value is checked when it is written, not here. ``writing``: how the bytes of a chat's input are written
+    (spelling.py), where they are kept; 0: as pltz writes them.
 
     Raises:
         UsageError: an unknown kind, or a value of the wrong type.
@@ -88,10 +111,13 @@ class Session:
 
     kind: Kind
     value: Any
+    writing: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UsageError(f"expected a session of kind {', '.join(KINDS)}, found {self.kind!r}")
+        if self.writing and (self.kind != "chat" or not 0 < self.writing < WRITINGS):
+            raise UsageError(f"expected a writing of a chat below {WRITINGS}, found {self.writing} of a {self.kind}")
         if self.kind == "text":
             if not isinstance(self.value, (bytes, bytearray, memoryview)):
                 raise UsageError(f"expected the bytes of a text session, found {type(self.value).__name__}")
@@ -121,6 +147,8 @@ class Session:
         """Return where another session differs, in words for a message; None if it is equal."""
         if self.kind != other.kind:
             return f"expected a {self.kind} session, found a {other.kind} session"
+        if self.writing != other.writing:
+            return f"expected writing {self.writing}, found {other.writing}"
         if self.kind == "chat":
             return json_value.difference(self.value, other.value)
         if self.kind == "text":
@@ -226,13 +254,16 @@ class Session:
     def to_input_bytes(self) -> bytes:
         """Return the session as a part of an exact file: the bytes that it has in the input it was read from.
 
-        They are a text itself, a line of JSON per object of a list of objects, and one line of any other session.
+        They are a text itself, and those of its writing of a chat that has one. Else they are a line of JSON per object
+        of a list of objects, and one line of any other session.
 
         Raises:
             ContentError: the session has no form in JSON.
         """
         if self.kind == "text":
             return cast(bytes, self.value)
+        if self.writing:
+            return written(self.value, self.writing)
         if _is_lines(self.value):
             return b"".join(Session("chat", item).to_json_line() for item in self.value)
         return self.to_json_line()

@@ -241,7 +241,7 @@ def _own_ids(ids: Ids, tokenizer: BundleTokenizer) -> Ids:
 
 def _check_return(session: Session, tokens: Ids, tokenizer: BundleTokenizer) -> None:
     try:
-        changed = session.difference(from_tokens("chat", tokens, tokenizer))
+        changed = json_value.difference(session.value, from_tokens("chat", tokens, tokenizer).value)
     except CorruptError as exc:
         changed = str(exc)
     if changed:

@@ -1,11 +1,12 @@
 """The frame of one session in the container: kind, count, check and bytes. Spec: FORMAT.md, "Frames".
 
-What many frames share is said once per file, by their *coding*: kind, layout, whether it is a log or has a patch.
+What many frames share is said once per file, by their *coding*: kind, layout, writing, whether it is a log or has a
+patch.
 The rest of a frame is its bitstring: a bridge's patch, and the bitstring of a segment codec.
 
     >>> frame = Frame(Kind.IDS, 3, 0, b"coded", lanes=2, steps=4)
     >>> frame.coding
-    FrameCoding(kind=<Kind.IDS: 2>, lanes=2, steps=4, patched=False, log=False)
+    FrameCoding(kind=<Kind.IDS: 2>, lanes=2, steps=4, patched=False, log=False, writing=0)
     >>> Frame.of(frame.coding, 3, 0, frame.encode()) == frame
     True
 """
@@ -31,7 +32,8 @@ KIND_MASK = 7  # of the first byte of a coding; the bits above name its other fi
 HAS_LAYOUT = 1 << 3
 HAS_PATCH = 1 << 4
 IS_LOG = 1 << 5
-KNOWN = 0x3F  # bits of that byte that this version knows
+HAS_WRITING = 1 << 7
+KNOWN = 0xBF  # bits of that byte that this version knows
 
 CHECK_KEPT = 0xFF  # the part of a content check that a file keeps per session
 
@@ -67,6 +69,7 @@ class Kind(enum.IntEnum):
 
 
 KINDS = tuple(Kind)  # by number, faster than Kind()
+CHATS = Kind.CHAT, Kind.CHAT_FALLBACK  # kinds that a writing may have
 LOGS = Kind.CHAT_FALLBACK, Kind.TEXT_FALLBACK  # kinds that a log may have
 
 
@@ -79,6 +82,7 @@ class FrameCoding:
     steps: int | None = None
     patched: bool = False
     log: bool = False
+    writing: int = 0
 
     @property
     def has_tokens(self) -> bool:
@@ -112,6 +116,11 @@ class FrameCoding:
             if self.kind not in LOGS:
                 raise UsageError("a log is a chat or a text in bytes")
             head |= IS_LOG
+        if self.writing:
+            if self.kind not in CHATS:
+                raise UsageError("only a chat has a writing")
+            head |= HAS_WRITING
+            body += write_varint(self.writing)
         return bytes([1 + len(body), head]) + body
 
     @classmethod
@@ -132,12 +141,17 @@ class FrameCoding:
             steps, offset = read_varint(data, offset)
             if not _layout_fits(lanes, steps):
                 raise CorruptError(f"{lanes} lanes by {steps} steps are over the limit: the file is damaged")
+        writing = 0
+        if head & HAS_WRITING:
+            writing, offset = read_varint(data, offset)
+            if not writing or kind not in CHATS:
+                raise CorruptError(f"no frame has writing {writing}: the file is damaged")
         patched = bool(head & HAS_PATCH)
         if (lanes and not kind.by_model) or (patched and kind != Kind.IDS) or (log and kind not in LOGS):
             raise CorruptError(f"no frame is coded as {head:#04x}: the file is damaged")
         if offset != len(data):
             raise CorruptError(f"a coding of {len(data)} bytes, of which {offset} have a meaning: the file is damaged")
-        return cls(kind, lanes, steps, patched, log)
+        return cls(kind, lanes, steps, patched, log, writing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +169,7 @@ class Frame:
         context: number of the session of the file after whose tokens (`context_of`) `data` was coded, and into which
             copies may reach; model kinds and logs only. Of a log it is a log, whose content counts.
         log: `data` is a log frame (coding/FORMAT.md) of the content; fallback kinds but ids only.
+        writing: number of the writing of the input's bytes (models/session/spelling.py); chats only.
     """
 
     kind: Kind
@@ -167,11 +182,12 @@ class Frame:
     copied: bool = False
     context: int | None = None
     log: bool = False
+    writing: int = 0
 
     @property
     def coding(self) -> FrameCoding:
         """Return what the file says once for all frames that are coded like this one."""
-        return FrameCoding(self.kind, self.lanes, self.steps, bool(self.patch), self.log)
+        return FrameCoding(self.kind, self.lanes, self.steps, bool(self.patch), self.log, self.writing)
 
     @property
     def has_tokens(self) -> bool:
@@ -244,8 +260,9 @@ class Frame:
         if copied:
             end_of(data, offset)  # raises where none begin there
         return cls(
-            coding.kind, count, check, data[offset:], coding.lanes, coding.steps, patch, copied, context, coding.log
-        )
+            coding.kind, count, check, data[offset:], coding.lanes, coding.steps, patch, copied, context, coding.log,
+            coding.writing,
+        )  # fmt: skip
 
 
 def context_of(nearest: Tokens, *behind: Tokens) -> Tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
 from pltz.archive.writing import writer
 from pltz.coding.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
+from pltz.datasets.loaders import load
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.lanes import LayoutName
@@ -162,3 +164,19 @@ def test_random_digits_are_left_to_zstd_after_a_few_samples(
     assert cold.get("digits").value == digits
     [more] = cold.put([PutRequest("digits", Session("text", digits + digits[:9000:-1]))])
     assert not more.by_model and more.size < len(digits) / 3 and sum(asked) < 200
+
+
+def test_a_chat_keeps_the_writing_of_its_bytes(bundle: Bundle, tmp_path: Path) -> None:
+    """Keep who wrote a chat's JSON beside its kind, so that the bytes come back, and another is a new version."""
+    value = {"messages": [{"role": "user", "content": "Where is my b\u00edcycle?"}]}
+    data = json.dumps(value).encode() + b"\n"
+    [session] = load(data, exact=True)
+    assert session.kind == "chat" and session.to_input_bytes() == data
+    cold = SessionArchive.create(tmp_path / "cold", [bundle])
+    [first] = cold.put([PutRequest("s", session)])
+    [again] = cold.put([PutRequest("s", session)])
+    assert again.unchanged and cold.get("s") == session and cold.get("s").to_input_bytes() == data
+    [plain] = cold.put([PutRequest("s", Session("chat", value))])
+    assert (first.version, plain.version, plain.segments) == (1, 2, 0)  # of the same segments
+    opened = SessionArchive.open(tmp_path / "cold", [bundle])
+    assert opened.get("s") == Session("chat", value) and opened.get("s", version=1) == session

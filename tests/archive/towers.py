@@ -46,7 +46,7 @@ from pltz.coding.codecs.bundle_codecs import BundleCodecs, EngineOptions
 from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.session.session import KINDS, Session
+from pltz.models.session.session import Session, kind_of
 from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import ContentError
 from pltz.plt_codec.limits import ZSTD_ABOVE
@@ -334,8 +334,8 @@ class SessionArchive:
         self, name: str, tenant: str = "default", version: int | None = None, *, salt: str | bytes | None = None
     ) -> TokenSession:
         tower = self.archive.get(name, tenant_of(tenant, salt), version)
-        if KINDS[tower.version.kind] != "ids":
-            raise ContentError(f"session {name!r} is a {KINDS[tower.version.kind]}, not token ids")
+        if kind_of(tower.version.kind) != "ids":
+            raise ContentError(f"session {name!r} is a {kind_of(tower.version.kind)}, not token ids")
         return TokenSession(tower.tokens, tower.version, tower.segments)
 
     def read(self, version: Version) -> Session:

@@ -162,6 +162,29 @@ def test_progress_counts_each_token_once(codec: Codec, bundle: FakeBundle) -> No
 # ---- copies
 
 
+def test_a_writing_is_said_once_per_file_and_comes_back(codec: Codec) -> None:
+    """Say who wrote the JSON of chats in two bytes per file: coded by the model, by zstd and as a log."""
+    values = [*(s.value for s in sample_sessions()[:9]), {"messages": [{"role": "user", "content": "ab" * 2000}]}]
+    log = [{"type": "note", "uuid": f"{n:08x}", "text": "a note"} for n in range(200)]
+    plain = [Session("chat", value) for value in (*values, log)]
+    kept = [replace(session, writing=10) for session in plain]
+    data = codec.compress(kept, exact=True)
+    assert codec.decompress(data) == kept and codec.decompress(data) != plain
+    assert {Reader(data).frame(n).log for n in range(len(kept))} == {False, True}
+    codings = len({Reader(data).frame(n).coding for n in range(len(kept))})
+    assert len(data) == len(codec.compress(plain, exact=True)) + codings
+
+
+def test_a_writing_of_a_newer_version_is_refused_by_name(codec: Codec) -> None:
+    frame = Reader(codec.compress([TALK])).frame(0)
+    newer = pack(Header(1, codec.bundle.id), [replace(frame, writing=1000)])
+    with pytest.raises(VersionError, match="writing 1000"):
+        codec.decompress(newer)
+    for kind, writing in (("text", 1), ("ids", 1), ("chat", 1000), ("chat", -1)):
+        with pytest.raises(UsageError, match="writing"):
+            Session(kind, b"" if kind == "text" else [], writing)  # type: ignore[arg-type]
+
+
 def test_long_repeats_are_coded_once(codec: Codec) -> None:
     """A log that says the same again, in every kind: fewer bytes than the tokens alone, and the same session."""
     rng = np.random.default_rng(0)

@@ -10,6 +10,7 @@ import json
 import sqlite3
 import tarfile
 import zipfile
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from pltz.datasets.formats import packed
 from pltz.datasets.input_format import NOUNS, ReadOptions, Recognised
 from pltz.datasets.loaders import InputWarning, load, recognise
 from pltz.models.session.session import Session
+from pltz.models.session.spelling import spell
 from pltz.plt_codec.errors import CorruptError, LimitError, PltzError, UsageError
 
 CLAUDE_CODE = [
@@ -219,9 +221,9 @@ def test_other_json_is_never_silently_a_chat(value: Any, why: str, tmp_path: Pat
     with pytest.warns(InputWarning, match="kept as JSON"):
         assert len(list(load(path))) == 2
     assert read(path, format="jsonl")[1] == []
-    path.write_bytes(json.dumps(value).encode() + b"\n")  # with spaces, so exact keeps a text
+    path.write_bytes(json.dumps(value).encode() + b"\n")  # with spaces, so exact keeps a writing
     [kept], [remark] = read(path, exact=True)
-    assert kept.session.kind == "text" and why in remark
+    assert kept.session.to_input_bytes() == path.read_bytes() and why in remark
 
 
 @pytest.mark.parametrize(
@@ -342,7 +344,7 @@ def test_a_file_that_grows_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b'{"messages": []}', b'[{"messages":[]},{"messages":[]}]', b'{"messages":[],"a":1.50}\n']
+    "data", [b'{"messages":  []}', b'[{"messages":[]},{"messages":[]}]', b'{"messages":[],"a":1.50}\n']
 )
 def test_exact_keeps_bytes_that_a_value_does_not(data: bytes) -> None:
     [found], _ = read(data, exact=True)
@@ -351,8 +353,44 @@ def test_exact_keeps_bytes_that_a_value_does_not(data: bytes) -> None:
 
 
 def test_exact_leaves_bytes_that_come_back_alone() -> None:
-    [one, two], _ = read(lines([CHATS["openai"][1]]) + b'{"messages": []}\n', exact=True)
-    assert (one.session.kind, two.session.kind, two.session.value) == ("chat", "text", b'{"messages": []}\n')
+    [one, two, three], _ = read(lines([CHATS["openai"][1]]) + b'{"messages": []}\n{"messages" : []}\n', exact=True)
+    assert one.session == Session("chat", one.session.value)
+    assert two.session == Session("chat", {"messages": []}, 10)
+    assert three.session == Session("text", b'{"messages" : []}\n')
+
+
+ASKED = {"role": "user", "content": "Où? <b> a/b & 漢 😀"}
+CHAT = {"messages": [ASKED, {"role": "assistant", "content": "", "n": [1.5, {}]}]}
+WRITERS: list[Callable[[Any], str]] = [
+    json.dumps,
+    lambda value: json.dumps(value, ensure_ascii=False),
+    lambda value: json.dumps(value, separators=(",", ":")),
+    lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("/", "\\/"),
+    lambda value: json.dumps(value, indent=2),
+    lambda value: json.dumps(value, indent="\t", ensure_ascii=False),
+    lambda value: spell(value, 4),  # Go
+]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+@pytest.mark.parametrize("number", range(len(WRITERS)))
+def test_exact_keeps_a_chat_a_chat_whoever_wrote_its_json(number: int, end: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes((WRITERS[number](CHAT) + end).encode())
+    [found], _ = read(path, exact=True)
+    assert found.session.kind == "chat" and found.session.value == CHAT and found.session.writing
+    assert found.session.to_input_bytes() == path.read_bytes()
+    assert found.session != Session("chat", CHAT)
+
+
+def test_lines_of_one_program_have_one_writing() -> None:
+    """Give lines without escapes the writing of those beside them, so that a file says it once."""
+    rows = [{"messages": [{"role": "user", "content": text}]} for text in ("ascii", "é", "ascii", "日本")]
+    for ascii in (True, False):
+        data = b"".join(json.dumps(row, ensure_ascii=ascii).encode() + b"\n" for row in rows[1:])
+        assert len({found.session.writing for found in read(data, exact=True)[0]}) == 1
+    found, _ = read(b"".join(json.dumps(row).encode() + b"\n" for row in rows), exact=True)
+    assert {one.session.writing for one in found} == {10}
 
 
 LINE = b'{"messages":[{"role":"user","content":"Hi"}]}'

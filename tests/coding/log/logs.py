@@ -7,7 +7,7 @@ import json
 import uuid
 from typing import Any
 
-from pltz.coding.log.spelling import spell
+from pltz.models.session.spelling import spell
 
 NOISE = b"".join(hashlib.sha256(b"noise %d" % n).digest() for n in range(4))
 CODE = "def area(width, height):\n    # of a rectangle\n    return width * height\n\n\nprint(area(3, 4))\n"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.coding.log import codes, table
-from pltz.coding.log.spelling import DOCUMENTS, LINES, SPELLINGS, spell
+from pltz.models.session.spelling import DOCUMENTS, LINES, SPELLINGS, spell
 from pltz.plt_codec.errors import CorruptError, PltzError, VersionError
 from tests.coding.log import forged, logs
 from tests.examples import examples

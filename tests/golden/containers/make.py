@@ -227,6 +227,7 @@ GOOD = {
     "good-pieces": build(LONG),
     "good-contexts": build(FOLLOWERS),
     "good-contexts-of-another-block": build(ROWS_OF_FOUR),
+    "good-writings": build([CHAT._replace(coding=b"\x80\x0a"), CHAT_STORED._replace(coding=b"\x83\x01"), CHAT]),
     "good-newer-coding-beside-others": build([TEXT, NEWER, TEXT_STORED]),
 }
 
@@ -333,6 +334,9 @@ BAD = {
     "bad-copies-beyond-count": build([COPIED._replace(units=33)]),
     "bad-copies-from-nothing": build([Entry(b"\0", 35, b"\x01\x02\x00\x03\x81\x42", copied=1)]),
     "bad-copies-of-no-context": build([CHAT, TOLD._replace(step=0)]),
+    "bad-writing-of-text": build([TEXT._replace(coding=b"\x81\x0a")]),
+    "bad-writing-of-none": build([CHAT._replace(coding=b"\x80\x00")]),
+    "bad-writing-cut": build([CHAT._replace(coding=b"\x80")]),
     "bad-copies-beyond-any-context": build([CHAT, TOLD._replace(data=FAR_COPY + b"\x81\x42")]),
 }
 

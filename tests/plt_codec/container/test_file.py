@@ -409,6 +409,7 @@ def test_golden_good_files_are_read_as_meant() -> None:
         "sizes-by-a-rate": many[:100],
         "three-blocks": many,
         "pieces": [text(bytes([size % 256]) * size) for size in (4095, 1, 5000, 0, 9)],
+        "writings": [replace(chat, writing=10), replace(listed, writing=1), chat],
         "contexts": [
             chat,
             replace(prose, context=0),

@@ -22,6 +22,8 @@ codings = st.one_of(
         st.sampled_from([Kind.CHAT_FALLBACK, Kind.TEXT_FALLBACK]),
         st.booleans(),
     ),
+    st.builds(lambda layout, writing: FrameCoding(Kind.CHAT, layout[0], layout[1], writing=writing), layouts, u32),
+    st.builds(lambda log, writing: FrameCoding(Kind.CHAT_FALLBACK, log=log, writing=writing), st.booleans(), u32),
     st.just(FrameCoding(Kind.IDS_FALLBACK)),
 )
 places = st.builds(BlockPlace, st.integers(1, 128), st.integers(139, 1 << 18), st.integers(0, 1 << 28))

@@ -1,6 +1,11 @@
 """Spellings of JSON: the ways in which programs write the same values as different bytes.
 
-A text is taken apart only if one of the spellings below gives it back from its values. Spec: FORMAT.md, "Spellings".
+A text is taken apart only if one of the spellings below gives it back from its values. Spec: coding/log/FORMAT.md,
+"Spellings". The bytes of an input that holds one value are its *writing*: a spelling and a line end, one number for
+both, 0 for the bytes that pltz writes by itself (plt_codec/FORMAT.md, "Writings").
+
+    writing_of(b'{"a": 1}\\n', {"a": 1}, 0)     # 10, of Python's json.dumps
+    written({"a": 1}, 10)                        # b'{"a": 1}\\n'
 """
 
 from __future__ import annotations
@@ -135,3 +140,30 @@ def spelling_of(text: str, value: Json, numbers: tuple[int, ...], first: int, de
     except (UnicodeEncodeError, RecursionError, ValueError):
         return None
     return number
+
+
+ENDS: Final = (b"\n", b"\r\n", b"")  # of a value's bytes
+WRITINGS: Final = 1 + len(SPELLINGS) * len(ENDS)  # their numbers are below this
+PYTHON: Final = (3, 1)  # spellings of Python's json.dumps, which are tried before the others
+
+
+def written(value: Json, writing: int) -> bytes:
+    """Return the bytes of a value in a writing, from 1 on. Raises UnicodeEncodeError for a lone surrogate."""
+    number, end = divmod(writing - 1, len(ENDS))
+    return spell(value, number).encode() + ENDS[end]
+
+
+def writing_of(data: bytes, value: Json, first: int) -> int:
+    """Return the writing, from 1 on, that gives the bytes of a value back, or 0 where none does.
+
+    ``first``: the one to try first, that of the value before it: one file is written by one program.
+    """
+    end = 1 if data.endswith(b"\r\n") else 0 if data.endswith(b"\n") else 2
+    try:
+        text = data.removesuffix(ENDS[end]).decode()
+    except UnicodeDecodeError:
+        return 0
+    known = (first - 1) // len(ENDS) if first else PYTHON[0]
+    numbers = DOCUMENTS if "\n" in text else (*PYTHON, *(n for n in LINES if n not in PYTHON))
+    number = spelling_of(text, value, numbers, known if known in numbers else numbers[0])
+    return 0 if number is None else 1 + number * len(ENDS) + end
