@@ -19,7 +19,7 @@ from pltz.cli.bench.papers.row import (
     Recorded,
 )
 
-THAW = Recorded("2026-11-28", "pltz bench thaw --shape llama-8b --device cuda", "benchmarks/results/thaw.json")
+THAW = Recorded("2026-11-29", "pltz bench thaw --shape llama-8b --device cuda", "benchmarks/results/thaw.json")
 DEVICE = Recorded(
     "2026-11-23", "python -m pltz.benchmarks.kv.measure_kv --calibration FILE", "benchmarks/results/kv_device.json"
 )
@@ -54,7 +54,7 @@ FUSED = Recorded(
     "--cosine 0.9 --cosine 0.8 --cosine 0.7 --share 0.0005 --share 0.005",
     "benchmarks/results/joint.json",
 )
-POOL = Recorded("2026-11-28", "python -m pltz.benchmarks.kv.measure_pool", "benchmarks/results/pool.json")
+POOL = Recorded("2026-11-29", "python -m pltz.benchmarks.kv.measure_pool", "benchmarks/results/pool.json")
 SHADOW = Recorded("2026-11-24", "python -m pltz.benchmarks.kv.measure_shadow", "docs/memory.md")
 EVICTION = Recorded(
     "2026-11-24",
@@ -84,7 +84,7 @@ RECORDED = [
     ),
     PaperRow(
         TOWERS, "10.5", "decode and prefill of 4,000 tokens", "5 to 15 ms and 100 to 500 ms",
-        "H200, shape of 8B: decode 34.7 ms, 12.4 in the fast layout; prefill 112.7 ms; thaw 131.1 ms, "
+        "H200, shape of 8B: decode 34.8 ms, 12.8 in the fast layout; prefill 114.9 ms; thaw 133.4 ms, "
         "1.16 of a prefill",
         PART, "the fast layout holds; the default one is slower, for 8 % fewer bytes", THAW,
     ),
@@ -96,7 +96,7 @@ RECORDED = [
     PaperRow(
         TOWERS, "10.10", "tiers: hot, warm, cold", "1 us, 0.1 to 1 ms, 100 to 500 ms",
         "H200, 8B, 4,000 tokens: 1.7 ms on the device; 11.2 ms raw in host memory, 16.1 predictive; 20.9 from "
-        "disk; 131 cold",
+        "disk; 133 cold",
         FAILS, "the paper counts an access to memory; a whole session is copied or decoded and joined: 10 to 100 times",
         DEVICE,
     ),
@@ -144,13 +144,13 @@ RECORDED = [
     ),
     PaperRow(
         MEMORY, "Q4 attention", "attention over packed Q4", "faster than FP16 by bandwidth",
-        "H200, one layer: 0.99 of bf16's speed with 1 session of 4,096 tokens, 1.87 with 32 of 16,384",
+        "H200, one layer: 1.00 of bf16's speed with 1 session of 4,096 tokens, 1.84 with 32 of 16,384",
         PART, "one short session gains nothing: its pass is over before memory counts", POOL,
     ),
     PaperRow(
         TIERS, "warming", "as fast as a copy of memory", "100 % of the bus",
-        "H200, 138 MB: 0.89 to 0.95 of a plain copy's 51 to 53 GB/s, spilling 0.80 to 0.87", PART,
-        "launched by a graph a move is nearer: the rest is mostly the host's part", POOL,
+        "H200, 138 and 554 MB: 0.88 to 0.93 of a plain copy's 53 to 55 GB/s, spilling 0.86 to 0.93", PART,
+        "moves in a row are nearer, 0.92 to 0.98: the rest is the host's part", POOL,
     ),
     PaperRow(
         TIERS, "shadow", "cost of writing the cold tier each minute", "below 2 %", "0.8 to 1.4 % of the time",
