@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LOCK = "serve.lock"
 CONNECTIONS = 512
+NEW = 256
 LAST = 4.0  # seconds that turns have to end after a signal
 
 
@@ -74,6 +75,14 @@ LAST = 4.0  # seconds that turns have to end after a signal
     "--hot", metavar="N", type=click.IntRange(min=0), default=64, show_default=True, help="Idle sessions that keep KV."
 )
 @click.option(
+    "--new",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=NEW,
+    show_default=True,
+    help="New tokens at most, where a request does not say. The pool keeps room for all of them.",
+)
+@click.option(
     "--idle",
     type=click.FloatRange(min=0, min_open=True),
     default=300.0,
@@ -98,6 +107,7 @@ def serve(
     host_tokens: int,
     rows: int,
     hot: int,
+    new: int,
     idle: float,
     dtype: str | None,
     bundle: str | None,
@@ -144,7 +154,9 @@ def serve(
         )
         pool = BlockPool.of(target, pages, tokens, host_tokens=host_tokens)
         name = os.path.basename(model.rstrip("/")) or model
-        service = Service(target, pool, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, hot=hot)
+        service = Service(
+            target, pool, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, hot=hot, new=new
+        )
         _run(service, address, host, as_json)
         lock.free()
 

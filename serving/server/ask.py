@@ -17,7 +17,6 @@ from pltz.serving.server.turn import Sampling
 
 NAME = 128  # characters of a session's name
 STOPS, STOP = 4, 64  # stop strings, characters of each
-NEW = 256  # new tokens where nothing is asked for
 ANSWERS = 16  # to one request
 BIASED = 1024  # ids with a bias
 ROLES = ("system", "developer", "user", "assistant")

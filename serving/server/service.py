@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.plt_codec.errors import PltzError
-from pltz.serving.server.ask import NEW, Ask
+from pltz.serving.server.ask import Ask
 from pltz.serving.server.errors import Refused
 from pltz.serving.server.reply_text import ReplyText, chat_ids, prompt_ids
 from pltz.serving.server.scheduler import ROWS, Events, Scheduler
@@ -94,7 +94,8 @@ class Reply:
 class Service:
     """A target, its scheduler, its sessions and their hook. Used in one event loop, between `start` and `close`.
 
-    ``name``: of the model, as clients know it. ``idle``: seconds until a session goes cold.
+    ``name``: of the model, as clients know it. ``idle``: seconds until a session goes cold. ``new``: tokens of a reply
+    at most, where the request does not say.
     """
 
     def __init__(
@@ -109,8 +110,9 @@ class Service:
         idle: float = 300.0,
         rows: int = ROWS,
         hot: int = 64,
+        new: int = 256,
     ) -> None:
-        self.target, self.pool, self.hook, self.name = target, pool, hook, name
+        self.target, self.pool, self.hook, self.name, self.new = target, pool, hook, name, new
         self.scheduler = Scheduler(target, pool, self._deliver, rows=rows, hot=hot)
         self.sessions = Sessions(self.scheduler, hook, archive, tenant=tenant, idle=idle)
         self.ends: dict[str, int] = {}  # turns by their end
@@ -209,7 +211,7 @@ class Service:
     def _begin(self, ask: Ask, ids: list[int], record: ServedSession | None) -> Reply:
         most = self.target.max_positions or 1 << 30
         room = min(most, self.pool.device.tokens - self.pool.block) - len(ids)
-        limit = ask.limit if ask.limit is not None else max(min(NEW, room), 1)
+        limit = ask.limit if ask.limit is not None else max(min(self.new, room), 1)
         if len(ids) + limit > most:
             why = f"{len(ids)} tokens and {limit} new ones exceed the {most} positions of this model"
             raise Refused(400, why, "context_length_exceeded")

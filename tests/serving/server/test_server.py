@@ -108,7 +108,8 @@ def test_packed_pages_over_a_sealed_archive_and_a_bucket(
 
 
 def test_idle_sessions_go_cold_by_themselves(target: Target, tmp_path: Path) -> None:
-    with served(target, tmp_path, idle=0.3) as (client, service):
+    with served(target, tmp_path, idle=0.3, new=5) as (client, service):
+        assert client.post(COMPLETE, prompt="Once upon a time", temperature=0)["usage"]["completion_tokens"] == 5
         client.post(COMPLETE, prompt="Once upon a time", session="one", max_tokens=4)
         end = time.monotonic() + 60
         while client.ask("GET", "/sessions")[1]["tiers"]["cold"] == 0 and time.monotonic() < end:
