@@ -156,6 +156,7 @@ class Target:
         self.max_positions = int(limit) if isinstance(limit, int) and limit > 0 else None
         self.eos_ids = _eos_ids(model, tokenizer)
         self._last_only = _last_only(model)
+        self._outline: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @classmethod
     def load(
@@ -239,20 +240,27 @@ class Target:
         device: torch.device = self.model.device
         return device
 
-    @cached_property
+    @property
     def outline(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tensors without memory, like KV of no token, (layers, 2, heads, 0, D), and like logits, (V,).
 
-        They come from one pass over one id. The KV has no layers where these differ (see `kv_block.can_cut`). Raises
-        ModelError where the model fails.
+        They come from the first prefill, and from one of one id where none ran yet. The KV has no layers where these
+        differ (see `kv_block.can_cut`). Raises ModelError where the model fails.
         """
+        if self._outline is None:
+            self.prefill([0])
+        assert self._outline is not None
+        return self._outline
+
+    def _saw(self, cache: DynamicCache, logits: torch.Tensor) -> None:
+        """Note what KV and logits look like, once."""
         import torch
 
-        cache, logits = self.prefill([0])
-        sides = [side[0, :, :0].to("meta") for pair in pairs_of(cache) for side in pair] if is_plain(cache) else []
-        alike = len({side.shape for side in sides}) == 1
-        kv = torch.stack(sides).unflatten(0, (-1, 2)) if alike else torch.empty((0, 2, 0, 0, 0), device="meta")
-        return kv, logits.to("meta")
+        if self._outline is None:
+            sides = [side[0, :, :0].to("meta") for pair in pairs_of(cache) for side in pair] if is_plain(cache) else []
+            alike = len({side.shape for side in sides}) == 1
+            kv = torch.stack(sides).unflatten(0, (-1, 2)) if alike else torch.empty((0, 2, 0, 0, 0), device="meta")
+            self._outline = kv, logits.to("meta")
 
     def kv_bytes(self, tokens: int) -> int:
         """Return the bytes of KV that ``tokens`` tokens take on this target, in the dtype it was loaded with."""
@@ -328,6 +336,7 @@ class Target:
             logits = self._forward(array[start : start + (chunk or array.size)], cache)
         if int(cache.get_seq_length()) != array.size:
             raise ModelError(f"{type(self.model).__name__} keeps no DynamicCache: its KV cannot be thawed")
+        self._saw(cache, logits)
         return cache, logits
 
     def prefill_queued(self, ids: torch.Tensor) -> tuple[DynamicCache, torch.Tensor]:
@@ -342,6 +351,7 @@ class Target:
         logits = self._run(cache, input_ids=ids[None], **self._last_only)[0, -1]
         if int(cache.get_seq_length()) != len(ids):
             raise ModelError(f"{type(self.model).__name__} keeps no DynamicCache: its KV cannot be thawed")
+        self._saw(cache, logits)
         return cache, logits
 
     def prefill_many(
