@@ -310,6 +310,8 @@ def put_all(
         new = f"{size(meter.frozen)} new, {verb}" if meter.unchanged < meter.sessions or not meter.sessions else ""
         same = f"{meter.unchanged:,} unchanged" if meter.unchanged else ""
         told = ", ".join(filter(None, (counted(meter.sessions, "session"), same, new)))
+        if not meter.sessions and refused:
+            told = "nothing would be stored" if dry_run else "nothing is stored"
         click.echo(f"{told}{refused}", err=True)
         if token:
             click.echo(f"token for pltz archive verify --expect: {token}", err=True)

@@ -227,9 +227,8 @@ def _print(report: "Report", as_json: bool) -> None:
     if remarks:
         state += (", but " if report.sound else ", and ") + " and ".join(remarks)
     extent = "all of it" if report.complete and not report.undecoded else "a part of it"
-    text = f"{state}{';' if remarks else ','} {extent}: " + ", ".join(
-        f"{value:,} {key}" for key, value in counts.items()
-    )
+    told = [counted(n, key[:-1]) if key.endswith("s") else f"{n:,} {key}" for key, n in counts.items()]
+    text = f"{state}{';' if remarks else ','} {extent}: {', '.join(told)}"
     show(found, printable(text), as_json)
     if not as_json and report.sound:
         click.echo(f"token for --expect: {report.token}", err=True)

@@ -196,8 +196,9 @@ def as_text(inputs: InputFiles) -> str:
     """Return what inputs hold, a line per file and a total."""
     lines = []
     for name, file in inputs.files.items():
-        formats = ", ".join(file.formats)
-        lines.append(f"{name}: {counted(file.nouns.total(), 'session')}: {file.words()} ({formats})")
+        formats = ", ".join(form for form in file.formats if form not in file.nouns)
+        told = f" ({formats})" if formats else ""
+        lines.append(f"{name}: {counted(file.nouns.total(), 'session')}: {file.words()}{told}")
     total = sum(inputs.nouns.values())
     refused = f"; {counted(len(inputs.refused), 'file')} refused" if inputs.refused else ""
     lines.append(f"{counted(total, 'session')} in {counted(len(inputs.files), 'file')}{refused}; nothing was coded")

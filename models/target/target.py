@@ -287,7 +287,7 @@ class Target:
         if self.max_positions is not None and array.size > self.max_positions:
             raise ContentError(
                 f"expected at most {self.max_positions} tokens (the target's positions), found {array.size}: "
-                "thaw into a target with a longer context"
+                "take a target with a longer context"
             )
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= self.vocab_size:

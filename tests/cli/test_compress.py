@@ -284,6 +284,7 @@ def test_recognise_only_codes_nothing(run: Run, tiny: Path, chats: Path, tmp_pat
     assert '"messages" is a string' in done.stderr
     found = json.loads(run("compress", *paths, "--recognise-only", "--json").stdout)
     assert found["recognised"] == {"chat": 4, "agent log": 1, "json": 1} and len(found["remarks"]) == 1
+    assert "odd.jsonl: 1 session: 1 json\n" in done.stdout  # and not "1 json (json)"
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jsonl").write_bytes(EVENTS[:-3])
     (tmp_path / "in/b.jsonl").write_bytes(EVENTS)

@@ -117,7 +117,10 @@ class AgentLogSource:
 
     def item(self, entry: SourceEntry) -> PutRequest:
         """Return a log as a session to put. Raises UsageError, ContentError and FormatError."""
-        found = list(recognise(entry.raw, self._options()))
+        try:
+            found = list(recognise(entry.raw, self._options()))
+        except PltzError as exc:  # whose message begins with the name of what was read
+            raise type(exc)(str(exc).removeprefix("bytes: ")) from exc
         if len(found) != 1:
             raise ContentError(f"expected the log of one session, found {len(found)} sessions")
         session, dropped = found[0].session, tags_of((self.drop,), found[0].dropped)

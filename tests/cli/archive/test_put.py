@@ -138,6 +138,10 @@ def test_a_file_of_a_folder_that_cannot_be_read_stops_no_other(run: Run, cold: P
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert [row["name"] for row in rows] == names and all(row["unchanged"] is unchanged for row in rows)
     assert "4 sessions, 4 unchanged; 2 files refused\n" in run("archive", "put", cold, logs).stderr
+    (cold.parent / "alone").mkdir()
+    (cold.parent / "alone/cut.jsonl").write_bytes((logs / "garden/cut.jsonl").read_bytes())
+    alone = run("archive", "put", cold, cold.parent / "alone")
+    assert alone.exit_code == 5 and alone.stderr.endswith("nothing is stored; 1 file refused\n")
     files = [logs / "garden/z.jsonl", logs / "shop/events.jsonl"]
     given = run("archive", "put", cold, *files, "--json")
     assert given.exit_code == 5 and [json.loads(line)["name"] for line in given.stdout.splitlines()] == [

@@ -43,6 +43,7 @@ def test_verify_a_part(run: Run, cold: Path, put: Put) -> None:
     put(chat(1), "--name", "s")
     found = lines(run("archive", "verify", cold, "--fraction", 0, "--json"))[0]
     assert found["packs"] == 0 and not found["complete"]
+    assert "all of it: 1 pack, 1 record, 0 decoded" in run("archive", "verify", cold).stdout
 
 
 def test_verify_goes_on_where_it_was(

@@ -92,6 +92,13 @@ def test_a_log_that_another_replaced_needs_a_word(nightly: Nightly) -> None:
     assert len(nightly.content()["default", "shop/events"]) == 2
 
 
+def test_a_reason_names_the_line_and_no_bytes(nightly: Nightly) -> None:
+    nightly.sources = '[[source]]\nkind = "agent-logs"\npath = "logs"\n'
+    nightly.write("logs/shop/cut.jsonl", log("shop", 3)[:-9])
+    [refused] = nightly.run()["refused"]
+    assert refused["where"] == "shop/cut.jsonl" and refused["reason"].startswith("line ")
+
+
 def test_lines_that_are_one_session_of_an_agent_are_not_taken_one_by_one(
     nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
 ) -> None:
