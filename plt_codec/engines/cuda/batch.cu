@@ -11,60 +11,12 @@ DEV int thread_of() { return (int)threadIdx.x & 31; }
 
 /* ---------------------------------------------------------------- iterations */
 
-/* One thread a slot (at most 1024): moves sessions on, refills, deals out rows. */
-KERNEL(1024) collect(State *state, Session *sessions, int32_t *slots, Piece *pieces) {
-    int32_t *sums = (int32_t *)shared(); /* 2 x 32 */
-    const int i = (int)threadIdx.x, thread = thread_of(), warp = warp_of();
-    const bool mine = i < state->slots;
-    int held = mine ? slots[i] : -1, done = 0;
-    if (held >= 0) {
-        Session &s = sessions[held];
-        const int steps = pieces[i].rows / s.L;
-        if (pieces[i].rows) s.step += steps;
-        if (s.step >= s.C || s.error) {
-            if (!s.error && s.start + s.size < s.total) {
-                s.old = count_kept(s); /* which remember() has moved to the front */
-                set_block(s, s.start + s.size);
-            } else {
-                s.done = 1;
-                held = -1;
-                done = 1;
-            }
-        }
-    }
-    /* the n-th empty slot takes the n-th waiting session */
-    const uint32_t empty = __ballot_sync(FULL, mine && held < 0);
-    if (thread == 0) sums[warp] = __popc(empty);
-    const uint32_t ended = __ballot_sync(FULL, done);
-    if (thread == 0) sums[32 + warp] = __popc(ended);
-    __syncthreads();
-    int before = 0, all = 0, dones = 0;
-    for (int w = 0; w < (int)blockDim.x / 32; w++) {
-        if (w < warp) before += sums[w];
-        all += sums[w];
-        dones += sums[32 + w];
-    }
-    const int next = state->next, wanted = next + before + __popc(empty & ((1u << thread) - 1));
-    if (mine && held < 0 && wanted < state->count) {
-        held = wanted;
-        set_block(sessions[held], sessions[held].first);
-        sessions[held].old = sessions[held].first; /* which recall() brings */
-    }
-    if (mine) slots[i] = held;
-    const uint32_t busy = __ballot_sync(FULL, mine && held >= 0);
-    __syncthreads();
-    if (thread == 0) sums[warp] = __popc(busy);
-    __syncthreads();
-    int occupied = 0;
-    for (int w = 0; w < (int)blockDim.x / 32; w++) occupied += sums[w];
-    /* rows: wishes (an encoder's slots share the room), their sums before each slot, then what fits */
-    int wish = 0, width = 1;
-    if (mine && held >= 0) {
-        const Session &s = sessions[held];
-        width = s.L;
-        wish = state->decoding ? width : min(s.C - s.step, max(1, state->rows_max / occupied / width)) * width;
-    }
-    int upto = wish;
+enum { EACH = 4 }; /* slots a thread of collect() looks after, at most */
+
+/* The sum of v over the threads of a CTA before this one; all: over all of them. sums: one for each warp, shared. */
+DEV int sum_before(int v, int &all, int32_t *sums) {
+    const int thread = thread_of(), warp = warp_of();
+    int upto = v;
     for (int n = 1; n < 32; n <<= 1) {
         const int other = __shfl_up_sync(FULL, upto, n);
         if (thread >= n) upto += other;
@@ -72,22 +24,137 @@ KERNEL(1024) collect(State *state, Session *sessions, int32_t *slots, Piece *pie
     __syncthreads();
     if (thread == 31) sums[warp] = upto;
     __syncthreads();
-    int from = upto - wish;
-    for (int w = 0; w < warp; w++) from += sums[w];
-    int room = state->rows_max - from;
-    const int rows = room <= 0 ? 0 : min(wish, room / width * width);
-    if (mine) pieces[i] = Piece{held, min(from, state->rows_max), rows, held >= 0 ? sessions[held].step : 0};
-    /* total: a slot cut short ends the rows */
-    __syncthreads();
-    if (i == 0) sums[0] = 0;
-    __syncthreads();
-    if (rows) atomicMax(&sums[0], from + rows);
-    __syncthreads();
-    if (i == 0) {
-        state->rows = sums[0];
-        state->next = min(state->count, next + all);
-        state->left -= dones;
+    int before = upto - v;
+    all = 0;
+    for (int w = 0; w < (int)blockDim.x / 32; w++) {
+        if (w < warp) before += sums[w];
+        all += sums[w];
     }
+    return before;
+}
+
+/* Which list of collect() a slot with rows is in: attend_few() takes those with at most FEW queries per key head whose
+ * scores fit, in two lists by the places that they need; attend() takes the others. */
+enum { FEW = 8 }; /* rows.py */
+DEV int score_stride(int keys) { return (keys + 31) / 32 * 32 + 4; } /* places of a query: rows begin 4 banks apart */
+DEV int list_of(const Session &s, int rows, int step, int32_t few, int32_t more) {
+    const int queries = rows * GROUP, places = queries * score_stride(s.old + (step + 1) * s.L);
+    return queries > FEW || rows > s.L || places > max(few, more) ? MANY : places <= few ? FEWEST : FEWER;
+}
+
+/* One CTA, a thread EACH slots (at most 4096 in all): moves sessions on, refills, deals out rows, and lists slots.
+ * few, more: places for scores in both launches of attend_few(); 0: there is none. turns (LAYERS, 2): from 0 again. */
+KERNEL(1024) collect(State *state, Session *sessions, int32_t *slots, Piece *pieces, int32_t *lists, int32_t *turns,
+                     int32_t few, int32_t more) {
+    int32_t *sums = (int32_t *)shared(), *counts = sums + 32; /* 32, LISTS + 1 */
+    const int tid = (int)threadIdx.x, all = state->slots, each = (all + (int)blockDim.x - 1) / (int)blockDim.x,
+              first = tid * each, mine = max(0, min(each, all - first));
+    for (int i = tid; i < 2 * LAYERS; i += (int)blockDim.x) turns[i] = 0;
+    if (tid <= LISTS) counts[tid] = 0;
+    int held[EACH], done = 0, empty = 0;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        held[e] = -1;
+        if (e >= mine) continue;
+        held[e] = slots[first + e];
+        if (held[e] >= 0) {
+            Session &s = sessions[held[e]];
+            const int rows = pieces[first + e].rows;
+            if (rows) s.step += rows / s.L;
+            if (s.step >= s.C || s.error) {
+                if (!s.error && s.start + s.size < s.total) {
+                    s.old = count_kept(s); /* which remember() has moved to the front */
+                    s.apart = 0;
+                    set_block(s, s.start + s.size);
+                } else {
+                    s.done = 1;
+                    held[e] = -1;
+                    done++;
+                }
+            }
+        }
+        empty += held[e] < 0;
+    }
+    /* the n-th empty slot takes the n-th waiting session */
+    int ended, next = state->next;
+    int wanted = next + (sum_before(empty | done << 16, ended, sums) & 0xffff), busy = 0;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        if (e >= mine) continue;
+        if (held[e] < 0) {
+            if (wanted < state->count) {
+                held[e] = wanted;
+                Session &s = sessions[wanted];
+                set_block(s, s.first);
+                s.old = s.first; /* which recall() brings, but for those that are read in place */
+                s.apart = state->in_place && s.context >= 0 ? s.first / 32 * 32 : 0;
+            }
+            wanted++;
+        }
+        slots[first + e] = held[e];
+        busy += held[e] >= 0;
+    }
+    /* rows: wishes (an encoder's slots share the room), their sums before each slot, then what fits */
+    int occupied = 1;
+    if (!state->decoding) sum_before(busy, occupied, sums);
+    int wishes[EACH], wished = 0, total;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        wishes[e] = 0;
+        if (held[e] < 0) continue;
+        const Session &s = sessions[held[e]];
+        wishes[e] =
+            state->decoding ? s.L : min(s.C - s.step, max(1, state->rows_max / occupied / s.L)) * s.L;
+        wished += wishes[e];
+    }
+    int from = sum_before(wished, total, sums), lists_of[EACH], listed[3] = {0, 0, 0};
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        lists_of[e] = -1;
+        if (e >= mine) continue;
+        const int room = state->rows_max - from;
+        int rows = 0, step = 0;
+        if (held[e] >= 0) {
+            const Session &s = sessions[held[e]];
+            step = s.step;
+            rows = room <= 0 ? 0 : min(wishes[e], room / s.L * s.L);
+            if (rows) {
+                lists_of[e] = list_of(s, rows, step, few, more);
+                if (s.context >= 0 && step == 0 && s.start == s.first)
+                    lists[BEGIN * all + atomicAdd(&counts[BEGIN], 1)] = first + e;
+                const bool ends = state->decoding == BY_BLOCK || step + rows / s.L >= s.C;
+                if (ends && s.start + s.size < s.total)
+                    lists[END * all + atomicAdd(&counts[END], 1)] = first + e;
+                atomicMax(&counts[LISTS], from + rows); /* a slot cut short ends the rows */
+            }
+        }
+        pieces[first + e] = Piece{held[e], min(from, state->rows_max), rows, step};
+        from += wishes[e];
+#pragma unroll
+        for (int n = 0; n < 3; n++) listed[n] += lists_of[e] == FEWEST + n;
+    }
+    /* the lists of attention, in the order of slots: neighbours may stand behind the same context */
+    int at[3], both, many;
+    at[0] = sum_before(listed[0] | listed[1] << 16, both, sums);
+    at[1] = at[0] >> 16;
+    at[0] &= 0xffff;
+    at[2] = sum_before(listed[2], many, sums);
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+#pragma unroll
+        for (int n = 0; n < 3; n++) {
+            if (lists_of[e] == FEWEST + n) lists[(FEWEST + n) * all + at[n]++] = first + e;
+        }
+    }
+    if (tid) return;
+    state->rows = counts[LISTS];
+    state->next = min(state->count, next + (ended & 0xffff));
+    state->left -= ended >> 16;
+    state->listed[BEGIN] = counts[BEGIN];
+    state->listed[END] = counts[END];
+    state->listed[FEWEST] = both & 0xffff;
+    state->listed[FEWER] = both >> 16;
+    state->listed[MANY] = many;
 }
 
 /* A warp a row: what the row is, its embedding and that normed. Rows of slots cut short lie beyond state->rows. */
@@ -112,7 +179,8 @@ enter(State *state, Session *sessions, const Piece *pieces, Row *rows, const int
     if (thread == 0) {
         const int target = predicts && !state->decoding ? tokens[s.token_at + at] : 0;
         rows[r] =
-            Row{low, (int32_t)at, token, predicts ? target >> 7 : -1, s.old + step * s.L + k, target, p.session, k};
+            Row{low, (int32_t)at, token, predicts ? target >> 7 : -1, s.old - s.apart + step * s.L + k, target,
+                      p.session, k};
     }
     const int8_t *w = embed_w + (int64_t)(token >> 3) * 8 * DP + (token & 7) * 64;
     const int32_t m = embed_m[token];
@@ -362,271 +430,319 @@ DEV void add_values(const Queries &q, const Keys &v, const int32_t w[4][4], int3
     }
 }
 
-/* Whether attend_few() serves a slot, and attend() leaves it: it has at most FEW queries per key head, and their scores
- * fit; `most`: places for scores; 0: attend() serves all. */
-enum { FEW = 4 }; /* rows.py */
-DEV bool by_few(const Session &s, const Piece &piece, int32_t most) {
-    const int queries = piece.rows * GROUP, all = s.old + (piece.step + 1) * s.L;
-    return queries <= FEW && piece.rows <= s.L && queries * ((all + 31) / 32 * 32) <= most;
-}
+/* Where the keys of a slot and head are: whole groups of 32 of a context where that is remembered, the others in the
+ * cache of the slot. Values stand behind the keys of each. */
+struct Spread {
+    const int8_t *context, *own;
+    int64_t context_values, own_values;
+    int apart; /* groups of the context */
+    DEV Spread(const Session &s, const Cache &cache, int8_t *memory, const Cache *contexts, int8_t *known, int layer,
+               int head)
+        : own(keys_of(cache, memory, layer, head)), own_values(cache.room * HW), apart(s.apart / 32) {
+        context = own;
+        context_values = 0;
+        if (apart) {
+            const Cache there = contexts[s.context];
+            context = keys_of(there, known, layer, head);
+            context_values = there.room * HW;
+        }
+        own -= (int64_t)apart * 2048;
+    }
+    DEV Keys keys(int group, int thread) const { return load_keys(group < apart ? context : own, group, thread); }
+    DEV Keys values(int group, int thread) const {
+        return group < apart ? load_keys(context + context_values, group, thread)
+                             : load_keys(own + own_values, group, thread);
+    }
+};
 
 /* A CTA QUERIES queries of one key head and one slot; a warp 16 of them and its share of the keys. Three times over the
  * keys: highest score, sum of weights, shares times values; between them the warps meet in shared memory. CTAs of the
  * same keys follow each other, so that L2 holds those: of all slots together it could not. */
 KERNEL3(256)
-attend(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
-       int32_t layer, const int32_t *heat, const int32_t *exp, int8_t *o, int32_t few) {
-    const Piece piece = pieces[blockIdx.z];
-    if (!piece.rows || by_few(sessions[piece.session], piece, few)) return;
-    const int head = (int)blockIdx.y, thread = thread_of(), g = thread >> 2, t = thread & 3,
-              queries = piece.rows * GROUP;
-    const int L = sessions[piece.session].L, old = sessions[piece.session].old;
-    const Cache cache = caches[blockIdx.z];
-    const int8_t *keys = keys_of(cache, memory, layer, head), *values = keys + cache.room * HW;
+attend(const State *state, const int32_t *lists, const Session *sessions, const Piece *pieces, const int8_t *q,
+       const Cache *caches, int8_t *memory, const Cache *contexts, int8_t *known, int32_t layer, const int32_t *heat,
+       const int32_t *exp, int8_t *o) {
+    const int head = (int)blockIdx.y, thread = thread_of(), g = thread >> 2, t = thread & 3;
+    if ((int)blockIdx.z >= state->listed[MANY]) return;
     int32_t *lowest = (int32_t *)shared(); /* QUERIES: of -score */
     uint32_t *sum = (uint32_t *)(lowest + QUERIES); /* QUERIES */
     int32_t *mixed = (int32_t *)(sum + QUERIES); /* QUERIES x MIXED */
     uint32_t *table = (uint32_t *)(mixed + QUERIES * MIXED); /* WEIGHTS */
     const uint8_t *weights = (const uint8_t *)table;
     fill_weights(table, exp, (int)threadIdx.x, 256);
-    for (int chunk = (int)blockIdx.x; chunk * QUERIES < queries; chunk += (int)gridDim.x) {
-        const int n = min((int)QUERIES, queries - chunk * QUERIES), tiles = n > 32 ? 4 : n > 16 ? 2 : 1;
-        const int tile = warp_of() % tiles, share = warp_of() / tiles, shares = 8 / tiles;
-        for (int i = (int)threadIdx.x; i < tiles * 16; i += 256) {
-            lowest[i] = 0x7fffffff;
-            sum[i] = 0;
+    for (int n = (int)blockIdx.z; n < state->listed[MANY]; n += (int)gridDim.z) {
+        const int slot = lists[MANY * state->slots + n];
+        const Piece piece = pieces[slot];
+        const int queries = piece.rows * GROUP, L = sessions[piece.session].L, old = sessions[piece.session].old;
+        const Spread from(sessions[piece.session], caches[slot], memory, contexts, known, layer, head);
+        for (int chunk = (int)blockIdx.x; chunk * QUERIES < queries; chunk += (int)gridDim.x) {
+            const int size = min((int)QUERIES, queries - chunk * QUERIES), tiles = size > 32 ? 4 : size > 16 ? 2 : 1;
+            const int tile = warp_of() % tiles, share = warp_of() / tiles, shares = 8 / tiles;
+            for (int i = (int)threadIdx.x; i < tiles * 16; i += 256) {
+                lowest[i] = 0x7fffffff;
+                sum[i] = 0;
+            }
+            for (int i = (int)threadIdx.x; i < tiles * 16 * MIXED; i += 256) mixed[i] = 0;
+            Queries f;
+            uint4 part[2];
+    #pragma unroll
+            for (int h = 0; h < 2; h++) { /* rows past the last repeat it */
+                const int query = min(chunk * QUERIES + tile * 16 + h * 8 + g, queries - 1), r = query / GROUP,
+                          qh = head * GROUP + query % GROUP;
+                part[h] = *(const uint4 *)(q + ((int64_t)(piece.row + r) * HEADS + qh) * HW + t * 16);
+                f.limit[h] = old + (piece.step + r / L + 1) * L;
+                f.heat[h] = (uint32_t)heat[qh];
+            }
+            f.a = part[0];
+            f.b = part[1];
+            finish_queries(f);
+            int groups = (max(f.limit[0], f.limit[1]) + 31) / 32;
+            for (int i = 4; i < 32; i <<= 1) groups = max(groups, __shfl_xor_sync(FULL, groups, i));
+            __syncthreads();
+            int32_t c[4][4], low[2] = {0x7fffffff, 0x7fffffff};
+            Keys k = from.keys(min(share, groups - 1), thread);
+    #pragma unroll 2
+            for (int kg = share; kg < groups; kg += shares) {
+                const Keys now = k;
+                k = from.keys(min(kg + shares, groups - 1), thread);
+                scores(f, now, 0, 0, c);
+                top(f, kg, thread, c, low);
+            }
+    #pragma unroll
+            for (int h = 0; h < 2; h++) {
+                for (int i = 1; i < 4; i <<= 1) low[h] = min(low[h], __shfl_xor_sync(FULL, low[h], i));
+                if (t == 0) atomicMin(&lowest[tile * 16 + h * 8 + g], low[h]);
+            }
+            __syncthreads();
+            f.most[0] = -lowest[tile * 16 + g];
+            f.most[1] = -lowest[tile * 16 + 8 + g];
+            uint32_t total[2] = {0, 0};
+            k = from.keys(min(share, groups - 1), thread);
+    #pragma unroll 2
+            for (int kg = share; kg < groups; kg += shares) {
+                const Keys now = k;
+                k = from.keys(min(kg + shares, groups - 1), thread);
+                weigh(f, now, kg, thread, weights, c, (uint32_t)thread * 4);
+                add_weights(c, total);
+            }
+    #pragma unroll
+            for (int h = 0; h < 2; h++) {
+                for (int i = 1; i < 4; i <<= 1) total[h] += __shfl_xor_sync(FULL, total[h], i);
+                if (t == 0) atomicAdd(&sum[tile * 16 + h * 8 + g], total[h]);
+            }
+            __syncthreads();
+            int32_t out[8][4];
+    #pragma unroll
+            for (int i = 0; i < 32; i++) out[i / 4][i % 4] = 0;
+    #pragma unroll
+            for (int h = 0; h < 2; h++) f.t[h] = key_scale(sum[tile * 16 + h * 8 + g]);
+            for (int kg = share; kg < groups; kg += shares) {
+                weigh(f, from.keys(kg, thread), kg, thread, weights, c, (uint32_t)thread * 4);
+                add_values(f, from.values(kg, thread), c, out);
+            }
+    #pragma unroll
+            for (int i = 0; i < 32; i++) {
+                const int row = tile * 16 + (i >> 1 & 1) * 8 + g, dim = (i >> 2) * 8 + t * 2 + (i & 1);
+                atomicAdd(&mixed[row * MIXED + dim], out[i / 4][i % 4]);
+            }
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < size * HD; i += 256) {
+                const int local = i / HD, dim = i % HD, query = chunk * QUERIES + local;
+                o[(int64_t)(piece.row + query / GROUP) * OP + (head * GROUP + query % GROUP) * HD + dim] =
+                    (int8_t)clamp_to((mixed[local * MIXED + dim] + (1 << 14)) >> 15, 127);
+            }
+            __syncthreads();
         }
-        for (int i = (int)threadIdx.x; i < tiles * 16 * MIXED; i += 256) mixed[i] = 0;
-        Queries f;
-        uint4 part[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) { /* rows past the last repeat it */
-            const int query = min(chunk * QUERIES + tile * 16 + h * 8 + g, queries - 1), r = query / GROUP,
-                      qh = head * GROUP + query % GROUP;
-            part[h] = *(const uint4 *)(q + ((int64_t)(piece.row + r) * HEADS + qh) * HW + t * 16);
-            f.limit[h] = old + (piece.step + r / L + 1) * L;
-            f.heat[h] = (uint32_t)heat[qh];
+    }
+}
+
+/* The same where a slot has a step of at most FEW queries per key head: all warps of a CTA share the keys, each of
+ * which is read once. Scores stay in shared memory and become weights there, then shares. The tile of a product has 16
+ * rows: 8 of the low bytes of shares, 8 of their high ones. Keys stand in groups of 32, in the order in which a thread
+ * has them: thread t keys 2 t, + 1, then 8, 16 and 24 more. A CTA takes one slot and head after another from list
+ * `which`, in its order, so that those behind the same context are under way together and L2 holds it. */
+KERNEL3(256)
+attend_few(const State *state, const int32_t *lists, int32_t *turns, const Session *sessions, const Piece *pieces,
+           const int8_t *q, const Cache *caches, int8_t *memory, const Cache *contexts, int8_t *known, int32_t layer,
+           const int32_t *heat, const int32_t *exp, int8_t *o, int32_t which) {
+    const int tid = (int)threadIdx.x, thread = thread_of(), warp = warp_of(), g = thread >> 2, t = thread & 3;
+    const int items = state->listed[which] * KV;
+    if ((int)blockIdx.x >= items) return;
+    int32_t *most = (int32_t *)shared(); /* FEW */
+    uint32_t *sum = (uint32_t *)(most + FEW); /* FEW */
+    int32_t *coming = (int32_t *)(sum + FEW); /* 4: what the CTA takes next */
+    int32_t *mixed = coming + 4; /* FEW x MIXED */
+    uint32_t *table = (uint32_t *)(mixed + FEW * MIXED); /* WEIGHTS */
+    uint32_t *scores = table + WEIGHTS; /* queries x stride */
+    fill_weights(table, exp, tid, 256);
+    for (int item = (int)blockIdx.x; item < items; item = coming[0]) {
+        const int slot = lists[which * state->slots + item / KV], head = item % KV;
+        const Piece piece = pieces[slot];
+        const Session &s = sessions[piece.session];
+        const int queries = piece.rows * GROUP, all = s.old + (piece.step + 1) * s.L, groups = (all + 31) / 32,
+                  stride = score_stride(all);
+        const Spread from(s, caches[slot], memory, contexts, known, layer, head);
+        auto place = [&](int i) { return ((int64_t)(piece.row + i / GROUP) * HEADS + head * GROUP + i % GROUP) * HW; };
+        Keys k = from.keys(min(warp, groups - 1), thread);
+        const uint4 f = g < queries ? *(const uint4 *)(q + place(g) + t * 16) : make_uint4(0, 0, 0, 0);
+        int after = 0;
+        if (tid == 0) after = (int)gridDim.x + atomicAdd(&turns[layer * 2 + which - FEWEST], 1);
+        if (tid < FEW) {
+            most[tid] = (int32_t)0x80000000;
+            sum[tid] = 0;
         }
-        f.a = part[0];
-        f.b = part[1];
-        finish_queries(f);
-        int groups = (max(f.limit[0], f.limit[1]) + 31) / 32;
-        for (int i = 4; i < 32; i <<= 1) groups = max(groups, __shfl_xor_sync(FULL, groups, i));
+        for (int i = tid; i < FEW * MIXED; i += 256) mixed[i] = 0;
         __syncthreads();
-        int32_t c[4][4], low[2] = {0x7fffffff, 0x7fffffff};
-        Keys k = load_keys(keys, min(share, groups - 1), thread);
-#pragma unroll 2
-        for (int kg = share; kg < groups; kg += shares) {
+        /* scores, and the highest */
+        int32_t high = (int32_t)0x80000000;
+        for (int kg = warp; kg < groups; kg += 8) {
             const Keys now = k;
-            k = load_keys(keys, min(kg + shares, groups - 1), thread);
-            scores(f, now, 0, 0, c);
-            top(f, kg, thread, c, low);
-        }
+            k = from.keys(min(kg + 8, groups - 1), thread);
+            int32_t c[4][4];
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            for (int i = 1; i < 4; i <<= 1) low[h] = min(low[h], __shfl_xor_sync(FULL, low[h], i));
-            if (t == 0) atomicMin(&lowest[tile * 16 + h * 8 + g], low[h]);
+            for (int j = 0; j < 4; j++) {
+                c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0;
+                mma_s8(c[j], f.x, 0, f.y, 0, now.f[j].x, now.f[j].y);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) mma_s8(c[j], f.z, 0, f.w, 0, now.f[j].z, now.f[j].w);
+            if (g >= queries) continue;
+            uint4 *to = (uint4 *)(scores + g * stride + kg * 32 + t * 8);
+            to[0] = make_uint4((uint32_t)c[0][0], (uint32_t)c[0][1], (uint32_t)c[1][0], (uint32_t)c[1][1]);
+            to[1] = make_uint4((uint32_t)c[2][0], (uint32_t)c[2][1], (uint32_t)c[3][0], (uint32_t)c[3][1]);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                if (kg * 32 + i / 2 * 8 + t * 2 + (i & 1) < all) high = max(high, c[i / 2][i & 1]);
+            }
+        }
+        for (int i = 1; i < 4; i <<= 1) high = max(high, __shfl_xor_sync(FULL, high, i));
+        if (t == 0 && g < queries) atomicMax(&most[g], high);
+        k = from.values(min(warp, groups - 1), thread); /* under way while weights are worked out */
+        __syncthreads();
+        /* weights, and their sum: 128 keys of one query a warp */
+        const int parts = (groups + 3) / 4;
+        for (int n = warp; n < parts * queries; n += 8) {
+            const int i = n / parts, quad = n % parts * 32 + thread;
+            const uint32_t one = (uint32_t)heat[head * GROUP + i % GROUP], far = far_enough(one),
+                           top = (uint32_t)most[i];
+            uint32_t total = 0;
+            if (quad < groups * 8) {
+                uint4 *at = (uint4 *)(scores + i * stride + quad * 4);
+                const int key = quad / 8 * 32 + (quad & 1) * 16 + (quad & 7) / 2 * 2;
+                uint4 v = *at;
+                v.x = key < all ? key_weight(top - v.x, far, one, (const uint8_t *)table, (uint32_t)thread * 4) : 0;
+                v.y = key + 1 < all ? key_weight(top - v.y, far, one, (const uint8_t *)table, (uint32_t)thread * 4) : 0;
+                v.z = key + 8 < all ? key_weight(top - v.z, far, one, (const uint8_t *)table, (uint32_t)thread * 4) : 0;
+                v.w = key + 9 < all ? key_weight(top - v.w, far, one, (const uint8_t *)table, (uint32_t)thread * 4) : 0;
+                *at = v;
+                total = v.x + v.y + v.z + v.w;
+            }
+            total = __reduce_add_sync(FULL, total);
+            if (thread == 0) atomicAdd(&sum[i], total);
         }
         __syncthreads();
-        f.most[0] = -lowest[tile * 16 + g];
-        f.most[1] = -lowest[tile * 16 + 8 + g];
-        uint32_t total[2] = {0, 0};
-        k = load_keys(keys, min(share, groups - 1), thread);
-#pragma unroll 2
-        for (int kg = share; kg < groups; kg += shares) {
-            const Keys now = k;
-            k = load_keys(keys, min(kg + shares, groups - 1), thread);
-            weigh(f, now, kg, thread, weights, c, (uint32_t)thread * 4);
-            add_weights(c, total);
-        }
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            for (int i = 1; i < 4; i <<= 1) total[h] += __shfl_xor_sync(FULL, total[h], i);
-            if (t == 0) atomicAdd(&sum[tile * 16 + h * 8 + g], total[h]);
+        /* shares: a word of low bytes and one of high bytes in place of four weights */
+        const uint32_t scales = key_scale(sum[min(thread, (int)FEW - 1)]); /* of query `thread` */
+        for (int n = warp; n < parts * queries; n += 8) {
+            const int i = n / parts, quad = n % parts * 32 + thread;
+            const uint32_t scale = __shfl_sync(FULL, scales, i);
+            if (quad >= groups * 8) continue;
+            uint4 *at = (uint4 *)(scores + i * stride + quad * 4);
+            const uint4 v = *at;
+            const uint32_t a = key_share(v.x, scale), b = key_share(v.y, scale), c = key_share(v.z, scale),
+                           d = key_share(v.w, scale); /* in the upper halves */
+            const uint32_t ab = __byte_perm(a, b, 0x7632), cd = __byte_perm(c, d, 0x7632);
+            *(uint2 *)at = make_uint2(__byte_perm(ab, cd, 0x6420), __byte_perm(ab, cd, 0x7531));
         }
         __syncthreads();
         int32_t out[8][4];
 #pragma unroll
         for (int i = 0; i < 32; i++) out[i / 4][i % 4] = 0;
-#pragma unroll
-        for (int h = 0; h < 2; h++) f.t[h] = key_scale(sum[tile * 16 + h * 8 + g]);
-        for (int kg = share; kg < groups; kg += shares) {
-            weigh(f, load_keys(keys, kg, thread), kg, thread, weights, c, (uint32_t)thread * 4);
-            add_values(f, load_keys(values, kg, thread), c, out);
-        }
-#pragma unroll
-        for (int i = 0; i < 32; i++) {
-            const int row = tile * 16 + (i >> 1 & 1) * 8 + g, dim = (i >> 2) * 8 + t * 2 + (i & 1);
-            atomicAdd(&mixed[row * MIXED + dim], out[i / 4][i % 4]);
-        }
-        __syncthreads();
-        for (int i = (int)threadIdx.x; i < n * HD; i += 256) {
-            const int local = i / HD, dim = i % HD, query = chunk * QUERIES + local;
-            o[(int64_t)(piece.row + query / GROUP) * OP + (head * GROUP + query % GROUP) * HD + dim] =
-                (int8_t)clamp_to((mixed[local * MIXED + dim] + (1 << 14)) >> 15, 127);
-        }
-        __syncthreads();
-    }
-}
-
-/* The same where a slot has a step of at most FEW queries per key head: one CTA, all warps share the keys. Scores, then
- * weights, stay in shared memory, each key is read once, and no weight is worked out for rows of a tile that are none.
- */
-KERNEL3(256)
-attend_few(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
-           int32_t layer, const int32_t *heat, const int32_t *exp, int8_t *o, int32_t few) {
-    const Piece piece = pieces[blockIdx.z];
-    if (!piece.rows || !by_few(sessions[piece.session], piece, few)) return;
-    const int head = (int)blockIdx.y, tid = (int)threadIdx.x, thread = thread_of(), warp = warp_of(), g = thread >> 2,
-              t = thread & 3, queries = piece.rows * GROUP;
-    const Session &s = sessions[piece.session];
-    const int all = s.old + (piece.step + 1) * s.L, groups = (all + 31) / 32, stride = groups * 32;
-    const Cache cache = caches[blockIdx.z];
-    const int8_t *keys = keys_of(cache, memory, layer, head), *values = keys + cache.room * HW;
-    int32_t *most = (int32_t *)shared(); /* FEW */
-    uint32_t *sum = (uint32_t *)(most + FEW); /* FEW */
-    int32_t *mixed = (int32_t *)(sum + FEW); /* FEW x MIXED */
-    uint32_t *table = (uint32_t *)(mixed + FEW * MIXED); /* WEIGHTS */
-    int32_t *scores = (int32_t *)(table + WEIGHTS); /* queries x stride: scores, then weights */
-    Keys k = load_keys(keys, min(warp, groups - 1), thread);
-    fill_weights(table, exp, tid, 256);
-    for (int i = tid; i < FEW; i += 256) {
-        most[i] = (int32_t)0x80000000;
-        sum[i] = 0;
-    }
-    for (int i = tid; i < FEW * MIXED; i += 256) mixed[i] = 0;
-    auto of = [&](int i) { return ((int64_t)(piece.row + i / GROUP) * HEADS + head * GROUP + i % GROUP) * HW; };
-    uint4 f[FEW];
-    int32_t high[FEW];
-#pragma unroll
-    for (int i = 0; i < FEW; i++) {
-        f[i] = i < queries ? *(const uint4 *)(q + of(i) + t * 16) : make_uint4(0, 0, 0, 0);
-        high[i] = (int32_t)0x80000000;
-    }
-    __syncthreads();
-    for (int kg = warp; kg < groups; kg += 8) {
-        const Keys now = k;
-        k = load_keys(keys, min(kg + 8, groups - 1), thread);
-        const int key = kg * 32 + t * 8 + g;
-#pragma unroll
-        for (int i = 0; i < FEW; i++) {
-            if (i >= queries) break;
-            int32_t dot[4]; /* this thread's 16 dims of keys j * 8 + g; the four threads of a row share out the sums */
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const uint4 v = now.f[j];
-                dot[j] = dot4(v.x, f[i].x, dot4(v.y, f[i].y, dot4(v.z, f[i].z, dot4(v.w, f[i].w, 0))));
+        for (int kg = warp; kg < groups; kg += 8) {
+            const Keys v = k;
+            k = from.values(min(kg + 8, groups - 1), thread);
+            uint2 near = make_uint2(0, 0), next = make_uint2(0, 0);
+            if (g < queries) {
+                const uint32_t *at = scores + g * stride + kg * 32 + t * 8;
+                near = *(const uint2 *)at;
+                next = *(const uint2 *)(at + 4);
             }
-            const int32_t a = (t & 1 ? dot[1] : dot[0]) + __shfl_xor_sync(FULL, t & 1 ? dot[0] : dot[1], 1),
-                          b = (t & 1 ? dot[3] : dot[2]) + __shfl_xor_sync(FULL, t & 1 ? dot[2] : dot[3], 1),
-                          score = (t & 2 ? b : a) + __shfl_xor_sync(FULL, t & 2 ? a : b, 2);
-            scores[i * stride + key] = score;
-            if (key < all) high[i] = max(high[i], score);
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                mma_u8(out[n], near.x, near.y, next.x, next.y, n & 1 ? v.f[n / 2].z : v.f[n / 2].x,
+                       n & 1 ? v.f[n / 2].w : v.f[n / 2].y);
+            }
         }
-    }
+        if (g < queries) {
 #pragma unroll
-    for (int i = 0; i < FEW; i++) {
-        if (i >= queries) break;
-        high[i] = __reduce_max_sync(FULL, high[i]);
-        if (thread == 0) atomicMax(&most[i], high[i]);
-    }
-    __syncthreads();
-    for (int i = 0; i < queries; i++) {
-        const uint32_t one = (uint32_t)heat[head * GROUP + i % GROUP], far = far_enough(one);
-        const int32_t top = most[i];
-        int32_t *mine = scores + i * stride;
-        uint32_t total = 0;
-        for (int key = tid; key < stride; key += 256) {
-            const uint32_t w = key_weight((uint32_t)(top - mine[key]), far, one, (const uint8_t *)table,
-                                          (uint32_t)thread * 4);
-            mine[key] = key < all ? (int32_t)w : 0;
-            total += key < all ? w : 0;
+            for (int i = 0; i < 16; i++)
+                atomicAdd(&mixed[g * MIXED + i / 2 * 8 + t * 2 + (i & 1)],
+                          out[i / 2][i & 1] + (out[i / 2][2 + (i & 1)] << 8));
         }
-        total = __reduce_add_sync(FULL, total);
-        if (thread == 0) atomicAdd(&sum[i], total);
-    }
-    __syncthreads();
-    Queries shares; /* of which add_values() reads this alone */
-    shares.t[0] = g < queries ? key_scale(sum[min(g, (int)FEW - 1)]) : 0;
-    shares.t[1] = 0;
-    int32_t out[8][4];
-#pragma unroll
-    for (int i = 0; i < 32; i++) out[i / 4][i % 4] = 0;
-    for (int kg = warp; kg < groups; kg += 8) {
-        const Keys v = load_keys(values, kg, thread);
-        int32_t w[4][4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int2 two =
-                g < queries ? *(const int2 *)(scores + g * stride + kg * 32 + j * 8 + t * 2) : make_int2(0, 0);
-            w[j][0] = two.x;
-            w[j][1] = two.y;
-            w[j][2] = w[j][3] = 0;
+        if (tid == 0) coming[0] = after;
+        __syncthreads();
+        for (int i = tid; i < queries * HD; i += 256) {
+            const int query = i / HD, dim = i % HD;
+            o[(int64_t)(piece.row + query / GROUP) * OP + (head * GROUP + query % GROUP) * HD + dim] =
+                (int8_t)clamp_to((mixed[query * MIXED + dim] + (1 << 14)) >> 15, 127);
         }
-        add_values(shares, v, w, out);
-    }
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-        if ((i & 2) == 0 && g < queries)
-            atomicAdd(&mixed[g * MIXED + (i >> 2) * 8 + t * 2 + (i & 1)], out[i / 4][i % 4]);
-    }
-    __syncthreads();
-    for (int i = tid; i < queries * HD; i += 256) {
-        const int query = i / HD, dim = i % HD;
-        o[(int64_t)(piece.row + query / GROUP) * OP + (head * GROUP + query % GROUP) * HD + dim] =
-            (int8_t)clamp_to((mixed[query * MIXED + dim] + (1 << 14)) >> 15, 127);
+        __syncthreads();
     }
 }
 
-/* Where a session with a context begins: that context's keys and values, computed before, to the front. */
+/* Where a session with a context begins: that context's keys and values, computed before, to the front; those that are
+ * read in place stay there. */
 KERNEL(256)
-recall(const Session *sessions, const Piece *pieces, const Cache *caches, int8_t *memory, const Cache *contexts,
-       const int8_t *known) {
-    const Piece piece = pieces[blockIdx.x];
-    if (!piece.rows) return;
-    const Session &s = sessions[piece.session];
-    if (s.context < 0 || s.step || s.start != s.first) return;
-    const Cache to = caches[blockIdx.x], from = contexts[s.context];
-    const int head = (int)blockIdx.y;
-    const int64_t bytes = (int64_t)((s.first + 63) / 64) * 64 * HW; /* whole groups of keys: rooms are multiples */
+recall(const State *state, const int32_t *lists, const Session *sessions, const Piece *pieces, const Cache *caches,
+       int8_t *memory, const Cache *contexts, const int8_t *known) {
+    for (int n = (int)blockIdx.x; n < state->listed[BEGIN]; n += (int)gridDim.x) {
+        const int slot = lists[BEGIN * state->slots + n], head = (int)blockIdx.y;
+        const Session &s = sessions[pieces[slot].session];
+        const Cache to = caches[slot], from = contexts[s.context];
+        /* whole groups of keys: rooms are multiples of 64 */
+        const int64_t groups = s.apart ? (s.first - s.apart + 31) / 32 : (s.first + 63) / 64 * 2;
 #pragma unroll
-    for (int values = 0; values < 2; values++) {
-        const uint4 *a =
-            (const uint4 *)(known + from.at + (int64_t)head * from.room * (2 * HW) + values * from.room * HW);
-        uint4 *b = (uint4 *)(memory + to.at + (int64_t)head * to.room * (2 * HW) + values * to.room * HW);
-        for (int64_t i = threadIdx.x; i < bytes / 16; i += 256) b[i] = a[i];
+        for (int values = 0; values < 2; values++) {
+            const uint4 *a = (const uint4 *)(known + from.at + (int64_t)head * from.room * (2 * HW) +
+                                             values * from.room * HW + (int64_t)s.apart * HW);
+            uint4 *b = (uint4 *)(memory + to.at + (int64_t)head * to.room * (2 * HW) + values * to.room * HW);
+            for (int64_t i = threadIdx.x; i < groups * 2048 / 16; i += 256) b[i] = a[i];
+        }
     }
 }
 
 /* Where a block ends and another follows: what that one may see, to the front. Keys only move down, a step at a time.
  * wide: values are where attend_wide() of wide.cu reads them. */
-KERNEL(256) remember(const Session *sessions, const Piece *pieces, const Cache *caches, int8_t *memory, int32_t wide) {
-    const Piece piece = pieces[blockIdx.x];
-    if (!piece.rows) return;
-    const Session &s = sessions[piece.session];
-    if (piece.step + piece.rows / s.L < s.C || s.start + s.size >= s.total) return;
-    const Cache cache = caches[blockIdx.x];
-    int8_t *keys = keys_of(cache, memory, (int)blockIdx.y / KV, (int)blockIdx.y % KV), *values = keys + cache.room * HW;
-    for (int step = 0, to = 0; step < s.C; step++) {
-        const int first = first_kept_lane(s, step), n = s.L - first, from = s.old + step * s.L + first;
-        int8_t k[LANES_MAX * HW / 256], v[LANES_MAX * HW / 256];
+KERNEL(256)
+remember(const State *state, const int32_t *lists, const Session *sessions, const Piece *pieces, const Cache *caches,
+         int8_t *memory, int32_t wide) {
+    for (int n = (int)blockIdx.x; n < state->listed[END]; n += (int)gridDim.x) {
+        const int slot = lists[END * state->slots + n];
+        const Session &s = sessions[pieces[slot].session];
+        const Cache cache = caches[slot];
+        int8_t *keys = keys_of(cache, memory, (int)blockIdx.y / KV, (int)blockIdx.y % KV),
+               *values = keys + cache.room * HW;
+        for (int step = 0, to = 0; step < s.C; step++) {
+            const int first = first_kept_lane(s, step), own = s.L - first, from = s.old - s.apart + step * s.L + first;
+            int8_t k[LANES_MAX * HW / 256], v[LANES_MAX * HW / 256];
 #pragma unroll
-        for (int i = 0; i < LANES_MAX * HW / 256; i++) {
-            const int at = i * 256 + (int)threadIdx.x;
-            if (at >= n * HW) continue;
-            k[i] = keys[(int64_t)from * HW + at];
-            v[i] = values[value_at(from + at / HW, at % HW, wide)];
-        }
-        __syncthreads();
+            for (int i = 0; i < LANES_MAX * HW / 256; i++) {
+                const int at = i * 256 + (int)threadIdx.x;
+                if (at >= own * HW) continue;
+                k[i] = keys[(int64_t)from * HW + at];
+                v[i] = values[value_at(from + at / HW, at % HW, wide)];
+            }
+            __syncthreads();
 #pragma unroll
-        for (int i = 0; i < LANES_MAX * HW / 256; i++) {
-            const int at = i * 256 + (int)threadIdx.x;
-            if (at >= n * HW) continue;
-            keys[(int64_t)to * HW + at] = k[i];
-            values[value_at(to + at / HW, at % HW, wide)] = v[i];
+            for (int i = 0; i < LANES_MAX * HW / 256; i++) {
+                const int at = i * 256 + (int)threadIdx.x;
+                if (at >= own * HW) continue;
+                keys[(int64_t)to * HW + at] = k[i];
+                values[value_at(to + at / HW, at % HW, wide)] = v[i];
+            }
+            __syncthreads();
+            to += own;
         }
-        __syncthreads();
-        to += n;
     }
 }
 

@@ -12,7 +12,15 @@ from pltz.plt_codec.engines.cuda.contexts import ContextBatch
 from pltz.plt_codec.engines.cuda.device import CLUSTER, Device
 from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.pack import PROVEN_KEYS, cluster_memory, gated_plan, grid_plan, up
-from pltz.plt_codec.engines.cuda.rows import FEW, FEW_FIXED, FEW_SHARED, ROWS, RowBuffers
+from pltz.plt_codec.engines.cuda.rows import (
+    FEW,
+    FEW_FIXED,
+    FEW_SHARED,
+    FEWER_SHARED,
+    MOVERS,
+    ROWS,
+    RowBuffers,
+)
 from pltz.plt_codec.engines.cuda.structs import BATCH
 from pltz.plt_codec.engines.cuda.work import (
     SequenceWork,
@@ -29,13 +37,14 @@ from pltz.plt_codec.lanes import MAX_LANES
 from pltz.plt_codec.types import Progress
 from pltz.plt_codec.weights import Shape
 
-SLOTS = 1024  # sequences under way when decoding, at most: one CTA looks after them
+SLOTS = 4096  # sequences under way when decoding, at most: one CTA looks after them
 ENCODE_SLOTS = 64  # the same when encoding, where sequences are long
 MOST_ENCODE_SLOTS = 256  # the same where they are short: as many as fill the rows of an iteration
 BURST = 32  # iterations between two downloads of the state
 ENCODE_BURST = 2  # the same when encoding, once those that are needed in any case are done
 CLUSTER_LANES = 16  # most lanes of cluster.cu, and of the narrow kernel of grid.cu
 DAMAGED, SPENT = 1, 2
+BY_BLOCK = 2  # State::decoding of a kernel that decodes a block
 
 
 def by_attend_wide(device: Device, shape: Shape, work: Sequence[SequenceWork], decoding: bool) -> bool:
@@ -51,7 +60,27 @@ def encode_slots(work: Sequence[SequenceWork]) -> int:
 def few_shared(shape: Shape, work: SequenceWork) -> int:
     """Return the bytes of shared memory that attend_few needs for all steps of a sequence; 0: it does not serve it."""
     queries = most_lanes(shape, work) * shape.heads // shape.kv_heads
-    return FEW_FIXED + 4 * queries * key_room(shape, work) if queries <= FEW else 0
+    return FEW_FIXED + 4 * queries * (key_room(shape, work) + 4) if queries <= FEW else 0
+
+
+def few_launches(sizes: Sequence[int]) -> tuple[int, int]:
+    """Return the shared memory of both launches of attend_few for sequences that need these bytes; 0: there is none.
+
+    What no launch has is left to `attend`, in steps with too many keys.
+    """
+    few, more = min(FEW_SHARED, max(sizes)), min(FEWER_SHARED, max(sizes))
+    return few, more if more > few else 0
+
+
+def by_context(sessions: npt.NDArray[Any], rooms: Sequence[int], slots: int) -> list[int]:
+    """Return sequences in the order in which slots take them: the largest first, so that each fits a slot left to it.
+
+    Of the first, one for each slot, those behind the same context stand side by side: the device reads that once.
+    ``rooms``: of each sequence, in keys.
+    """
+    order = sorted(range(len(rooms)), key=lambda n: (-rooms[n], -int(sessions["total"][n])))
+    contexts = sessions["context"].tolist()
+    return sorted(order[:slots], key=lambda n: contexts[n]) + order[slots:]
 
 
 class KernelChoice(Protocol):
@@ -75,7 +104,7 @@ class SequenceBatch(RowBuffers):
     Args:
         coder: its limits decide which kernels run.
         sessions: (n,) of type SESSION. Each has the number of its context in ``known``, or -1.
-        work: of each sequence. The one with the most keys stands first, where slots are taken in turn.
+        work: of each sequence. The one with the most keys stands first, where an encoder takes slots in turn.
         known: keys and values of the contexts; None where there are none.
         tokens: ids of all sequences, (t,); places for them when decoding.
         words: their streams, (w,); places for them when encoding.
@@ -93,22 +122,30 @@ class SequenceBatch(RowBuffers):
         decoding: bool,
     ):
         super().__init__(coder.model)
-        self.work, self.decoding = work, decoding
+        self.decoding = decoding
         s = self.shape
+        self.work = work
         self.grid, self.gated, self.clusters = self._kernels(coder) if decoding else (False, False, 0)
         most_slots = self.clusters or (SLOTS if decoding else encode_slots(work))
         self.wide = by_attend_wide(self.device, s, work, decoding)
         self.known = known if any(w.first for w in work) else None
-        by_room = sorted(work, key=lambda w: -key_room(s, w))
-        rooms = plan_slots(s, by_room, most_slots, self.device.room() // 2 if len(work) > 1 else 0)
+        # keys and values of slots; contexts are read where they are remembered, if many sequences are decoded
+        self.in_place = self.known is not None and decoding and not self.clusters
+        needs = [key_room(s, w, in_place=self.in_place) for w in work]
+        memory = self.device.room() // 2 if len(work) > 1 else 0
+        rooms = plan_slots(s, sorted(needs, reverse=True), most_slots, memory)
         self.slots = len(rooms)
+        if decoding and not self.clusters:
+            order = by_context(sessions, needs, self.slots)
+            sessions, self.work = sessions[order], [work[n] for n in order]
+            rooms = [needs[n] for n in order[: self.slots]]
         lanes = [most_lanes(s, w) for w in work]
         self.lanes = max(lanes)
         most = sum(sorted(lanes)[-self.slots :]) if decoding else sum(up(w.tokens, self.lanes) for w in work)
         self.rows = min(ROWS, up(max(most, MAX_LANES), 128))
-        few = [few_shared(s, w) for w in work] if decoding else [0]
-        self.few = min(FEW_SHARED, max(few))
-        self.others = not all(0 < size <= FEW_SHARED for size in few)
+        few = [few_shared(s, w) for w in work] if decoding and not self.clusters else [0]
+        self.few = few_launches(few)
+        self.others = not all(0 < size <= max(self.few) for size in few)
         self._caches = np.zeros((self.slots, 2), np.int64)
         self._caches[:, 1] = rooms
         self._caches[:, 0] = (np.cumsum(rooms) - rooms) * key_bytes(s)
@@ -120,7 +157,8 @@ class SequenceBatch(RowBuffers):
         """Return the sequences as the kernels see them."""
         state = np.zeros(1, BATCH)
         state["slots"], state["count"], state["left"] = self.slots, len(sessions), len(sessions)
-        state["rows_max"], state["decoding"] = self.rows, self.decoding
+        state["rows_max"], state["in_place"] = self.rows, self.in_place
+        state["decoding"] = BY_BLOCK if self.clusters else self.decoding
         return {
             "state": state, "sessions": sessions, "caches": self._caches, "tokens": tokens, "words": words,
             "slots": np.full(self.slots, -1, np.int32),
@@ -134,7 +172,7 @@ class SequenceBatch(RowBuffers):
     def _sizes(self, memory: int) -> dict[str, int]:
         """Return the sizes of the working buffers, in bytes; ``memory``: of keys and values."""
         s, r = self.shape, self.rows
-        out = {"memory": memory, "pieces": self.slots * 16}
+        out = {"memory": memory, **self._slot_sizes()}
         if self.grid:
             out["wire"] = 32 * grid_plan(s, self.device.grid)["P_GRID_WIRE"]
         if self.gated:
@@ -151,17 +189,20 @@ class SequenceBatch(RowBuffers):
             self.known.address(name) if name in ("contexts", "known") and self.known else super().address(name)
         )
 
-    def begin(self, threads: int) -> None:
+    def begin(self) -> None:
         """Launch the kernels that deal out rows and give sequences that begin the keys and values of their context."""
-        self._collect(threads)
+        self._collect()
         if self.known:
-            self._launch("recall", (self.slots, self.shape.layers * self.shape.kv_heads, 1), 256, "sessions", "pieces",
-                         "caches", "memory", "contexts", "known")  # fmt: skip
+            self._launch("recall", self._movers(), 256, "state", "lists", "sessions", "pieces", "caches", "memory",
+                         "contexts", "known")  # fmt: skip
+
+    def _movers(self) -> tuple[int, int, int]:
+        return min(self.slots, MOVERS), self.shape.layers * self.shape.kv_heads, 1
 
     def iterate(self) -> None:
         """Launch the kernels of one iteration."""
         s, rows, go = self.shape, self.rows, self._launch
-        self.begin(up(self.slots, 32))
+        self.begin()
         self._layers(self.lanes if self.decoding else rows)
         self._product("to_class", s.classes, "a", "class.w", "class.m", "class.b", "logits")
         go("classes", (-(-rows // 8), 1, 1), 256, "state", "rows", "logits", "table.exp", "sums", "intervals")
@@ -177,8 +218,8 @@ class SequenceBatch(RowBuffers):
         self._remember()
 
     def _remember(self) -> None:
-        self._launch("remember", (self.slots, self.shape.layers * self.shape.kv_heads, 1), 256, "sessions", "pieces",
-                     "caches", "memory", int(self.wide))  # fmt: skip
+        self._launch("remember", self._movers(), 256, "state", "lists", "sessions", "pieces", "caches", "memory",
+                     int(self.wide))  # fmt: skip
 
     def decode_block(self) -> None:
         """Launch the kernel that decodes one block of each slot: by a cluster each, or one slot by the whole GPU."""
@@ -222,7 +263,7 @@ class SequenceBatch(RowBuffers):
             CorruptError: a stream does not hold its number of tokens, or damaged data.
         """
         if self.clusters:
-            self.begin(32)
+            self.begin()
             replay, burst = self._next_block, 1
         else:
             replay, burst = iterate or self.device.record(self.iterate), self.least()
@@ -258,7 +299,7 @@ class SequenceBatch(RowBuffers):
 
     def _next_block(self) -> None:
         self.decode_block()
-        self.begin(32)
+        self.begin()
 
     def _single(self) -> bool:
         """Return whether there is one sequence, of one block."""

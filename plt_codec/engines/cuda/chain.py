@@ -109,7 +109,7 @@ class ChainDecoder:
                         self._replay()
                     batch.turn_to(one)
                     for _ in range(one.blocks(batch.shape)):
-                        batch.begin(32)
+                        batch.begin()
                         batch.decode_block()
                 # the caller may queue its prefill behind the ids, which are not there yet
                 at = len(ids) - sum(one.tokens for one in work)

@@ -306,12 +306,13 @@ class CudaCoder:
         )
         most = self._device.room() // 4 if len(order) > 1 and any(inputs[n].work.first for n in order) else 0
         part: list[int] = []
+        each = key_bytes(self.shape)
         known: set[bytes] = set()
         total = longest = 0
         for n in order:
             one = inputs[n]
             longest = max(longest, up(one.work.first, KEYS))
-            memory = len(known | {one.key}) * longest * key_bytes(self.shape)
+            memory = (len(known) + (one.key not in known)) * longest * each
             if part and (total + one.work.tokens > TOKENS or (one.work.first and memory > most)):
                 yield part
                 part, known, total, longest = [], set(), 0, up(one.work.first, KEYS)
@@ -376,7 +377,10 @@ class CudaCoder:
     ) -> list[npt.NDArray[np.int64]]:
         sessions, contexts = self._sessions(inputs)
         words = _open_streams(sessions, data)
-        tokens = np.concatenate([np.pad(one.before, (0, one.work.tokens)) for one in inputs])
+        tokens = np.zeros(sum(len(one.before) + one.work.tokens for one in inputs), np.int32)
+        behind = sessions["first"] > 0  # of a context the last token stands before a session's own
+        last = [one.before[0] for one in inputs if one.work.first]
+        tokens[(sessions["token_at"] + sessions["first"] - 1)[behind]] = last
         work = [one.work for one in inputs]
         with (
             self._known(contexts, work, True) as known,
@@ -428,7 +432,8 @@ def _checked(tokens: npt.NDArray[Any], vocab: int) -> npt.NDArray[np.int32]:
     """Return ids as int32, after the checks of `prefix.checked`."""
     if tokens.ndim != 1 or len(tokens) >= MAX_TOKENS:
         raise ContentError(f"expected one row of fewer than {MAX_TOKENS} token ids, got shape {tokens.shape}")
-    if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocab):
+    tokens = np.ascontiguousarray(tokens, np.int64)
+    if len(tokens) and tokens.view(np.uint64).max() >= vocab:  # one look; ids below 0 are the largest
         raise ContentError(f"expected token ids in 0..{vocab - 1}, got {tokens.min()}..{tokens.max()}")
     return np.ascontiguousarray(tokens, np.int32)
 

@@ -203,7 +203,8 @@ struct Session { /* one sequence; 192 bytes */
     int32_t error, done;
     int32_t first,
         context; /* tokens of its context, and where those are remembered (-1: it has none): its own begin at `first` */
-    int64_t spare[7];
+    int32_t apart, unused; /* keys that are read where the context is remembered: whole groups of 32, the first ones */
+    int64_t spare[6];
 };
 struct Piece { /* rows of one slot in this iteration, step-major */
     int32_t session, row, rows, step;
@@ -215,9 +216,15 @@ struct Row {
 struct Cache { /* keys and values of a slot: (LAYERS, KV, keys then values, room, 64) bytes from `at` on */
     int64_t at, room;
 };
+/* Lists of slots that collect() makes, each with room for all: those that begin behind a context, those whose block ends
+ * and another follows, and those of each attention. */
+enum { BEGIN, END, FEWEST, FEWER, MANY, LISTS };
+enum { BY_BLOCK = 2 }; /* State::decoding: by a kernel that decodes a block; 1: by steps; 0: it encodes */
 struct State {
     int32_t rows, next, left, error, failed, slots, count, rows_max, decoding;
-    int32_t epoch, spare[6]; /* epoch: steps of grid.cu so far */
+    int32_t epoch; /* steps of grid.cu so far */
+    int32_t in_place; /* whether contexts are read where they are remembered */
+    int32_t listed[LISTS]; /* slots in each list of collect() */
     int64_t tokens;
 };
 

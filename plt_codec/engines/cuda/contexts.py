@@ -106,7 +106,7 @@ class ContextBatch(RowBuffers):
             one()
 
     def _pass(self) -> None:
-        self._collect(up(self.slots, 32))
+        self._collect()
         self._layers(self.longest, known=True)
 
     def address(self, name: str) -> int:

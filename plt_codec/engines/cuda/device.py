@@ -253,7 +253,7 @@ class CudaDevice:
         self._granted: dict[str, int] = {}  # bytes of shared memory that each kernel may have, where it was asked for
         self._configs: dict[tuple[object, ...], Any] = {}
         # beside others a thread would wait for all of them whenever it frees memory
-        kept = int(_ask(cu.cuMemGetInfo())[0]) // share // 2 if share > 1 else None
+        kept = int(_ask(cu.cuMemGetInfo())[0]) // share * 3 // 4 if share > 1 else None
         self._pool = Pool(functools.partial(_allocate, cu), cu.cuMemFree, device=number, kept=kept)  # holds no device
         # clusters that the kernels of one block may have at once, 0 where they do not run
         self.clusters = self.gated = 0

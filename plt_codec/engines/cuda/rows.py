@@ -16,9 +16,16 @@ PRODUCT_SHARED = 96 << 10  # shared memory of the products of batch.cu
 QUERIES = 64  # per CTA of its attention
 ATTEND_SHARED = (QUERIES * (2 + 72) + 64 * 32) * 4  # its shared memory
 ATTEND_CTAS = 4096  # CTAs of its attention, at most; each takes queries until none are left
-FEW = 4  # queries per key head of attend_few, at most
+ATTEND_SLOTS = 256  # slots that it serves side by side, at most
+FEW = 8  # queries per key head of attend_few, at most
 FEW_SHARED = 72 << 10  # its shared memory, at most: three CTAs fit a multiprocessor
-FEW_FIXED = 4 * (FEW * (2 + 72) + 64 * 32)  # of this, all but the scores
+FEWER_SHARED = 96 << 10  # the same of a second launch, for slots that need more: a GPU has 99 KB per CTA, or more
+FEW_FIXED = 4 * (FEW * (2 + 72) + 4 + 64 * 32)  # of this, all but the scores
+FEW_CTAS = 396  # its CTAs, at most: three per multiprocessor; each takes one slot and head after the other
+MOVERS = 64  # slots whose keys recall and remember move side by side, at most
+COLLECTORS = 1024  # threads of collect, at most: up to four slots each
+LISTS = 5  # of slots that collect makes (common.cuh)
+FEWEST, FEWER = 2, 3  # those of both launches of attend_few
 WIDE_QUERIES = 128  # per CTA of the attention of wide.cu
 WIDE_SHARED = 48 << 10  # its shared memory: 32 KB of keys and values, 8 KB of weights at a multiple of that
 WIDE_ROWS = 16  # per CTA of heads_wide
@@ -45,14 +52,16 @@ class RowBuffers:
     """Buffers on the device by name, and launches with them. A subclass decides which buffers there are.
 
     ``slots``: sequences under way side by side. ``rows``: positions of an iteration, at most. ``wide``: whether
-    attention is that of wide.cu. ``few``: bytes of shared memory of attend_few; 0: it serves none. ``others``: whether
-    there are sequences that it does not serve, or not in every step.
+    attention is that of wide.cu. ``few``: bytes of shared memory of each launch of attend_few; 0: there is none.
+    ``others``: whether there are sequences that it does not serve, or not in every step.
+    ``in_place``: whether whole groups of keys of contexts are read where they are remembered.
     """
 
     slots: int
     rows: int
     wide: bool
-    few = 0
+    in_place = False
+    few: tuple[int, int] = (0, 0)
     others = True
 
     def __init__(self, model: DeviceModel):
@@ -93,12 +102,16 @@ class RowBuffers:
         """Fill an array from the buffer of that name, after everything launched before."""
         self.device.download(self.address(name), array)
 
+    def _slot_sizes(self) -> dict[str, int]:
+        """Return the sizes, in bytes, of the buffers of what collect deals out."""
+        return {"pieces": self.slots * 16, "lists": LISTS * self.slots * 4, "turns": self.shape.layers * 8}
+
     def _row_sizes(self) -> dict[str, int]:
         """Return the sizes, in bytes, of the buffers that the layers need."""
         s, r = self.shape, self.rows
         dp, hidden = up(s.d, 64), up(s.hidden, 64)
         return {
-            "pieces": self.slots * 16, "rows": r * 32, "x": r * dp * 4, "a": r * dp, "y": r * up(s.qkv, 64) * 2,
+            **self._slot_sizes(), "rows": r * 32, "x": r * dp * 4, "a": r * dp, "y": r * up(s.qkv, 64) * 2,
             "q": r * s.heads * 64, "o": r * up(s.heads * s.head_dim, 64), "h": r * hidden,
         }  # fmt: skip
 
@@ -127,9 +140,11 @@ class RowBuffers:
         ]
         self.device.launch(kernel, grid, threads, values, shared, cluster, together)
 
-    def _collect(self, threads: int) -> None:
+    def _collect(self) -> None:
         """Advance the sequences, and deal out the next rows."""
-        self._launch("collect", (1, 1, 1), threads, "state", "sessions", "slots", "pieces", shared=512)
+        few, more = (max(0, size - FEW_FIXED) // 4 for size in self.few)
+        self._launch("collect", (1, 1, 1), min(COLLECTORS, up(self.slots, 32)), "state", "sessions", "slots", "pieces",
+                     "lists", "turns", few, more, shared=512)  # fmt: skip
 
     def _gated(self, tensor: str) -> str | None:
         """Return the name of a tensor that only contract 2 has, or None."""
@@ -152,7 +167,9 @@ class RowBuffers:
         # attention is cut into chunks of queries, as many as fill the GPU
         queries = WIDE_QUERIES if self.wide else QUERIES
         chunks = -(-most * (s.heads // s.kv_heads) // queries)
-        chunks = max(1, min(chunks, ATTEND_CTAS // (self.slots * s.kv_heads)))
+        abreast = self.slots if self.wide else min(self.slots, ATTEND_SLOTS)
+        chunks = max(1, min(chunks, ATTEND_CTAS // (abreast * s.kv_heads)))
+        known_at = ("contexts", "known") if self.in_place else (None, None)
         for i in range(s.layers):
             t = f"layer.{i}."
             self._product("to_qkv", s.qkv, "a", t + "qkv.w", t + "qkv.m", "y")
@@ -167,14 +184,18 @@ class RowBuffers:
             if known and i + 1 == s.layers:
                 return
             # the attention that suits the rows; two share the slots of a batch, each by itself
-            same = "sessions", "pieces", "q", "caches", "memory", i, t + "heat", "table.exp", "o"
-            scores = max(0, self.few - FEW_FIXED) // 4
+            to = i, t + "heat", "table.exp", "o"
+            same = "sessions", "pieces", "q", "caches", "memory"
             if self.wide:
-                go("attend_wide", (chunks, s.kv_heads, self.slots), 256, *same, shared=WIDE_SHARED)
-            if self.few:
-                go("attend_few", (1, s.kv_heads, self.slots), 256, *same, scores, shared=self.few)
+                go("attend_wide", (chunks, s.kv_heads, self.slots), 256, *same, *to, shared=WIDE_SHARED)
+            for which, size in zip((FEWEST, FEWER), self.few, strict=True):
+                if size:
+                    ctas = min(self.slots * s.kv_heads, FEW_CTAS * FEW_SHARED // max(FEW_SHARED, size))
+                    go("attend_few", (ctas, 1, 1), 256, "state", "lists", "turns", *same, *known_at, *to, which,
+                       shared=size)  # fmt: skip
             if self.others and not self.wide:
-                go("attend", (chunks, s.kv_heads, self.slots), 256, *same, scores, shared=ATTEND_SHARED)
+                go("attend", (chunks, s.kv_heads, abreast), 256, "state", "lists", *same, *known_at, *to,
+                   shared=ATTEND_SHARED)  # fmt: skip
             self._product("to_out", s.d, "o", t + "out.w", t + "out.m", "x")
             go("norms", warps, 256, "state", "x", self._gated(t + "norm_mid"), "a")
             # the hidden layer

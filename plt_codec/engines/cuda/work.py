@@ -13,6 +13,7 @@ from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.weights import Shape
 
 KEYS = 64  # room for keys is a multiple: wide.cu reads this many at once
+GROUP = 32  # keys that batch.cu reads at once
 
 
 class SequenceWork(NamedTuple):
@@ -42,15 +43,16 @@ class SequenceWork(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def key_room(shape: Shape, work: SequenceWork) -> int:
+def key_room(shape: Shape, work: SequenceWork, *, in_place: bool = False) -> int:
     """Return the most keys that a sequence ever holds, rounded up to a multiple of KEYS.
 
     It is the larger of two: its context and its first block; the keys that a full block leaves, and the larger of a
-    full block and the last.
+    full block and the last. ``in_place``: without whole groups of its context, which are read where that is remembered.
     """
     whole = work.whole(shape)
     first = next(work.layout.blocks(work.tokens, shape.block))
-    room = work.first + first.steps * first.lanes
+    room = work.first % GROUP if in_place else work.first
+    room += first.steps * first.lanes
     if work.tokens > whole:
         last = next(work.layout.blocks((work.tokens - 1) % whole + 1, shape.block))
         starts = first.lane_starts()
@@ -145,15 +147,14 @@ def key_bytes(shape: Shape) -> int:
     return 128 * shape.kv_heads * shape.layers
 
 
-def plan_slots(shape: Shape, work: Sequence[SequenceWork], most: int, memory: int) -> list[int]:
-    """Return the room of each slot, in keys, for sequences sorted by room, the largest first.
+def plan_slots(shape: Shape, rooms: Sequence[int], most: int, memory: int) -> list[int]:
+    """Return the room of each slot, in keys, given those of sequences, the largest first.
 
     There are as many slots as `most` and `memory` bytes allow, at least one.
     """
-    out: list[int] = []
-    for w in work[:most]:
-        room = key_room(shape, w)
-        if out and (sum(out) + room) * key_bytes(shape) > memory:
-            break
-        out.append(room)
-    return out
+    total = 0
+    for n, room in enumerate(rooms[:most]):
+        total += room
+        if n and total * key_bytes(shape) > memory:
+            return [*rooms[:n]]
+    return [*rooms[:most]]

@@ -18,7 +18,7 @@ import pytest
 
 from pltz.models.bundle.bundle import Bundle, coder_of
 from pltz.plt_codec.engines.cuda import device as gpu
-from pltz.plt_codec.engines.cuda.batch import SequenceBatch, few_shared
+from pltz.plt_codec.engines.cuda.batch import SequenceBatch, by_context, few_shared
 from pltz.plt_codec.engines.cuda.coder import CudaCoder
 from pltz.plt_codec.engines.cuda.pack import (
     GRID,
@@ -30,7 +30,7 @@ from pltz.plt_codec.engines.cuda.pack import (
     wgmma,
 )
 from pltz.plt_codec.engines.cuda.rows import RowBuffers
-from pltz.plt_codec.engines.cuda.structs import BATCH
+from pltz.plt_codec.engines.cuda.structs import BATCH, SESSION
 from pltz.plt_codec.engines.cuda.work import (
     GATED,
     PLAIN,
@@ -253,12 +253,12 @@ def watched(c: CudaCoder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     "name,lanes,steps,few",
     [("small", None, None, True), ("extreme", 1, 40, True), ("odd", 1, 60, True), ("gated, odd", 1, 60, True),
-     ("small", 2, 40, True), ("small", 3, 20, False), ("odd", 2, 30, False)],
+     ("small", 4, 15, True), ("small", 5, 12, False), ("odd", 2, 30, True), ("odd", 3, 20, False)],
 )  # fmt: skip
 def test_emulated_decode_of_many_of_few_lanes(
     name: str, lanes: int | None, steps: int | None, few: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone and behind contexts; up to four queries per key head take the attention that reads each key once."""
+    """Alone and behind contexts; up to eight queries per key head take the attention that reads each key once."""
     c = coder(folder, name, 0)
     launched = watched(c, monkeypatch)
     for got, text in zip(c.decode(items(name, lanes, steps)[:4]), sequences(name)[:4], strict=True):
@@ -273,11 +273,43 @@ def test_few_lanes_of_many_keys_take_the_other_attention(folder: Path, monkeypat
     launched = watched(c, monkeypatch)
     shape = model("small").shape
     need = few_shared(shape, SequenceWork(130))
-    for most, kernel in ((need, "attend_few"), (need - 1, "attend")):
-        monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.FEW_SHARED", most)
+    for few, more, kernels in (
+        (need, 0, {"attend_few"}), (need - 1, need, {"attend_few"}), (need - 1, need - 1, {"attend", "attend_few"})
+    ):  # fmt: skip
+        monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.FEW_SHARED", few)
+        monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.FEWER_SHARED", more)
         (got,) = c.decode(items("small", None, None)[4:])
-        assert np.array_equal(got, sequences("small")[4]) and kernel in launched
+        assert np.array_equal(got, sequences("small")[4])
+        assert {name for name in launched if name.startswith("attend")} == kernels
+        each_layer = launched.count("attend_few") // launched.count("to_out")
+        assert each_layer == 1 + (more > few), "one launch, or one more with more shared memory"
         launched.clear()
+
+
+@emulated
+def test_many_slots_are_shared_out_to_the_threads_of_collect(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three slots a thread, sequences that wait for a slot, and several blocks, alone and behind shared contexts."""
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.rows.COLLECTORS", 32)
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.SLOTS", 70)
+    c, shape = coder(folder, "extreme", 0), model("extreme").shape
+    rng = np.random.default_rng(6)
+    texts = [rng.integers(0, shape.vocab, 1 + n % 13) for n in range(88)]
+    texts[40] = rng.integers(0, shape.vocab, shape.block + 3)
+    above = [rng.integers(0, shape.vocab, n) for n in (shape.memory, 5)]
+    known = [None if n % 5 == 0 else above[n % 2] for n in range(len(texts))]
+    want = reference("extreme").encode(texts, contexts=known)
+    sent = [FrameItem(w.data, len(t), context=k) for w, t, k in zip(want, texts, known, strict=True)]
+    for decoded, text in zip(c.decode(sent), texts, strict=True):
+        assert np.array_equal(decoded, text)
+
+
+def test_those_behind_one_context_take_slots_side_by_side() -> None:
+    """Of as many as there are slots; the others, none of which needs more room than these, come by room."""
+    sessions = np.zeros(7, SESSION)
+    sessions["context"], sessions["total"] = [1, 0, -1, 1, 0, 0, 1], [9, 8, 7, 6, 5, 4, 3]
+    rooms = [640, 512, 512, 256, 256, 64, 128]
+    assert by_context(sessions, rooms, 5) == [2, 1, 4, 0, 3, 6, 5]
+    assert by_context(sessions, rooms, 7) == [2, 1, 4, 5, 0, 3, 6]
 
 
 @emulated
@@ -292,6 +324,7 @@ def test_sequences_of_few_lanes_and_of_many_are_decoded_together(
     mixed = [items(name, 1, 40)[4], items(name, 40, 2)[4], items(name, 3, 7)[3], items(name, 1, 40)[3]]
     for most in (need, need - 4 * 64 * shape.heads // shape.kv_heads):
         monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.FEW_SHARED", most)
+        monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.FEWER_SHARED", most)
         for got, n in zip(c.decode(mixed), (4, 4, 3, 3), strict=True):
             assert np.array_equal(got, sequences(name)[n])
         assert {"attend", "attend_few"} <= set(launched)
@@ -687,6 +720,9 @@ def test_rooms_hold_every_block() -> None:
                 widest, steps_all = max(widest, block.lanes), steps_all + block.steps
             work = SequenceWork(tokens, lanes or 0, steps or 0, first)
             assert most <= key_room(shape, work) <= shape.memory + max(shape.block, 200) + 3 * 64
+            apart = first // 32 * 32  # keys that the first block reads elsewhere, and no later one
+            later = max(most - apart if tokens <= work.whole(shape) else 0, most - first)
+            assert later <= key_room(shape, work, in_place=True) <= key_room(shape, work)
             assert most_lanes(shape, work) == widest
             assert all_steps(shape, work) == steps_all
 
@@ -694,9 +730,9 @@ def test_rooms_hold_every_block() -> None:
 def test_slots_stay_within_memory() -> None:
     shape = model("odd").shape
     each = 128 * shape.kv_heads * shape.layers
-    work = sorted(map(SequenceWork, range(1, 200)), key=lambda w: -key_room(shape, w))
+    needs = sorted((key_room(shape, SequenceWork(n)) for n in range(1, 200)), reverse=True)
     for memory in (0, 10_000, 1 << 20, 1 << 30):
-        rooms = plan_slots(shape, work, 50, memory)
+        rooms = plan_slots(shape, needs, 50, memory)
         assert 1 <= len(rooms) <= 50
         assert len(rooms) == 1 or sum(rooms) * each <= memory
         assert rooms == sorted(rooms, reverse=True)
