@@ -74,9 +74,10 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 1 << 22  # of content coded side by side; bounds memory, large enough to keep a CPU busy
 SMALL_BATCH = 1 << 22  # the same on a device where threads code and prove beside each other: proofs join what waits
-THREADS = 3  # that prove beside the caller, each with a coder: one of them long sessions
+THREADS = 4  # that prove beside the caller, each with a coder: half of them long sessions
 THREADS_AHEAD = 4, 3, 2, 0, 16  # batches on their way there: prepared, split, coded, packed, and tried and proved
 LARGE_BATCH = 1 << 24  # the same beside processes alone: a batch takes as long as its longest session
+LOOKED = 128  # sessions whose neighbours are looked for at once
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 19  # of content, or one session
 
@@ -440,9 +441,9 @@ class Codec(SessionDecoder):
         stop = threading.Event()
         run = _Call(bridge, options, earlier, stop)
         if large and self._threads and self.threaded:
-            long, *short = self._threads.proving
-            fast = options.layout == "fast"
-            proving = ProofThreads(short, stop, fast=fast), ProofThreads([long], stop, fast=fast)
+            fast, half = options.layout == "fast", THREADS // 2
+            short, long = self._threads.proving[:half], self._threads.proving[half:]
+            proving = ProofThreads(short, stop, fast=fast), ProofThreads(long, stop, fast=fast)
             run = replace(
                 run, encoding=self._threads.encoding, proposing=self._threads.proposing, trying=self._threads.trying,
                 proving=proving,
@@ -665,10 +666,12 @@ class Codec(SessionDecoder):
         for number, same in itertools.groupby(rows, lambda row: row[2]):
             while run.trials and run.trials[0][0] + SETTLED <= number:
                 run.trials.popleft()[1].result()
-            tried = list[_Tried]()
-            for draft, frame, _ in same:
-                grams = cast("Grams", draft.ready.grams)
-                tried.append(_Tried(draft, frame, earlier.propose(draft.number, _tokens(draft), grams, number)))
+            tried, left = list[_Tried](), iter(same)
+            while some := list(itertools.islice(left, LOOKED)):
+                new = [(draft.number, _tokens(draft), cast("Grams", draft.ready.grams)) for draft, _, _ in some]
+                earlier.look(new)
+                for (draft, frame, _), one in zip(some, new, strict=True):
+                    tried.append(_Tried(draft, frame, earlier.propose(*one, number)))
             begun.append(begin([one for one in tried if one.proposed.context is not None]))
             run.trials.append((number, begun[-1]))
         return begun

@@ -10,6 +10,7 @@ Calls run in their order. The thread ends with its owner.
 
 from __future__ import annotations
 
+import gc
 import queue
 import sys
 import threading
@@ -22,6 +23,7 @@ from typing import Any, Generic, TypeVar
 from pltz.coding.parts import Progress
 
 GIVE_WAY = 2e-4  # seconds after which a thread gives way: one that launches kernels waits for this again and again
+COLLECT = 20_000  # new objects after which the garbage collector, for which all threads wait, looks through them
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -95,7 +97,7 @@ class _Giving:
     """The number of calls during which threads give way sooner, and the interval of before."""
 
     def __init__(self) -> None:
-        self.lock, self.count, self.before = threading.Lock(), 0, 0.0
+        self.lock, self.count, self.before, self.collect = threading.Lock(), 0, 0.0, gc.get_threshold()
 
 
 _GIVING = _Giving()
@@ -103,11 +105,13 @@ _GIVING = _Giving()
 
 @contextmanager
 def _giving_way() -> Iterator[None]:
-    """Let threads of Python give way to each other sooner."""
+    """Let threads of Python give way to each other sooner, and be held up less often by the garbage collector."""
     with _GIVING.lock:
         if not _GIVING.count:
             _GIVING.before = sys.getswitchinterval()
             sys.setswitchinterval(min(GIVE_WAY, _GIVING.before))
+            _GIVING.collect = young, *older = gc.get_threshold()
+            gc.set_threshold(max(COLLECT, young) if young else 0, *older)
         _GIVING.count += 1
     try:
         yield
@@ -116,3 +120,4 @@ def _giving_way() -> Iterator[None]:
             _GIVING.count -= 1
             if not _GIVING.count:
                 sys.setswitchinterval(_GIVING.before)
+                gc.set_threshold(*_GIVING.collect)

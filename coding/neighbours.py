@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pltz.coding.log.earlier_logs import EarlierLogs
-from pltz.coding.neighbour_rule import LONGEST, NeighbourRule, TrialCredit
-from pltz.coding.sketch import GRAM, Hashes, NearestItems, Sketch, hashes_of
+from pltz.coding.neighbour_rule import LONGEST, NeighbourRule, Source, TrialCredit
+from pltz.coding.sketch import GRAM, Hashes, NearestItems, Sketch, hashes_of, least_shared
 from pltz.plt_codec.container.frame import CONTEXT_TOKENS, MOST_CONTEXTS, context_of
 
 if TYPE_CHECKING:
@@ -111,6 +111,8 @@ class Neighbours:
         self._credit = TrialCredit[None](RULE)
         self._sessions: list[Earlier] = []
         self._index = NearestItems[Earlier]()  # sessions are added to it when one is looked for
+        self._later = NearestItems[Earlier]()  # those behind them since `look`
+        self._looked: dict[int, list[tuple[float, Earlier]]] = {}  # of the next sessions, the nearest in the index
         self._tokens = 0
         self._seen = 0  # tokens of all sessions
         self._deep = deque[tuple[Earlier, Grams]]()  # those of the last runs that serve none unless a trial fails
@@ -120,6 +122,24 @@ class Neighbours:
         run = self._seen // RUN
         self._seen += tokens
         return run
+
+    def look(self, sessions: Sequence[tuple[int, Tokens, Grams]]) -> None:
+        """Look for the nearest of the earlier sessions to each of the next ones, all at once, for `propose`.
+
+        They come by number, with their tokens, (T,). Other threads of Python run meanwhile.
+        """
+        self._later = NearestItems()
+        self._fill(self._index)
+        some = [one for one in sessions if len(one[1]) > GRAM]
+        found = self._index.nearest_to_each(
+            [grams.all for _, _, grams in some], [least_shared(tokens) for _, tokens, _ in some]
+        )
+        self._looked = {number: one for (number, _, _), one in zip(some, found, strict=True)}
+
+    def _fill(self, index: NearestItems[Earlier]) -> None:
+        """Add the sessions that are in no index yet."""
+        for session in self._sessions[len(self._index) + len(self._later) :]:
+            index.add(session, session.sketch)
 
     def propose(self, number: int, tokens: Tokens, grams: Grams, run: int = 0) -> Earlier:
         """Return a session, (T,), with the earlier one that it is to be tried after, if any; it may serve later ones.
@@ -133,7 +153,7 @@ class Neighbours:
         while self._deep and self._deep[0][0].run + SETTLED <= run:
             self.add(*self._deep.popleft())
         self._credit.grant({None: len(tokens)})
-        context = self.nearest(tokens, grams)
+        context = self.nearest(tokens, grams, self._looked.pop(number, None))
         if context is not None and not self._credit.take(None, len(tokens)):
             context = None
         one = Earlier(number, tokens, context, run)
@@ -154,14 +174,23 @@ class Neighbours:
         self._sessions.append(session)
         self._tokens += len(session.tokens)
 
-    def nearest(self, tokens: Tokens, grams: Grams | None = None) -> Earlier | None:
-        """Return the earlier session that is worth trying as the context of a sequence (T,), or None."""
+    def nearest(
+        self, tokens: Tokens, grams: Grams | None = None, looked: list[tuple[float, Earlier]] | None = None
+    ) -> Earlier | None:
+        """Return the earlier session that is worth trying as the context of a sequence (T,), or None.
+
+        ``looked``: what `look` found.
+        """
         if not self._sessions or len(tokens) <= GRAM:
             return None
-        for session in self._sessions[len(self._index) :]:
-            self._index.add(session, session.sketch)
         wanted = (grams or Grams.of(tokens)).all
-        found = RULE.nearest(tokens, wanted, [self._index.nearest_to])
+        if looked is None:
+            self._fill(self._index if not len(self._later) else self._later)
+            sources: list[Source[Earlier]] = [self._later.nearest_to, self._index.nearest_to]
+        else:
+            self._fill(self._later)
+            sources = [self._later.nearest_to, lambda *_: looked]
+        found = RULE.nearest(tokens, wanted, sources)  # of equal ones the later
         return found[1] if found else None
 
     def _forget(self) -> None:
@@ -169,4 +198,4 @@ class Neighbours:
         sizes = np.cumsum([len(session.tokens) for session in self._sessions[::-1]])
         kept = self._sessions[len(self._sessions) - int(np.searchsorted(sizes, KEPT // 2)) :]
         self._sessions, self._tokens = kept, sum(len(session.tokens) for session in kept)
-        self._index = NearestItems()
+        self._index, self._later, self._looked = NearestItems(), NearestItems(), {}

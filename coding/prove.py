@@ -221,13 +221,14 @@ def _different(found: Sequence[Tokens | None], wanted: Sequence[Tokens]) -> list
 
 
 def _equal(found: Sequence[Tokens | None], wanted: Sequence[Tokens]) -> bool:
-    """Return whether rows are equal. Rows of u32 are compared as one byte string, which calls numpy once."""
+    """Return whether rows are equal, compared as one. Rows of u32 are compared as bytes."""
+    rows = [row for row in found if row is not None]
     if not _narrow(wanted):
-        return all(a is not None and np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+        same = [*map(len, rows)] == [*map(len, wanted)]
+        return same and np.array_equal(np.concatenate(rows), np.concatenate(wanted))
     plain = b"".join(tokens.data for tokens in wanted)
     if (most := np.frombuffer(plain, np.uint32).max(initial=0)) > MAX_POSITION:
         raise ContentError(f"expected token ids in 0..{MAX_POSITION}, found {most}")
-    rows = [row for row in found if row is not None]
     if [*map(len, rows)] != [*map(len, wanted)]:
         return False
     return b"".join(row.data for row in rows) == plain if _narrow(rows) else all(map(np.array_equal, rows, wanted))

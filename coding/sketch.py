@@ -31,14 +31,18 @@ GRAM = 4  # tokens
 SIZE = 64  # hashes per sketch
 LEAST_HITS = 2  # hashes of a sketch that a new sequence has to have; one alone may be chance
 LEAST_SHARED = 0.1  # of the 4-grams of a sequence: with less in common an earlier one is not tried
+PER_START = 8  # hashes of a run that one start stands for
 RECENT = 8  # sketches that are kept unsorted for a while
 FANOUT = 8  # times as long as a run of sorted hashes is the one before it, at least; else both are joined
 
 Hashes = npt.NDArray[np.uint32]
 Item = TypeVar("Item")
-Runs = list[tuple[Hashes, npt.NDArray[np.uint32]]]  # hashes, ascending, and the sketch of each
+Numbers = npt.NDArray[np.uint32]
+Run = tuple[Hashes, Numbers, Numbers]  # hashes, ascending, the sketch of each, and where their first bits begin
+Runs = list[Run]
 Recent = list[tuple[int, Hashes]]  # sketches in no run, with their numbers
-Search = Callable[[Runs, Recent, Hashes, npt.NDArray[np.float64], int, int], list[tuple[int, float]]]
+Found = list[tuple[int, float]]  # sketches by number, and how much they share
+Search = Callable[[Runs, Recent, list[Hashes], npt.NDArray[np.float64], int, int], list[Found]]
 _HEAD = struct.Struct("<IB")
 _FACTORS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5
 _MIX = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -149,7 +153,7 @@ class SketchIndex:
             self._recent = []
             while len(self._runs) > 1 and len(self._runs[-2][0]) < FANOUT * len(self._runs[-1][0]):
                 later, earlier = self._runs.pop(), self._runs.pop()
-                self._runs.append(_sorted(*map(np.concatenate, zip(earlier, later, strict=True))))
+                self._runs.append(joined(earlier, later))
         return number
 
     def nearest(self, tokens: npt.NDArray[np.integer[Any]], count: int = 1) -> list[Neighbour]:
@@ -161,21 +165,31 @@ class SketchIndex:
 
         Of equal ones the last added comes first. Sketches with fewer than `LEAST_HITS` hashes in common are left out.
         """
+        return self.nearest_to_each([wanted], count)[0]
+
+    def nearest_to_each(self, wanted: list[Hashes], count: int = 1) -> list[list[Neighbour]]:
+        """Return what `nearest_to` returns for each row. Other threads of Python run meanwhile."""
         found = found_by(self._runs, self._recent, wanted, self._scales, LEAST_HITS, min(count, self._count))
-        return [Neighbour(*one) for one in found]
+        return [[Neighbour(*one) for one in row] for row in found]
 
 
 def found_here(
     runs: Runs,
     recent: Recent,
-    wanted: Hashes,
+    wanted: list[Hashes],
     scales: npt.NDArray[np.float64],
     least: int,
     count: int,
-) -> list[tuple[int, float]]:
-    """Return the numbers of the nearest sketches and how much they share, as `sketch.c` does."""
+) -> list[Found]:
+    """Return the numbers of the nearest sketches and how much they share, for each row, as `sketch.c` does."""
+    return [_found(runs, recent, row, scales, least, count) for row in wanted]
+
+
+def _found(
+    runs: Runs, recent: Recent, wanted: Hashes, scales: npt.NDArray[np.float64], least: int, count: int
+) -> Found:
     owners = [np.zeros(0, np.uint32)]  # one for each hash that a sketch has in common with the sequence
-    for hashes, owner in runs:
+    for hashes, owner, _ in runs:
         begin = np.searchsorted(hashes, wanted, "left")
         has = hashes[np.minimum(begin, len(hashes) - 1)] == wanted
         begin = begin[has]
@@ -196,18 +210,41 @@ def found_here(
 
 
 compiled: Search | None = None if _sketch is None else _sketch.nearest
+compiled_join = None if _sketch is None else _sketch.join
 found_by = compiled or found_here
 
 
-def _run(hashes: Sequence[Hashes], numbers: Sequence[int]) -> tuple[Hashes, npt.NDArray[np.uint32]]:
+def _run(hashes: Sequence[Hashes], numbers: Sequence[int]) -> Run:
     """Return the hashes of sketches of these numbers, ascending, and the number of each."""
     owners = np.repeat(np.array(numbers, np.uint32), [len(one) for one in hashes])
     return _sorted(np.concatenate(hashes), owners)
 
 
-def _sorted(hashes: Hashes, owners: npt.NDArray[np.uint32]) -> tuple[Hashes, npt.NDArray[np.uint32]]:
-    order = np.argsort(hashes, kind="stable")  # joins two sorted runs in linear time
-    return hashes[order], owners[order]
+def joined(earlier: Run, later: Run) -> Run:
+    """Return two runs as one."""
+    if compiled_join is None:
+        return _sorted(*map(np.concatenate, zip(earlier[:2], later[:2], strict=True)))
+    found = compiled_join(*earlier[:2], *later[:2], _bits(len(earlier[0]) + len(later[0])))
+    hashes, owners, starts = (np.frombuffer(part, np.uint32) for part in found)
+    return hashes, owners, starts
+
+
+def _sorted(hashes: Hashes, owners: Numbers) -> Run:
+    order = np.argsort(hashes, kind="stable")
+    hashes = hashes[order]
+    return hashes, owners[order], starts_of(hashes)
+
+
+def starts_of(hashes: Hashes) -> Numbers:
+    """Return where the hashes, ascending, of each value of their first k bits begin, and their number: (2^k + 1,)."""
+    bits = _bits(len(hashes))
+    edges = np.arange(1 << bits, dtype=np.uint32) << np.uint32(32 - bits)
+    return np.append(np.searchsorted(hashes, edges), len(hashes)).astype(np.uint32)
+
+
+def _bits(count: int) -> int:
+    """Return k. About `PER_START` of so many hashes have the same first bits, so a search begins near its end."""
+    return max(1, (count // PER_START).bit_length())
 
 
 class NearestItems(Generic[Item]):
@@ -231,4 +268,12 @@ class NearestItems(Generic[Item]):
         At most ``count``, those that share ``least`` or more.
         """
         found = self._index.nearest_to(wanted, count) if self._items else []
+        return self._as_items(found, least)
+
+    def nearest_to_each(self, wanted: list[Hashes], least: Sequence[float]) -> list[list[tuple[float, Item]]]:
+        """Return what `nearest_to` returns for each row, at most one item. Other threads of Python run meanwhile."""
+        found = self._index.nearest_to_each(wanted) if self._items else [list[Neighbour]() for _ in wanted]
+        return [self._as_items(*one) for one in zip(found, least, strict=True)]
+
+    def _as_items(self, found: Sequence[Neighbour], least: float) -> list[tuple[float, Item]]:
         return [(one.shared, self._items[one.number]) for one in found if one.shared >= least]

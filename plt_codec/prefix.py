@@ -31,7 +31,7 @@ def checked(tokens: Tokens, vocab: int) -> Ids:
     if np.ndim(tokens) != 1 or len(ids) >= MAX_TOKENS:
         shape = np.shape(tokens)
         raise ContentError(f"expected one row of fewer than {MAX_TOKENS} token ids, got shape {shape}")
-    if len(ids) and (ids.min() < 0 or ids.max() >= vocab):
+    if len(ids) and ids.view(np.uint64).max() >= vocab:  # one look; ids below 0 are the largest
         raise ContentError(f"expected token ids in 0..{vocab - 1}, got {ids.min()}..{ids.max()}")
     return ids
 

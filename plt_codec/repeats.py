@@ -146,6 +146,8 @@ def _match(tokens: Tokens, first: int, second: int) -> int:
 
 def literals(tokens: Tokens, copies: Sequence[Copy]) -> Tokens:
     """Return the tokens (L,) that are left of a sequence (T,) without its copies."""
+    if not copies:
+        return tokens
     kept, end = [], 0
     for gap, length, _ in copies:
         kept.append(tokens[end : end + gap])

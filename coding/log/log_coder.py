@@ -30,7 +30,7 @@ import numpy as np
 from pltz.coding import look
 from pltz.coding.log import table
 from pltz.coding.log.kept import Kept
-from pltz.coding.workers import Later, Workers
+from pltz.coding.workers import Later, WhenAsked, Workers
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
@@ -245,6 +245,10 @@ class LogTables:
             raise CorruptError("a log does not match its check: it is damaged, or was coded after another text")
         return content
 
+    def frame(self, content: bytes, above: bytes, draft: Draft, coded: Encoded | None) -> bytes:
+        """Return the shortest frame of a content after the bytes above that count, as `_frame`."""
+        return _frame(content, above, draft, coded)
+
     def _text(self, split: Table) -> Text:
         """Return the text of a table."""
         texts = [piece.text.encode("utf-8", "surrogatepass") for piece in split.pieces]
@@ -344,13 +348,20 @@ class LogCoder:
             by = {"lanes": layout.lanes, "steps": layout.steps}
             encoded = self.coder.encode(rows, contexts=contexts, **by, progress=progress) if some else []
             coded |= {id(draft): one for draft, one in zip(some, encoded, strict=True)}
-        frames: list[bytes] = []
+        frames: list[Later | None] = []
         for (content, above), draft in zip(batch, drafts, strict=True):
             above = usable(above, len(content))
             if draft:
                 self._tables.keep(above, draft.past)
-            frames.append(_frame(content, above, draft, coded.get(id(draft))) if draft else b"")
-        return frames
+            frames.append(self._framing(content, above, draft, coded.get(id(draft))) if draft else None)
+        return [later.result() if later else b"" for later in frames]
+
+    def _framing(self, content: bytes, above: bytes, draft: Draft, coded: Encoded | None) -> Later:
+        """Begin to make the frame of a content, in a process where zstd has a part in it."""
+        row = content, above, draft, coded
+        if coded is None or not draft.columns:
+            return self._workers.submit("frame", *row)
+        return WhenAsked(_frame, row)
 
     def expected(self, batch: Sequence[tuple[bytes, bytes]], *, fast: bool = False) -> float:
         """Return the seconds to encode contents by the model and to decode them again.

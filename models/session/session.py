@@ -322,7 +322,11 @@ def content_bytes(session: Session) -> int:
         return ID_BYTES * len(session.value)
     messages = messages_of(session)
     if messages is not None:
-        return sum(_message_bytes(m) for m in messages if isinstance(m, dict))
+        total = 0
+        for message in messages:
+            content = message.get("content") if isinstance(message, dict) else ""
+            total += _utf8_bytes(content) if isinstance(content, str) else _message_bytes(message)
+        return total
     return _json_bytes(session.value)
 
 
@@ -354,9 +358,13 @@ def _json_bytes(value: Any) -> int:
         return 0  # no JSON: refused where it is frozen
 
 
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
 def _text_bytes(content: Any) -> int:
     """Return the UTF-8 bytes of a message's content: a string, or a list of parts with a text each."""
     if isinstance(content, str):
-        return len(content.encode("utf-8", "surrogatepass"))
+        return _utf8_bytes(content)
     parts = content if isinstance(content, list) else []
     return sum(_text_bytes(part.get("text")) for part in parts if isinstance(part, dict))

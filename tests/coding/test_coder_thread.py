@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -90,12 +91,12 @@ def test_files_are_the_same_with_threads(bundle: FakeBundle, sessions: list[Sess
     threaded, plain = Codec(bundle, coder), Codec(bundle, NeighbourCoder())
     expected = plain.compress(sessions)
     assert sum(Reader(expected).info(n).context is not None for n in range(len(sessions))) > 12
-    interval = sys.getswitchinterval()
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     for _ in range(2):
         assert threaded.compress(iter(sessions)) == expected
     assert threaded.compress(sessions, independent=True, verify=False) == plain.compress(sessions, independent=True)
     assert list(threaded.compress_many(iter(sessions))) == list(plain.compress_many(sessions))
-    assert sys.getswitchinterval() == interval
+    assert sys.getswitchinterval() == interval and gc.get_threshold() == thresholds
     # threads have a coder each, and the caller codes nothing itself
     used = [twin.threads for twin in coder.twins]
     assert not coder.threads and len(used) == len(set.union(*used)) == 4 and all(map(len, used))
@@ -115,7 +116,7 @@ def test_batches_are_proved_together(
     assert len(each) > len(most) <= len(some) and sum(each) == sum(some) == sum(most)
 
 
-def test_long_sessions_are_proved_by_a_thread_of_their_own(
+def test_long_sessions_are_proved_by_threads_of_their_own(
     bundle: FakeBundle, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pltz.coding.prove.LONG_STEPS", 100)
@@ -133,9 +134,10 @@ def test_long_sessions_are_proved_by_a_thread_of_their_own(
     coder = Watched()
     ids = [Session("ids", np.random.default_rng(n).integers(0, 900, 40 + 150 * (n % 3 > 1))) for n in range(60)]
     assert Codec(bundle, coder).compress(ids) == Codec(bundle, NeighbourCoder()).compress(ids)
-    assert len(coder.twins) == 5 and id(coder) not in lengths
-    [long] = [found for found in lengths.values() if max(found) > 100]
-    assert min(long) > 100 and len(long) == 20 and sum(map(len, lengths.values())) == 60
+    assert len(coder.twins) == 6 and id(coder) not in lengths
+    long = [found for found in lengths.values() if max(found) > 100]
+    assert 1 <= len(long) <= 2 and min(map(min, long)) > 100
+    assert sum(map(len, long)) == 20 and sum(map(len, lengths.values())) == 60
 
 
 @pytest.mark.parametrize("where", ["encode", "decode"])

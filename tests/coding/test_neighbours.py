@@ -59,6 +59,25 @@ def test_a_session_follows_the_last_of_its_template_with_room_behind(codec: Code
     assert codec.decompress(data) == codec.decompress(alone) == sessions
 
 
+@pytest.mark.parametrize("kept", [neighbours.KEPT, 2000])
+def test_looking_for_many_at_once_proposes_the_same(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where sessions become candidates, or are forgotten, between those that were looked for together."""
+    monkeypatch.setattr(neighbours, "KEPT", kept)
+    rows = [(n, session(n % 3, int(RANDOM.integers(0, 40))).value) for n in range(90)]
+    rows[7] = 7, np.arange(3)
+    found = []
+    for chunk in (0, 1, 16, 90):
+        earlier, mine = Neighbours(), list[int | None]()
+        for n, tokens in rows:
+            if chunk and n % chunk == 0:
+                earlier.look([(*row, neighbours.Grams.of(row[1])) for row in rows[n : n + chunk]])
+            one = earlier.propose(n, tokens, neighbours.Grams.of(tokens), n // 10)
+            mine.append(one.context.number if one.context else None)
+        found.append(mine)
+    assert found[1:] == found[:1] * 3
+    assert sum(number is not None for number in found[0]) > 60
+
+
 def test_each_session_is_read_with_its_contexts_alone(codec: Codec, sessions: list[Session]) -> None:
     reader = Reader(codec.compress(sessions))
     for number in (0, 4, 21, 3, 10):

@@ -11,9 +11,12 @@ from pltz.coding.sketch import (
     Sketch,
     SketchIndex,
     compiled,
+    compiled_join,
     found_here,
     hashes_of,
+    joined,
     sketch_of,
+    starts_of,
 )
 from pltz.plt_codec.errors import CorruptError
 
@@ -69,27 +72,58 @@ def test_the_compiled_search_finds_the_same(count: int) -> None:
         row = dice.integers(0, 6, dice.integers(0, 300))
         index.add(Sketch.of(hashes_of(row), 40))
         if number % 7 == 0:
-            found = index._runs, index._recent, hashes_of(dice.integers(0, 6, 200)), index._scales, LEAST_HITS
+            wanted = [hashes_of(dice.integers(0, 6, 200)) for _ in range(number % 3)]
+            found = index._runs, index._recent, wanted, index._scales, LEAST_HITS
             assert compiled
             assert compiled(*found, count) == found_here(*found, count)
+            assert index.nearest_to_each(wanted, count) == [index.nearest_to(row, count) for row in wanted]
     assert compiled
-    assert compiled([], [], np.zeros(0, np.uint32), np.zeros(1), LEAST_HITS, count) == []
+    assert compiled([], [], [np.zeros(0, np.uint32)], np.zeros(1), LEAST_HITS, count) == [[]]
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (5, 0), (9, 9), (3000, 70), (40, 9000)])
+def test_two_runs_are_joined_as_sorted_anew(sizes: tuple[int, int]) -> None:
+    """Equal hashes too, which keep their order; and starts say where the first bits of hashes begin."""
+    dice = np.random.default_rng(4)
+    parts = [np.sort(dice.integers(0, 1 << 32, n, np.uint64).astype(np.uint32) & 0xFFF00FFF) for n in sizes]
+    runs = [(part, np.arange(len(part), dtype=np.uint32) + 100 * k, starts_of(part)) for k, part in enumerate(parts)]
+    one = joined(*runs)
+    order = np.argsort(np.concatenate(parts), kind="stable")
+    assert np.array_equal(one[0], np.concatenate(parts)[order])
+    assert np.array_equal(one[1], np.concatenate([run[1] for run in runs])[order])
+    bits = (len(one[2]) - 1).bit_length() - 1
+    assert len(one[2]) == (1 << bits) + 1
+    assert np.array_equal(np.diff(one[2].astype(int)), np.bincount(one[0] >> (32 - bits), minlength=1 << bits))
+
+
+@pytest.mark.skipif(compiled is None, reason="built where there is a C compiler")
+def test_runs_that_do_not_fit_are_not_joined() -> None:
+    some = np.arange(4, dtype=np.uint32)
+    for rows, bits in (((some, some[:3], some, some), 3), ((some, some, some, some), 0), ((some,) * 4, 32)):
+        with pytest.raises(ValueError, match="one owner per hash"):
+            compiled_join(*rows, bits)
 
 
 @pytest.mark.skipif(compiled is None, reason="built where there is a C compiler")
 def test_the_compiled_search_refuses_arrays_that_do_not_fit() -> None:
     some, scales = np.arange(4, dtype=np.uint32), np.ones(9)
+    starts = starts_of(some)
     assert compiled
     with pytest.raises(ValueError, match="not one owner per hash"):
-        compiled([(some, some[:3])], [], some, scales, 1, 1)
+        compiled([(some, some[:3], starts)], [], [some], scales, 1, 1)
     with pytest.raises(ValueError, match="that is not there"):
-        compiled([(some, some)], [], some, scales[:3], 1, 1)
+        compiled([(some, some, starts)], [], [some], scales[:3], 1, 1)
     with pytest.raises(ValueError, match="that is not there"):
-        compiled([], [(9, some)], some, scales, 1, 1)
+        compiled([], [(9, some)], [some], scales, 1, 1)
     with pytest.raises(ValueError, match="another size"):
-        compiled([], [], some.astype(np.uint16), scales, 1, 1)
+        compiled([], [], [some.astype(np.uint16)], scales, 1, 1)
     with pytest.raises(ValueError, match="too many runs"):
-        compiled([], [(0, some)] * 200, some, scales, 1, 1)
+        compiled([], [(0, some)] * 200, [some], scales, 1, 1)
+    for wrong in (starts[:0], starts[:1], np.append(starts, np.uint32(0))):
+        with pytest.raises(ValueError, match="starts of a run"):
+            compiled([(some, some, wrong)], [], [some], scales, 1, 1)
+    beyond = np.full(3, 1 << 31, np.uint32)  # starts that lie find nothing, and read nothing behind the hashes
+    assert compiled([(some, some, beyond)], [], [some], scales, 1, 9) == [[]]
 
 
 def test_of_equal_ones_the_last_is_taken() -> None:
