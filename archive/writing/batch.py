@@ -27,12 +27,14 @@ from pltz.archive.format.ids import BASE, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.writing.new_session import CommitReceipt, NewSession, check
 from pltz.coding.codecs.codec import Plain, SegmentCodec, layout_mode
+from pltz.coding.codecs.logs import LogCodec
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.session.session import kind_number
 from pltz.plt_codec.identity import NONE
 
 BATCH_TOKENS = 1 << 22  # tokens per call of a codec
+BATCH_BYTES = 1 << 24  # the same of logs, whose tokens are bytes: processes split and join so many side by side
 
 
 
@@ -351,10 +353,11 @@ def batches(segments: Sequence[PendingSegment]) -> list[tuple[SegmentCodec, list
     found = []
     for codec in {id(s.codec): s.codec for s in segments}.values():
         numbers = [n for n, s in enumerate(segments) if s.codec is codec]
+        most = BATCH_BYTES if isinstance(codec, LogCodec) else BATCH_TOKENS
         ends = list(accumulate(len(segments[n].tokens) + segments[n].reached for n in numbers))
         begin = done = 0
         while begin < len(numbers):
-            end = max(begin + 1, bisect_right(ends, done + BATCH_TOKENS))
+            end = max(begin + 1, bisect_right(ends, done + most))
             found.append((codec, numbers[begin:end]))
             begin, done = end, ends[end - 1]
     return found
