@@ -2,7 +2,8 @@
 
     observe   how full device and host are
     orient    score of each block: priority, importance, recency, attention
-    decide    device too full: the lowest scores go cold; room there: cold ones above a score come back
+    decide    device too full: the lowest scores go cold, and lower ones in a full host are given up;
+              room there: cold ones above a score come back
     act       one copy per direction; then a suggestion by how full the host is
 
     host below 50 %: memory is cheap, so promote at lower scores. Above 80 %: promote and demote at higher ones.
@@ -13,6 +14,7 @@ Source: "3-Tier KV Cache", TierCacheBridge.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -56,10 +58,14 @@ class Observation:
 
 @dataclass(frozen=True)
 class Decision:
-    """Names of the steps to move. The lowest scores are demoted first, the highest promoted first."""
+    """Names of the steps to move. The lowest scores are demoted first, the highest promoted first.
+
+    ``forget``: cold steps that make room for those.
+    """
 
     demote: tuple[bytes, ...] = ()
     promote: tuple[bytes, ...] = ()
+    forget: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,20 +144,40 @@ class MemoryLoop:
                 if used <= aim:
                     break
                 if not step.spilled and not step.pins and self.tree.idle(step.name):
-                    moved.append(step.name)
+                    moved.append(step)
                     used -= len(step.blocks)
-            return Decision(demote=tuple(moved))
+            return self._fitted(moved, ranked, scores)
+        back = []
         for step in reversed(ranked):
             if scores[step.name] < self.thresholds.promote or used + len(step.blocks) > aim:
                 break
             if step.spilled and self.tree.idle(step.name):
-                moved.append(step.name)
+                back.append(step.name)
                 used += len(step.blocks)
-        return Decision(promote=tuple(moved))
+        return Decision(promote=tuple(back))
+
+    def _fitted(self, moved: list[Step], ranked: list[Step], scores: dict[bytes, float]) -> Decision:
+        """Return as many of the steps to demote as the host takes, once lower scores there are given up."""
+        host = self.tree.pool.host
+        room = 0 if host is None else host.free
+        needed = sum(len(step.blocks) for step in moved)
+        forgotten = list[Step]()
+        followed = Counter(step.parent for step in ranked)
+        for step in ranked:  # what follows a step comes before it
+            if needed <= room or not moved or scores[step.name] >= scores[moved[-1].name]:
+                break
+            if step.spilled and not step.pins and not followed[step.name] and self.tree.idle(step.name):
+                forgotten.append(step)
+                followed[step.parent] -= 1
+                room += len(step.blocks)
+        while needed > room:
+            needed -= len(moved.pop().blocks)
+        return Decision(tuple(s.name for s in moved), forget=tuple(s.name for s in forgotten))
 
     def act(self, decision: Decision) -> tuple[int, int]:
         """Move steps, and return how many went cold and came back. A tier without room moves none."""
         counts = []
+        self.tree.forget(decision.forget)
         for names, to_host in ((decision.demote, True), (decision.promote, False)):
             try:
                 counts.append(self.tree.move(names, to_host=to_host))

@@ -184,6 +184,13 @@ class PrefixTree:
             node.spilled = to_host
         return len(idle)
 
+    def forget(self, names: Sequence[bytes]) -> None:
+        """Give up cold steps that only the tree holds and that nothing follows, in this order. Others stay."""
+        for name in names:
+            node = self._nodes.get(name)
+            if node is not None and node.spilled and not node.pins and not node.children and self.idle(name):
+                self._forget(node)
+
     def adopt(self, name: bytes, parent: bytes | None, blocks: Sequence[int]) -> int:
         """Add a step whose blocks lie in host memory; the caller's hold is the tree's from then on.
 

@@ -258,6 +258,20 @@ def test_the_loop_moves_the_lowest_scores_out_and_brings_high_ones_back() -> Non
     assert all(where[name] for name in low + middle)
 
 
+def test_a_full_host_gives_up_lower_scores_for_what_the_loop_demotes() -> None:
+    table = table_of(8, 4)
+    low, high = add(table, 0, "user_turn", 0.1), add(table, 1, "axioms", 0.9)
+    loop = MemoryLoop(table)
+    table.tree.move(low, to_host=True)
+    middle = add(table, 2, "memories", 0.5)
+    cycle = loop.cycle()
+    where = {step.name: step.spilled for step in table.tree.steps()}
+    assert cycle.demoted == 2 and [where.get(name) for name in low] == [True, True, None, None]
+    assert [where[name] for name in middle] == [False, False, True, True] and not any(where[name] for name in high)
+    add(table, 3, "user_turn", 0.0, count=32)  # lower than all in the host: nothing there makes way
+    assert loop.cycle().demoted == 0 and set(middle) < {step.name for step in table.tree.steps()}
+
+
 def test_blocks_in_use_and_pinned_blocks_stay() -> None:
     table = table_of(8, 40)
     pins = PrefixPins(table.tree)
