@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiled import compiled, preprocessed
+
 ROOT = Path(__file__).parents[2]
 MODULES = {  # the module, its source, its tests
     "pltz.archive.format._batch": ("archive/format/batch.c", "tests/archive/format/test_batch.py"),
@@ -20,6 +22,10 @@ MODULES = {  # the module, its source, its tests
     "pltz.kv.engines._ans": ("kv/engines/ans.c", "tests/kv/engines/test_streams.py"),
     "pltz.kv.predictive._layers": ("kv/predictive/layers.c", "tests/kv/predictive/test_cpu_layers.py"),
 }
+FLAGS = [
+    "-O1", "-g1", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fno-omit-frame-pointer",
+    "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+]  # fmt: skip
 PLUGIN = """
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -37,30 +43,23 @@ def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str]) -> 
     include = Path(sysconfig.get_path("include"))
     if not (include / "Python.h").exists():
         pytest.skip("the headers of Python are not here")
+    command = [compiler, *FLAGS, f"-I{include}"]
     built = {}
-    for name, (source, _) in MODULES.items():
-        built[name] = str(tmp_path / f"{name}.so")
-        flags = [
-            "-O1",
-            "-g1",
-            "-std=c11",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-fPIC",
-            "-shared",
-            "-fno-omit-frame-pointer",
-        ]
-        flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{include}"]
-        subprocess.run([compiler, *flags, str(ROOT / source), "-o", built[name]], check=True)
+    for name, (file, _) in MODULES.items():
+        source = ROOT / file
+
+        def make(part: Path, source: Path = source) -> None:
+            subprocess.run([*command, str(source), "-o", str(part)], check=True)
+
+        built[name] = str(compiled(".so", command, preprocessed(command, [source]), make))
     (tmp_path / "sanitized.py").write_text(PLUGIN.format(built=built))
     # Leaks are not checked: the interpreter's own would hide ours.
     asan = {"LD_PRELOAD": asan_library, "ASAN_OPTIONS": "detect_leaks=0"}
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     tests = [*(test for _, test in MODULES.values()), "-k", "not 64-as and not 32-as"]  # widths that odd sizes have too
-    command = [sys.executable, "-m", "pytest", "-p", "sanitized", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    pytest_words = [sys.executable, "-m", "pytest", "-p", "sanitized", "-p", "no:xdist", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "-s", "-q", *tests],
+        [*pytest_words, "-s", "-q", *tests],
         cwd=ROOT,
         env={**os.environ, **asan, "PYTHONPATH": path},
         capture_output=True,

@@ -23,9 +23,7 @@ from tests.plt_codec.engines.cuda import emulate
 def test_every_way_is_measured(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path_factory.getbasetemp().parent / "emulated-kv"
-    folder.mkdir(exist_ok=True)
-    kernels = cuda.Kernels(emulate.EmulatedDevice(emulate.Emulation({}, folder, text=cuda.source())))
+    kernels = cuda.Kernels(emulate.EmulatedDevice(emulate.Emulation({}, text=cuda.source())))
     for module in (q8, predictive, measure_kv):
         monkeypatch.setattr(module, "kernels_on", lambda device: kernels)
     file: Path = tmp_path_factory.mktemp("calibration") / "small.kv.safetensors"

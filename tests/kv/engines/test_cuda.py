@@ -62,14 +62,12 @@ PLACES = [pytest.param("cpu", marks=ON_CPU, id="emulated"), pytest.param("cuda",
 
 
 @pytest.fixture(params=PLACES, scope="module")
-def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Where:
+def where(request: pytest.FixtureRequest) -> Where:
     if request.param == "cuda":
         found = cuda.kernels_on(torch.device("cuda"))
         assert found is not None
         return Where(found, torch.device("cuda", torch.cuda.current_device()))
-    folder = tmp_path_factory.getbasetemp().parent / "emulated-kv"
-    folder.mkdir(exist_ok=True)
-    emulation = emulate.Emulation({}, folder, os.environ.get(FLAGS, "").split(), text=cuda.source())
+    emulation = emulate.Emulation({}, os.environ.get(FLAGS, "").split(), text=cuda.source())
     return Where(Kernels(emulate.EmulatedDevice(emulation)), torch.device("cpu"))
 
 

@@ -24,14 +24,13 @@ POOL = "copied or unpacked and not launch0 and not launch2 and not launch5"  # t
 FILES = "tests/kv/engines/test_cuda.py", "tests/kv/pool/test_gpu_kernels.py"
 BEYOND = """
 import sys
-from pathlib import Path
 
 import torch
 
 from pltz.kv.engines import cuda
 from tests.plt_codec.engines.cuda import emulate
 
-emulation = emulate.Emulation({}, Path(sys.argv[1]), sys.argv[2].split(), text=cuda.source())
+emulation = emulate.Emulation({}, sys.argv[1].split(), text=cuda.source())
 kernels = cuda.Kernels(emulate.EmulatedDevice(emulation))
 q, row = torch.ones(3, 40, dtype=torch.int16), torch.ones(40)
 kernels.add_residual(row.repeat(3, 1), row, q, row[:3].clone(), torch.empty(2, 40), torch.zeros(1, dtype=torch.int32))
@@ -47,25 +46,17 @@ def run(asan_library: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder in which each kernel is compiled once."""
-    folder = tmp_path_factory.mktemp("sanitized")
-    (folder / "emulated-kv").mkdir()  # as test_cuda.py names it
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
-def test_sanitizers_find_what_is_out_of_bounds(folder: Path, sanitizers: tuple[str, str]) -> None:
-    beyond = run(sanitizers[1], "-c", BEYOND, str(folder / "emulated-kv"), OPTIONS)
+def test_sanitizers_find_what_is_out_of_bounds(sanitizers: tuple[str, str]) -> None:
+    beyond = run(sanitizers[1], "-c", BEYOND, OPTIONS)
     assert "heap-buffer-overflow" in beyond.stderr, beyond.stderr[-4000:]  # a row too few is found out
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
-def test_no_sanitizer_complains(folder: Path, sanitizers: tuple[str, str]) -> None:
-    options = ["-q", "-s", "-p", "no:xdist", "-p", "no:cacheprovider", f"--basetemp={folder / 'run'}"]
+def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str]) -> None:
+    options = ["-q", "-s", "-p", "no:xdist", "-p", "no:cacheprovider", f"--basetemp={tmp_path}"]
     done = run(sanitizers[1], "-m", "pytest", *FILES, *options, "-k", f"{FORMS} or {POOL}")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert " passed" in done.stdout

@@ -25,15 +25,13 @@ pytestmark = pytest.mark.skipif(not emulate.available(), reason="the emulation n
 
 
 @pytest.fixture(autouse=True)
-def emulated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernels run on a CPU."""
-    folder = tmp_path_factory.getbasetemp().parent / "emulated-pool"
-    folder.mkdir(exist_ok=True)
 
     def launcher(device: torch.device, macros: Mapping[str, Any] | None = None) -> emulate.EmulatedDevice:
         text = gpu.whole(block_copy.SOURCE.read_text()) if macros is None else gpu_attention.source()
         flags = os.environ.get(FLAGS, "").split()
-        return emulate.EmulatedDevice(emulate.Emulation(macros or {}, folder, flags, text=text))
+        return emulate.EmulatedDevice(emulate.Emulation(macros or {}, flags, text=text))
 
     monkeypatch.setattr(gpu_attention, "launcher", launcher)
     monkeypatch.setattr(block_copy, "launcher", launcher)

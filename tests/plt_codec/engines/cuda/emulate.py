@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
 import platform
 import re
 import shutil
@@ -18,6 +16,7 @@ import numpy.typing as npt
 
 from pltz.plt_codec.engines.cuda.device import Argument, source
 from pltz.plt_codec.errors import ModelError
+from tests.compiled import compiled
 
 HERE = Path(__file__).resolve().parent
 FEW = ("decode_block", "decode_grid", "decode_grid_wide", "decode_gated")  # kernels for one session or a few
@@ -36,13 +35,12 @@ class Emulation:
 
     Args:
         shape: as `macros` returns it. With P_WGMMA set, the kernels of wide.cu are compiled too.
-        folder: where the libraries are kept. Test processes that share it compile each once.
         flags: more options for the compiler.
         text: the kernels; the bundle's unless given.
     """
 
-    def __init__(self, shape: Mapping[str, int], folder: Path, flags: Sequence[str] = (), text: str | None = None):
-        self.shape, self.folder, self.flags = {"P_WGMMA": 0, **shape}, folder, flags
+    def __init__(self, shape: Mapping[str, int], flags: Sequence[str] = (), text: str | None = None):
+        self.shape, self.flags = {"P_WGMMA": 0, **shape}, flags
         self._text = source() if text is None else text
         self._libraries: dict[str, ctypes.CDLL] = {}
 
@@ -66,53 +64,34 @@ class Emulation:
     def _compiled(self, kernels: list[str]) -> Path:
         calls = "".join(f"    EMULATED({name})\n" for name in kernels)
         compiler = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-fPIC", "-w", *self.flags]
+        header = (HERE / "emulate.h").read_text()
         text = (
-            f'#include "{self._header(compiler)}"\n{self._text}\nextern "C" int emulated(const char *kernel, '
+            f'{self._text}\nextern "C" int emulated(const char *kernel, '
             "const uint32_t *grid, uint32_t threads, uint32_t cluster, uint32_t together, uint64_t bytes, void **args) "
             f"{{\n{calls}    return 1;\n}}\n"
         )
         command = [*compiler, "-shared", *(f"-D{k}={v}" for k, v in self.shape.items())]
-        library = self.folder / f"{_digest(*command, text)}.so"
-        file = library.with_suffix(".cpp")
+
+        def make_header(part: Path) -> None:
+            """Compile emulate.h: parsing it takes a fifth of a compilation."""
+            file = part.with_suffix("")
+            file.write_text(header)
+            _run([*compiler, "-x", "c++-header", "-o", str(part), str(file)])
 
         def make(part: Path) -> None:
-            file.write_text(text)
+            parsed = compiled(".h.gch", [*compiler, "-x", "c++-header"], header, make_header)
+            file = part.with_suffix(".cpp")
+            file.write_text(f'#include "{parsed.with_suffix("")}"\n{text}')
             _run([*command, "-o", str(part), str(file)])
+            file.unlink()
 
-        return _made_once(library, make)
-
-    def _header(self, compiler: Sequence[str]) -> Path:
-        """Return a copy of emulate.h beside what the compiler made of it: parsing it takes a fifth of a compilation."""
-        text = (HERE / "emulate.h").read_text()
-        header = self.folder / f"{_digest(*compiler, text)}.h"
-
-        def make(part: Path) -> None:
-            header.write_text(text)
-            _run([*compiler, "-x", "c++-header", "-o", str(part), str(header)])
-
-        _made_once(header.with_suffix(".h.gch"), make)
-        return header
-
-
-def _digest(*words: str) -> str:
-    return hashlib.blake2b("\0".join(words).encode(), digest_size=8).hexdigest()
+        return compiled(".so", command, header + text, make)
 
 
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise ModelError(f"the emulation does not compile: {done.stderr[:3000]}")
-
-
-def _made_once(path: Path, make: Callable[[Path], None]) -> Path:
-    """Return a path, at which ``make`` put a file: once for all processes, which wait for each other."""
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            part = path.with_suffix(".part")
-            make(part)
-            part.rename(path)
-    return path
 
 
 class EmulatedDevice:

@@ -5,7 +5,6 @@ The emulation runs the same kernel sources thread by thread, so models and seque
 
 import ctypes
 import itertools
-import os
 import sys
 from functools import cache
 from math import isqrt
@@ -166,29 +165,20 @@ def frames(name: str, lanes: int | None, steps: int | None) -> list[Encoded]:
     return reference(name).encode(sequences(name), lanes=lanes, steps=steps)
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder for the emulations of this run, which all test processes share."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulations"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 @cache
-def emulation(name: str, folder: Path, wide: bool) -> emulate.Emulation:
+def emulation(name: str, wide: bool) -> emulate.Emulation:
     """Return the kernels for one of SHAPES."""
     shape = {**macros(model(name)), "P_HELD": 1, "P_WGMMA": int(wide), **grid_plan(model(name).shape, 2)}
-    return emulate.Emulation(shape, folder)
+    return emulate.Emulation(shape)
 
 
-def coder(folder: Path, name: str, clusters: int, grid: int = 0, wide: bool = False, gated: int = 0) -> CudaCoder:
+def coder(name: str, clusters: int, grid: int = 0, wide: bool = False, gated: int = 0) -> CudaCoder:
     """Return a coder on the emulation.
 
     clusters: 0 decodes by the kernels for many sessions. grid: 2 by grid.cu. wide: many by wide.cu.
     gated: 2 by gated.cu.
     """
-    device = emulate.EmulatedDevice(emulation(name, folder, wide), clusters, grid, wide, gated)
+    device = emulate.EmulatedDevice(emulation(name, wide), clusters, grid, wide, gated)
     return CudaCoder(model(name), on=device)
 
 
@@ -207,10 +197,9 @@ def test_emulated_encode(
     name: str,
     lanes: int | None,
     steps: int | None,
-    folder: Path,
 ) -> None:
     done: list[int] = []
-    got = coder(folder, name, 0).encode(
+    got = coder(name, 0).encode(
         sequences(name), lanes=lanes, steps=steps, progress=done.append
     )
     want = frames(name, lanes, steps)
@@ -227,10 +216,9 @@ def test_emulated_decode_of_many(
     name: str,
     lanes: int | None,
     steps: int | None,
-    folder: Path,
 ) -> None:
     done: list[int] = []
-    got = coder(folder, name, 0).decode(items(name, lanes, steps), progress=done.append)
+    got = coder(name, 0).decode(items(name, lanes, steps), progress=done.append)
     for g, s in zip(got, sequences(name), strict=True):
         assert np.array_equal(g, s)
     assert sum(done) == sum(LENGTHS)
@@ -256,10 +244,10 @@ def watched(c: CudaCoder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
      ("small", 4, 15, True), ("small", 5, 12, False), ("odd", 2, 30, True), ("odd", 3, 20, False)],
 )  # fmt: skip
 def test_emulated_decode_of_many_of_few_lanes(
-    name: str, lanes: int | None, steps: int | None, few: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, lanes: int | None, steps: int | None, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and behind contexts; up to eight queries per key head take the attention that reads each key once."""
-    c = coder(folder, name, 0)
+    c = coder(name, 0)
     launched = watched(c, monkeypatch)
     for got, text in zip(c.decode(items(name, lanes, steps)[:4]), sequences(name)[:4], strict=True):
         assert np.array_equal(got, text)
@@ -268,8 +256,8 @@ def test_emulated_decode_of_many_of_few_lanes(
 
 
 @emulated
-def test_few_lanes_of_many_keys_take_the_other_attention(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    c = coder(folder, "small", 0)
+def test_few_lanes_of_many_keys_take_the_other_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = coder("small", 0)
     launched = watched(c, monkeypatch)
     shape = model("small").shape
     need = few_shared(shape, SequenceWork(130))
@@ -287,11 +275,11 @@ def test_few_lanes_of_many_keys_take_the_other_attention(folder: Path, monkeypat
 
 
 @emulated
-def test_many_slots_are_shared_out_to_the_threads_of_collect(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_slots_are_shared_out_to_the_threads_of_collect(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three slots a thread, sequences that wait for a slot, and several blocks, alone and behind shared contexts."""
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.rows.COLLECTORS", 32)
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.SLOTS", 70)
-    c, shape = coder(folder, "extreme", 0), model("extreme").shape
+    c, shape = coder("extreme", 0), model("extreme").shape
     rng = np.random.default_rng(6)
     texts = [rng.integers(0, shape.vocab, 1 + n % 13) for n in range(88)]
     texts[40] = rng.integers(0, shape.vocab, shape.block + 3)
@@ -314,10 +302,10 @@ def test_those_behind_one_context_take_slots_side_by_side() -> None:
 
 @emulated
 def test_sequences_of_few_lanes_and_of_many_are_decoded_together(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "small"
+    monkeypatch: pytest.MonkeyPatch, name: str = "small"
 ) -> None:
     """Each slot is served by the attention that suits it, and so in each step where keys grow beyond what one has."""
-    c = coder(folder, name, 0)
+    c = coder(name, 0)
     launched = watched(c, monkeypatch)
     shape = model(name).shape
     need = few_shared(shape, SequenceWork(130, 1, 40))
@@ -333,30 +321,30 @@ def test_sequences_of_few_lanes_and_of_many_are_decoded_together(
 
 @emulated
 @pytest.mark.parametrize("name", ["small", "odd"])
-def test_sequences_of_different_layouts_are_encoded_together(name: str, folder: Path) -> None:
+def test_sequences_of_different_layouts_are_encoded_together(name: str) -> None:
     """Also where they take more iterations, or fewer slots, than all would of one layout."""
     cuts = [(1, 40), (40, 2), (3, 7), (None, None)] * 2
     numbers = [4, 4, 3, 4, 2, 1, 4, 3]
     texts = [sequences(name)[n] for n in numbers]
-    got = coder(folder, name, 0).encode_mixed(texts, cuts)
+    got = coder(name, 0).encode_mixed(texts, cuts)
     assert [g.data for g in got] == [frames(name, *cut)[n].data for n, cut in zip(numbers, cuts, strict=True)]
     assert [(g.lanes, g.steps) for g in got] == cuts
 
 
 @emulated
 @pytest.mark.parametrize("lanes,steps", LAYOUTS[::2])
-def test_emulated_encode_by_wgmma(lanes: int | None, steps: int | None, folder: Path, name: str = "small") -> None:
+def test_emulated_encode_by_wgmma(lanes: int | None, steps: int | None, name: str = "small") -> None:
     """One block and several, whose remembered keys move; slots of rows that gather whole and in part."""
-    c = coder(folder, name, 0, wide=True)
+    c = coder(name, 0, wide=True)
     got = c.encode(sequences(name), lanes=lanes, steps=steps)
     assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
 
 
 @emulated
 @pytest.mark.parametrize("lanes,steps", [(3, 7), (40, 2)])
-def test_emulated_decode_by_wgmma(lanes: int, steps: int, folder: Path, name: str = "small") -> None:
+def test_emulated_decode_by_wgmma(lanes: int, steps: int, name: str = "small") -> None:
     """Products by wide.cu, attention and its layout of values by batch.cu."""
-    got = coder(folder, name, 0, wide=True).decode(items(name, lanes, steps))
+    got = coder(name, 0, wide=True).decode(items(name, lanes, steps))
     for g, s in zip(got, sequences(name), strict=True):
         assert np.array_equal(g, s)
 
@@ -364,9 +352,9 @@ def test_emulated_decode_by_wgmma(lanes: int, steps: int, folder: Path, name: st
 @emulated
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["warm", "proven"])
-def test_emulated_round_trip_by_wgmma_of_other_shapes(name: str, folder: Path) -> None:
+def test_emulated_round_trip_by_wgmma_of_other_shapes(name: str) -> None:
     """The shape that a GPU serves by them, and heats at their end: wgmma() refuses all others."""
-    c = coder(folder, name, 0, wide=True)
+    c = coder(name, 0, wide=True)
     got = c.encode(sequences(name), lanes=16, steps=4)
     assert [g.data for g in got] == [w.data for w in frames(name, 16, 4)]
     for g, s in zip(c.decode(items(name, 16, 4)[:4]), sequences(name), strict=False):
@@ -378,22 +366,21 @@ def test_emulated_round_trip_by_wgmma_of_other_shapes(name: str, folder: Path) -
 @pytest.mark.parametrize("blocks", [4096, 1])
 def test_emulated_wgmma_of_long_sequences(
     blocks: int,
-    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """1,024 keys, and more that are remembered, in a ring of 256; many CTAs of 128 queries, side by side or in turn."""
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.rows.ATTEND_CTAS", blocks)
     rng = np.random.default_rng(2)
     texts = [rng.integers(0, model("long").shape.vocab, n) for n in (1400, 600)]
-    got = coder(folder, "long", 0, wide=True).encode(texts)
+    got = coder("long", 0, wide=True).encode(texts)
     assert [g.data for g in got] == [w.data for w in reference("long").encode(texts)]
 
 
 @emulated
 def test_blocks_longer_than_those_of_the_gpu_runs_take_the_other_attention(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    c = coder(folder, "small", 0, wide=True)
+    c = coder("small", 0, wide=True)
     launched = watched(c, monkeypatch)
     text, room = sequences("small")[4], key_room(model("small").shape, SequenceWork(130, 16, 4))
     for keys, attend in ((room, {"attend_wide"}), (room - 1, {"attend"})):
@@ -410,9 +397,8 @@ def test_emulated_decode_by_clusters(
     name: str,
     lanes: int | None,
     steps: int | None,
-    folder: Path,
 ) -> None:
-    c = coder(folder, name, 2)
+    c = coder(name, 2)
     assert c.clusters([SequenceWork(130, 16, 4)]) == 1
     for g, s in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
         assert np.array_equal(g, s)
@@ -421,9 +407,9 @@ def test_emulated_decode_by_clusters(
 @emulated
 @pytest.mark.parametrize(("one", "cluster"), [(1.0, 9.0), (9.0, 1.0), (1.0, 1.0)])
 def test_emulated_decode_of_the_longest_apart(
-    one: float, cluster: float, folder: Path, monkeypatch: pytest.MonkeyPatch
+    one: float, cluster: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    c = coder(folder, "small", 2, 2)
+    c = coder("small", 2, 2)
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.PLAIN", StepTimes(one, cluster, 1000.0))
     runs: list[int] = []
     decode = c._decode_part
@@ -453,9 +439,9 @@ def test_the_longest_are_decoded_apart_where_that_takes_less_time() -> None:
 @emulated
 @pytest.mark.parametrize("name", ["small", "extreme", "warm", "cold"])
 def test_emulated_decode_by_the_whole_gpu(
-    name: str, folder: Path
+    name: str
 ) -> None:
-    c = coder(folder, name, 2, 2)
+    c = coder(name, 2, 2)
     assert c.alone([SequenceWork(130, 16, 4)])
     assert not c.alone([SequenceWork(130, 16, 4)] * 5) and not c.alone([SequenceWork(130, 40, 2)])
     done: list[int] = []
@@ -483,10 +469,9 @@ def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
     steps: int,
     first: int,
     last: int,
-    folder: Path,
 ) -> None:
     """One block and several, lanes one step short, a last block of few tokens; behind a context too."""
-    c = coder(folder, name, 0, gated=2)
+    c = coder(name, 0, gated=2)
     assert c.gated([SequenceWork(130, lanes, steps)]) and not c.gated([SequenceWork(130, lanes, steps)] * 5)
     assert not c.gated([SequenceWork(130, 33, 3)])
     done: list[int] = []
@@ -498,10 +483,8 @@ def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
 
 
 @emulated
-def test_who_waits_for_one_block_is_told_where_its_tokens_come(
-    folder: Path
-) -> None:
-    c = coder(folder, "small", 2, 2)
+def test_who_waits_for_one_block_is_told_where_its_tokens_come() -> None:
+    c = coder("small", 2, 2)
     heard: list[Queued] = []
     seen: list[list[int]] = []
 
@@ -523,10 +506,10 @@ def test_who_waits_for_one_block_is_told_where_its_tokens_come(
     "name,lanes,steps", [("small", 32, 2), ("extreme", 17, 3)]
 )
 def test_emulated_decode_of_up_to_32_lanes(
-    name: str, lanes: int, steps: int, folder: Path
+    name: str, lanes: int, steps: int
 ) -> None:
     """Whole blocks, lanes one step short, a last block of few tokens, fewer tokens than lanes, one token."""
-    c = coder(folder, name, 2, 2)
+    c = coder(name, 2, 2)
     assert c.alone([SequenceWork(130, lanes, steps)]) and not c.alone([SequenceWork(130, lanes, steps)] * 5)
     for i, s in zip(items(name, lanes, steps)[1:], sequences(name)[1:], strict=True):
         (got,) = c.decode([i])
@@ -538,10 +521,10 @@ def test_emulated_decode_of_up_to_32_lanes(
     "name,lanes,steps", [("split", 16, 4), ("chunks", 16, 4), ("chunks", 32, 2), ("chunks, short", 32, 2)]
 )
 def test_emulated_whole_gpu_where_a_row_has_several_chunks(
-    name: str, lanes: int, steps: int, folder: Path
+    name: str, lanes: int, steps: int
 ) -> None:
     """A warp then has several pieces of weights, and their order counts: with one chunk it cannot be wrong."""
-    c = coder(folder, name, 2, 2)
+    c = coder(name, 2, 2)
     (got,) = c.decode(items(name, lanes, steps)[3:4])
     assert np.array_equal(got, sequences(name)[3])
 
@@ -550,22 +533,22 @@ def test_emulated_whole_gpu_where_a_row_has_several_chunks(
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes,steps,tokens,name", [(16, 2, 30, "mini"), (32, 2, 60, "nano")])
 def test_emulated_bundles_on_as_many_clusters_as_a_gpu_has(
-    lanes: int, steps: int, tokens: int, name: str, folder: Path
+    lanes: int, steps: int, tokens: int, name: str
 ) -> None:
     """The shipped bundles with the macros they have on a GPU, and 112 blocks: what the small models cannot show."""
     weights = Bundle.load(name).weights
     ids = np.random.default_rng(1).integers(0, weights.shape.vocab, tokens)
     (frame,) = coder_of(weights, threads=1).encode([ids], lanes=lanes, steps=steps)
     shape = {**macros(weights), "P_HELD": 1}
-    c = CudaCoder(weights, on=emulate.EmulatedDevice(emulate.Emulation(shape, folder), GRID, GRID))
+    c = CudaCoder(weights, on=emulate.EmulatedDevice(emulate.Emulation(shape), GRID, GRID))
     (got,) = c.decode([FrameItem(frame.data, tokens, lanes, steps)])
     assert np.array_equal(got, ids)
 
 
 @emulated
 @pytest.mark.slow
-def test_emulated_whole_gpu_of_many_classes(folder: Path) -> None:
-    c = coder(folder, "many classes", 2, 2)
+def test_emulated_whole_gpu_of_many_classes() -> None:
+    c = coder("many classes", 2, 2)
     (got,) = c.decode(items("many classes", 32, 3)[3:4])
     assert np.array_equal(got, sequences("many classes")[3])
 
@@ -577,10 +560,9 @@ def test_emulated_round_trip_of_other_shapes(
     name: str,
     lanes: int | None,
     steps: int | None,
-    folder: Path,
 ) -> None:
     """Decode the longest text on many lanes alone: on few it takes most of the time."""
-    c = coder(folder, name, 2)
+    c = coder(name, 2)
     got = c.encode(sequences(name), lanes=lanes, steps=steps)
     assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
     count = len(LENGTHS) if (lanes or 0) > 3 else 4
@@ -591,9 +573,9 @@ def test_emulated_round_trip_of_other_shapes(
 @emulated
 @pytest.mark.parametrize("name", ["warm", "gated, warm edges", "gated, base", "gated, flood"])
 def test_emulated_round_trip_at_the_bounds(
-    name: str, folder: Path
+    name: str
 ) -> None:
-    c = coder(folder, name, 2)
+    c = coder(name, 2)
     assert not model(name).shape.gated or not c.clusters([SequenceWork(130, 16, 4)])  # then by those for many
     got = c.encode(sequences(name), lanes=16, steps=4)
     assert [g.data for g in got] == [w.data for w in frames(name, 16, 4)]
@@ -655,10 +637,8 @@ def check_norms(device: gpu.Device, weights: Weights) -> None:
 
 
 @emulated
-def test_emulated_norms_with_gains(
-    folder: Path
-) -> None:
-    c = coder(folder, "gated, flood", 0)
+def test_emulated_norms_with_gains() -> None:
+    c = coder("gated, flood", 0)
     check_norms(c._device, c.weights)
 
 
@@ -680,12 +660,11 @@ def test_emulated_damage_is_named(
     grid: int,
     gated: int,
     damage: str,
-    folder: Path,
 ) -> None:
     whole = frames(name, 16, 4)[-1].data
     data = {"empty": b"", "ones": b"\xff" * 100, "cut": whole[:40]}[damage]
     with pytest.raises(CorruptError) as ours:
-        coder(folder, name, clusters, grid, gated=gated).decode(
+        coder(name, clusters, grid, gated=gated).decode(
             [FrameItem(data, 130, 16, 4)]
         )
     with pytest.raises(CorruptError) as theirs:
@@ -694,10 +673,8 @@ def test_emulated_damage_is_named(
 
 
 @emulated
-def test_wrong_content_is_refused(
-    folder: Path
-) -> None:
-    c = coder(folder, "small", 0)
+def test_wrong_content_is_refused() -> None:
+    c = coder("small", 0)
     for bad in (np.array([-1]), np.array([512]), np.zeros((2, 2), np.int64)):
         with pytest.raises(ContentError):
             c.encode([bad])
@@ -922,26 +899,23 @@ def test_emulated_contexts_of_many(
     name: str,
     lanes: int | None,
     steps: int | None,
-    folder: Path,
 ) -> None:
-    check_contexts(coder(folder, name, 0), name, lanes, steps)
+    check_contexts(coder(name, 0), name, lanes, steps)
 
 
 @emulated
-def test_emulated_contexts_by_wgmma(
-    folder: Path
-) -> None:
-    check_contexts(coder(folder, "small", 0, wide=True), "small", 16, 4)
+def test_emulated_contexts_by_wgmma() -> None:
+    check_contexts(coder("small", 0, wide=True), "small", 16, 4)
 
 
 @emulated
 @pytest.mark.parametrize("name,wide", [("small", False), ("small", True), ("extreme", False), ("gated, odd", False)])
 def test_emulated_turns_one_after_the_other(
-    name: str, wide: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Encode by the buffers that stay, longer and shorter turns in turns; those that are too long get new ones."""
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.turn.TOKENS", 75)
-    c = coder(folder, name, 0, wide=wide)
+    c = coder(name, 0, wide=wide)
     opened: list[int] = []
 
     def noted(self: RowBuffers, *args: Any) -> None:
@@ -961,13 +935,13 @@ def test_emulated_turns_one_after_the_other(
 
 @emulated
 def test_emulated_contexts_in_rounds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More contexts than run side by side, more sequences than slots, and memory for few contexts at a time."""
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.contexts.SLOTS", 2)
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.ENCODE_SLOTS", 2)
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.SLOTS", 3)
-    c = coder(folder, "extreme", 0)
+    c = coder("extreme", 0)
     check_contexts(c, "extreme", 16, 4)
     monkeypatch.setattr(c._device, "room", lambda: 16 * 1024)
     check_contexts(c, "extreme", 3, 7)
@@ -978,18 +952,16 @@ def test_emulated_contexts_in_rounds(
     "name,clusters,grid", [("small", 2, 0), ("extreme", 2, 0), ("small", 2, 2), ("cold", 2, 2)]
 )
 def test_emulated_contexts_of_few(
-    name: str, clusters: int, grid: int, folder: Path
+    name: str, clusters: int, grid: int
 ) -> None:
-    c = coder(folder, name, clusters, grid)
+    c = coder(name, clusters, grid)
     for only in (slice(1, 3), slice(6, 7)) if grid else (slice(1, 6),):
         check_contexts(c, name, 16, 4, only=only)
 
 
 @emulated
-def test_who_waits_is_told_where_tokens_behind_a_context_come(
-    folder: Path
-) -> None:
-    c = coder(folder, "small", 2, 2)
+def test_who_waits_is_told_where_tokens_behind_a_context_come() -> None:
+    c = coder("small", 2, 2)
     text, known = sequences("small")[3], sequences("small")[4]
     (frame,) = reference("small").encode([text], contexts=[known], lanes=16, steps=4)
     seen: list[list[int]] = []
@@ -1073,10 +1045,9 @@ def test_emulated_chain(
     name: str,
     grid: int,
     gated: int,
-    folder: Path,
 ) -> None:
     """Links of several blocks, of each kernel and of none, contexts shorter and longer than M, an empty link."""
-    c = coder(folder, name, 2 if grid else 0, grid, gated=gated)
+    c = coder(name, 2 if grid else 0, grid, gated=gated)
     sent, texts = links(name, CHAIN)
     done: list[int] = []
     got = c.decode_chain(sent, progress=done.append)
@@ -1087,18 +1058,18 @@ def test_emulated_chain(
 
 @emulated
 @pytest.mark.parametrize("steps", range(1, 17, -(-16 // examples(16))))
-def test_emulated_chain_of_both_widths(steps: int, folder: Path) -> None:
+def test_emulated_chain_of_both_widths(steps: int) -> None:
     """Marks are of 4 bits: after each number of steps the other kernel finds none of its own on the wire."""
     sent, texts = links("small", [(32 * steps, 32, steps), *MIXED])
-    c = coder(folder, "small", 2, 2)
+    c = coder("small", 2, 2)
     assert [g.tolist() for g in c.decode_chain(sent)] == [t.tolist() for t in texts]
 
 
 @emulated
 def test_who_waits_for_a_chain_is_told_where_its_tokens_come(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    c = coder(folder, "small", 2, 2)
+    c = coder("small", 2, 2)
     sent, texts = links("small", [(60, 32, 8), (20, 16, 4), (9, 3, 8)])  # by both kernels of grid.cu
     seen: list[list[int]] = []
     c.decode_chain(sent, told=lambda q: seen.append(list((ctypes.c_int32 * q.tokens).from_address(q.address))))
@@ -1110,10 +1081,8 @@ def test_who_waits_for_a_chain_is_told_where_its_tokens_come(
 
 
 @emulated
-def test_damage_in_a_chain_is_named(
-    folder: Path
-) -> None:
-    c = coder(folder, "small", 2, 2)
+def test_damage_in_a_chain_is_named() -> None:
+    c = coder("small", 2, 2)
     sent, _ = links("small", [(20, 4, 8), (130, 16, 4), (9, 3, 8)])
     sent[1] = FrameItem(sent[1].data[:20], 130, 16, 4)
     with pytest.raises(CorruptError, match="damaged"):
@@ -1121,11 +1090,9 @@ def test_damage_in_a_chain_is_named(
 
 
 @emulated
-def test_layouts_of_sequences_decoded_together_differ(
-    folder: Path
-) -> None:
+def test_layouts_of_sequences_decoded_together_differ() -> None:
     """Two by the whole GPU: the kernel has room for the wider one, which stands second."""
-    c = coder(folder, "small", 2, 2)
+    c = coder("small", 2, 2)
     mixed = [items("small", 16, 4)[4], items("small", 32, 2)[3]]
     for got, n in zip(c.decode(mixed), (4, 3), strict=True):
         assert np.array_equal(got, sequences("small")[n])

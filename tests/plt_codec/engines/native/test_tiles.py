@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pltz.plt_codec.engines.native.coder import available, kernels
+from tests.compiled import compiled, preprocessed
 
 ROOT = Path(__file__).parents[4]
 SOURCES = sorted(path for path in (ROOT / "plt_codec" / "engines" / "native").glob("*.c") if path.stem != "module")
@@ -33,12 +34,16 @@ FLAGS = [
     not available() or "vnni" not in kernels() or "amx" in kernels(),
     reason="needs the compiled engine and AVX-512; with AMX, test_coder.py runs the kernel itself",
 )
-def test_the_amx_kernel_codes_as_the_reference_does(tmp_path: Path) -> None:
+def test_the_amx_kernel_codes_as_the_reference_does() -> None:
     compiler = shutil.which(os.environ.get("CC", "gcc"))
     if compiler is None:
         pytest.skip("needs a C compiler")
-    library = tmp_path / "_native.so"
-    subprocess.run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(library), "-lm"], check=True, timeout=300)
+    command = [compiler, *FLAGS]
+
+    def make(part: Path) -> None:
+        subprocess.run([*command, *map(str, SOURCES), "-o", str(part), "-lm"], check=True, timeout=300)
+
+    library = compiled(".so", command, preprocessed(command, SOURCES), make)
     environment = {**os.environ, "PLTZ_NATIVE": str(library), "OMP_NUM_THREADS": "1"}
     asked = [
         sys.executable,
