@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,21 +22,22 @@ CHEAP = (
 ENDS = "a cheap test is red: the others are left out"
 
 
-def is_cheap(item: pytest.Item) -> bool:
-    """Return whether a test is one of those that run first."""
-    return any(item.path.is_relative_to(TESTS / name) for name in CHEAP)
+@cache
+def is_cheap(file: Path) -> bool:
+    """Return whether the tests of a file run first."""
+    return any(file.is_relative_to(TESTS / name) for name in CHEAP)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put cheap tests first."""
-    items.sort(key=lambda item: not is_cheap(item))
+    items.sort(key=lambda item: not is_cheap(item.path))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """End the run at a cheap test that is red."""
     report = yield
-    if report.failed and is_cheap(item):
+    if report.failed and is_cheap(item.path):
         item.session.shouldfail = ENDS
     return report
