@@ -143,8 +143,8 @@ def want_positions(cold: "Archive", version: "Version", target: str) -> None:
     """Refuse a session of more tokens than a target has positions, where that is known before the model is loaded.
 
     It is known of token ids. An agent's log has at least the tokens of its messages, which only decoding tells. It is
-    decoded for that where zstd coded it, in no time, or where it is so large that it will hardly fit. Raises
-    ContentError.
+    decoded for that where zstd coded it, in no time, or where it is so large that it will hardly fit, which is said
+    before. Raises ContentError.
     """
     from pltz.models.target.checkpoint import positions_of, resolve, tokenizer_json_of
 
@@ -175,7 +175,14 @@ def tokens_at_least(cold: "Archive", version: "Version", most: int, tokenizer_js
     if version.tokenizer != BytesCodec.tokenizer:
         return 0
     by_zstd = method_of(reader.record(version.leaf).context) == "zstd"
-    if not by_zstd and tokens_of(reader, version) <= PER_TOKEN * most:
+    content = tokens_of(reader, version)
+    if not by_zstd and content > USUAL * most:
+        click.echo(
+            f"session {version.name!r} is a log of {size(content)}, and the target has {most:,} positions: its "
+            "conversation will hardly fit, which decoding it tells",
+            err=True,
+        )
+    if not by_zstd and content <= PER_TOKEN * most:
         return 0
     messages = conversation(cold.sessions.read(version))
     texts = [message["content"] for message in messages or ()]
@@ -207,6 +214,7 @@ def close(hot: "HotStore") -> None:
 
 
 PER_TOKEN = 64  # bytes of a log per token of its conversation: three times as many as logs have in the mean
+USUAL = 20  # the same that logs have in the mean: of 16 logs 3 to 20, and over 50 where little is said
 
 
 @dataclass(frozen=True)
