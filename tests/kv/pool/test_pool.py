@@ -11,6 +11,7 @@ from pltz.kv.errors import PoolFull
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession, extended
 from pltz.kv.pool.prefix_tree import PrefixTree
+from pltz.kv.pool.slab import Slab
 from pltz.plt_codec.errors import UsageError
 from tests.kv.pool.pages import form, random_kv
 
@@ -89,6 +90,38 @@ def test_a_session_that_finds_no_room_for_its_copy_gives_back_the_room_it_found(
     other.release()
     session.release()
     assert ours.device.free == 3
+
+
+@pytest.mark.parametrize("to_host", [True, False])
+def test_a_move_that_fails_gives_back_the_room_it_took(monkeypatch: pytest.MonkeyPatch, to_host: bool) -> None:
+    ours = pool()
+    session = PackedSession.of(random_kv(40), ours, keep=0)
+    before = session.kv()
+    assert ours.host is not None
+    if not to_host:
+        session.spill()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the copy failed")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(Slab, "copy", fail)
+        session.spill() if to_host else session.warm()
+    assert (ours.device.free, ours.host.free) == ((9, 12) if to_host else (12, 9))
+    session.warm()
+    assert torch.equal(session.kv(), before)
+
+
+def test_a_session_cut_to_its_sinks_has_no_pages() -> None:
+    """Pages of sinks alone would be rows that nobody looks at."""
+    ours, kv = pool(), random_kv(40)
+    for tokens in (ours.form.sinks + 1, ours.form.sinks, 1, 0):
+        session = PackedSession.of(kv, ours, keep=0)
+        session.cut(tokens)
+        assert session.tokens == tokens and session.packed == (tokens if tokens > ours.form.sinks else 0)
+        assert torch.equal(session.kv()[:, :, :, : ours.form.sinks], kv[:, :, :, : min(tokens, ours.form.sinks)])
+        session.release()
+    assert ours.device.free == 12
 
 
 def test_blocks_are_held_as_often_as_they_are_retained() -> None:

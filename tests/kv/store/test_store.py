@@ -261,6 +261,26 @@ def test_what_is_discarded_while_it_moves_to_a_tier_that_has_no_memory(
     assert [found.tiers[name].used for name in ("device", "host", "queue", "disk")] == [0, 0, 0, 0]
 
 
+def test_what_is_discarded_while_room_is_made_for_it_is_not_kept(
+    blocks: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment that is evicted for it takes its time."""
+    store = Store.of(blocks, SIZE, SIZE, clock=clock)
+    store.put(1)
+    clock.now += 1000
+    host = store.memory[1]
+    keep = host.keep
+
+    def slow(block: Any) -> Any:
+        store.discard(SPACE, blocks.name(2))
+        return keep(block)
+
+    monkeypatch.setattr(host, "keep", slow)
+    assert not store.put(2)
+    assert store.where(2) == [] and store.where(1) and not store._watches
+    assert store.stats().tiers["device"].used + store.stats().tiers["host"].used == SIZE
+
+
 def test_a_discard_that_cannot_remove_the_file_says_so(
     blocks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,8 +165,10 @@ def test_what_finds_no_room_to_be_laid_aside_holds_up_nothing_else(two: Two) -> 
     first = Journal(two.disk, two.locks)
     first.append([strange.encode(), entry("behind", 60, 1).encode()])
     two.disk.capacity = two.disk.used
+    worker = two.worker()
     with pytest.raises(StoreError, match=r"\d+ bytes that have to be laid aside.*Free"):
-        two.worker().once()
+        worker.once()
+    assert worker.done.rejected == 0 and not worker.done.refused  # it is still in the journal
     assert [name for name, _ in two.facts()] == ["behind"]
     assert not [name for name in two.disk.seen.names if name.endswith(".refused")]
     two.disk.capacity += BLOCK

@@ -144,6 +144,22 @@ def test_what_the_worker_archived_while_it_was_closed_is_settled(
     assert hook.settle() and looks == [False, True]
 
 
+def test_a_journal_is_settled_when_all_of_it_is_archived(tmp_path: Path) -> None:
+    """Two evictions are in one segment, and a worker has marked the first."""
+    hook = EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK)
+    for number in (1, 2):
+        hook.on_evict(EvictionRequest("a", ids(number)))
+        assert hook.flush(10)
+    [segment] = hook.backlog.segments()
+    first, second = [frame.end for frame, _ in hook.backlog.read(segment)]
+    assert not hook.settle(0)
+    hook.backlog.mark(segment, first)
+    assert not hook.settle(0.05)
+    hook.backlog.mark(segment, second)
+    assert hook.settle(10)
+    hook.close()
+
+
 def test_an_archive_in_place_of_another_gets_nothing(
     tmp_path: Path, cold: Path, bundle: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:

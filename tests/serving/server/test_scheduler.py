@@ -234,6 +234,18 @@ def test_parked_kv_serves_only_the_ids_it_was_computed_from(target: Target, text
     assert not scheduler.parked.tiers() and closed(scheduler)
 
 
+def test_of_parked_kv_the_last_id_is_left_to_run(target: Target, texts: list[list[int]]) -> None:
+    """Its logits are the next id's, and are not parked."""
+    scheduler = scheduler_of(target)
+    run(scheduler, Turn(texts[4], GREEDY, "a"))
+    for count in (1, 2, 100):
+        kv = scheduler.parked.take("a", texts[4][:count])
+        assert (0 if kv is None else kv.tokens) == count - 1
+        if kv is not None:
+            kv.release()
+    assert closed(scheduler)
+
+
 def test_a_turn_without_new_ids_makes_a_session_hot(target: Target, texts: list[list[int]]) -> None:
     scheduler = scheduler_of(target)
     run(scheduler, Turn(texts[0], Sampling(0), "one"))
@@ -270,7 +282,7 @@ def test_a_failure_is_of_one_turn(
     while scheduler.step():
         pass
     assert broken.failure == "ValueError: broken" and "no memory" in bad.failure
-    assert good.new == alone and failed[0] == 2
+    assert good.new == alone and failed[0] == 2 and not scheduler._failed_once
     assert closed(scheduler)
 
 
@@ -295,6 +307,10 @@ def test_what_cannot_be_run_is_refused(target: Target) -> None:
             scheduler.submit(Turn(ids, GREEDY))
     with pytest.raises(UsageError, match="8192 positions"):
         scheduler.submit(Turn([1] * 8000, Sampling(200)))
+    small = scheduler_of(target, tokens=1024)
+    small.submit(Turn([1] * 984, GREEDY))
+    with pytest.raises(UsageError, match="do not fit in a pool of 1024"):  # a block may be shared, and is copied then
+        small.submit(Turn([1] * 1000, GREEDY))
     for wrong in ({"limit": -1}, {"temperature": 3}, {"top_p": 0}, {"seed": -1}, {"temperature": float("nan")}):
         with pytest.raises(UsageError):
             Sampling(**{"limit": 1} | wrong)

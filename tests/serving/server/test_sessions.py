@@ -1,0 +1,88 @@
+"""Sessions go cold only where the archive gives exactly their ids, and nobody used them meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.serving.server.errors import Refused
+from pltz.serving.server.sessions import ServedSession, Sessions
+
+IDS = np.arange(5, dtype=np.int32)
+
+
+def sessions_of(read: Callable[[str], Any], **options: Any) -> Sessions:
+    """Return sessions over an archive that gives what ``read`` returns."""
+
+    def call(work: Callable[[], object]) -> Future[object]:
+        future: Future[object] = Future()
+        future.set_result(work())
+        return future
+
+    parked = SimpleNamespace(drop=lambda name: False, tiers=dict)
+    scheduler: Any = SimpleNamespace(target=SimpleNamespace(fingerprint=bytes(16)), parked=parked, call=call)
+    hook: Any = SimpleNamespace(settle=lambda seconds: True)
+    archive: Any = SimpleNamespace(thawer=lambda *_, **more: None)
+    made = Sessions(scheduler, hook, archive, **options)
+    made._ids = read  # type: ignore[method-assign, assignment]
+    return made
+
+
+def record_of(sessions: Sessions, name: str, ids: np.ndarray | None = IDS) -> ServedSession:
+    record = sessions._records[name] = ServedSession(name, ids, len(IDS))
+    return record
+
+
+def test_a_session_goes_cold_where_the_archive_gives_its_ids() -> None:
+    sessions = sessions_of(lambda name: IDS.copy())
+    record = record_of(sessions, "a")
+    asyncio.run(sessions.freeze([record]))
+    assert record.ids is None and sessions.freezes == 1
+    sessions.close()
+
+
+@pytest.mark.parametrize("found", [IDS[:4], IDS + 1, np.zeros(0, np.int32)])
+def test_ids_that_the_archive_does_not_give_stay_in_memory(found: np.ndarray) -> None:
+    sessions = sessions_of(lambda name: found)
+    record = record_of(sessions, "a")
+    asyncio.run(sessions.freeze([record]))
+    assert record.ids is IDS and record.stuck and sessions.freezes == 0
+    sessions.close()
+
+
+@pytest.mark.parametrize("how", ["a turn ended", "a turn began"])
+def test_a_session_that_is_used_while_it_goes_cold_stays(how: str) -> None:
+    """The archive has the ids of before, which were compared."""
+    longer = np.arange(9, dtype=np.int32)
+
+    def read(name: str) -> np.ndarray:
+        if how == "a turn ended":
+            record.ids = longer
+        else:
+            record.busy = True
+        return IDS.copy()
+
+    sessions = sessions_of(read)
+    record = record_of(sessions, "a")
+    asyncio.run(sessions.freeze([record]))
+    assert record.ids is (longer if how == "a turn ended" else IDS) and sessions.freezes == 0
+    sessions.close()
+
+
+def test_room_for_a_session_is_made_of_cold_ones_alone() -> None:
+    """The ids of others may be nowhere else."""
+    sessions = sessions_of(lambda name: np.zeros(0, np.int32), known=2)
+    first, second = record_of(sessions, "a"), record_of(sessions, "b")
+    with pytest.raises(Refused, match="2 sessions that are not cold"):
+        asyncio.run(sessions.claim("c"))
+    assert list(sessions._records) == ["a", "b"]
+    second.ids = None
+    asyncio.run(sessions.claim("c"))
+    assert list(sessions._records) == ["a", "c"] and first.ids is IDS
+    sessions.close()
