@@ -139,6 +139,8 @@ def _of_line(text: bytes, options: ReadOptions, place: str, *, whole: bool) -> P
         session = Session.from_json_line(text)
     except UsageError as exc:
         way_out = "--format text takes files of any content"
+        if text.strip() in (b"{", b"["):
+            way_out = f"a document of many lines is read under a name that ends in .json; {way_out}"
         if not whole:
             way_out = f"the line has no end: if the file is still being written, try again later; {way_out}"
         raise UsageError(f"{place}: {exc}; {way_out}") from exc

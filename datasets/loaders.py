@@ -312,7 +312,7 @@ def _of_source(
         options.warn(f"{source.name}: holds no session")
     if other:
         count = "1 session is" if other == 1 else f"{other:,} sessions are"
-        options.warn(f"{remark}; {count} kept as JSON, value for value")
+        options.warn(f"{remark}; {count} kept as JSON, {'byte for byte' if options.exact else 'value for value'}")
 
 
 def _json_of(session: Session) -> Any:

@@ -223,7 +223,7 @@ def test_other_json_is_never_silently_a_chat(value: Any, why: str, tmp_path: Pat
     assert read(path, format="jsonl")[1] == []
     path.write_bytes(json.dumps(value).encode() + b"\n")  # with spaces, so exact keeps a writing
     [kept], [remark] = read(path, exact=True)
-    assert kept.session.to_input_bytes() == path.read_bytes() and why in remark
+    assert kept.session.to_input_bytes() == path.read_bytes() and why in remark and "byte for byte" in remark
 
 
 @pytest.mark.parametrize(
@@ -330,6 +330,13 @@ def test_an_empty_file_is_told(name: str, tmp_path: Path) -> None:
     except UsageError:
         return
     assert [remark.endswith("is empty") for remark in remarks] == [True]
+
+
+def test_a_document_under_the_name_of_lines_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(CHATS["openai"][1], indent=2))
+    with pytest.raises(UsageError, match=r"line 1: .* under a name that ends in \.json"):
+        read(path)
 
 
 def test_a_file_that_grows_is_told(tmp_path: Path) -> None:
