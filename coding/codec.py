@@ -554,7 +554,8 @@ class Codec(SessionDecoder):
 
     def _coding(self, batch: _Batch, run: _Call) -> _Batch:
         """Begin to code the sessions of a batch by the model, in a thread where there is one, else when it is asked."""
-        self._leave_to_zstd(batch)
+        if not self._note:  # who measures wants what the model makes of each session
+            self._leave_to_zstd(batch)
         good = batch.good
         if run.encoding:
             self._tell_time(good, run.options)
