@@ -177,10 +177,9 @@ def test_a_second_server_is_refused_and_the_example_runs(tmp_path: Path) -> None
 def test_a_signal_ends_streams_by_an_error(tmp_path: Path) -> None:
     with made(tmp_path) as servers:
         servers.append(ServerProcess(tmp_path))
-        before = servers[0].client.post("/v1/completions", prompt="Once", max_tokens=2, session="long")["session"]
-        stream = servers[0].client.stream(
-            "/v1/completions", prompt=" upon a time", max_tokens=8000, temperature=0, session="long"
-        )
+        greedy = {"temperature": 0, "session": "long"}  # a text that never ends
+        before = servers[0].client.post("/v1/completions", prompt="Once", max_tokens=2, **greedy)["session"]
+        stream = servers[0].client.stream("/v1/completions", prompt=" upon a time", max_tokens=8000, **greedy)
         next(stream)
         servers[0].process.send_signal(signal.SIGTERM)
         assert "this server ends" in list(stream)[-1]["error"]["message"]

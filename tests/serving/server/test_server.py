@@ -151,7 +151,7 @@ def test_a_turn_that_ends_while_another_waits_refuses_that(
 ) -> None:
     """It did not know of the tokens that it would follow."""
     monkeypatch.setattr(sessions, "GRACE", 60.0)
-    stream = shared.stream(COMPLETE, prompt="Once", max_tokens=60, session="both", temperature=2, seed=1)
+    stream = shared.stream(COMPLETE, prompt="Once", max_tokens=250, session="both", temperature=0)  # to its end
     next(stream)
     waits: list[int] = []
     thread = threading.Thread(
