@@ -28,8 +28,9 @@ from pltz.kv.memory.memory_file import MemoryFolder, Remembered
 from pltz.kv.memory.prefix_match import PrefixMatch, cut, ends_of, spelled
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import KEEP, PackedSession
+from pltz.kv.store.warm_file import finite
 from pltz.models.target.cache import cache_argument
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -148,6 +149,7 @@ class AgentMemory:
             CorruptError, VersionError, MismatchError: the agent's file is damaged, later, or foreign: see `forget`.
             MemoryMismatch: another process wrote the agent's file since this one read it: see `reload`.
             MemoryFailed: the disk cannot read or write now. The reply is remembered, and `save` tries again.
+            ModelError: the target computes no numbers (NaN). The memory stays as it was before the turn.
         """
         return self._run({agent: prompt}, new_tokens, options)[agent]
 
@@ -317,7 +319,7 @@ class AgentMemory:
             longer.pack(self.keep)
 
     def _remembered(self, turn: _Turn, cache: BatchKVCache, row: int, new: list[int], reused: int) -> AgentReply:
-        """Make a turn the memory of its agent, and return the reply."""
+        """Make a turn the memory of its agent, and return the reply. Raises ModelError for KV with NaN or infinity."""
         stop = next((n for n, one in enumerate(new) if one in self.target.eos_ids), None)
         reply = new if stop is None else new[:stop]
         ids = np.concatenate([turn.ids, np.array(reply, np.int32)])
@@ -325,6 +327,12 @@ class AgentMemory:
         ends = ends_of(self.target, reply, text)
         ends[ends >= 0] += len(turn.prompt)
         session = cache.extract(row, len(ids) - (stop is None))
+        if not finite(session.exact):
+            session.release()
+            raise ModelError(
+                f"the target computes no numbers (NaN) for the agent {turn.agent!r} in {self.target.model.dtype}: load "
+                "it in another dtype (bfloat16 or float32), and check its weights"
+            )
         memory = Remembered(turn.prompt + text, ids, np.concatenate([turn.ends, ends]), session)
         before = self._agents.pop(turn.agent, None)
         memory.stamp = None if before is None else before.stamp

@@ -25,7 +25,7 @@ from pltz.kv.memory.prefix_match import ends_of
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.models.target.target import Target
-from pltz.plt_codec.errors import ContentError, CorruptError, TargetMismatch, UsageError, VersionError
+from pltz.plt_codec.errors import ContentError, CorruptError, ModelError, TargetMismatch, UsageError, VersionError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "agent_memory.py"
 STORY = "Once there was a small town by the sea, and in it lived a man who repaired clocks. " * 6
@@ -376,6 +376,26 @@ def test_a_write_whose_sync_fails_is_tried_again(
         with pytest.raises(MemoryFailed, match="Input/output"):
             memory.phase("ann", FIRST, **NEW)
     assert memory.save("ann") > 0 and opened(tmp_path, target).text("ann") == memory.text("ann")
+
+
+def test_a_target_that_computes_no_numbers_changes_no_memory(target: Target, tmp_path: Path) -> None:
+    """A file with NaN could not be loaded again."""
+    memory = opened(tmp_path, target, "raw")
+    memory.phase("ann", FIRST, **NEW)
+    before, text, free = file_of(memory, "ann").read_bytes(), memory.text("ann"), memory.pool.device.free
+    weight = target.model.get_parameter("model.layers.1.self_attn.v_proj.weight")
+    sound = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+        try:
+            with pytest.raises(ModelError, match="no numbers"):
+                memory.phase("ann", SECOND, **NEW)
+        finally:
+            weight.copy_(sound)
+    assert file_of(memory, "ann").read_bytes() == before and memory.text("ann") == text
+    assert memory.pool.device.free == free
+    memory.phase("ann", SECOND, **NEW)
+    assert opened(tmp_path, target, "raw").text("ann") == memory.text("ann")
 
 
 def test_calls_that_make_no_sense(target: Target, tmp_path: Path) -> None:
