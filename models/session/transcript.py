@@ -14,6 +14,7 @@ token followed by the BPE tokens of some text (UTF-8, lone surrogates kept as th
 | <|system|> <|user|> <|assistant|> <|tool|> <|developer|> <|function|> | the message's text | a message |
 | <|message|> | JSON object | a message of any other form, as it is |
 | <|message|> | JSON list of one object | a mould for the message just before: its other keys |
+| <|message|> | empty JSON list | the mould said last, for the message just before and from now on |
 | <|message|> | JSON list of an object and a number n | a frame for the n texts just before: a message |
 | <|meta|> | JSON list of an object and a number n | the head: a frame for the n texts before it, which come first |
 | <|meta|> | JSON object | last; the session's object, null in place of the messages and of the head's keys |
@@ -35,6 +36,15 @@ left out. So text stays plain text, never escaped inside JSON, in messages that 
     {"content":"Hi","role":"user"}                       <|user|>Hi<|message|>[{"content":null,"role":null}]
     {"role":"user","content":[{"type":"text","text":"Hi"}]}
         <|user|>Hi<|message|>[{"role":null,"content":[{"type":"text","text":null}]}]
+
+A program that writes messages with a mould writes it in each. So one that comes again is an empty list, which names
+the mould that this special said last, or, where it said none, the last of all but ``[{}]``. Later messages of this
+special have that mould too unless they say another; ``[{}]`` says that there is none:
+
+    <|user|>a<|message|>[{"name":null}] <|user|>b<|message|>[] <|user|>c <|user|>d<|message|>[{}]
+    {..."a","name":null}                {..."b","name":null}   {..."c","name":null}   {..."d"}
+
+What is said depends on the messages before alone, so the tokens of a session that grows begin as before.
 
 A *frame* keeps a message whose texts lie deeper: events of agent logs, tool calls and their results. Each
 text is a segment of its own. The frame is the message with "" in the place of each text, in their order.
@@ -102,6 +112,7 @@ HEAD = ("system", "tools", "instructions", "functions")
 """Keys beside the messages whose texts stand before them, each a segment of its own."""
 
 ALONE = b"0"  # the style of a session that is one message
+NO_MOULD, AGAIN = b"[{}]", b"[]"
 PROSE = 16  # characters: a shorter string stays in its frame
 _MARKS = re.compile(r'[\s"\\]')  # between words, or escaped in JSON
 
@@ -115,6 +126,33 @@ class _Style(NamedTuple):
     role: str  # the key of a message's role
     text: str  # the key of a message's text
     names: dict[int, str]  # role name behind each special of ROLES
+
+
+class _Moulds:
+    """The moulds that messages of a session had so far, as JSON; ``[{}]`` is none."""
+
+    def __init__(self) -> None:
+        self._usual: dict[int, bytes] = {}  # by special: of a message that says nothing
+        self._last: dict[int, bytes] = {}  # by special: said last
+        self._latest = b""  # said last of all, other than none
+
+    def usual(self, special: int) -> bytes:
+        """Return the mould of a message that says none."""
+        return self._usual.get(special, NO_MOULD)
+
+    def say(self, special: int, mould: bytes) -> None:
+        """Note that a message said its mould."""
+        self._last[special] = mould
+        if mould != NO_MOULD:
+            self._latest = mould
+
+    def again(self, special: int) -> bytes:
+        """Return the mould that ``[]`` names, b"" for none."""
+        return self._last.get(special, self._latest)
+
+    def say_again(self, special: int) -> None:
+        """Note that a message said ``[]``: messages of this special have that mould from now on."""
+        self._usual[special] = self._last[special] = self.again(special)
 
 
 _PLAIN = _Style("messages", "role", "content", ROLES)
@@ -265,8 +303,9 @@ def _segments(session: Session) -> list[_Segment]:
         return [(META, _json(session.value))] if framed is None else [(LIST, ALONE), *framed]
     head = _head_segments(session.value) if style.container else []
     row = [*_style_segment(style), *head]
+    moulds = _Moulds()
     for message in messages:
-        row += _message_segments(message, style)
+        row += _message_segments(message, style, moulds)
     if style.container and list(session.value) != [style.container]:
         meta = {**session.value, style.container: None}
         row.append((META, _json({key: None if head and key in HEAD else item for key, item in meta.items()})))
@@ -340,8 +379,8 @@ def _usual_names(role_key: str) -> dict[int, str]:
     return _GPT_NAMES if role_key == "from" else ROLES
 
 
-def _message_segments(message: dict[str, Any], style: _Style) -> list[_Segment]:
-    """Return one message: a role and its text, a mould after it where those are not all, or plain JSON."""
+def _message_segments(message: dict[str, Any], style: _Style, moulds: _Moulds) -> list[_Segment]:
+    """Return one message: a role and its text, a mould after it where it is not the usual one, or plain JSON."""
     role, content = message.get(style.role), message.get(style.text)
     text, hollow = _lift(content)
     if not isinstance(role, str) or text is None or (isinstance(hollow, list) and _has_prose(hollow[1:])):
@@ -351,8 +390,14 @@ def _message_segments(message: dict[str, Any], style: _Style) -> list[_Segment]:
     mould = {**message, style.role: None if usual else role, style.text: hollow}
     if usual and hollow is None and list(mould)[:2] == [style.role, style.text]:
         mould = {key: mould[key] for key in list(mould)[2:]}
-    row = [(special, text.encode("utf-8", "surrogatepass"))]
-    return [*row, (MESSAGE, _json([mould]))] if mould else row
+    row, said = [(special, text.encode("utf-8", "surrogatepass"))], _json([mould])
+    if said == moulds.usual(special):
+        return row
+    if said == moulds.again(special):
+        moulds.say_again(special)
+        return [*row, (MESSAGE, AGAIN)]
+    moulds.say(special, said)
+    return [*row, (MESSAGE, said)]
 
 
 def _lift(content: Any) -> tuple[str | None, Any]:
@@ -481,27 +526,51 @@ def _parse_style(special: int, text: bytes) -> _Style:
 
 def _messages(segments: list[_Segment], style: _Style) -> list[Any]:
     messages: list[Any] = []
-    spoken = 0  # segments just before that are a role and a text, so a mould or a frame may follow
-    for special, text in segments:
+    moulds = _Moulds()
+    spoken: list[tuple[int, str]] = []  # roles and texts just before: messages, or texts of a frame
+
+    def plain(count: int) -> None:
+        """Make messages with their usual moulds of the first roles and texts."""
+        messages.extend(_moulded(moulds.usual(special), special, text, style) for special, text in spoken[:count])
+        del spoken[:count]
+
+    for special, data in segments:
         if special in ROLES:
-            messages.append({style.role: style.names[special], style.text: _text(text)})
-            spoken += 1
+            spoken.append((special, _text(data)))
             continue
         if special != MESSAGE:
             _corrupt("a message", f"the special <|{SPECIALS[special]}|>")
-        else:
-            value = _parse(text)
-            if isinstance(value, dict):
-                messages.append(value)
-            elif spoken and isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-                messages[-1] = _fill(value[0], messages[-1], style)
-            elif isinstance(value, list) and _is_frame(value, spoken):
-                texts = [message[style.text] for message in messages[-value[1] :]]
-                messages[-value[1] :] = [_unframed(value[0], texts)]
+        value = _parse(data)
+        if isinstance(value, dict):
+            plain(len(spoken))
+            messages.append(value)
+        elif spoken and isinstance(value, list) and (_is_mould(value) or not value):
+            plain(len(spoken) - 1)
+            [(role, text)] = spoken
+            said = data if value else moulds.again(role) or _corrupt("a mould before an empty list", "none")
+            messages.append(_moulded(said, role, text, style))
+            if value:
+                moulds.say(role, said)
             else:
-                _corrupt("a message, the mould of one or a frame", "another value")
-        spoken = 0
+                moulds.say_again(role)
+        elif isinstance(value, list) and _is_frame(value, len(spoken)):
+            plain(len(spoken) - value[1])
+            messages.append(_unframed(value[0], [text for _, text in spoken]))
+        else:
+            _corrupt("a message, the mould of one or a frame", "another value")
+        spoken.clear()
+    plain(len(spoken))
     return messages
+
+
+def _moulded(mould: bytes, special: int, text: str, style: _Style) -> dict[str, Any]:
+    """Return the message of a role's special, its text and its mould, parsed anew: no two messages share a value."""
+    message = {style.role: style.names[special], style.text: text}
+    return message if mould == NO_MOULD else _fill(_parse(mould)[0], message, style)
+
+
+def _is_mould(value: list[Any]) -> bool:
+    return len(value) == 1 and isinstance(value[0], dict)
 
 
 def _is_frame(value: list[Any], spoken: int) -> bool:

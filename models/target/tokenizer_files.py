@@ -15,9 +15,9 @@ SPECIALS = 32  # ids 0..31 of the bundle's vocabulary
 
 # The template writes the messages of a chat in the plain style of models/session/transcript.py: a role token and the
 # text. If the message has other keys or another order of keys, <|message|> and a list of the message without role and
-# text follow. A message without a text or with another role is <|message|> and the message. In two cases it differs:
-# transcript.py writes other roles as <|user|> with a note, and transformers hides a null content (and doubles a
-# reasoning) before a template sees them.
+# text follow. A message without a text or with another role is <|message|> and the message. In three cases it differs:
+# transcript.py writes other roles as <|user|> with a note and a list that comes again as [], and transformers hides a
+# null content (and doubles a reasoning) before a template sees them.
 CHAT_TEMPLATE = """
 {%- for m in messages -%}
 {%- set c = m['content'] -%}

@@ -25,7 +25,14 @@ from pltz.kv.memory.prefix_match import ends_of
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.models.target.target import Target
-from pltz.plt_codec.errors import ContentError, CorruptError, ModelError, TargetMismatch, UsageError, VersionError
+from pltz.plt_codec.errors import (
+    ContentError,
+    CorruptError,
+    ModelError,
+    TargetMismatch,
+    UsageError,
+    VersionError,
+)
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "agent_memory.py"
 STORY = "Once there was a small town by the sea, and in it lived a man who repaired clocks. " * 6

@@ -209,6 +209,63 @@ def test_conversation_ids_leave_style_and_meta_out(
     assert shown(kept.tolist(), tiny_tokenizer) == expected
 
 
+MOULDED = [
+    {"role": "user", "content": "a", "name": None},
+    {"role": "user", "content": "b"},
+    {"role": "user", "content": "c", "name": None},  # again, of the same special
+    {"role": "user", "content": "d", "name": None},  # as usual
+    {"content": "e", "role": "assistant"},
+    {"content": "f", "role": "assistant"},
+    {"role": "assistant", "content": "g"},
+    {"content": "h", "role": "tool"},  # as the assistant's before
+    {"role": "user", "content": "i", "name": 1},
+    {"role": "user", "content": "j", "name": True},
+    {"role": "user", "content": "k", "name": None},
+]
+MOULDED_FORMS = (
+    '<|user|>a<|message|>[{"name":null}]',
+    "<|user|>b",
+    "<|user|>c<|message|>[]",
+    "<|user|>d",
+    '<|assistant|>e<|message|>[{"content":null,"role":null}]',
+    "<|assistant|>f<|message|>[]",
+    "<|assistant|>g<|message|>[{}]",
+    "<|tool|>h<|message|>[]",
+    '<|user|>i<|message|>[{"name":1}]',
+    '<|user|>j<|message|>[{"name":true}]',
+    "<|user|>k",
+)
+
+
+def test_a_mould_that_comes_again_is_said_once(tiny_tokenizer: BundleTokenizer) -> None:
+    session = Session("chat", {"messages": MOULDED})
+    tokens = to_tokens(session, tiny_tokenizer)
+    assert shown(tokens.tolist(), tiny_tokenizer) == "".join(MOULDED_FORMS)
+    assert from_tokens("chat", tokens, tiny_tokenizer) == session
+    for count in range(len(MOULDED)):  # what is said depends on the messages before alone
+        part = to_tokens(Session("chat", {"messages": MOULDED[:count]}), tiny_tokenizer)
+        assert part.tolist() == tokens[: len(part)].tolist()
+
+
+few = st.sampled_from([{}, {"name": None}, {"name": 1}, {"name": True}, {"parts": [[]]}])
+again = st.builds(
+    lambda role, beside, first: {**beside, **role} if first else {**role, **beside},
+    st.sampled_from([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]),
+    few,
+    st.booleans(),
+) | st.just({"role": "user", "content": [{"type": "text", "text": "two words and\nmore of them"}], "n": 1})
+
+
+@settings(max_examples=examples(300))
+@given(messages=st.lists(again, max_size=8))
+def test_moulds_that_come_again_come_back(tiny_tokenizer: BundleTokenizer, messages: list[Any]) -> None:
+    session = Session("chat", messages)
+    back = from_tokens("chat", to_tokens(session, tiny_tokenizer), tiny_tokenizer)
+    assert back == session
+    lists = [message["parts"] for message in back.value if "parts" in message]
+    assert len({id(found) for found in lists}) == len(lists)  # no two messages share a value
+
+
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "image", "video_url", "document"])
 def test_an_opaque_part_is_refused_by_name(tiny_tokenizer: BundleTokenizer, kind: str) -> None:
     parts = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "data:..."}}]
@@ -305,6 +362,8 @@ DAMAGED: dict[str, list[tuple[str, bytes]]] = {
     "message a number": [("message", b"1")],
     "mould without a message": [("message", b"[{}]")],
     "mould after a mould": [("user", b"a"), ("message", b"[{}]"), ("message", b"[{}]")],
+    "mould again without one": [("user", b"a"), ("message", b"[]")],
+    "mould again without a message": [("user", b"a"), ("message", b"[{}]"), ("message", b"[]")],
     "mould of two": [("user", b"a"), ("message", b"[{},{}]")],
     "mould without a role": [("user", b"a"), ("message", b'[{"content":null}]')],
     "mould without a text": [("user", b"a"), ("message", b'[{"role":null,"content":"b"}]')],
@@ -400,6 +459,8 @@ fragments = st.sampled_from(
         b"hi",
         b"{}",
         b"[{}]",
+        b"[]",
+        b'[{"name":null}]',
         b'{"messages":null}',
         b'{"system":null,"messages":null}',
         b'[{"system":""},1]',
