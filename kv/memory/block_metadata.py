@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -160,7 +159,12 @@ class PrefixPins:
 
     def __init__(self, tree: PrefixTree) -> None:
         self.tree = tree
-        self.pins: dict[bytes, int] = {}
+        self._held: dict[bytes, tuple[int, int]] = {}  # serial of the step that is pinned, and how often
+
+    @property
+    def pins(self) -> dict[bytes, int]:
+        """Return how often each prefix is pinned. A `clear` of the tree ends pins; a step that comes again has none."""
+        return {name: times for name, (serial, times) in self._held.items() if self.tree.serial(name) == serial}
 
     def pin(self, tenant: str, ids: Ids) -> bytes | None:
         """Pin the known blocks of a prefix, and return its hash; None where no block of it is known.
@@ -177,15 +181,17 @@ class PrefixPins:
     def hold(self, name: bytes, times: int = 1) -> None:
         """Pin a prefix by its hash, where its blocks are."""
         for _ in range(times):
-            self.tree.pin(name)
-            self.pins[name] = self.pins.get(name, 0) + 1
+            self._held[name] = self.tree.pin(name), self._times(name) + 1
 
     def unpin(self, name: bytes) -> None:
         """End one pin. Raises UsageError for a prefix that has none."""
-        if not self.pins.get(name):
+        serial, times = self._held.pop(name, (-1, 0))
+        if self.tree.serial(name) != serial:
             raise UsageError("this prefix is not pinned")
-        self.pins[name] -= 1
-        if not self.pins[name]:
-            del self.pins[name]
-        with suppress(UsageError):  # a `clear` drops pinned ones, too
-            self.tree.unpin(name)
+        if times > 1:
+            self._held[name] = serial, times - 1
+        self.tree.unpin(name)
+
+    def _times(self, name: bytes) -> int:
+        serial, times = self._held.get(name, (-1, 0))
+        return times if self.tree.serial(name) == serial else 0

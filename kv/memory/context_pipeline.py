@@ -137,9 +137,11 @@ class ContextPipeline:
         names = self.tree.names(self.tenant, context.ids[: context.stable])
         if self._pinned is not None:
             prefix, name, steps = self._pinned
-            if prefix == context.prefix and steps >= len(names):
+            held = name in self.pins.pins  # a `clear` of the tree ends pins
+            if held and prefix == context.prefix and steps >= len(names):
                 return
-            self.pins.unpin(name)
+            if held:
+                self.pins.unpin(name)
             self._pinned = None
         try:
             pinned = self.pins.pin(self.tenant, context.ids[: context.stable])

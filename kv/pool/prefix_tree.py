@@ -155,10 +155,19 @@ class PrefixTree:
         node = self._nodes[name]
         return all(self._slab(node).holders(block) == 1 for block in node.blocks)
 
-    def pin(self, name: bytes) -> None:
-        """Keep a prefix, named by its last step, where it is until `unpin`. Raises UsageError for an unknown one."""
+    def serial(self, name: bytes) -> int | None:
+        """Return the serial of a step, None for an unknown one."""
+        node = self._nodes.get(name)
+        return None if node is None else node.serial
+
+    def pin(self, name: bytes) -> int:
+        """Keep a prefix, named by its last step, where it is until `unpin`, and return the serial of that step.
+
+        Raises UsageError for an unknown one.
+        """
         for node in self._path(name):
             node.pins += 1
+        return self._nodes[name].serial
 
     def unpin(self, name: bytes) -> None:
         """End one `pin`. Raises UsageError for a prefix that has none."""

@@ -115,6 +115,25 @@ def test_pinned_prefixes_stay() -> None:
     assert pins.pin("acme", ids(0)) is None
 
 
+def test_a_clear_ends_pins_and_what_comes_again_has_none() -> None:
+    table = table_of(12)
+    pins = PrefixPins(table.tree)
+    add(table, 0, "rules")
+    name = pins.pin("acme", ids(0)[:32])
+    assert name is not None
+    table.tree.clear("acme", ids(0)[:16])
+    assert not pins.pins
+    add(table, 0, "rules")
+    assert not pins.pins and pins.pin("acme", ids(0)[:32]) == name
+    assert pins.pins == {name: 1}
+    pins.unpin(name)
+    with pytest.raises(UsageError, match="not pinned"):
+        pins.unpin(name)
+    longer = pins.pin("acme", ids(0)[:48])
+    assert longer is not None and longer != name and pins.pins == {longer: 1}
+    assert [step.pins for step in table.tree.steps() if step.name in (name, longer)] == [1, 1]
+
+
 # ---- prompts of layers
 
 
@@ -138,6 +157,18 @@ def run(pipeline: ContextPipeline, chat: list[int]) -> tuple[int, bool, int]:
     pipeline.done(context, session)
     session.release()
     return known, context.known, len(context.ids)
+
+
+def test_a_stable_prefix_is_pinned_again_after_a_clear() -> None:
+    table = table_of(40)
+    pins = PrefixPins(table.tree)
+    pipeline = ContextPipeline("acme", table, pins)
+    run(pipeline, [1] * 10)
+    table.tree.clear()
+    assert not pins.pins
+    run(pipeline, [1] * 10)
+    (name,) = pins.pins
+    assert [step.pins for step in table.tree.steps() if step.name == name] == [1]
 
 
 def test_the_stable_prefix_is_reused_and_pinned_and_budgets_follow_the_room() -> None:
