@@ -16,12 +16,13 @@ BASE := distributions/base
 # Most modules that are installed never are imported.
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-# uv takes a third of pip's time. It reads none of pip's settings: it is told those of the environment, and where it
-# does not find all, or is not there, pip installs.
+# uv takes a third of pip's time. It reads none of pip's settings: it is told those of the environment. Where a file of
+# pip's settings names an index, and where uv does not find all or is not there, pip installs.
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --index-strategy unsafe-best-match \
 	$(addprefix --find-links ,$(PIP_FIND_LINKS)) $(addprefix --default-index ,$(PIP_INDEX_URL)) \
 	$(addprefix --index ,$(PIP_EXTRA_INDEX_URL))
-INSTALL := install() { $(UV) "$$@" || $(PIP) "$$@"; }; install
+OWN_INDEX := $(BIN)/python -m pip config list | grep -q '^[a-z]*\.index-url='
+INSTALL := install() { ! { $(OWN_INDEX); } && $(UV) "$$@" || $(PIP) "$$@"; }; install
 
 .PHONY: help demo quick test lint types pytest wheels base sbom docs clean
 
