@@ -44,7 +44,8 @@ special have that mould too unless they say another; ``[{}]`` says that there is
     <|user|>a<|message|>[{"name":null}] <|user|>b<|message|>[] <|user|>c <|user|>d<|message|>[{}]
     {..."a","name":null}                {..."b","name":null}   {..."c","name":null}   {..."d"}
 
-What is said depends on the messages before alone, so the tokens of a session that grows begin as before.
+What is said depends on the messages before alone, so the tokens of a session that grows begin as before. Moulds that
+are not said have at most 4 bytes for each byte of the segments so far, and 65,536 more; then one is said again.
 
 A *frame* keeps a message whose texts lie deeper: events of agent logs, tool calls and their results. Each
 text is a segment of its own. The frame is the message with "" in the place of each text, in their order.
@@ -113,6 +114,7 @@ HEAD = ("system", "tools", "instructions", "functions")
 
 ALONE = b"0"  # the style of a session that is one message
 NO_MOULD, AGAIN = b"[{}]", b"[]"
+IMPLIED, FREE = 4, 1 << 16  # bytes of moulds that are not said, per byte that is, and beside
 PROSE = 16  # characters: a shorter string stays in its frame
 _MARKS = re.compile(r'[\s"\\]')  # between words, or escaped in JSON
 
@@ -129,9 +131,14 @@ class _Style(NamedTuple):
 
 
 class _Moulds:
-    """The moulds that messages of a session had so far, as JSON; ``[{}]`` is none."""
+    """The moulds that messages of a session had so far, as JSON; ``[{}]`` is none.
+
+    ``said``: bytes of all segments so far. Moulds that are not said have at most `IMPLIED` bytes for each of them,
+    and `FREE` more, so that few tokens never become much JSON.
+    """
 
     def __init__(self) -> None:
+        self.said = self._implied = 0
         self._usual: dict[int, bytes] = {}  # by special: of a message that says nothing
         self._last: dict[int, bytes] = {}  # by special: said last
         self._latest = b""  # said last of all, other than none
@@ -139,6 +146,14 @@ class _Moulds:
     def usual(self, special: int) -> bytes:
         """Return the mould of a message that says none."""
         return self._usual.get(special, NO_MOULD)
+
+    def imply(self, mould: bytes) -> bool:
+        """Note that a message has a mould that it does not say in full. Returns False where there is no room for it."""
+        if mould != NO_MOULD:
+            if self._implied + len(mould) > FREE + IMPLIED * self.said:
+                return False
+            self._implied += len(mould)
+        return True
 
     def say(self, special: int, mould: bytes) -> None:
         """Note that a message said its mould."""
@@ -305,7 +320,9 @@ def _segments(session: Session) -> list[_Segment]:
     row = [*_style_segment(style), *head]
     moulds = _Moulds()
     for message in messages:
-        row += _message_segments(message, style, moulds)
+        found = _message_segments(message, style, moulds)
+        moulds.said += sum(len(text) for _, text in found)
+        row += found
     if style.container and list(session.value) != [style.container]:
         meta = {**session.value, style.container: None}
         row.append((META, _json({key: None if head and key in HEAD else item for key, item in meta.items()})))
@@ -391,9 +408,10 @@ def _message_segments(message: dict[str, Any], style: _Style, moulds: _Moulds) -
     if usual and hollow is None and list(mould)[:2] == [style.role, style.text]:
         mould = {key: mould[key] for key in list(mould)[2:]}
     row, said = [(special, text.encode("utf-8", "surrogatepass"))], _json([mould])
-    if said == moulds.usual(special):
-        return row
-    if said == moulds.again(special):
+    usual = said == moulds.usual(special)
+    if (usual or said == moulds.again(special)) and moulds.imply(said):
+        if usual:
+            return row
         moulds.say_again(special)
         return [*row, (MESSAGE, AGAIN)]
     moulds.say(special, said)
@@ -531,10 +549,15 @@ def _messages(segments: list[_Segment], style: _Style) -> list[Any]:
 
     def plain(count: int) -> None:
         """Make messages with their usual moulds of the first roles and texts."""
-        messages.extend(_moulded(moulds.usual(special), special, text, style) for special, text in spoken[:count])
+        for special, text in spoken[:count]:
+            messages.append(_moulded(implied(moulds.usual(special)), special, text, style))
         del spoken[:count]
 
+    def implied(mould: bytes) -> bytes:
+        return mould if moulds.imply(mould) else _corrupt("moulds of few bytes for those that are said", "more")
+
     for special, data in segments:
+        moulds.said += len(data)
         if special in ROLES:
             spoken.append((special, _text(data)))
             continue
@@ -547,7 +570,7 @@ def _messages(segments: list[_Segment], style: _Style) -> list[Any]:
         elif spoken and isinstance(value, list) and (_is_mould(value) or not value):
             plain(len(spoken) - 1)
             [(role, text)] = spoken
-            said = data if value else moulds.again(role) or _corrupt("a mould before an empty list", "none")
+            said = data if value else implied(moulds.again(role) or _corrupt("a mould before an empty list", "none"))
             messages.append(_moulded(said, role, text, style))
             if value:
                 moulds.say(role, said)

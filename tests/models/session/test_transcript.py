@@ -247,6 +247,20 @@ def test_a_mould_that_comes_again_is_said_once(tiny_tokenizer: BundleTokenizer) 
         assert part.tolist() == tokens[: len(part)].tolist()
 
 
+def test_few_tokens_never_become_much_json(tiny_tokenizer: BundleTokenizer) -> None:
+    mould = {"pad": "x" * 5000}
+    session = Session("chat", [{"role": "user", "content": "a", **mould} for _ in range(400)])
+    tokens = to_tokens(session, tiny_tokenizer)
+    assert from_tokens("chat", tokens, tiny_tokenizer) == session
+    said = shown(tokens.tolist(), tiny_tokenizer).count("x" * 5000)
+    assert 400 / 5 - 5 < said < 400 / 5 + 1  # the first, and one for each four that are not
+    part = to_tokens(Session("chat", session.value[:200]), tiny_tokenizer)
+    assert part.tolist() == tokens[: len(part)].tolist()
+    row = [("user", b"a"), ("message", b'[{"pad":"%s"}]' % (b"x" * 5000)), ("user", b"b"), ("message", b"[]")]
+    with pytest.raises(CorruptError, match="moulds"):
+        from_tokens("chat", built(tiny_tokenizer, *row, *[("user", b"")] * 400), tiny_tokenizer)
+
+
 few = st.sampled_from([{}, {"name": None}, {"name": 1}, {"name": True}, {"parts": [[]]}])
 again = st.builds(
     lambda role, beside, first: {**beside, **role} if first else {**role, **beside},
