@@ -14,6 +14,8 @@ import json
 import re
 from typing import Any, Final, NamedTuple
 
+from pltz.plt_codec.errors import CorruptError
+
 Json = Any  # str, int, Number, bool, None, NaN and infinities as float, lists and dicts of them
 
 GO: Final = {
@@ -85,9 +87,20 @@ def number_of(text: str) -> Number:
 DECODER: Final = json.JSONDecoder(parse_float=number_of)
 
 
-def spell(value: Json, number: int) -> str:
-    """Return a value written in spelling ``number``."""
-    text = ENCODERS[number].encode(value)
+def spell(value: Json, number: int, most: int | None = None) -> str:
+    """Return a value written in spelling ``number``.
+
+    ``most``: characters, where there is a bound. Raises CorruptError above it.
+    """
+    if most is None:
+        text = ENCODERS[number].encode(value)
+    else:
+        pieces = list[str]()
+        for piece in ENCODERS[number].iterencode(value):
+            if (most := most - len(piece)) < 0:
+                raise CorruptError("a value that its indented writing would swell: the file is damaged")
+            pieces.append(piece)
+        text = "".join(pieces)
     if '"\\u0000' in text:
         text = MARKED.sub(r"\1", text)
     spelling = SPELLINGS[number]
@@ -144,13 +157,24 @@ def spelling_of(text: str, value: Json, numbers: tuple[int, ...], first: int, de
 
 ENDS: Final = (b"\n", b"\r\n", b"")  # of a value's bytes
 WRITINGS: Final = 1 + len(SPELLINGS) * len(ENDS)  # their numbers are below this
+SWELLS, FREE = 32, 1 << 16  # characters of an indented writing, per character without blanks, and beside
 PYTHON: Final = (3, 1)  # spellings of Python's json.dumps, which are tried before the others
 
 
 def written(value: Json, writing: int) -> bytes:
-    """Return the bytes of a value in a writing, from 1 on. Raises UnicodeEncodeError for a lone surrogate."""
+    """Return the bytes of a value in a writing, from 1 on.
+
+    Raises UnicodeEncodeError for a lone surrogate, and CorruptError for a value that no writer writes so: few bytes,
+    nested deeply, would become many by their indents.
+    """
     number, end = divmod(writing - 1, len(ENDS))
-    return spell(value, number).encode() + ENDS[end]
+    most = None if number in LINES else _most(value)
+    return spell(value, number, most).encode() + ENDS[end]
+
+
+def _most(value: Json) -> int:
+    """Return the most characters of a value in an indented writing."""
+    return FREE + SWELLS * len(spell(value, 0))
 
 
 def writing_of(data: bytes, value: Json, first: int) -> int:
@@ -166,4 +190,6 @@ def writing_of(data: bytes, value: Json, first: int) -> int:
     known = (first - 1) // len(ENDS) if first else PYTHON[0]
     numbers = DOCUMENTS if "\n" in text else (*PYTHON, *(n for n in LINES if n not in PYTHON))
     number = spelling_of(text, value, numbers, known if known in numbers else numbers[0])
+    if number in DOCUMENTS and len(text) > _most(value):
+        return 0
     return 0 if number is None else 1 + number * len(ENDS) + end

@@ -23,7 +23,7 @@ from pltz.datasets.formats import packed
 from pltz.datasets.input_format import NOUNS, ReadOptions, Recognised
 from pltz.datasets.loaders import InputWarning, load, recognise
 from pltz.models.session.session import Session
-from pltz.models.session.spelling import spell
+from pltz.models.session.spelling import spell, writing_of
 from pltz.plt_codec.errors import CorruptError, LimitError, PltzError, UsageError
 
 CLAUDE_CODE = [
@@ -388,6 +388,19 @@ def test_exact_keeps_a_chat_a_chat_whoever_wrote_its_json(number: int, end: str,
     assert found.session.kind == "chat" and found.session.value == CHAT and found.session.writing
     assert found.session.to_input_bytes() == path.read_bytes()
     assert found.session != Session("chat", CHAT)
+
+
+def test_few_bytes_that_are_nested_deeply_never_become_many() -> None:
+    deep: Any = [0] * 3000
+    for _ in range(150):
+        deep = [deep]
+    value = {"messages": [{"role": "user", "content": "Hi", "deep": deep}]}
+    data = json.dumps(value, indent=4).encode()
+    [found], _ = read(data, exact=True)
+    assert found.session == Session("text", data)  # no writing, and exact all the same
+    number = writing_of(json.dumps(CHAT, indent=4).encode(), CHAT, 0)
+    with pytest.raises(CorruptError, match="swell"):
+        Session("chat", value, number).to_input_bytes()
 
 
 def test_lines_of_one_program_have_one_writing() -> None:
