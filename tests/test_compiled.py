@@ -1,4 +1,4 @@
-"""What tests compile is compiled once, and again where anything of it changed."""
+"""Compile for tests once, and again where anything of it changed."""
 
 from __future__ import annotations
 

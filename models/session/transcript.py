@@ -407,7 +407,8 @@ def _message_segments(message: dict[str, Any], style: _Style, moulds: _Moulds) -
     mould = {**message, style.role: None if usual else role, style.text: hollow}
     if usual and hollow is None and list(mould)[:2] == [style.role, style.text]:
         mould = {key: mould[key] for key in list(mould)[2:]}
-    row, said = [(special, text.encode("utf-8", "surrogatepass"))], _json([mould])
+    row = [(special, text.encode("utf-8", "surrogatepass"))]
+    said = _json([mould]) if mould else NO_MOULD
     usual = said == moulds.usual(special)
     if (usual or said == moulds.again(special)) and moulds.imply(said):
         if usual:

@@ -175,12 +175,12 @@ def _cut_off(path: Path) -> None:
 
 
 def _zero(path: Path) -> None:
-    """As a shred or a stray write does, in place."""
+    """Damage a file in place, as a shred or a stray write does."""
     path.write_bytes(bytes(path.stat().st_size))
 
 
 def _replace(path: Path) -> None:
-    """As a copy by a broken backup does, with the old time."""
+    """Replace a file under its old time, as a copy by a broken backup does."""
     old = path.stat()
     (other := path.with_name("other")).write_bytes(bytes(old.st_size))
     os.utime(other, ns=(old.st_atime_ns, old.st_mtime_ns))

@@ -292,7 +292,7 @@ def test_many_slots_are_shared_out_to_the_threads_of_collect(monkeypatch: pytest
 
 
 def test_those_behind_one_context_take_slots_side_by_side() -> None:
-    """Of as many as there are slots; the others, none of which needs more room than these, come by room."""
+    """Order as many as there are slots; the others, none of which needs more room than these, come by room."""
     sessions = np.zeros(7, SESSION)
     sessions["context"], sessions["total"] = [1, 0, -1, 1, 0, 0, 1], [9, 8, 7, 6, 5, 4, 3]
     rooms = [640, 512, 512, 256, 256, 64, 128]
