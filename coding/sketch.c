@@ -172,7 +172,8 @@ static int open_sketch(Parts *parts, PyObject *tuple, Run *run)
     const unsigned long number = PyLong_AsUnsignedLong(first);
     if (PyErr_Occurred() || !(hashes = words(parts, second)))
         return 0;
-    *run = (Run){hashes->buf, NULL, NULL, (size_t)hashes->len / 4, number > UINT32_MAX ? UINT32_MAX : (uint32_t)number, 0};
+    *run = (Run){hashes->buf, NULL, NULL, (size_t)hashes->len / 4,
+                  number > UINT32_MAX ? UINT32_MAX : (uint32_t)number, 0};
     return 1;
 }
 
@@ -238,7 +239,8 @@ static PyObject *nearest(PyObject *self, PyObject *args)
     Tally tally = {.sketches = parts.sketches};
     tally.hits = calloc(parts.sketches + 1, sizeof *tally.hits);
     tally.touched = malloc((parts.sketches + 1) * sizeof *tally.touched);
-    Item *best = sequences < SIZE_MAX / sizeof(Item) / (most + 1) ? malloc((sequences * most + 1) * sizeof *best) : NULL;
+    const int small = sequences < SIZE_MAX / sizeof(Item) / (most + 1);
+    Item *best = small ? malloc((sequences * most + 1) * sizeof *best) : NULL;
     size_t *found = calloc(sequences + 1, sizeof *found);
     Py_buffer *rows = calloc(sequences + 1, sizeof *rows);
     if (!tally.hits || !tally.touched || !best || !found || !rows) {
