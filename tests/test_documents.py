@@ -24,12 +24,12 @@ from pltz.cli.root import cli
 from pltz.cli.ui.groups import EXIT_CODES
 from tests.documents import PAGES as RUN
 from tests.documents import ROOT, Block, Sandbox, blocks, commands, runs
+from tests.test_imports import MAY_IMPORT
 from tests.warm_pltz import warm_pltz
 
-ROOMS = ("archive", "benchmarks", "cli", "coding", "datasets", "kv", "models", "plt_codec", "serving")
 PAGES = [
     *sorted(ROOT.glob("*.md")),
-    *(page for room in ("docs", "examples", *ROOMS) for page in sorted((ROOT / room).rglob("*.md"))),
+    *(page for room in ("docs", "examples", *MAY_IMPORT) for page in sorted((ROOT / room).rglob("*.md"))),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_imports import MAY_IMPORT
+
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ["plt_codec", "models", "coding", "kv", "archive", "serving", "datasets", "benchmarks", "cli"]
-FILES = [*(ROOT / "pltz").glob("*.py"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.py"))]
+FILES = [*(ROOT / "pltz").glob("*.py"), *(path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py"))]
 WITH_EXAMPLES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in FILES

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_imports import MAY_IMPORT
+
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))["tool"]["setuptools"]
-FOLDERS = ("plt_codec", "models", "archive", "coding", "kv", "serving", "datasets", "cli")
+FOLDERS = sorted(MAY_IMPORT.keys() - {"benchmarks"})
 DATA = {".json", ".toml", ".zst", ".safetensors", ".jsonl", ".html", ".cu", ".cuh"}  # read when pltz runs
 APART = ROOT / "models/bundles/base"  # not in the wheel of pltz: distributions/base
 

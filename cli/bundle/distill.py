@@ -16,7 +16,7 @@ from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.extras import need
 
 if TYPE_CHECKING:
-    from pltz.models.training.settings import TrainSettings
+    from pltz.training.settings import TrainSettings
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"d": 64, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "hidden": 256},
@@ -160,8 +160,8 @@ def settings_of(
     """
     need("train", "training", "torch", "transformers")
     from pltz.models.bundle.bundle import DEFAULT
-    from pltz.models.training import pipeline, settings
-    from pltz.models.training.nets.origin import Origin
+    from pltz.training import pipeline, settings
+    from pltz.training.nets.origin import Origin
 
     if steps and seconds:
         raise UsageError("--steps and --seconds exclude each other")

@@ -23,7 +23,7 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.coding.codec import Codec
-    from pltz.models.training.data.records import LabelledSession
+    from pltz.training.data.records import LabelledSession
 
 NO_LIMIT = 1 << 62  # bytes
 
@@ -107,7 +107,7 @@ def read(files: Iterable[str]) -> "Iterator[LabelledSession]":
         UsageError: a file does not exist or does not hold what its name says.
     """
     from pltz.datasets.loaders import load, sample_path
-    from pltz.models.training.data import records
+    from pltz.training.data import records
 
     for file in list(files) or [str(sample_path())]:
         for session in load(file):

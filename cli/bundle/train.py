@@ -1,6 +1,6 @@
 """``pltz bundle train``: train a bundle on your own sessions, from one configuration file.
 
-``pltz.models.training.pipeline`` does the work. This file has the command, reads the files and measures the result.
+``pltz.training.pipeline`` does the work. This file has the command, reads the files and measures the result.
 """
 
 import json
@@ -21,8 +21,8 @@ from pltz.plt_codec.extras import need
 
 if TYPE_CHECKING:
     from pltz.models.session.session import Session
-    from pltz.models.training.data.records import LabelledSession
-    from pltz.models.training.settings import TrainSettings
+    from pltz.training.data.records import LabelledSession
+    from pltz.training.settings import TrainSettings
 
 OUTPUT = click.option("-o", "--output", metavar="DIR", help="Folder for the bundle.")
 WORK = click.option(
@@ -90,7 +90,7 @@ def train(
     After a change of the configuration only the stages that depend on it run again. The file log.txt there holds all
     lines that --progress shows. The work folder may be removed when the bundle is finished.
     """
-    from pltz.models.training import settings
+    from pltz.training import settings
 
     if example:
         write_text(settings.EXAMPLE.read_text("utf8"))
@@ -117,7 +117,7 @@ def run(
     need("train", "training", "torch", "transformers")
     import torch
 
-    from pltz.models.training import pipeline
+    from pltz.training import pipeline
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ from pltz.benchmarks.records import log_text
 from pltz.coding.log import table
 from pltz.coding.log.table import TextPiece
 from pltz.datasets.loaders import load
-from pltz.models.training.data import records
+from pltz.training.data import records
 from tests.coding.log import logs
 
 

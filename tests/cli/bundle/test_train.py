@@ -10,8 +10,8 @@ from click.testing import Result
 from torch import Tensor
 
 from pltz.datasets.loaders import sample_path
-from pltz.models.training.data.records import LabelledSession
-from pltz.models.training.run import distil
+from pltz.training.data.records import LabelledSession
+from pltz.training.run import distil
 
 Run = Callable[..., Result]
 
@@ -55,7 +55,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_example_is_what_the_library_has(run: Run) -> None:
-    from pltz.models.training.settings import EXAMPLE
+    from pltz.training.settings import EXAMPLE
 
     assert run("bundle", "train", "--example").stdout == EXAMPLE.read_text("utf8")
 
@@ -123,7 +123,7 @@ def test_a_run_that_dies_goes_on(project: Path) -> None:
     from pltz.cli.bundle import eval, train
     from pltz.cli.ui import options
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.training import pipeline, settings
+    from pltz.training import pipeline, settings
 
     (project / "tiny.toml").write_text(CONFIG.format(steps=2))
     found, output = settings.load(project / "tiny.toml"), project / "mine"
@@ -215,9 +215,9 @@ limit_bytes = 3000
 def other_bundle(folder: Path, tokenizer: bytes) -> Path:
     """Write a tiny bundle of contract 2, with rotary rates that are not the default."""
     from pltz.models.bundle.bundle import write_bundle
-    from pltz.models.training.nets.checkpoint import NetConfig
-    from pltz.models.training.nets.export import export
-    from pltz.models.training.nets.net import Net, rounded_net
+    from pltz.training.nets.checkpoint import NetConfig
+    from pltz.training.nets.export import export
+    from pltz.training.nets.net import Net, rounded_net
 
     size = {"d": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "hidden": 32, "memory": 64}
     net = rounded_net(Net(NetConfig(vocab=1024, **size, rope_base=100000.0, gated=True)))
@@ -453,7 +453,7 @@ def test_train_with_a_bundle_that_teaches(
 
     With so few steps the test only checks that it runs and improves.
     """
-    from pltz.models.training.run import trainer
+    from pltz.training.run import trainer
 
     monkeypatch.setattr(trainer, "REPORT_EVERY", 0.0)  # the figure then covers only the last step
     other_bundle(project / "other", tiny_tokenizer_json())
@@ -471,7 +471,7 @@ def test_train_with_a_bundle_that_teaches(
 def test_a_run_that_stops_in_time_says_how_to_go_on(
     run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pltz.models.training.run import trainer
+    from pltz.training.run import trainer
 
     one = trainer.Trainer._one
 

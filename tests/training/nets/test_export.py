@@ -1,0 +1,201 @@
+"""Export, restore and the layout of training rows agree with the codec (nets/export.py, data/dataloader.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pltz.models.bundle.bundle import Bundle
+from pltz.plt_codec.engines.torch import BlockJob, TorchEngine
+from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock, default_lanes
+from pltz.plt_codec.weights import Weights
+from pltz.training.data import dataloader
+from pltz.training.data.vocabulary import bisect_order
+from pltz.training.nets.checkpoint import NetConfig
+from pltz.training.nets.export import export, restore
+from pltz.training.nets.net import Net, block_mask, rounded_net, visible
+from pltz.training.pipeline import groups, scaled
+
+SMALL = NetConfig(
+    vocab=512, d=64, layers=2, heads=4, kv_heads=2, head_dim=16, hidden=128, memory=16, block=64
+)
+
+
+def small_net() -> Net:
+    torch.manual_seed(1)
+    net = Net(SMALL)
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            if name.endswith(("classes", "class_shift", "bias")):
+                p.normal_(0, 0.1)
+    return net
+
+
+def exported(net: Net) -> Weights:
+    return export(rounded_net(net))
+
+
+def rows(tokens: np.ndarray) -> dict[str, torch.Tensor]:
+    part = dataloader.lay(tokens, SMALL.block, lambda t: default_lanes(t, SMALL.block), 0)
+    return {k: torch.from_numpy(part[i][None].astype(np.int32)) for i, k in enumerate(dataloader.KEYS)}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_the_integers_code_as_well_as_the_floats() -> None:
+    """The exported model's code length is the trained one's, block after block, in lanes."""
+    net, tokens = small_net(), np.random.default_rng(0).integers(32, 512, 150)
+    batch = rows(tokens)
+    with torch.no_grad():
+        x, table = net.body(batch["input"], batch["position"], block_mask(batch, SMALL.memory))
+        keep = batch["target"] >= 0
+        first, second = net.losses(x[keep], table, batch["target"][keep].long())
+    engine, bits, memory = TorchEngine(exported(net)), 0.0, None
+    for block in Layout().blocks(150, SMALL.block):
+        part = tokens[block.start : block.start + block.tokens]
+        job = BlockJob(block, block.inputs(part, int(tokens[block.start - 1]) if block.start else 0), memory)
+        (residual,), (memory,) = engine.parallel([job])
+        at = np.flatnonzero(block.predicting().reshape(-1))
+        ids = part[block.targets().reshape(-1)[at]]
+        row = np.arange(len(ids))
+        classes = engine.class_frequencies(residual[at])[row, ids // 128]
+        members = engine.member_frequencies(residual[at], ids // 128)[row, ids % 128]
+        bits += float((48 - np.log2(classes) - np.log2(members)).sum())
+    floats = float((first + second).sum()) / np.log(2)
+    assert abs(bits - floats) < 0.01 * floats
+
+
+def test_restore_undoes_export() -> None:
+    weights = exported(small_net())
+    again = export(restore(weights))
+    for name, tensor in weights.tensors.items():
+        difference = np.abs(tensor.astype(np.int64) - again[name].astype(np.int64))
+        scale = (
+            0.005 if name in ("embed.m", "member.m") else 0.0001
+        )  # rounded rows are brought to unit length anew
+        assert (difference <= 1 + np.abs(tensor.astype(np.int64)) * scale).all(), name
+
+
+def test_calibration_names_real_tensors() -> None:
+    weights = exported(small_net())
+    for names in groups(SMALL.layers).values():
+        halved = scaled(weights, names, 0.5)
+        assert all(abs(int(halved[n].max()) - int(weights[n].max()) / 2) <= 1 for n in names)
+
+
+def test_training_rows_are_laid_out_as_the_codec_does() -> None:
+    tokens = np.arange(32, 32 + 100)
+    batch = rows(tokens)
+    at = 0
+    for block in Layout().blocks(100, SMALL.block):
+        n = block.steps * block.lanes
+        part = tokens[block.start : block.start + block.tokens]
+        inputs = block.inputs(part, int(tokens[block.start - 1]) if block.start else 0).reshape(-1)
+        assert batch["input"][0, at : at + n].tolist() == inputs.tolist()
+        assert (
+            batch["position"][0, at : at + n].tolist() == (block.start + block.targets()).reshape(-1).tolist()
+        )
+        target = np.where(block.predicting(), part[np.minimum(block.targets(), len(part) - 1)], -1)
+        assert batch["target"][0, at : at + n].tolist() == target.reshape(-1).tolist()
+        at += n
+    assert at == batch["input"].shape[1]
+
+
+def test_the_mask_is_the_codecs() -> None:
+    """What a training position sees, spelt out against the rule of NUMERICS.md."""
+    tokens = np.arange(32, 32 + 80)
+    batch = rows(tokens)
+    mod, n = visible(batch, SMALL.memory), batch["input"].shape[1]
+    blocks: list[tuple[int, int, int, TokenBlock]] = []
+    for number, block in enumerate(Layout().blocks(80, SMALL.block)):
+        for s in range(block.steps):
+            blocks += [(number, s, int(p), block) for p in block.start + block.lane_starts() + s]
+    zero = torch.zeros((), dtype=torch.long)
+    for q in range(0, n, 7):
+        for k in range(n):
+            (bq, sq, _, block), (bk, sk, pk, _) = blocks[q], blocks[k]
+            want = (bq == bk and sk <= sq) or (bk == bq - 1 and pk >= block.start - SMALL.memory)
+            assert bool(mod(zero, zero, torch.tensor(q), torch.tensor(k))) == want
+
+
+def test_bisection_orders_every_row_once_and_keeps_neighbours_together() -> None:
+    rng = np.random.default_rng(0)
+    centres = rng.normal(0, 10, (8, 5))
+    vectors = (centres[np.arange(64) % 8] + rng.normal(0, 0.1, (64, 5))).astype(np.float32)
+    order = bisect_order(vectors, 8)
+    assert sorted(order.tolist()) == list(range(64))
+    assert all(len(set(order[i : i + 8] % 8)) == 1 for i in range(0, 64, 8))
+
+
+@pytest.mark.skipif("mini" not in Bundle.names(), reason="no embedded bundle in this checkout")
+def test_the_card_is_of_this_bundle() -> None:
+    bundle = Bundle.load("mini")
+    assert bundle.card["id"] == bundle.id.hex()
+    assert bundle.id.hex() in (Path(bundle.path) / "CARD.md").read_text()
+
+
+def test_a_context_is_a_block_of_one_lane_and_the_rest_follows_it() -> None:
+    """Rows of a session with a context: block 0 one token per step, block 1 at its end, fed the token before it."""
+    tokens = np.arange(32, 32 + 90)
+    part = dataloader.lay(tokens, SMALL.block, lambda t: 4, 0, head=20)
+    inputs, target, position, _, time, begin = part
+    assert (
+        inputs[:20].tolist() == [LANE_MARK, *tokens[:19]]
+        and target[:20].tolist() == tokens[:20].tolist()
+    )
+    assert time[:20].tolist() == list(range(20)) and set(begin[:20]) == {0}
+    assert inputs[20] == tokens[19] and position[20] == 20 and begin[20] == 20 and time[20] == 65536
+    assert sorted(target[target >= 0].tolist()) == tokens.tolist()
+
+
+def test_no_source_gets_more_than_its_cap() -> None:
+    share = np.array([0.9, 0.07, 0.02, 0.01])
+    weight = dataloader.capped(share**0.3 / (share**0.3).sum(), share, 2.0)
+    assert abs(weight.sum() - 1) < 1e-9 and (weight <= 2.0 * share + 1e-6).all() and weight[0] < share[0]
+
+
+def sampler_of(folder: Path, lengths: dict[str, list[int]], **options: Any) -> dataloader.Sampler:
+    """Of sessions whose tokens all are 32 and their source's number."""
+    every = [(n, number) for number, name in enumerate(lengths) for n in lengths[name]]
+    np.concatenate([np.full(n, 32 + number, np.uint16) for n, number in every]).tofile(folder / "train.bin")
+    np.save(folder / "train.offsets.npy", np.cumsum([0, *(n for n, _ in every)]))
+    np.save(folder / "train.source.npy", np.array([number for _, number in every], np.uint8))
+    (folder / "sources.json").write_text(json.dumps({name: i for i, name in enumerate(lengths)}))
+    given = {"row": 512, "block": 256, "power": 1.0, "text_share": 0.2, "seed": 1, **options}
+    return dataloader.Sampler(folder, **given)
+
+
+def drawn(sampler: dataloader.Sampler, rows: int = 400) -> np.ndarray:
+    """Share of the tokens in rows, by source."""
+    target = sampler.rows(rows)["target"]
+    return np.asarray(np.bincount(target[target >= 0] - 32) / (target >= 0).sum())
+
+
+def test_a_source_of_long_sessions_has_its_share(tmp_path: Path) -> None:
+    """Draw sessions of a whole row, longer ones and short ones in proportion to their tokens."""
+    lengths = {"short": [40] * 1000, "row": [500] * 80, "long": [2000] * 20}
+    assert np.abs(drawn(sampler_of(tmp_path, lengths)) - 1 / 3).max() < 0.05
+
+
+def test_a_source_is_drawn_as_often_as_its_weight_says(tmp_path: Path) -> None:
+    lengths = {"a": [60] * 100, "b": [60] * 100, "text:a": [60] * 100, "text:b": [60] * 100}
+    found = drawn(sampler_of(tmp_path, lengths, weights={"b": 3.0, "text:a": 0.5}))
+    assert np.abs(found - [0.2, 0.6, 0.2 / 3, 0.4 / 3]).max() < 0.03
+
+
+def test_a_window_reaches_the_end_of_a_long_session(tmp_path: Path) -> None:
+    sampler = sampler_of(tmp_path, {"a": [900]})
+    np.arange(32, 932, dtype=np.uint16).tofile(tmp_path / "train.bin")  # what the sampler looks into
+    seen = np.concatenate([sampler.draw(512) for _ in range(50)])
+    assert sorted(set(seen.tolist())) == list(range(32, 932))
+
+
+def test_blocks_are_in_the_default_layout_as_often_as_asked(tmp_path: Path) -> None:
+    for share, other in ((0.0, 0.0), (1.0, 0.75)):  # of 1, 2, 4 and 8 lanes one is the default
+        sampler = sampler_of(tmp_path, {"a": [60]}, layouts=share)
+        found = np.mean([sampler.lanes(200) != 1 for _ in range(2000)])
+        assert abs(found - other) < 0.05
