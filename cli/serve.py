@@ -1,7 +1,9 @@
 """``pltz serve``: serve a model over OpenAI's API, with sessions that go cold and come back."""
 
+import ipaddress
 import json
 import os
+import re
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from pltz.serving.server.service import Service
 
 LOCK = "serve.lock"
-CONNECTIONS = 512
+KEY, SHORTEST = "PLTZ_API_KEY", 16  # environment variable, characters of a key
 NEW = 256
 LAST = 4.0  # seconds that turns have to end after a signal
 
@@ -41,6 +43,13 @@ LAST = 4.0  # seconds that turns have to end after a signal
 )
 @TENANT
 @click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--allowed-host", metavar="NAME", multiple=True, help="Another name that clients call this server by; * for any."
+)
+@click.option(
+    "--api-key", metavar="FILE", help=f"File with the key that clients must send.  [default: that in ${KEY}, if any]"
+)
+@click.option("--insecure", is_flag=True, help="Listen on another address than the loopback without a key.")
 @click.option(
     "--port",
     metavar="N",
@@ -101,6 +110,9 @@ def serve(
     journal: str | None,
     tenant: str,
     host: str,
+    allowed_host: tuple[str, ...],
+    api_key: str | None,
+    insecure: bool,
     port: int,
     pages: str,
     tokens: int,
@@ -118,8 +130,8 @@ def serve(
 
     A request that names a session (field "session", or header X-Session) goes on where the session is. Sessions idle
     for --idle seconds go to the archive, and come back when they are asked for. A turn is answered to its end when its
-    tokens are durable in the journal. There is no authentication: let others in through a proxy that has it. See
-    docs/serve.md.
+    tokens are durable in the journal. Requests must name this server as it is known (--host, --allowed-host), and have
+    its key where it has one; another --host than the loopback needs one. There is no TLS: see docs/serve.md.
     """
     need("serve", "pltz serve", "starlette", "uvicorn", "prometheus_client")
     from pltz.archive.archive import Archive
@@ -131,6 +143,11 @@ def serve(
 
     if journal is None and "://" in place:
         raise UsageError("expected --journal DIR, a folder of this machine, beside an archive that is elsewhere")
+    key = _api_key(api_key)
+    if key is None and not insecure and not _is_loopback(host):
+        raise UsageError(
+            f"all that reach {host} could use this server: name a key with --api-key FILE or ${KEY}, or say --insecure"
+        )
     folder = Path(journal or f"{place.rstrip('/')}.journal")
     archive = Archive.open(place, bundle=bundle, **key_words())
     archive.parts.want_key()
@@ -157,8 +174,31 @@ def serve(
         service = Service(
             target, pool, hook, archive, name=name, tenant=tenant, idle=idle, rows=rows, hot=hot, new=new
         )
-        _run(service, address, host, as_json)
+        names = [f"[{host}]" if ":" in host else host, *allowed_host]
+        _run(service, address, names, key, as_json)
         lock.free()
+
+
+def _api_key(file: str | None) -> str | None:
+    """Return the key that clients must send, None for none. Raises UsageError."""
+    found = os.environ.get(KEY)
+    if file is not None:
+        try:
+            if os.stat(file).st_mode & 0o077:
+                raise UsageError(f"others may read the key in {file}: chmod 600 {file}")
+            found = Path(file).read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise UsageError(f"cannot read the key in {file}: {exc}") from exc
+    if found is not None and not re.fullmatch(f"[!-~]{{{SHORTEST},}}", found):
+        raise UsageError(f"expected a key of at least {SHORTEST} ASCII characters without spaces")
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _empty(journal: Path, place: str, bundle: str | None) -> None:
@@ -188,13 +228,17 @@ def _no_address(host: str, port: int, error: OSError) -> UsageError:
     return UsageError(f"cannot listen on {host}, port {port}: {error.strerror}: choose others by --host and --port")
 
 
-def _run(service: "Service", listening: socket.socket, host: str, as_json: bool) -> None:
+def _run(
+    service: "Service", listening: socket.socket, names: list[str], key: str | None, as_json: bool
+) -> None:
     """Listen, say where, and serve until a signal ends it. Turns that are too long then end by an error."""
     import asyncio
 
     import uvicorn
 
     from pltz.serving.server.app import app_of
+    from pltz.serving.server.connection import MOST, SECONDS, connection_class
+    from pltz.serving.server.service import WAITING
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -203,11 +247,12 @@ def _run(service: "Service", listening: socket.socket, host: str, as_json: bool)
             leave.cancel()
 
     config = uvicorn.Config(
-        app_of(service),
+        app_of(service, names, key),
+        http=connection_class(),
         log_level="warning",
         access_log=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_keep_alive=30,
+        limit_concurrency=MOST + WAITING,
+        timeout_keep_alive=int(SECONDS),
         timeout_graceful_shutdown=int(LAST) + 4,
         server_header=False,
     )
@@ -215,8 +260,8 @@ def _run(service: "Service", listening: socket.socket, host: str, as_json: bool)
     try:
         listening.listen(config.backlog)  # whoever reads the next line may connect at once
     except OSError as exc:  # another process had bound it as well, and listens
-        raise _no_address(host, port, exc) from exc
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        raise _no_address(names[0], port, exc) from exc
+    url = f"http://{names[0]}:{port}"
     write_text(json.dumps({"url": url, "model": service.name}) if as_json else f"serving {service.name} at {url}")
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that it ended by, in good order
         Server(config).run(sockets=[listening])

@@ -4,7 +4,8 @@
     POST /freeze  /thaw   {"session": "chat/7"}     GET /sessions  /sessions/NAME  /metrics  /healthz  /
 
 The last piece of a stream, and the answer of a request without one, are sent when the turn is durable. Bodies are JSON,
-limited in size and time, and are taken with JSON's media type only, so that no page of another site can post them.
+limited in size and time, and are taken with JSON's media type only. So no page of another site can post them, nor by a
+name of its own for this machine (guard.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -28,6 +30,7 @@ from pltz.plt_codec.errors import PltzError
 from pltz.serving.server.answer import Answer
 from pltz.serving.server.ask import Ask, name_of
 from pltz.serving.server.errors import Refused, failure, status_of
+from pltz.serving.server.guard import Guard
 from pltz.serving.server.serve_metrics import ServeCollector
 from pltz.serving.server.service import Service
 
@@ -40,12 +43,13 @@ HEADERS = {
     "connect-src 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
 }
+STREAM = HEADERS | {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy holds it back
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
-def app_of(service: Service) -> Starlette:
-    """Return the application of a service, which it starts and closes."""
+def app_of(service: Service, names: Sequence[str] = (), key: str | None = None) -> Starlette:
+    """Return the application of a service, which it starts and closes. ``names``, ``key``: of `Guard`."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -70,6 +74,7 @@ def app_of(service: Service) -> Starlette:
             route("/healthz", health),
             route("/", page),
         ],
+        middleware=[Middleware(Guard, names, key)],
         lifespan=lifespan,
         exception_handlers={HTTPException: _elsewhere},
     )
@@ -122,7 +127,7 @@ async def complete(chat: bool, service: Service, request: Request) -> Response:
     replies = await service.open(ask)
     answer = Answer(chat, service.name, service.target, replies)
     if ask.stream:
-        return StreamingResponse(answer.stream(ask.usage), media_type="text/event-stream", headers=HEADERS)
+        return StreamingResponse(answer.stream(ask.usage), media_type="text/event-stream", headers=STREAM)
     looked = time.monotonic()
     stream = answer.pieces()
     try:

@@ -19,6 +19,7 @@ from pltz.kv.pool.block_pool import BlockPool
 from pltz.models.target.target import Target
 from pltz.serving.eviction.hook import EvictionHook, HookSettings
 from pltz.serving.server.app import app_of
+from pltz.serving.server.connection import connection_class
 from pltz.serving.server.service import Service
 
 
@@ -77,7 +78,7 @@ def served(target: Target, folder: Path, **options: Any) -> Iterator[tuple[Clien
     )  # fmt: skip
     kind, tokens = options.pop("kind", "raw"), options.pop("tokens", 8192)
     service = Service(target, BlockPool.of(target, kind, tokens), hook, archive, name="mini", **options)
-    config = uvicorn.Config(app_of(service), port=0, log_level="warning")
+    config = uvicorn.Config(app_of(service), http=connection_class(), port=0, log_level="warning")
     listening = config.bind_socket()
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
