@@ -3,7 +3,6 @@
     cold = Archive.open("/data/cold", create=True)
     cold.put("support/7", {"messages": [...]}, tenant="acme", tags={"channel": "web"})
     cold.get("support/7", tenant="acme").value        # the same chat
-    cold.thaw("support/7", target, tenant="acme")     # the target's KV cache, after one prefill
 
 It owns each call from arguments to receipt. Below it are parts with one job each (`opener.OpenArchive`): the catalogue
 and its directory, readers, the cutter, the writer, the store. The bundle is loaded at the first coding, so listing and
@@ -46,7 +45,7 @@ from pltz.archive.writing.put_request import (
 )
 from pltz.coding.codecs.bundle_codecs import BundleCodecs, EngineOptions
 from pltz.coding.host_work import HostWork
-from pltz.coding.partners import as_target, tokenizer_json
+from pltz.coding.partners import tokenizer_json
 from pltz.coding.workers import Workers, helpers
 from pltz.models.session.session import Session, kind_of
 from pltz.plt_codec.errors import ContentError, PltzError, UsageError
@@ -64,12 +63,9 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.recode import Recoder
     from pltz.archive.maintenance.tail_merge import TailMerger
     from pltz.archive.maintenance.verify import Report, Verifier
-    from pltz.archive.thaw.thawed import Thawed
-    from pltz.archive.thaw.thawer import Thawer
     from pltz.coding.expected_time import Expect
     from pltz.coding.partners import Path_
     from pltz.datasets.given import SessionLike
-    from pltz.kv.store.store import HotStore
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.target.target import Target
     from pltz.plt_codec.lanes import LayoutName
@@ -178,7 +174,6 @@ class Archive:
         self._zstd_above = zstd_above
         self._merge_turns = merge_turns
         self._token: tuple[tuple[bytes | None, set[bytes]], str] | None = None  # the last one, with its state
-        self._thawer: tuple[tuple[object, ...], Thawer] | None = None  # the last thawer, with its options
 
     @classmethod
     def open(
@@ -261,13 +256,10 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """End background work of thaws, and drop bundle, caches and keys. A later call raises UsageError.
+        """Drop bundle, caches and keys. A later call raises UsageError.
 
         Nothing is waiting to be written: what was acknowledged is durable already.
         """
-        if self._thawer is not None:
-            self._thawer[1].close()
-            self._thawer = None
         for made in ("codecs", "sessions", "commits"):  # cached properties
             self.__dict__.pop(made, None)
         self.parts = cast("OpenArchive", _Closed(self._name))
@@ -498,87 +490,6 @@ class Archive:
             versions = [self.directory.version(name, tenant_of(tenant, salt), version) for name in chosen]
         for found, session in zip(versions, sessions.read_many(versions, blocks), strict=True):
             yield ArchivedSession.of(found, session=session)
-
-    def thaw(
-        self,
-        name: str,
-        target: Path_ | Target | None = None,
-        *,
-        tenant: str = "default",
-        version: int | None = None,
-        salt: str | bytes | None = None,
-        hot: HotStore | None = None,
-        any_target: bool = False,
-        chunk: int | None = None,
-    ) -> Thawed:
-        """Make a session hot again: decode its tokens and prefill the target with them, once.
-
-        Args:
-            target: the model, by name or folder, or loaded (load it once to thaw several sessions). None: the one that
-                ships with pltz.
-            version, salt: as in `get`.
-            hot: a store of KV to look in first and to keep the new KV in.
-            any_target: accept a session that was frozen for other weights.
-            chunk: most tokens per prefill step.
-
-        Returns:
-            Thawed: cache, token_ids (T,), logits of the last position (vocab_size,), timings in milliseconds.
-
-        Raises:
-            TargetMismatch: the session was frozen for other weights.
-            ContentError: the target cannot take these tokens.
-            ModelError: the target cannot be used.
-            Also the errors of `get`.
-        """
-        arguments.text(name=name, tenant=tenant)
-        arguments.number_or_none(version=version)
-        thawer = self.thawer(target, hot, any_target=any_target, chunk=chunk)
-        return thawer.thaw(name, tenant_of(tenant, salt), version)
-
-    def thawer(
-        self,
-        target: Path_ | Target | None = None,
-        hot: HotStore | None = None,
-        *,
-        any_target: bool = False,
-        chunk: int | None = None,
-        max_kl: float = 0.0,
-        max_kl_recall: float | None = None,
-        refine: bool = False,
-        max_age: float | None = None,
-    ) -> Thawer:
-        """Return an object that thaws many sessions at once, from any thread. Arguments are those of `thaw`.
-
-        ``max_kl``: bits per token that KV from the hot store may lose; 0 takes exact KV only. ``max_kl_recall``:
-        bits that it may lose where early passages are asked for, four times ``max_kl`` if None. ``refine``: compute the
-        exact KV of what was served with a loss in the background (`Thawed.exact`).
-
-        ``max_age``: as in `open`; None: that of this archive. Every thaw serves the newest version that was
-        acknowledged so many seconds before, whoever put it.
-
-        While it is in use, use this archive from no other thread. Raises UsageError, ModelError.
-        """
-        from pltz.archive.thaw.thawer import Thawer
-
-        model, options = as_target(target), (any_target, chunk, max_kl, max_kl_recall, refine, max_age)
-        if self._thawer is not None and self._thawer[0] == options:
-            last = self._thawer[1]
-            if last.target is model and last.hot is hot:
-                return last
-        made = Thawer(
-            self.parts,
-            self.codecs,
-            model,
-            hot,
-            any_target=any_target,
-            chunk=chunk,
-            max_kl=max_kl,
-            max_kl_recall=max_kl_recall,
-            refine=refine,
-            max_age=None if max_age is None else arguments.seconds(max_age=max_age),
-        )
-        self._thawer = options, made
-        return made
 
     # ---- what is there
 

@@ -21,10 +21,10 @@ from pltz.coding.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.thaw.thawed import Thawed
     from pltz.cli.bench.codec.corpus import SampleSession
     from pltz.cli.bench.codec.measure import CodecRun
     from pltz.coding.codec import Codec
+    from pltz.kv.thaw.thawed import Thawed
     from pltz.models.target.target import Target
 
 QUESTION = "Thank you. Which part of this matters most?"

@@ -22,8 +22,8 @@ from pltz.plt_codec.errors import ContentError, UsageError
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
     from pltz.archive.catalog.lookup import Version
-    from pltz.archive.thaw.thawed import Thawed
     from pltz.kv.store.store import HotStore
+    from pltz.kv.thaw.thawed import Thawed
     from pltz.models.target.target import Target
 
 
@@ -103,6 +103,7 @@ def thaw(
     With --hot DIR the KV of an archive's session is kept in files, segment by segment. Later thaws of the same session,
     or of one with the same prompt, prefill only the new part. The files hold KV and tokens unencrypted.
     """
+    from pltz.kv.thaw.thawer import Thawer
     from pltz.models.target.target import Target
 
     if place is not None:
@@ -117,7 +118,7 @@ def thaw(
         want_positions(cold, version, target or DEFAULT_TARGET)
         model = Target.load(target or DEFAULT_TARGET, device=device)
         hot = hot_store(folder, hot_budget, model)
-        thawer = cold.thawer(model, hot, any_target=any_target)
+        thawer = Thawer(cold, model, hot, any_target=any_target)
         load_ms = 1e3 * (time.perf_counter() - start)
         thawed = thawer.thaw(name, tenant or "default", number)
         result = Result.of(thawed, model, more, load_ms, None if hot is None else hot.stats().hit_tokens)

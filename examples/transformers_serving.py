@@ -46,7 +46,7 @@ class Server:
 
     target: pltz.Target
     hook: pltz.EvictionHook
-    cold: pltz.Archive
+    thawer: pltz.Thawer
     system: list[int]
     room: int
     hot: OrderedDict[str, Hot] = field(default_factory=OrderedDict)
@@ -92,7 +92,7 @@ class Server:
         start = time.perf_counter()
         if not self.hook.settle(PATIENCE):  # it may be on its way there
             raise RuntimeError(f"session {name} is not archived yet: {self.hook.status()}")
-        back = self.cold.thaw(name, self.target)
+        back = self.thawer.thaw(name)
         self.times["thaw"].append(time.perf_counter() - start)
         return Hot(back.token_ids.tolist(), back.cache)
 
@@ -117,7 +117,7 @@ def run(
     with pltz.EvictionHook.open(
         folder / "journal", folder / "cold", tokenizer=tokenizer, target=target.fingerprint
     ) as hook:
-        few, all_ = (Server(target, hook, cold, system, room) for room in (hot, sessions))
+        few, all_ = (Server(target, hook, pltz.Thawer(cold, target), system, room) for room in (hot, sessions))
         replies = [serve(server, sessions, turns, length) for server in (few, all_)]
         hook.settle(PATIENCE)
         status = hook.status()

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
         UnreadableError,
         WriterFailed,
     )
-    from pltz.archive.thaw.thawed import Thawed
-    from pltz.archive.thaw.thawer import Thawer, Wanted
     from pltz.archive.writing.put_request import PutReceipt, PutRequest
     from pltz.coding.codec import Codec
     from pltz.coding.session_file import SessionFile
@@ -70,6 +68,8 @@ if TYPE_CHECKING:
     from pltz.kv.pool.page_attention import use_pages
     from pltz.kv.pool.prefix_tree import PrefixTree
     from pltz.kv.store.store import HotStore
+    from pltz.kv.thaw.thawed import Thawed
+    from pltz.kv.thaw.thawer import Thawer, Wanted
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.session.session import Session
     from pltz.models.target.checkpoint import fingerprint_of
@@ -143,9 +143,9 @@ _HOMES = {
     "pltz.kv.pool.page_attention": ("use_pages",),
     "pltz.kv.pool.prefix_tree": ("PrefixTree",),
     "pltz.kv.store.store": ("HotStore",),
-    "pltz.archive.thaw.thawer": ("Thawer", "Wanted"),
+    "pltz.kv.thaw.thawer": ("Thawer", "Wanted"),
     "pltz.archive.writing.put_request": ("PutReceipt", "PutRequest"),
-    "pltz.archive.thaw.thawed": ("Thawed",),
+    "pltz.kv.thaw.thawed": ("Thawed",),
     "pltz.datasets.loaders": ("sample_sessions",),
     "pltz.models.bundle.bundle": ("Bundle",),
     "pltz.kv.kv_forms": ("kv_forms",),

@@ -1,7 +1,7 @@
 """The functions behind the names of `pltz`: compress, decompress, open, thaw, and compress and decompress for many.
 
 Each takes what a user has at hand (values, paths, bytes) and leaves the work to `pltz.coding.codec` and
-`pltz.archive.thaw.thawed`. Loading a bundle, a target or a tokenizer takes longer than coding a session with it.
+`pltz.kv.thaw.thawed`. Loading a bundle, a target or a tokenizer takes longer than coding a session with it.
 A caller with many calls makes a `Codec` once:
 
     codec = pltz.Codec.load()
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from pltz.archive.thaw.thawed import Thawed
     from pltz.coding.codec import Codec
     from pltz.coding.decode_limits import LimitKeywords
     from pltz.coding.decoder import OnError
     from pltz.coding.partners import Partners, Path_
     from pltz.coding.session_file import SessionFile
     from pltz.datasets.given import SessionsLike
+    from pltz.kv.thaw.thawed import Thawed
     from pltz.models.bundle.bridge import Bridge
     from pltz.models.session.session import Session
     from pltz.models.target.target import Target
@@ -261,7 +261,7 @@ def thaw(
 ) -> Thawed:
     """Make a session of a .pltz file hot again: decode its tokens and prefill the target with them, once.
 
-    A session of an archive is thawed by `Archive.thaw`.
+    A session of an archive is thawed by `Thawer`.
 
     Args:
         data: path or bytes of a .pltz file, or a `Reader` of it.
@@ -280,9 +280,9 @@ def thaw(
         TargetMismatch: frozen for other weights; ContentError: the target cannot take these tokens; and what
             `decompress` raises.
     """
-    from pltz.archive.thaw.thawed import check_target
-    from pltz.archive.thaw.thawed import thaw as prefill
     from pltz.coding.partners import as_target
+    from pltz.kv.thaw.thawed import check_target
+    from pltz.kv.thaw.thawed import thaw as prefill
 
     model = as_target(target, tokenizer)
     start = time.perf_counter()

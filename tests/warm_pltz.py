@@ -63,8 +63,8 @@ def _serve(address: str) -> None:
     """Import all that commands need (by loading a target, too), and fork for each that is asked for."""
     import pltz.cli.archive.group  # noqa: F401
     from pltz.archive.archive import Archive  # noqa: F401
-    from pltz.archive.thaw.thawer import Thawer  # noqa: F401
     from pltz.coding.codec import Codec
+    from pltz.kv.thaw.thawer import Thawer  # noqa: F401
     from pltz.models.target.target import Target
     from pltz.plt_codec.zstd import Fallback
 

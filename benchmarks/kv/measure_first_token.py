@@ -30,8 +30,6 @@ from typing import Any
 import click
 import numpy as np
 
-from pltz.archive.thaw.thawed import Thawed
-from pltz.archive.thaw.thawer import Thawer
 from pltz.archive.writing.put_request import PutRequest
 from pltz.benchmarks.kv.measure_kv import (
     NAME,
@@ -46,6 +44,8 @@ from pltz.cli.bench import machine, shared
 from pltz.cli.bench.thaw.random_target import SHAPES
 from pltz.datasets import sample_sessions
 from pltz.kv.predictive.calibration import Calibration
+from pltz.kv.thaw.thawed import Thawed
+from pltz.kv.thaw.thawer import Thawer
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target, as_seen_by
 from pltz.plt_codec.errors import ModelError
@@ -116,7 +116,7 @@ def measure(
     none: Callable[[], object] = lambda: None
     ways: dict[str, tuple[int, Callable[[], object], Callable[[], Any]]] = {}
     ways["cold"] = (0, none, lambda: target.prefill(ids))
-    bare = Thawer(bench.cold.parts, bench.cold.codecs, target)
+    bare = Thawer(bench.cold, target)
     ways["archive"] = (stored_bytes(bench, NAME), none, partial(bare.thaw, NAME))
     if turns:
         ends = [len(ids) * n // turns for n in range(1, turns + 1)]

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.archive.archive import Archive
-from pltz.archive.thaw.thawer import Thawer
 from pltz.archive.writing.put_request import PutRequest
 from pltz.benchmarks.kv.random_calibration import drawn, random_calibration, spread_levels
 from pltz.cli.bench import machine
@@ -44,6 +43,7 @@ from pltz.kv.predictive.calibration import Calibration, KVShape
 from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.kv.store.kv_block import KVBlock, cut
 from pltz.kv.store.store import HotStore, space_of
+from pltz.kv.thaw.thawer import Thawer
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens_many
@@ -51,7 +51,7 @@ from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.identity import NONE
 
 if TYPE_CHECKING:
-    from pltz.archive.thaw.thawed import Thawed
+    from pltz.kv.thaw.thawed import Thawed
     from pltz.models.target.target import Target
     from pltz.plt_codec.lanes import LayoutName
 
@@ -128,7 +128,7 @@ class Bench:
         store.close()
         if not kept or not store.stats().tiers[tier].used:
             raise ModelError(f"no room for the session in {tier}")
-        return store, Thawer(self.cold.parts, self.cold.codecs, self.target, store, max_kl=float("inf"))
+        return store, Thawer(self.cold, self.target, store, max_kl=float("inf"))
 
     def wait(self) -> None:
         """Wait for the device."""

@@ -103,19 +103,20 @@ def through_tiers(
     cold: Any, target: Any, here: Deployment, chosen: Sequence[int], folder: Path
 ) -> list[dict[str, Any]]:
     """Return the median milliseconds to the KV of sessions from each tier. Raises ModelError where KV differs."""
-    from pltz.archive.thaw.thawed import kv_difference
     from pltz.kv.store.store import HotStore
+    from pltz.kv.thaw.thawed import kv_difference
+    from pltz.kv.thaw.thawer import Thawer
 
     need = 3 * target.kv_bytes(1) * sum(len(part) for n in chosen for part in here.tower(n))
     found: dict[str, list[float]] = {}
-    thawer = cold.thawer(target, HotStore.open(need))
+    thawer = Thawer(cold, target, HotStore.open(need))
     target.prefill(np.concatenate(here.tower(chosen[0])))  # the first pass pays for what all share
     for n in chosen:
         ids = np.concatenate(here.tower(n))
         began = time.perf_counter()
         exact, _ = target.prefill(ids)
         found.setdefault("a prefill", []).append(1e3 * (time.perf_counter() - began))
-        alone = cold.thawer(target, HotStore.open(need)).thaw(f"session/{n}")
+        alone = Thawer(cold, target, HotStore.open(need)).thaw(f"session/{n}")
         if not np.array_equal(alone.token_ids, ids) or kv_difference(exact, alone.cache) > 0.1:
             raise ModelError(f"session {n} did not come back: no figure of this run is valid")
         found.setdefault("cold, nothing hot", []).append(alone.timings["total"])
@@ -134,7 +135,7 @@ def through_tiers(
         "the target's memory": HotStore.open(need),
     }
     for tier, store in stores.items():
-        filled = cold.thawer(target, store)
+        filled = Thawer(cold, target, store)
         for n in chosen:
             filled.thaw(f"session/{n}")
         store.drain()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Protocol, TypeVar
 
 from pltz.archive.format.ids import Tokens, target_of
-from pltz.archive.thaw.thawed import check_target
+from pltz.kv.thaw.thawed import check_target
 from pltz.plt_codec.errors import TargetMismatch, UsageError
 from pltz.serving.eviction.eviction import EvictionRequest
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pltz.archive.format.ids import Tokens
-from pltz.archive.thaw.thawed import Thawed, thaw
+from pltz.kv.thaw.thawed import Thawed, thaw
 from pltz.serving.engines.protocol import check_served
 from pltz.serving.eviction.eviction import EvictionRequest
 

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.archive.errors import Erased, NotFound
-from pltz.archive.thaw.thawed import check_target
+from pltz.kv.thaw.thawed import check_target
+from pltz.kv.thaw.thawer import Thawer
 from pltz.plt_codec.errors import PltzError
 from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.server.errors import Refused
@@ -87,7 +88,7 @@ class Sessions:
         self.scheduler, self.hook, self.tenant, self.idle, self.known = scheduler, hook, tenant, idle, known
         self.acknowledged = self.thaws = self.freezes = 0
         self._target = scheduler.target
-        self._archive, self._thawer = archive, archive.thawer(scheduler.target, max_age=0.0)
+        self._archive, self._thawer = archive, Thawer(archive, scheduler.target, max_age=0.0)
         self._records: OrderedDict[str, ServedSession] = OrderedDict()  # the least recently used first
         self._reader = ThreadPoolExecutor(1, "pltz-serve-archive")
         self._settler = ThreadPoolExecutor(1, "pltz-serve-settle")

@@ -16,7 +16,6 @@ from pltz.archive import archive as module
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.retention import Policy
-from pltz.archive.thaw.target_tokens import TargetTokenReader
 from pltz.coding.codecs.codec import BundleCodec
 from pltz.datasets.given import as_session
 from pltz.models.bundle.bundle import Bundle, write_bundle
@@ -484,29 +483,21 @@ def test_an_open_archive_erases_nothing(cold: pltz.Archive) -> None:
 # ---- thaw
 
 
-def test_thaw_and_a_thawer_that_is_kept(cold: pltz.Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ids that are prefilled are the session's; a target's tokenizer is read once, however often it thaws."""
-    made = list[int]()
-    init = TargetTokenReader.__init__
-
-    def counted(self: TargetTokenReader, *given: Any) -> None:
-        made.append(1)
-        init(self, *given)
-
-    monkeypatch.setattr(TargetTokenReader, "__init__", counted)
+def test_a_thaw_has_the_ids_of_its_tenant_salt_and_target(cold: pltz.Archive) -> None:
     target = pltz.Target.load("mini-llama")
     session = pltz.sample_sessions()[0]
     cold.put("chat", session, target=target, tenant="acme", salt="s3cret")
     cold.put("chat", [40, 41, 42], target=target.fingerprint, tokenizer=target.tokenizer_json)
-    thawed = cold.thaw("chat", target, tenant="acme", salt="s3cret")
+    thawer = pltz.Thawer(cold, target)
+    thawed = thawer.thaw("chat", "acme", salt="s3cret")
     assert thawed.token_ids.tolist() == target.render(session.value) and thawed.timings["total"] > 0
-    assert cold.thaw("chat", target).token_ids.tolist() == [40, 41, 42] and made == [1]
+    assert thawer.thaw("chat").token_ids.tolist() == [40, 41, 42]
     with pytest.raises(pltz.NotFound):
-        cold.thaw("chat", target, tenant="acme")
+        thawer.thaw("chat", "acme")
     cold.put("theirs", [40, 41], target=b"T" * 16, tokenizer=target.tokenizer_json)
     with pytest.raises(pltz.TargetMismatch):
-        cold.thaw("theirs", target)
-    assert cold.thaw("theirs", target, any_target=True).token_ids.tolist() == [40, 41]
+        thawer.thaw("theirs")
+    assert pltz.Thawer(cold, target, any_target=True).thaw("theirs").token_ids.tolist() == [40, 41]
 
 
 def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> None:
@@ -543,7 +534,7 @@ def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> Non
         (lambda cold: list(cold.find(BAD)), "a string as text"),
         (lambda cold: cold.forget(BAD), "a name or several as names"),
         (lambda cold: cold.undelete(["a", BAD]), "a string as names"),
-        (lambda cold: cold.thaw(BAD), "a string as name"),
+        (lambda cold: pltz.Thawer(cold).thaw(BAD), "a string as name"),
         (lambda cold: pltz.Archive.open(BAD), "a path as place, found float"),
         (lambda cold: pltz.Archive.open("cold", device=BAD), "a string as device"),
         (lambda cold: pltz.Archive.open("cold", threads=BAD), "a whole number as threads"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pltz import Archive, HotStore, Wanted
+from pltz import Archive, HotStore, Thawer, Wanted
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.errors import NotFound
 from pltz.models.target.target import Target
@@ -56,7 +56,7 @@ def tell(place: Path) -> Iterator[Tell]:
 
 
 def test_a_thawer_built_once_serves_the_newest_version(place: Path, tell: Tell) -> None:
-    thawer = Archive.open(place).thawer("mini-llama", HotStore.open(1 << 24, 0, 0))
+    thawer = Thawer(Archive.open(place), "mini-llama", HotStore.open(1 << 24, 0, 0))
     assert thawer.thaw("chat").token_ids.tolist() == [100, 200, 300]
     tell("put chat 100 200 300 400 500")
     assert thawer.token_ids("chat").tolist() == [100, 200, 300, 400, 500]
@@ -108,7 +108,7 @@ def test_a_read_may_rely_on_a_sight_so_old_and_no_older(
     monkeypatch.setattr("pltz.archive.catalog.catalog.time.monotonic", lambda: now[0])
     archive = Archive.open(place, max_age=10)
     target = Target.load("mini-llama")
-    thawer = archive.thawer(target, max_age=5)
+    thawer = Thawer(archive, target, max_age=5)
     assert thawer.token_ids("chat").tolist() == [100, 200, 300]
     other = Archive.open(place)
     other.put("chat", [1, 2])
@@ -131,7 +131,7 @@ def test_reads_of_one_call_look_once(place: Path, looks: list[int]) -> None:
     archive = Archive.open(place)
     for n in range(4):
         archive.put(f"s{n}", [n])
-    thawer = archive.thawer("mini-llama")
+    thawer = Thawer(archive, "mini-llama")
     looks.clear()
     names = [f"s{n}" for n in range(4)]
     assert len(list(archive.get_many(names))) == 4 and len(looks) == 1
@@ -143,4 +143,4 @@ def test_an_age_is_a_number_of_seconds(place: Path, wrong: object) -> None:
     with pytest.raises(UsageError, match="max_age"):
         Archive.open(place, max_age=wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="max_age"):
-        Archive.open(place).thawer("mini-llama", max_age=wrong)  # type: ignore[arg-type]
+        Thawer(Archive.open(place), "mini-llama", max_age=wrong)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ from pltz.plt_codec.errors import ContentError
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
-    from pltz.archive.thaw.thawer import Thawer
+    from pltz.kv.thaw.thawer import Thawer
     from pltz.models.target.target import Target
 
 __all__ = ["SessionArchive", "Tower", "TowerArchive", "copy", "cut", "inside", "open_keys", "thawer_of"]
@@ -369,6 +369,6 @@ def copy(
 
 def thawer_of(archive: SessionArchive, target: Target, hot: Any = None, **options: Any) -> Thawer:
     """Return a thawer of its own for an archive and a target."""
-    from pltz.archive.thaw.thawer import Thawer
+    from pltz.kv.thaw.thawer import Thawer
 
-    return Thawer(archive.cold.parts, archive.cold.codecs, target, hot, **options)
+    return Thawer(archive.cold, target, hot, **options)

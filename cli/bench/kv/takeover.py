@@ -4,7 +4,7 @@
     beside it     prefill of the exact KV ............. | run the tokens written so far | token token ...
 
 `pltz bench kv --refine N` shows it for each chat. The prefill runs in a thread beside the generation, on the same
-device, as it does in a thaw with ``refine`` (`archive/thaw/thawer.py`). The text is compared with the one that the
+device, as it does in a thaw with ``refine`` (`kv/thaw/thawer.py`). The text is compared with the one that the
 exact KV alone gives.
 """
 

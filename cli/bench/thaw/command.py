@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache
 
-    from pltz.archive.thaw.thawed import Thawed
-    from pltz.archive.thaw.thawer import Thawer
     from pltz.kv.store.store import HotStore
+    from pltz.kv.thaw.thawed import Thawed
+    from pltz.kv.thaw.thawer import Thawer
     from pltz.models.target.target import Target
 
 Expected = tuple["DynamicCache", "torch.Tensor"]  # from a prefill: KV, logits of the last id
@@ -229,8 +229,8 @@ class ThawBench:
         import numpy as np
 
         from pltz.archive.archive import Archive
-        from pltz.archive.thaw.thawed import KV_NOISE
         from pltz.archive.writing.put_request import PutRequest
+        from pltz.kv.thaw.thawed import KV_NOISE
         from pltz.models.session.session import Session
 
         # One bundle and target for all archives, so that ways differ in what they read alone.
@@ -337,11 +337,11 @@ class ThawBench:
 
     def thawer(self, **budgets: Any) -> "tuple[HotStore, Thawer]":
         """Return a store and a thawer over it."""
-        from pltz.archive.thaw.thawer import Thawer
         from pltz.kv.store.store import HotStore
+        from pltz.kv.thaw.thawer import Thawer
 
         store = HotStore.open(device=self.device, **budgets)
-        return store, Thawer(self.cold.parts, self.cold.codecs, self.target, store)
+        return store, Thawer(self.cold, self.target, store)
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -358,7 +358,7 @@ class ThawBench:
         """
         import numpy as np
 
-        from pltz.archive.thaw.thawed import kv_difference
+        from pltz.kv.thaw.thawed import kv_difference
 
         if not np.array_equal(thawed.token_ids, ids):
             raise ModelError("a thaw gave other ids than the prefill: no time of this run is valid")
@@ -479,7 +479,7 @@ def measure(
     bench: ThawBench, rounds: int, bar: Progress
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
     """Return a row for each way, and the stages of the best thaw in either layout, in milliseconds."""
-    from pltz.archive.thaw.thawed import Thawed
+    from pltz.kv.thaw.thawed import Thawed
 
     found: dict[str, dict[str, Any]] = {}
     stages: dict[str, dict[str, float]] = {}
@@ -515,14 +515,14 @@ def measure_many(bench: ThawBench, count: int, rounds: int) -> dict[str, Any]:
     Raises:
         PltzError: a thaw failed.
     """
-    from pltz.archive.thaw.thawed import Thawed
-    from pltz.archive.thaw.thawer import Thawer, Wanted
+    from pltz.kv.thaw.thawed import Thawed
+    from pltz.kv.thaw.thawer import Thawer, Wanted
 
     wanted = [Wanted(f"many/{n}") for n in range(count)]
     rows = bench.ids[1 : count + 1]
     best = {"prefill": float("inf"), "thaw": float("inf")}
     stages: dict[str, float] = {}
-    thawer = Thawer(bench.cold.parts, bench.cold.codecs, bench.target)
+    thawer = Thawer(bench.cold, bench.target)
     for number in range(rounds + 1):
         caches, seconds = _timed(bench, lambda: [bench.target.prefill(ids) for ids in rows])
         found, thaw_seconds = _timed(bench, lambda: thawer.thaw_many(wanted))
@@ -554,9 +554,9 @@ def measure_turns(bench: ThawBench, count: int, layout: LayoutName, rounds: int,
 
     The figures are milliseconds: total, decoding and prefill.
     """
-    from pltz.archive.thaw.thawer import Thawer
+    from pltz.kv.thaw.thawer import Thawer
 
-    thawer = Thawer(bench.cold.parts, bench.cold.codecs, bench.target)
+    thawer = Thawer(bench.cold, bench.target)
     name = in_turns(count, layout, lying)
     bitstrings = bench.bitstrings(name)
     best: dict[str, float] = {}
@@ -593,9 +593,9 @@ def measure_neighbour(bench: ThawBench, layout: LayoutName, rounds: int) -> list
 
     The figures are milliseconds. Raises the errors of `ThawBench.put_near`.
     """
-    from pltz.archive.thaw.thawer import Thawer
+    from pltz.kv.thaw.thawer import Thawer
 
-    thawer, rows = Thawer(bench.cold.parts, bench.cold.codecs, bench.target), list[dict[str, Any]]()
+    thawer, rows = Thawer(bench.cold, bench.target), list[dict[str, Any]]()
     for name, ids, in_a_row in bench.put_near(layout):
         alone, near = ((name, by_neighbour(kind, layout)) for kind in (ALONE, NEAR))
         best: dict[str, tuple[float, float]] = {}  # seconds of the thaw and of decoding

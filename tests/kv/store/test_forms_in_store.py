@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.archive.thaw.thawed import kv_difference
-from pltz.archive.thaw.thawer import Wanted
 from pltz.kv.calibrate.fitting import Plan, calibrate
 from pltz.kv.calibrate.measure import prefilled, watched
 from pltz.kv.errors import WarmFileError
@@ -32,6 +30,8 @@ from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore
 from pltz.kv.store.tier import HostTier, StoredBlock
+from pltz.kv.thaw.thawed import kv_difference
+from pltz.kv.thaw.thawer import Wanted
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
 from pltz.plt_codec.identity import NONE

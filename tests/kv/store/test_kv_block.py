@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
-from pltz.archive.thaw.thawed import kv_difference
 from pltz.kv.store.kv_block import can_cut, cut, join
+from pltz.kv.thaw.thawed import kv_difference
 from pltz.models.target.cache import cache_argument, pairs_of, share
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from pltz.archive.thaw.thawed import kv_difference
 from pltz.kv.port.codec import Span
 from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.store import HotStore
 from pltz.kv.store.tier import DeviceTier, HostTier
+from pltz.kv.thaw.thawed import kv_difference
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE

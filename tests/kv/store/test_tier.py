@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pltz.archive.thaw.thawed import kv_difference
 from pltz.kv.port.codec import RAW, CompactForm, KVCodec, Span
 from pltz.kv.port.receipt import Receipt
 from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.kv_block import KVBlock, cut, join
 from pltz.kv.store.store import HotStore
 from pltz.kv.store.tier import DeviceTier, HostTier, StoredBlock, Tier, TierStats
+from pltz.kv.thaw.thawed import kv_difference
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.identity import NONE

@@ -11,7 +11,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.thaw.thawed import KV_NOISE, kv_difference
+from pltz.kv.thaw.thawed import KV_NOISE, kv_difference
 from pltz.models.target.target import Target
 from pltz.models.target.tokenizer_files import write_tokenizer
 from pltz.plt_codec.errors import ContentError

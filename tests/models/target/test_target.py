@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from pltz.archive.thaw.thawed import KV_NOISE, kv_difference
+from pltz.kv.thaw.thawed import KV_NOISE, kv_difference
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session import transcript

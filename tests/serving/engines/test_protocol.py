@@ -11,7 +11,7 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.format.ids import Tokens
-from pltz.archive.thaw.thawed import Thawed
+from pltz.kv.thaw.thawed import Thawed
 from pltz.models.target.checkpoint import resolve
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import TargetMismatch, UsageError

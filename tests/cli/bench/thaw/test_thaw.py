@@ -13,10 +13,10 @@ from click.testing import Result
 
 from pltz.archive.catalog.chain import LAST
 from pltz.archive.maintenance import tail_merge
-from pltz.archive.thaw.thawed import Thawed
 from pltz.cli.bench import shared
 from pltz.cli.bench.thaw import command as thaw
 from pltz.cli.bench.thaw.random_target import RandomTarget
+from pltz.kv.thaw.thawed import Thawed
 from pltz.plt_codec.errors import ModelError, UsageError
 
 Run = Callable[..., Result]

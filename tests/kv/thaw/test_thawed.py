@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from pltz.archive.thaw.thawed import KV_NOISE, Thawed, check_target, kv_difference, thaw
+from pltz.kv.thaw.thawed import KV_NOISE, Thawed, check_target, kv_difference, thaw
 from pltz.models.target import tokenizer_files
 from pltz.models.target.checkpoint import TARGETS
 from pltz.models.target.target import Target

@@ -36,10 +36,9 @@ from pltz.plt_codec.errors import TokenizerMismatch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pltz.archive.archive import Archive
     from pltz.archive.catalog.lookup import Version
     from pltz.archive.catalog.reader import Tower
-    from pltz.archive.opener import OpenArchive
-    from pltz.coding.codecs.bundle_codecs import BundleCodecs
     from pltz.models.target.target import Target
 
 
@@ -62,7 +61,8 @@ class TargetTokens:
 class TargetTokenReader:
     """The mapping of one archive's sessions to the ids of one target."""
 
-    def __init__(self, parts: OpenArchive, codecs: BundleCodecs, target: Target) -> None:
+    def __init__(self, archive: Archive, target: Target) -> None:
+        parts, codecs = archive.parts, archive.codecs
         self._registry, self._bundle, self._tokenizer = parts.codecs, codecs.bundle, codecs.tokenizer
         self._sessions, self._target = SessionReader(parts.reader, codecs), target
         self._bridge = Bridge(target.tokenizer_json, codecs.tokenizer)

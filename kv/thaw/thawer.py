@@ -42,13 +42,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from pltz.archive import arguments
 from pltz.archive.catalog.chain import MAX_SEGMENTS, KnownSegment
 from pltz.archive.catalog.reader import Tower
 from pltz.archive.errors import LostError
 from pltz.archive.format.context import RUN, WITHIN
-from pltz.archive.thaw.queued_prefill import QueuedPrefill
-from pltz.archive.thaw.target_tokens import TargetTokenReader, TargetTokens
-from pltz.archive.thaw.thawed import Thawed, check_target
+from pltz.archive.format.ids import tenant_of
+from pltz.coding.partners import as_target
 from pltz.kv.errors import WarmFileError
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import loss, recall_loss
@@ -57,6 +57,9 @@ from pltz.kv.store.kv_block import can_cut, cut, join_kv
 from pltz.kv.store.lease import Lease
 from pltz.kv.store.stage_timer import StageTimer
 from pltz.kv.store.store import HotStore, space_of
+from pltz.kv.thaw.queued_prefill import QueuedPrefill
+from pltz.kv.thaw.target_tokens import TargetTokenReader, TargetTokens
+from pltz.kv.thaw.thawed import Thawed, check_target
 from pltz.models.target.cache import share
 from pltz.plt_codec.errors import CorruptError, ModelError, PltzError, UsageError
 from pltz.plt_codec.identity import NONE
@@ -66,9 +69,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import DynamicCache
 
+    from pltz.archive.archive import Archive
     from pltz.archive.catalog.lookup import Version
-    from pltz.archive.opener import OpenArchive
-    from pltz.coding.codecs.bundle_codecs import BundleCodecs
+    from pltz.coding.partners import Path_
     from pltz.kv.calibrate.watch import Watch
     from pltz.models.target.target import Target
 
@@ -175,9 +178,8 @@ class Thawer:
     Any thread may use it.
 
     Args:
-        parts: those of the archive. No other thread may use it while the thawer is in use.
-        codecs: the codecs made of its bundles.
-        target: the model that serves.
+        archive: where the sessions are. No other thread may use it while the thawer is in use.
+        target: the model that serves, by name or folder, or loaded; None: the one that ships with pltz.
         hot: the store in which KV is looked up and kept; None for none.
         any_target: also accept sessions that were frozen for another target.
         chunk: prefill at most this number of tokens of one session at a time.
@@ -196,9 +198,8 @@ class Thawer:
 
     def __init__(
         self,
-        parts: OpenArchive,
-        codecs: BundleCodecs,
-        target: Target,
+        archive: Archive,
+        target: Path_ | Target | None = None,
         hot: HotStore | None = None,
         *,
         any_target: bool = False,
@@ -209,37 +210,43 @@ class Thawer:
         refine: bool = False,
         max_age: float | None = None,
     ) -> None:
+        parts, self.target, self.hot = archive.parts, as_target(target), hot
         self._sealed = parts.settings.sealed
         if self._sealed and hot is not None and hot.shared:
             raise UsageError(
                 "this archive is sealed, and files of a hot store are in the clear: use one without a folder"
             )
         self._catalog, self._directory, self._towers = parts.catalog, parts.directory, parts.reader
-        self.target, self.hot = target, hot
         self._any_target, self._chunk, self._together = any_target, chunk, together
         if refine and (hot is None or not max_kl or not any(tier.codec.exact for tier in hot.memory)):
             raise UsageError("to refine needs a bound on the loss (max_kl), and a tier of memory that keeps exact KV")
         self._bound, self._max_age = Bound.of(max_kl, max_kl_recall), max_age
+        if max_age is not None:
+            arguments.seconds(max_age=max_age)
         self._refiner = BackgroundWorker[Thawed]("pltz-refine", REFINED) if refine else None
-        self._reader = TargetTokenReader(parts, codecs, target)
-        self._space = b"" if hot is None else space_of(target.fingerprint, str(target.model.dtype))
+        self._reader = TargetTokenReader(archive, self.target)
+        self._space = b"" if hot is None else space_of(self.target.fingerprint, str(self.target.model.dtype))
         self._lock = Lock()  # over requests
         self._reading = Lock()  # an archive belongs to one thread
         self._working = Lock()  # one batch at a time
         self._requests: dict[tuple[bytes, Bound], _ThawRequest] = {}
         self._waiting: list[_ThawRequest] = []
 
-    def thaw(self, name: str, tenant: str = "default", version: int | None = None) -> Thawed:
-        """Make a session hot and return its cache, ids and logits.
+    def thaw(
+        self, name: str, tenant: str = "default", version: int | None = None, *, salt: str | bytes | None = None
+    ) -> Thawed:
+        """Make a session hot and return its cache, ids and logits. Arguments are those of `Archive.get`.
 
         Raises:
-            NotFound, BundleMismatch, ModelError, UsageError: as `pltz.Archive.thaw`.
+            NotFound, BundleMismatch, ModelError, UsageError: as `pltz.Archive.get`.
             LostError: it is damaged.
             TargetMismatch: it was frozen for other weights.
             ContentError: the target cannot take its ids.
             TokenizerMismatch: its ids are of another tokenizer.
         """
-        answer = self.thaw_many([Wanted(name, tenant, version)])[0]
+        arguments.text(name=name, tenant=tenant)
+        arguments.number_or_none(version=version)
+        answer = self.thaw_many([Wanted(name, tenant_of(tenant, salt), version)])[0]
         if isinstance(answer, PltzError):
             raise answer
         return answer

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from pltz import PutRequest
-from pltz.archive.thaw.thawed import KV_NOISE, kv_difference
-from pltz.archive.thaw.thawer import Thawer
 from pltz.kv.store.stage_timer import StageTimer
 from pltz.kv.store.store import HotStore
+from pltz.kv.thaw.thawed import KV_NOISE, kv_difference
+from pltz.kv.thaw.thawer import Thawer
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target
 from pltz.plt_codec.engines.queued import Queued, Told
@@ -186,7 +186,7 @@ def test_nor_are_several_at_once_nor_what_is_too_long_for_a_pass(
 ) -> None:
     gpu(cold, monkeypatch, lambda g, tokens: g.say(tokens))
     list(cold.put([PutRequest("more", Session("ids", IDS[::-1].copy()))]))
-    from pltz.archive.thaw.thawer import Wanted
+    from pltz.kv.thaw.thawer import Wanted
 
     thawer_of(cold, kin, None).thaw_many([Wanted("ids"), Wanted("more")])
     check(thawer_of(cold, kin, None, chunk=len(IDS) - 1), kin)

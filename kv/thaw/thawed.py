@@ -16,7 +16,7 @@ A KV must never be served to other weights. A frame may carry the fingerprint of
 A target with another fingerprint is refused unless ``any_target`` is given (``--any-target``). That is safe
 only in the sense that the prefill is then honest work of the *new* weights on the old tokens.
 
-A session of an archive is thawed by `pltz.archive.thaw.thawer.Thawer`, which looks for hot KV first.
+A session of an archive is thawed by `pltz.kv.thaw.thawer.Thawer`, which looks for hot KV first.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ import pytest
 from pltz import PutRequest
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError, NotFound
-from pltz.archive.thaw.thawed import KV_NOISE, Thawed, kv_difference
-from pltz.archive.thaw.thawer import Thawer, Wanted
 from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.bridged import BridgedCodec
 from pltz.kv.port.codec import RAW
@@ -22,6 +20,8 @@ from pltz.kv.store import warm_file
 from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore, space_of
+from pltz.kv.thaw.thawed import KV_NOISE, Thawed, kv_difference
+from pltz.kv.thaw.thawer import Thawer, Wanted
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
