@@ -37,6 +37,7 @@ from pltz.archive.writing.log_parts import put_parts, with_parts
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.pace import COMMIT_BYTES, COMMIT_SECONDS, Pace
 from pltz.archive.writing.put_request import (
+    PreparedRequest,
     PutReceipt,
     PutRequest,
     prepare,
@@ -48,7 +49,7 @@ from pltz.coding.host_work import HostWork
 from pltz.coding.partners import tokenizer_json
 from pltz.coding.workers import Workers, helpers
 from pltz.models.session.session import Session, kind_of
-from pltz.plt_codec.errors import ContentError, PltzError, UsageError
+from pltz.plt_codec.errors import ContentError, PltzError, UsageError, refusing
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
@@ -385,7 +386,7 @@ class Archive:
         """
         alone = isinstance(requests, Sequence) and len(requests) == 1
         pace = Pace(commit_bytes, commit_seconds)
-        prepared = (prepare(request, self.codecs.add) for request in requests)
+        prepared = self._prepared(requests, refused)
         for commit in self.commits.of(prepared, pace, keep_opaque=keep_opaque, refused=refused):
             began = clock.monotonic()
             new = [cut for _, cut in commit if isinstance(cut, NewSession)]
@@ -405,6 +406,19 @@ class Archive:
             if self._merge_turns and not dry_run and any(one.version > 1 for one in committed):
                 self.tail_merger().after(committed)
         self.parts.writer.write_candidates()
+
+    def _prepared(self, requests: Iterable[PutRequest], refused: Refused | None) -> Iterator[PreparedRequest]:
+        """Yield requests that were checked, without those that ``refused`` takes. Raises the errors of `prepare`."""
+        for request in requests:
+            try:
+                with refusing(f"session {request.name!r}", "put it as a text, and report this"):
+                    ready = prepare(request, self.codecs.add)
+            except ContentError as exc:
+                if refused is None:
+                    raise
+                refused(request, exc)
+            else:
+                yield ready
 
     def _receipts(
         self, commit: Sequence[CutRequest], committed: Sequence[CommitReceipt], *, dry_run: bool

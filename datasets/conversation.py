@@ -32,13 +32,16 @@ def conversation(session: Session) -> list[Message] | None:
     """
     if session.kind == "ids":
         return None
-    known, value = _parsed(session.value) if session.kind == "text" else (_known(session.value), session.value)
-    if known is None or known.conversation is None:
-        return None
     try:
-        return joined(known.conversation(value)) or None
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError):  # an agent's log may hold anything
+        known, value = _parsed(session.value) if session.kind == "text" else (_known(session.value), session.value)
+        if known is None or known.conversation is None:
+            return None
+        messages = joined(known.conversation(value))
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  # an agent's log may hold anything
         return None
+    return messages if messages and all(isinstance(message["role"], str) for message in messages) else None
 
 
 def seen_by(model: Target, session: Session) -> Session:

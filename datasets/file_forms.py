@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pltz.datasets import registry
 from pltz.datasets.file_names import STDIN, stem_of
 from pltz.datasets.formats import events
-from pltz.datasets.input_format import EVENTS, HEAD
+from pltz.datasets.input_format import EVENTS, HEAD, InputFormat
 from pltz.datasets.json_files import is_json
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def suffix_of(session: Session, *, numbered: bool = False) -> str:
     known, usual = None, ".json"
     if session.kind == "chat":
         rows = isinstance(session.value, list) and all(isinstance(event, dict) for event in session.value)
-        known = registry.of_value(session.value)
+        known = _known(registry.of_value, session.value)
         if numbered and known and known.noun == "agent log":
             return ".jsonl"  # a document that is a log is one line of many, where it has a number
         usual = ".jsonl" if rows and not is_line(session, numbered=numbered) else ".json"
@@ -108,7 +108,7 @@ def suffix_of(session: Session, *, numbered: bool = False) -> str:
         if value.lstrip()[:1] not in (b"{", b"["):
             known, usual = registry.of_head(value[:HEAD]), ".txt"
         elif is_json(value):
-            known = registry.of_value(json.loads(value))
+            known = _known(registry.of_value, json.loads(value))
         else:
             usual = ".jsonl" if is_json(value.splitlines()[0]) else ".txt"
     return known.suffix if known and known.suffix else usual
@@ -124,11 +124,22 @@ def is_log(session: Session, *, known: bool = False) -> bool:
     value = session.value
     if session.kind != "chat" or not isinstance(value, list) or not value or is_document(session):
         return False
-    found = registry.of_events(value[:EVENTS]) if all(isinstance(event, dict) for event in value) else None
+    found = _known(registry.of_events, value[:EVENTS]) if all(isinstance(event, dict) for event in value) else None
     return found is not None and not (known and found is events.FORMAT)
 
 
 def is_document(session: Session) -> bool:
     """Return whether a list of events is one JSON document in the files of its agent, and not a line for each."""
-    found = registry.of_value(session.value) if session.kind == "chat" and isinstance(session.value, list) else None
+    is_list = session.kind == "chat" and isinstance(session.value, list)
+    found = _known(registry.of_value, session.value) if is_list else None
     return found is not None and found.noun == "agent log"
+
+
+def _known(recognise: Callable[[Any], InputFormat | None], value: Any) -> InputFormat | None:
+    """Return the format of a value; None where its recogniser fails, as what is stored is always given back."""
+    try:
+        return recognise(value)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  # a value may hold anything
+        return None

@@ -6,6 +6,9 @@ says how it is recognised by one of three functions, and reads its files itself 
     of_head     the first bytes of a file (parquet, zip, aider's history)
     of_events   the first objects of a JSONL file that is one session (agent logs)
     of_value    one JSON value that is one session (a chat, a logged request)
+
+What they look at is foreign: any key may hold a value of any type. So words are looked up in tuples, which hash
+nothing.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from pltz.datasets.dropped import dropped
 from pltz.datasets.formats.messages import why_no_chat
 from pltz.datasets.input_format import EVENTS, HEAD, InputFormat, Noun, Part, ReadOptions, Recognised
 from pltz.models.session.session import Session
-from pltz.plt_codec.errors import PltzError, UsageError
+from pltz.plt_codec.errors import PltzError, UsageError, refusing
 from pltz.plt_codec.limits import MAX_BYTES
 
 Format = Literal["auto", "openai", "sharegpt", "agent-log", "jsonl", "text", "ids"]
@@ -150,8 +150,9 @@ def logs_of(path: Path, max_bytes: int = MAX_BYTES, *, exact: bool = False) -> I
     Raises:
         OSError: it cannot be opened.
         UsageError, CorruptError, TooLong: it cannot be read, or a log in it is longer than ``max_bytes``.
+        ContentError: a format of `registry` raises another error over it.
     """
-    with path.open("rb") as stream:
+    with path.open("rb") as stream, refusing(str(path)):
         source = ByteInput(stream, str(path), max_bytes, path)
         suffix = _unpacked(source, ReadOptions(), [one.lower() for one in path.suffixes[-2:]])
         known = registry.of_head(source.peek(HEAD))
@@ -253,13 +254,16 @@ def _folder(folder: Path, options: ReadOptions) -> Iterator[Recognised]:
     if not paths:
         options.warn(f"{folder}: holds no file")
     for path in paths:
-        if path.is_file():  # a pipe or a socket in a folder would block for ever
-            try:
-                yield from _file(path, options)
-            except PltzError as error:
-                _refuse(error, options)
-        else:
-            options.warn(f"{path}: no file, left out")
+        try:
+            with refusing(str(path)):
+                if path.is_file():  # a pipe or a socket in a folder would block for ever
+                    yield from _file(path, options)
+                else:
+                    options.warn(f"{path}: no file, left out")
+        except OSError as exc:
+            _refuse(UsageError(f"{path}: cannot be read: {exc.strerror}"), options)
+        except PltzError as error:
+            _refuse(error, options)
 
 
 def _refuse(error: PltzError, options: ReadOptions) -> None:
@@ -294,11 +298,20 @@ def _file(path: Path, options: ReadOptions) -> Iterator[Recognised]:
 def _of_source(
     source: ByteInput, options: ReadOptions, suffixes: list[str] | None = None, *, nested: bool = False
 ) -> Iterator[Recognised]:
+    """Yield the sessions of one source, and remark what a user may not expect of it.
+
+    Whatever its format raises is a refusal of this source. Raises the errors of `load`.
+    """
+    with refusing(source.name):
+        yield from _remarked(_recognised(source, options, suffixes or [], nested), source, options)
+
+
+def _remarked(members: Iterator[Recognised], source: ByteInput, options: ReadOptions) -> Iterator[Recognised]:
     """Yield the sessions of one source, and remark what a user may not expect of it."""
     sessions = other = 0
     remark = ""
     empty = not source.peek(1)
-    for found in _recognised(source, options, suffixes or [], nested):
+    for found in members:
         sessions += 1
         if found.noun == "json" and options.format == "auto":
             other += 1

@@ -18,6 +18,9 @@ The number is the exit code of the command line. A message says what was expecte
 do. Foreign errors are wrapped with ``raise ... from exc``.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class PltzError(Exception):
     """Root of every error pltz raises on purpose."""
@@ -79,3 +82,29 @@ class ModelError(PltzError):
     """A bundle or a target model cannot be loaded or used."""
 
     exit_code = 6
+
+
+@contextmanager
+def refusing(what: str, way_out: str = "read it as a text (--format text), and report this") -> Iterator[None]:
+    """Make whatever code raises over foreign data a refusal of that data alone.
+
+    Errors of pltz and of the machine, and warnings pass as they are.
+
+    Args:
+        what: names the data, for the message.
+        way_out: says what to do.
+
+    Raises:
+        ContentError: the code raised an error of another kind.
+
+    >>> with refusing("a.json"):
+    ...     [] < 1
+    Traceback (most recent call last):
+    pltz.plt_codec.errors.ContentError: a.json: cannot be read (TypeError: ...): read it as a text ...
+    """
+    try:
+        yield
+    except (PltzError, OSError, MemoryError, Warning):
+        raise
+    except Exception as exc:
+        raise ContentError(f"{what}: cannot be read ({type(exc).__name__}: {str(exc)[:200]}): {way_out}") from exc

@@ -1,7 +1,9 @@
 """``pltz archive restore``: write the sessions of an archive as the files that they were put from."""
 
+import collections
 import itertools
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +18,7 @@ from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output, printable, say_if_interrupted, write_text
 from pltz.cli.ui.progress import Progress, wanted
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import ContentError, UsageError, refusing
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
@@ -82,45 +84,86 @@ def restore(
     Chats come back with equal values, and with equal bytes where put --exact kept them. Sessions of several tenants go
     into a folder per tenant.
 
-    Each file appears whole or not at all, and none is replaced without --force. Where parts of the archive are
-    damaged, the sessions that are still listed are written, and the exit code is 7.
+    Each file appears whole or not at all, and none is replaced without --force. Nothing in FOLDER is followed: a file
+    whose place is taken by a link, a pipe or a folder is refused, and so is one below a link. Refused files are named,
+    the others are written, and the exit code is 2, or 5 where a session itself cannot be written. Where parts of the
+    archive are damaged, the sessions that are still listed are written, and the exit code is 7.
     """
     from pltz.datasets.file_forms import suffix_in, suffix_of
 
     folder = Path(output)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{output} is a file: name a folder")
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise UsageError(f"{output} is no folder: name one")
     cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
     chosen = list(choose(cold, _named(cold, names, tenant), tenant, tags_of(tags)))
     say_if_interrupted("interrupted: the files written so far are whole")
-    sessions = size = 0
+    sessions = size = count = code = 0
     paths = Paths()
     with Progress("restore", unit="sessions", total=len(chosen), shown=wanted(progress)) as bar:
         files = files_of(chosen)
         read = _sessions(cold, files, bar)
         for file in files:
-            first = next(read)
-            suffix = file.suffix
-            if suffix is None:
-                told = ".jsonl" if len(file.versions) > 1 else suffix_of(first, numbered=file.numbered)
-                suffix = suffix_in(file.stem.name, told)
-            path = folder / paths.free(file.stem, suffix)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            written = Output(str(path), force=force)
-            sessions_of_file = itertools.chain([first], itertools.islice(read, len(file.versions) - 1))
-            written.write(content_of(sessions_of_file, numbered=file.numbered))
-            sessions, size = sessions + len(file.versions), size + written.written
-    found = {"sessions": sessions, "files": len(files), "bytes": size, "output": output}
-    text = f"{printable(output)}: {counted(sessions, 'session')} in {counted(len(files), 'file')}"
+            members = itertools.islice(read, len(file.versions))
+            try:
+                with refusing(f"session {file.versions[0].name!r}", "pltz archive export writes it as JSON"):
+                    first = want_session(next(members))
+                    suffix = file.suffix
+                    if suffix is None:
+                        told = ".jsonl" if len(file.versions) > 1 else suffix_of(first, numbered=file.numbered)
+                        suffix = suffix_in(file.stem.name, told)
+                    content = content_of(itertools.chain([first], members), numbered=file.numbered)
+                    written = _write(folder, paths.free(file.stem, suffix), content, force=force)
+            except (UsageError, ContentError) as error:
+                code = max(code, error.exit_code)
+                with bar.hidden():
+                    click.echo(f"refused: {printable(str(error))}", err=True)
+                collections.deque(members, 0)  # the sessions that are left of this file
+            else:
+                sessions, size, count = sessions + len(file.versions), size + written, count + 1
+    found = {"sessions": sessions, "files": count, "bytes": size, "refused": len(files) - count, "output": output}
+    refused = f"; {counted(len(files) - count, 'file')} refused" if count < len(files) else ""
+    text = f"{printable(output)}: {counted(sessions, 'session')} in {counted(count, 'file')}{refused}"
     write_text(json.dumps(found) if as_json else text)
     if not names:
         cold.directory.want_whole(f"wrote {counted(sessions, 'session')}", tenant)
+    click.get_current_context().exit(code)
 
 
-def _sessions(cold: "Archive", files: "list[StoredFile]", bar: Progress) -> "Iterator[Session]":
-    for session in cold.sessions.read_many(version for file in files for version in file.versions):
+def _write(folder: Path, place: PurePath, content: Iterable[bytes], *, force: bool) -> int:
+    """Write a file at a place in a folder, and return its bytes. Raises UsageError where what lies there forbids it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for below in reversed(place.parents[:-1]):
+        path = folder / below
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise UsageError(f"{path} is a link or no folder, and is not followed: remove it, or name another folder")
+        path.mkdir(exist_ok=True)
+    path = folder / place
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UsageError(f"{path} is no plain file, and is not followed: remove it, or name another folder")
+    output = Output(str(path), force=force)  # a temporary file that gets the name: no link is opened on the way
+    output.write(content)
+    return output.written
+
+
+def _sessions(cold: "Archive", files: "list[StoredFile]", bar: Progress) -> "Iterator[Session | ContentError]":
+    """Yield the sessions of files in their order; the error in place of one that is no session."""
+    versions = [version for file in files for version in file.versions]
+    read = cold.sessions.read_many(versions)
+    for version in versions:
+        try:
+            with refusing(f"session {version.name!r}", "pltz archive verify --decode tells more"):
+                session: Session | ContentError = next(read)
+        except ContentError as error:
+            session = error
         yield session
         bar.add(1)
+
+
+def want_session(session: "Session | ContentError") -> "Session":
+    """Return a session that was read. Raises the error that reading it had."""
+    if isinstance(session, ContentError):
+        raise session
+    return session
 
 
 def _named(cold: "Archive", names: Iterable[str], tenant: str | None) -> list[str]:
@@ -199,7 +242,7 @@ class Paths:
         return next(one for one in tries if str(one).casefold() not in taken)
 
 
-def content_of(sessions: "Iterable[Session]", *, numbered: bool) -> Iterator[bytes]:
+def content_of(sessions: "Iterable[Session | ContentError]", *, numbered: bool) -> Iterator[bytes]:
     """Yield the bytes of a file of these sessions: a line each, or the bytes that were kept of them.
 
     ``numbered``: as of a `StoredFile`.
@@ -207,7 +250,7 @@ def content_of(sessions: "Iterable[Session]", *, numbered: bool) -> Iterator[byt
     from pltz.datasets.file_forms import is_line
 
     before = b"\n"
-    for session in sessions:
+    for session in map(want_session, sessions):
         line = session.kind == "chat" and not session.writing and is_line(session, numbered=numbered)
         data = session.to_json_line() if line else session.to_input_bytes()
         yield data if before.endswith(b"\n") else b"\n" + data

@@ -11,7 +11,7 @@ from typing import Any
 from pltz.datasets.formats.messages import is_messages
 from pltz.datasets.input_format import InputFormat
 
-BLOCKS = frozenset(("tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use"))
+BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use")
 
 
 def _is_request(value: Any) -> bool:

@@ -16,7 +16,7 @@ from pltz.datasets.input_format import InputFormat
 from pltz.datasets.turns import Message, branch, spoken
 
 MARKS = ("sessionId", "leafUuid", "parent_tool_use_id")  # one of them names the session, or a place in it
-TYPES = frozenset(("file-history-snapshot", "queue-operation", "attribution-snapshot"))  # lines of Claude Code alone
+TYPES = ("file-history-snapshot", "queue-operation", "attribution-snapshot")  # lines of Claude Code alone
 
 
 def _is_event(event: dict[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from pltz.datasets.formats.openai import is_items
 from pltz.datasets.input_format import InputFormat
 from pltz.datasets.turns import Message, answered, called, said
 
-TYPES = frozenset(("session_meta", "response_item", "event_msg", "turn_context", "compacted"))
+TYPES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 
 
 def _is_event(event: dict[str, Any]) -> bool:

@@ -13,8 +13,9 @@ from typing import Any
 from pltz.datasets.formats.messages import is_messages
 from pltz.datasets.input_format import InputFormat
 
-TYPES = frozenset(("human", "ai", "system", "tool", "function", "chat", "remove")) | frozenset(
-    ("HumanMessageChunk", "AIMessageChunk", "SystemMessageChunk", "ToolMessageChunk")
+TYPES = (
+    *("human", "ai", "system", "tool", "function", "chat", "remove"),
+    *("HumanMessageChunk", "AIMessageChunk", "SystemMessageChunk", "ToolMessageChunk"),
 )
 STATES = ("values", "channel_values", "state", "input", "output", "kwargs")
 

@@ -34,7 +34,7 @@ class _BudgetedStream:
         """Return at most ``size`` bytes. Raises LimitError past the limit of all, CorruptError for damaged data."""
         try:
             data = self._stream.read(size)
-        except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError) as exc:
+        except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, OSError) as exc:
             raise CorruptError(f"{self._name}: damaged: {exc}") from exc
         self._budget[0] -= len(data)
         if self._budget[0] < 0:

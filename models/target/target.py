@@ -567,7 +567,7 @@ def _messages(chat: Any) -> tuple[list[dict[str, Any]], list[Any] | None]:
 
 def _from_sharegpt(turns: Any) -> list[dict[str, Any]]:
     if not isinstance(turns, list) or not all(
-        isinstance(t, Mapping) and {"from", "value"} <= t.keys() for t in turns
+        isinstance(t, Mapping) and isinstance(t.get("from"), str) and "value" in t for t in turns
     ):
         raise ContentError('expected a list of {"from": ..., "value": ...} under "conversations"')
     return [

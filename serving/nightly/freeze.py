@@ -41,6 +41,7 @@ from pltz.plt_codec.errors import (
     PltzError,
     TokenizerMismatch,
     UsageError,
+    refusing,
 )
 from pltz.serving.nightly.config import Config
 from pltz.serving.nightly.receipt import ReceiptLedger
@@ -137,7 +138,9 @@ class Freezer:
                 cold = self.open_to_put()
                 cold.parts.want_key()
                 tally.add(source.drain(cold))
-        except (PltzError, OSError) as exc:
+        except MemoryError:
+            raise
+        except Exception as exc:  # noqa: BLE001  # one shard stops no other
             tally.failures.append(f"source {source.name!r}, {shard.place}: {type(exc).__name__}: {exc}")
         tally.seconds = time.monotonic() - start
         return tally
@@ -186,7 +189,8 @@ class _Shard:
     def _item(self, row: KeyedEntry) -> PutRequest | None:
         entry = row.entry
         try:
-            return self.source.item(entry)
+            with refusing(entry.where):
+                return self.source.item(entry)
         except (*OF_THE_SESSION, FormatError) as exc:
             self._blame(row, entry.name, entry.tenant, exc)
             return None

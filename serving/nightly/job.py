@@ -172,7 +172,9 @@ class _NightlyRun:
         for number, source in enumerate(self.config.sources):
             try:
                 yield from source.shards(number)
-            except (PltzError, OSError) as exc:
+            except MemoryError:
+                raise
+            except Exception as exc:  # noqa: BLE001  # of a database, or of what its rows hold
                 tallies[number].failures.append(f"source {source.name!r}: {exc}")
 
     def _settle(self, total: RunStats) -> None:

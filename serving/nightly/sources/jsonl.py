@@ -28,7 +28,7 @@ from pltz.datasets.byte_input import ByteInput, Readable, TooLong
 from pltz.datasets.json_files import first_events
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
-from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec.errors import ContentError, CorruptError, UsageError, refusing
 from pltz.plt_codec.limits import MAX_BYTES
 from pltz.serving.nightly.naming import NAMING_KEYS, Naming
 from pltz.serving.nightly.sources.files import files_of
@@ -156,10 +156,11 @@ class JsonlSource:
     def _agent_of(self, stream: BufferedReader, piece: FilePiece) -> str | None:
         """Return the agent that wrote a file as the log of one session, by its first lines; None for other files."""
         try:
-            events = first_events(self._opened(stream, piece))
-        except (CorruptError, UsageError):  # reading the lines names the damage
+            with refusing(piece.path):
+                events = first_events(self._opened(stream, piece))
+                known = registry.of_events(events) if events else None
+        except (ContentError, CorruptError, UsageError):  # reading the lines names the damage
             return None
-        known = registry.of_events(events) if events else None
         return known.name if known and known.name in AGENTS else None
 
     def _lines(self, source: ByteInput, piece: FilePiece, since: float) -> Iterator[SourceEntry | Unreadable]:

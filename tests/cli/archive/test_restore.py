@@ -1,6 +1,7 @@
 """``pltz archive restore``: the files that were put, under names that stay in the folder."""
 
 import json
+import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -9,6 +10,8 @@ from pathlib import Path, PurePath
 import pytest
 
 from pltz.cli.archive.restore import Paths, safe
+from pltz.datasets import file_forms
+from pltz.models.session.session import Session
 from tests.cli.commands import Run, chat
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -76,6 +79,70 @@ def test_no_file_is_replaced_unasked(run: Run, cold: Path, put: dict[str, bytes]
     assert (out / "notes.txt").read_bytes() == put["notes.txt"]
     assert run("archive", "restore", cold, "-o", out / "notes.txt").exit_code == 2
     assert run("archive", "restore", cold, "nobody", "-o", out).exit_code == 8
+
+
+def lay(path: Path, kind: str, target: Path) -> None:
+    """Lay something in the way of a file, or of its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(target if kind == "link" else target.with_name("nowhere"))
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "folder"])
+@pytest.mark.parametrize("force", [(), ("--force",)], ids=["", "force"])
+def test_what_lies_in_the_folder_is_not_followed(
+    run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path, kind: str, force: tuple[str, ...]
+) -> None:
+    secret = tmp_path / "outside" / "secret"
+    secret.parent.mkdir()
+    secret.write_bytes(b"keep")
+    lay(tmp_path / "out" / "notes.txt", kind, secret)
+    done = run("archive", "restore", cold, "-o", tmp_path / "out", *force)
+    assert done.exit_code == 2 and "out/notes.txt is no plain file" in done.stderr and "1 file refused" in done.stdout
+    assert len(found_in(tmp_path / "out")) == 3 + (kind == "link")
+    assert secret.read_bytes() == b"keep" and os.listdir(secret.parent) == ["secret"]
+
+
+def test_no_folder_that_is_a_link_is_followed(run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    lay(tmp_path / "out" / "shop", "link", tmp_path / "outside")
+    done = run("archive", "restore", cold, "-o", tmp_path / "out", "--json")
+    assert done.exit_code == 2 and "out/shop is a link" in done.stderr and not os.listdir(tmp_path / "outside")
+    assert (json.loads(done.stdout)["files"], json.loads(done.stdout)["refused"]) == (3, 1)
+    lay(tmp_path / "dangling", "dangling", tmp_path / "outside")
+    done = run("archive", "restore", cold, "-o", tmp_path / "dangling")
+    assert done.exit_code == 2 and "is no folder" in done.stderr
+
+
+def test_a_session_that_cannot_be_written_stops_no_other(
+    run: Run, cold: Path, put: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = file_forms.is_line
+
+    def fails(session: Session, *, numbered: bool) -> bool:
+        if session.value == chat(1):
+            raise TypeError("no line")
+        return usual(session, numbered=numbered)
+
+    monkeypatch.setattr(file_forms, "is_line", fails)
+    done = run("archive", "restore", cold, "-o", tmp_path / "out")
+    assert done.exit_code == 5 and "refused: session 'chats/0': cannot be read (TypeError: no line)" in done.stderr
+    assert len(found_in(tmp_path / "out")) == 3 and (tmp_path / "out" / "odd.jsonl").read_bytes() == put["odd.jsonl"]
+
+
+def test_values_of_any_type_come_back(run: Run, cold: Path, tmp_path: Path) -> None:
+    rows: list[object] = [{"type": ["x"], "timestamp": "t"}, [{"type": []}]]
+    rows.append({"messages": [{"role": "user", "content": [{"type": []}]}]})
+    (tmp_path / "rows.jsonl").write_bytes(jsonl(rows))
+    assert run("archive", "put", cold, tmp_path / "rows.jsonl").exit_code == 0
+    assert run("archive", "restore", cold, "-o", tmp_path / "out").exit_code == 0
+    assert found_in(tmp_path / "out") == {"rows.jsonl": jsonl(rows)}
+    for number, row in enumerate(rows):
+        assert json.loads(run("archive", "get", cold, f"rows/{number}").stdout) == row
 
 
 def test_tenants_have_folders_and_names_stay_inside(run: Run, cold: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,10 +14,12 @@ from click.testing import CliRunner
 from pltz.archive import opener
 from pltz.archive.archive import Archive
 from pltz.cli.root import cli
+from pltz.datasets import registry
 from pltz.plt_codec.errors import UsageError
+from pltz.serving.nightly.sources.jsonl import JsonlSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.serving.nightly.conftest import Nightly
 
@@ -97,6 +100,44 @@ def test_a_reason_names_the_line_and_no_bytes(nightly: Nightly) -> None:
     nightly.write("logs/shop/cut.jsonl", log("shop", 3)[:-9])
     [refused] = nightly.run()["refused"]
     assert refused["where"] == "shop/cut.jsonl" and refused["reason"].startswith("line ")
+
+
+@pytest.mark.parametrize("kind", ["agent-logs", "jsonl"])
+def test_a_file_over_which_a_format_fails_stops_no_other(
+    nightly: Nightly, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def fails(events: Sequence[dict[str, Any]]) -> bool:
+        if events[0].get("sessionId") == "m":
+            raise TypeError("unhashable")
+        return False
+
+    broken = replace(registry.FORMATS[-1], of_value=None, of_events=fails)
+    monkeypatch.setattr(registry, "FORMATS", (broken, *registry.FORMATS))
+    nightly.sources = f'[[source]]\nkind = "{kind}"\npath = "logs"\n'
+    for name in "amz":
+        nightly.write(f"logs/shop/{name}.jsonl", log(name, 2))
+    report = nightly.run()
+    if kind == "agent-logs":
+        [refused] = report["refused"]
+        assert refused["where"] == "shop/m.jsonl" and "TypeError: unhashable" in refused["reason"]
+        assert report["exit_code"] == 5 and sorted(nightly.content()) == [("default", "shop/a"), ("default", "shop/z")]
+    else:  # the lines themselves are values like any other
+        assert [one["where"] for one in report["refused"]] == ["shop/a.jsonl", "shop/z.jsonl"]
+        assert sorted(nightly.content()) == [("default", "shop/m/1"), ("default", "shop/m/2")]
+
+
+def test_a_source_that_fails_stops_no_other(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object, shard: object) -> Iterator[Any]:
+        raise TypeError("unhashable")
+        yield
+
+    monkeypatch.setattr(JsonlSource, "entries", fails)
+    nightly.sources = '[[source]]\nkind = "jsonl"\npath = "logs"\n[[source]]\nkind = "agent-logs"\npath = "logs"\n'
+    nightly.write("logs/shop/a.jsonl", log("a", 2))
+    report = nightly.run()
+    [why] = report["failures"]
+    assert report["exit_code"] == 7 and "TypeError: unhashable" in why
+    assert list(nightly.content()) == [("default", "shop/a")]
 
 
 def test_lines_that_are_one_session_of_an_agent_are_not_taken_one_by_one(

@@ -1,0 +1,110 @@
+"""Foreign JSON holds anything: a value of any type under any key ends no recogniser, and is given back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pltz.cli.archive.restore import content_of
+from pltz.datasets import registry
+from pltz.datasets.continuation import continues
+from pltz.datasets.conversation import conversation
+from pltz.datasets.dropped import dropped
+from pltz.datasets.file_forms import suffix_of
+from pltz.datasets.input_format import EVENTS, ReadOptions
+from pltz.datasets.loaders import load, logs_of, recognise
+from pltz.datasets.turns import without_tools
+from pltz.models.session.session import Session
+from pltz.plt_codec.errors import ContentError, PltzError
+from tests.datasets import test_conversation as logs
+from tests.datasets import test_formats as files
+
+VALUES: list[Any] = [None, True, 0, 2**70, 1.5, "", "type", [], ["x"], [[]], [{"type": ["x"]}], {}, {"type": {}}]
+GEMINI = {"sessionId": "s", "projectHash": "p"}
+SAMPLES: list[Any] = [
+    *(value for _, value in (*files.CHATS.values(), *files.DOCUMENTS.values())),
+    *(files.CLAUDE_CODE, files.STREAM, files.SNAPSHOTS[:2], files.CODEX, files.OLD_CODEX, files.COPILOT, files.PI),
+    *(files.OH_MY_PI, files.GEMINI_LINES, files.HARNESS, files.SPOKEN, files.WRAPPED, logs.CLAUDE, logs.CODEX),
+    *(logs.COPILOT, logs.PI, {**GEMINI, "messages": logs.GEMINI}, [GEMINI, *logs.GEMINI], logs.OPENCODE),
+    *(logs.OPENHANDS, logs.SWE, logs.ANTIGRAVITY, logs.HARNESS, logs.LINES, logs.CLINE),
+]
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the way to each value in a JSON value."""
+    yield at
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(item, (*at, key))
+
+
+def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
+    """Return a JSON value with another value at one place."""
+    if not at:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[at[0]] = replaced(copy[at[0]], at[1:], new)
+    return copy
+
+
+def is_turn(message: dict[str, Any]) -> bool:
+    return isinstance(message["role"], str) and isinstance(message["content"], str)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=[f"{n}" for n in range(len(SAMPLES))])
+def test_a_value_of_any_type_under_any_key_is_taken_and_given_back(sample: Any) -> None:
+    for number, (at, new) in enumerate((at, new) for at in places(sample) for new in VALUES):
+        value = replaced(sample, at, new)
+        for known in registry.FORMATS:
+            if known.of_value:
+                known.of_value(value)
+            if known.of_events and isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+                known.of_events(value[:EVENTS])
+        if number % 4 or not isinstance(value, dict | list):  # what follows looks at less, and takes longer
+            continue
+        session = Session("chat", value)
+        turns = conversation(session) or []
+        assert all(map(is_turn, [*turns, *without_tools(turns)]))
+        assert suffix_of(session).startswith(".")
+        assert b"".join(content_of([session], numbered=True))
+        assert continues(session, session) and dropped(session, ["signatures"])
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "list.json", "plain"])
+def test_files_of_such_values_are_sessions(name: str, tmp_path: Path) -> None:
+    rows: list[Any] = [{"type": ["x"], "timestamp": "t"}, {"messages": [{"role": "user", "content": [{"type": []}]}]}]
+    path = tmp_path / name
+    path.write_bytes(json.dumps(rows).encode() if "json" in name[5:] else files.lines(rows * 2))
+    assert list(recognise(path, ReadOptions(warn=lambda _: None)))
+    list(logs_of(path))
+
+
+def fails(_: Any) -> bool:
+    raise TypeError("unhashable")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a recogniser fail over the values that say so."""
+    marked = replace(registry.FORMATS[-1], of_value=lambda value: "fail" in value and fails(value))
+    monkeypatch.setattr(registry, "FORMATS", (marked, *registry.FORMATS))
+
+
+@pytest.mark.usefixtures("broken")
+def test_whatever_a_recogniser_raises_refuses_that_file_alone(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.json").write_text('{"fail": 1}' if name == "b" else '{"messages": []}')
+    refused: list[str] = []
+    found = list(recognise(tmp_path, ReadOptions(refused=refused.append)))
+    assert [Path(one.file).name for one in found] == ["a.json", "c.json"]
+    [why] = refused
+    assert "b.json: cannot be read (TypeError: unhashable)" in why and "--format text" in why
+    with pytest.raises(ContentError, match=r"b\.json"):
+        list(load(tmp_path))
+    with pytest.raises(PltzError, match=r"b\.json"):
+        list(logs_of(tmp_path / "b.json"))
+    assert suffix_of(Session("chat", {"fail": 1})) == ".json" and conversation(Session("chat", {"fail": 1})) is None
