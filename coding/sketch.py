@@ -147,6 +147,8 @@ class SketchIndex:
         if number == len(self._scales):
             self._scales = np.concatenate([self._scales, np.zeros(number)])
         self._scales[number] = sketch.grams / max(1, len(sketch.hashes))
+        if not len(sketch.hashes):  # nothing finds it, and runs of no hashes would never be joined
+            return number
         self._recent.append((number, sketch.hashes))
         if len(self._recent) == RECENT:
             self._runs.append(_run([hashes for _, hashes in self._recent], [number for number, _ in self._recent]))

@@ -132,6 +132,13 @@ def test_of_equal_ones_the_last_is_taken() -> None:
     assert [n.number for n in index.nearest(text, 3)] == [199, 198, 197]
 
 
+def test_sequences_without_hashes_make_no_runs() -> None:
+    rows = [np.zeros(3, int), *texts(1)]
+    index = SketchIndex([sketch_of(rows[0])] * 5000)
+    assert index.add(sketch_of(rows[1])) == 5000 and not index.nearest(rows[0])
+    assert [near.number for near in index.nearest(rows[1])] == [5000]
+
+
 def test_a_long_sequence_does_not_win_by_its_length_alone() -> None:
     short, long = texts(2, 5000)
     index = SketchIndex([sketch_of(mixed([(short, 200)])), sketch_of(long)])
