@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,32 @@ def test_a_copy_that_is_run_again_adds_nothing(
         assert copied(source, to) == [True] * 5 and content(to) == content(source)
     source.put([NewSession("s", [PROMPT, np.array([1, 2, 3])], "acme", 1, "prompts", time=103)])
     assert sorted(copied(source, to)) == [False, *[True] * 5] and content(to) == content(source)
+
+
+def test_what_a_copy_found_there_outlives_a_power_cut(codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its writer may be between link and sync, and the copy puts nothing."""
+    source, disk = filled(codec, None), SimDisk()
+    sync = disk.sync_directory
+    to = TowerArchive.create(DirectoryStore(disk), [codec])
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "sync_directory", lambda path: None if path == "packs" else sync(path))
+        copied(source, to)
+    assert all(copied(source, TowerArchive.open(DirectoryStore(disk), [codec])))
+    for state in disk.crashes("tmp"):
+        assert content(TowerArchive.open(DirectoryStore(SimDisk(state)), [codec])) == content(source)
+
+
+def test_a_copy_that_does_not_read_back_is_an_error(codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, to = filled(codec, None), made(codec, None)
+    reader = to.parts.reader
+    towers_of = reader.towers
+
+    def changed(versions: Any) -> list[towers.Tower]:
+        return [replace(one, segments=[(s, t + 1) for s, t in one.segments]) for one in towers_of(versions)]
+
+    monkeypatch.setattr(reader, "towers", changed)
+    with pytest.raises(ArchiveError, match="does not read back"):
+        copied(source, to)
 
 
 @pytest.mark.parametrize("key", KEYS)

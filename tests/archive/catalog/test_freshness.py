@@ -45,6 +45,13 @@ def test_a_roll_back_is_seen(archive: TowerArchive, disk: SimDisk, codec: Segmen
     assert not rolled_back(archive.catalog, second) and not rolled_back(archive.catalog, first)
 
 
+def test_a_manifest_of_an_older_generation_is_seen(disk: SimDisk, codec: SegmentCodec) -> None:
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], manifest=True)
+    token = put(archive, 1)
+    newer = rolled_back(archive.catalog, token._replace(packs=token.packs + 1))
+    assert not rolled_back(archive.catalog, token) and "the manifest of generation" in (newer or "")
+
+
 def test_a_token_of_another_archive_is_refused(archive: TowerArchive, codec: SegmentCodec) -> None:
     other = TowerArchive.create(DirectoryStore(SimDisk(seed=2)), [codec])
     assert "is of archive" in (rolled_back(archive.catalog, token_of(other.catalog)) or "")

@@ -108,6 +108,14 @@ def test_an_erase_that_left_a_key_says_so(
     assert reopen(disk, codec).erase("acme", "a").records and tokens(reopen(disk, codec), "b") == [3]
 
 
+def test_an_erase_that_left_older_keys_says_so(sealed: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed.put([chat("a", [1], [2])])
+    with monkeypatch.context() as patch:
+        patch.setattr(Keyring, "shred", lambda self, keys: 0)
+        with pytest.raises(ArchiveError, match="older keys are still there: erase again"):
+            sealed.erase("acme", "a")
+
+
 def test_an_erased_session_can_be_put_again(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     sealed.put([chat("a", [1, 2])])
     sealed.erase("acme", "a")

@@ -60,6 +60,16 @@ def test_a_forget_before_a_collect_is_undone_for_the_whole_grace(disk: SimDisk, 
     assert reopen(disk, codec).get("s1").tokens.tolist() == wanted
 
 
+def test_what_was_undeleted_stays_whatever_is_collected(disk: SimDisk, codec: SegmentCodec) -> None:
+    """Of its two marks the later one counts."""
+    archive = filled(disk, codec)
+    wanted = archive.get("s1").tokens.tolist()
+    archive.forget(archive.history("s1"))
+    archive.undelete(archive.history("s1"))
+    nights(disk, codec, 10)
+    assert reopen(disk, codec).get("s1").tokens.tolist() == wanted
+
+
 def test_a_version_is_freed_after_its_grace_and_that_of_its_pack(disk: SimDisk, codec: SegmentCodec) -> None:
     """A mark that is copied keeps its age: copies that made it younger would keep the version for ever."""
     archive = filled(disk, codec)

@@ -424,6 +424,14 @@ def test_parity_that_stands_for_other_bytes_is_never_believed(small: DiskState) 
     assert repaired(disk).whole and same_files(disk, small)
 
 
+def test_a_pack_in_the_place_of_another_is_put_back(small: DiskState) -> None:
+    """It is whole, and has another name."""
+    packs = sorted(path for path in small.files() if path.startswith("packs/"))
+    for path, other in zip(packs, packs[1:] + packs[:1], strict=True):
+        disk = with_file(small, path, small.files()[other])
+        assert repaired(disk).whole and same_files(disk, small)
+
+
 @settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_any_damage_is_repaired_or_named(data: st.DataObject) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.errors import ArchiveError, FullError, NotFound, RolledBack, StoreError, WriterFailed
+from pltz.archive.format import object_names
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
@@ -85,6 +86,46 @@ class NotedSyncs(OsDisk):
     def sync_directory(self, path: str) -> None:
         self.folders.append(path)
         super().sync_directory(path)
+
+
+def test_a_name_that_another_put_and_has_not_synced_yet_outlives_a_power_cut() -> None:
+    disk = SimDisk()
+    store = DirectoryStore(disk, reserve=False)
+    store.make()
+    disk.write_new("tmp/theirs", b"a")
+    disk.sync_file("tmp/theirs")
+    disk.link("tmp/theirs", "packs/a")
+    assert store.put("packs/a", b"a")
+    assert all(state.files()["packs/a"] == b"a" for state in disk.crashes())
+
+
+def test_what_is_shredded_is_zeros_on_the_disk_before_its_name_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its blocks are free, and have the key."""
+    disk = SimDisk()
+    store = DirectoryStore(disk, reserve=False)
+    store.make()
+    store.put("keys/a", b"secret")
+    unlink, states = disk.unlink, list[bytes]()
+
+    def noted(path: str) -> None:
+        states.extend(state.files()["keys/a"] for state in disk.crashes())
+        unlink(path)
+
+    monkeypatch.setattr(disk, "unlink", noted)
+    store.shred("keys/a")
+    assert set(states) == {bytes(6)} and not store.list("keys")
+
+
+def test_the_file_of_a_writer_that_is_alive_is_not_left() -> None:
+    disk = SimDisk()
+    store = DirectoryStore(disk, reserve=False)
+    store.make()
+    name = object_names.temporary(disk.random(16))
+    disk.write_new(name, b"a")
+    disk.clock += 60
+    assert store.left(60) == []
+    disk.clock += 1
+    assert store.left(60) == [name]
 
 
 CONTENTS = b"pack", b"manifest", b"parity", b"unused"

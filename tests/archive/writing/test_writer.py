@@ -17,8 +17,10 @@ from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.publisher import Publisher
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.codec import BytesCodec, Plain
+from pltz.plt_codec.errors import CorruptError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.towers import TowerArchive
 
@@ -219,6 +221,77 @@ def test_a_pack_that_was_touched_is_proved_again_and_relied_on(tmp_path: Path, c
         change(path)
         [receipt] = archive.put([NewSession("s", [np.arange(40), *[np.arange(9)] * number])])
         assert receipt.new == 1 and archive.stat().segments == number + 1
+
+
+def test_two_segments_of_one_id_are_refused(archive: TowerArchive) -> None:
+    """An id has a part of the digest; 32 bytes of it tell two segments apart."""
+    archive.put([NewSession("s", [np.arange(30)])])
+    known = archive.parts.writer.proved._known
+    known |= {segment: (at, digest[:16] + bytes(16)) for segment, (at, digest) in known.items()}
+    with pytest.raises(CorruptError, match="two different segments"):
+        archive.put([NewSession("t", [np.arange(30)])])
+
+
+def test_what_another_writer_has_not_synced_yet_outlives_a_power_cut_once_a_put_relies_on_it(
+    disk: SimDisk, codec: ZlibCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put that changes nothing writes no pack, whose sync would be that of the others too."""
+    new, sync = NewSession("s", [np.arange(30)]), disk.sync_directory
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "sync_directory", lambda path: None if path == "packs" else sync(path))
+        archive.put([new])
+    [receipt] = TowerArchive.open(DirectoryStore(disk), [codec]).put([new])
+    assert receipt.unchanged
+    for state in disk.crashes("tmp"):
+        left = TowerArchive.open(DirectoryStore(SimDisk(state)), [codec])
+        assert np.array_equal(left.get("s").tokens, np.arange(30))
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_what_a_collector_deletes_during_a_put_that_relies_on_it_is_put_again(
+    disk: SimDisk, codec: ZlibCodec, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Nothing live needs it when the collector looks. ``before``: runs before the put, of the two that delete."""
+    prompt, collector = np.arange(30), TowerArchive.create(DirectoryStore(disk), [codec])
+    collector.put([NewSession("old", [prompt, np.array([1])])])
+    collector.forget(collector.history("old"))
+    for _ in range(before):
+        collector.collect()
+    put = Publisher.put
+
+    def late(publisher: Publisher, *args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        for _ in range(2 - before):
+            collector.collect()
+        put(publisher, *args, **options)
+
+    writer = TowerArchive.open(DirectoryStore(disk), [codec])
+    monkeypatch.setattr(Publisher, "put", late)
+    writer.put([NewSession("new", [prompt, np.array([2])])])
+    left = TowerArchive.open(DirectoryStore(disk), [codec])
+    assert left.get("new").tokens.tolist() == [*range(30), 2] and left.verify(decode=True).sound
+
+
+def test_an_undelete_brings_back_what_a_collector_deletes_meanwhile(
+    disk: SimDisk, codec: ZlibCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = TowerArchive.create(DirectoryStore(disk), [codec])
+    collector.put([NewSession("old", [np.arange(30), np.array([1])])])
+    collector.forget(collector.history("old"))
+    collector.collect()
+    put = Publisher.put
+
+    def late(publisher: Publisher, *args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        collector.collect()
+        put(publisher, *args, **options)
+
+    other = TowerArchive.open(DirectoryStore(disk), [codec])
+    monkeypatch.setattr(Publisher, "put", late)
+    other.undelete(other.history("old"))
+    left = TowerArchive.open(DirectoryStore(disk), [codec])
+    assert left.get("old").tokens.tolist() == [*range(30), 1] and left.verify(decode=True).sound
 
 
 def test_a_put_looks_again_where_a_collector_deleted_a_pack(

@@ -221,6 +221,7 @@ def test_a_full_pool_gives_up_the_prefixes_that_nobody_uses() -> None:
     with pytest.raises(PoolFull):
         PackedSession.of(random_kv(160, seed=4), ours, keep=0)
     assert torch.equal(used.kv(), kept.kv())
+    assert len(tree.names("acme", [0, *IDS[:63]])) == 4  # giving these up would free nothing
 
 
 def test_prefixes_go_to_host_memory_and_come_back() -> None:
@@ -263,6 +264,8 @@ def test_pinned_prefixes_stay_where_they_are() -> None:
     tree.pin(names[-1])
     assert tree.move(names, to_host=True) == 0
     tree.unpin(names[-1])
+    with pytest.raises(UsageError, match="not pinned"):
+        tree.unpin(names[-1])
     assert tree.move(names, to_host=True) == 6
     tree.pin(names[-1])
     for seed in range(1, 4):
