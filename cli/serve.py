@@ -18,12 +18,13 @@ from pltz.cli.ui.key_options import key_options, key_words, secret
 from pltz.cli.ui.output import write_text
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.extras import need
+from pltz.plt_codec.named_file import secret_file
 
 if TYPE_CHECKING:
     from pltz.serving.server.service import Service
 
 LOCK = "serve.lock"
-KEY, SHORTEST = "PLTZ_API_KEY", 16  # environment variable, characters of a key
+KEY, SHORTEST, MOST = "PLTZ_API_KEY", 16, 4096  # environment variable, characters of a key, bytes of its file
 NEW = 256
 LAST = 4.0  # seconds that turns have to end after a signal
 
@@ -184,9 +185,7 @@ def _api_key(file: str | None) -> str | None:
     found = os.environ.get(KEY)
     if file is not None:
         try:
-            if os.stat(file).st_mode & 0o077:
-                raise UsageError(f"others may read the key in {file}: chmod 600 {file}")
-            found = Path(file).read_text("ascii").strip()
+            found = secret_file(file, MOST).decode("ascii").strip()
         except (OSError, UnicodeDecodeError) as exc:
             raise UsageError(f"cannot read the key in {file}: {exc}") from exc
     if found is not None and not re.fullmatch(f"[!-~]{{{SHORTEST},}}", found):

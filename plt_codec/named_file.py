@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from pltz.plt_codec.errors import UsageError
 
@@ -18,4 +19,22 @@ def named_file(path: str | os.PathLike[str], most: int) -> bytes:
         data = file.read(most + 1)
     if len(data) > most:
         raise UsageError(f"{os.fspath(path)} has more than {most} bytes: name another file")
+    return data
+
+
+def secret_file(path: str | os.PathLike[str], most: int) -> bytes:
+    """Return the bytes of a file that its owner alone may read, of at most ``most``. No pipe is waited for.
+
+    Raises OSError, and UsageError where it is no plain file, is larger, or others may read it.
+    """
+    name = os.fspath(path)
+    with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise UsageError(f"expected a key in a plain file, found none in {name}: name another file")
+        if mode & 0o077:
+            raise UsageError(f"others may read the key in {name}: chmod 600 {name}")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise UsageError(f"{name} has more than {most} bytes: name another file")
     return data

@@ -12,7 +12,9 @@ same questions: the ids of domains, segments and sessions, and the fields of a r
 from __future__ import annotations
 
 import os
+import select
 import subprocess
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -28,10 +30,11 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.identity import NONE
-from pltz.plt_codec.named_file import named_file
+from pltz.plt_codec.named_file import secret_file
 
 LEAST_SECRET = 16  # least bytes of a key file or a command's output
-MAX_SECRET = 1 << 20  # bytes of a key file
+MAX_SECRET = 1 << 20  # bytes of a key file, or of a command's output
+COMMAND_SECONDS = 120  # time of a key command, in which a person may have to unlock a vault
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,9 @@ class Secret:
 
     @classmethod
     def file(cls, path: str | os.PathLike[str]) -> Secret:
-        """Return the secret in a file of at least 16 random bytes. Raises UsageError."""
+        """Return the secret in a file of at least 16 random bytes, which nobody else may read. Raises UsageError."""
         try:
-            data = named_file(path, MAX_SECRET)
+            data = secret_file(path, MAX_SECRET)
         except OSError as exc:
             raise UsageError(f"cannot read the key file: {exc.strerror}") from exc
         return cls._raw(data, "the key file")
@@ -76,12 +79,29 @@ class Secret:
     def command(cls, line: str) -> Secret:
         """Return the secret that a shell command prints, at least 16 bytes.
 
-        Raises UsageError where it fails.
+        Raises UsageError where it fails, prints more than a key, or takes longer than COMMAND_SECONDS.
         """
-        done = subprocess.run(line, shell=True, stdout=subprocess.PIPE, check=False)
-        if done.returncode:
-            raise UsageError(f"the key command ended with {done.returncode}")
-        return cls._raw(done.stdout, "the output of the key command")
+        end, data = time.monotonic() + COMMAND_SECONDS, b""
+        with subprocess.Popen(line, shell=True, stdout=subprocess.PIPE) as run:
+            assert run.stdout is not None
+            try:
+                while select.select([run.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+                    if not (piece := os.read(run.stdout.fileno(), MAX_SECRET)):
+                        code = run.wait(max(0.0, end - time.monotonic()))
+                        break
+                    data += piece
+                    if len(data) > MAX_SECRET:
+                        raise UsageError(f"the key command prints over {MAX_SECRET} bytes: let it print the key alone")
+                else:
+                    raise subprocess.TimeoutExpired(line, COMMAND_SECONDS)
+            except subprocess.TimeoutExpired as exc:
+                why = f"the key command does not end within {COMMAND_SECONDS} s: run it alone to see why"
+                raise UsageError(why) from exc
+            finally:
+                run.kill()
+        if code:
+            raise UsageError(f"the key command ended with {code}")
+        return cls._raw(data, "the output of the key command")
 
     @classmethod
     def chosen(

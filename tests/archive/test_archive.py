@@ -57,6 +57,7 @@ def cold(tmp_path: Path, bundle: Bundle) -> pltz.Archive:
 def key(tmp_path: Path) -> Path:
     path = tmp_path / "key"
     path.write_bytes(KEY)
+    path.chmod(0o600)
     return path
 
 

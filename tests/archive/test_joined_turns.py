@@ -81,6 +81,7 @@ def places(tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> dic
         monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "key").write_bytes(bytes(range(32)))
+    (tmp_path / "key").chmod(0o600)
     return {
         "listed": Place(tmp_path / "listed"),
         "manifest": Place(tmp_path / "manifest"),

@@ -180,6 +180,7 @@ def test_a_log_put_in_part_is_forgotten_and_nothing_of_its_session_expires(place
 @pytest.mark.usefixtures("in_parts")
 def test_a_sealed_log_put_in_part_is_erased_by_its_name(tmp_path: Path, coded: list[int]) -> None:
     (tmp_path / "key").write_bytes(b"k" * 40)
+    (tmp_path / "key").chmod(0o600)
     key = Secret.file(tmp_path / "key")
     cold = SessionArchive.open(tmp_path / "sealed", key=key, create=True, zstd_above=None)
     put_and_stop(cold, 60, coded, 0.5)
@@ -299,6 +300,7 @@ def test_a_damaged_pack_is_told_and_repaired(place: Path) -> None:
 def test_a_sealed_log_grows_and_can_be_erased(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(b"k" * 40)
+    key.chmod(0o600)
 
     def opened() -> SessionArchive:
         return SessionArchive.open(tmp_path / "sealed", key=Secret.file(key), create=True)

@@ -6,6 +6,7 @@ For erasing see test_erase.py.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pltz.archive.encryption import keys
 from pltz.archive.encryption.box import BITS, KEY, LEVELS, Tree, seal, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
@@ -117,6 +119,7 @@ def test_no_name_label_or_content_is_readable_in_files_or_file_names(tmp_path: P
 
     secret, words = tmp_path / "key", ["the-name", "the-tenant", "the-label", "the-prompt", "the-answer"]
     secret.write_bytes(bytes(range(32)))
+    secret.chmod(0o600)
     archive = TowerArchive.create(tmp_path / "cold", [BytesCodec()], key=Secret.file(secret))
     name, tenant, label, prompt, answer = words
     text = [np.frombuffer(t.encode(), np.uint8) for t in (prompt, answer)]
@@ -168,6 +171,9 @@ def test_a_wrong_or_missing_key_is_named(sealed: TowerArchive, disk: SimDisk, co
 def test_secrets_by_passphrase_file_and_command(tmp_path: Path, codec: SegmentCodec) -> None:
     file = tmp_path / "key"
     file.write_bytes(b"0123456789abcdef")
+    with pytest.raises(UsageError, match=f"chmod 600 {file}"):
+        Secret.file(file)
+    file.chmod(0o600)
     for number, secret in enumerate(
         (Secret.passphrase("words"), Secret.file(file), Secret.command(f"cat {file}"))
     ):
@@ -183,6 +189,18 @@ def test_secrets_by_passphrase_file_and_command(tmp_path: Path, codec: SegmentCo
         Secret.command("false")
     with pytest.raises(UsageError):
         Secret.passphrase("")
+
+
+def test_no_key_is_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(UsageError, match="plain file"):
+        Secret.file(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="over 1048576 bytes"):
+        Secret.command("exec cat /dev/zero")
+    monkeypatch.setattr(keys, "COMMAND_SECONDS", 0)
+    for line in ("exec cat <> " + str(tmp_path / "pipe"), "exec cat <> " + str(tmp_path / "pipe") + " >&-"):
+        with pytest.raises(UsageError, match="does not end within 0 s"):
+            Secret.command(line)
 
 
 def test_the_key_can_be_changed(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:

@@ -303,6 +303,7 @@ def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path, put: Put) ->
     """
     key, place, plain = tmp_path / "key", tmp_path / "sealed", tmp_path / "plain"
     key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
     made = lines(run("archive", "init", place, "--key-file", key, "--json"))[0]
     assert made["sealed"] and made["parity"] == [50, 1000] and not made["manifest"]
     named = lines(run("archive", "init", tmp_path / "named", "--manifest", "--json"))[0]
@@ -322,6 +323,7 @@ def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path, put: Put) ->
     assert json.loads(run("archive", "get", place, "chat2", *keyed).stdout) == {"id": "chat2", **chat(2)}
     wrong = tmp_path / "wrong"
     wrong.write_bytes(bytes(32))
+    wrong.chmod(0o600)
     assert run("archive", "get", place, "chat2", "--key-file", wrong).exit_code == 4
     assert run("archive", "get", place, "chat2", *keyed, "--passphrase").exit_code == 2
     raw = b"".join(p.read_bytes() for p in place.rglob("*") if p.is_file())

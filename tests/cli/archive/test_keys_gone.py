@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("tiny")
 def key(tmp_path: Path) -> Path:
     path = tmp_path / "key"
     path.write_bytes(bytes(range(32)))
+    path.chmod(0o600)
     return path
 
 

@@ -37,6 +37,7 @@ def run() -> Run:
 def key(tmp_path: Path) -> Path:
     path = tmp_path / "key"
     path.write_bytes(b"the-secret-of-16-bytes")
+    path.chmod(0o600)
     return path
 
 
@@ -169,6 +170,7 @@ def test_an_unfinished_erase_is_told_and_finished(cold: Path, key: Path, run: Ru
 def test_calls_that_are_refused(cold: Path, key: Path, tmp_path: Path, run: Run) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"not-the-key-of-it-at-all")
+    other.chmod(0o600)
     for args, code, words in (
         (("erase", cold, "--tenant", "t", "--all", "--key-file", other, "--yes"), 4, "not the key"),
         (("erase", cold, "--tenant", "t", "--all", "--yes"), 2, "without any"),

@@ -147,6 +147,7 @@ def test_the_connector_opens_a_sealed_archive(
     connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     (tmp_path / "key").write_bytes(b"a key of sixteen bytes or more")
+    (tmp_path / "key").chmod(0o600)
     monkeypatch.setenv("COLD_PASSPHRASE", "correct horse")
     setting = {"key_file": str(tmp_path / "key"), "key_command": f"cat {tmp_path / 'key'}"}
     setting["passphrase_env"] = "COLD_PASSPHRASE"

@@ -319,6 +319,7 @@ def test_a_sealed_archive(
     from pltz.archive.encryption.keys import Secret
 
     key = nightly.write("key", bytes(range(32)))
+    key.chmod(0o600)
     nightly.head = nightly.head.replace('"cold"', '"sealed"') + 'key_file = "key"\n'
     SessionArchive.create(nightly.root / "sealed", nightly.bundles, key=Secret.file(key))
     nightly.write("chats/a.jsonl", make_lines([make_chat(1)]))
