@@ -98,6 +98,8 @@ _ALIASES: dict[str, int] = {name: i for i, name in ROLES.items()} | {
     **dict.fromkeys(("function_call", "tool_call"), _ID["function"]),
 }
 
+MANY = 1 << 14  # objects: more of them that hold no text are one value, as segments take twice the time and memory
+
 TEXT_PARTS = frozenset(
     ("text", "input_text", "output_text", "summary_text", "refusal", "thinking", "redacted_thinking")
 ) | frozenset(("reasoning", "tool_use", "tool_result", "tool_call", "function_call", "server_tool_use"))
@@ -316,6 +318,8 @@ def _segments(session: Session) -> list[_Segment]:
     if style is None:
         framed = _framed(session.value) if isinstance(session.value, dict) else None
         return [(META, _json(session.value))] if framed is None else [(LIST, ALONE), *framed]
+    if len(messages) > MANY and not any(map(_may_say, messages)):
+        return [(META, _json(session.value))]
     head = _head_segments(session.value) if style.container else []
     row = [*_style_segment(style), *head]
     moulds = _Moulds()
@@ -327,6 +331,11 @@ def _segments(session: Session) -> list[_Segment]:
         meta = {**session.value, style.container: None}
         row.append((META, _json({key: None if head and key in HEAD else item for key, item in meta.items()})))
     return row
+
+
+def _may_say(message: dict[str, Any]) -> bool:
+    """Return whether a message may hold a text: a string, or a list or object that holds one."""
+    return any(isinstance(item, str | list | dict) for item in message.values())
 
 
 def _head_segments(value: dict[str, Any]) -> list[_Segment]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
+from pltz.models.session import transcript
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import (
     conversation_ids,
@@ -235,6 +236,18 @@ MOULDED_FORMS = (
     '<|user|>j<|message|>[{"name":true}]',
     "<|user|>k",
 )
+
+
+@pytest.mark.parametrize("item", [{}, {"a": 1}])
+def test_many_objects_that_say_nothing_are_one_segment(
+    tiny_tokenizer: BundleTokenizer, item: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcript, "MANY", 20)
+    for many, said in ((20, []), (21, []), (21, [{"role": "user", "content": "Hi"}])):
+        session = Session("chat", [item] * many + said)
+        tokens = to_tokens(session, tiny_tokenizer)
+        assert from_tokens("chat", tokens, tiny_tokenizer) == session
+        assert (SPECIALS[tokens[0]] == "meta") == (many > 20 and not said)
 
 
 def test_a_mould_that_comes_again_is_said_once(tiny_tokenizer: BundleTokenizer) -> None:
