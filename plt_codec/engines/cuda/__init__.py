@@ -3,16 +3,14 @@
     base.cuh      types and declarations, which the kernels of `kv/` include too
     common.cuh    the contract's pieces, the range coder, the layout: shared by all kernels
     batch.cu      many sessions: a kernel per stage, the rows of all sessions side by side
-    wide.cu       the same by wgmma, where that was proven: products, heads, attention when encoding
     grid.cu       one session: one kernel decodes a whole block on the whole GPU
     gated.cu      one session of contract 2: the same for a gated bundle
     cluster.cu    few sessions: one kernel decodes a whole block, a cluster of 16 multiprocessors per session
     structs.py    the structs shared with the kernels
-    rows.py       the launches of the layers by batch.cu and wide.cu
+    rows.py       the launches of the layers by batch.cu
     contexts.py   the contexts of sequences, in one parallel pass
     batch.py      sequences on the device, and the kernels that code them
     chain.py      sequences that each stand behind those before them
-    turn.py       one short sequence, encoded
     pack.py       a bundle's tensors as the kernels read them
     device.py     the GPU: compiler, its cache, memory, launches
     coder.py      CudaCoder: sequences to frames and back

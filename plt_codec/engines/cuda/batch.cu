@@ -345,7 +345,6 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
         }
     }
 }
-#if !P_WGMMA /* else wide.cu has them */
 KERNEL2(256) to_qkv(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, int16_t *y) {
     product<TO_QKV, DP>(state, a, w, m, 0, y, QP);
 }
@@ -363,7 +362,6 @@ KERNEL2(256)
 to_class(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias, int32_t *logits) {
     product<TO_LOGITS, DP>(state, a, w, m, bias, logits, CP);
 }
-#endif
 
 /* ---------------------------------------------------------------- attention */
 
@@ -711,11 +709,10 @@ recall(const State *state, const int32_t *lists, const Session *sessions, const 
     }
 }
 
-/* Where a block ends and another follows: what that one may see, to the front. Keys only move down, a step at a time.
- * wide: values are where attend_wide() of wide.cu reads them. */
+/* Where a block ends and another follows: what that one may see, to the front. Keys only move down, a step at a time. */
 KERNEL(256)
 remember(const State *state, const int32_t *lists, const Session *sessions, const Piece *pieces, const Cache *caches,
-         int8_t *memory, int32_t wide) {
+         int8_t *memory) {
     for (int n = (int)blockIdx.x; n < state->listed[END]; n += (int)gridDim.x) {
         const int slot = lists[END * state->slots + n];
         const Session &s = sessions[pieces[slot].session];
@@ -730,7 +727,7 @@ remember(const State *state, const int32_t *lists, const Session *sessions, cons
                 const int at = i * 256 + (int)threadIdx.x;
                 if (at >= own * HW) continue;
                 k[i] = keys[(int64_t)from * HW + at];
-                v[i] = values[value_at(from + at / HW, at % HW, wide)];
+                v[i] = values[value_place(from + at / HW, at % HW)];
             }
             __syncthreads();
 #pragma unroll
@@ -738,7 +735,7 @@ remember(const State *state, const int32_t *lists, const Session *sessions, cons
                 const int at = i * 256 + (int)threadIdx.x;
                 if (at >= own * HW) continue;
                 keys[(int64_t)to * HW + at] = k[i];
-                values[value_at(to + at / HW, at % HW, wide)] = v[i];
+                values[value_place(to + at / HW, at % HW)] = v[i];
             }
             __syncthreads();
             to += own;

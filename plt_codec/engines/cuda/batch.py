@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.engines.cuda.contexts import ContextBatch
-from pltz.plt_codec.engines.cuda.device import CLUSTER, Device
+from pltz.plt_codec.engines.cuda.device import CLUSTER
 from pltz.plt_codec.engines.cuda.model import DeviceModel
-from pltz.plt_codec.engines.cuda.pack import PROVEN_KEYS, cluster_memory, gated_plan, grid_plan, up
+from pltz.plt_codec.engines.cuda.pack import cluster_memory, gated_plan, grid_plan, up
 from pltz.plt_codec.engines.cuda.rows import (
     FEW,
     FEW_FIXED,
@@ -45,11 +45,6 @@ ENCODE_BURST = 2  # the same when encoding, once those that are needed in any ca
 CLUSTER_LANES = 16  # most lanes of cluster.cu, and of the narrow kernel of grid.cu
 DAMAGED, SPENT = 1, 2
 BY_BLOCK = 2  # State::decoding of a kernel that decodes a block
-
-
-def by_attend_wide(device: Device, shape: Shape, work: Sequence[SequenceWork], decoding: bool) -> bool:
-    """Return whether the attention of wide.cu serves these sequences and their contexts."""
-    return not decoding and device.wide and max(key_room(shape, w) for w in work) <= PROVEN_KEYS
 
 
 def encode_slots(work: Sequence[SequenceWork]) -> int:
@@ -127,7 +122,6 @@ class SequenceBatch(RowBuffers):
         self.work = work
         self.grid, self.gated, self.clusters = self._kernels(coder) if decoding else (False, False, 0)
         most_slots = self.clusters or (SLOTS if decoding else encode_slots(work))
-        self.wide = by_attend_wide(self.device, s, work, decoding)
         self.known = known if any(w.first for w in work) else None
         # keys and values of slots; contexts are read where they are remembered, if many sequences are decoded
         self.in_place = self.known is not None and decoding and not self.clusters
@@ -218,8 +212,7 @@ class SequenceBatch(RowBuffers):
         self._remember()
 
     def _remember(self) -> None:
-        self._launch("remember", self._movers(), 256, "state", "lists", "sessions", "pieces", "caches", "memory",
-                     int(self.wide))  # fmt: skip
+        self._launch("remember", self._movers(), 256, "state", "lists", "sessions", "pieces", "caches", "memory")
 
     def decode_block(self) -> None:
         """Launch the kernel that decodes one block of each slot: by a cluster each, or one slot by the whole GPU."""

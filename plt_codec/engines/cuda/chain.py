@@ -98,7 +98,7 @@ class ChainDecoder:
             # memory for contexts, and the recorded launches that read one, are made once
             if self._contexts is None:
                 longest = max(1, self._model.shape.memory)
-                self._contexts = ContextBatch(self._model, LINKS, longest, False, places=1, ids=IDS)
+                self._contexts = ContextBatch(self._model, LINKS, longest, places=1, ids=IDS)
                 self._replay = self._model.device.record(self._contexts.run)
             # all work is queued before anything is awaited: each context, then the blocks behind it
             behind = sessions[sessions["first"] > 0]  # each context begins where its sequence's ids are counted from

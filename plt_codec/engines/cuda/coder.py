@@ -10,7 +10,6 @@ The sequences are sorted, the largest first, so that each fits the slot of one t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -19,13 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.engines.cuda import device as gpu
-from pltz.plt_codec.engines.cuda.batch import CLUSTER_LANES, SequenceBatch, by_attend_wide
+from pltz.plt_codec.engines.cuda.batch import CLUSTER_LANES, SequenceBatch
 from pltz.plt_codec.engines.cuda.chain import IDS, LINKS, ChainDecoder
-from pltz.plt_codec.engines.cuda.contexts import ContextBatch, SingleContext, computed
+from pltz.plt_codec.engines.cuda.contexts import SingleContext, computed
 from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.pack import MOST_SHARED, cluster_memory, gated_plan, grid_plan, macros, up
 from pltz.plt_codec.engines.cuda.structs import SESSION
-from pltz.plt_codec.engines.cuda.turn import TurnEncoder
 from pltz.plt_codec.engines.cuda.work import (
     GATED,
     KEYS,
@@ -74,7 +72,6 @@ class CudaCoder:
         self.model = DeviceModel(weights, self._device)
         self.single_context = SingleContext(self.model)
         self._chains = ChainDecoder(self.model)
-        self._turns = TurnEncoder(self.model)
 
     def twin(self, *, urgent: bool = False) -> CudaCoder:
         """Return a coder of the same weights on the same device, which another thread may use beside this one.
@@ -343,14 +340,6 @@ class CudaCoder:
         s["context"] = [numbers[one.key] if one.work.first else -1 for one in inputs]
         return s, contexts
 
-    def _known(
-        self, contexts: Sequence[Ids], work: Sequence[SequenceWork], decoding: bool
-    ) -> AbstractContextManager[ContextBatch | None]:
-        """Return the keys and values of contexts, laid out for the kernels that code these sequences."""
-        return computed(
-            self.model, self.single_context, contexts, by_attend_wide(self._device, self.shape, work, decoding)
-        )
-
     def _encode_part(
         self, tokens: Sequence[npt.NDArray[np.int32]], inputs: Sequence[_CudaSequence], progress: Progress | None
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint32]]:
@@ -359,12 +348,8 @@ class CudaCoder:
         words = np.zeros(int(sessions["words"].sum()), np.uint32)
         all_tokens = np.concatenate([a for one, t in zip(inputs, tokens, strict=True) for a in (one.before, t)])
         work = [one.work for one in inputs]
-        if len(work) == 1 and self._turns.serves(work[0]):
-            with self._known(contexts, work, False) as known:
-                self._turns.encode(self, sessions, work[0], known, all_tokens, words, progress)
-            return sessions, words
         with (
-            self._known(contexts, work, False) as known,
+            computed(self.model, self.single_context, contexts) as known,
             SequenceBatch(self, sessions, work, known, all_tokens, words, False) as batch,
         ):
             batch.run(progress)
@@ -383,7 +368,7 @@ class CudaCoder:
         tokens[(sessions["token_at"] + sessions["first"] - 1)[behind]] = last
         work = [one.work for one in inputs]
         with (
-            self._known(contexts, work, True) as known,
+            computed(self.model, self.single_context, contexts) as known,
             SequenceBatch(self, sessions, work, known, tokens, words, True) as batch,
         ):
             batch.run(progress, told=told)

@@ -365,15 +365,6 @@ DEV int value_place(int key, int dim) {
     return (key >> 5) * 2048 + (dim >> 4) * 512 + ((dim & 7) * 4 + t) * 16 + (dim >> 3 & 1) * 8 + (tile >> 1) * 4 +
            (tile & 1) * 2 + (k & 1);
 }
-/* The same where products of 64 rows read it (wide.cu): [key / 64][dim][key / 32 % 2][byte], bytes of 32 keys in the
- * order in which a thread has their weights: thread t keys 2 t, + 1, 8 + 2 t, + 1, then the same from 16 on. */
-DEV int value_row_place(int key, int dim) {
-    const int k = key & 31, tile = k >> 3;
-    return (key >> 6) * 4096 + dim * 64 + (key & 32) + (tile >> 1) * 16 + ((k & 7) >> 1) * 4 + (tile & 1) * 2 + (k & 1);
-}
-DEV int value_at(int key, int dim, int wide) {
-    return P_WGMMA && wide ? value_row_place(key, dim) : value_place(key, dim);
-}
 
 /* ---------------------------------------------------------------- attention of 16 queries by a warp */
 

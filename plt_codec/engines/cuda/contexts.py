@@ -34,7 +34,6 @@ class ContextBatch(RowBuffers):
     The keys and values lie in the buffer "known"; "contexts" says where those of each context begin.
 
     Args:
-        wide: lay values out as the attention of wide.cu reads them.
         places: contexts whose keys and values are kept; None is all. With 1 they replace each other, pass by pass.
         ids: room for the ids of all contexts; None is ``count * longest``.
     """
@@ -44,13 +43,12 @@ class ContextBatch(RowBuffers):
         model: DeviceModel,
         count: int,
         longest: int,
-        wide: bool,
         *,
         places: int | None = None,
         ids: int | None = None,
     ):
         super().__init__(model)
-        self.wide, self.count, self.longest, self.places = wide, count, longest, places or count
+        self.count, self.longest, self.places = count, longest, places or count
         self.slots = min(self.places, SLOTS, max(1, ROWS // longest))
         self.rows = up(self.slots * longest, 128)
         room = up(longest, KEYS)
@@ -115,45 +113,42 @@ class ContextBatch(RowBuffers):
 
 
 class SingleContext:
-    """One context of up to M tokens, with buffers and a recording per layout of values that stay.
-
-    Threads take turns.
-    """
+    """One context of up to M tokens, with buffers and a recording that stay. Threads take turns."""
 
     def __init__(self, model: DeviceModel):
         self._model, self._lock = model, Lock()
-        self._made: dict[bool, ContextBatch] = {}
-        self._replay: dict[bool, Any] = {}
+        self._made: ContextBatch | None = None
+        self._replay: Any = None
 
     @contextmanager
-    def of(self, context: Ids, wide: bool) -> Iterator[ContextBatch]:
+    def of(self, context: Ids) -> Iterator[ContextBatch]:
         """Queue the pass over a context, (m,), and yield the batch that holds it."""
         with self._lock:
-            if wide not in self._made:
-                made = ContextBatch(self._model, 1, self._model.shape.memory, wide)
-                self._replay[wide] = self._model.device.record(made.run)
-                self._made[wide] = made
-            self._made[wide].load([context])
-            self._replay[wide]()
-            yield self._made[wide]
+            if self._made is None:
+                made = ContextBatch(self._model, 1, self._model.shape.memory)
+                self._replay = self._model.device.record(made.run)
+                self._made = made
+            self._made.load([context])
+            self._replay()
+            yield self._made
 
     def __del__(self) -> None:
-        for made in self._made.values():
-            made.close()
+        if self._made is not None:
+            self._made.close()
 
 
 @contextmanager
 def computed(
-    model: DeviceModel, single: SingleContext, contexts: Sequence[Ids], wide: bool
+    model: DeviceModel, single: SingleContext, contexts: Sequence[Ids]
 ) -> Iterator[ContextBatch | None]:
     """Yield the keys and values of contexts, (m,) each; None where there are none."""
     if not contexts:
         yield None
     elif len(contexts) == 1:
-        with single.of(contexts[0], wide) as known:
+        with single.of(contexts[0]) as known:
             yield known
     else:
-        with ContextBatch(model, len(contexts), max(map(len, contexts)), wide) as known:
+        with ContextBatch(model, len(contexts), max(map(len, contexts))) as known:
             known.load(contexts)
             known.run()
             yield known

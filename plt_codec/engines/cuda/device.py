@@ -20,12 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.engines.cuda.pack import MOST_SHARED, wgmma
+from pltz.plt_codec.engines.cuda.pack import MOST_SHARED
 from pltz.plt_codec.engines.cuda.pool import OutOfMemory, Pool
 from pltz.plt_codec.errors import ModelError, UsageError
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("batch.cu", "wide.cu", "cluster.cu", "grid.cu", "gated.cu")
+SOURCES = ("batch.cu", "cluster.cu", "grid.cu", "gated.cu")
 INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 OLDEST = 80  # compute capability that the instructions need
 CLUSTERS = 90  # from here on there are clusters of CTAs
@@ -48,7 +48,6 @@ class Device(Protocol):
     clusters: int  # clusters of cluster.cu that run side by side; 0: it cannot run
     grid: int  # clusters of grid.cu; 0: it cannot run
     gated: int  # clusters of gated.cu; 0: it cannot run
-    wide: bool  # whether the kernels of wide.cu serve many sessions
     stream: int  # the CUstream of all its work; 0: it works synchronously
     name: str  # its name in torch
 
@@ -104,8 +103,7 @@ def whole(kernels: str) -> str:
 
 def compile_kernels(shape: Mapping[str, int], capability: int) -> bytes:
     """Return the machine code of the kernels for the macros of a shape. Raises as `compile_text` does."""
-    named = {**shape, "P_WGMMA": int(wgmma(shape, capability))}
-    return compile_text(source(), capability, [f"-D{k}={v}" for k, v in named.items()])
+    return compile_text(source(), capability, [f"-D{k}={v}" for k, v in shape.items()])
 
 
 def compile_text(kernels: str, capability: int, options: Sequence[str] = ()) -> bytes:
@@ -262,7 +260,6 @@ class CudaDevice:
         elif self.capability >= CLUSTERS and not shape["P_GATED"]:
             self.clusters = self._clusters("decode_block", MOST_SHARED)
         self.grid = shape["P_GRID"] if shape["P_GRID"] <= self.clusters else 0
-        self.wide = wgmma(shape, self.capability)
 
     def _clusters(self, kernel: str, shared: int) -> int:
         """Return the number of clusters of a kernel that run side by side."""

@@ -19,13 +19,6 @@ GATED_QUERIES = 96  # its queries per key head, at most: lanes times the query h
 GATED_DEPTH = 40  # layers, at most: pointers to all weights fit the 4 KB of a kernel's arguments
 MOST_SHARED = 227 << 10  # bytes of shared memory that a CTA can have
 
-WGMMA = 90  # the only compute capability with the instructions of wide.cu
-PROVEN = {  # shapes that wide.cu has run with on such a GPU
-    "P_D": 384, "P_HEADS": 6, "P_KV": 3, "P_HEAD": 64, "P_HIDDEN": 1664, "P_VOCAB": 16384, "P_GATED": 0,
-    "P_HOT": 0, "P_COLD": 0, "P_WIDE": 0,
-}  # fmt: skip
-PROVEN_KEYS = 4096 + 1024  # of a block and of its memory, at most: the same for its attention
-
 PARTS = ("qkv", "out", "up", "down")
 
 
@@ -129,22 +122,6 @@ def gated_plan(s: Shape) -> Mapping[str, int]:
     lanes = min(GATED_LANES, GATED_QUERIES // (s.heads // s.kv_heads))
     fits = s.gated and shared <= MOST_SHARED and s.layers <= GATED_DEPTH
     return {"P_GATED_LANES": lanes if fits else 0, "P_GATED_SHARED": shared, "P_GATED_WIRE": wire}
-
-
-def wgmma(shape: Mapping[str, int], capability: int) -> bool:
-    """Return whether the kernels of wide.cu serve many sessions of a shape (macros()) on a GPU.
-
-    Otherwise those of batch.cu do.
-
-    They serve only what they have run with there and given the bytes of the other kernels: the shape of `mini`, with
-    any number of layers. An asynchronous product that is not waited for shows on a GPU alone, and each shape is machine
-    code of its own. Their source serves any shape of contract 1; the tests by emulation run it on others. To admit
-    more, change PROVEN for a run on an H100 or H200 with that shape among the models: the tests of test_cuda.py that
-    end in on_a_gpu, the frames of `pltz.benchmarks.speed.measure_cuda` against the CPU's, and compute-sanitizer's
-    racecheck, memcheck and synccheck.
-    """
-    proven = all(shape[name] == value for name, value in PROVEN.items())
-    return capability == WGMMA and proven and shape["P_BLOCK"] + shape["P_MEMORY"] <= PROVEN_KEYS
 
 
 def macros(weights: Weights) -> dict[str, int]:

@@ -26,9 +26,6 @@ MOVERS = 64  # slots whose keys recall and remember move side by side, at most
 COLLECTORS = 1024  # threads of collect, at most: up to four slots each
 LISTS = 5  # of slots that collect makes (common.cuh)
 FEWEST, FEWER = 2, 3  # those of both launches of attend_few
-WIDE_QUERIES = 128  # per CTA of the attention of wide.cu
-WIDE_SHARED = 48 << 10  # its shared memory: 32 KB of keys and values, 8 KB of weights at a multiple of that
-WIDE_ROWS = 16  # per CTA of heads_wide
 ALIGNED = 256  # bytes, as what a device allocates
 
 
@@ -51,15 +48,14 @@ def packed(arrays: dict[str, npt.NDArray[Any]]) -> tuple[dict[str, int], npt.NDA
 class RowBuffers:
     """Buffers on the device by name, and launches with them. A subclass decides which buffers there are.
 
-    ``slots``: sequences under way side by side. ``rows``: positions of an iteration, at most. ``wide``: whether
-    attention is that of wide.cu. ``few``: bytes of shared memory of each launch of attend_few; 0: there is none.
-    ``others``: whether there are sequences that it does not serve, or not in every step.
-    ``in_place``: whether whole groups of keys of contexts are read where they are remembered.
+    ``slots``: sequences under way side by side. ``rows``: positions of an iteration, at most. ``few``: bytes of shared
+    memory of each launch of attend_few; 0: there is none. ``others``: whether there are sequences that it does not
+    serve, or not in every step. ``in_place``: whether whole groups of keys of contexts are read where they are
+    remembered.
     """
 
     slots: int
     rows: int
-    wide: bool
     in_place = False
     few: tuple[int, int] = (0, 0)
     others = True
@@ -165,35 +161,27 @@ class RowBuffers:
         go("enter", warps, 256, "state", "sessions", "pieces", "rows", "tokens", "embed.w", "embed.m",
            self._gated("layer.0.norm_in"), "x", "a")  # fmt: skip
         # attention is cut into chunks of queries, as many as fill the GPU
-        queries = WIDE_QUERIES if self.wide else QUERIES
-        chunks = -(-most * (s.heads // s.kv_heads) // queries)
-        abreast = self.slots if self.wide else min(self.slots, ATTEND_SLOTS)
+        chunks = -(-most * (s.heads // s.kv_heads) // QUERIES)
+        abreast = min(self.slots, ATTEND_SLOTS)
         chunks = max(1, min(chunks, ATTEND_CTAS // (abreast * s.kv_heads)))
         known_at = ("contexts", "known") if self.in_place else (None, None)
         for i in range(s.layers):
             t = f"layer.{i}."
             self._product("to_qkv", s.qkv, "a", t + "qkv.w", t + "qkv.m", "y")
-            if self.device.wide:
-                go("heads_wide", (-(-rows // WIDE_ROWS), 1, 1), 32 * WIDE_ROWS, "state", "rows", "y", "table.phase",
-                   "table.cos", "table.sin", i, "q", "caches", "memory", int(self.wide),
-                   shared=64 * WIDE_ROWS * s.kv_heads)  # fmt: skip
-            else:
-                go("heads", warps, 256, "state", "rows", "y", "table.phase",
-                   "table.cos", "table.sin", i, "q", "caches", "memory")  # fmt: skip
+            go("heads", warps, 256, "state", "rows", "y", "table.phase",
+               "table.cos", "table.sin", i, "q", "caches", "memory")  # fmt: skip
             # keys and values of the last layer are there: nothing else is asked
             if known and i + 1 == s.layers:
                 return
             # the attention that suits the rows; two share the slots of a batch, each by itself
             to = i, t + "heat", "table.exp", "o"
             same = "sessions", "pieces", "q", "caches", "memory"
-            if self.wide:
-                go("attend_wide", (chunks, s.kv_heads, self.slots), 256, *same, *to, shared=WIDE_SHARED)
             for which, size in zip((FEWEST, FEWER), self.few, strict=True):
                 if size:
                     ctas = min(self.slots * s.kv_heads, FEW_CTAS * FEW_SHARED // max(FEW_SHARED, size))
                     go("attend_few", (ctas, 1, 1), 256, "state", "lists", "turns", *same, *known_at, *to, which,
                        shared=size)  # fmt: skip
-            if self.others and not self.wide:
+            if self.others:
                 go("attend", (chunks, s.kv_heads, abreast), 256, "state", "lists", *same, *known_at, *to,
                    shared=ATTEND_SHARED)  # fmt: skip
             self._product("to_out", s.d, "o", t + "out.w", t + "out.m", "x")

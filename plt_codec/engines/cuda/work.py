@@ -12,7 +12,7 @@ from pltz.plt_codec.engines.cuda.pack import up
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.weights import Shape
 
-KEYS = 64  # room for keys is a multiple: wide.cu reads this many at once
+KEYS = 64  # room for keys is a multiple
 GROUP = 32  # keys that batch.cu reads at once
 
 

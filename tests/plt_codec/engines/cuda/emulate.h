@@ -262,63 +262,6 @@ static inline void mma_u8(int32_t *c, uint32_t a0, uint32_t a1, uint32_t a2, uin
     const uint32_t a[4] = {a0, a1, a2, a3};
     mma<false>(c, a, b0, b1);
 }
-/* ---- what wide.cu calls. Its products are done at once, so this shows what they compute, not whether they are waited
- * for. */
-struct Matrix {
-    const uint8_t *rows;
-    int row, k;
-};
-typedef uint8_t *Spot;
-static inline Spot shared_spot() { return shared(); }
-static inline Spot aligned(Spot p, uint32_t to) { return (Spot)(((uint64_t)p + to - 1) & ~(uint64_t)(to - 1)); }
-static inline uint32_t word_at(Spot p, uint32_t offset) { return *(const uint32_t *)(p + offset); }
-static inline void set_word(Spot p, uint32_t v) { *(uint32_t *)p = v; }
-static inline Matrix matrix(Spot p, int row, int k) { return {p, row, k}; }
-/* The 32 bytes of a row, from two pieces of 16 by the 64-byte swizzle. */
-static inline void matrix_row(uint8_t *to, const Matrix &m, int row) {
-    const int r = m.row + row;
-    for (int half = 0; half < 2; half++)
-        memcpy(to + half * 16, m.rows + r * 64 + (((m.k >> 4) + half ^ (r >> 1 & 3)) << 4), 16);
-}
-template <bool SIGNED, int N>
-static void products(int32_t *c, const uint8_t (*left)[32], const Matrix &b, int add) {
-    const int t = (int)(threadIdx.x & 3);
-    for (int i = 0; i < N / 2; i++) {
-        uint8_t right[32];
-        matrix_row(right, b, (i >> 2) * 8 + t * 2 + (i & 1));
-        c[i] = (add ? c[i] : 0) + dot32<SIGNED>(left[i >> 1 & 1], right);
-    }
-}
-template <bool SIGNED, int N> static void wide(int32_t *c, const uint32_t a[4], Matrix b, int add) {
-    const uint32_t mine[4] = {a[0], a[1], a[2], a[3]};
-    uint32_t (*table)[8] = exchange<4>(mine);
-    uint8_t left[2][32];
-    for (int i = 0; i < 2; i++) {
-        uint32_t row[8];
-        left_row(row, table, (int)(threadIdx.x & 31) / 4 + i * 8);
-        memcpy(left[i], row, 32);
-    }
-    products<SIGNED, N>(c, left, b, add);
-}
-template <bool SIGNED, int N> static void wide(int32_t *c, Matrix a, Matrix b, int add) {
-    const int first = (int)(threadIdx.x >> 5 & 3) * 16 + (int)(threadIdx.x & 31) / 4;
-    uint8_t left[2][32];
-    for (int i = 0; i < 2; i++) matrix_row(left[i], a, first + i * 8);
-    products<SIGNED, N>(c, left, b, add);
-}
-static inline void wide_s8_32(int32_t *c, const uint32_t *a, Matrix b, int add) { wide<true, 32>(c, a, b, add); }
-static inline void wide_s8_64(int32_t *c, const uint32_t *a, Matrix b, int add) { wide<true, 64>(c, a, b, add); }
-static inline void wide_u8_64(int32_t *c, const uint32_t *a, Matrix b, int add) { wide<false, 64>(c, a, b, add); }
-static inline void wide_s8_128(int32_t *c, Matrix a, Matrix b, int add) { wide<true, 128>(c, a, b, add); }
-static inline void wide_u8_128(int32_t *c, Matrix a, Matrix b, int add) { wide<false, 128>(c, a, b, add); }
-static inline void wide_begin() {}
-static inline void wide_commit() {}
-static inline void wide_but_last() {}
-static inline void wide_end_32(int32_t *) {}
-static inline void wide_end_64(int32_t *) {}
-static inline void wide_end_80(int32_t *, int32_t *, int32_t *, const uint32_t *) {}
-static inline void copies_seen() {}
-static inline uint32_t joined_at(uint32_t a, uint32_t by, uint32_t b) { return a * by + b; }
 static inline int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
     for (int i = 0; i < 4; i++) c += (int32_t)(int8_t)(a >> 8 * i) * (int8_t)(b >> 8 * i);
     return c;

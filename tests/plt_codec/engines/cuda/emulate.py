@@ -34,13 +34,13 @@ class Emulation:
     most shapes are tested with one of them or none.
 
     Args:
-        shape: as `macros` returns it. With P_WGMMA set, the kernels of wide.cu are compiled too.
+        shape: as `macros` returns it.
         flags: more options for the compiler.
         text: the kernels; the bundle's unless given.
     """
 
     def __init__(self, shape: Mapping[str, int], flags: Sequence[str] = (), text: str | None = None):
-        self.shape, self.flags = {"P_WGMMA": 0, **shape}, flags
+        self.shape, self.flags = shape, flags
         self._text = source() if text is None else text
         self._libraries: dict[str, ctypes.CDLL] = {}
 
@@ -57,9 +57,8 @@ class Emulation:
         return self._libraries[group]
 
     def _for_many(self) -> list[str]:
-        without = [*FEW, *["heads_wide", "attend_wide"] * (not self.shape["P_WGMMA"])]
         kernels = dict.fromkeys(re.findall(r"^KERNEL(?:[23]|_OF)?\([\w, ]+\)\s+(\w+)\(", self._text, re.MULTILINE))
-        return [name for name in kernels if name not in without]
+        return [name for name in kernels if name not in FEW]
 
     def _compiled(self, kernels: list[str]) -> Path:
         calls = "".join(f"    EMULATED({name})\n" for name in kernels)
@@ -97,10 +96,10 @@ def _run(command: Sequence[str]) -> None:
 class EmulatedDevice:
     """A `Device` (device.py) that is this machine's CPU."""
 
-    def __init__(self, emulation: Emulation, clusters: int = 0, grid: int = 0, wide: bool = False, gated: int = 0):
+    def __init__(self, emulation: Emulation, clusters: int = 0, grid: int = 0, gated: int = 0):
         self._emulation = emulation
         self._memory: dict[int, npt.NDArray[np.uint8]] = {}
-        self.clusters, self.grid, self.wide, self.gated = clusters, grid, wide, gated
+        self.clusters, self.grid, self.gated = clusters, grid, gated
         self.stream, self.name = 0, "cpu"
 
     def alloc(self, size: int) -> int:

@@ -17,7 +17,7 @@ import pytest
 
 from pltz.models.bundle.bundle import Bundle, coder_of
 from pltz.plt_codec.engines.cuda import device as gpu
-from pltz.plt_codec.engines.cuda.batch import SequenceBatch, by_context, few_shared
+from pltz.plt_codec.engines.cuda.batch import by_context, few_shared
 from pltz.plt_codec.engines.cuda.coder import CudaCoder
 from pltz.plt_codec.engines.cuda.pack import (
     GRID,
@@ -26,9 +26,7 @@ from pltz.plt_codec.engines.cuda.pack import (
     grid_plan,
     macros,
     tiles,
-    wgmma,
 )
-from pltz.plt_codec.engines.cuda.rows import RowBuffers
 from pltz.plt_codec.engines.cuda.structs import BATCH, SESSION
 from pltz.plt_codec.engines.cuda.work import (
     GATED,
@@ -44,7 +42,6 @@ from pltz.plt_codec.engines.cuda.work import (
 from pltz.plt_codec.engines.native.coder import NativeCoder
 from pltz.plt_codec.engines.queued import Queued
 from pltz.plt_codec.engines.token_coder import TokenCoder
-from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
@@ -80,13 +77,6 @@ SHAPES: dict[str, dict[str, int | bool]] = {
     },
     "warm": {"layers": 1, "block": 64, "memory": 30},
     "cold": {"layers": 2, "block": 64, "memory": 30},
-    "long": {
-        "layers": 1, "heads": 4, "kv_heads": 1, "head_dim": 64, "hidden": 500, "block": 1024, "memory": 300,
-    },
-    "proven": {
-        "vocab": 16384, "d": 384, "layers": 1, "heads": 6, "kv_heads": 3, "head_dim": 64, "hidden": 1664,
-        "block": 4096, "memory": 1024,
-    },
     "gated": {"gated": True},
     "gated, odd": {
         "gated": True, "vocab": 384, "d": 50, "layers": 2, "heads": 6, "kv_heads": 2, "head_dim": 10, "hidden": 75,
@@ -166,19 +156,19 @@ def frames(name: str, lanes: int | None, steps: int | None) -> list[Encoded]:
 
 
 @cache
-def emulation(name: str, wide: bool) -> emulate.Emulation:
+def emulation(name: str) -> emulate.Emulation:
     """Return the kernels for one of SHAPES."""
-    shape = {**macros(model(name)), "P_HELD": 1, "P_WGMMA": int(wide), **grid_plan(model(name).shape, 2)}
+    shape = {**macros(model(name)), "P_HELD": 1, **grid_plan(model(name).shape, 2)}
     return emulate.Emulation(shape)
 
 
-def coder(name: str, clusters: int, grid: int = 0, wide: bool = False, gated: int = 0) -> CudaCoder:
+def coder(name: str, clusters: int, grid: int = 0, gated: int = 0) -> CudaCoder:
     """Return a coder on the emulation.
 
-    clusters: 0 decodes by the kernels for many sessions. grid: 2 by grid.cu. wide: many by wide.cu.
+    clusters: 0 decodes by the kernels for many sessions. grid: 2 by grid.cu.
     gated: 2 by gated.cu.
     """
-    device = emulate.EmulatedDevice(emulation(name, wide), clusters, grid, wide, gated)
+    device = emulate.EmulatedDevice(emulation(name), clusters, grid, gated)
     return CudaCoder(model(name), on=device)
 
 
@@ -329,66 +319,6 @@ def test_sequences_of_different_layouts_are_encoded_together(name: str) -> None:
     got = coder(name, 0).encode_mixed(texts, cuts)
     assert [g.data for g in got] == [frames(name, *cut)[n].data for n, cut in zip(numbers, cuts, strict=True)]
     assert [(g.lanes, g.steps) for g in got] == cuts
-
-
-@emulated
-@pytest.mark.parametrize("lanes,steps", LAYOUTS[::2])
-def test_emulated_encode_by_wgmma(lanes: int | None, steps: int | None, name: str = "small") -> None:
-    """One block and several, whose remembered keys move; slots of rows that gather whole and in part."""
-    c = coder(name, 0, wide=True)
-    got = c.encode(sequences(name), lanes=lanes, steps=steps)
-    assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
-
-
-@emulated
-@pytest.mark.parametrize("lanes,steps", [(3, 7), (40, 2)])
-def test_emulated_decode_by_wgmma(lanes: int, steps: int, name: str = "small") -> None:
-    """Products by wide.cu, attention and its layout of values by batch.cu."""
-    got = coder(name, 0, wide=True).decode(items(name, lanes, steps))
-    for g, s in zip(got, sequences(name), strict=True):
-        assert np.array_equal(g, s)
-
-
-@emulated
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["warm", "proven"])
-def test_emulated_round_trip_by_wgmma_of_other_shapes(name: str) -> None:
-    """The shape that a GPU serves by them, and heats at their end: wgmma() refuses all others."""
-    c = coder(name, 0, wide=True)
-    got = c.encode(sequences(name), lanes=16, steps=4)
-    assert [g.data for g in got] == [w.data for w in frames(name, 16, 4)]
-    for g, s in zip(c.decode(items(name, 16, 4)[:4]), sequences(name), strict=False):
-        assert np.array_equal(g, s)
-
-
-@emulated
-@pytest.mark.slow
-@pytest.mark.parametrize("blocks", [4096, 1])
-def test_emulated_wgmma_of_long_sequences(
-    blocks: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """1,024 keys, and more that are remembered, in a ring of 256; many CTAs of 128 queries, side by side or in turn."""
-    monkeypatch.setattr("pltz.plt_codec.engines.cuda.rows.ATTEND_CTAS", blocks)
-    rng = np.random.default_rng(2)
-    texts = [rng.integers(0, model("long").shape.vocab, n) for n in (1400, 600)]
-    got = coder("long", 0, wide=True).encode(texts)
-    assert [g.data for g in got] == [w.data for w in reference("long").encode(texts)]
-
-
-@emulated
-def test_blocks_longer_than_those_of_the_gpu_runs_take_the_other_attention(
-    monkeypatch: pytest.MonkeyPatch
-) -> None:
-    c = coder("small", 0, wide=True)
-    launched = watched(c, monkeypatch)
-    text, room = sequences("small")[4], key_room(model("small").shape, SequenceWork(130, 16, 4))
-    for keys, attend in ((room, {"attend_wide"}), (room - 1, {"attend"})):
-        monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.PROVEN_KEYS", keys)
-        (got,) = c.encode([text], lanes=16, steps=4)
-        assert got.data == frames("small", 16, 4)[4].data
-        assert {k for k in launched if k.startswith(("attend", "heads"))} == {"heads_wide"} | attend
-        launched.clear()
 
 
 @emulated
@@ -759,32 +689,6 @@ def test_a_cluster_of_the_shipped_shape_fits() -> None:
     assert grid_plan(wide.shape)["P_GRID_WIDE_SHARED"] <= MOST_SHARED
 
 
-def test_wgmma_serves_where_it_ran() -> None:
-    """`mini`'s shape on an H100 or H200; what else there is keeps batch.cu's kernels."""
-    proven = macros(model("proven"))
-    assert wgmma(proven, 90) and wgmma({**proven, "P_LAYERS": 12}, 90)
-    assert not any(wgmma(proven, capability) for capability in (80, 86, 89, 100, 120))
-    for name, value in (
-        ("P_D", 512), ("P_HEADS", 8), ("P_HEADS", 12), ("P_KV", 1), ("P_HEAD", 40),
-        ("P_HIDDEN", 1600), ("P_VOCAB", 512),
-        ("P_BLOCK", 16384), ("P_GATED", 1), ("P_HOT", 1), ("P_COLD", 1), ("P_WIDE", 1),
-    ):  # fmt: skip
-        assert not wgmma({**proven, name: value}, 90)
-    assert [name for name in SHAPES if wgmma(macros(model(name)), 90)] == ["proven"]
-
-
-@pytest.mark.slow
-def test_the_kernels_by_wgmma_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With NVRTC, where it is installed; no GPU needed."""
-    pytest.importorskip("cuda.bindings.nvrtc")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    try:
-        wide, other = (gpu.compile_kernels(macros(model("proven")), capability) for capability in (90, 80))
-    except RuntimeError as exc:  # bindings without the library
-        pytest.skip(str(exc))
-    assert b"attend_wide" in wide and b"attend_wide" not in other
-
-
 def test_kernels_that_do_not_compile_say_so_in_the_first_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -842,27 +746,6 @@ def test_on_a_gpu(
         assert np.array_equal(g, s)
 
 
-@on_gpu
-def test_wgmma_of_many_lengths_on_a_gpu() -> None:
-    """Rings that go round; slots that fill, run empty and leave all rows to a few; explicit layouts; decoding."""
-    c = CudaCoder(model("proven"))
-    rng = np.random.default_rng(6)
-    lengths = [10_000, 5000, 4097, *[4096] * 3, *rng.integers(1, 400, 66), 17, 1]
-    texts = [rng.integers(0, 16384, n) for n in lengths]
-    for chosen, lanes, steps in (
-        (texts, None, None),
-        (texts[:6], 32, 125),
-        (texts[2:9], 64, 20),
-        (texts[5:9], 5, 60),
-    ):
-        got = c.encode(chosen, lanes=lanes, steps=steps)
-        want = TokenCoder(TorchEngine(model("proven"), "cuda")).encode(chosen, lanes=lanes, steps=steps)
-        assert [g.data for g in got] == [w.data for w in want]
-        sent = [FrameItem(g.data, len(t), lanes, steps) for g, t in zip(got, chosen, strict=True)]
-        for decoded, text in zip(c.decode(sent), chosen, strict=True):
-            assert np.array_equal(decoded, text)
-
-
 def behind(name: str) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
     """Return random ids, of one block and of several, and the contexts.
 
@@ -901,36 +784,6 @@ def test_emulated_contexts_of_many(
     steps: int | None,
 ) -> None:
     check_contexts(coder(name, 0), name, lanes, steps)
-
-
-@emulated
-def test_emulated_contexts_by_wgmma() -> None:
-    check_contexts(coder("small", 0, wide=True), "small", 16, 4)
-
-
-@emulated
-@pytest.mark.parametrize("name,wide", [("small", False), ("small", True), ("extreme", False), ("gated, odd", False)])
-def test_emulated_turns_one_after_the_other(
-    name: str, wide: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Encode by the buffers that stay, longer and shorter turns in turns; those that are too long get new ones."""
-    monkeypatch.setattr("pltz.plt_codec.engines.cuda.turn.TOKENS", 75)
-    c = coder(name, 0, wide=wide)
-    opened: list[int] = []
-
-    def noted(self: RowBuffers, *args: Any) -> None:
-        opened.append(1)
-        RowBuffers._open(self, *args)
-
-    monkeypatch.setattr(SequenceBatch, "_open", noted)
-    texts, known = behind(name)
-    for lanes, steps in ((None, None), (16, 2)):
-        want = reference(name).encode(texts, contexts=known, lanes=lanes, steps=steps)
-        for text, above, frame in zip(texts, known, want, strict=True):
-            (got,) = c.encode([text], contexts=[above], lanes=lanes, steps=steps)
-            assert (got.data, got.blocks) == (frame.data, frame.blocks)
-            assert got.ideal_bits == pytest.approx(frame.ideal_bits)
-    assert len(opened) == 1 + 2 * sum(len(t) > 75 for t in texts)
 
 
 @emulated
