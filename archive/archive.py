@@ -15,7 +15,7 @@ import os
 import time as clock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from pltz.archive import arguments, opener
@@ -805,10 +805,8 @@ class Archive:
         ...     len(forgotten), len(list(cold.list())), len(cold.undelete("a")), len(list(cold.list()))
         (1, 0, 1, 1)
         """
-        chosen = self._choose(names, tenant, version, tags, forgotten=False)
-        if not dry_run:
-            self.parts.marker.forget(chosen)
-        return _marked(chosen, forgotten=not dry_run)
+        chosen = partial(self._choose, arguments.names(names), tenant, version, tags, forgotten=False)
+        return _marked(self._mark(chosen, self.parts.marker.forget, dry_run=dry_run), forgotten=not dry_run)
 
     def expire(
         self,
@@ -832,16 +830,17 @@ class Archive:
         """
         named = arguments.names(names)
         arguments.text_or_none(tenant=tenant)
-        if named:
+
+        def choose() -> Sequence[Version]:
             for name in named:
                 self.directory.sight(name, tenant or "default").want_whole()
-            versions = self._choose(named, tenant or "default", None, None, forgotten=False)
-        else:
-            versions = self.directory.whole_histories(tenant)
-        chosen = expired(versions, policy, self.parts.store.now())
-        if not dry_run:
-            self.parts.marker.forget(chosen)
-        return _marked(chosen, forgotten=not dry_run)
+            if named:
+                versions = self._choose(named, tenant or "default", None, None, forgotten=False)
+            else:
+                versions = self.directory.whole_histories(tenant)
+            return expired(versions, policy, self.parts.store.now())
+
+        return _marked(self._mark(choose, self.parts.marker.forget, dry_run=dry_run), forgotten=not dry_run)
 
     def undelete(
         self,
@@ -860,10 +859,8 @@ class Archive:
             ArchiveError: damage may hide them.
             StoreError, WriterFailed, Fenced: as `put`.
         """
-        chosen = self._choose(names, tenant, version, None, forgotten=True)
-        if not dry_run:
-            self.parts.marker.undelete(chosen)
-        return _marked(chosen, forgotten=dry_run)
+        chosen = partial(self._choose, arguments.names(names), tenant, version, None, forgotten=True)
+        return _marked(self._mark(chosen, self.parts.marker.undelete, dry_run=dry_run), forgotten=dry_run)
 
     def erase(
         self,
@@ -978,9 +975,22 @@ class Archive:
             raise NotFound(f"no session {name!r} of tenant {tenant!r} in this archive")
         return found.versions
 
+    def _mark(
+        self, choose: Callable[[], Sequence[Version]], mark: Callable[[Sequence[Version]], int], *, dry_run: bool
+    ) -> Sequence[Version]:
+        """Return the versions that ``choose`` returns, marked by the same look, but in a dry run."""
+
+        def work() -> Sequence[Version]:
+            chosen = choose()
+            if not dry_run:
+                mark(chosen)
+            return chosen
+
+        return self.parts.catalog.decide(work)
+
     def _choose(
         self,
-        names: str | Iterable[str],
+        names: Iterable[str],
         tenant: str,
         number: int | None,
         tags: Mapping[str, str] | None,
@@ -991,7 +1001,7 @@ class Archive:
         arguments.number_or_none(version=number)
         arguments.tags(tags)
         chosen: list[Version] = []
-        for name in arguments.names(names):
+        for name in names:
             versions = self._versions(name, tenant, number)
             if forgotten:
                 versions = [v for v in versions if not v.unfinished]

@@ -6,6 +6,7 @@
     │   │   └── FullError      7   the disk is full or the quota used up; freeing space cures it
     │   ├── WriterFailed       7   an earlier sync failed, so this writer stops; open the archive again
     │   ├── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
+    │   │   └── Outdated       7   an older manifest came back after the look that decided; look and decide again
     │   └── RolledBack         7   not here, and the archive or its manifest is older than this machine knew it
     ├── NotFound               8   no such session, version or segment
     │   └── Erased             8   it was here: its key was destroyed
@@ -46,6 +47,10 @@ class WriterFailed(ArchiveError):
 
 class Fenced(ArchiveError):
     """Plans or keys changed while this writer worked, so nothing was acknowledged."""
+
+
+class Outdated(Fenced):
+    """The look that decided did not know that an older manifest was brought back, so nothing was acknowledged."""
 
 
 class RolledBack(ArchiveError):

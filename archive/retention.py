@@ -46,16 +46,17 @@ class Policy:
 
 
 def expired(versions: Iterable[Version], policy: Policy, now: int) -> list[Version]:
-    """Return the versions that no rule keeps, oldest first within a session. ``now``: seconds since 1970."""
+    """Return the versions that no rule keeps, in their order.
+
+    ``versions``: session by session, the oldest of each first, as the directory lists them.
+    ``now``: seconds since 1970.
+    """
     there = (v for v in versions if not (v.forgotten or v.unfinished))
-    staying = sorted(there, key=lambda v: (v.tenant, v.name, v.order))
     gone: list[Version] = []
-    for _, rows in itertools.groupby(staying, key=lambda v: (v.tenant, v.name)):
+    for _, rows in itertools.groupby(there, key=lambda v: (v.tenant, v.name)):
         known = list(rows)
-        for age, version in enumerate(reversed(known)):
-            if not _kept(version, age, policy, now):
-                gone.append(version)
-    return sorted(gone, key=lambda v: (v.tenant, v.name, v.order))
+        gone += [v for age, v in enumerate(known, 1 - len(known)) if not _kept(v, -age, policy, now)]
+    return gone
 
 
 def _kept(version: Version, age: int, policy: Policy, now: int) -> bool:

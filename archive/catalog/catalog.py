@@ -20,13 +20,13 @@ from typing import TypeVar
 from pltz.archive.catalog.damage import DamageReport
 from pltz.archive.catalog.history import Histories
 from pltz.archive.catalog.ledger import Loss, PackLedger
-from pltz.archive.catalog.listing import Listing
+from pltz.archive.catalog.listing import ATTEMPTS, Listing
 from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.encryption.key_check import KeyCheck
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, Plaintext
-from pltz.archive.errors import LostError
+from pltz.archive.errors import LostError, Outdated
 from pltz.archive.format.object_names import SETTINGS
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.storage.store import Store
@@ -177,6 +177,18 @@ class Catalog:
                 return work()
             except FileNotFoundError as exc:
                 raise LostError(f"{exc.filename} is gone: run pltz archive repair") from exc
+
+    def decide(self, work: Callable[[], T]) -> T:
+        """Return the result of ``work``, which decides by one look and publishes what it decided.
+
+        It is called again, after another look, where that did not know that an older manifest was brought back. Raises
+        Outdated where that goes on, and the errors of ``work``.
+        """
+        for _ in range(ATTEMPTS - 1):
+            with suppress(Outdated), self.one_look(0):
+                return work()
+        with self.one_look(0):
+            return work()
 
     def acknowledge(self, losses: Sequence[Loss] | None = None) -> list[Loss]:
         """Record that a person knows of losses (None: all) and return them; they are not reported any more.

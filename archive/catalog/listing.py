@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 from pltz.archive.catalog.ledger import PackLedger, PackState
 from pltz.archive.catalog.problems import Problems
 from pltz.archive.catalog.register import ManifestRegister
-from pltz.archive.errors import ArchiveError, Fenced, StoreError, UnreadableError
+from pltz.archive.errors import ArchiveError, Fenced, Outdated, StoreError, UnreadableError
 from pltz.archive.format import index_file, object_names
 from pltz.archive.format.context import RUN, Context
 from pltz.archive.format.index_file import (
@@ -126,6 +126,7 @@ class Listing:
             `showing_orphans`.
         late: packs that may be such: taken up all the same, because the manifest that would tell was lost, or is of
             an archive without parity whose packs had no markers.
+        hidden: packs that an older manifest hid, which was brought back: who followed that saw none of their versions.
 
     ``unused``: digests, in hex, of index files that are skipped.
     """
@@ -153,7 +154,7 @@ class Listing:
         self._fronts: dict[bytes, PackFront] = {}  # of the opened packs
         self.following = False
         self.orphans: dict[bytes, int] = {}
-        self.late = frozenset[bytes]()
+        self.late, self.hidden = frozenset[bytes](), frozenset[bytes]()
         self._showing = False
         self._followed: Manifest | None = None  # whose state this is
         self._listed_by: Manifest | None = None  # that told which of the listed packs were named
@@ -163,6 +164,8 @@ class Listing:
         self._unnamed = frozenset[bytes]()  # listed packs that the manifest does not name, and an earlier one may have
         self._returned = frozenset[bytes]()  # those of them that an earlier one surely named
         self._pending: set[bytes] = set()  # packs put by this process that no manifest names yet
+        self._refused = set[bytes]()  # packs of puts of this process that no manifest was to name
+        self._went_back = False  # whether the last look knew that an older manifest was brought back
 
     @cached_property
     def register(self) -> ManifestRegister | None:
@@ -187,6 +190,7 @@ class Listing:
             if manifest is None or manifest.gaps or manifest.archive != self.ledger.archive:
                 return False
             if manifest is self._followed or self._take(manifest):
+                self._went_back = bool(self.behind)
                 return True
             before, manifest = manifest, self.register.load()
             if manifest is before:  # else an index that it names may have been replaced meanwhile
@@ -219,7 +223,7 @@ class Listing:
             if pack not in self.tail.packs:
                 self.tail.add_pack(pack, row.size, row.sections)
         self._set_packs(covered | self.tail.packs)
-        self.late = manifest.late
+        self.late, self.hidden = manifest.late, manifest.hidden
         self._absent, self._missing = {}, frozenset()
         self.following = self._followed_once = True
         self._followed = manifest
@@ -262,7 +266,8 @@ class Listing:
         newest plan that may be there. Returns whether a manifest was put.
 
         Raises ArchiveError where a plan is damaged, or too many packs have no index, Fenced where a later plan is
-        there, StoreError, WriterFailed. Nothing may be acknowledged then.
+        there, Outdated where an older manifest was brought back and the last look did not know it, StoreError,
+        WriterFailed. Nothing may be acknowledged then.
         """
         if self.register is None:
             return False
@@ -271,7 +276,7 @@ class Listing:
         change = partial(self._next, dict(made), set(replaced), repaired, epoch=epoch)
         changed = self.register.swap(change, always=not self.following, repaired=repaired)
         self._pending.clear()
-        self._followed, self._listed_by = None, self.register.manifest
+        self._followed, self._listed_by, self._went_back = None, self.register.manifest, bool(self.behind)
         return changed
 
     def draft(self) -> bytes | None:
@@ -304,9 +309,12 @@ class Listing:
         epoch: int | None = None,
     ) -> Manifest:
         """Return the manifest to put in place of another, or of none that can be used. Arguments as of `publish`."""
+        decided = self._went_back
         if base is None if self.following else base is not self._listed_by:
             self.read_plans()  # lost, or replaced since the listing: packs and indexes may be deleted that it shows
             self.read()
+        if self.behind and not decided:
+            raise Outdated("an older manifest was brought back meanwhile: nothing was acknowledged, try again")
         self.check_epoch(epoch, base)
         if base and base.epoch > self.epoch:
             self._forget_collected()
@@ -335,14 +343,18 @@ class Listing:
         plans = {e for e, plan in self._plans.items() if e <= epoch and not plan.condemned.isdisjoint(self.packs)}
         plans |= (base.plans if base else frozenset()) - self._plans.keys()
         losses = base.losses if base and self.following else self.ledger.loss_names
-        sets = frozenset(names), rows, frozenset(plans), losses
+        parts = frozenset(names), rows, frozenset(plans), losses
         late = base.late if base else frozenset[bytes]()
         late = late if self.following else (late | self.late | unread) & self.packs.keys()  # late ones need no row
         late = late if len(late) <= MOST_LATE else frozenset()
+        hidden = base.hidden if base else frozenset[bytes]()
+        hidden = hidden if self.following else (hidden | self.hidden) & self.packs.keys()
+        hidden = hidden if len(hidden) <= MOST_LATE else frozenset()
         marked = self.takes_marks and (base.marked if base and self.following else True)
         rolled_back = self.is_rolled_back and not repaired
         heads = self._heads(names, known, base)
-        return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *sets, late, gaps, marked, rolled_back, heads)
+        flags = gaps, marked, rolled_back
+        return Manifest(self.ledger.settings, 0, bytes(SIZE), epoch, *parts, late, *flags, heads, hidden)
 
     def _heads(
         self, names: Collection[str], known: Mapping[str, FileIndex], base: Manifest | None
@@ -407,7 +419,8 @@ class Listing:
             listed, indexes = self.store.list(object_names.PACKS), self.store.list(object_names.INDEXES)
             packs, names = object_names.packs_listed(listed), object_names.indexes_among(indexes)
             self._read_indexes(names)
-            named = self._named_by(manifest)
+            base = manifest or (self.register.older if self.register else None)  # which tells what it hides
+            named = self._named_by(base)
             self._unusable = (manifest.indexes if manifest else frozenset()) - self.indexes.keys()
             if manifest is None or named is not None or self.register is None or self.register.load() is manifest:
                 break
@@ -415,19 +428,20 @@ class Listing:
         rows = set(manifest.packs) if manifest else set[bytes]()
         strangers = self._strangers(packs, rows if named is None else named)
         told = named is not None and manifest is not None and manifest.tells_orphans
-        self.orphans = {pack: packs[pack] for pack in strangers} if told else {}
+        self.orphans = {pack: packs[pack] for pack in (strangers if told else strangers & self._refused)}
         unnamed = packs.keys() - (packs if named is None else named) - self.orphans.keys()
         self._unnamed = frozenset(unnamed - self._pending)
         self._returned = self._unnamed - strangers
-        self.late = manifest.late if manifest else frozenset()
+        self.late, self.hidden = (base.late, base.hidden) if base else (frozenset(), frozenset())
         if not told and (named is not None or self._has_marks(packs, strangers)):
             self.late |= strangers - self._trusted
+        self.hidden |= self._returned - self.ledger.deleted - self.ledger.lost
         if self.behind:
             self._problems.note("manifest", "", self.behind)
         self._set_packs(packs if self._showing else {p: size for p, size in packs.items() if p not in self.orphans})
-        self._seen |= named or set()  # so that one which is gone is missed
+        self._seen |= named or set() if manifest else set()  # so that one which is gone is missed
         self._absent = self._missing = None
-        self._listed = True
+        self._listed, self._went_back = True, bool(self.behind)
         covered = set(self.tail.packs.items()).union(*(i.packs.items() for i in self.indexes.values()))
         for pack, _ in sorted(self.packs.items() - covered):
             self._cover(pack)
@@ -440,7 +454,7 @@ class Listing:
 
         Readers see no orphan: an erase that went by its record would destroy the keys of theirs.
         """
-        return pack in self.orphans or pack in self.late, pack in self.condemned
+        return pack in self.orphans or pack in self.late or pack in self.hidden, pack in self.condemned
 
     def left_out(self) -> frozenset[bytes]:
         """Return packs that the manifest does not name, and that an earlier one may have: it may be that of a backup.
@@ -700,6 +714,7 @@ class Listing:
 
     def drop_unnamed(self) -> None:
         """Forget the packs of a put that failed: named later, they would be newer than what others put meanwhile."""
+        self._refused |= self._pending
         for pack in self._pending:
             self.packs.pop(pack, None)
             if self.newest == pack:

@@ -9,7 +9,7 @@ records are noted as problems and left out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -64,6 +64,7 @@ class Version:
         leaf_prefix: first 4 bytes of the id of its own last segment.
         hides_older: whether its record is a run whose older versions cannot be read.
         late: whether its put may have been cut off: of versions of one number it is not the last.
+        hidden: whether an older manifest hid it, which was brought back.
     """
 
     id: bytes
@@ -82,10 +83,11 @@ class Version:
     lacks: int = 0
     hides_older: bool = False
     late: bool = False
+    hidden: bool = False
 
     @property
     def order(self) -> tuple[int, bool, int, bytes]:
-        """Return the sort key that puts versions of a session oldest first."""
+        """Return the sort key that puts versions of a session oldest first, where none is hidden."""
         return self.version, not self.late, self.time, self.leaf_prefix
 
     @property
@@ -104,6 +106,25 @@ def begun(history: Sequence[Version]) -> Version | None:
     whole = max((v.version for v in history if not v.unfinished), default=0)
     parts = [v for v in history if v.unfinished and not v.forgotten and v.version > whole]
     return max(parts, key=lambda v: (v.version, v.unfinished_size), default=None)
+
+
+def in_order(versions: Iterable[Version]) -> list[Version]:
+    """Return versions by tenant and name, the oldest of each session first.
+
+    Where a hidden one and another have one number, the others from that on are newer than all hidden ones: who put them
+    saw none of these.
+    """
+    known = list(versions)
+    numbers = {(v.tenant, v.name, v.version) for v in known if v.hidden}
+    again: dict[tuple[str, str], int] = {}  # the least number that a hidden version and another have, by session
+    for v in known if numbers else ():
+        if not (v.hidden or v.late) and (v.tenant, v.name, v.version) in numbers:
+            again[v.tenant, v.name] = min(v.version, again.get((v.tenant, v.name), v.version))
+
+    def place(v: Version) -> tuple[str, str, bool, tuple[int, bool, int, bytes]]:
+        return v.tenant, v.name, not v.hidden and v.version >= again.get((v.tenant, v.name), v.version + 1), v.order
+
+    return sorted(known, key=place)
 
 
 def _of_log(context: Context) -> bool:
@@ -323,6 +344,15 @@ class RecordLookup:
             for _, rows in itertools.groupby(versions, key=lambda v: (v.tenant, v.name)):
                 yield list(rows)
 
+    def telling(self) -> set[bytes]:
+        """Return the late and hidden packs but for which versions were in another order. Raises StoreError."""
+        packs = set[bytes]()
+        for history in self.histories() if self._listing.late | self._listing.hidden else ():
+            told = {v.location.pack for v in history if v.late or v.hidden}
+            bare = in_order(replace(v, late=False, hidden=False) for v in history) if told else history
+            packs |= told if [v.id for v in bare] != [v.id for v in history] else set()
+        return packs
+
     def _session_places(self, packs: Sequence[bytes]) -> tuple[U64, U64]:
         """Return the first 64 bits of the key of each session's record, (N,), sorted, and its address, (N,)."""
         parts = [np.zeros((0, 2), np.uint64)]
@@ -522,11 +552,11 @@ class RecordLookup:
             found[short[run]] = replace(found[short[run]], hides_older=True)
         for name in self._forgotten(list(found)):
             found[name] = replace(found[name], forgotten=True)
-        if late := self._listing.late:
-            for name, version in found.items():
-                if version.location.pack in late:
-                    found[name] = replace(version, late=True)
-        return sorted(found.values(), key=lambda v: (v.tenant, v.name, v.order))
+        late, hidden = self._listing.late, self._listing.hidden
+        for name, version in found.items() if late | hidden else ():
+            pack = version.location.pack
+            found[name] = replace(version, late=pack in late, hidden=pack in hidden)
+        return in_order(found.values())
 
     def _forgotten(self, versions: Sequence[bytes]) -> list[bytes]:
         """Return those versions whose mark in force forgets them, by id. One look-up tells which have marks."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -37,17 +38,22 @@ class ManifestRegister:
     """The manifest of an archive.
 
     ``manifest``: the one that was loaded or put last; None where that cannot be used: there was none, it is damaged, or
-    its generation is below one that was seen. ``behind``: those two generations then, else None.
+    its generation is below one that was seen. ``older``: the one that is there then, else None.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._content: Content | None = None
         self.manifest: Manifest | None = None
-        self.behind: tuple[int, int] | None = None
+        self.older: Manifest | None = None
         self._highest = 0  # generation
         self._drafted: _NextManifest | None = None
         self._ahead = False  # whether it was loaded for the next call of `load`
+
+    @property
+    def behind(self) -> tuple[int, int] | None:
+        """Return the generation of a manifest that was brought back, and the highest that was seen; else None."""
+        return (self.older.generation, self._highest) if self.older else None
 
     def load(self) -> Manifest | None:
         """Return the present manifest, None where there is none that can be used. Raises StoreError, VersionError."""
@@ -55,12 +61,12 @@ class ManifestRegister:
             self._ahead = False
             return self.manifest
         for _ in range(TURNS):
-            before = self._content
+            before, older = self._content, self.older
             try:
                 self._take(self._store.load(MANIFEST, before))
             except UnreadableError:
                 self._take(None)
-            if self.behind is None or self._content is before:
+            if self.older is None or (older and self._content is before):
                 break  # else others may have swapped, and told it, between both
         return self.manifest
 
@@ -85,8 +91,7 @@ class ManifestRegister:
         Raises its errors, StoreError, WriterFailed. After a StoreError the manifest may have been put all the same.
         """
         if self.manifest and self._store.seen.highest().get(self.manifest.archive, 0) > self._highest:
-            self._content = None  # others swapped meanwhile, or it was brought back since it was loaded
-            self.load()
+            self.load()  # others swapped meanwhile, or it was brought back since it was loaded
         for turn in range(TURNS):
             base = self.manifest
             fresh = change(base)
@@ -108,7 +113,7 @@ class ManifestRegister:
             self._take(after, own=own)
             if own:
                 return True
-            if self.behind:
+            if self.older:
                 self.load()
         raise StoreError("others replace the manifest all the time: what was put is not acknowledged, try again")
 
@@ -136,18 +141,20 @@ class ManifestRegister:
 
         Raises VersionError.
         """
-        if content is None:
-            self._content = self.manifest = self.behind = None
-        elif content != self._content:
-            self._content, self.manifest, self.behind = content, None, None
-            try:
-                found = Manifest.decode(content.data)
-            except CorruptError:
+        found = self.manifest or self.older
+        if content is None or content != self._content:
+            self._content = self.manifest = self.older = found = None
+            if content is None:
                 return
-            if not own:
-                self._highest = max(self._highest, self._store.seen.highest().get(found.archive, 0))
-            if found.generation >= self._highest:
-                self.manifest, self._highest = found, found.generation
-                self._store.seen.note(found.archive, found.generation, durable=self._store.remote)
-            else:
-                self.behind = found.generation, self._highest
+            self._content = content
+            with suppress(CorruptError):
+                found = Manifest.decode(content.data)
+        if found is None:
+            return
+        if not own:  # of the same content too: others may have put a newer one before it was brought back
+            self._highest = max(self._highest, self._store.seen.highest().get(found.archive, 0))
+        if found.generation >= self._highest:
+            self.manifest, self.older, self._highest = found, None, found.generation
+            self._store.seen.note(found.archive, found.generation, durable=self._store.remote)
+        else:
+            self.manifest, self.older = None, found

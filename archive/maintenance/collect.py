@@ -498,7 +498,8 @@ class Collector:
     def _choose(self, weights: Mapping[bytes, tuple[int, int]], dead_share: float, small: int) -> set[bytes]:
         """Return the packs worth emptying. The census stops at a damaged pack, so none is among them."""
         listing = self.catalog.listing
-        staying = set(listing.packs) - listing.condemned - listing.late  # a copy would not tell that it is late
+        staying = set(listing.packs) - listing.condemned
+        staying -= self.catalog.lookup.telling()  # a copy would not tell that they are late, or were hidden
         dead = {
             p for p in staying & set(weights) if weights[p][0] - weights[p][1] > dead_share * weights[p][0]
         }

@@ -286,7 +286,8 @@ class Merger:
             tenant, name = history[0].tenant, history[0].name
             history = self.catalog.lookup.versions(self.catalog.keys.domain(TENANT, tenant), name)
         staying = [v for v in history if not v.forgotten]
-        chain = self._chain(staying[-1].leaf, history) if staying else None
+        late = any(v.late or v.hidden for v in history)  # a copy would not tell it
+        chain = self._chain(staying[-1].leaf, history) if staying and not late else None
         return self._run(chain) if chain else None
 
     def _own_all(self) -> int:

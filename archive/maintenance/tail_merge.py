@@ -131,7 +131,7 @@ class TailMerger:
             return None
         history = self._catalog.lookup.versions(keys.domain(TENANT, receipt.tenant), receipt.name)
         staying = [version for version in history if not version.forgotten]
-        if not staying or staying[-1].id != receipt.id or staying[-1].lacks:
+        if not staying or staying[-1].id != receipt.id or staying[-1].lacks or any(v.late or v.hidden for v in staying):
             return None
         like = self._catalog.lookup.head(staying[-1].location)
         names = [name for name, _ in tail]

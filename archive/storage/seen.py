@@ -4,7 +4,8 @@
     seen.note(archive, 12, durable=True)
     seen.highest()                  {archive: 12}, in other processes of this machine too
 
-They are kept outside the archive, in the user's cache folder: a backup that is brought back does not bring them back.
+They are kept per place: by all objects of a process together, and outside the archive, in the user's cache folder. A
+backup that is brought back does not bring them back.
 Spec: FORMAT.md, "Manifest".
 """
 
@@ -15,6 +16,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 from pltz.archive.format.manifest import MAX_GENERATION
 from pltz.plt_codec.identity import digest
@@ -22,15 +24,18 @@ from pltz.plt_codec.identity import digest
 GENERATION = "generation"  # file of the cache: the id of the archive, and the highest generation that was seen of it
 LONGEST = 128  # bytes of it
 
+PLACES: dict[Path, dict[bytes, int]] = {}  # generations that this process saw, by folder and archive
+LOCK = Lock()  # of all of them
+
 
 class SeenGenerations:
     """The highest generations of manifests that were seen in one place.
 
-    ``folder``: where this machine keeps them; None keeps them in this process alone.
+    ``folder``: where this machine keeps them, one for each place; None keeps them in this object alone.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._seen: dict[bytes, int] = {}  # generation, by archive
+        self._seen = PLACES.setdefault(folder, {}) if folder else dict[bytes, int]()  # generation, by archive
         self._kept: dict[bytes, int] = {}  # those of the file
         self._folder = folder
 
@@ -39,16 +44,20 @@ class SeenGenerations:
         if self._folder:
             with suppress(OSError, ValueError):  # by other processes of this machine too
                 archive, generation = _read(f"{self._folder}/{GENERATION}")
-                for known in self._seen, self._kept:
-                    known[archive] = max(generation, known.get(archive, 0))
+                self._kept[archive] = max(generation, self._kept.get(archive, 0))
+                self._saw(archive, generation)
         return dict(self._seen)
+
+    def _saw(self, archive: bytes, generation: int) -> None:
+        with LOCK:
+            self._seen[archive] = max(generation, self._seen.get(archive, 0))
 
     def note(self, archive: bytes, generation: int, *, durable: bool) -> None:
         """Remember that the manifest of an archive had a generation; one below those remembered changes nothing.
 
         ``durable``: no power cut undoes it, so that other processes may know it too.
         """
-        self._seen[archive] = max(generation, self._seen.get(archive, 0))
+        self._saw(archive, generation)
         if durable and self._folder and generation > self._kept.get(archive, 0):
             self.highest()  # others may have noted a higher one
             if generation > self._kept.get(archive, 0):

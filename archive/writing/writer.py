@@ -16,6 +16,7 @@ import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
@@ -28,7 +29,7 @@ from pltz.archive.catalog.index_keeper import IndexKeeper
 from pltz.archive.catalog.listing import Found
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.recent_towers import RecentTowers
-from pltz.archive.errors import ArchiveError, Fenced
+from pltz.archive.errors import ArchiveError, Fenced, Outdated
 from pltz.archive.format import ids
 from pltz.archive.format.context import RUN, WITHIN, Context
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
@@ -99,7 +100,11 @@ class ArchiveWriter:
         if refresh:
             self.catalog.look(0)
         self.expect = expect
-        receipts = self._put_beside_collectors(sessions, dry_run)
+        work = partial(self._put_beside_collectors, sessions, dry_run)
+        try:
+            receipts = work()
+        except Outdated:  # numbers, and what is stored, were decided by an older manifest
+            receipts = self.catalog.decide(work)
         self._indexes.write_if_due()
         return receipts
 

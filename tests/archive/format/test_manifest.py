@@ -47,6 +47,7 @@ def manifests() -> st.SearchStrategy[Manifest]:
         plans=st.frozensets(st.integers(1, 1 << 40), max_size=3),
         losses=st.frozensets(ID.map(bytes.hex), max_size=3),
         late=st.frozensets(ID, max_size=3),
+        hidden=st.frozensets(ID, max_size=3),
         gaps=st.booleans(),
         rolled_back=st.booleans(),
     ).flatmap(lambda made: st.sampled_from([*_with_marks(made), *_with_heads(made)]))
@@ -123,7 +124,7 @@ def test_newer_ones_are_refused_by_name() -> None:
         Manifest.decode(sealed(body[:4] + b"\x03" + body[5:]))
     for at in (5, 6, 7):
         with pytest.raises(VersionError):
-            Manifest.decode(sealed(body[:at] + b"\x20" + body[at + 1 :]))
+            Manifest.decode(sealed(body[:at] + b"\x40" + body[at + 1 :]))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,22 +26,34 @@ def session(name: str) -> NewSession:
     return NewSession(name, [np.arange(20), np.array([*name.encode()])], shared=1)
 
 
-def test_other_processes_know_what_was_durable(tmp_path: Path) -> None:
-    writer, reader = SeenGenerations(tmp_path / "a"), SeenGenerations(tmp_path / "a")
+@pytest.fixture
+def another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let what is made next stand for another process: it knows what the machine keeps, and no more."""
+    return lambda: monkeypatch.setattr("pltz.archive.storage.seen.PLACES", {})
+
+
+def test_other_processes_know_what_was_durable(tmp_path: Path, another_process: Callable[[], None]) -> None:
+    writer, beside = SeenGenerations(tmp_path / "a"), SeenGenerations(tmp_path / "a")
+    another_process()
+    reader = SeenGenerations(tmp_path / "a")
     assert not reader.highest()
     for generation, durable in ((5, True), (9, False), (7, True), (6, True)):
         writer.note(ARCHIVE, generation, durable=durable)
-    assert writer.highest() == {ARCHIVE: 9}
+    assert writer.highest() == {ARCHIVE: 9} == beside.highest()
+    assert SeenGenerations(tmp_path / "b").highest() == {}
     assert reader.highest() == {ARCHIVE: 7} == SeenGenerations(tmp_path / "a").highest()
     assert SeenGenerations().highest() == {} and [p.name for p in (tmp_path / "a").iterdir()] == ["generation"]
 
 
 @pytest.mark.parametrize("data", [b"", b"x y", b"\xff\xfe", b"00 5 7", f"{ARCHIVE.hex()} {1 << 63}".encode()])
-def test_a_file_that_says_nothing_sensible_counts_for_nothing(tmp_path: Path, data: bytes) -> None:
+def test_a_file_that_says_nothing_sensible_counts_for_nothing(
+    tmp_path: Path, another_process: Callable[[], None], data: bytes
+) -> None:
     (tmp_path / "generation").write_bytes(data)
     seen = SeenGenerations(tmp_path)
     assert seen.highest() == {}
     seen.note(ARCHIVE, 3, durable=True)
+    another_process()
     assert SeenGenerations(tmp_path).highest() == {ARCHIVE: 3}
 
 
@@ -55,7 +67,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("what", ["all", "manifest"])
 def test_a_directory_brought_back_from_a_backup_is_known_to_other_processes(
-    tmp_path: Path, codec: SegmentCodec, what: str
+    tmp_path: Path, codec: SegmentCodec, another_process: Callable[[], None], what: str
 ) -> None:
     """No process is left that saw more. The machine did."""
     place, backup = tmp_path / "cold", tmp_path / "backup"
@@ -66,6 +78,7 @@ def test_a_directory_brought_back_from_a_backup_is_known_to_other_processes(
     shutil.rmtree(place / folder)
     shutil.copytree(backup / folder, place / folder)
     for _ in range(2):
+        another_process()
         fresh = TowerArchive.open(open_store(place), [codec])
         if what == "all":
             with pytest.raises(RolledBack, match="was seen"):
