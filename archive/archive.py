@@ -174,7 +174,8 @@ class Archive:
         self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
         self._zstd_above = zstd_above
         self._merge_turns = merge_turns
-        self._token: tuple[tuple[bytes | None, set[bytes]], str] | None = None  # the last one, with its state
+        # the last one, behind the packs that it is of
+        self._token: tuple[dict[bytes, int], tuple[bytes | None, int], str] | None = None
 
     @classmethod
     def open(
@@ -272,9 +273,9 @@ class Archive:
 
     def _counted(self) -> str:
         """Return the numbers of sessions and tenants in words, as of the last look; nothing where they are many."""
-        if self.stat().sessions > COUNTED:
-            return f", more than {COUNTED:,} versions"
         try:
+            if self.stat().sessions > COUNTED:
+                return f", more than {COUNTED:,} versions"
             found = [(v.tenant, v.name) for v in self.directory.ls()]
         except PltzError as exc:  # a repr raises nothing
             return f", {type(exc).__name__}"
@@ -915,10 +916,10 @@ class Archive:
         An archive that a token is newer than was rolled back. Raises StoreError.
         """
         listing = self.parts.catalog.listing
-        state = listing.newest, set(listing.packs)  # a commit of anybody changes them
-        if self._token is None or self._token[0] != state:
-            self._token = state, str(token_of(self.parts.catalog))
-        return self._token[1]
+        state = listing.newest, len(listing.packs)  # of packs that others changed a look makes another dictionary
+        if self._token is None or self._token[0] is not listing.packs or self._token[1] != state:
+            self._token = listing.packs, state, str(token_of(self.parts.catalog))
+        return self._token[2]
 
     # ---- below
 

@@ -9,7 +9,7 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.cli.archive.shared import VERSION, full_names, hinting, open_archive
+from pltz.cli.archive.shared import VERSION, full_names, open_archive
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
@@ -92,7 +92,7 @@ def thaw(
     """Rebuild the KV cache of one session of FILE, or of the session NAME of an archive.
 
     The session is read, decoded, and prefilled into the target in one pass. FILE may be - for stdin, and NAME the
-    beginning of a name where one session alone begins so. Without --target
+    beginning of a name with a * behind it where one session alone begins so. Without --target
     the session is thawed into mini-llama, the small target that ships with pltz. A file frozen for one target does not
     thaw into another unless --any-target is given.
 
@@ -111,9 +111,8 @@ def thaw(
             raise UsageError("--session is the number of a session in a file: leave it out with --archive")
         start = time.perf_counter()
         cold = open_archive(place, [bundle] if bundle else [], device=device, threads=threads)
-        with hinting(cold, [file], tenant or "default"):
-            [name] = full_names(cold, [file], tenant or "default", number)
-            version = cold.directory.version(name, tenant or "default", number)
+        [name] = full_names(cold, [file], tenant or "default", number)
+        version = cold.directory.version(name, tenant or "default", number)
         # Refuse a session that is too long before the target's weights are loaded.
         want_positions(cold, version, target or DEFAULT_TARGET)
         model = Target.load(target or DEFAULT_TARGET, device=device)

@@ -145,6 +145,9 @@ class Disk(Protocol):
     def random(self, size: int) -> bytes:
         """Return unpredictable bytes."""
 
+    def sleep(self, seconds: float) -> None:
+        """Wait so long."""
+
 
 def ticks() -> int:
     """Return the time since 1970, in units of 2^-20 seconds."""
@@ -263,6 +266,9 @@ class OsDisk:
 
     def random(self, size: int) -> bytes:
         return os.urandom(size)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def _sync(self, path: str, flags: int) -> None:
         handle = os.open(self.root / path, flags | os.O_CLOEXEC)

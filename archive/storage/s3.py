@@ -97,17 +97,25 @@ class ObjectStore:
     Args:
         place: a URL (``s3://bucket/prefix``) or a `BucketPlace`.
         cache: folder for copies of index files; None is ``pltz`` in the user's cache folder.
+        sleep: waits so many seconds, where others are first.
 
     Raises UsageError for an invalid URL, StoreError where `obstore` is missing.
     """
 
     remote = True
 
-    def __init__(self, place: str | BucketPlace, cache: str | os.PathLike[str] | None = None):
+    def __init__(
+        self,
+        place: str | BucketPlace,
+        cache: str | os.PathLike[str] | None = None,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
         self.place = BucketPlace.of(place) if isinstance(place, str) else place
         self._remote = _connect(self.place)
         self._cache = place_folder(self.place.url, _endpoint(self.place), cache=cache)
         self.seen = SeenGenerations(self._cache)
+        self._sleep = sleep
 
     def make(self) -> None:
         """Check that the store gives a name only once, and replaces only what was compared. Raises StoreError.
@@ -135,7 +143,7 @@ class ObjectStore:
             try:  # a lost answer and a retry look like this too
                 return self.read(name, 0, len(data) + 1) == data
             except FileNotFoundError:  # 409: another request for this name is undecided
-                time.sleep(min(1.0, 0.02 * 2**turn))
+                self._sleep(min(1.0, 0.02 * 2**turn))
         raise StoreError(
             f"cannot write {name} in {self.place.url}: others wrote it all the time; it was not acknowledged"
         )
@@ -263,7 +271,7 @@ class ObjectStore:
 
         if tag := self._called(f"write {name}", put):
             return Content(data, tag)
-        time.sleep(wait)
+        self._sleep(wait)
         return self.load(register)  # a lost answer and a retry look like a refusal: then these are our bytes
 
     def left(self, age: int) -> Sequence[str]:

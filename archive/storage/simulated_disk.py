@@ -236,6 +236,9 @@ class SimDisk:
     def ticks(self) -> int:
         return (self.clock << 20) + self.ticked
 
+    def sleep(self, seconds: float) -> None:
+        """Wait for nothing: nobody else is at work meanwhile."""
+
     def random(self, size: int) -> bytes:
         self.drawn += 1
         return hashlib.shake_128(f"{self.seed} {self.drawn}".encode()).digest(size)

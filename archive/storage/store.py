@@ -18,7 +18,6 @@ A directory keeps a reserve, so that a full disk can be emptied: see `Store.usin
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -420,7 +419,7 @@ class DirectoryStore:
             self._with_room(lambda: self._in_folder(name, lambda: self.disk.link(temporary, name)))
         except FileExistsError:
             self._drop(temporary)
-            time.sleep(wait)
+            self.disk.sleep(wait)
             return self.load(register)
         except OSError as exc:
             self._drop(temporary)
@@ -433,7 +432,7 @@ class DirectoryStore:
         if lost:
             self._drop(name)
             self._drop(temporary)
-            time.sleep(wait)
+            self.disk.sleep(wait)
             return self.load(register)
         self._drop_below(register, number)
         self._sync_folder(register)

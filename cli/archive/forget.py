@@ -8,7 +8,7 @@ import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import archive_and_recipe, facts, hinting, line_of, open_archive, show, tags_of
+from pltz.cli.archive.shared import archive_and_recipe, facts, line_of, open_archive, show, tags_of
 from pltz.cli.archive.spreading import Spreading, spread_options
 from pltz.cli.ui.groups import Command, NamingCommand
 from pltz.cli.ui.key_options import key_options
@@ -70,8 +70,7 @@ def forget(
         versions = cold.expire(policy, names, tenant=tenant, dry_run=dry_run)
     else:
         owner = tenant or "default"
-        with hinting(cold, names, owner):
-            versions = cold.forget(names, tenant=owner, version=number, tags=tags_of(tags), dry_run=dry_run)
+        versions = cold.forget(names, tenant=owner, version=number, tags=tags_of(tags), dry_run=dry_run)
     _show_all(versions, "forgotten", "forget", dry_run, as_json)
     if policy is not None:
         cold.directory.want_whole(f"{'would forget' if dry_run else 'forgot'} {counted(len(versions), 'version')}")
@@ -111,8 +110,7 @@ def undelete(
 ) -> None:
     """Bring back all forgotten versions of NAME..., or version N, unless collect has freed them."""
     cold = open_archive(place)
-    with hinting(cold, names, tenant):
-        versions = cold.undelete(names, tenant=tenant, version=number, dry_run=dry_run)
+    versions = cold.undelete(names, tenant=tenant, version=number, dry_run=dry_run)
     _show_all(versions, "brought back", "bring back", dry_run, as_json)
 
 

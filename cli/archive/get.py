@@ -10,7 +10,7 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import archive_and_recipe, choose, full_names, hinting, open_archive, tags_of
+from pltz.cli.archive.shared import archive_and_recipe, choose, full_names, open_archive, tags_of
 from pltz.cli.archive.spreading import Spreading, spread_options
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import NamingCommand
@@ -69,10 +69,10 @@ def get(
 ) -> None:
     """Write the sessions NAME... of the archive in DIR: their last versions, or version N.
 
-    The beginning of a name is enough where one session alone begins so, or a part of it behind the last slash. Chats
-    come back as JSONL with equal values, the log of an agent as the lines that it was, a text byte for byte, and token
-    ids as JSON lists. Of several sessions each is one line; restore writes a file for each. Nothing is written unless
-    every chosen session passes its check.
+    Of a NAME that ends in * the beginning is enough where one session alone begins so, or a part of it behind the last
+    slash. Chats come back as JSONL with equal values, the log of an agent as the lines that it was, a text byte for
+    byte, and token ids as JSON lists. Of several sessions each is one line; restore writes a file for each. Nothing is
+    written unless every chosen session passes its check.
     """
     from pltz.datasets.file_forms import NUMBERED, is_log
 
@@ -80,7 +80,7 @@ def get(
     cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
     catalog = cold.parts.catalog
     # the opening looked already, in this same call
-    with hinting(cold, names, tenant), catalog.one_look(math.inf):
+    with catalog.one_look(math.inf):
         whole = full_names(cold, names, tenant, number)
         with Progress("decode", unit="sessions", total=len(whole), shown=wanted(None)):  # a log may take minutes
             sessions = [found.session for found in cold.get_many(whole, tenant=tenant, version=number)]
@@ -90,7 +90,7 @@ def get(
         kept = not more and first.writing
         form = "exact" if kept else "agent-log" if log else form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)
-    blind = set[bytes]().union(*(catalog.histories.of(tenant, name).blind for name in names if number is None))
+    blind = set[bytes]().union(*(catalog.histories.of(tenant, name).blind for name in whole if number is None))
     if blind:
         click.echo(
             f"warning: a newer version may be hidden: {counted(len(blind), 'pack')} damaged or gone; "

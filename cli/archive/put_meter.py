@@ -57,7 +57,8 @@ class PutMeter:
     def __init__(self, bar: Progress, total: int | None, *, dry_run: bool) -> None:
         self.sessions = self.frozen = self.refused = self.unchanged = 0
         self._bar, self._total, self._dry_run = bar, total or None, dry_run
-        self._waiting: deque[tuple[str, int, bool]] = deque()  # name, bytes, is a log: of sessions read, not stored
+        # (tenant, name), bytes, is a log: of sessions read, not stored
+        self._waiting: deque[tuple[tuple[str, str], int, bool]] = deque()
         self._paces = {True: _Pace(), False: _Pace()}  # of logs, and of others, which take longer per byte
         self._commit = {True: 0, False: 0}  # bytes of the commit under way, of logs and of others
         self._took: float | None = None  # seconds of it, once it is done
@@ -74,7 +75,7 @@ class PutMeter:
     def reading(self, items: "Iterable[tuple[PutRequest, int, bool]]") -> "Iterator[PutRequest]":
         """Yield requests without the bytes that each was read from and whether it is a log, and count these."""
         for request, amount, log in items:
-            self._waiting.append((request.name, amount, log))
+            self._waiting.append(((request.tenant, request.name), amount, log))
             self._paces[log].left += amount
             self._read += amount
             if self._bar.label == "read":
@@ -114,7 +115,7 @@ class PutMeter:
         self.sessions += 1
         self.frozen += receipt.size
         self.unchanged += receipt.unchanged
-        self._count(receipt.name, skipped=receipt.unchanged)
+        self._count((receipt.tenant, receipt.name), skipped=receipt.unchanged)
         self._say_how_it_ends()
 
     def _settle(self) -> None:
@@ -138,13 +139,13 @@ class PutMeter:
     def refuse(self, request: "PutRequest", error: "PltzError") -> None:
         """Print why a session was refused."""
         self.refused += 1
-        self._count(request.name, skipped=True)
+        self._count((request.tenant, request.name), skipped=True)
         with self._bar.hidden():
             click.echo(f"refused: {printable(str(error))}", err=True)
 
-    def _count(self, name: str, *, skipped: bool) -> None:
-        """Count the bytes of the first session of this name that waits."""
-        found = next(one for one in self._waiting if one[0] == name)
+    def _count(self, session: tuple[str, str], *, skipped: bool) -> None:
+        """Count the bytes of the first that waits of a session: its tenant and name."""
+        found = next(one for one in self._waiting if one[0] == session)
         self._waiting.remove(found)
         _, amount, log = found
         self._done += amount

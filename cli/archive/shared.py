@@ -1,9 +1,8 @@
 """The parts that the commands of ``pltz archive`` share: options, opening, choosing and showing versions."""
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -249,9 +248,9 @@ def choose(
 
 
 def full_names(cold: "Archive", names: Iterable[str], tenant: str, number: int | None) -> list[str]:
-    """Return the names of sessions of a tenant, each given whole, or as a beginning that only one of them has.
+    """Return the names of sessions of a tenant. One that ends in ``*`` may be a beginning that only one of them has.
 
-    A part of what is behind the last slash will do, too. A name that no session has a part of stays as it is.
+    A part of what is behind the last slash will do, too. All names are listed for it, and for no other name.
     ``number``: the version that is wanted, None for the last.
 
     Raises:
@@ -262,17 +261,18 @@ def full_names(cold: "Archive", names: Iterable[str], tenant: str, number: int |
 
     found = []
     for name in names:
-        try:
-            cold.directory.version(name, tenant, number)
-        except NotFound as error:
-            if not isinstance(error, Erased):
-                name = the_one_meant(cold, name, tenant)
+        if name.endswith("*"):
+            try:
+                cold.directory.version(name, tenant, number)
+            except NotFound as error:
+                if not isinstance(error, Erased):
+                    name = the_one_meant(cold, name[:-1], tenant)
         found.append(name)
     return found
 
 
 def the_one_meant(cold: "Archive", name: str, tenant: str | None) -> str:
-    """Return the name that is meant by a part of it, by the rule of `full_names`, and print it; else the part.
+    """Return the name that is meant by a part of it, as `full_names` says, and print it; else the part.
 
     Raises NotFound where several are meant.
     """
@@ -292,34 +292,6 @@ def the_one_meant(cold: "Archive", name: str, tenant: str | None) -> str:
         return name
     click.echo(f"{printable(name)}: {printable(meant[0])}", err=True)
     return meant[0]
-
-
-@contextmanager
-def hinting(cold: "Archive", names: Iterable[str], tenant: str) -> Iterator[None]:
-    """Say in a NotFound which other tenant has a session of one of the names, where a person reads it at a terminal.
-
-    A service that gives stderr to its tenants must not tell one of another.
-    """
-    from pltz.archive.errors import NotFound
-
-    try:
-        yield
-    except NotFound as error:
-        if not at_terminal():
-            raise
-        wanted = set(names)
-        listed = cold.list(forgotten=True, partial=True)
-        found = next((v for v in listed if v.name in wanted and v.tenant != tenant), None)
-        if found is None:
-            raise
-        raise type(error)(
-            f"{error}; tenant {found.tenant!r} has a session {found.name!r}: name it with --tenant"
-        ) from error
-
-
-def at_terminal() -> bool:
-    """Return whether messages go to a person at a terminal."""
-    return sys.stderr.isatty()
 
 
 def facts(version: "SessionVersion") -> dict[str, Any]:

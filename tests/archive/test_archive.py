@@ -513,6 +513,8 @@ def test_an_archive_closes_with_its_block(tmp_path: Path, bundle: Bundle) -> Non
     cold.close()
     with pltz.Archive.open(tmp_path / "cold", bundle=bundle, threads=1) as again:
         assert again.get("a", tenant="acme").value == b"one"
+        (tmp_path / "cold").rename(tmp_path / "moved")
+        assert "Error" in repr(again)  # it raised
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -32,6 +34,7 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.retention import Policy, expired
+from pltz.archive.storage.seen import PLACES
 from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore, Store
 from pltz.coding.codecs.codec import Coded
@@ -123,6 +126,7 @@ class KnownVersion:
         at: time at which it was forgotten, in seconds since 1970.
         may_go: a collector may have freed it.
         late: a put was cut off that is taken for done: the older one of those of its number.
+        era: old manifests after which machines put that saw nothing newer, before this was put.
     """
 
     id: bytes
@@ -132,6 +136,12 @@ class KnownVersion:
     at: int = 0
     may_go: bool = False
     late: bool = False
+    era: int = 0
+
+    @property
+    def order(self) -> tuple[int, int, bool]:
+        """Return the sort key that puts versions of a session oldest first."""
+        return self.era, self.number, not self.late
 
 
 class GuardedMachine(NeighbourMachine):
@@ -152,6 +162,7 @@ class GuardedMachine(NeighbourMachine):
         self.orphans: dict[Key, set[tuple[int, ...]]] = {}  # those that no manifest named, unless it gets lost
         self.hurt: dict[str, bytes] = {}  # damaged files, with their bytes before
         self.mendable = True  # repair must bring back everything
+        self.era = 0
         self._bound = mock.patch("pltz.archive.catalog.chain.BATCH_TOKENS", BATCH_TOKENS)
         self._bound.start()
 
@@ -225,8 +236,8 @@ class GuardedMachine(NeighbourMachine):
 
     # ---- the model
 
-    def learn(self, session: Any, receipt: Any) -> None:
-        """Note an acknowledged put."""
+    def learn(self, session: Any, receipt: Any, *, elsewhere: bool = False) -> None:
+        """Note an acknowledged put. ``elsewhere``: by a machine that saw nothing newer than an old manifest."""
         key, tokens = (session.tenant, session.name), tokens_of(session)
         known = self.known.setdefault(key, [])
         same = next((v for v in known if v.id == receipt.id), None)
@@ -236,9 +247,10 @@ class GuardedMachine(NeighbourMachine):
         elif same:
             same.forgotten, same.may_go = False, False
         else:
-            assert all(v.number < receipt.version for v in known if not v.may_go), "a put is no newer than others"
-            known.append(KnownVersion(receipt.id, receipt.version, tokens))
-            known.sort(key=lambda v: v.number)
+            newer = elsewhere or all(v.number < receipt.version for v in known if not v.may_go)
+            assert newer, "a put is no newer than others"
+            known.append(KnownVersion(receipt.id, receipt.version, tokens, era=self.era))
+            known.sort(key=lambda v: v.order)
 
     def freed(self, grace: int) -> None:
         """Note that a collector runs: what was forgotten before the grace may go."""
@@ -269,11 +281,12 @@ class GuardedMachine(NeighbourMachine):
                     late = tokens not in doubts
                     assert not late or tokens in orphans, f"nobody put version {found.version} of {key}"
                     fresh = KnownVersion(found.id, found.version, tokens, found.forgotten, self.disk.clock, late=late)
+                    fresh.era = max((v.era for v in known.values() if v.number <= found.version), default=0)
                     known[found.id] = fresh
                     continue
                 archive.forget([found])  # it was not acknowledged, and what it relied on is gone
                 known[found.id] = KnownVersion(found.id, found.version, (), True, self.disk.clock, True)
-            self.known[key] = sorted(known.values(), key=lambda v: (v.number, not v.late))
+            self.known[key] = sorted(known.values(), key=lambda v: v.order)
 
     @property
     def harmless(self) -> bool:
@@ -655,9 +668,69 @@ class SealedMachine(GuardedMachine):
 
 
 class ManifestMachine(GuardedMachine):
-    """The same machine over an archive with a manifest."""
+    """The same machine over an archive with a manifest, of which old ones come back.
+
+    This machine knows the generations that it saw. Others know nothing.
+    """
 
     manifest = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = TemporaryDirectory()
+        self.backup = dict[str, bytes]()  # files of an earlier manifest
+
+    def teardown(self) -> None:
+        self.cache.cleanup()
+        super().teardown()
+
+    def store(self) -> DirectoryStore:
+        return DirectoryStore(self.disk, cache=Path(self.cache.name))
+
+    def power_fails(self) -> None:
+        PLACES.pop(Path(self.cache.name), None)  # no process is left
+        super().power_fails()
+
+    @property
+    def present(self) -> dict[str, bytes]:
+        """Return the files of the manifest."""
+        return {p: d for p, d in self.disk.seen.files().items() if p.startswith("manifest/")}
+
+    @precondition(lambda self: not self.hurt)
+    @rule()
+    def back_up(self) -> None:
+        self.settle()
+        self.backup = self.present
+
+    @precondition(lambda self: self.backup and self.turns and not self.hurt)
+    @rule(handle=HANDLE, turn=TURN, elsewhere=st.booleans(), data=st.data())
+    def bring_back(self, handle: int, turn: list[int], elsewhere: bool, data: st.DataObject) -> None:
+        """Bring an old manifest back, put here or on a machine that saw nothing, and repair."""
+        self.settle()
+        if self.present == self.backup:
+            return
+        for path in self.present:
+            self.disk.vanish(path)
+        for path, old in self.backup.items():
+            self.overwrite(path, old)
+        key = data.draw(st.sampled_from(sorted(self.turns)))
+        if elsewhere:
+            self.era += 1
+            session = self.session(*key, [*self.turns[key], turn, [self.era]])
+            unknowing = DirectoryStore(self.disk)
+            if receipts := self.act(None, lambda: self.opened(unknowing).put([session]), (3, 7)):
+                self.learn(session, receipts[0], elsewhere=True)
+            else:
+                self.doubts.setdefault(key, set()).add(tokens_of(session))
+        else:  # an object that was open before notices, and so do all others of this machine
+            for known, versions in self.known.items():
+                self.look_at(self.handles[handle], known, versions)
+            self.put_session(handle, key, [*self.turns[key], turn], None)
+            for known, versions in self.known.items():
+                self.look_at(self.open(), known, versions)
+        assert Repairer(self.store()).run().rolled_back
+        self.backup = {}
+        self.handles = [self.open() for _ in range(HANDLES)]
 
 
 class MarkedMachine(ManifestMachine):
@@ -666,10 +739,8 @@ class MarkedMachine(ManifestMachine):
     parity = 0, 0
 
 
-class SealedManifestMachine(SealedMachine):
+class SealedManifestMachine(ManifestMachine, SealedMachine):
     """A sealed archive with a manifest."""
-
-    manifest = True
 
 
 def other_copy(path: str) -> str:

@@ -294,7 +294,7 @@ class BucketMachine(ArchiveMachine):
         self.server, self.cache, self.place = server, cache, replace(server.place(), retries=0)
 
     def store(self) -> ObjectStore:
-        return ObjectStore(self.place, self.cache)
+        return ObjectStore(self.place, self.cache, sleep=lambda _: None)
 
     @rule()
     def power_cut(self) -> None:

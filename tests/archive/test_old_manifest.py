@@ -74,6 +74,15 @@ WORK: dict[str, tuple[Callable[[TowerArchive, SegmentCodec], Any], Any]] = {
 }
 
 
+def test_what_one_object_loaded_all_of_its_process_know(disk: SimDisk, opened: Open) -> None:
+    """The machine does not keep it, since a power cut may undo what was only loaded."""
+    early, reader, kept = opened(), opened(), kept_manifest(disk)
+    opened(elsewhere=True).put([session("a", 2)])
+    assert reader.get("a").tokens.tolist() == tokens("a", 2)
+    bring_back(disk, kept)
+    assert early.get("a").tokens.tolist() == tokens("a", 2)
+
+
 @pytest.mark.parametrize("work", WORK)
 def test_an_object_that_was_open_since_before_notices(
     disk: SimDisk, codec: SegmentCodec, opened: Open, work: str

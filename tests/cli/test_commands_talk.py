@@ -3,12 +3,14 @@
 import importlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import click
 import pytest
 
-from pltz.cli.archive import shared
+from pltz.archive import opener
+from pltz.archive.catalog.listing import Listing
 from pltz.cli.root import cli
 from pltz.cli.ui.groups import EXIT_CODES, MEANT, all_commands
 from tests.cli.commands import Put, Run, chat
@@ -86,19 +88,18 @@ def test_sessions_by_ranges(run: Run, frozen: Path) -> None:
     assert run("decompress", frozen, "--session", "0-9").exit_code == 2
 
 
-def test_another_tenant_is_named_to_a_person_alone(
+def test_a_name_that_is_not_there_reads_no_pack(
     run: Run, cold: Path, put: Put, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A service may give stderr to its tenants: what is not a terminal is told of no other tenant."""
+    """At a terminal too: another tenant that has it was looked for in all packs."""
     put(chat(1), "--name", "s", "--tenant", "acme")
+    opener.open_at(cold).indexes.write(everything=True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(Listing, "scan", lambda *_, **__: pytest.fail("a pack is read"))
+    monkeypatch.setattr(Listing, "opened", lambda *_, **__: pytest.fail("a pack is opened"))
     for words in (["get"], ["forget"], ["undelete"]):
         done = run("archive", *words, cold, "s")
         assert done.exit_code == 8 and "acme" not in done.stderr
-    monkeypatch.setattr(shared, "at_terminal", lambda: True)
-    for words in (["get"], ["forget"], ["undelete"]):
-        done = run("archive", *words, cold, "s")
-        assert done.exit_code == 8 and "tenant 'acme' has a session 's'" in done.stderr
-    assert "has a session" not in run("archive", "get", cold, "other").stderr
 
 
 def test_an_archive_is_not_made_among_other_files(run: Run, tmp_path: Path) -> None:

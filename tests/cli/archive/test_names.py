@@ -49,16 +49,16 @@ def test_options_stay_options(run: Run, cold: Path) -> None:
 
 
 def test_the_beginning_of_a_name_is_enough_where_one_session_has_it(run: Run, agents: Path) -> None:
-    for word in ("-home-me", "0f3a"):
+    for word in ("-home-me*", "0f3a*"):
         done = run("archive", "get", agents, word)
         assert json.loads(done.stdout) == chat(1, id=NAMES[0]) and NAMES[0] in done.stderr
         assert run("thaw", "--archive", agents, word, "--json").exit_code == 0
-    several = run("archive", "get", agents, "-")
+    several = run("archive", "get", agents, "--", "-*")
     assert several.exit_code == 8 and NAMES[1] in several.stderr and "4 sessions" in several.stderr
-    assert run("archive", "get", agents, "nobody").exit_code == 8
-    part = run("archive", "get", agents, "a6c1e")  # of what is behind the last slash
+    assert run("archive", "get", agents, "nobody*").exit_code == 8 == run("archive", "get", agents, "0f3a").exit_code
+    part = run("archive", "get", agents, "a6c1e*")  # of what is behind the last slash
     assert json.loads(part.stdout) == chat(1, id=NAMES[0])
-    assert run("archive", "get", agents, "me-shop").exit_code == 8
+    assert run("archive", "get", agents, "me-shop*").exit_code == 8
 
 
 def test_a_forgotten_session_is_no_beginning_of_another(run: Run, cold: Path, tmp_path: Path) -> None:
