@@ -50,6 +50,13 @@ def histories(draw: st.DrawFn) -> list[Version]:
     return sorted(found, key=lambda v: (v.tenant, v.name, v.order))  # as the directory lists them
 
 
+def test_the_only_version_of_a_session_stays_however_old_it_is() -> None:
+    place = Location(bytes(16), 0)
+    only = Version(bytes(16), "a", "x", 1, 0, {}, bytes(16), 0, bytes(16), bytes(16), False, place, bytes(4))
+    assert expired([only], Policy(keep_within=0), NOW) == []
+    assert expired([only], Policy(keep_within=0, drop_last=True), NOW) == [only]
+
+
 LAST = st.integers(1, 5)
 WITHIN = st.integers(0, NOW)
 

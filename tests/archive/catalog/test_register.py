@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.encryption.holes import punctured
-from pltz.archive.errors import ArchiveError, MissingPack, NotFound, RolledBack, StoreError
+from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, RolledBack, StoreError
 from pltz.archive.format.ids import BASE
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.manifest import Manifest
@@ -437,6 +437,22 @@ def test_a_recoder_counts_no_record_of_an_orphan(disk: SimDisk, codec: SegmentCo
         (leaf,) = {v.leaf for v in fresh.catalog.lookup.all_versions()}
         assert fresh.catalog.lookup.find(SEGMENTS, leaf)
         assert not recoder.has(leaf) and not recoder.stands_alone(leaf) and not recoder.run([leaf])
+
+
+def test_a_session_of_a_damaged_pack_that_no_manifest_can_name_is_not_called_absent(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
+    """Its records are not read when a lost manifest is made again, which says that it has gaps."""
+    path = f"packs/{archive.version('b').location.pack.hex()}"
+    for name in [name for name in disk.seen.files() if name.startswith(MANIFEST)]:
+        disk.vanish(name)
+    spoil(lambda data: data[:200] + bytes(len(data) - 200))(disk, path)
+    reopen(disk, codec).put([session("c")])
+    assert named(disk).gaps
+    reader = reopen(disk, codec)
+    assert reader.get("c").tokens.tolist() == tokens("c")
+    with pytest.raises(LostError):
+        reader.get("b")
 
 
 @pytest.mark.parametrize("indexed", [False, True])

@@ -84,7 +84,8 @@ def test_other_ids_under_a_name_take_its_place_unless_it_is_in_use(blocks: Any) 
     other: KVBlock = blocks(9)
     with store.hold(SPACE, [blocks.name(1)]) as lease:
         assert store.insert(SPACE, blocks.name(1), NONE, other)
-        assert lease.blocks[0].ids[0] == 1
+        with store.hold(SPACE, [blocks.name(1)]) as again:
+            assert lease.blocks[0].ids[0] == again.blocks[0].ids[0] == 1
     assert store.insert(SPACE, blocks.name(1), NONE, other)
     with store.hold(SPACE, [blocks.name(1)]) as lease:
         assert lease.blocks[0].ids[0] == 9

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from pltz.archive.errors import Erased, NotFound
 from pltz.serving.server.errors import Refused
 from pltz.serving.server.sessions import ServedSession, Sessions
 
@@ -28,8 +30,9 @@ def sessions_of(read: Callable[[str], Any], **options: Any) -> Sessions:
     parked = SimpleNamespace(drop=lambda name: False, tiers=dict)
     scheduler: Any = SimpleNamespace(target=SimpleNamespace(fingerprint=bytes(16)), parked=parked, call=call)
     hook: Any = SimpleNamespace(settle=lambda seconds: True)
-    archive: Any = SimpleNamespace(thawer=lambda *_, **more: None)
-    made = Sessions(scheduler, hook, archive, **options)
+    archive: Any = None
+    with patch("pltz.serving.server.sessions.Thawer"):
+        made = Sessions(scheduler, hook, archive, **options)
     made._ids = read  # type: ignore[method-assign, assignment]
     return made
 
@@ -85,4 +88,19 @@ def test_room_for_a_session_is_made_of_cold_ones_alone() -> None:
     second.ids = None
     asyncio.run(sessions.claim("c"))
     assert list(sessions._records) == ["a", "c"] and first.ids is IDS
+    sessions.close()
+
+
+def test_an_erased_session_is_not_begun_anew() -> None:
+    """Its name would come back, with other content, beside what was asked to go."""
+    sessions = sessions_of(lambda name: IDS)
+
+    def token_ids(name: str, tenant: str) -> np.ndarray:
+        raise Erased("its key was destroyed") if name == "erased" else NotFound("no such session")
+
+    thawer: Any = SimpleNamespace(token_ids=token_ids)
+    sessions._thawer = thawer
+    assert not len(Sessions._ids(sessions, "new"))
+    with pytest.raises(Erased):
+        Sessions._ids(sessions, "erased")
     sessions.close()
