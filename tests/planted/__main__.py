@@ -91,7 +91,7 @@ def _run(tests: Sequence[str], tree: Path) -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
-    os._exit(import_module("pytest").main(["-x", "-q", "-m", "slow or not slow", "-p", "no:cacheprovider", *tests]))
+    os._exit(import_module("pytest").main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
 
 
 def verdict(bug: PlantedBug, tree: Path) -> str:
