@@ -91,14 +91,6 @@ setup(
             optional=True,
         ),
         Extension(
-            "pltz.kv.predictive._layers",
-            sources=["kv/predictive/layers.c"],
-            depends=["kv/predictive/layers_body.h"],
-            extra_compile_args=[*FLAGS, *EXTRA],
-            extra_link_args=EXTRA,
-            optional=True,
-        ),
-        Extension(
             "pltz.kv.pool._attend",
             sources=["kv/pool/attend.c"],
             depends=["kv/pool/attend_body.h"],
@@ -118,7 +110,6 @@ setup(
         "pltz.kv": ["*.md"],
         "pltz.kv.engines": ["ans.c"],
         "pltz.kv.pool": ["attend.c", "attend_body.h"],
-        "pltz.kv.predictive": ["layers.c", "layers_body.h"],
         "pltz.kv.store": ["*.md"],
     },
 )

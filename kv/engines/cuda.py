@@ -382,7 +382,7 @@ class DecodedStreams:
             self.decode(first, last)
 
     def sums(self) -> NDArray[np.uint32]:
-        """Return the two sums of each token over all streams, (T, 2). See `streams.sums_of`."""
+        """Return the two sums of each token over all streams, (T, 2)."""
         return _sums(self._sums, self._begins, self.layers, self.width)
 
 

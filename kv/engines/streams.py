@@ -2,9 +2,8 @@
 
     q (T, layers, width) int16, classes (T,) uint8  --encode-->  Streams  --decode-->  the same
 
-`ans.c` does the work, on as many threads as there are groups to share out. Without a C compiler numpy does it, all
-groups side by side, about thirty times slower. `kernels.cu` does it on a GPU. All read and write the same bytes, and
-tests hold them to it.
+`ans.c` does the work, on as many threads as there are groups to share out, and `kernels.cu` on a GPU. Both read and
+write the same bytes, and tests hold them to a coder in numpy (`tests/kv/engines/streams_oracle.py`).
 
 Words lie by section of four layers, then by group, so that a decoder of layer after layer begins with the beginning of
 a file. A checksum over two sums per token tells whether the integers are the encoder's.
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pltz.kv.port.arriving import shells, wait
-from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from pltz.kv.port.arriving import Parts
@@ -155,15 +154,10 @@ def checksum(sums: U32) -> U8:
     return np.frombuffer(xxhash.xxh3_64_digest(data.tobytes()), np.uint8).copy()
 
 
-def sums_of(q: I16, classes: U8) -> U32:
-    """Return the two sums of each token, (T, 2): of class and integers, and of all values that this sum had."""
-    tokens = len(q)
-    found = np.empty((tokens, 2), np.uint32)
-    for n in range(tokens):
-        running = int(classes[n]) + np.cumsum(q[n].ravel(), dtype=np.int64)
-        last = int(running[-1]) if len(running) else int(classes[n])
-        found[n] = last & 0xFFFFFFFF, int(running.sum()) & 0xFFFFFFFF
-    return found
+def _need_compiled() -> None:
+    """Raise ModelError where the coder in C is not installed."""
+    if _ans is None:
+        raise ModelError("the predictive form needs a part in C: install pltz where there is a C compiler")
 
 
 def encode(q: I16, classes: U8, tables: Tables, point: int) -> Streams:
@@ -171,10 +165,8 @@ def encode(q: I16, classes: U8, tables: Tables, point: int) -> Streams:
     layers, width = tables.level.shape
     if q.shape[1:] != (layers, width) or classes.shape != q.shape[:1]:
         raise UsageError(f"expected integers of {layers} layers and {width} components, got {q.shape}")
+    _need_compiled()
     sizes = (layers, width, point, len(q), per_lane(layers * width))
-    if _ans is None:
-        words, states, counts = _encode(q, classes, tables, *sizes[2:])
-        return _streams(words, states, counts, sums_of(q, classes))
     q, classes = np.ascontiguousarray(q), np.ascontiguousarray(classes)
     level = np.ascontiguousarray(tables.level)
     count = groups(len(q), layers * width)
@@ -188,10 +180,10 @@ def encode(q: I16, classes: U8, tables: Tables, point: int) -> Streams:
     words = [np.frombuffer(part, np.uint16) for parts, _ in made for part in parts]
     parts = [np.frombuffer(part, np.uint32).reshape(stream_count(layers, width), -1, LANES) for _, part in made]
     states = np.concatenate(parts, 1)
-    return _streams(words, states, counts, sums)
+    return joined(words, states, counts, sums)
 
 
-def _streams(words: Sequence[NDArray[np.uint16]], states: U32, counts: I64, sums: U32) -> Streams:
+def joined(words: Sequence[NDArray[np.uint16]], states: U32, counts: I64, sums: U32) -> Streams:
     """Return streams with the words of all groups by section. ``counts``: (groups, sections) words of each."""
     cuts = [np.split(group, np.cumsum(count)[:-1]) for group, count in zip(words, counts, strict=True)]
     whole = [parts[section] for section in range(counts.shape[1]) for parts in cuts]
@@ -219,10 +211,7 @@ def decode(streams: Streams, tokens: int, tables: Tables, point: int, *, wide: b
     count = groups(tokens, layers * width)
     check(streams.ends, streams.states.shape, len(streams.words), tokens, layers, width)
     ends = np.concatenate([[0], streams.ends.ravel()]).astype(np.int64)
-    if _ans is None:
-        q, classes = _decode(streams, ends, tokens, tables, point, lane)
-        verify(sums_of(q, classes), streams.sum)
-        return q, classes
+    _need_compiled()
     q = np.empty((tokens, layers, width), np.int16)
     classes = np.empty(tokens, np.uint8)
     sums = np.zeros((tokens, 2), np.uint32)
@@ -261,7 +250,7 @@ def shared_out(count: int, work: Callable[[int, int], T]) -> list[T]:
 def contexts(q: I16, classes: U8, tables: Tables, point: int) -> tuple[U8, U8]:
     """Return the table and the number of low bits of each integer, (T, layers, width) each."""
     tokens, layers, width = q.shape
-    model = _Contexts(classes.astype(np.int64), tables, point)
+    model = Contexts(classes.astype(np.int64), tables, point)
     kinds = np.empty((tokens, layers, width), np.uint8)
     lows = np.empty((tokens, layers, width), np.uint8)
     begins = stream_layers(layers, width)[1:]
@@ -278,7 +267,7 @@ def contexts(q: I16, classes: U8, tables: Tables, point: int) -> tuple[U8, U8]:
     return kinds, lows
 
 
-class _Contexts:
+class Contexts:
     """Hold what lanes have seen, for any shape of lanes. Mirrors `Context` in ans.c."""
 
     def __init__(self, classes: NDArray[np.int64], tables: Tables, point: int) -> None:
@@ -323,143 +312,3 @@ def _quarter_log(v: NDArray[np.int64]) -> NDArray[np.int64]:
     top = np.frexp(v.astype(np.float64))[1].astype(np.int64) - 1
     rest = np.where(top >= 2, v >> np.maximum(top - 2, 0), v << np.maximum(2 - top, 0))
     return 4 * top + (rest & 3)
-
-
-def _symbols(q: I64, kind: U8, low: U8, freq: I64) -> tuple[I64, I64]:
-    high = q >> low
-    inside = np.abs(high) <= HALF
-    symbol = np.where(inside, high + HALF, ESCAPE)
-    return np.where(inside & (freq[kind, symbol] > 0), symbol, ESCAPE), high
-
-
-def _encode(
-    q: I16, classes: U8, tables: Tables, point: int, tokens: int, lane: int
-) -> tuple[list[NDArray[np.uint16]], U32, I64]:
-    """Encode in Python, a group at a time: the slow oracle of ans.c. Returns each group's words, states, and counts."""
-    layers, width = tables.level.shape
-    kinds, lows = contexts(q, classes, tables, point)
-    freq = tables.freq.astype(np.int64)
-    first = np.cumsum(freq, 1) - freq
-    flat = (tokens, layers * width)
-    symbol, high = _symbols(q.reshape(flat).astype(np.int64), kinds.reshape(flat), lows.reshape(flat), freq)
-    words = []
-    states = np.zeros((stream_count(layers, width), groups(tokens, layers * width), LANES), np.uint32)
-    begins = {layer * width: n for n, layer in enumerate(stream_layers(layers, width)) if n}
-    counts = np.zeros((groups(tokens, layers * width), sections(layers, width)), np.int64)
-    for group in range(groups(tokens, layers * width)):
-        x = [LOWEST] * LANES
-        out: list[int] = []
-        marked = 0
-
-        # A coder's state grows at one end and gives its words off at the other, so encoding runs backwards.
-        def bits(i: int, value: int, n: int, x: list[int] = x, out: list[int] = out) -> None:
-            if x[i] >= 1 << (32 - n):
-                out.append(x[i] & 0xFFFF)
-                x[i] >>= 16
-            x[i] = x[i] << n | value
-
-        for row in range(lane - 1, -1, -1):
-            start = (group * lane + row) * LANES
-            n = max(0, min(LANES, tokens - start))
-            # Escapes, low bits, symbols: the decoder takes them in the opposite order.
-            for step in range(layers * width - 1, -1, -1):
-                for i in range(n - 1, -1, -1):
-                    if symbol[start + i, step] == ESCAPE:
-                        bits(i, int(high[start + i, step]) & 0xFFFF, 16)
-                for i in range(n - 1, -1, -1):
-                    if low := int(lows.reshape(flat)[start + i, step]):
-                        bits(i, int(q.reshape(flat)[start + i, step]) & ((1 << low) - 1), low)
-                for i in range(n - 1, -1, -1):
-                    kind, s = kinds.reshape(flat)[start + i, step], symbol[start + i, step]
-                    f = int(freq[kind, s])
-                    if x[i] >= f << 20:
-                        out.append(x[i] & 0xFFFF)
-                        x[i] >>= 16
-                    x[i] = (x[i] // f << PRECISION) + x[i] % f + int(first[kind, s])
-                # A section ends here for the decoder; a stream begins here with states of its own.
-                if step and step % (SECTION * width) == 0 and counts.shape[1] > 1:
-                    counts[group, step // (SECTION * width)], marked = len(out) - marked, len(out)
-                if step in begins:
-                    states[begins[step], group], x[:] = x, [LOWEST] * LANES
-            for i in range(n - 1, -1, -1):
-                bits(i, int(classes[start + i]), CLASS_BITS)
-        counts[group, 0] = len(out) - marked
-        words.append(np.array(out[::-1], np.uint16))
-        states[0, group] = x
-    return words, states, counts
-
-
-def _decode(
-    streams: Streams, ends: NDArray[np.int64], tokens: int, tables: Tables, point: int, lane: int
-) -> tuple[I16, U8]:
-    """Decode with numpy, all groups side by side, a lane per element of (groups, 32)."""
-    layers, width = tables.level.shape
-    count = streams.ends.shape[1]
-    q = np.zeros((tokens, layers, width), np.int16)
-    classes = np.zeros(tokens, np.uint8)
-    freq = tables.freq.astype(np.int64)
-    first = np.cumsum(freq, 1) - freq
-    slots = np.stack([np.repeat(np.arange(SYMBOLS), row) for row in freq])  # (TABLES, 4096)
-    state: I64 = streams.states[0].astype(np.int64)
-    begins = {layer: n for n, layer in enumerate(stream_layers(layers, width)) if n}
-    at, stop = ends[:count].copy(), ends[1 : count + 1]
-    words = np.concatenate([streams.words, np.zeros(1, np.uint16)]).astype(np.int64)
-    bad = bool((streams.states < LOWEST).any())
-    lanes = np.arange(count)[:, None] * lane * LANES + np.arange(LANES) < tokens
-
-    def refill(mask: NDArray[np.bool_]) -> None:
-        nonlocal bad
-        need = mask & (state < LOWEST)
-        rank: I64 = np.cumsum(need, 1) - need
-        place = at[:, None] + rank
-        bad |= bool((need & (place >= stop[:, None])).any())
-        word = words[np.minimum(place, len(words) - 1)]
-        state[need] = (state << 16 | word)[need] & 0xFFFFFFFF
-        at[:] += need.sum(1)
-
-    def raw(mask: NDArray[np.bool_], n: NDArray[np.int64]) -> NDArray[np.int64]:
-        value: I64 = state & ((1 << n) - 1)
-        state[mask] = (state >> n)[mask]
-        refill(mask)
-        return value
-
-    for row in range(lane):
-        token = (np.arange(count)[:, None] * lane + row) * LANES + np.arange(LANES)
-        live = token < tokens
-        if not live.any() or bad:
-            break
-        kinds = np.where(live, raw(live, np.full(live.shape, CLASS_BITS)), 0)
-        classes[token[live]] = kinds[live]
-        model = _Contexts(kinds, tables, point)
-        for layer in range(layers):
-            if layer and layer % SECTION == 0 and len(streams.ends) > 1:
-                bad |= bool((at != stop).any())
-                section = layer // SECTION * count
-                at, stop = ends[section : section + count].copy(), ends[section + 1 : section + count + 1]
-            model.begin_layer()
-            if layer in begins:
-                bad |= bool((state[lanes] != LOWEST).any())
-                state[:] = streams.states[begins[layer]]
-                model.forget_above()
-            for j in range(width):
-                if j % BLOCK == 0:
-                    model.begin_block()
-                kind, low, plain = (a[..., 0] for a in model.tables(tables.level[layer, j : j + 1].astype(np.int64)))
-                slot = state & ((1 << PRECISION) - 1)
-                symbol = slots[kind, slot]
-                new = freq[kind, symbol] * (state >> PRECISION) + slot - first[kind, symbol]
-                state[live] = new[live]
-                refill(live)
-                value = symbol - HALF
-                lows, escapes = live & (low > 0), live & (symbol == ESCAPE)
-                rest = np.where(lows, raw(lows, low), 0) if lows.any() else 0
-                if escapes.any():
-                    far = raw(escapes, np.full(live.shape, 16))
-                    value = np.where(escapes, (far ^ 0x8000) - 0x8000, value)
-                value = (value << low) + rest
-                bad |= bool((live & (np.abs(value) > 0x8000)).any())
-                q[token[live], layer, j] = np.clip(value, -0x8000, 0x7FFF)[live]
-                model.count(low[..., None], plain[..., None], value[..., None])
-    if bad or (at != stop).any() or (state[lanes] != LOWEST).any():
-        raise CorruptError(WRONG_END)
-    return q, classes

@@ -29,10 +29,9 @@ from pltz.kv.port.arriving import replaced, shells
 from pltz.kv.port.codec import Span
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import FINER, PREDICTIVE, Calibration
-from pltz.kv.predictive.cpu_layers import CpuLayers
 from pltz.kv.predictive.cuda_engine import CudaEngine
 from pltz.kv.predictive.engine import SpanEngine
-from pltz.kv.predictive.host_engine import HostEngine, Layers, TorchLayers
+from pltz.kv.predictive.host_engine import HostEngine
 from pltz.kv.predictive.layer import Layer, layers_of
 from pltz.kv.predictive.steps import classes_of
 from pltz.plt_codec.errors import CorruptError, UsageError
@@ -80,12 +79,9 @@ class PredictiveCodec:
 
     @functools.cached_property
     def _engine(self) -> SpanEngine:
-        """Return what computes here: a GPU with its kernels, else C on a CPU, else torch. Chosen at the first use."""
-        shape, device = self.calibration.shape, self.embedding.device
-        by_c = device.type == "cpu" and CpuLayers.there()
-        layers: Layers = CpuLayers(self.layers, shape) if by_c else TorchLayers(self.layers, shape)
-        host = HostEngine(layers, self.tables, self.rotary, self.point)
-        kernels = kernels_on(device)
+        """Return what computes here: a GPU with its kernels, else torch. Chosen at the first use."""
+        host = HostEngine(self.layers, self.calibration.shape, self.tables, self.rotary, self.point)
+        kernels = kernels_on(self.embedding.device)
         if kernels is None:
             return host
         return CudaEngine(kernels, self.calibration, self.layers, self.rotary, self.point, host)

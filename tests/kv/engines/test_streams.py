@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pltz.kv.calibrate.fitting import laplace
 from pltz.kv.engines import streams
 from pltz.kv.engines.streams import Streams, Tables, decode, encode
-from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.errors import CorruptError, ModelError
 from tests.examples import examples
+from tests.kv.engines import streams_oracle
 
 FREQ, MEAN = laplace()
 
@@ -39,17 +40,14 @@ def same(streams_: Streams, other: Streams) -> bool:
     [(0, 2, 32), (1, 1, 32), (33, 2, 40), (70, 3, 64), (513, 4, 256), (35, 9, 928), (2, 8, 2080), (33, 10, 2080)],
 )
 @pytest.mark.parametrize("wide", [True, False])
-def test_every_coder_reads_and_writes_the_same(
-    tokens: int, layers: int, width: int, wide: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_coder_reads_and_writes_the_same(tokens: int, layers: int, width: int, wide: bool) -> None:
     q, classes, tables = drawn(tokens, layers, width)
     coded = encode(q, classes, tables, 0)
     again, kinds = decode(coded, tokens, tables, 0, wide=wide)
     assert (again == q).all() and (kinds == classes).all()
     if wide and tokens * layers * width < 1 << 19:  # numpy's coder is the same for both widths
-        monkeypatch.setattr(streams, "_ans", None)
-        assert same(encode(q, classes, tables, 0), coded)
-        again, kinds = decode(coded, tokens, tables, 0)
+        assert same(streams_oracle.encode(q, classes, tables, 0), coded)
+        again, kinds = streams_oracle.decode(coded, tokens, tables, 0)
         assert (again == q).all() and (kinds == classes).all()
 
 
@@ -90,6 +88,15 @@ def test_a_beginning_of_the_words_decodes_to_the_first_layers() -> None:
     for group in (0, 1):
         assert not ans.decode(words, coded.states, ends, *shape, again, kinds, sums, group, group + 1, True)
     assert (again[:, :8] == q[:, :8]).all() and (again[:, 8] != q[:, 8]).any()
+
+
+def test_without_the_compiled_part_the_form_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, classes, tables = drawn(3, 1, 32)
+    coded = encode(q, classes, tables, 0)
+    monkeypatch.setattr(streams, "_ans", None)
+    for work in (lambda: encode(q, classes, tables, 0), lambda: decode(coded, 3, tables, 0)):
+        with pytest.raises(ModelError, match="C compiler"):
+            work()
 
 
 def test_a_size_near_the_entropy() -> None:

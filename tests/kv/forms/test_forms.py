@@ -26,7 +26,6 @@ from pltz.kv.port.codec import RAW, KVCodec, Span, loss, recall_loss
 from pltz.kv.port.receipt import Receipt, upper_limit
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import FORMAT, PREDICTIVE, Calibration
-from pltz.kv.predictive.cpu_layers import CpuLayers
 from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.kv.predictive.steps import classes_of
 from pltz.models.target.target import Target
@@ -186,23 +185,6 @@ def test_every_form_gives_back_what_it_promises(
             back(codec, some, flat(ids[9, :tokens], 0))
         bf16 = kv.bfloat16()
         assert back(codec, bf16, whole).dtype == torch.bfloat16
-
-
-def test_torch_does_the_work_without_a_c_compiler(
-    target: Target, rotary: Rotary, calibration: Calibration, ids: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kv = prefilled(target, ids[9])
-    span = flat(ids[9], 0)
-    fast = PredictiveCodec(calibration, rotary, embedding(target), -16)
-    monkeypatch.setattr(CpuLayers, "there", staticmethod(lambda: False))
-    monkeypatch.setattr(CpuLayers, "restore", None)
-    slow = PredictiveCodec(calibration, rotary, embedding(target), -16)
-    parts = slow.encode(kv, span)
-    again = slow.decode(parts, span)
-    assert error(kv, again) < 0.2
-    monkeypatch.undo()
-    assert error(again, fast.decode(parts, span)) < 1e-5
-    assert error(kv, fast.decode(fast.encode(kv, span), span)) == pytest.approx(error(kv, again), rel=1e-2)
 
 
 def test_sinks_are_exact_and_tokens_that_are_looked_at_fine_in_q4(target: Target, rotary: Rotary, ids: Any) -> None:
