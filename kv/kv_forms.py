@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from pltz.kv.forms.lossless import LosslessCodec
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
 from pltz.kv.port.codec import KVCodec
@@ -24,7 +23,7 @@ def kv_forms(
     max_kl_recall: float | None = None,
     bits: float | None = None,
 ) -> dict[str, KVCodec]:
-    """Return the forms `q8` and `q4` of a target's KV, `lossless` where it is in bfloat16, and calibrated `predictive`.
+    """Return the forms `q8` and `q4` of a target's KV, and `predictive` where it was calibrated.
 
     Args:
         target: the served model.
@@ -40,14 +39,11 @@ def kv_forms(
             on the target in another type of numbers.
         CorruptError, VersionError, TargetMismatch: the file is damaged, later, or of other weights.
     """
-    import torch
-
     rotary = Rotary.of(target)
     model: Any = target.model
     embedding = model.get_input_embeddings().weight.detach()
-    exact: dict[str, KVCodec] = {"lossless": LosslessCodec()} if model.dtype == torch.bfloat16 else {}
     if calibration is None:
-        return {**exact, "q8": Q8Codec(rotary), "q4": Q4Codec(rotary)}
+        return {"q8": Q8Codec(rotary), "q4": Q4Codec(rotary)}
     fitted = Calibration.load(calibration, target.fingerprint)
     kind = str(model.dtype).removeprefix("torch.")
     if kind != fitted.type:
@@ -57,7 +53,6 @@ def kv_forms(
         )
     point = fitted.point(max_kl=max_kl, max_kl_recall=max_kl_recall, bits=bits)
     return {
-        **exact,
         "q8": Q8Codec(rotary, fitted.receipt("q8-1")),
         "q4": Q4Codec(rotary, fitted.receipt("q4-1")),
         "predictive": PredictiveCodec(fitted, rotary, embedding, point),

@@ -171,7 +171,7 @@ class Fit:
                     if mass is None:
                         raise ModelError(
                             "the attention of this target cannot be seen, and its forms code by it: load it with "
-                            "attn_implementation sdpa or eager, or keep its KV in the form raw, lossless or q8"
+                            "attn_implementation sdpa or eager, or keep its KV in the form raw or q8"
                         )
                     tensors["mass"] = torch.from_numpy(mass)
                 _save(path, tensors)

@@ -1,1 +1,1 @@
-"""Forms of fixed width and the exact one: q8, q4, lossless."""
+"""Forms of fixed width: q8, q4."""

@@ -48,7 +48,7 @@ class Span:
         if self.mass is None and len(self.ids):
             raise UsageError(
                 "this form codes by the attention that each token received, which was not observed here: "
-                "keep the KV in the form raw, lossless or q8"
+                "keep the KV in the form raw or q8"
             )
         mass = np.zeros(0, np.float32) if self.mass is None else np.asarray(self.mass, np.float32)
         if mass.shape != (len(self.ids),) or not (np.isfinite(mass) & (mass >= 0)).all():

@@ -16,7 +16,6 @@ import torch
 from pltz.kv.calibrate.fitting import Plan, calibrate
 from pltz.kv.calibrate.measure import prefilled, watched
 from pltz.kv.errors import WarmFileError
-from pltz.kv.forms.lossless import LosslessCodec
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
 from pltz.kv.port.bound import Bound
@@ -275,33 +274,6 @@ def test_exact_kv_on_disk_is_found_below_a_lossy_block_in_memory(codecs: dict[st
     assert not any(node.leases for node in nodes(store))
 
 
-def test_the_size_of_a_lossless_block_is_known_without_decoding_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = np.arange(8, dtype=np.int32)
-    block = KVBlock.raw(torch.randn(2, 2, 1, 8, 4).bfloat16(), ids, ids, 0)
-    coded = block.recode(LosslessCodec())
-
-    def never(*_: Any) -> Any:
-        raise AssertionError("decoded")
-
-    monkeypatch.setattr(LosslessCodec, "decode", never)
-    assert coded.size_in(RAW) == block.size
-
-
-def test_a_lossless_file_that_does_not_decode_is_a_miss(cold: SessionArchive, kin: Target, tmp_path: Path) -> None:
-    """Its checksums are right, its frames are not. The device keeps raw KV, so the block would be decoded there."""
-    store = HotStore.open(ROOM, 0, ROOM, folder=tmp_path, forms={"disk": LosslessCodec()})
-    thawer = thawer_of(cold, kin, store)
-    expected = thawer.thaw("a/1")
-    leaf = cold.archive.version("a/1").leaf
-    [node] = [node for node in nodes(store) if node.segment == leaf]
-    half = replace(node.block, parts={"kv": node.block.kv.bfloat16()}).recode(LosslessCodec())
-    half.parts["kv.high"][10:] = 7
-    store.clear()
-    assert DiskTier(tmp_path, ROOM, LosslessCodec()).write(node.space, leaf, StoredBlock(half, node.parent, 0))
-    found = thawer.thaw("a/1")
-    assert found.kl == 0 and kv_difference(found.cache, expected.cache) < 1e-4
-
-
 def test_a_coded_file_that_is_damaged_far_behind_is_made_from_its_tokens(
     cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,20 +387,17 @@ def test_a_model_that_shows_no_attention_is_not_calibrated(
         calibrate(kin, rows[:4], rows[4:], Plan(80, 8, 2, tmp_path))
 
 
-@pytest.mark.parametrize("exact", [RAW, LosslessCodec()])
-def test_attention_survives_an_exact_file(
-    kin: Target, codecs: dict[str, KVCodec], exact: KVCodec, tmp_path: Path
-) -> None:
+def test_attention_survives_an_exact_file(kin: Target, codecs: dict[str, KVCodec], tmp_path: Path) -> None:
     """A block that comes back from a file is coded as its receipt was measured."""
     ids = np.arange(3, 43, dtype=np.int32)
     kv, seen = watched(kin, ids)
     assert seen is not None
     block = replace(KVBlock.raw(kv.bfloat16(), ids, ids, 0), mass=seen)
     expected = block.recode(codecs["predictive"])
-    store = HotStore.open(0, 0, ROOM, folder=tmp_path, forms={"disk": exact})
+    store = HotStore.open(0, 0, ROOM, folder=tmp_path)
     assert store.insert(SPACE, SEGMENT, NONE, block)
     store.close()
-    found = DiskTier(tmp_path, ROOM, exact).read(SPACE, SEGMENT, [exact])
+    found = DiskTier(tmp_path, ROOM).read(SPACE, SEGMENT)
     assert found is not None and found.block.mass is not None and (found.block.mass == seen).all()
     kept = HostTier(ROOM, codec=codecs["predictive"]).keep(found.block)
     assert kept is not None and kept.mass is None
