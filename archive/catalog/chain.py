@@ -31,11 +31,10 @@ from pltz.archive.format.context import RUN, WITHIN, coding
 from pltz.archive.format.ids import BASE, LEAF, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.run import unpack_run
-from pltz.coding.codecs.codec import Chained, Coded, Queueing, SegmentCodec
+from pltz.coding.codecs.codec import Chained, Coded, SegmentCodec
 from pltz.coding.codecs.modes import TOWER
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.releases import described, how_to_get
-from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.limits import MAX_TOKENS
@@ -86,12 +85,10 @@ def decode_records(
     keys: Encryption,
     wanted: Sequence[RecordToDecode],
     heard: Heard | None = None,
-    told: Told | None = None,
 ) -> list[Answer]:
     """Return the tokens of each record, (T,), or the error that keeps them from being read.
 
-    The segment id recomputed from the tokens proves each record. ``heard`` is called for each proved record, ``told``
-    for tokens that are still being decoded (`codecs.codec.Queueing`).
+    The segment id recomputed from the tokens proves each record. ``heard`` is called for each proved record.
     Errors returned: BundleMismatch, CorruptError, Erased, KeyMismatch.
     """
     out: list[Answer] = [NOTHING] * len(wanted)
@@ -104,14 +101,14 @@ def decode_records(
             groups.setdefault(id(codec), (codec, []))[1].append(number)
     for codec, numbers in groups.values():
         for part in decodable_groups(numbers, lambda number: wanted[number].item.record.tokens):
-            answers = _decode(codec, keys, [wanted[n] for n in part], heard, told)
+            answers = _decode(codec, keys, [wanted[n] for n in part], heard)
             for number, answer in zip(part, answers, strict=True):
                 out[number] = answer
     return out
 
 
 def _decode(
-    codec: SegmentCodec, keys: Encryption, wanted: Sequence[RecordToDecode], heard: Heard | None, told: Told | None
+    codec: SegmentCodec, keys: Encryption, wanted: Sequence[RecordToDecode], heard: Heard | None
 ) -> list[Answer]:
     """Decode one batch. If it fails, decode its records one by one to find the culprit."""
     try:
@@ -120,12 +117,9 @@ def _decode(
             Coded(bits, w.item.record.tokens, w.above, coding(codec, w.item.context, w.item.record))
             for (_, bits), w in zip(runs, wanted, strict=True)
         ]
-        if told is not None and isinstance(codec, Queueing):
-            found = codec.decode_queued(coded, told)
-        else:
-            found = codec.decode(coded)
+        found = codec.decode(coded)
     except PltzError as exc:
-        return [exc] if len(wanted) == 1 else [_decode(codec, keys, [w], heard, told)[0] for w in wanted]
+        return [exc] if len(wanted) == 1 else [_decode(codec, keys, [w], heard)[0] for w in wanted]
     rows = zip(wanted, runs, found, strict=True)
     return [_proved(keys, w, lengths, tokens, heard) for w, (lengths, _), tokens in rows]
 
@@ -328,8 +322,6 @@ class Chains:
         known: segments that the caller already has.
         heard: as in `decode_records`.
         recent: towers of neighbours that are remembered; those decoded are added.
-        told: called for tokens of these towers that are still being decoded (`codecs.codec.Queueing`), never for those
-            of a neighbour.
         runs: whether to read runs at all.
         hops: number of neighbours that led here. With `LAST` no record may have a neighbour.
     """
@@ -342,11 +334,10 @@ class Chains:
         heard: Heard | None = None,
         *,
         recent: RecentTowers | None = None,
-        told: Told | None = None,
         runs: bool = True,
         hops: int = 0,
     ):
-        self._runs, self._hops, self._recent, self._told = runs, hops, recent, told
+        self._runs, self._hops, self._recent = runs, hops, recent
         self._neighbours: dict[bytes, Segments | PltzError] = {}  # towers of neighbours
         self._domains: dict[bytes, set[tuple[int, bytes]]] = {}  # kinds and ids of the domains of neighbours
         self._neighbour_chains: Chains | None = None
@@ -633,7 +624,7 @@ class Chains:
                 Coded(bits, i.record.tokens, NOTHING if n else above, coding(codec, i.context, i.record))
                 for n, (i, (_, bits)) in enumerate(zip(items, runs, strict=True))
             ]
-            found = codec.decode_chain(coded, self._told)
+            found = codec.decode_chain(coded)
         except PltzError:
             return
         # what is proven is kept; the rest is decoded again, one by one
@@ -653,7 +644,7 @@ class Chains:
         ready = [n for n in range(len(level)) if not isinstance(above[n], PltzError)]
         wanted = [self._wanted(self._places[level[n]][0], above[n]) for n in ready]
         answers = dict(
-            zip(ready, decode_records(self.codecs, self.catalog.keys, wanted, self._heard, self._told), strict=True)
+            zip(ready, decode_records(self.codecs, self.catalog.keys, wanted, self._heard), strict=True)
         )
         for number, segment in enumerate(level):
             answer, item = answers.get(number, above[number]), self._places[segment][0]
@@ -689,7 +680,7 @@ class Chains:
         return LostError(f"segment {segment.hex()} does not decode to what it was: {failures[0]}")
 
     def _single(self, item: Found, above: Tokens) -> Answer:
-        return decode_records(self.codecs, self.catalog.keys, [self._wanted(item, above)], self._heard, self._told)[0]
+        return decode_records(self.codecs, self.catalog.keys, [self._wanted(item, above)], self._heard)[0]
 
     def _wanted(self, item: Found, above: Answer) -> RecordToDecode:
         assert not isinstance(above, PltzError)

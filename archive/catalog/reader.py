@@ -29,7 +29,6 @@ from pltz.archive.format.ids import BASE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.humanize import counted
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.plt_codec.engines.queued import Told
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ class TowerReader:
         self,
         versions: Sequence[Version],
         known: Mapping[bytes, KnownSegment] | None = None,
-        told: Told | None = None,
         heard: Heard | None = None,
     ) -> list[Tower]:
         """Return the tokens of versions, decoded together, shared segments once.
@@ -77,19 +75,17 @@ class TowerReader:
 
         Args:
             known: segments that the caller already has; they are neither read nor decoded.
-            told: called for tokens that a GPU still decodes (`codecs.codec.Queueing`).
             heard: called with each record that is proved, as by `chain.decode_records`.
         """
-        return self.catalog.twice(lambda: self._towers(versions, known, told, heard))
+        return self.catalog.twice(lambda: self._towers(versions, known, heard))
 
     def _towers(
         self,
         versions: Sequence[Version],
         known: Mapping[bytes, KnownSegment] | None,
-        told: Told | None,
         heard: Heard | None,
     ) -> list[Tower]:
-        chains = Chains(self.catalog, self.codecs, known, heard, recent=self._neighbours, told=told)
+        chains = Chains(self.catalog, self.codecs, known, heard, recent=self._neighbours)
         with self.catalog.lookup.keeping_blocks():
             chains.note(versions)
             chains.load([v.leaf for v in versions])

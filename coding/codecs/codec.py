@@ -25,7 +25,6 @@ from pltz.coding.expected_time import expected_seconds
 from pltz.coding.parts import Mixing
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
-from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, LimitError
 from pltz.plt_codec.identity import digest
 from pltz.plt_codec.lanes import (
@@ -145,22 +144,11 @@ class Chained(Protocol):
     def chains(self) -> bool:
         """Return whether it does so with the engine at hand."""
 
-    def decode_chain(self, batch: Sequence[Coded], told: Told | None = None) -> list[Tokens]:
+    def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
         """Return the ids of each segment, (count,). Raises CorruptError.
 
         Only the first one's ``above`` counts: each other segment was coded after the tokens of those before it, or
-        alone, as its mode says. ``told``: as in `Queueing`.
-        """
-
-
-@runtime_checkable
-class Queueing(Protocol):
-    """A codec that tells where ids come while a GPU still decodes them."""
-
-    def decode_queued(self, batch: Sequence[Coded], told: Told) -> list[Tokens]:
-        """Decode as `SegmentCodec.decode`. Calls ``told`` for ids that are queued, before they are there and checked.
-
-        Where no GPU decodes, it is never called.
+        alone, as its mode says.
         """
 
 
@@ -328,24 +316,18 @@ class BundleCodec:
         """Return the ids of each segment, (count,). Raises CorruptError. ``progress``: as in `encode`."""
         return self._decode(partial(self.coder.decode, progress=progress), batch)
 
-    def decode_queued(self, batch: Sequence[Coded], told: Told) -> list[Tokens]:
-        """Return the ids of each segment, (count,), as `Queueing` says. Raises CorruptError."""
-        if not self.chains:  # no engine on CUDA
-            return self.decode(batch)
-        return self._decode(partial(cast("CudaCoder", self.coder).decode, told=told), batch)
-
     @property
     def chains(self) -> bool:
         """Return whether the engine decodes chains without a pause, as the one on CUDA does."""
         return hasattr(self.coder, "decode_chain")
 
-    def decode_chain(self, batch: Sequence[Coded], told: Told | None = None) -> list[Tokens]:
+    def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
         """Return the ids of each segment of a chain, (count,), as `Chained` says. Raises CorruptError."""
         coder = cast("CudaCoder", self.coder)
 
         def decode(items: Sequence[FrameItem]) -> Sequence[Tokens]:
             behind = [replace(i, context=None) if c.mode & TOWER else i for i, c in zip(items, batch, strict=True)]
-            return coder.decode_chain([*items[:1], *behind[1:]], told=told)
+            return coder.decode_chain([*items[:1], *behind[1:]])
 
         return self._decode(decode, batch)
 

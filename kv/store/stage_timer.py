@@ -17,27 +17,15 @@ class StageTimer:
         self._start = self._last = time.perf_counter()
         self._stages: dict[str, float] = {}
 
-    def end(self, stage: str, *, wait: bool = True) -> None:
-        """End a stage, and wait until the device has finished it, too.
-
-        Without ``wait`` only the host's time counts.
-        """
-        if wait and self._device.type == "cuda":
+    def end(self, stage: str) -> None:
+        """End a stage, and wait until the device has finished it, too."""
+        if self._device.type == "cuda":
             import torch
 
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()
         self._stages[stage] = 1e3 * (now - self._last)
         self._last = now
-
-    def split(self, first: str, second: str, first_ms: float) -> None:
-        """Divide the time of two overlapping stages.
-
-        The first gets ``first_ms``, the second the rest of both.
-        """
-        both = self._stages[first] + self._stages[second]
-        self._stages[first] = min(first_ms, both)
-        self._stages[second] = both - self._stages[first]
 
     def since(self, asked_at: float, admitted_at: float) -> dict[str, float]:
         """Return milliseconds by stage for one session; ``total`` is their sum.

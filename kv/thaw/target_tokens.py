@@ -77,14 +77,6 @@ class TargetTokenReader:
             return
         codecs.register(BridgedCodec(self._bundle, self._bridge, device=self._target.device.type))
 
-    def as_they_are(self, version: Version) -> bool:
-        """Return whether `read` gives the archive's tokens themselves, all of them."""
-        return (
-            kind_of(version.kind) == "ids"
-            and version.tokenizer in self._own
-            and version.tokenizer != BytesCodec.tokenizer
-        )
-
     def _may_be_log(self, tower: Tower) -> bool:
         """Return whether a tower of the bundle's tokens may be an agent's log. Most chats are none at a look."""
         kind, tokens = kind_of(tower.version.kind), tower.tokens

@@ -30,8 +30,6 @@ from typing import TYPE_CHECKING, Any
 from pltz.plt_codec.errors import TargetMismatch, UsageError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     import numpy as np
     import torch
     from numpy.typing import NDArray
@@ -56,8 +54,6 @@ class Thawed:
         timings: milliseconds by stage, in order: the caller's stages, then ``check`` (fingerprint and ids),
             ``prefill`` and ``total``, their sum.
         kl: bits per token that the KV loses, at most, by the receipt of the least exact form in it; 0 where exact.
-        exact: where a thawer refines what it served: a future of the same session with exact KV, which raises as
-            `Thawer.thaw`. All that wait for it get one object: `share` its cache to let it grow.
         lossy: whether some of the KV is in a form that is not exact, also where its receipt says 0.
         kl_recall: bits per token that it loses, at most, where early passages are asked for.
         beyond: ids by which it is longer than the contexts that these receipts were measured on; 0 where it is not.
@@ -69,7 +65,6 @@ class Thawed:
     logits: torch.Tensor
     timings: dict[str, float]
     kl: float = 0.0
-    exact: Future[Thawed] | None = None
     lossy: bool = False
     kl_recall: float = 0.0
     beyond: int = 0

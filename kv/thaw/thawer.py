@@ -20,10 +20,6 @@
 * A sealed archive is decoded every time, hot or not, so that an erased session is refused at once. It is not
   thawed over files (`FORMAT.md`). In an archive in the clear, a hot tower is not read again.
 * A target whose layers keep windows, latents or states is thawed too, but none of its KV is kept hot.
-* A session of one segment, archived as the target's own ids, is prefilled by work queued behind its decoder
-  on the GPU (`queued_prefill.py`).
-* With ``refine`` a session is served from a small form at once. One thread computes the exact KV between the batches
-  that callers wait for (`background_worker.py`). A process that is killed meanwhile leaves the small form as it was.
 * Stages are timed in milliseconds (`stage_timer.py`): ``read`` (find version and segments in the archive's
   catalogue and records), ``wait`` (for a batch under way), ``lookup`` (hot store and warm files, including
   the copy to the device), ``decode``, ``prefill``, ``insert``, ``total``.
@@ -52,12 +48,10 @@ from pltz.coding.partners import as_target
 from pltz.kv.errors import WarmFileError
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import loss, recall_loss
-from pltz.kv.store.background_worker import BackgroundWorker
 from pltz.kv.store.kv_block import can_cut, cut, join_kv
 from pltz.kv.store.lease import Lease
 from pltz.kv.store.stage_timer import StageTimer
 from pltz.kv.store.store import HotStore, space_of
-from pltz.kv.thaw.queued_prefill import QueuedPrefill
 from pltz.kv.thaw.target_tokens import TargetTokenReader, TargetTokens
 from pltz.kv.thaw.thawed import Thawed, check_target
 from pltz.models.target.cache import share
@@ -79,7 +73,6 @@ TOGETHER = 8192  # padded tokens of one pass over several sessions
 WASTE = 0.25  # largest share of them that may be padding
 PAST = 4  # limit of padded past, as a multiple of TOGETHER
 BATCH = 256  # sessions of one batch
-REFINED = 64  # sessions that wait for their exact KV at once; one more is not refined
 
 
 class Wanted(NamedTuple):
@@ -97,26 +90,23 @@ class Wanted(NamedTuple):
 class _ThawRequest:
     """One version being thawed, for all callers that asked for it.
 
-    ``bound``: what hot KV may lose. ``kl``, ``kl_recall``: what the KV that was found may lose, by receipts.
+    ``kl``, ``kl_recall``: what the KV that was found may lose, by receipts.
     ``beyond``: ids by which the session is longer than the contexts of these.
     ``lossy``: whether some of it is in a form that is not exact, whatever its receipt says. ``began``: when the oldest
     version of the session did, in seconds since 1970. ``asked_at``, ``admitted_at``: when the first caller asked, and
     when the version was known, in seconds of the performance counter. ``exact``: whether ``path`` is known before it is
-    decoded, as that within a run is not. ``counts``: tokens of the records of ``path`` that were read. ``shared``:
-    number of base segments that tenants share. ``hot``: number of segments found hot. ``at``: number of segments done.
-    ``cache``: KV of the segments done. ``logits``: of their last id, where known. ``watch``: of the pass that ended the
-    request, in which it was row ``place``.
+    decoded, as that within a run is not. ``shared``: number of base segments that tenants share. ``hot``: number of
+    segments found hot. ``at``: number of segments done. ``cache``: KV of the segments done. ``logits``: of their last
+    id, where known. ``watch``: of the pass that ended the request, in which it was row ``place``.
     """
 
     version: Version
     began: float
     asked_at: float
     admitted_at: float
-    bound: Bound
     done: Event = field(default_factory=Event)
     answer: Thawed | PltzError | None = None
     path: list[bytes] = field(default_factory=list)
-    counts: dict[bytes, int] = field(default_factory=dict)
     exact: bool = True
     lease: Lease = field(default_factory=lambda: Lease([], lambda node: None))
     tower: Tower | None = None
@@ -187,13 +177,10 @@ class Thawer:
         max_kl: bits per token that KV from the store may lose, by the receipt of its form. 0 takes exact KV only.
             What is computed over lossy KV is not kept in the store.
         max_kl_recall: bits per token that it may lose where early passages are asked for; None: four times ``max_kl``.
-        refine: compute the exact KV of what was served with a loss, in the background. It takes the place of the small
-            form in the store, and `Thawed.exact` tells when it is there.
         max_age: seconds for which a thaw may rely on what the archive object saw before; None: as the archive says. A
             thaw serves the newest version that any process had acknowledged so long before.
 
-    Raises UsageError for a sealed archive with a store that has a warm folder, and for ``refine`` without ``max_kl`` or
-    without a tier of memory that keeps exact KV.
+    Raises UsageError for a sealed archive with a store that has a warm folder.
     """
 
     def __init__(
@@ -207,7 +194,6 @@ class Thawer:
         together: int = TOGETHER,
         max_kl: float = 0.0,
         max_kl_recall: float | None = None,
-        refine: bool = False,
         max_age: float | None = None,
     ) -> None:
         parts, self.target, self.hot = archive.parts, as_target(target), hot
@@ -218,18 +204,15 @@ class Thawer:
             )
         self._catalog, self._directory, self._towers = parts.catalog, parts.directory, parts.reader
         self._any_target, self._chunk, self._together = any_target, chunk, together
-        if refine and (hot is None or not max_kl or not any(tier.codec.exact for tier in hot.memory)):
-            raise UsageError("to refine needs a bound on the loss (max_kl), and a tier of memory that keeps exact KV")
         self._bound, self._max_age = Bound.of(max_kl, max_kl_recall), max_age
         if max_age is not None:
             arguments.seconds(max_age=max_age)
-        self._refiner = BackgroundWorker[Thawed]("pltz-refine", REFINED) if refine else None
         self._reader = TargetTokenReader(archive, self.target)
         self._space = b"" if hot is None else space_of(self.target.fingerprint, str(self.target.model.dtype))
         self._lock = Lock()  # over requests
         self._reading = Lock()  # an archive belongs to one thread
         self._working = Lock()  # one batch at a time
-        self._requests: dict[tuple[bytes, Bound], _ThawRequest] = {}
+        self._requests: dict[bytes, _ThawRequest] = {}  # by ids of versions
         self._waiting: list[_ThawRequest] = []
 
     def thaw(
@@ -268,33 +251,7 @@ class Thawer:
         batch.
         """
         requests = self._admit_all(wanted)
-        answers = [one if isinstance(one, PltzError) else self._answer(one) for one in requests]
-        return [self._refined(*each) for each in zip(wanted, requests, answers, strict=True)]
-
-    def close(self) -> None:
-        """End the work in the background, if any: what has begun is waited for."""
-        if self._refiner is not None:
-            self._refiner.close()
-
-    def _refined(
-        self, wanted: Wanted, request: _ThawRequest | PltzError, answer: Thawed | PltzError
-    ) -> Thawed | PltzError:
-        """Let the exact KV of a lossy answer be computed in the background, of the same version."""
-        if self._refiner is None or isinstance(request, PltzError) or isinstance(answer, PltzError):
-            return answer
-        if not request.lossy:
-            return answer
-        same = wanted._replace(version=request.version.version)
-
-        def work() -> Thawed:
-            with self._reading:
-                request = self._admit(same, Bound.of(0.0))
-            exact = request if isinstance(request, PltzError) else self._answer(request)
-            if isinstance(exact, PltzError):
-                raise exact
-            return exact
-
-        return replace(answer, exact=self._refiner.submit(request.version.id, work))
+        return [one if isinstance(one, PltzError) else self._answer(one) for one in requests]
 
     # ---- requests
 
@@ -306,12 +263,8 @@ class Thawer:
         except PltzError as exc:  # the look failed
             return [exc for _ in wanted]
 
-    def _admit(self, wanted: Wanted, bound: Bound | None = None) -> _ThawRequest | PltzError:
-        """Return the request of a version: one under way, or a new one that waits.
-
-        ``bound``: if not the thawer's. The caller holds ``_reading``.
-        """
-        bound = bound or self._bound
+    def _admit(self, wanted: Wanted) -> _ThawRequest | PltzError:
+        """Return the request of a version: one under way, or a new one that waits. The caller holds ``_reading``."""
         asked_at = time.perf_counter()
         try:
             version = self._directory.version(wanted.name, wanted.tenant, wanted.version)
@@ -319,10 +272,10 @@ class Thawer:
         except PltzError as exc:
             return exc
         with self._lock:
-            request = self._requests.get((version.id, bound))
+            request = self._requests.get(version.id)
             if request is None:
-                request = _ThawRequest(version, began, asked_at, time.perf_counter(), bound)
-                self._requests[version.id, bound] = request
+                request = _ThawRequest(version, began, asked_at, time.perf_counter())
+                self._requests[version.id] = request
                 self._waiting.append(request)
             return request
 
@@ -354,7 +307,7 @@ class Thawer:
                 for request in batch:
                     request.lease.release()
                     request.end(failure)
-                    del self._requests[request.version.id, request.bound]
+                    del self._requests[request.version.id]
                     request.done.set()
 
     def _thaw(self, batch: list[_ThawRequest]) -> None:
@@ -364,25 +317,16 @@ class Thawer:
             timer.end("read")
             self._each(batch, self._hold)
             timer.end("lookup")
-            queued = self._queue_prefill(_pending(batch))
-            self._decode(_pending(batch), queued)
+            self._decode(_pending(batch))
             self._each(batch, self._hold_run)
             self._each(batch, self._find_base)
         self._each(batch, self._find_ids)
-        accepted = queued is not None and self._accept(queued, _pending(batch))
-        timer.end("decode", wait=not accepted)
+        timer.end("decode")
         self._prefill(batch)
-        if accepted and queued is not None and not queued.agrees():  # it ran over other ids
-            accepted = False
-            batch[0].cache = batch[0].logits = batch[0].watch = None
-            batch[0].at = 0
-            self._prefill(batch)
         if self._forget_broken(batch):
             self._prefill(batch)
         self._each(batch, self._check_numbers)
         timer.end("prefill")
-        if accepted and queued is not None and (decode_ms := queued.decode_ms()) is not None:
-            timer.split("decode", "prefill", decode_ms)
         self._each(batch, lambda request: request.lease.promote())
         self._each(batch, self._insert)
         timer.end("insert")
@@ -422,7 +366,7 @@ class Thawer:
             above = None if self._sealed else self.hot.parent(self._space, at)
             if above is None:
                 item = self._towers.record(at)
-                above, request.counts[at] = item.record.parent, item.record.tokens
+                above = item.record.parent
                 request.exact = request.exact and not item.context.mode & (RUN | WITHIN)
             at = above
         request.path = path[::-1]
@@ -430,7 +374,7 @@ class Thawer:
     def _hold(self, request: _ThawRequest) -> None:
         if self.hot is not None and request.exact:
             request.lease = self.hot.hold(
-                self._space, request.path, request.began, max_kl=request.bound.kl, max_kl_recall=request.bound.recall
+                self._space, request.path, request.began, max_kl=self._bound.kl, max_kl_recall=self._bound.recall
             )
 
     def _hold_run(self, request: _ThawRequest) -> None:
@@ -439,45 +383,13 @@ class Thawer:
             request.exact = True
             self._hold(request)
 
-    def _queue_prefill(self, batch: list[_ThawRequest]) -> QueuedPrefill | None:
-        """Return the queued prefill for the batch's only request, or None.
-
-        It needs segments of which nothing is hot, whose tokens are the target's ids. Decoders that do not decode
-        all of them at once never announce that many ids.
-        """
-        if len(batch) != 1 or len(batch[0].lease) or batch[0].version.lacks:
-            return None
-        request = batch[0]
-        if not self._reader.as_they_are(request.version):
-            return None
-        with suppress(PltzError):
-            if self.hot is None:
-                count = self._towers.length(request.version)
-            else:
-                found = ((s, request.counts.get(s)) for s in request.path)
-                count = sum(n or self._towers.record(s).record.tokens for s, n in found)
-            most = min(self._chunk or count, self.target.max_positions or count)
-            return QueuedPrefill(self.target, count, self._watch(count)) if 0 < count <= most else None
-        return None
-
-    def _accept(self, queued: QueuedPrefill, batch: list[_ThawRequest]) -> bool:
-        """Give the queued prefill to the only request. Returns False if it does not match the request's ids."""
-        found = queued.found(batch[0].target_tokens.ids) if batch else None
-        if found is None:
-            return False
-        request = batch[0]
-        request.cache, request.logits = found
-        request.watch, request.place = queued.watch, 0
-        request.at = len(request.path)
-        return True
-
-    def _decode(self, batch: list[_ThawRequest], queued: QueuedPrefill | None = None) -> None:
-        """Decode the towers of all requests, except hot segments. ``queued``: told of ids that are still being decoded.
+    def _decode(self, batch: list[_ThawRequest]) -> None:
+        """Decode the towers of all requests, except hot segments.
 
         If one is lost, decode one by one to learn which.
         """
         try:
-            towers = self._towers.towers([r.version for r in batch], self._known(batch), queued)
+            towers = self._towers.towers([r.version for r in batch], self._known(batch))
         except PltzError as exc:
             if len(batch) == 1:
                 batch[0].end(exc)

@@ -339,21 +339,6 @@ class Target:
         self._saw(cache, logits)
         return cache, logits
 
-    def prefill_queued(self, ids: torch.Tensor) -> tuple[DynamicCache, torch.Tensor]:
-        """Run `prefill` on ids (T,), int64, that are on the target's device, or will be after the work queued there.
-
-        The ids are not checked here: they must be within the vocabulary and the positions.
-
-        Raises:
-            ModelError: the model fails or keeps no DynamicCache.
-        """
-        cache = self._new_cache()
-        logits = self._run(cache, input_ids=ids[None], **self._last_only)[0, -1]
-        if int(cache.get_seq_length()) != len(ids):
-            raise ModelError(f"{type(self.model).__name__} keeps no DynamicCache: its KV cannot be thawed")
-        self._saw(cache, logits)
-        return cache, logits
-
     def prefill_many(
         self, rows: Sequence[tuple[Sequence[int] | NDArray[Any], DynamicCache | None]]
     ) -> list[tuple[DynamicCache, torch.Tensor]]:

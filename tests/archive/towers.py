@@ -47,7 +47,6 @@ from pltz.coding.codecs.codec import SegmentCodec
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session, kind_of
-from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import ContentError
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
@@ -152,9 +151,8 @@ class TowerArchive:
         self,
         versions: Sequence[Version],
         known: Mapping[bytes, KnownSegment] | None = None,
-        told: Told | None = None,
     ) -> list[Tower]:
-        return self.parts.reader.towers(versions, known, told)
+        return self.parts.reader.towers(versions, known)
 
     def each(self, versions: Iterable[Version]) -> Iterator[Tower]:
         return self.parts.reader.each(versions)

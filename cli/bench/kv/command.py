@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.cli.bench import machine, shared
-from pltz.cli.bench.kv import takeover
 from pltz.cli.target.calibrate import sessions
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -63,10 +62,6 @@ OWN = ("q8", "q4", "predictive")
     help="Tokens generated from each KV, to see how long the texts agree.",
 )  # fmt: skip
 @click.option(
-    "--refine", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-    help="Tokens of each chat that begin on the small form and go on over the exact KV once that is computed.",
-)  # fmt: skip
-@click.option(
     "--max-kl", "max_kl", type=click.FloatRange(min=0), multiple=True, metavar="KL",
     help="Measure predictive at this loss in bits per token (repeatable).  [default: at all points with a receipt]",
 )  # fmt: skip
@@ -94,7 +89,6 @@ def kv(
     context: int,
     new: int,
     greedy: int,
-    refine: int,
     max_kl: tuple[float, ...],
     max_kl_recall: float | None,
     bits: tuple[float, ...],
@@ -131,13 +125,6 @@ def kv(
         for row in rows:
             kept.measure(target, row, context, {of(*named): named for named in codecs}, greedy=greedy)
             bar.add(1)
-        refined = []
-        bar.begin("refine", len(rows) if refine else 0, "rows")
-        for number, row in enumerate(rows if refine else ()):
-            own = [(name, codec) for name, codec in codecs if name.partition(" ")[0] in OWN]
-            for name, chat in takeover.takeovers(target, row, context, own, refine).items():
-                refined.append({"form": name, "chat": number} | chat.row())
-            bar.add(1)
     # Beside each measured row stands what its receipt promised.
     measured = [kept.total(rows, measure.CONTROL, measure.CONTROL).row()]
     for name, codec in codecs:
@@ -157,7 +144,6 @@ def kv(
         "greedy": greedy,
         "load": kept.load(),
         "rows": measured,
-        "refined": refined,
         "machine": machine.describe(None, device, None),
     }
     write_text(json.dumps(result) if as_json else f"{as_text(result)}\n\n{json.dumps(result)}")
@@ -237,26 +223,4 @@ def as_text(result: dict[str, Any]) -> str:
         "early passage is repeated, or asked about. greedy: tokens until the texts differ, median. control: the exact "
         "KV in another batch; its decoding is the prefill."
     )
-    text = f"{setting}\n\n{render(head, rows)}\n\n{notes}"
-    if not result["refined"]:
-        return text
-    # A second table, where a progressive thaw was asked for.
-    head = ["form", "chat", "on the small form", "departs", "small alone departs", "first, ms", "exact, ms"]
-    rows = [
-        [
-            one["form"],
-            f"{one['chat']}",
-            f"{one['on_small']} of {one['written']}",
-            "-" if one["departs"] is None else f"{one['departs']}",
-            "-" if one["departs_small"] is None else f"{one['departs_small']}",
-            f"{one['first_ms']:.0f}",
-            f"{one['exact_ms']:.0f}",
-        ]
-        for one in result["refined"]
-    ]
-    notes = (
-        "Progressive thaw: tokens before the exact KV took over. departs: number of the first token that the exact KV "
-        "would not have written; small alone: of a text on the small form only. first: from coded KV to a token. "
-        "exact: prefill beside the generation."
-    )
-    return f"{text}\n\n{render(head, rows)}\n\n{notes}"
+    return f"{setting}\n\n{render(head, rows)}\n\n{notes}"

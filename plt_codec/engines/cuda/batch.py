@@ -31,7 +31,6 @@ from pltz.plt_codec.engines.cuda.work import (
     most_lanes,
     plan_slots,
 )
-from pltz.plt_codec.engines.queued import Queued, Told
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.lanes import MAX_LANES
 from pltz.plt_codec.types import Progress
@@ -245,12 +244,9 @@ class SequenceBatch(RowBuffers):
         each = [encode_iterations(self.shape, w, rows) for w in self.work]
         return max(max(each), -(-sum(each) // self.slots)) + 1
 
-    def run(
-        self, progress: Progress | None, iterate: Callable[[], None] | None = None, told: Told | None = None
-    ) -> None:
+    def run(self, progress: Progress | None, iterate: Callable[[], None] | None = None) -> None:
         """Code all sequences. ``iterate``: a recording of `iterate`; without one it is recorded anew.
 
-        ``told``: told where the ids come, once they are queued, if there is one sequence of one block.
 
         Raises:
             CorruptError: a stream does not hold its number of tokens, or damaged data.
@@ -262,14 +258,9 @@ class SequenceBatch(RowBuffers):
             replay, burst = iterate or self.device.record(self.iterate), self.least()
         state = np.zeros(1, BATCH)
         done = 0
-        told = told if self.clusters and self._single() else None
         while True:
             for _ in range(min(burst, 8 * BURST)):
                 replay()
-            if told:
-                at = self.address("tokens") + 4 * bool(self.work[0].first)  # the last of its context stands before
-                told(Queued(at, self.work[0].tokens, self.device.stream, self.device.name))
-                told = None
             after = BURST if self.decoding else ENCODE_BURST
             burst = 1 if self.clusters else max(burst - 8 * BURST, after)
             done = self.report(state, done, progress)
@@ -293,11 +284,6 @@ class SequenceBatch(RowBuffers):
     def _next_block(self) -> None:
         self.decode_block()
         self.begin()
-
-    def _single(self) -> bool:
-        """Return whether there is one sequence, of one block."""
-        one = self.work[0]
-        return len(self.work) == 1 and self.decoding and one.tokens <= one.whole(self.shape)
 
     def _error(self, code: int, session: int) -> CorruptError:
         """Return the error that the device found, in the words of range_coder.py and token_coder.py."""

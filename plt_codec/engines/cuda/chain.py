@@ -21,7 +21,6 @@ from pltz.plt_codec.engines.cuda.contexts import ContextBatch
 from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.structs import BATCH
 from pltz.plt_codec.engines.cuda.work import SequenceWork, most_lanes
-from pltz.plt_codec.engines.queued import Queued, Told
 from pltz.plt_codec.types import Progress
 
 LINKS = 64  # sequences of a chain, at most
@@ -77,7 +76,6 @@ class ChainDecoder:
         work: Sequence[SequenceWork],
         ids: npt.NDArray[np.int32],
         words: npt.NDArray[np.uint32],
-        told: Told | None,
         progress: Progress | None,
     ) -> npt.NDArray[np.int32]:
         """Decode a chain of sequences that the whole GPU decodes one by one; return its ids behind the first context's.
@@ -88,7 +86,6 @@ class ChainDecoder:
             work: of each sequence.
             ids: those of the first context and places for the others, (t,), at most IDS.
             words: all streams.
-            told: told where the ids come, once they are queued.
 
         Raises:
             CorruptError: a stream does not hold its number of tokens, or damaged data.
@@ -111,14 +108,9 @@ class ChainDecoder:
                     for _ in range(one.blocks(batch.shape)):
                         batch.begin()
                         batch.decode_block()
-                # the caller may queue its prefill behind the ids, which are not there yet
-                at = len(ids) - sum(one.tokens for one in work)
-                if told:
-                    address = batch.address("tokens") + 4 * at
-                    told(Queued(address, len(ids) - at, batch.device.stream, batch.device.name))
                 batch.report(np.zeros(1, BATCH), 0, progress)
                 batch.download("tokens", ids)
-        return ids[at:]
+        return ids[len(ids) - sum(one.tokens for one in work) :]
 
     def __del__(self) -> None:
         if self._contexts is not None:

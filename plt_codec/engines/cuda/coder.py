@@ -36,7 +36,6 @@ from pltz.plt_codec.engines.cuda.work import (
     most_lanes,
     stream_words,
 )
-from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.prefix import NOTHING, Ids, each, remembered
@@ -130,11 +129,9 @@ class CudaCoder:
         return out
 
     def decode(
-        self, items: Sequence[FrameItem], *, progress: Progress | None = None, told: Told | None = None
+        self, items: Sequence[FrameItem], *, progress: Progress | None = None
     ) -> list[npt.NDArray[np.int64]]:
         """Decode frames into their ids, each (tokens,).
-
-        ``told``: told where the ids of a frame come, once they are queued, if it is one of one block.
 
         Raises:
             CorruptError: a stream does not hold its number of tokens, or damaged data.
@@ -144,19 +141,18 @@ class CudaCoder:
         inputs = [_CudaSequence.of(i, remembered(i.context, self.shape)) for i in items]
         out = [np.zeros(0, np.int64)] * len(items)
         for run in (run for part in self._parts(inputs) for run in self._by_kernel(part, inputs)):
-            found = self._decode_part([items[n].data for n in run], [inputs[n] for n in run], progress, told)
+            found = self._decode_part([items[n].data for n in run], [inputs[n] for n in run], progress)
             for n, t in zip(run, found, strict=True):
                 out[n] = t
         return out
 
     def decode_chain(
-        self, items: Sequence[FrameItem], *, progress: Progress | None = None, told: Told | None = None
+        self, items: Sequence[FrameItem], *, progress: Progress | None = None
     ) -> list[npt.NDArray[np.int64]]:
         """Decode frames each of which was encoded after the tokens of those before it, into ids, each (tokens,).
 
         The context of the first item stands before all of them. Of the others, one with an empty context was encoded
         alone; the rest have None. Frames that the whole GPU decodes one by one are decoded without a pause in between.
-        ``told``: told where all their ids come, once they are queued, if they are decoded so.
 
         Raises:
             CorruptError: a stream does not hold its number of tokens, or damaged data.
@@ -172,18 +168,16 @@ class CudaCoder:
             before += i.tokens
         # links that the whole GPU decodes one by one go without a pause, others each by itself
         out: list[npt.NDArray[np.int64]] = []
-        runs = list(self._runs(links))
-        told = told if len(runs) == 1 else None
-        for run in runs:
+        for run in self._runs(links):
             here = slice(len(out), len(out) + len(run))
             if len(run) == 1 or not self.block_kernel(run[0].work):
                 for item, link in zip(items[here], run, strict=True):
                     context = above if link.work.first else None
-                    out += self.decode([replace(item, context=context)], progress=progress, told=told)
+                    out += self.decode([replace(item, context=context)], progress=progress)
                     above = np.concatenate([above, out[-1]])[-self.shape.memory :]
             else:
                 data = [i.data for i in items[here]]
-                out += self._decode_run(data, run, above, progress, told)
+                out += self._decode_run(data, run, above, progress)
                 above = np.concatenate([above, *out[here]])[-self.shape.memory :]
         return out
 
@@ -275,7 +269,6 @@ class CudaCoder:
         run: Sequence[_CudaSequence],
         above: Ids,
         progress: Progress | None,
-        told: Told | None,
     ) -> list[npt.NDArray[np.int64]]:
         """Decode a part of a chain after the ids above it, (m,)."""
         work = [link.work for link in run]
@@ -289,7 +282,7 @@ class CudaCoder:
         words = _open_streams(s, data)
         ids = np.zeros(len(above) + int(own.sum()), np.int32)
         ids[: len(above)] = above
-        found = self._chains.decode(self, s, work, ids, words, told, progress)
+        found = self._chains.decode(self, s, work, ids, words, progress)
         return [part.astype(np.int64) for part in np.split(found, np.cumsum(own)[:-1])]
 
     def _parts(self, inputs: Sequence[_CudaSequence]) -> Iterator[list[int]]:
@@ -358,7 +351,7 @@ class CudaCoder:
         return sessions, words
 
     def _decode_part(
-        self, data: Sequence[bytes], inputs: Sequence[_CudaSequence], progress: Progress | None, told: Told | None
+        self, data: Sequence[bytes], inputs: Sequence[_CudaSequence], progress: Progress | None
     ) -> list[npt.NDArray[np.int64]]:
         sessions, contexts = self._sessions(inputs)
         words = _open_streams(sessions, data)
@@ -371,7 +364,7 @@ class CudaCoder:
             computed(self.model, self.single_context, contexts) as known,
             SequenceBatch(self, sessions, work, known, tokens, words, True) as batch,
         ):
-            batch.run(progress, told=told)
+            batch.run(progress)
             batch.download("tokens", tokens)
         begins = (sessions["token_at"] + sessions["first"]).tolist()
         return [tokens[at : at + one.work.tokens].astype(np.int64) for at, one in zip(begins, inputs, strict=True)]

@@ -21,7 +21,6 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.coding.codecs.codec import Coded, Plain, SegmentCodec
 from pltz.coding.codecs.modes import COPIES, TOWER
 from pltz.coding.codecs.registry import CodecRegistry
-from pltz.plt_codec.engines.queued import Told
 from pltz.plt_codec.errors import BundleMismatch, CorruptError
 from pltz.plt_codec.identity import NONE
 from pltz.plt_codec.repeats import end_of
@@ -54,7 +53,7 @@ class Chaining(Counting):
         self.linked: list[int] = []
         self.deaf = b""
 
-    def decode_chain(self, batch: Sequence[Coded], told: Told | None = None) -> list[Tokens]:
+    def decode_chain(self, batch: Sequence[Coded]) -> list[Tokens]:
         self.linked.append(len(batch))
         above, out = batch[0].above, list[Tokens]()
         for c in batch:

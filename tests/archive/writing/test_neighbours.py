@@ -119,23 +119,6 @@ def test_a_segment_that_only_a_run_has_is_no_neighbour(archive: TowerArchive, mo
     want(archive, "a1")
 
 
-def test_a_thaw_hears_of_its_own_session_only(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(archive, "a0")
-    put(archive, "a1")
-    reader = again(archive)
-    codec: Any = reader.codecs[0]
-    heard, inner = list[tuple[int, bool]](), codec.decode
-
-    def decode(batch: Any, told: Any = None) -> Any:
-        heard.append((len(batch), told is not None))
-        return inner(batch)
-
-    monkeypatch.setattr(codec, "decode", decode)
-    monkeypatch.setattr(codec, "decode_queued", decode, raising=False)
-    reader.towers([reader.version("a1", "acme")], told=lambda queued: None)
-    assert heard == [(1, False), (1, True)], "the neighbour, then the session"
-
-
 @pytest.mark.parametrize("key", [None, RAW], ids=["plain", "sealed"])
 def test_passages_of_a_neighbour_are_copied(copying_codec: SegmentCodec, key: Any) -> None:
     archive = TowerArchive.create(DirectoryStore(SimDisk()), [copying_codec], key=key)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import numpy as np
@@ -18,19 +17,16 @@ from pltz.kv.calibrate.measure import prefilled, watched
 from pltz.kv.errors import WarmFileError
 from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec
-from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import RAW, KVCodec
 from pltz.kv.port.receipt import Receipt
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import Calibration
 from pltz.kv.predictive.predictive import PredictiveCodec
-from pltz.kv.store.background_worker import BackgroundWorker
 from pltz.kv.store.disk_tier import DiskTier
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.store import HotStore
 from pltz.kv.store.tier import HostTier, StoredBlock
 from pltz.kv.thaw.thawed import kv_difference
-from pltz.kv.thaw.thawer import Wanted
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
 from pltz.plt_codec.identity import NONE
@@ -116,92 +112,8 @@ def test_a_receipt_of_no_loss_makes_no_form_exact(
     assert kv_difference(expected, over.cache) > 1e-4, "it was served from the small form"
     assert over.lossy and not over.kl
     assert not any(node.block.codec.exact for node in nodes(store))
-    thawer = thawer_of(cold, kin, store, max_kl=1.0, refine=True)
-    refined = thawer.thaw("a/2").exact
-    assert refined is not None and kv_difference(expected, refined.result(60).cache) < 1e-4
-    thawer.close()
     again = thawer_of(cold, kin, store).thaw("a/2")
     assert kv_difference(expected, again.cache) < 1e-4 and not again.lossy
-
-
-@pytest.fixture
-def small_first(cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]) -> Any:
-    """Return a store whose only copy of a/1 is small, with room for the exact one, and a thawer that refines."""
-    store = HotStore.open(ROOM, ROOM, forms={"host": codecs["q8"]})
-    other = HotStore.open(0, ROOM, forms={"host": codecs["q8"]})
-    thawer_of(cold, kin, other).thaw("a/1")
-    other.close()
-    for node in nodes(other):
-        assert store.insert(node.space, node.segment, node.parent, node.block, node.born)
-    thawer = thawer_of(cold, kin, store, max_kl=1.0, refine=True)
-    yield store, thawer
-    thawer.close()
-
-
-def test_a_small_form_answers_at_once_and_exact_kv_takes_its_place(
-    cold: SessionArchive, kin: Target, small_first: Any
-) -> None:
-    store, thawer = small_first
-    expected = thawer_of(cold, kin).thaw("a/1")
-    first = thawer.thaw("a/1")
-    assert first.kl > 0 and kv_difference(expected.cache, first.cache) > 1e-4
-    exact = first.exact.result(60)
-    assert exact.kl == 0 and exact.exact is None and kv_difference(expected.cache, exact.cache) < 1e-4
-    assert (exact.token_ids == first.token_ids).all()
-    again = thawer.thaw("a/1")
-    assert again.kl == 0 and again.exact is None and kv_difference(expected.cache, again.cache) < 1e-4
-    assert {node.block.codec.name for node in nodes(store)} == {"raw"}
-    assert store.stats().tiers["device"].blocks == len(nodes(store)) and store.stats().tiers["host"].used == 0
-
-
-def test_those_who_ask_meanwhile_share_one_prefill(small_first: Any) -> None:
-    _, thawer = small_first
-    go = Event()
-
-    class Patient(BackgroundWorker[Any]):
-        def submit(self, key: Any, work: Any) -> Any:
-            return super().submit(key, lambda: work() if go.wait(60) else None)
-
-    thawer._refiner = Patient("patient", 8)
-    first, second = thawer.thaw("a/1"), thawer.thaw("a/1")
-    assert first.kl > 0 and second.kl > 0 and first.exact is second.exact and not first.exact.done()
-    go.set()
-    assert first.exact.result(60).kl == 0
-
-
-def test_a_failure_in_the_background_leaves_the_small_form(
-    small_first: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, thawer = small_first
-
-    def out_of_memory(*_: Any, **__: Any) -> Any:
-        raise ModelError("no room")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Target, "prefill", out_of_memory)
-        patch.setattr(Target, "prefill_many", out_of_memory)
-        first = thawer.thaw("a/1")
-        with pytest.raises(ModelError, match="no room"):
-            first.exact.result(60)
-    assert first.kl > 0 and {node.block.codec.name for node in nodes(store)} == {"q8-1"}
-    assert thawer.thaw("a/1").exact.result(60).kl == 0, "and is refined the next time"
-
-
-def test_exact_and_lossy_thaws_of_one_batch_do_not_mix(kin: Target, cold: SessionArchive, small_first: Any) -> None:
-    _, thawer = small_first
-    lossy, exact = thawer._admit(Wanted("a/1")), thawer._admit(Wanted("a/1"), Bound.of(0.0))
-    other = thawer._admit(Wanted("a/2"), Bound.of(0.0))  # on the same base
-    answers = [thawer._answer(request) for request in (lossy, exact, other)]
-    assert answers[0].kl > 0 and answers[1].kl == answers[2].kl == 0
-    for name, answer in (("a/1", answers[1]), ("a/2", answers[2])):
-        assert kv_difference(thawer_of(cold, kin).thaw(name).cache, answer.cache) < 1e-4
-
-
-def test_only_those_who_allow_a_loss_may_refine(cold: SessionArchive, kin: Target, codecs: dict[str, KVCodec]) -> None:
-    lossy = HotStore.open(ROOM, forms={"device": codecs["q8"]})
-    for hot, max_kl in ((None, 1.0), (HotStore.open(ROOM), 0.0), (HotStore([lossy.memory[0]]), 1.0)):
-        with pytest.raises(UsageError, match="refine"):
-            thawer_of(cold, kin, hot, max_kl=max_kl, refine=True)
 
 
 class Slow:

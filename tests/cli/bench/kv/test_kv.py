@@ -76,7 +76,7 @@ def test_a_target_is_calibrated_and_measured(
     assert there.exit_code == 2 and "--force" in there.output
     done = run(
         "bench", "kv", "--target", str(llama), "--calibration", str(path), "--data", str(sessions), "--sessions", "2",
-        "--forms", "q8,predictive,turboquant-4", "--greedy", "2", "--refine", "3", *SMALL,
+        "--forms", "q8,predictive,turboquant-4", "--greedy", "2", *SMALL,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     rows = {row["form"]: row for row in json.loads(done.stdout)["rows"]}
@@ -84,10 +84,6 @@ def test_a_target_is_calibrated_and_measured(
     # Eight bits and a scale for each 16 of them; four of 64 tokens are raw.
     assert 8 < rows["q8"]["bits"] < 11 and rows["q8"]["agreement"]["median"] <= 2
     assert sum(name.startswith("predictive") for name in rows) == len(result["receipts"]) - 2 >= 10
-    chats = json.loads(done.stdout)["refined"]
-    assert {(one["form"], one["chat"]) for one in chats} >= {("q8", 0), ("q8", 1), ("predictive -8", 0)}
-    assert all(1 <= one["on_small"] <= one["written"] == 3 and one["first_ms"] > 0 for one in chats)
-    assert all(one["departs"] is None or one["departs_small"] is not None for one in chats), "the rest is exact"
     point = {row["point"]: row for row in result["receipts"]}[-8]
     bound = run(
         "bench", "kv", "--target", str(llama), "--calibration", str(path), "--data", str(sessions), "--sessions", "2",

@@ -40,7 +40,6 @@ from pltz.plt_codec.engines.cuda.work import (
     plan_slots,
 )
 from pltz.plt_codec.engines.native.coder import NativeCoder
-from pltz.plt_codec.engines.queued import Queued
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
 from pltz.plt_codec.lanes import Layout
@@ -410,25 +409,6 @@ def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
         assert np.array_equal(got, s)
     assert sum(done) == sum(LENGTHS[first:last])
     check_contexts(c, name, lanes, steps, only=slice(6, 7))
-
-
-@emulated
-def test_who_waits_for_one_block_is_told_where_its_tokens_come() -> None:
-    c = coder("small", 2, 2)
-    heard: list[Queued] = []
-    seen: list[list[int]] = []
-
-    def told(queued: Queued) -> None:
-        heard.append(queued)
-        seen.append(list((ctypes.c_int32 * queued.tokens).from_address(queued.address)))
-
-    whole = items("small", 16, 4)
-    c.decode([whole[3]], told=told)  # 55 tokens: a block
-    assert [q[1:] for q in heard] == [(55, 0, "cpu")] and seen == [sequences("small")[3].tolist()]
-    c.decode([whole[4]], told=told)  # three blocks
-    c.decode(whole[2:4], told=told)  # two sequences
-    c.decode([whole[3]])
-    assert len(heard) == 1
 
 
 @emulated
@@ -812,17 +792,6 @@ def test_emulated_contexts_of_few(
         check_contexts(c, name, 16, 4, only=only)
 
 
-@emulated
-def test_who_waits_is_told_where_tokens_behind_a_context_come() -> None:
-    c = coder("small", 2, 2)
-    text, known = sequences("small")[3], sequences("small")[4]
-    (frame,) = reference("small").encode([text], contexts=[known], lanes=16, steps=4)
-    seen: list[list[int]] = []
-    item = FrameItem(frame.data, len(text), 16, 4, known)
-    c.decode([item], told=lambda q: seen.append(list((ctypes.c_int32 * q.tokens).from_address(q.address))))
-    assert seen == [text.tolist()]
-
-
 @on_gpu
 @pytest.mark.parametrize("name", sorted(SHAPES))
 @pytest.mark.parametrize("lanes,steps", LAYOUTS)
@@ -916,21 +885,6 @@ def test_emulated_chain_of_both_widths(steps: int) -> None:
     sent, texts = links("small", [(32 * steps, 32, steps), *MIXED])
     c = coder("small", 2, 2)
     assert [g.tolist() for g in c.decode_chain(sent)] == [t.tolist() for t in texts]
-
-
-@emulated
-def test_who_waits_for_a_chain_is_told_where_its_tokens_come(
-    monkeypatch: pytest.MonkeyPatch
-) -> None:
-    c = coder("small", 2, 2)
-    sent, texts = links("small", [(60, 32, 8), (20, 16, 4), (9, 3, 8)])  # by both kernels of grid.cu
-    seen: list[list[int]] = []
-    c.decode_chain(sent, told=lambda q: seen.append(list((ctypes.c_int32 * q.tokens).from_address(q.address))))
-    assert seen == [np.concatenate(texts).tolist()]
-    monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.LINKS", 2)  # in two parts: nobody is told of all ids at once
-    found = c.decode_chain(sent, told=lambda q: seen.append([q.tokens]))
-    assert [g.tolist() for g in found] == [t.tolist() for t in texts]
-    assert len(seen) == 1
 
 
 @emulated
