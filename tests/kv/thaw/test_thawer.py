@@ -207,7 +207,7 @@ def _count_admitted(thawer: Thawer) -> list[Any]:
         admitted.append(inner(wanted))
         return admitted[-1]
 
-    thawer._admit = admit  # type: ignore[method-assign,assignment]
+    thawer._admit = admit  # type: ignore[method-assign]
     return admitted
 
 
