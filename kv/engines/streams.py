@@ -250,7 +250,7 @@ def shared_out(count: int, work: Callable[[int, int], T]) -> list[T]:
 def contexts(q: I16, classes: U8, tables: Tables, point: int) -> tuple[U8, U8]:
     """Return the table and the number of low bits of each integer, (T, layers, width) each."""
     tokens, layers, width = q.shape
-    model = Contexts(classes.astype(np.int64), tables, point)
+    model = TableContexts(classes.astype(np.int64), tables, point)
     kinds = np.empty((tokens, layers, width), np.uint8)
     lows = np.empty((tokens, layers, width), np.uint8)
     begins = stream_layers(layers, width)[1:]
@@ -267,7 +267,7 @@ def contexts(q: I16, classes: U8, tables: Tables, point: int) -> tuple[U8, U8]:
     return kinds, lows
 
 
-class Contexts:
+class TableContexts:
     """Hold what lanes have seen, for any shape of lanes. Mirrors `Context` in ans.c."""
 
     def __init__(self, classes: NDArray[np.int64], tables: Tables, point: int) -> None:

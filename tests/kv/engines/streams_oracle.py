@@ -16,8 +16,8 @@ from pltz.kv.engines.streams import (
     SECTION,
     SYMBOLS,
     WRONG_END,
-    Contexts,
     Streams,
+    TableContexts,
     Tables,
     contexts,
     groups,
@@ -166,7 +166,7 @@ def _decode(
             break
         kinds = np.where(live, raw(live, np.full(live.shape, CLASS_BITS)), 0)
         classes[token[live]] = kinds[live]
-        model = Contexts(kinds, tables, point)
+        model = TableContexts(kinds, tables, point)
         for layer in range(layers):
             if layer and layer % SECTION == 0 and len(streams.ends) > 1:
                 bad |= bool((at != stop).any())
