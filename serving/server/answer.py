@@ -4,6 +4,7 @@
     answer.stream(usage=True)                      # events
     async for _ in answer.pieces(): ...            # or all of it,
     answer.whole()                                 # then the object
+    answer.close()                                 # in any case
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pltz.plt_codec.errors import PltzError
-from pltz.serving.server.errors import failure
+from pltz.serving.server.errors import Refused, failure
 from pltz.serving.server.service import Done, Piece, Reply
+from pltz.serving.server.sessions import PATIENCE
 
 if TYPE_CHECKING:
     from pltz.models.target.target import Target
@@ -39,34 +41,33 @@ class Answer:
         }
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece | Done]]:
-        """Yield what the replies bring, with their numbers, as it comes. Raises what ended one early."""
-        queue: asyncio.Queue[tuple[int, Piece | Done | PltzError]] = asyncio.Queue()
+        """Yield what the replies bring, with their numbers, as it comes, and an empty piece in a second without any.
 
-        async def follow(number: int, reply: Reply) -> None:
+        Raises what ended one early.
+        """
+        left, waited = len(self._replies), 0.0
+        while left:
             try:
-                async for piece in reply.pieces():
-                    queue.put_nowait((number, piece))
-                assert reply.done is not None
-                queue.put_nowait((number, reply.done))
-            except PltzError as exc:
-                queue.put_nowait((number, exc))
+                number, found = await asyncio.wait_for(self._replies[0].out.get(), 1.0)
+            except TimeoutError:
+                # a turn ended, and the journal is not written
+                waited = waited + 1 if any(one.turn.end and not one.done for one in self._replies) else 0.0
+                if waited >= PATIENCE:
+                    raise Refused(503, "this turn is not durable yet: ask for the session's tokens later") from None
+                yield 0, Piece("")
+                continue
+            if isinstance(found, PltzError):
+                raise found
+            if isinstance(found, Piece):
+                self._pieces[number].append(found)
+            else:
+                left -= 1
+            yield number, found
 
-        tasks = [asyncio.create_task(follow(*one)) for one in enumerate(self._replies)]
-        try:
-            left = len(tasks)
-            while left:
-                number, found = await queue.get()
-                if isinstance(found, PltzError):
-                    raise found
-                if isinstance(found, Piece):
-                    self._pieces[number].append(found)
-                else:
-                    left -= 1
-                yield number, found
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    def close(self) -> None:
+        """Cancel what still runs."""
+        for reply in self._replies:
+            reply.cancel()
 
     def whole(self) -> dict[str, Any]:
         """Return the answer in one piece, once `pieces` has ended."""
@@ -85,9 +86,8 @@ class Answer:
         if self._chat:
             for number in range(len(self._replies)):
                 yield self._event(number, {"role": "assistant", "content": ""})
-        stream = self.pieces()
         try:
-            async for number, found in stream:
+            async for number, found in self.pieces():
                 if isinstance(found, Done):
                     yield self._event(number, {}, reason=found.reason, more=self._session())
                 elif found.text or found.tokens:
@@ -97,8 +97,6 @@ class Answer:
         except PltzError as exc:
             yield b"data: " + json.dumps(failure(exc)).encode() + b"\n\n"
             return
-        finally:
-            await stream.aclose()  # type: ignore[attr-defined]  # of a generator
         if usage:
             yield self._line({"choices": [], "usage": self._usage()})
         yield b"data: [DONE]\n\n"

@@ -25,6 +25,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from pltz.plt_codec.errors import PltzError
 from pltz.serving.server.answer import Answer
@@ -76,7 +77,7 @@ def app_of(service: Service, names: Sequence[str] = (), key: str | None = None) 
         ],
         middleware=[Middleware(Guard, names, key)],
         lifespan=lifespan,
-        exception_handlers={HTTPException: _elsewhere},
+        exception_handlers={HTTPException: _elsewhere, Exception: _broken},
     )
 
 
@@ -95,6 +96,11 @@ async def _elsewhere(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     why = f"no {request.method} {request.url.path} here: /v1/chat/completions and /v1/completions take a POST"
     return JSONResponse(failure(Refused(exc.status_code, why)), exc.status_code, exc.headers)
+
+
+async def _broken(request: Request, exc: Exception) -> Response:
+    """Answer a request that failed by no error of ours, which is logged."""
+    return JSONResponse(failure(Refused(500, "this request failed: the server's log says why")), 500)
 
 
 async def body_of(request: Request) -> Any:
@@ -127,19 +133,32 @@ async def complete(chat: bool, service: Service, request: Request) -> Response:
     replies = await service.open(ask)
     answer = Answer(chat, service.name, service.target, replies)
     if ask.stream:
-        return StreamingResponse(answer.stream(ask.usage), media_type="text/event-stream", headers=STREAM)
+        return EventStream(answer, ask.usage)
     looked = time.monotonic()
-    stream = answer.pieces()
     try:
-        async for _ in stream:
+        async for _ in answer.pieces():
             if time.monotonic() - looked < LOOK:
                 continue
             looked = time.monotonic()
             if await request.is_disconnected():
                 return Response(status_code=499)
     finally:
-        await stream.aclose()  # type: ignore[attr-defined]  # of a generator
+        answer.close()
     return JSONResponse(answer.whole())
+
+
+class EventStream(StreamingResponse):
+    """The events of an answer, which is closed at the end, also where its client has left before the first."""
+
+    def __init__(self, answer: Answer, usage: bool) -> None:
+        super().__init__(answer.stream(usage), media_type="text/event-stream", headers=STREAM)
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answer.close()
 
 
 async def models(since: int, service: Service, request: Request) -> Response:

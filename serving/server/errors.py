@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pltz.archive.errors import ArchiveError, Erased
-from pltz.plt_codec.errors import CorruptError, PltzError, TargetMismatch
+from pltz.kv.errors import PoolFull
+from pltz.plt_codec.errors import ContentError, PltzError, TargetMismatch, UsageError
 
 
 class Refused(PltzError):
@@ -17,16 +18,16 @@ class Refused(PltzError):
 
 
 def status_of(exc: PltzError) -> int:
-    """Return the status of an error."""
+    """Return the status of an error: that of the client where its request is at fault, else 500 or 503."""
     if isinstance(exc, Refused):
         return exc.status
     if isinstance(exc, Erased):
         return 410
     if isinstance(exc, TargetMismatch):
         return 409
-    if isinstance(exc, ArchiveError):
+    if isinstance(exc, ArchiveError | PoolFull):
         return 503
-    return 500 if isinstance(exc, CorruptError) else 400
+    return 400 if isinstance(exc, ContentError | UsageError) else 500
 
 
 def failure(exc: PltzError) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pltz.plt_codec.errors import ContentError, ModelError
+from pltz.plt_codec.errors import ContentError
 
 if TYPE_CHECKING:
     from pltz.models.target.target import Target
@@ -75,7 +75,7 @@ def chat_ids(target: Target, messages: Sequence[dict[str, str]], before: Sequenc
     if not len(before):
         return target.render(list(messages), add_generation_prompt=True)
     if not getattr(target.tokenizer, "chat_template", None):
-        raise ModelError(f"the target in {target.folder} has no chat template: use completions")
+        raise ContentError("this model has no chat template: use completions")
     former = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), FORMER, strict=True)]
     try:
         text = target.tokenizer.apply_chat_template(

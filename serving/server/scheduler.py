@@ -51,13 +51,15 @@ Events = list[tuple[Turn, int | None]]  # a new id of a turn, or None when it en
 class _Prefill:
     """Hold a turn whose ids are not all in its cache, a batch of one.
 
-    ``alike``: ids that every prompt with this beginning runs in the same way, in whole chunks.
+    ``alike``: ids that every prompt with this beginning runs in the same way, in whole chunks. ``again``: a batch that
+    it was in failed, so its next step of decoding is run alone.
     """
 
     turn: Turn
     cache: BatchKVCache
     done: int
     alike: int
+    again: bool
 
 
 class Scheduler:
@@ -94,7 +96,6 @@ class Scheduler:
         self._prefilling: deque[_Prefill] = deque()
         self._decoding: list[Turn] = []
         self._batch: BatchKVCache | None = None  # of those that decode, in their order
-        self._failed_once: set[Turn] = set()
         self._calls: deque[tuple[Callable[[], object], Future[object]]] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -212,14 +213,14 @@ class Scheduler:
             running.append(turn)
             self._begin(turn)
 
-    def _begin(self, turn: Turn) -> None:
+    def _begin(self, turn: Turn, again: bool = False) -> None:
         """Open the cache of a turn, over the KV that is parked of its session."""
         try:
             base = None if turn.session is None else self.parked.take(turn.session, [*turn.ids, *turn.new])
             alike = self._alike(len(turn.ids) + len(turn.new), parked=base is not None)
             base = base or self._known_prefix(turn, alike) or PackedSession(self.pool, [], 0, self._nothing())
             cache = BatchKVCache.merge([base])
-            self._prefilling.append(_Prefill(turn, cache, base.tokens, alike))
+            self._prefilling.append(_Prefill(turn, cache, base.tokens, alike, again))
             base.release()
         except Exception as exc:  # noqa: BLE001  # a failure is this turn's alone
             self._end(turn, "error", exc)
@@ -287,12 +288,20 @@ class Scheduler:
             return
         one.cache.keep = KEEP
         self._offer_prefix(one)
-        if not turn.sampling.limit or logits is None or self._took(turn, choose(logits, [turn])[0]):
-            self._park(turn, one.cache, 0)
-            self._end(turn, turn.end or "length")
+        try:
+            over = not turn.sampling.limit or logits is None or self._took(turn, choose(logits, [turn])[0])
+            if one.again and not over:
+                over = self._step([turn], one.cache)[0]
+        except Exception as exc:  # noqa: BLE001  # of the model or of torch
             one.cache.release()
+            self._end(turn, "error", exc)
             return
-        self._join(turn, one.cache)
+        if not over:
+            self._join(turn, one.cache)
+            return
+        self._park(turn, one.cache, 0)
+        self._end(turn, turn.end or "length")
+        one.cache.release()
 
     def _join(self, turn: Turn, cache: BatchKVCache) -> None:
         """Let a turn decode with the others."""
@@ -312,32 +321,36 @@ class Scheduler:
         assert self._batch is not None
         turns, batch = self._decoding, self._batch
         try:
-            logits = self._pass(batch, [[turn.new[-1]] for turn in turns], [turn.tokens - 1 for turn in turns])
-            chosen = choose(logits, turns)
+            ended = self._step(turns, batch)
         except Exception as exc:  # noqa: BLE001  # of the model or of torch
             self._begin_again(exc)
             return
-        self.generated += len(turns)
-        ended = [self._took(turn, one) for turn, one in zip(turns, chosen, strict=True)]
         for row, turn in enumerate(turns):
             if ended[row]:
                 self._park(turn, batch, row)
                 self._end(turn, turn.end)
         self._keep([row for row, over in enumerate(ended) if not over])
 
+    def _step(self, turns: Sequence[Turn], batch: BatchKVCache) -> list[bool]:
+        """Give each turn of a batch its next id. Returns which of them that ends."""
+        logits = self._pass(batch, [[turn.new[-1]] for turn in turns], [turn.tokens - 1 for turn in turns])
+        chosen = choose(logits, turns)
+        self.generated += len(turns)
+        return [self._took(turn, one) for turn, one in zip(turns, chosen, strict=True)]
+
     def _begin_again(self, exc: Exception) -> None:
-        """Begin each turn of a batch that failed once more from its ids, since one may be at fault for all."""
+        """Begin each turn of a batch that failed once more from its ids, since one may be at fault for all.
+
+        Each computes two ids alone before it joins the others. So one that is at fault ends alone, and the others come
+        to their end however often that happens.
+        """
         log.warning("a decoding pass failed: %s", exc)
         turns, self._decoding = self._decoding, []
         if self._batch is not None:
             self._batch.release()
             self._batch = None
         for turn in turns:
-            if turn in self._failed_once:
-                self._end(turn, "error", exc)
-            else:
-                self._failed_once.add(turn)
-                self._begin(turn)
+            self._begin(turn, again=True)
 
     def _keep(self, rows: Sequence[int]) -> None:
         """Keep these rows of the batch."""
@@ -376,7 +389,6 @@ class Scheduler:
             log.warning("the KV of a session is not kept: %s", exc)
 
     def _end(self, turn: Turn, end: str, failure: Exception | None = None) -> None:
-        self._failed_once.discard(turn)
         turn.end = end
         if failure is not None:
             turn.failure = str(failure) if isinstance(failure, PltzError) else f"{type(failure).__name__}: {failure}"
@@ -398,9 +410,10 @@ class Scheduler:
 
     def _fail_all(self, why: str) -> None:
         """End all turns after a step that failed, so that nobody waits for ever."""
-        turns = [*self._waiting, *(one.turn for one in self._prefilling), *self._decoding]
+        with self._changed:
+            turns = [*self._waiting, *(one.turn for one in self._prefilling), *self._decoding]
+            self._waiting.clear()
         caches = [*(one.cache for one in self._prefilling), *([self._batch] if self._batch else [])]
-        self._waiting.clear()
         self._prefilling.clear()
         self._decoding, self._batch = [], None
         for cache in caches:

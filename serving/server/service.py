@@ -1,10 +1,12 @@
 """Service: one model that answers requests, each as a stream of text that ends when the turn is durable.
 
-    replies = await service.open(ask)        # refused here, before anything is sent; one for each answer
-    async for piece in reply.pieces(): ...   # text, and likelihoods where they are asked for
-    reply.done                               # finish reason, tokens, and the session as acknowledged
+    replies = await service.open(ask)     # refused here, before anything is sent; one for each answer
+    number, piece = await replies[0].out.get()     # text of any of them, and likelihoods where they are asked for
+    reply.done                            # finish reason, tokens, and the session as acknowledged
+    reply.cancel()                        # in any case: it ends what still runs
 
-A turn runs in a task of its own. So a client that goes away cancels the turn, and never leaves a session in use.
+The scheduler's thread hands ids to the event loop, which makes text of them, and a task of its own ends a turn. So a
+client that goes away cancels the turn, and never leaves a session in use.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,7 +27,7 @@ from pltz.serving.server.ask import Ask
 from pltz.serving.server.errors import Refused
 from pltz.serving.server.reply_text import ReplyText, chat_ids, prompt_ids
 from pltz.serving.server.scheduler import ROWS, Events, Scheduler
-from pltz.serving.server.sessions import PATIENCE, ServedSession, Sessions, digest
+from pltz.serving.server.sessions import ServedSession, Sessions
 from pltz.serving.server.turn import Likelihood, Sampling, Turn
 
 if TYPE_CHECKING:
@@ -59,36 +62,52 @@ class Piece:
 
 @dataclass(eq=False)
 class Reply:
-    """A reply under way. ``done``: set when `pieces` has ended."""
+    """A reply under way, the ``number``-th to a request.
 
+    ``out``: queue of all replies to it: of each its pieces, then its end or what ended it early. ``done``: the end.
+    """
+
+    service: Service
+    number: int
     turn: Turn
-    _service: Service
+    text: ReplyText
+    out: asyncio.Queue[tuple[int, Piece | Done | PltzError]]
+    record: ServedSession | None
     done: Done | None = None
-    _out: asyncio.Queue[Piece | Done | PltzError] = field(default_factory=asyncio.Queue)
+    _texts: deque[str] = field(default_factory=deque)  # that `halts` has made
+    _held: list[tuple[int, Likelihood]] = field(default_factory=list)  # of ids whose text is not out yet
+    _count: int = 0
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield text as it comes, none once per second without any. Raises what ended the turn early."""
-        try:
-            waited = 0.0
-            while True:
-                try:
-                    found = await asyncio.wait_for(self._out.get(), 1.0)
-                except TimeoutError:
-                    # the turn ended, and the journal is not written
-                    waited = waited + 1.0 if self.turn.end else 0.0
-                    if waited >= PATIENCE:
-                        raise Refused(503, "this turn is not durable yet: ask for the session's tokens later") from None
-                    yield Piece("")
-                    continue
-                if isinstance(found, PltzError):
-                    raise found
-                if isinstance(found, Done):
-                    self.done = found
-                    return
-                yield found
-        finally:
-            if self.done is None:
-                self._service.scheduler.cancel(self.turn)
+    def halts(self, one: int) -> bool:
+        """Return whether an id completes a stop string. Called in the scheduler's thread, which then makes the text."""
+        self._texts.append(self.text.add(one))
+        return self.text.ended
+
+    def take(self, one: int | None) -> None:
+        """Take the next id, None for the end. Called in the event loop."""
+        if one is None:
+            self.service.spawn(self.service.end(self), "turn")
+            return
+        if self.turn.sampling.top is not None and one not in self.service.target.eos_ids:
+            self._held.append((one, self.turn.likelihoods[self._count]))
+        self._count += 1
+        if piece := self._texts.popleft() if self.turn.halts else self.text.add(one):
+            self._give(piece)
+
+    def finish(self) -> None:
+        """Give out what was held back."""
+        ended = self.text.ended
+        if (piece := self.text.rest()) or (self._held and not ended):
+            self._give(piece)
+
+    def cancel(self) -> None:
+        """Cancel the turn of a reply that has not ended."""
+        if self.done is None:
+            self.service.scheduler.cancel(self.turn)
+
+    def _give(self, text: str) -> None:
+        self.out.put_nowait((self.number, Piece(text, tuple(self._held))))
+        self._held.clear()
 
 
 class Service:
@@ -117,7 +136,7 @@ class Service:
         self.sessions = Sessions(self.scheduler, hook, archive, tenant=tenant, idle=idle)
         self.ends: dict[str, int] = {}  # turns by their end
         self._texts = ThreadPoolExecutor(1, "pltz-serve-text")
-        self._events: dict[Turn, asyncio.Queue[int | None]] = {}
+        self._events: dict[Turn, Callable[[int | None], None]] = {}  # what takes the ids of each
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving = False
@@ -126,7 +145,7 @@ class Service:
         """Start the scheduler, and the task that lets idle sessions go cold."""
         self._loop = asyncio.get_running_loop()
         self.scheduler.start()
-        self._spawn(self._sweep())
+        self.spawn(self._sweep())
 
     async def close(self) -> None:
         """Cancel what runs, make what ended durable, and end."""
@@ -147,19 +166,15 @@ class Service:
 
     async def open(self, ask: Ask) -> list[Reply]:
         """Begin a reply for each answer. Raises Refused, and the errors of tokenizer, archive and scheduler."""
-        if self._leaving:
-            raise Refused(503, LEAVING)
-        if self.scheduler.counts()["waiting"] + ask.answers > WAITING:
-            raise Refused(429, f"{WAITING} requests wait already: try it again later")
+        self._want_room(ask.answers)
         if ask.session is None:
-            ids = await self._ids(ask, ())
-            return [self._begin(one, ids, None) for one in ask.each()]
+            return self._begin(ask, await self._ids(ask, ()), None)
         record = await self.sessions.claim(ask.session)
         try:
             if ask.session_tokens not in (None, record.tokens):
                 raise Refused(409, f"session {ask.session!r} has {record.tokens} tokens, not {ask.session_tokens}")
             before = record.ids.tolist() if ask.append and record.ids is not None else []
-            return [self._begin(ask, await self._ids(ask, before), record)]
+            return self._begin(ask, await self._ids(ask, before), record)
         except BaseException:
             self.sessions.free(record)
             raise
@@ -175,19 +190,21 @@ class Service:
 
     async def thaw(self, name: str) -> dict[str, Any]:
         """Make a session hot. Returns how it is then, and the milliseconds that it took."""
+        self._want_room(1)
         begun = time.perf_counter()
         record = await self._claim_known(name)
+        assert record.ids is not None
+        record.turn = turn = Turn(record.ids.tolist(), Sampling(0), name)
+        ended = asyncio.get_running_loop().create_future()
         try:
-            assert record.ids is not None
-            turn = Turn(record.ids.tolist(), Sampling(0), name)
-            queue = self._submit(turn)
-            while await queue.get() is not None:
-                pass
-            self._events.pop(turn, None)
+            self._submit(turn, ended.set_result)
+            await ended
         finally:
+            self.scheduler.cancel(turn)
+            self._events.pop(turn, None)
             self.sessions.free(record)
-        if turn.failure:
-            raise Refused(503, turn.failure)
+        if turn.end != "length":
+            raise Refused(503, self._why(turn))
         return await self.sessions.look(name) | {"ms": round(1e3 * (time.perf_counter() - begun), 1)}
 
     # ---- one turn
@@ -208,74 +225,72 @@ class Service:
             new = await loop.run_in_executor(self._texts, prompt_ids, self.target, ask.prompt)
         return [*before, *new]
 
-    def _begin(self, ask: Ask, ids: list[int], record: ServedSession | None) -> Reply:
+    def _want_room(self, turns: int) -> None:
+        """Raise Refused where the server ends, or where too many wait already."""
+        if self._leaving:
+            raise Refused(503, LEAVING)
+        if self.scheduler.counts()["waiting"] + turns > WAITING:
+            raise Refused(429, f"{WAITING} requests wait already: try it again later")
+
+    def _begin(self, ask: Ask, ids: list[int], record: ServedSession | None) -> list[Reply]:
         most = self.target.max_positions or 1 << 30
         room = min(most, self.pool.device.tokens - self.pool.block) - len(ids)
         limit = ask.limit if ask.limit is not None else max(min(self.new, room), 1)
         if len(ids) + limit > most:
             why = f"{len(ids)} tokens and {limit} new ones exceed the {most} positions of this model"
             raise Refused(400, why, "context_length_exceeded")
-        turn = Turn(ids, ask.sampling(limit), ask.session)
-        if ask.stops:
-            watched = ReplyText(self.target, ask.stops)
-
-            def halts(one: int) -> bool:
-                watched.add(one)
-                return watched.ended
-
-            turn.halts = halts
-        queue = self._submit(turn)
-        if record is not None:
-            record.turn = turn
-        reply = Reply(turn, self)
-        self._spawn(self._drive(reply, ReplyText(self.target, ask.stops), queue, record), "turn")
-        return reply
-
-    async def _drive(
-        self, reply: Reply, text: ReplyText, queue: asyncio.Queue[int | None], record: ServedSession | None
-    ) -> None:
-        """Follow a turn to its end, acknowledge it, and let others use its session."""
-        turn, out = reply.turn, reply._out
-        held: list[tuple[int, Likelihood]] = []  # of ids whose text is not out yet
-        count = 0
+        replies: list[Reply] = []
+        out: asyncio.Queue[tuple[int, Piece | Done | PltzError]] = asyncio.Queue()
         try:
-            while (one := await queue.get()) is not None:
-                if turn.sampling.top is not None and one not in self.target.eos_ids:
-                    held.append((one, turn.likelihoods[count]))
-                count += 1
-                if piece := text.add(one):
-                    out.put_nowait(Piece(piece, tuple(held)))
-                    held.clear()
+            for number, one in enumerate(ask.each()):
+                turn = Turn(ids, one.sampling(limit), ask.session)
+                reply = Reply(self, number, turn, ReplyText(self.target, ask.stops), out, record)
+                turn.halts = reply.halts if ask.stops else None
+                self._submit(turn, reply.take)
+                replies.append(reply)
+                if record is not None:
+                    record.turn = turn
+        except BaseException:
+            for reply in replies:
+                reply.cancel()
+            raise
+        return replies
+
+    async def end(self, reply: Reply) -> None:
+        """Acknowledge a turn that ended, and let others use its session."""
+        turn, record = reply.turn, reply.record
+        found: Done | PltzError
+        try:
             self.ends[turn.end] = self.ends.get(turn.end, 0) + 1
             if turn.end in ("cancelled", "error"):
-                raise Refused(503, turn.failure or (LEAVING if self._leaving else "this turn was cancelled"))
-            ended = text.ended
-            if (piece := text.rest()) or (held and not ended):
-                out.put_nowait(Piece(piece, tuple(held)))
+                raise Refused(503, self._why(turn))
+            reply.finish()
             acknowledged = None
             if record is not None:
-                ids = np.asarray([*turn.ids, *turn.new], np.int32)
-                await self.sessions.keep(record, ids)
-                acknowledged = {"name": record.name, "tokens": len(ids), "digest": digest(ids)}
-            out.put_nowait(Done(turn.end, len(turn.ids), len(turn.new), acknowledged))
+                await self.sessions.keep(record, np.asarray([*turn.ids, *turn.new], np.int32))
+                acknowledged = {"name": record.name, "tokens": record.tokens, "digest": record.digest}
+            found = reply.done = Done(turn.end, len(turn.ids), len(turn.new), acknowledged)
         except PltzError as exc:
-            out.put_nowait(exc)
+            found = exc
         except Exception:
             log.exception("a turn failed")
-            out.put_nowait(Refused(500, "this turn failed: the server's log says why"))
+            found = Refused(500, "this turn failed: the server's log says why")
         finally:
             self._events.pop(turn, None)
             if record is not None:
                 self.sessions.free(record)
+        reply.out.put_nowait((reply.number, found))
 
-    def _submit(self, turn: Turn) -> asyncio.Queue[int | None]:
-        queue = self._events[turn] = asyncio.Queue()
+    def _why(self, turn: Turn) -> str:
+        return turn.failure or (LEAVING if self._leaving else "this turn was cancelled")
+
+    def _submit(self, turn: Turn, take: Callable[[int | None], None]) -> None:
+        self._events[turn] = take
         try:
             self.scheduler.submit(turn)
         except BaseException:
             del self._events[turn]
             raise
-        return queue
 
     def _deliver(self, events: Events) -> None:
         """Hand events of the scheduler's thread to the event loop, all of a step by one call."""
@@ -284,8 +299,13 @@ class Service:
 
     def _sort(self, events: Events) -> None:
         for turn, one in events:
-            if (queue := self._events.get(turn)) is not None:
-                queue.put_nowait(one)
+            try:
+                if (take := self._events.get(turn)) is not None:
+                    take(one)
+            except Exception:
+                log.exception("a turn failed")
+                turn.failure = "this turn failed: the server's log says why"
+                self.scheduler.cancel(turn)
 
     async def _sweep(self) -> None:
         while True:
@@ -295,7 +315,8 @@ class Service:
             except Exception:
                 log.exception("idle sessions do not go cold")
 
-    def _spawn(self, work: Any, name: str = "sweep") -> None:
+    def spawn(self, work: Any, name: str = "sweep") -> None:
+        """Run work in a task, which `close` waits for."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

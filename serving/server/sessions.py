@@ -50,13 +50,14 @@ log = logging.getLogger("pltz.serve")
 class ServedSession:
     """Hold one session.
 
-    ``ids``: all acknowledged ones, (T,) int32; None where only the archive has them. ``turns``: acknowledged here.
-    ``turn``: under way.
+    ``ids``: all acknowledged ones, (T,) int32; None where only the archive has them. ``digest``: of them. ``turns``:
+    acknowledged here. ``turn``: under way.
     """
 
     name: str
     ids: NDArray[np.int32] | None = None
     tokens: int = 0
+    digest: str = ""
     turns: int = 0
     busy: bool = False
     turn: Turn | None = None
@@ -91,6 +92,7 @@ class Sessions:
         self._archive, self._thawer = archive, Thawer(archive, scheduler.target, max_age=0.0)
         self._records: OrderedDict[str, ServedSession] = OrderedDict()  # the least recently used first
         self._reader = ThreadPoolExecutor(1, "pltz-serve-archive")
+        self._looking = asyncio.Lock()  # a look reads what no claim waits for: one at a time stands before a claim
         self._settler = ThreadPoolExecutor(1, "pltz-serve-settle")
 
     # ---- one turn
@@ -111,7 +113,7 @@ class Sessions:
         try:
             if record.ids is None:
                 record.ids = await self._read(name)
-                record.tokens = len(record.ids)
+                record.tokens, record.digest = len(record.ids), digest(record.ids)
                 self.thaws += bool(len(record.ids))
         except BaseException:
             self.free(record)
@@ -158,22 +160,24 @@ class Sessions:
                 if looked - begun > PATIENCE:
                     log.warning("session %r waits for the journal's disk", record.name)
                     begun = looked
-        record.ids, record.tokens, record.stuck = ids, len(ids), False
+        record.ids, record.tokens, record.digest, record.stuck = ids, len(ids), digest(ids), False
         record.turns += 1
         self.acknowledged += 1
 
     # ---- going cold
 
     async def freeze(self, records: Sequence[ServedSession]) -> None:
-        """Let sessions go cold: drop their KV, and their ids once the archive gives the same.
+        """Let sessions go cold: drop their ids and KV once the archive gives the same ids.
 
         The caller has claimed them, or nobody uses them. One that is used meanwhile stays.
         """
-        for record in records:
-            await asyncio.wrap_future(self.scheduler.call(partial(self.scheduler.parked.drop, record.name)))
         loop = asyncio.get_running_loop()
         snapshots = [(record, record.ids, record.busy) for record in records]
-        if not await loop.run_in_executor(self._settler, self.hook.settle, SETTLE):
+        try:
+            settled = await loop.run_in_executor(self._settler, self.hook.settle, SETTLE)
+        except OSError as exc:
+            raise Refused(503, f"the journal cannot be read: {exc.strerror or exc}") from exc
+        if not settled:
             raise Refused(503, "the archive has not taken the journal yet: see /healthz, and try it again")
         for record, ids, busy in snapshots:
             found = await self._read(record.name)
@@ -185,6 +189,7 @@ class Sessions:
             else:
                 record.ids = None
                 self.freezes += 1
+                await asyncio.wrap_future(self.scheduler.call(partial(self.scheduler.parked.drop, record.name)))
 
     async def sweep(self) -> None:
         """Freeze all sessions that were idle for long. Failures are logged and tried again."""
@@ -197,7 +202,7 @@ class Sessions:
             return
         try:
             await self.freeze(idle)
-        except (PltzError, OSError) as exc:
+        except PltzError as exc:
             log.warning("sessions do not go cold now: %s", exc)
 
     # ---- looking
@@ -224,15 +229,14 @@ class Sessions:
     async def look(self, name: str) -> dict[str, Any]:
         """Return tokens, digest and tier of a session, as acknowledged. Raises Refused where there is none."""
         record = self._records.get(name)
-        ids = record.ids if record is not None else None
-        if ids is None:
-            ids = await self._read(name)
-        if not len(ids):
+        if record is None or not record.tokens:
+            async with self._looking:
+                ids = await self._read(name)
+            record = ServedSession(name, None, len(ids), digest(ids))
+        if not record.tokens:
             raise Refused(404, f"no session {name!r}")
-        tier = self.scheduler.parked.tiers().get(name) or (
-            "journal" if record is not None and record.ids is not None else "cold"
-        )
-        return {"session": name, "tier": tier, "tokens": len(ids), "digest": digest(ids)}
+        tier = self.scheduler.parked.tiers().get(name) or ("cold" if record.ids is None else "journal")
+        return {"session": name, "tier": tier, "tokens": record.tokens, "digest": record.digest}
 
     def close(self) -> None:
         """End the threads."""

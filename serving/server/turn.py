@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING
 
 from pltz.plt_codec.errors import UsageError
@@ -55,19 +56,16 @@ class Sampling:
         """Return whether the likeliest id is taken, and nothing is told of it."""
         return not (self.temperature or self.presence or self.frequency or self.bias) and self.top is None
 
-    def changed(self, scores: torch.Tensor, new: Sequence[int]) -> torch.Tensor:
-        """Return the scores (vocab,) with bias and penalties. ``new``: ids of the reply so far."""
+    def change(self, scores: torch.Tensor, new: Sequence[int]) -> None:
+        """Add bias and penalties to the scores (vocab,). ``new``: ids of the reply so far."""
         import torch
 
-        if not (self.bias or self.presence or self.frequency):
-            return scores
-        scores = scores.clone()
         if self.bias:
             ids, added = zip(*self.bias, strict=True)
-            scores[list(ids)] += torch.tensor(added, dtype=scores.dtype)
-        had, times = torch.tensor(new, dtype=torch.int64).unique(return_counts=True)
-        scores[had] -= self.presence + self.frequency * times
-        return scores
+            scores[list(ids)] += scores.new_tensor(added)
+        if self.presence or self.frequency:
+            had, times = torch.tensor(new, dtype=torch.int64).unique(return_counts=True)
+            scores[had.to(scores.device)] -= (self.presence + self.frequency * times).to(scores)
 
 
 @dataclass(frozen=True)
@@ -76,16 +74,6 @@ class Likelihood:
 
     logprob: float
     top: tuple[tuple[int, float], ...]
-
-    @classmethod
-    def of(cls, scores: torch.Tensor, chosen: int, top: int) -> Likelihood:
-        """Return that of a chosen id among the model's own scores (vocab,)."""
-        import torch
-
-        logs = torch.log_softmax(scores, 0)
-        best = logs.topk(min(top, len(logs)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return cls(float(logs[chosen]), tuple(pairs))
 
 
 @dataclass(eq=False)
@@ -107,48 +95,65 @@ class Turn:
     end: str = ""
     failure: str = ""
     cancelled: bool = False
-    generator: torch.Generator | None = None
+    random: Random | None = None
 
     @property
     def tokens(self) -> int:
         """Return the number of ids, given and new."""
         return len(self.ids) + len(self.new)
 
+    def draw(self) -> float:
+        """Return the next number from 0 to below 1 of its seed."""
+        self.random = self.random or Random(self.sampling.seed)
+        return self.random.random()
+
 
 def choose(logits: torch.Tensor, turns: Sequence[Turn]) -> list[int]:
-    """Return the next id of each turn by its sampling. ``logits``: (B, vocab)."""
-    found: list[int] = logits.argmax(1).tolist()
+    """Return the next id of each turn by its sampling. ``logits``: (B, vocab), on any device.
+
+    Each way is computed there for all rows that take it. What a row draws does not depend on the others.
+    """
+    if all(turn.sampling.plain for turn in turns):
+        greedy: list[int] = logits.argmax(1).tolist()
+        return greedy
+    own = logits.double()  # the model's: likelihoods are of these
+    scores = own.clone()
     for row, turn in enumerate(turns):
-        sampling = turn.sampling
-        if sampling.plain:
-            continue
-        scores = logits[row].double().cpu()
-        changed = sampling.changed(scores, turn.new)
-        if sampling.temperature:
-            found[row] = _drawn(changed, turn)
-        elif changed is not scores:
-            found[row] = int(changed.argmax())
-        if sampling.top is not None:
-            del turn.likelihoods[len(turn.new) :]  # of a step that failed
-            turn.likelihoods.append(Likelihood.of(scores, found[row], sampling.top))
-    return found
+        turn.sampling.change(scores[row], turn.new)
+    found = scores.argmax(1)
+    warm = [(row, turn) for row, turn in enumerate(turns) if turn.sampling.temperature]
+    for cut in (False, True):
+        rows = [row for row, turn in warm if (turn.sampling.top_p < 1) == cut]
+        if rows:
+            found[rows] = _drawn(scores[rows], [turns[row] for row in rows], cut)
+    chosen: list[int] = found.tolist()
+    told = [row for row, turn in enumerate(turns) if turn.sampling.top is not None]
+    if told:
+        _tell(own[told].log_softmax(1), [turns[row] for row in told], found[told])
+    return chosen
 
 
-def _drawn(scores: torch.Tensor, turn: Turn) -> int:
-    """Return an id drawn by scores (vocab,)."""
-    import torch
-
-    sampling = turn.sampling
-    if turn.generator is None:
-        turn.generator = torch.Generator()
-        if sampling.seed is None:
-            turn.generator.seed()
-        else:
-            turn.generator.manual_seed(sampling.seed)
+def _drawn(scores: torch.Tensor, turns: Sequence[Turn], cut: bool) -> torch.Tensor:
+    """Return ids drawn by scores, (B, vocab). ``cut``: by the likeliest of them that have a share of top_p."""
+    heat = scores.new_tensor([turn.sampling.temperature for turn in turns])[:, None]
     # the largest is subtracted before the division, so that a tiny temperature does not overflow
-    shares = torch.softmax((scores - scores.max()) / sampling.temperature, 0)
-    if sampling.top_p < 1:
-        ordered, places = shares.sort(descending=True)
-        ordered[ordered.cumsum(0) - ordered >= sampling.top_p] = 0  # the first stays in any case
-        shares = torch.zeros_like(shares).scatter(0, places, ordered)
-    return int(torch.multinomial(shares, 1, generator=turn.generator))
+    shares = ((scores - scores.amax(1, keepdim=True)) / heat).softmax(1)
+    places = None
+    if cut:
+        most = scores.new_tensor([turn.sampling.top_p for turn in turns])[:, None]
+        shares, places = shares.sort(1, descending=True)
+        shares[shares.cumsum(1) - shares >= most] = 0  # the first stays in any case
+    ends = shares.cumsum(1)
+    drawn = scores.new_tensor([turn.draw() for turn in turns])[:, None] * ends[:, -1:]
+    found = (ends <= drawn).sum(1, keepdim=True).clamp_(max=scores.shape[1] - 1)
+    return (found if places is None else places.gather(1, found))[:, 0]
+
+
+def _tell(logs: torch.Tensor, turns: Sequence[Turn], chosen: torch.Tensor) -> None:
+    """Note the likelihoods of chosen ids. ``logs``: of all ids, (B, vocab)."""
+    best = logs.topk(min(max(turn.sampling.top or 0 for turn in turns), logs.shape[1]), 1)
+    own, ids, values = logs.gather(1, chosen[:, None])[:, 0].tolist(), best.indices.tolist(), best.values.tolist()
+    for row, turn in enumerate(turns):
+        del turn.likelihoods[len(turn.new) :]  # of a step that failed
+        pairs = tuple(zip(ids[row], values[row], strict=True))
+        turn.likelihoods.append(Likelihood(own[row], pairs[: turn.sampling.top]))

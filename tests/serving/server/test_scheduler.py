@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+from collections import Counter, deque
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from pltz.datasets import sample_sessions
 from pltz.kv.pool.block_pool import BlockPool
@@ -282,8 +284,52 @@ def test_a_failure_is_of_one_turn(
     while scheduler.step():
         pass
     assert broken.failure == "ValueError: broken" and "no memory" in bad.failure
-    assert good.new == alone and failed[0] == 2 and not scheduler._failed_once
+    assert good.new == alone and failed[0] == 2
     assert closed(scheduler)
+
+
+def test_a_turn_that_fails_in_decoding_ends_alone(
+    target: Target, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its prompt runs well each time it begins again. Another batch may fail as a whole, as often as it likes."""
+    scheduler = scheduler_of(target)
+    alone = [run(scheduler, Turn(ids, GREEDY))[0] for ids in (texts[4], texts[1])]
+    bad, *good = Turn(texts[2], GREEDY), Turn(texts[4], GREEDY), Turn(texts[1], GREEDY)
+    once = scheduler._pass
+    failed: list[int] = []
+
+    def passes(cache: Any, ids: Any, first: Any) -> torch.Tensor:
+        of_bad = bad.tokens - 1 in first and len(bad.new) > 4
+        if all(len(row) == 1 for row in ids) and (of_bad or (len(ids) == 2 and failed.count(2) < 3)):
+            failed.append(len(ids))
+            raise RuntimeError("no memory")
+        return once(cache, ids, first)
+
+    monkeypatch.setattr(scheduler, "_pass", passes)
+    for turn in (bad, *good):
+        scheduler.submit(turn)
+    while scheduler.step():
+        pass
+    assert "no memory" in bad.failure and failed.count(2) == 3 and failed.count(1) == 1
+    assert [turn.new for turn in good] == alone
+    assert closed(scheduler)
+
+
+def test_a_turn_that_comes_while_all_fail_is_told_so_or_runs(target: Target, texts: list[list[int]]) -> None:
+    scheduler = scheduler_of(target)
+    late = Turn(texts[1], GREEDY)
+    comes = threading.Thread(target=scheduler.submit, args=(late,))
+
+    class Waiting(deque[Turn]):
+        def clear(self) -> None:
+            comes.start()
+            comes.join(0.3)  # until it has come, or as long as it has to wait
+            super().clear()
+
+    scheduler._waiting = Waiting()
+    scheduler._fail_all("the test wants it")
+    comes.join()
+    assert scheduler.step() and late.new and closed(scheduler)
 
 
 def test_draws_are_those_of_the_seed(target: Target, texts: list[list[int]]) -> None:
@@ -347,3 +393,49 @@ def test_penalties_count_what_the_reply_has() -> None:
     assert choose(scores, [turn]) == [0] and turn.likelihoods[0] is turn_of_before and len(turn.likelihoods) == 2
     assert turn.likelihoods[1].logprob == pytest.approx(float(torch.log_softmax(scores[0], 0)[0]))
     assert [one for one, _ in turn.likelihoods[1].top] == [0, 1]
+
+
+def test_a_batch_is_sampled_at_once_and_each_row_as_if_alone() -> None:
+    """No row leaves the device, and the vocabulary is passed over as often for one row as for many."""
+    torch.manual_seed(5)
+    logits = torch.randn(12, 999)
+    ways = [
+        Sampling(1, temperature=1.0, seed=1),
+        Sampling(1, temperature=0.7, top_p=0.8, seed=2, top=3),
+        Sampling(1, frequency=1.0, bias=((7, 2.0),)),
+        Sampling(1),
+    ]
+
+    def turns(count: int) -> list[Turn]:
+        return [Turn([1], ways[n % 4], new=[3, 3, 4]) for n in range(count)]
+
+    class Calls(TorchFunctionMode):
+        def __init__(self) -> None:
+            self.names: Counter[str] = Counter()
+
+        def __torch_function__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if isinstance(args[0], torch.Tensor) and args[0].numel() >= 999 and "item" not in call.__name__:
+                self.names[call.__name__] += 1
+            return call(*args, **(kwargs or {}))
+
+    counted = []
+    for count in (4, 12):
+        with Calls() as calls:
+            choose(logits[:count], turns(count))
+        counted.append(calls.names)
+    assert counted[0] == counted[1] and counted[0]["sort"] == 1 and not counted[0]["cpu"]
+    together = turns(12)
+    chosen = choose(logits, together)
+    for row, turn in enumerate(turns(12)):
+        assert choose(logits[row : row + 1], [turn]) == [chosen[row]]
+        assert [found.top for found in turn.likelihoods] == [found.top for found in together[row].likelihoods]
+
+
+def test_draws_have_the_shares_of_the_scores() -> None:
+    shares = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    for top_p, kept in ((1.0, 4), (0.9, 3), (0.6, 2), (0.4, 1)):
+        turn = Turn([1], Sampling(1, temperature=1.0, top_p=top_p, seed=3))
+        counts = Counter(choose(shares.log()[None], [turn])[0] for _ in range(2000))
+        wanted = shares[:kept] / shares[:kept].sum()
+        assert sorted(counts) == list(range(kept))
+        assert all(abs(counts[n] / 2000 - float(wanted[n])) < 0.05 for n in range(kept))

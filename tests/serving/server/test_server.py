@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
@@ -17,11 +18,24 @@ import torch
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+from starlette.requests import ClientDisconnect
+
+from pltz.archive.errors import Erased, StoreError
+from pltz.kv.errors import PoolFull
 from pltz.models.target.target import Target
+from pltz.plt_codec.errors import (
+    BundleMismatch,
+    ContentError,
+    CorruptError,
+    ModelError,
+    TargetMismatch,
+    UsageError,
+)
 from pltz.serving.server import sessions
-from pltz.serving.server.app import PAGE
+from pltz.serving.server.answer import Answer
+from pltz.serving.server.app import PAGE, EventStream
 from pltz.serving.server.ask import Ask
-from pltz.serving.server.errors import Refused
+from pltz.serving.server.errors import Refused, failure, status_of
 from pltz.serving.server.reply_text import ReplyText
 from pltz.serving.server.sessions import digest
 from tests.archive.conftest import S3Server
@@ -246,6 +260,83 @@ def test_a_client_that_leaves_without_a_stream_cancels_its_turn(target: Target, 
         while not service.ends and time.monotonic() < end:
             time.sleep(0.01)
         assert service.ends == {"cancelled": 1} and client.ask("GET", "/sessions/left")[0] == 404
+
+
+def replies_of(service: Any, **body: Any) -> Any:
+    """Open replies in the event loop of a server, and return them."""
+    ask = Ask.of({"prompt": "Once", "max_tokens": 6000, "temperature": 2} | body, chat=False, model="mini")
+    return asyncio.run_coroutine_threadsafe(service.open(ask), service._loop)
+
+
+def ended(service: Any, count: int) -> dict[str, int]:
+    end = time.monotonic() + 60
+    while sum(service.ends.values()) < count and time.monotonic() < end:
+        time.sleep(0.01)
+    return dict(service.ends)
+
+
+def test_replies_that_nobody_reads_are_cancelled(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(target, tmp_path) as (_, service):
+        replies = replies_of(service, session="one").result(60)
+        stream = EventStream(Answer(False, "mini", target, replies), usage=False)
+
+        async def gone(*_: Any) -> Any:
+            raise OSError("the client has left")
+
+        with pytest.raises(ClientDisconnect):
+            asyncio.run(stream({"type": "http", "asgi": {"spec_version": "2.4"}}, gone, gone))
+        assert ended(service, 1) == {"cancelled": 1}
+        submit, turns = service.scheduler.submit, list[Any]()
+
+        def submits(turn: Any) -> None:
+            if len(turns) == 2:
+                raise ValueError("the third of them")
+            turns.append(turn)
+            submit(turn)
+
+        monkeypatch.setattr(service.scheduler, "submit", submits)
+        with pytest.raises(ValueError, match="third"):
+            replies_of(service, n=3).result(60)
+        assert ended(service, 3) == {"cancelled": 3} and not service._events
+
+
+def test_a_thaw_that_is_cancelled_is_told(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(target, tmp_path) as (client, service):
+        client.post(COMPLETE, prompt="Once", max_tokens=4, session="one")
+        client.post("/freeze", session="one")
+        submit = service.scheduler.submit
+
+        def submits(turn: Any) -> None:
+            turn.cancelled = True
+            submit(turn)
+
+        monkeypatch.setattr(service.scheduler, "submit", submits)
+        status, found = client.ask("POST", "/thaw", {"session": "one"})
+        assert status == 503 and "cancelled" in found["error"]["message"] and not service._events
+        monkeypatch.undo()
+        monkeypatch.setattr("pltz.serving.server.service.WAITING", 0)
+        assert client.ask("POST", "/thaw", {"session": "one"})[0] == 429
+
+
+def test_errors_are_those_of_whom_they_are_of() -> None:
+    for error, status in (
+        (ModelError("x"), 500), (BundleMismatch("x"), 500), (CorruptError("x"), 500), (PoolFull("x"), 503),
+        (StoreError("x"), 503), (UsageError("x"), 400), (ContentError("x"), 400), (TargetMismatch("x"), 409),
+        (Erased("x"), 410), (Refused(404, "x"), 404),
+    ):  # fmt: skip
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        assert status_of(error) == status and failure(error)["error"]["type"] == kind
+
+
+def test_a_fault_of_the_server_has_the_form_of_its_errors(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(target, tmp_path) as (client, service):
+        monkeypatch.setattr(service.sessions, "table", lambda: 1 / 0)
+        status, found = client.ask("GET", "/sessions")
+        assert status == 500 and found["error"]["type"] == "server_error"
 
 
 def test_a_session_can_be_replaced_and_checked(shared: Client, target: Target) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from pltz.archive.errors import Erased, NotFound
 from pltz.serving.server.errors import Refused
-from pltz.serving.server.sessions import ServedSession, Sessions
+from pltz.serving.server.sessions import ServedSession, Sessions, digest
 
 IDS = np.arange(5, dtype=np.int32)
 
@@ -27,9 +27,9 @@ def sessions_of(read: Callable[[str], Any], **options: Any) -> Sessions:
         future.set_result(work())
         return future
 
-    parked = SimpleNamespace(drop=lambda name: False, tiers=dict)
+    parked = SimpleNamespace(drop=options.pop("drop", lambda name: False), tiers=dict)
     scheduler: Any = SimpleNamespace(target=SimpleNamespace(fingerprint=bytes(16)), parked=parked, call=call)
-    hook: Any = SimpleNamespace(settle=lambda seconds: True)
+    hook: Any = SimpleNamespace(settle=options.pop("settle", lambda seconds: True))
     archive: Any = None
     with patch("pltz.serving.server.sessions.Thawer"):
         made = Sessions(scheduler, hook, archive, **options)
@@ -47,6 +47,69 @@ def test_a_session_goes_cold_where_the_archive_gives_its_ids() -> None:
     record = record_of(sessions, "a")
     asyncio.run(sessions.freeze([record]))
     assert record.ids is None and sessions.freezes == 1
+    sessions.close()
+
+
+@pytest.mark.parametrize("how", ["late", "broken"])
+def test_kv_stays_where_the_archive_does_not_take_the_journal(how: str) -> None:
+    """And what a disk says is told as an error of the server's own."""
+    dropped: list[str] = []
+
+    def settle(seconds: float) -> bool:
+        if how == "broken":
+            raise OSError(5, "Input/output error")
+        return False
+
+    sessions = sessions_of(lambda name: IDS, settle=settle, drop=dropped.append)
+    record = record_of(sessions, "a")
+    with pytest.raises(Refused) as refused:
+        asyncio.run(sessions.freeze([record]))
+    assert refused.value.status == 503 and not dropped and record.ids is IDS
+    asyncio.run(sessions.sweep())  # logged
+    sessions.hook.settle = lambda timeout: True
+    asyncio.run(sessions.freeze([record]))
+    assert dropped == ["a"] and record.ids is None
+    sessions.close()
+
+
+def test_a_known_session_is_shown_without_the_archive() -> None:
+    """Others wait for its reader."""
+    read: list[str] = []
+
+    def reads(name: str) -> np.ndarray:
+        read.append(name)
+        return IDS.copy()
+
+    async def shown() -> None:
+        record = await sessions.claim("a")
+        sessions.free(record)
+        await sessions.freeze([record])
+        read.clear()
+        wanted = {"tier": "cold", "tokens": 5, "digest": digest(IDS)}
+        assert await sessions.look("a") == {"session": "a"} | wanted and not read
+        assert await sessions.look("b") == {"session": "b"} | wanted and read == ["b"]
+
+    sessions = sessions_of(reads)
+    asyncio.run(shown())
+    sessions.close()
+
+
+def test_a_claim_waits_for_one_look_at_most() -> None:
+    order: list[str] = []
+
+    def reads(name: str) -> np.ndarray:
+        order.append(name)
+        return IDS.copy()
+
+    async def all_of_them() -> None:
+        looks = [asyncio.create_task(sessions.look(f"look/{n}")) for n in range(5)]
+        await asyncio.sleep(0)
+        sessions.free(await sessions.claim("claimed"))
+        await asyncio.gather(*looks)
+
+    sessions = sessions_of(reads)
+    asyncio.run(all_of_them())
+    assert order.index("claimed") == 1 and len(order) == 6
     sessions.close()
 
 
