@@ -91,7 +91,6 @@ if TYPE_CHECKING:
     )
     from pltz.serving.engines.llama_server import LlamaServer
     from pltz.serving.engines.slot_archiver import SlotArchiver
-    from pltz.serving.engines.transformers_engine import TransformersEngine
     from pltz.serving.engines.vllm_request import VllmEngine
     from pltz.serving.eviction.eviction import EvictionRequest
     from pltz.serving.eviction.hook import EvictionHook
@@ -106,7 +105,6 @@ _HOMES = {
     "pltz.archive.encryption.keys": ("Secret",),
     "pltz.serving.engines.llama_server": ("LlamaServer",),
     "pltz.serving.engines.slot_archiver": ("SlotArchiver",),
-    "pltz.serving.engines.transformers_engine": ("TransformersEngine",),
     "pltz.serving.engines.vllm_request": ("VllmEngine",),
     "pltz.archive.errors": (
         "ArchiveError",
@@ -235,7 +233,6 @@ __all__ = [
     "Thawer",
     "Thresholds",
     "TokenizerMismatch",
-    "TransformersEngine",
     "UnreadableError",
     "UsageError",
     "VersionError",

@@ -14,14 +14,12 @@ import pytest
 from pltz.datasets.registry import FORMATS
 from pltz.kv.port.codec import KVCodec
 from pltz.kv.store.tier import SharedTier
-from pltz.serving.engines.protocol import Engine
 from pltz.serving.nightly.sources.registry import SOURCES
 from pltz.serving.nightly.sources.source import EntrySource
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PORTS = {
-    "DictEngine": Engine,
     "HalfCodec": KVCodec,
     "DictTier": SharedTier,
     "TextSource": EntrySource,

@@ -39,7 +39,7 @@ import numpy as np
 from pltz.archive.format.ids import Tokens
 from pltz.plt_codec.errors import ContentError, ModelError, UsageError
 from pltz.serving.engines.llama_slots import read_slot_ids
-from pltz.serving.engines.protocol import check_served
+from pltz.serving.engines.served import check_served
 from pltz.serving.eviction.eviction import EvictionRequest
 
 MAX_REPLY = 1 << 28  # most bytes of a reply that are read

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from pltz.archive.format.ids import SALTED
 from pltz.plt_codec.errors import UsageError
-from pltz.serving.engines.protocol import check_served
+from pltz.serving.engines.served import check_served
 from pltz.serving.eviction.eviction import EvictionRequest
 from pltz.serving.eviction.journal.entry import MAX_PREFIXES
 

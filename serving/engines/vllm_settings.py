@@ -14,9 +14,6 @@ This module does not import vLLM.
     tokenizer       tokenizer.json of the model; default: the one of the model, a folder or a hub name
     target          fingerprint of the weights, 32 hex digits; default: of the model; "" for none
     tenant          of requests that name none ("default")
-    warm            folder where blocks of KV stay warm; without it none are kept
-    warm_bytes      that the blocks in it may take
-    warm_queue      bytes of blocks that may wait in host memory to be written (1 GiB)
     unnamed         true: archive requests without a session name under their request id
 
 All fields of `settings.HookSettings` (``journal_bytes``, ``flush_seconds``, ``nice`` and so on) may be added.
@@ -57,14 +54,11 @@ class VllmSettings:
     target: str | None = None
     tenant: str = "default"
     unnamed: bool = False
-    warm: str | None = None
-    warm_bytes: int | None = None
-    warm_queue: int = 1 << 30
     hook: HookSettings = field(default_factory=HookSettings)
 
     def __post_init__(self) -> None:
         check_type("unnamed", self.unnamed, bool)
-        for name in ("journal", "tenant", "archive", "tokenizer", "worker", "target", "warm", *KEYS):
+        for name in ("journal", "tenant", "archive", "tokenizer", "worker", "target", *KEYS):
             value = getattr(self, name)
             if value is None and name not in ("journal", "tenant"):
                 continue
@@ -73,12 +67,6 @@ class VllmSettings:
                 raise UsageError(
                     f"expected {name} as a word, found an empty one: leave it out, or fill it in"
                 )
-        check_type("warm_queue", self.warm_queue, int)
-        if self.warm_bytes is not None:
-            check_type("warm_bytes", self.warm_bytes, int)
-        together = (self.warm is None) == (self.warm_bytes is None)
-        if not together or min(self.warm_queue, 1 if self.warm_bytes is None else self.warm_bytes) <= 0:
-            raise UsageError("warm and warm_bytes go together: expected a folder and bytes above 0, or neither")
         if SALTED in self.tenant or len(self.tenant.encode("utf-8", "surrogatepass")) > MAX_NAME:
             raise UsageError(f"expected a tenant of at most {MAX_NAME} bytes without {SALTED}")
         if self.worker not in (None, *WORKERS):

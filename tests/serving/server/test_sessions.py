@@ -66,7 +66,8 @@ def test_kv_stays_where_the_archive_does_not_take_the_journal(how: str) -> None:
         asyncio.run(sessions.freeze([record]))
     assert refused.value.status == 503 and not dropped and record.ids is IDS
     asyncio.run(sessions.sweep())  # logged
-    sessions.hook.settle = lambda timeout: True
+    hook: Any = sessions.hook
+    hook.settle = lambda timeout: True
     asyncio.run(sessions.freeze([record]))
     assert dropped == ["a"] and record.ids is None
     sessions.close()
