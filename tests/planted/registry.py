@@ -37,9 +37,9 @@ class PlantedBug:
         try:
             text = (root / self.file).read_text()
         except FileNotFoundError as exc:
-            raise ValueError(f"{self.file} is gone: name the file that has its text now") from exc
+            raise ValueError(f"{self.name}: {self.file} is gone, name the file that has its text now") from exc
         if (count := text.count(self.old)) != 1:
-            raise ValueError(f"its text stands {count} times in {self.file}, expected once: state the bug anew")
+            raise ValueError(f"{self.name}: its text stands {count} times in {self.file}, not once: state it anew")
         return text.replace(self.old, self.new)
 
 
