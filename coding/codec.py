@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, Unpack, cast, overload
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Unpack, cast
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from pltz.coding import look
 from pltz.coding.choose import NO_SIZE, Trial, shorter_after
 from pltz.coding.codecs.codec import NO_MARK, Blocks, Plain
 from pltz.coding.coder_thread import CoderThread
-from pltz.coding.decoder import OnError, SessionDecoder, coded_of, named
+from pltz.coding.decoder import SessionDecoder, coded_of, named
 from pltz.coding.expected_time import EarlyPace, Expect
 from pltz.coding.host_work import HostWork, Prepared
 from pltz.coding.log import log_coder
@@ -53,7 +53,7 @@ from pltz.coding.prove import BatchProof, ProofThreads, is_long, prove
 from pltz.coding.workers import START_BYTES, Later, WhenAsked, Workers, ahead, helpers
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
-from pltz.plt_codec.container.file import Writer, pack
+from pltz.plt_codec.container.file import Writer
 from pltz.plt_codec.container.frame import Frame, Kind, content_check, file_layout
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import (
@@ -101,9 +101,9 @@ class ModelResult:
 
 
 class _Group(NamedTuple):
-    """Sessions that are prepared in one call, or errors in their place, and their bytes of content, about."""
+    """Sessions that are prepared in one call, and their bytes of content, about."""
 
-    sessions: list[Session | PltzError]
+    sessions: list[Session]
     size: int
 
 
@@ -131,20 +131,19 @@ class _Draft:
 
 @dataclass
 class _Batch:
-    """Sessions coded side by side, or errors in their place.
+    """Sessions coded side by side.
 
     Attributes:
         groups: all of them, until they are drafts.
         start: number of the first.
         size: their bytes of content, about.
         prepared: results of a process for each group, to come.
-        drafts: those that can be coded.
+        drafts: the prepared sessions.
         coded: of these, by the model, to come.
         made: frames of these by the model; None: that of zstd is to be taken.
         frames: the shortest ones.
         packed: by number, the bytes of those that zstd may make shorter, to come.
         tried: the trials after earlier sessions, to come, once it is proposed which ones.
-        changed: by number, an error for each that does not come back from its frame.
         proofs: of those in ``proving``, to come.
         proving: for each proof, drafts and frames of the model, and of logs.
     """
@@ -153,20 +152,14 @@ class _Batch:
     start: int
     size: int = 0
     prepared: list[Later] = field(default_factory=list)
-    drafts: list[_Draft | PltzError] = field(default_factory=list)
+    drafts: list[_Draft] = field(default_factory=list)
     coded: Later | None = None
     made: list[Frame | None] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
     packed: dict[int, Later] = field(default_factory=dict)
     tried: Later | None = None
-    changed: dict[int, ModelError] = field(default_factory=dict)
     proofs: list[BatchProof] = field(default_factory=list)
     proving: list[tuple[list[tuple[_Draft, Frame]], list[tuple[_Draft, Frame]]]] = field(default_factory=list)
-
-    @property
-    def good(self) -> list[_Draft]:
-        """Return the drafts that are no errors."""
-        return [draft for draft in self.drafts if isinstance(draft, _Draft)]
 
 
 @dataclass(frozen=True)
@@ -367,74 +360,18 @@ class Codec(SessionDecoder):
         chosen = CodingOptions(**options)
         writer = Writer(sink, self._header(bridge, target_fingerprint, exact=exact, dropped=dropped))
         for frame in self._each(sessions, bridge, chosen, None if chosen.independent else Neighbours()):
-            writer.add(_sound(frame))
+            writer.add(frame)
         writer.finish()
         return len(writer)
 
-    @overload
-    def compress_many(
-        self,
-        sessions: Iterable[Session | PltzError],
-        *,
-        bridge: TokenBridge | None = None,
-        target_fingerprint: bytes | None = None,
-        errors: Literal["raise"] = "raise",
-        **options: Unpack[CodingKeywords],
-    ) -> Iterator[bytes]: ...
-
-    @overload
-    def compress_many(
-        self,
-        sessions: Iterable[Session | PltzError],
-        *,
-        bridge: TokenBridge | None = None,
-        target_fingerprint: bytes | None = None,
-        errors: OnError,
-        **options: Unpack[CodingKeywords],
-    ) -> Iterator[bytes | PltzError]: ...
-
-    def compress_many(
-        self,
-        sessions: Iterable[Session | PltzError],
-        *,
-        bridge: TokenBridge | None = None,
-        target_fingerprint: bytes | None = None,
-        errors: OnError = "raise",
-        **options: Unpack[CodingKeywords],
-    ) -> Iterator[bytes | PltzError]:
-        """Yield a .pltz file for each session, in their order, coded side by side as in one file.
-
-        Sessions are read as they are needed, a batch ahead. Memory is bounded by a batch and its largest
-        session. The engine starts a batch's long sessions first, and starts the next one when one ends.
-
-        Args:
-            sessions: any iterable. An exception among them is passed on as the result in its place.
-            errors: "raise" the first error, which names its session, or "return" it, a PltzError, in place of
-                the file.
-            bridge, target_fingerprint, options: as in `compress_into`.
-
-        Raises:
-            PltzError: as `compress_into`; with errors="return" only errors about no single session.
-        """
-        chosen = CodingOptions(**options)
-        header = self._header(bridge, target_fingerprint)
-        for frame in self._each(sessions, bridge, chosen):
-            if errors == "return" and not isinstance(frame, Frame):
-                yield frame
-            else:
-                yield pack(header, [_sound(frame)])
-
     def _each(
         self,
-        sessions: Iterable[Session | PltzError],
+        sessions: Iterable[Session],
         bridge: TokenBridge | None,
         options: CodingOptions,
-        earlier: Neighbours | None = None,
-    ) -> Iterator[Frame | PltzError]:
-        """Yield the frame of each session, or its error, coded batch by batch.
-
-        ``earlier``: where the sessions are those of one file and may be coded after each other.
-        """
+        earlier: Neighbours | None,
+    ) -> Iterator[Frame]:
+        """Yield the frame of each session, coded batch by batch. ``earlier``: None: each session is coded alone."""
         bridge = None if bridge is None or bridge.identity else bridge
         self._read = 0
         large, groups = self._staffed(self._counted(_groups(sessions)))
@@ -512,25 +449,26 @@ class Codec(SessionDecoder):
     def _begun(self, batch: _Batch, run: _Call) -> _Batch:
         """Begin to prepare the sessions of a batch."""
         for group in batch.groups:
-            own = [one for one in group.sessions if isinstance(one, Session) and not _is_bridged(one, run.bridge)]
+            own = [session for session in group.sessions if not _is_bridged(session, run.bridge)]
             batch.prepared.append(self.workers.submit("prepare", own, run.alone))
         return batch
 
     def _drafted(self, batch: _Batch, run: _Call) -> _Batch:
-        """Take the prepared sessions of a batch, choose the contexts of its logs, and begin to split these."""
+        """Take the prepared sessions of a batch, choose the contexts of its logs, and begin to split these.
+
+        Raises PltzError of the first session that cannot be coded.
+        """
         number = batch.start
         for group, later in zip(batch.groups, batch.prepared, strict=True):
             prepared = iter(later.result())
-            for one in group.sessions:
+            for session in group.sessions:
                 try:
-                    if isinstance(one, PltzError):
-                        raise one
-                    ready = self._bridged(one, run) if _is_bridged(one, run.bridge) else next(prepared)
+                    ready = self._bridged(session, run) if _is_bridged(session, run.bridge) else next(prepared)
                     if isinstance(ready, PltzError):
                         raise ready
-                    batch.drafts.append(self._draft(number, one, ready, run.earlier))
+                    batch.drafts.append(self._draft(number, session, ready, run.earlier))
                 except PltzError as exc:
-                    batch.drafts.append(named("session", number, exc))
+                    raise named("session", number, exc) from exc
                 number += 1
         batch.groups, batch.prepared = [], []
         return batch
@@ -556,7 +494,7 @@ class Codec(SessionDecoder):
         """Begin to code the sessions of a batch by the model, in a thread where there is one, else when it is asked."""
         if not self._note:  # who measures wants what the model makes of each session
             self._leave_to_zstd(batch)
-        good = batch.good
+        good = batch.drafts
         if run.encoding:
             self._tell_time(good, run.options)
             batch.coded = run.encoding.submit(lambda twin, told: _coded_by(twin, good, run.options, told), run.stop)
@@ -570,7 +508,7 @@ class Codec(SessionDecoder):
         """Take the tokens from sessions that the model would code in vain, as samples of them tell."""
         asked: list[tuple[int, _Draft, Tokens, look.Samples]] = []
         for n, draft in enumerate(batch.drafts):
-            if isinstance(draft, _Draft) and (tokens := draft.ready.tokens) is not None:
+            if (tokens := draft.ready.tokens) is not None:
                 taken = draft.ready.copies
                 left = len(tokens) - sum(copy.length for copy in taken)
                 if samples := look.doubtful(left, draft.ready.content, draft.ready.fast):
@@ -585,7 +523,7 @@ class Codec(SessionDecoder):
 
     def _framed(self, batch: _Batch, run: _Call) -> _Batch:
         """Take what the model made of a batch, and begin to code by zstd what may be shorter so."""
-        progress, work = run.options.progress, sum(map(_work, batch.good))
+        progress, work = run.options.progress, sum(map(_work, batch.drafts))
         if progress:
             begin(progress, "encode", work)
         coded: _ModelOutput = cast("Later", batch.coded).result()
@@ -593,7 +531,7 @@ class Codec(SessionDecoder):
         if progress and run.encoding and run.counts_coded:
             progress(work)
         results, logs = iter(coded.model), iter(coded.logs)
-        for draft in batch.good:
+        for draft in batch.drafts:
             frame, result = None, None
             if draft.ready.log:
                 context = draft.context.number if draft.context else None
@@ -649,7 +587,7 @@ class Codec(SessionDecoder):
 
         ``begin``: begins trials of one run. Their results, to come, are returned.
         """
-        for draft, frame in zip(batch.good, batch.made, strict=True):
+        for draft, frame in zip(batch.drafts, batch.made, strict=True):
             if draft.number in batch.packed:
                 other = _byte_frame(draft, batch.packed[draft.number].result())
                 frame = frame if frame and len(frame.encode()) <= len(other.data) else other
@@ -661,7 +599,7 @@ class Codec(SessionDecoder):
             return begun
         rows = [
             (draft, frame, earlier.run_of(len(_tokens(draft))))
-            for draft, frame in zip(batch.good, batch.frames, strict=True)
+            for draft, frame in zip(batch.drafts, batch.frames, strict=True)
             if draft.ready.grams is not None and frame.kind.by_model
         ]
         for number, same in itertools.groupby(rows, lambda row: row[2]):
@@ -686,7 +624,7 @@ class Codec(SessionDecoder):
         for later in trials:
             found |= later.result()
         above = {n: tokens for n, (_, tokens) in found.items()}
-        for n, (draft, frame) in enumerate(zip(batch.good, batch.frames, strict=True)):
+        for n, (draft, frame) in enumerate(zip(batch.drafts, batch.frames, strict=True)):
             if draft.number in found:
                 batch.frames[n] = found[draft.number][0]
             elif frame.log and draft.context:
@@ -699,7 +637,7 @@ class Codec(SessionDecoder):
         ``above``: by number, the tokens (m,) that a session was coded after. The frames of these are compared in their
         turn.
         """
-        pairs = [p for p in zip(batch.good, batch.frames, strict=True) if run.options.verify and p[1].has_tokens]
+        pairs = [p for p in zip(batch.drafts, batch.frames, strict=True) if run.options.verify and p[1].has_tokens]
         by_model, logs = [p for p in pairs if p[1].kind.by_model], [p for p in pairs if p[1].log]
         coded, coded_logs = ([coded_of(f, above.get(d.number, NO_MARK)) for d, f in some] for some in (by_model, logs))
         long = [bool(run.proving) and is_long(one, fast=run.options.layout == "fast") for one in coded]
@@ -727,11 +665,15 @@ class Codec(SessionDecoder):
             begin(run.options.progress, "verify", work)
         return work
 
-    def _proved(self, batch: _Batch, run: _Call) -> Iterator[Frame | PltzError]:
-        """Yield the frame of each session of a batch, checked to give it back; an error is passed on.
+    def _proved(self, batch: _Batch, run: _Call) -> list[Frame]:
+        """Return the frame of each session of a batch, checked to give it back.
 
         Fallback frames are always checked, since they cost next to nothing.
+
+        Raises:
+            ModelError: the first session that does not come back.
         """
+        changed: dict[int, str] = {}
         if batch.tried:
             batch.tried.result().result()
             batch.tried = None
@@ -741,19 +683,18 @@ class Codec(SessionDecoder):
             for n, (draft, frame) in enumerate(by_model):
                 how = "it does not decode" if n in wrong else self._difference(draft, frame, _tokens(draft), run.bridge)
                 if how:
-                    batch.changed[draft.number] = _changed(draft, how)
+                    changed[draft.number] = how
             for n in wrong_logs:
-                batch.changed[logs[n][0].number] = _changed(logs[n][0], "it does not decode")
+                changed[logs[n][0].number] = "it does not decode"
         if run.options.progress and run.proving:
             run.options.progress(work)
-        for draft, frame in zip(batch.good, batch.frames, strict=True):
+        for draft, frame in zip(batch.drafts, batch.frames, strict=True):
             if not frame.has_tokens and (how := self._difference(draft, frame, None, run.bridge)):
-                batch.changed[draft.number] = _changed(draft, how)
-        frames = iter(
-            batch.changed.get(draft.number, frame) for draft, frame in zip(batch.good, batch.frames, strict=True)
-        )
-        for one in batch.drafts:
-            yield next(frames) if isinstance(one, _Draft) else one
+                changed[draft.number] = how
+        if changed:
+            number, how = min(changed.items())
+            raise ModelError(f"session {number} does not come back from its frame ({how}): nothing was kept")
+        return batch.frames
 
     # ---- frames of drafts
 
@@ -885,10 +826,6 @@ def _ways(drafts: Sequence[_Draft], options: CodingOptions) -> list[Plain]:
     return [replace(way, layout=_blocks(way.literals, options)) for way in ways]
 
 
-def _changed(draft: _Draft, how: str) -> ModelError:
-    return ModelError(f"session {draft.number} does not come back from its frame ({how}): nothing was kept")
-
-
 def _is_bridged(session: Session, bridge: TokenBridge | None) -> bool:
     """Return whether the ids of a session are those of another tokenizer."""
     return bridge is not None and session.kind == "ids"
@@ -958,13 +895,13 @@ def _batches(groups: Iterable[_Group], most: int) -> Iterator[_Batch]:
         yield batch
 
 
-def _groups(sessions: Iterable[Session | PltzError]) -> Iterator[_Group]:
+def _groups(sessions: Iterable[Session]) -> Iterator[_Group]:
     """Yield runs of at most GROUP sessions and about GROUP_BYTES of content."""
-    group: list[Session | PltzError] = []
+    group: list[Session] = []
     size = 0
     for session in sessions:
         group.append(session)
-        size += content_bytes(session) if isinstance(session, Session) else 0
+        size += content_bytes(session)
         if len(group) == GROUP or size >= GROUP_BYTES:
             yield _Group(group, size)
             group, size = [], 0
@@ -975,12 +912,6 @@ def _groups(sessions: Iterable[Session | PltzError]) -> Iterator[_Group]:
 def _tokens(draft: _Draft) -> Ids:
     assert draft.ready.tokens is not None
     return draft.ready.tokens
-
-
-def _sound(frame: Frame | PltzError) -> Frame:
-    if isinstance(frame, PltzError):
-        raise frame
-    return frame
 
 
 def _model_frame(draft: _Draft, tokens: Tokens, coded: ModelResult, options: CodingOptions) -> Frame:

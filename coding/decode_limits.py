@@ -90,12 +90,6 @@ class DecodeLimits:
         self._check_bytes(found)
         return found
 
-    def count_all(self, sessions: Iterable[Session]) -> None:
-        """Count the bytes of sessions that were decoded together. Raises LimitError past the limit."""
-        size = 0
-        for session in sessions:
-            size = self.count(session, size)
-
     def timed(self, progress: Progress | None) -> Progress | None:
         """Return a progress that raises LimitError when the time is over, counted from now."""
         if self.max_seconds is None:

@@ -10,12 +10,10 @@ file that lies about its counts is found out early. Memory is bounded by a batch
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, cast, overload
+from typing import TYPE_CHECKING, cast
 
 from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Coded
 from pltz.coding.codecs.logs import LogCodec
@@ -46,12 +44,9 @@ if TYPE_CHECKING:
     from pltz.plt_codec.container.header import Header
 
 BATCH_TOKENS = 1 << 20  # tokens decoded side by side
-BATCH_BYTES = 1 << 22  # bytes of files opened together
-BATCH_FILES = 4096  # files opened together
 KEPT = 1 << 25  # bytes of the tokens of contexts that are kept from batch to batch
 
 DEFAULT = DecodeLimits()  # where a caller names none
-OnError = Literal["raise", "return"]
 
 
 class SessionDecoder:
@@ -141,133 +136,6 @@ class SessionDecoder:
                 size = limits.count(session, size)
                 yield session
         _check_contents(reader, checks)
-
-    @overload
-    def decompress_many(
-        self,
-        files: Iterable[bytes | PltzError],
-        *,
-        bridge: TokenBridge | None = None,
-        errors: Literal["raise"] = "raise",
-        progress: Progress | None = None,
-        limits: DecodeLimits = DEFAULT,
-    ) -> Iterator[list[Session]]: ...
-
-    @overload
-    def decompress_many(
-        self,
-        files: Iterable[bytes | PltzError],
-        *,
-        bridge: TokenBridge | None = None,
-        errors: OnError,
-        progress: Progress | None = None,
-        limits: DecodeLimits = DEFAULT,
-    ) -> Iterator[list[Session] | PltzError]: ...
-
-    def decompress_many(
-        self,
-        files: Iterable[bytes | PltzError],
-        *,
-        bridge: TokenBridge | None = None,
-        errors: OnError = "raise",
-        progress: Progress | None = None,
-        limits: DecodeLimits = DEFAULT,
-    ) -> Iterator[list[Session] | PltzError]:
-        """Yield the sessions of each .pltz file, in the order of the files, decoded side by side.
-
-        Files are read as they are needed, a batch ahead. Memory is bounded by a batch and its largest file.
-
-        Args:
-            files: any iterable of whole files. An exception among them is passed on as the result in its place.
-            errors: "raise" the first error, which names its file, or "return" it, a PltzError, in place of the
-                sessions.
-            bridge, progress: as in `decompress`.
-            limits: of each file.
-
-        Raises:
-            PltzError: as `decompress`.
-        """
-        for number, result in enumerate(self._decompressed(files, bridge, progress, limits)):
-            if not isinstance(result, PltzError):
-                yield result
-            elif errors == "return":
-                yield named("file", number, result)
-            else:
-                raise named("file", number, result)
-
-    def _decompressed(
-        self,
-        files: Iterable[bytes | PltzError],
-        bridge: TokenBridge | None,
-        progress: Progress | None,
-        limits: DecodeLimits,
-    ) -> Iterator[list[Session] | PltzError]:
-        batch: list[tuple[Reader | PltzError, list[Frame]]] = []
-        tokens = size = 0
-        for file in files:
-            opened = self._opened(file, bridge, limits)
-            more = sum(frame.count for frame in opened[1] if frame.has_tokens)
-            if tokens + more > BATCH_TOKENS or size >= BATCH_BYTES or len(batch) >= BATCH_FILES:
-                yield from self._together(batch, bridge, progress, limits)
-                batch, tokens, size = [], 0, 0
-            batch.append(opened)
-            tokens += more
-            size += 0 if isinstance(file, PltzError) else len(file)
-        yield from self._together(batch, bridge, progress, limits)
-
-    def _opened(
-        self, file: bytes | PltzError, bridge: TokenBridge | None, limits: DecodeLimits
-    ) -> tuple[Reader | PltzError, list[Frame]]:
-        """Return a file and all its frames, or the error in it."""
-        try:
-            if isinstance(file, PltzError):
-                raise file
-            reader = Reader(file)
-            self.check(reader.header)
-            frames = list(reader)
-            for frame in frames:
-                _check_tokenizer(reader.header, frame.kind, bridge)
-            limits.check(frames)
-        except PltzError as exc:
-            return exc, []
-        return reader, frames
-
-    def _together(
-        self,
-        batch: list[tuple[Reader | PltzError, list[Frame]]],
-        bridge: TokenBridge | None,
-        progress: Progress | None,
-        limits: DecodeLimits,
-    ) -> Iterator[list[Session] | PltzError]:
-        """Decode the files of a batch by one call.
-
-        A single file is decoded alone. If the call fails, they are decoded one by one, which finds the
-        damaged one.
-        """
-        foreign = None if bridge is None or bridge.identity else bridge
-        tokens: Iterator[Tokens | None] | None = None
-        progress = limits.timed(progress)
-        if len(batch) > 1:
-            with contextlib.suppress(CorruptError):
-                starts = itertools.accumulate((len(frames) for _, frames in batch), initial=0)
-                pairs = [(frame, at) for (_, frames), at in zip(batch, starts, strict=False) for frame in frames]
-                contexts = [None if frame.context is None else at + frame.context for frame, at in pairs]
-                tokens = iter(self._decode([frame for frame, _ in pairs], contexts, progress))
-        # an error is of its file alone; where the batch failed, each is read by itself
-        for reader, frames in batch:
-            try:
-                if isinstance(reader, PltzError):
-                    raise reader
-                if tokens is None:
-                    yield self.decompress(reader, bridge=bridge, progress=progress, limits=limits)
-                else:
-                    ids = [next(tokens) for _ in frames]
-                    found = [self._restore(*one, foreign) for one in zip(frames, ids, itertools.count())]
-                    _check_contents(reader, dict(enumerate(check for _, check in found)))
-                    limits.count_all(session for session, _ in found)
-                    yield [session for session, _ in found]
-            except PltzError as exc:
-                yield exc
 
     def token_ids(
         self, reader: Reader, index: int, *, bridge: TokenBridge | None = None, limits: DecodeLimits = DEFAULT

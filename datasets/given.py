@@ -28,17 +28,11 @@ def as_sessions(source: SessionsLike, format: Format = "auto", exact: bool = Fal
     >>> list(as_sessions([[1, 2], "text", {"messages": []}]))
     [Session('ids', 2 ids), Session('text', 4 bytes), Session('chat', dict of 1)]
     """
-    return map(as_session, as_items(source, format, exact))
+    return map(as_session, _items(source, format, exact))
 
 
-def as_items(source: SessionsLike, format: Format = "auto", exact: bool = False) -> Iterable[object]:
-    """Return the items that `as_sessions` converts, one by one.
-
-    A caller may continue after an item that is no session.
-
-    Raises:
-        UsageError: no path, no bytes, no value and no iterable of values.
-    """
+def _items(source: SessionsLike, format: Format, exact: bool) -> Iterable[object]:
+    """Return what `as_sessions` converts, one by one. Raises UsageError for no path, bytes, value or iterable."""
     if isinstance(source, str) and source != "-" and not os.path.exists(source):
         shown = source if len(source) <= SHOWN else source[:SHOWN] + "..."
         raise UsageError(f"found no file or folder {shown!r}: a text to freeze goes into a list, [text]")

@@ -21,14 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pltz.api import (
-        compress,
-        compress_many,
-        decompress,
-        decompress_many,
-        open,
-        thaw,
-    )
+    from pltz.api import compress, decompress, open, thaw
     from pltz.archive.archive import Archive, ArchivedSession, SessionVersion
     from pltz.archive.encryption.keys import Secret
     from pltz.archive.errors import (
@@ -100,7 +93,7 @@ if TYPE_CHECKING:
 
 # Where each public name lives. `__all__` below says the same to type checkers, which read no dictionaries.
 _HOMES = {
-    "pltz.api": ("compress", "compress_many", "decompress", "decompress_many", "open", "thaw"),
+    "pltz.api": ("compress", "decompress", "open", "thaw"),
     "pltz.archive.archive": ("Archive", "ArchivedSession", "SessionVersion"),
     "pltz.archive.encryption.keys": ("Secret",),
     "pltz.serving.engines.llama_server": ("LlamaServer",),
@@ -241,9 +234,7 @@ __all__ = [
     "WriterFailed",
     "__version__",
     "compress",
-    "compress_many",
     "decompress",
-    "decompress_many",
     "drain",
     "fingerprint_of",
     "kv_forms",

@@ -1,4 +1,4 @@
-"""The functions behind the names of `pltz`: compress, decompress, open, thaw, and compress and decompress for many.
+"""The functions behind the names of `pltz`: compress, decompress, open, thaw.
 
 Each takes what a user has at hand (values, paths, bytes) and leaves the work to `pltz.coding.codec` and
 `pltz.kv.thaw.thawed`. Loading a bundle, a target or a tokenizer takes longer than coding a session with it.
@@ -11,13 +11,9 @@ A caller with many calls makes a `Codec` once:
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
-
-from pltz.plt_codec.errors import PltzError, UsageError
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
 
     from pltz.coding.codec import Codec
     from pltz.coding.decode_limits import LimitKeywords
-    from pltz.coding.decoder import OnError
     from pltz.coding.partners import Partners, Path_
     from pltz.coding.session_file import SessionFile
     from pltz.datasets.given import SessionsLike
@@ -82,104 +77,6 @@ def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> byt
     if model is not None:
         found = (seen_by(model, session) for session in found)
     return codec.compress(found, **partner, exact=chosen.exact, dropped=chosen.dropped, **chosen.coding)
-
-
-@overload
-def compress_many(
-    sessions: SessionsLike, *, errors: Literal["raise"] = "raise", **options: Unpack[CompressKeywords]
-) -> Iterator[bytes]: ...
-
-
-@overload
-def compress_many(
-    sessions: SessionsLike, *, errors: OnError, **options: Unpack[CompressKeywords]
-) -> Iterator[bytes | PltzError]: ...
-
-
-def compress_many(
-    sessions: SessionsLike, *, errors: OnError = "raise", **options: Unpack[CompressKeywords]
-) -> Iterator[bytes | PltzError]:
-    """Freeze each session into a .pltz file of its own: the files, in the order of the sessions.
-
-    One by one they would leave the engine mostly idle. Here some hundred are coded side by side, long ones first, and
-    where one ends the next goes in. Memory stays bounded however many there are (a batch of about a million tokens and
-    the largest session), so ``sessions`` may be an endless generator. `compress` makes one file of all.
-
-    Args:
-        errors: "raise" the first error, which names its session by number, or "return" it, a PltzError, in the place of
-            the file.
-        the others: as in `compress`.
-
-    Raises: as `compress`.
-
-    >>> import pltz
-    >>> one, bad, two = pltz.compress_many(["one", 2.0, "two"], errors="return")
-    >>> bad
-    UsageError('session 1: expected a chat (dict or list), a text (str or bytes) or token ids, found float')
-    >>> [file[0].value for file in pltz.decompress_many([one, two])]
-    [b'one', b'two']
-    """
-    from pltz.datasets.given import as_items
-    from pltz.options import CompressOptions
-
-    chosen = CompressOptions(**options)
-    codec = chosen.codec()
-    model, partner = _freezing_for(chosen, codec)
-    found = (_attempt(item, model) for item in as_items(sessions, chosen.format, chosen.exact))
-    return codec.compress_many(found, **partner, errors=errors, **chosen.coding)
-
-
-@overload
-def decompress_many(
-    files: Iterable[Path_ | bytes],
-    *,
-    errors: Literal["raise"] = "raise",
-    max_tokens: int | Literal["auto"] | None = "auto",
-    **options: Unpack[DecompressKeywords],
-) -> Iterator[list[Session]]: ...
-
-
-@overload
-def decompress_many(
-    files: Iterable[Path_ | bytes],
-    *,
-    errors: OnError,
-    max_tokens: int | Literal["auto"] | None = "auto",
-    **options: Unpack[DecompressKeywords],
-) -> Iterator[list[Session] | PltzError]: ...
-
-
-def decompress_many(
-    files: Iterable[Path_ | bytes],
-    *,
-    errors: OnError = "raise",
-    max_tokens: int | Literal["auto"] | None = "auto",
-    **options: Unpack[DecompressKeywords],
-) -> Iterator[list[Session] | PltzError]:
-    """Yield the sessions of many .pltz files: a list for each file, in their order, decoded side by side.
-
-    Memory stays bounded however many there are, by a batch of about a million tokens and the largest file. To read
-    single sessions of a large file, `open` it.
-
-    Args:
-        files: paths or bytes, from any iterable.
-        bundle: of all the files; None: the one that ships with pltz.
-        errors: "raise" the first error, which names its file by number, or "return" it, a PltzError, in the place
-            of the sessions.
-        max_tokens: of each file, as in `decompress`.
-        target, tokenizer, device, threads: as in `decompress`.
-
-    Raises: as `decompress`.
-    """
-    from pltz.coding.decode_limits import DecodeLimits
-    from pltz.coding.partners import Partners
-
-    partners = Partners(**options)
-    codec = partners.codec()
-    limits = DecodeLimits(max_tokens)
-    return codec.decompress_many(
-        map(_file_bytes, files), bridge=partners.bridge(codec), errors=errors, limits=limits
-    )
 
 
 def decompress(
@@ -319,27 +216,6 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
         messages = conversation(file[index])
         return ids if messages is None else np.asarray(rendered(model, messages).value)
     return np.asarray(seen_by(model, file[index]).value)
-
-
-def _attempt(item: object, model: Target | None) -> Session | PltzError:
-    """Return one session, as ``model`` sees it where there is one, or the error that stopped it."""
-    from pltz.datasets.conversation import seen_by
-    from pltz.datasets.given import as_session
-
-    try:
-        session = as_session(item)
-        return session if model is None else seen_by(model, session)
-    except PltzError as exc:
-        return exc
-
-
-def _file_bytes(file: Path_ | bytes) -> bytes | PltzError:
-    if isinstance(file, bytes):
-        return file
-    try:
-        return Path(file).read_bytes()
-    except OSError as exc:
-        return UsageError(f"cannot read {os.fspath(file)}: {exc.strerror or exc}")
 
 
 class _Partner(TypedDict, total=False):

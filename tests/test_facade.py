@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, assert_type
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +25,6 @@ from pltz.options import CompressKeywords, CompressOptions, DecompressKeywords
 from pltz.plt_codec import errors
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.container.frame import Kind
-from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.types import Encoded, FrameItem
 
 CHAT = {"messages": [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Hi!"}]}
@@ -279,55 +278,6 @@ def test_as_session_takes_lone_surrogates() -> None:
     assert as_session("\ud800").value == b"\xed\xa0\x80"
 
 
-# ---- many
-
-
-def test_many_go_through_and_the_bad_ones_are_in_their_places(codec: Codec, tmp_path: Path) -> None:
-    given = [CHAT, 2.5, "text", CHAT["messages"]]
-    files = list(pltz.compress_many((item for item in given), bundle=codec, errors="return"))
-    assert isinstance(files[1], errors.UsageError | errors.ContentError)
-    assert str(files[1]).startswith("session 1: ")
-    with pytest.raises(type(files[1]), match="session 1: "):
-        list(pltz.compress_many(given, bundle=codec))
-    good = [file for file in files if isinstance(file, bytes)]
-    for number, file in enumerate(good):
-        (tmp_path / f"{number}.pltz").write_bytes(file)
-    paths = [tmp_path / "0.pltz", tmp_path / "missing.pltz", tmp_path / "2.pltz"]
-    first, missing, last = pltz.decompress_many(iter(paths), bundle=codec, errors="return")
-    assert first == [Session("chat", CHAT)] and last == [Session("chat", CHAT["messages"])]
-    assert isinstance(missing, errors.UsageError) and "missing.pltz" in str(missing)
-
-
-def test_errors_are_among_the_results_only_where_that_is_asked_for(codec: Codec) -> None:
-    """Compare the names that a type checker sees with those that exist."""
-    (file,) = assert_type(list(pltz.compress_many([CHAT], bundle=codec)), list[bytes])
-    asked = list(pltz.compress_many([CHAT, 2.5], bundle=codec, errors="return"))
-    assert [type(one) for one in assert_type(asked, list[bytes | PltzError])] == [bytes, errors.UsageError]
-    ((session,),) = assert_type(list(pltz.decompress_many([file], bundle=codec)), list[list[Session]])
-    back = list(pltz.decompress_many([file, b""], bundle=codec, errors="return"))
-    assert assert_type(back, list[list[Session] | PltzError])[0] == [session]
-    assert_type(list(codec.compress_many([session])), list[bytes])
-    assert_type(list(codec.compress_many([session], errors="return")), list[bytes | PltzError])
-    assert_type(list(codec.decompress_many([file])), list[list[Session]])
-    assert_type(list(codec.decompress_many([file], errors="return")), list[list[Session] | PltzError])
-
-
-def test_one_session_is_one_of_many(codec: Codec) -> None:
-    assert len(list(pltz.compress_many(CHAT, bundle=codec))) == 1
-    assert len(list(pltz.compress_many(CHAT["messages"], bundle=codec))) == 1
-    with pytest.raises(errors.UsageError, match="expected sessions"):
-        list(pltz.compress_many(7, bundle=codec))  # type: ignore[call-overload]
-
-
-def test_many_for_a_target(codec: Codec, kin: Any) -> None:
-    (file,) = pltz.compress_many([CHAT], bundle=codec, target=kin)
-    assert isinstance(file, bytes) and Reader(file).header.target_fingerprint == kin.fingerprint
-    ((session,),) = [found for found in pltz.decompress_many([file], bundle=codec, target=kin)]
-    assert session.value.tolist() == kin.render(CHAT)
-    with pytest.raises(errors.UsageError, match="own tokenizer"):
-        pltz.decompress_many([file], bundle=codec, target=kin, tokenizer=b"{}")
-
-
 # ---- threads
 
 
@@ -355,9 +305,7 @@ def test_what_is_no_session_and_no_keyword_is_refused_by_mypy_too(codec: Codec) 
         pltz.compress(3.5, bundle=codec)  # type: ignore[arg-type]
     for call in (
         lambda: pltz.compress("text", bundel=codec),  # type: ignore[call-arg]
-        lambda: pltz.compress_many("text", bundel=codec),  # type: ignore[call-overload]
         lambda: pltz.decompress(b"", bundel=codec),  # type: ignore[call-arg]
-        lambda: pltz.decompress_many([b""], bundel=codec),  # type: ignore[call-overload]
         lambda: pltz.open(b"", bundel=codec),  # type: ignore[call-arg]
         lambda: pltz.thaw(b"", None, bundel=codec),  # type: ignore[call-arg]
     ):

@@ -54,7 +54,6 @@ def test_logs_come_back_from_a_file_with_chats(codec: Codec) -> None:
     assert [reader.info(n).kind for n in (1, 4)] == [Kind.CHAT_FALLBACK, Kind.TEXT_FALLBACK]
     assert codec.decompress(data) == sessions
     assert [codec.decompress(data, [n])[0] for n in (4, 2, 0)] == [sessions[n] for n in (4, 2, 0)]
-    assert list(codec.decompress_many([data, codec.compress(LOGS)])) == [sessions, LOGS]
 
 
 def test_what_logs_say_alike_is_stored_once(codec: Codec) -> None:
@@ -95,8 +94,6 @@ def test_frames_of_another_kind_as_context_are_refused(codec: Codec) -> None:
         data = pack(header, wrong)
         with pytest.raises(CorruptError, match="after one of another kind"):
             codec.decompress(data)
-        results = list(codec.decompress_many([data, data], errors="return"))
-        assert all(isinstance(result, CorruptError) for result in results)
 
 
 def test_a_damaged_log_is_refused(codec: Codec) -> None:

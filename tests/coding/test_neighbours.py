@@ -89,14 +89,6 @@ def test_each_session_is_read_with_its_contexts_alone(codec: Codec, sessions: li
     assert codec.decompress(reader, order) == [sessions[number] for number in order]
 
 
-def test_many_files_of_followers_are_decoded_together(codec: Codec, sessions: list[Session]) -> None:
-    files = [codec.compress(sessions[start:]) for start in range(3)]
-    codec.coder.decoded.clear()  # type: ignore[attr-defined]
-    assert list(codec.decompress_many(files)) == [sessions, sessions[1:], sessions[2:]]
-    assert len(codec.coder.decoded) == 4  # type: ignore[attr-defined]
-    assert all(contexts(Reader(data)) == [None] for data in codec.compress_many(sessions))
-
-
 def test_a_context_in_an_earlier_batch(
     codec: Codec, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +271,6 @@ def test_passages_of_a_context_are_copied(codec: Codec) -> None:
     for number in (2, 1, 0):
         assert codec.decompress(reader, [number]) == [rows[number]]
         assert codec.token_ids(reader, number).tolist() == rows[number].value.tolist()
-    assert list(codec.decompress_many([data, data])) == [rows, rows]
     assert not any(frame.copied for frame in Reader(codec.compress(rows, independent=True)))
 
 
