@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.recode import Recoder
     from pltz.archive.maintenance.tail_merge import TailMerger
     from pltz.archive.maintenance.verify import Report, Verifier
-    from pltz.coding.expected_time import Expect
     from pltz.coding.partners import Path_
     from pltz.datasets.given import SessionLike
     from pltz.models.bundle.bundle import Bundle
@@ -361,7 +360,6 @@ class Archive:
         *,
         keep_opaque: bool = False,
         dry_run: bool = False,
-        expect: Expect | None = None,
         coding: Callable[[int, int], None] | None = None,
         refused: Refused | None = None,
         commit_bytes: int = COMMIT_BYTES,
@@ -374,7 +372,6 @@ class Archive:
         Args:
             requests: read one by one; the sessions before one that cannot be read or coded are stored.
             keep_opaque, dry_run: as in `put`.
-            expect: called with the expected seconds before a commit of many tokens is coded.
             coding: called with the sessions of a commit and the bytes of their content, before they are coded.
             refused: called with a session that cannot be coded and its error, which is then not raised.
             commit_bytes: content of a commit, at most, unless a session has more.
@@ -392,12 +389,12 @@ class Archive:
             began = clock.monotonic()
             new = [cut for _, cut in commit if isinstance(cut, NewSession)]
             # the parts of large logs are durable before the logs are
-            before = [] if dry_run else list(put_parts(self.parts.writer, new, pace, expect, coding))
+            before = [] if dry_run else list(put_parts(self.parts.writer, new, pace, coding))
             if coding:
                 coding(len(new), sum(map(size_of, new)) - sum(part.size for part in before))
             # a call that puts nothing else, and is cut quickly, need not look again at what others put
             quick = alone and sum(len(tokens) for cut in new for tokens in cut.segments) <= QUICK_TOKENS
-            committed = self.parts.writer.put(new, dry_run=dry_run, expect=expect, refresh=not quick)
+            committed = self.parts.writer.put(new, dry_run=dry_run, refresh=not quick)
             receipts = self._receipts(commit, [with_parts(before, one) for one in committed], dry_run=dry_run)
             took = clock.monotonic() - began
             yield from receipts

@@ -14,7 +14,7 @@ from pltz.cli.ui import options
 from pltz.cli.ui.groups import NamingCommand
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output, say_if_interrupted, write_text
-from pltz.cli.ui.progress import CodingTime, ExpectedTime, Progress, wanted
+from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.session_input import INPUT_FORMAT, InputFiles, drops, input_options
 from pltz.cli.ui.session_input import as_fields as fields_of
 from pltz.cli.ui.session_input import as_text as text_of
@@ -158,8 +158,6 @@ def compress(
         "interrupted: nothing was written, as a .pltz file is whole or not at all; pltz archive put keeps what is done"
     )
     with Progress("read", unit="sessions", shown=wanted(progress)) as bar:
-        expected = CodingTime(ExpectedTime(bar, "--zstd-above SIZE sends large sessions to zstd"), source)
-        codec.expect, codec.coded = expected.expect, expected.coded
         data = api.compress(
             reading(some_sessions(source), bar),
             bundle=codec,

@@ -193,7 +193,7 @@ def figures(
         "kv_bytes": kv,
         "kv_ratio": {name: round(count / frozen, 1) for name, count in kv.items()},
         "encode_tokens_per_s": round(tokens / run.encode_s, 1),
-        "decode_tokens_per_s": round(run.decoded_tokens / run.decode_s, 1),
+        "decode_tokens_per_s": round(run.tokens / run.decode_s, 1),
         "thawed": len(thawed),
         "thawed_tokens": sum(len(t.token_ids) for t in thawed),
         "thaw_ms": {stage: round(ms, 2) for stage, ms in stages.items()},

@@ -41,7 +41,6 @@ from pltz.coding.choose import NO_SIZE, Trial, shorter_after
 from pltz.coding.codecs.codec import NO_MARK, Blocks, Plain
 from pltz.coding.coder_thread import CoderThread
 from pltz.coding.decoder import SessionDecoder, coded_of, named
-from pltz.coding.expected_time import EarlyPace, Expect
 from pltz.coding.host_work import HostWork, Prepared
 from pltz.coding.log import log_coder
 from pltz.coding.log.earlier_logs import EarlierLog
@@ -62,7 +61,6 @@ from pltz.plt_codec.errors import (
     PltzError,
 )
 from pltz.plt_codec.lanes import FAST, FAST_ABOVE, MAX_BLOCK, MAX_STEPS, Layout, default_lanes
-from pltz.plt_codec.types import Encoded
 from pltz.plt_codec.zstd import may_reach
 
 if TYPE_CHECKING:
@@ -82,22 +80,12 @@ GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 19  # of content, or one session
 
 
-@dataclass(frozen=True)
-class ModelResult:
-    """The model's result for a session of ``tokens`` tokens.
+class _ModelResult(NamedTuple):
+    """The bitstring of a session by the model, its layout, and the way in which it was coded."""
 
-    ``encoded`` holds all of them, or those that ``copies`` left over: all but ``copied``.
-    """
-
-    tokens: int
-    encoded: Encoded
-    copies: bytes = b""
-    copied: int = 0
-
-    @property
-    def size(self) -> int:
-        """Return the bytes of both, and of the head of a frame with copies."""
-        return len(self.encoded.data) + (len(self.copies) + 1 if self.copies else 0)
+    data: bytes
+    blocks: Blocks
+    way: Plain
 
 
 class _Group(NamedTuple):
@@ -166,7 +154,7 @@ class _Batch:
 class _ModelOutput:
     """The output of the model for a batch, in its order: results of drafts with tokens, and frames of logs."""
 
-    model: list[ModelResult]
+    model: list[_ModelResult]
     logs: list[bytes]
 
 
@@ -243,39 +231,17 @@ class Codec(SessionDecoder):
     Args:
         bundle: tokenizer, dictionary and identity.
         coder: the token coder over this bundle's engine.
-        note: called, in order, with the model's result for each session that has tokens. The session's frame
-            may still be the fallback's.
-
         workers: processes beside the model, for inputs of `START_BYTES` or more. Files are the same for any number.
 
-    ``expect``: called with the expected seconds of a batch of many tokens before it is coded, or early while it is
-    (`expected_time`); None by default. ``coded``: called with the bytes of content done since the last call, half of a
-    batch's when it is encoded and the rest when it is proved, and with all bytes read so far; None by default.
     ``threaded``: False for no threads.
     """
 
-    def __init__(
-        self,
-        bundle: Parts,
-        coder: Coder,
-        note: Callable[[ModelResult], None] | None = None,
-        *,
-        workers: int = 0,
-    ) -> None:
+    def __init__(self, bundle: Parts, coder: Coder, *, workers: int = 0) -> None:
         self._work = HostWork(bundle.tokenizer, bundle.zstd_dict)
         self.workers = Workers(self._work, max(0, workers))
         super().__init__(bundle, coder, self.workers)
         self._threads = _Threads.of(self) if isinstance(coder, Doubling) else None
-        self._note = note
-        self.expect: Expect | None = None
-        self.coded: Callable[[int, int], None] | None = None
-        self._read = 0  # bytes of content, by the call under way
         self.threaded = True
-
-    @property
-    def has_threads(self) -> bool:
-        """Return whether large inputs are coded and proved by threads, which its device has coders for."""
-        return self._threads is not None and self.threaded
 
     @classmethod
     def load(
@@ -373,8 +339,7 @@ class Codec(SessionDecoder):
     ) -> Iterator[Frame]:
         """Yield the frame of each session, coded batch by batch. ``earlier``: None: each session is coded alone."""
         bridge = None if bridge is None or bridge.identity else bridge
-        self._read = 0
-        large, groups = self._staffed(self._counted(_groups(sessions)))
+        large, groups = self._staffed(_groups(sessions))
         stop = threading.Event()
         run = _Call(bridge, options, earlier, stop)
         if large and self._threads and self.threaded:
@@ -401,18 +366,10 @@ class Codec(SessionDecoder):
         try:
             for batch in ahead(tried, deep[4], weight, deep[4]):
                 yield from self._proved(batch, run)
-                if self.coded:
-                    self.coded(batch.size - batch.size // 2, self._read)
         finally:
             stop.set()
             if self._threads:
                 self._threads.settle()
-
-    def _counted(self, groups: Iterable[_Group]) -> Iterator[_Group]:
-        """Yield groups, and count their bytes of content."""
-        for group in groups:
-            self._read += group.size
-            yield group
 
     def _staffed(self, groups: Iterator[_Group]) -> tuple[bool, Iterator[_Group]]:
         """Return whether there are `START_BYTES` or more, so that processes were asked for, and all groups."""
@@ -492,16 +449,13 @@ class Codec(SessionDecoder):
 
     def _coding(self, batch: _Batch, run: _Call) -> _Batch:
         """Begin to code the sessions of a batch by the model, in a thread where there is one, else when it is asked."""
-        if not self._note:  # who measures wants what the model makes of each session
-            self._leave_to_zstd(batch)
+        self._leave_to_zstd(batch)
         good = batch.drafts
         if run.encoding:
-            self._tell_time(good, run.options)
             batch.coded = run.encoding.submit(lambda twin, told: _coded_by(twin, good, run.options, told), run.stop)
         else:
             progress = run.progress if run.counts_coded else None
-            pace = EarlyPace(self.expect, proved=run.options.verify) if self.expect else None
-            batch.coded = WhenAsked(_coded_by, (self, good, run.options, progress, pace))
+            batch.coded = WhenAsked(_coded_by, (self, good, run.options, progress))
         return batch
 
     def _leave_to_zstd(self, batch: _Batch) -> None:
@@ -532,24 +486,18 @@ class Codec(SessionDecoder):
             progress(work)
         results, logs = iter(coded.model), iter(coded.logs)
         for draft in batch.drafts:
-            frame, result = None, None
+            frame = None
             if draft.ready.log:
                 context = draft.context.number if draft.context else None
                 frame = _byte_frame(draft, next(logs), log=True, context=context)
-                result = _log_result(frame)
             elif draft.ready.tokens is not None:
-                result = next(results)
-                frame = _model_frame(draft, draft.ready.tokens, result, run.options)
-            if self._note and result:
-                self._note(result)
+                frame = _model_frame(draft, draft.ready.tokens, next(results), run.options)
             frame = frame if frame and frame.fits else None
             size = NO_SIZE if frame is None else len(frame.encode())
             known = (frame and frame.log) or draft.number in batch.packed
             if not known and may_reach(len(draft.ready.content), draft.ready.fast, size):
                 batch.packed[draft.number] = self.workers.submit("packed", draft.ready.content)
             batch.made.append(frame)
-        if self.coded:
-            self.coded(batch.size // 2, self._read)
         return batch
 
     def _all_tried(self, batches: Iterator[_Batch], run: _Call) -> Iterator[_Batch]:
@@ -698,16 +646,6 @@ class Codec(SessionDecoder):
 
     # ---- frames of drafts
 
-    def _tell_time(self, drafts: Sequence[_Draft], options: CodingOptions) -> None:
-        """Tell how long it takes to code drafts on a device, before that begins."""
-        if not self.expect:
-            return
-        ways, taken = _ways(drafts, options), [d.ready.copies for d in drafts if d.ready.tokens is not None]
-        by = partial(_layout, name=options.layout)
-        seconds = self.model.expected(ways, more=_again(ways, taken), verify=options.verify, layout=by)
-        if seconds is not None:
-            self.expect(seconds)
-
     def _difference(
         self, draft: _Draft, frame: Frame, tokens: Tokens | None, bridge: TokenBridge | None
     ) -> str | None:
@@ -768,43 +706,26 @@ def _coded_by(
     drafts: Sequence[_Draft],
     options: CodingOptions,
     progress: Progress | None,
-    pace: EarlyPace | None = None,
 ) -> _ModelOutput:
     """Code drafts by the model of a decoder: each with tokens whole, and without its copies where that is shorter."""
     ways = _ways(drafts, options)
     taken = [draft.ready.copies for draft in drafts if draft.ready.tokens is not None]
-    if pace:
-        whole = sum(way.literals for way in ways)
-        pace.add(whole + _again(ways, taken), proved=whole)
     logs = [draft for draft in drafts if draft.ready.log]
     pairs = [(draft.ready.content, draft.above) for draft in logs]
     small = [not options.by_zstd(draft.ready.content) for draft in logs]
-    begun, fast, told = [draft.split for draft in logs], options.layout == "fast", pace.add if pace else None
-    frames = decoder.logs.encode_begun(pairs, begun, small, fast=fast, progress=pace, told=told) if logs else []
+    begun, fast = [draft.split for draft in logs], options.layout == "fast"
+    frames = decoder.logs.encode_begun(pairs, begun, small, fast=fast) if logs else []
     if progress and logs:
         progress(sum(map(_work, logs)))
-
-    def counted(amount: int) -> None:
-        if progress:
-            progress(amount)
-        if pace:
-            pace(amount)
-
-    coded = [_result(*pair) for pair in zip(ways, decoder.model.measured(ways, progress=counted), strict=True)]
+    coded = _results(decoder, ways, progress)
     tried = {
         i: _without(way, repeated, options)
         for i, (way, repeated, one) in enumerate(zip(ways, taken, coded, strict=True))
-        if not way.copies and copies.may_save(repeated, one.size, one.tokens)
+        if not way.copies and copies.may_save(repeated, len(one.data), len(way.tokens))
     }
-    cut = decoder.model.measured(list(tried.values())) if tried else []
-    for (i, way), one in zip(tried.items(), cut, strict=True):
-        coded[i] = min(coded[i], _result(way, one), key=lambda result: result.size)
+    for i, cut in zip(tried, _results(decoder, list(tried.values()), None), strict=True):
+        coded[i] = min(coded[i], cut, key=lambda result: len(result.data))
     return _ModelOutput(coded, frames)
-
-
-def _again(ways: Sequence[Plain], taken: Sequence[Sequence[copies.Copy]]) -> int:
-    """Return the tokens of ways that are coded a second time, without the copies ``taken`` of each."""
-    return sum(replace(w, copies=t).literals for w, t in zip(ways, taken, strict=True) if t and not w.copies)
 
 
 def _without(plain: Plain, taken: Sequence[copies.Copy], options: CodingOptions) -> Plain:
@@ -813,10 +734,10 @@ def _without(plain: Plain, taken: Sequence[copies.Copy], options: CodingOptions)
     return replace(way, layout=_blocks(way.literals, options))
 
 
-def _result(way: Plain, coded: tuple[bytes, Encoded]) -> ModelResult:
-    """Return what the model made of a sequence in a way."""
-    packed = copies.pack(way.copies) if way.copies else b""
-    return ModelResult(len(way.tokens), coded[1], packed, len(way.tokens) - way.literals)
+def _results(decoder: SessionDecoder, ways: Sequence[Plain], progress: Progress | None) -> list[_ModelResult]:
+    """Return what the model makes of sequences, each in its way."""
+    coded = decoder.model.measured(ways, progress=progress) if ways else []
+    return [_ModelResult(data, (e.lanes, e.steps), way) for (data, e), way in zip(coded, ways, strict=True)]
 
 
 def _ways(drafts: Sequence[_Draft], options: CodingOptions) -> list[Plain]:
@@ -847,12 +768,6 @@ def _byte_frame(draft: _Draft, data: bytes, *, log: bool = False, context: int |
     content = draft.ready.content
     check = content_check(kind, len(content), content)
     return Frame(kind, len(content), check, data, context=context, log=log, writing=draft.session.writing)
-
-
-def _log_result(frame: Frame) -> ModelResult:
-    """Return the result of a log, of which the model coded a part."""
-    tokens = log_coder.parse(frame.data).coded_tokens if frame.log else 0
-    return ModelResult(tokens, Encoded(frame.data, 8.0 * len(frame.data), 0))
 
 
 def _layout(tokens: int, name: LayoutName) -> Layout:
@@ -914,11 +829,10 @@ def _tokens(draft: _Draft) -> Ids:
     return draft.ready.tokens
 
 
-def _model_frame(draft: _Draft, tokens: Tokens, coded: ModelResult, options: CodingOptions) -> Frame:
+def _model_frame(draft: _Draft, tokens: Tokens, coded: _ModelResult, options: CodingOptions) -> Frame:
     kind = Kind[draft.session.kind.upper()]
     content = draft.session.value if kind is Kind.IDS else tokens
     check = content_check(kind, len(tokens), content)
-    one, literals = coded.encoded, len(tokens) - coded.copied
-    lanes, steps = _kept_layout(literals, options, (one.lanes, one.steps))
-    frame = Frame(kind, len(tokens), check, coded.copies + one.data, lanes, steps, draft.ready.patch)
-    return replace(frame, copied=bool(coded.copies), writing=draft.session.writing)
+    lanes, steps = _kept_layout(coded.way.literals, options, coded.blocks)
+    frame = Frame(kind, len(tokens), check, coded.data, lanes, steps, draft.ready.patch)
+    return replace(frame, copied=bool(coded.way.copies), writing=draft.session.writing)

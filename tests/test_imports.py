@@ -40,7 +40,7 @@ WINGS = {
     "kv": ("errors port", "engines", "forms", "predictive", "kv_forms calibrate", "store pool", "compose memory thaw"),
     "serving": ("eviction", "engines", "nightly", "server"),
     "coding": (
-        "child_python coder_thread expected_time level look neighbour_rule options parts prepare sketch workers",
+        "child_python coder_thread level look neighbour_rule options parts prepare sketch workers",
         "log",
         "codecs",
         "choose decode_limits neighbours",

@@ -13,16 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pltz.archive.format.record import UNFINISHED
 from pltz.archive.writing.new_session import CommitReceipt, NewSession
 from pltz.archive.writing.pace import Pace
 from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.logs import LogCodec
-
-if TYPE_CHECKING:
-    from pltz.coding.expected_time import Expect
 
 LOG_PART = 1 << 20  # bytes after which a log is cut at a line end: a part is coded in half a minute by a CPU, and kept
 PACKED_PART = 1 << 24  # the same where zstd codes the text: quicker, and with more to look back on
@@ -57,12 +54,12 @@ def put_parts(
     writer: ArchiveWriter,
     sessions: Iterable[NewSession],
     pace: Pace,
-    expect: Expect | None = None,
     coding: Callable[[int, int], None] | None = None,
 ) -> Iterator[StoredPart]:
     """Put the beginnings of large logs, each longer by what a commit should have, and yield each part.
 
-    Each is an unfinished version until the whole is put: what is cut off is never taken for all of a log. ``expect``,
+    Each is an unfinished version until the whole is put: what is cut off is never taken for all of a log.
+
     ``coding``: as in `Archive.put_many`. Raises the errors of `ArchiveWriter.put`.
     """
     for cut in sessions:
@@ -78,7 +75,7 @@ def put_parts(
                 began = time.monotonic()
                 tags = {UNFINISHED: str(sum(map(len, cut.segments[:count])))}
                 begin = replace(cut, segments=cut.segments[:count], unfinished=True, tags=tags)
-                [receipt] = writer.put([begin], expect=expect)
+                [receipt] = writer.put([begin])
                 yield StoredPart(size, receipt)
                 pace.took(size if receipt.new else 0, time.monotonic() - began)
                 size = 0

@@ -52,13 +52,10 @@ from pltz.archive.writing.verified_segments import VerifiedSegments, collision
 from pltz.coding import look
 from pltz.coding.choose import NO_SIZE, may_be_shorter, shortest
 from pltz.coding.codecs.codec import NO_MARK, BundleCodec, BytesCodec, Plain, as_bytes, ways_of
-from pltz.coding.codecs.logs import LogCodec
-from pltz.coding.codecs.modes import ALONE
 from pltz.coding.codecs.registry import CodecRegistry
 from pltz.plt_codec.identity import NONE
 
 if TYPE_CHECKING:
-    from pltz.coding.expected_time import Expect
     from pltz.plt_codec.types import Tokens
 
 
@@ -68,7 +65,6 @@ class ArchiveWriter:
     def __init__(self, catalog: Catalog, codecs: CodecRegistry, parity: tuple[int, int] = (0, 0)):
         self.catalog, self.codecs = catalog, codecs
         self.proved = VerifiedSegments(catalog, codecs)
-        self.expect: Expect | None = None
         self.recent = RecentTowers()
         self.neighbours = NeighbourEncoder(catalog, codecs, self.proved)
         self.logs = LogNeighbours(self.neighbours, catalog.keys)
@@ -80,14 +76,12 @@ class ArchiveWriter:
         sessions: Sequence[NewSession],
         *,
         dry_run: bool = False,
-        expect: Expect | None = None,
         refresh: bool = True,
     ) -> list[CommitReceipt]:
         """Freeze sessions in one commit; on return they are durable and were decoded and compared.
 
         Args:
             dry_run: encode and store nothing; the receipts say what a put would store.
-            expect: called with the expected seconds before many tokens are coded.
             refresh: read the changes of others first; False for a caller that has just done so.
 
         Raises:
@@ -99,7 +93,6 @@ class ArchiveWriter:
         """
         if refresh:
             self.catalog.look(0)
-        self.expect = expect
         work = partial(self._put_beside_collectors, sessions, dry_run)
         try:
             receipts = work()
@@ -333,11 +326,6 @@ class ArchiveWriter:
                     context = segment.before(mode) if segment.neighbour_tower else context_above
                     ways.append((n, Plain(segment.tokens, context)))
                     modes_of.append(mode)
-            if self.expect and isinstance(codec, BundleCodec | LogCodec):
-                logs = isinstance(codec, LogCodec)
-                once = [plain for (_, plain), mode in zip(ways, modes_of, strict=True) if logs or mode == ALONE]
-                if (seconds := codec.expected(once)) is not None:
-                    self.expect(seconds)
             won = shortest(codec, ways)
             for (n, plain), mode in zip(ways, modes_of, strict=True):
                 data, best = won[n]

@@ -42,7 +42,7 @@ from pltz.coding.codec import Codec
 from pltz.coding.log import log_coder, table
 from pltz.coding.log.log_look import is_log
 from pltz.coding.options import CodingOptions
-from pltz.coding.parts import Mixing
+from pltz.coding.parts import Doubling, Mixing
 from pltz.coding.workers import START_BYTES
 from pltz.datasets.given import as_sessions
 from pltz.datasets.loaders import load
@@ -200,7 +200,7 @@ def measured(codec: Codec, sessions: list[Session], layout: LayoutName, *, threa
         start, used = time.perf_counter(), time.process_time()
         codec.compress_into(sink, sessions, layout=layout)
         wall, used = time.perf_counter() - start, time.process_time() - used
-    how = "threads" if threaded and codec.has_threads else "no threads"
+    how = "threads" if threaded and isinstance(codec.coder, Doubling) else "no threads"
     return {
         "into": f"file, {layout}, {how}",
         "file": len(sink.getvalue()),

@@ -290,7 +290,6 @@ def put_all(
         receipts = cold.put_many(
             meter.reading(items),
             dry_run=dry_run,
-            expect=meter.expect,
             coding=meter.coding,
             refused=meter.refuse,
             **how,

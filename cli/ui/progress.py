@@ -15,13 +15,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from pltz.archive.humanize import size
 
 REDRAW_S = 0.1  # seconds between redraws on a terminal
-SAID_S = 5.0  # seconds; a shorter time is not worth a line
-OFF = 1.5  # factor by which a time that was said may be wrong before it is said again
 FIRST_S = 1.0  # seconds before the first line in a log
 LOG_S = 5.0  # seconds between lines in a log
 SLOW = 0.1  # of a unit per second; of a lower rate the time of each is shown
@@ -168,71 +166,3 @@ class Progress:
         except (OSError, ValueError):  # stderr is closed: the work goes on
             self.shown = False
         self._width = len(text)
-
-
-class ExpectedTime:
-    """Says on stderr how long the work takes, once, and only where it is longer than SAID_S.
-
-    It is said again where what was coded since tells that it was off by more than a factor of OFF.
-
-    ``advice``: what to do about it, a sentence. ``work``: what takes so long.
-    """
-
-    def __init__(self, bar: Progress, advice: str, *, work: str = "coding", silent: bool = False) -> None:
-        self._bar, self._advice, self._work, self._silent = bar, advice, work, silent
-        self._said: tuple[float, float] | None = None  # when, and the seconds
-
-    def __call__(self, seconds: float) -> None:
-        """Say that it takes so many seconds, by a sample."""
-        if self._said is None and seconds > SAID_S:
-            self._say(f"{self._work} takes about {duration(seconds)} on this machine; {self._advice}", seconds)
-
-    def measured(self, seconds: float) -> None:
-        """Say that what is left takes so many seconds, by what was coded since it began."""
-        if self._said is None:  # no sample told it, as of logs
-            if seconds > SAID_S:
-                self._say(f"coding the rest takes about {duration(seconds)} on this machine; {self._advice}", seconds)
-            return
-        at, before = self._said
-        whole = time.monotonic() - at + seconds
-        if seconds > SAID_S and max(whole, before) > OFF * min(whole, before):
-            self._say(f"{self._work} takes about {duration(seconds)} from now, by what was coded since", seconds)
-
-    def _say(self, text: str, seconds: float) -> None:
-        self._said = time.monotonic(), seconds
-        if not self._silent:
-            with self._bar.hidden():
-                print(text, file=sys.stderr, flush=True)
-
-
-class CountedInput(Protocol):
-    """An input whose bytes are counted as they are read."""
-
-    bytes_read: int
-
-    @property
-    def total(self) -> int | None:
-        """Return all of its bytes; None where they are not known."""
-
-
-class CodingTime:
-    """Says how long it takes to code an input, by a sample before, and again by what was coded where that was wrong."""
-
-    def __init__(self, expected: ExpectedTime, source: CountedInput) -> None:
-        self._expected, self._source = expected, source
-        self._began, self._done = time.monotonic(), 0  # bytes of content that are coded
-
-    def expect(self, seconds: float) -> None:
-        """Say that what was read takes so many seconds, and the rest as many per byte."""
-        self._expected(seconds * self._whole())
-
-    def coded(self, amount: int, read: int) -> None:
-        """Count so many more bytes of content that are coded, of all that were read, as a `Codec` does."""
-        self._done += amount
-        took = time.monotonic() - self._began
-        if self._done and took >= SAID_S:
-            self._expected.measured(took * (read * self._whole() - self._done) / self._done)
-
-    def _whole(self) -> float:
-        """Return the ratio of all bytes of the input to those read."""
-        return max(1.0, (self._source.total or 0) / max(1, self._source.bytes_read))

@@ -118,7 +118,7 @@ class InputFiles:
         self.remarks: list[str] = []
         self.refused: list[str] = []
         self._refusing, self._several = refusing, several
-        self.bytes_read = self.dropped = 0
+        self.dropped = 0
 
     def __iter__(self) -> Iterator[Session]:
         """Yield the sessions of all inputs, in order. Raises as `pltz.datasets.load`."""
@@ -133,7 +133,6 @@ class InputFiles:
             try:
                 for found in recognise(path, options):
                     self.files.setdefault(found.file, FileCounts()).add(found)
-                    self.bytes_read += found.size
                     self.dropped += found.dropped
                     yield found
             except PltzError as error:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 import numpy as np
 
 from pltz.coding.codecs.modes import ALONE, CODING, COPIES, FAST, TOWER, TURN, Identity
-from pltz.coding.expected_time import expected_seconds
 from pltz.coding.parts import Mixing
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.frame import MAX_TOKENS_PER_BYTE
@@ -299,18 +298,6 @@ class BundleCodec:
     def _blocks(self, literals: int) -> Blocks:
         layout = frame_layout(literals, layout_mode(self, literals))
         return layout.lanes, layout.steps
-
-    def expected(
-        self,
-        batch: Sequence[Plain],
-        *,
-        more: int = 0,
-        verify: bool = True,
-        layout: Callable[[int], Layout] = lambda _: Layout(),
-    ) -> float | None:
-        """Return the seconds to encode these segments and decode them again, as `expected_seconds` does."""
-        rows = [repeats.literals(np.asarray(p.tokens, np.int64), p.copies) for p in batch]
-        return expected_seconds(self.coder, rows, more=more, verify=verify, layout=layout)
 
     def decode(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Tokens]:
         """Return the ids of each segment, (count,). Raises CorruptError. ``progress``: as in `encode`."""

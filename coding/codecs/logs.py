@@ -9,7 +9,7 @@ compares digests, and decodes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from pltz.coding.workers import Later, Workers
     from pltz.models.bundle.bundle import Bundle
     from pltz.plt_codec.lanes import LayoutName
-
-
-TIMED_FROM = 1 << 19  # bytes of logs from which it is worth a second or less to tell how long they take
 
 
 class LogCodec:
@@ -59,7 +56,7 @@ class LogCodec:
     ) -> None:
         self.bundle_id, self.contract, self.zstd_above = bundle.id, bundle.contract, zstd_above
         self._bundle, self._device, self._threads, self.workers = bundle, device, threads, workers
-        self._timed, self._few_steps = False, layout == "fast"
+        self._few_steps = layout == "fast"
         self._again = partial(LogCodec, device=device, threads=threads, layout=layout, zstd_above=zstd_above)
 
     @classmethod
@@ -67,7 +64,7 @@ class LogCodec:
         """Return the codec of a bundle over a coder of its tokens. ``workers``: as in `LogCoder`."""
         codec = cls.__new__(cls)
         codec.bundle_id, codec.contract, codec.zstd_above = bundle.id, bundle.contract, ZSTD_ABOVE
-        codec._coder, codec._timed, codec.workers = LogCoder(bundle, coder, workers), False, workers
+        codec._coder, codec.workers = LogCoder(bundle, coder, workers), workers
         codec._few_steps = False
         return codec
 
@@ -96,17 +93,6 @@ class LogCodec:
         small = [self._is_small(plain) for plain in batch]
         return self.encode_begun(pairs, [self.begin(*pair) for pair in pairs], small, fast=self._few_steps)
 
-    def expected(self, batch: Sequence[Plain]) -> float | None:
-        """Return the seconds to encode these segments and decode them again, where many bytes of them are the model's.
-
-        None for few bytes, and where it was asked about many before: what is stored then tells better.
-        """
-        pairs = [(_bytes(p.tokens), _bytes(p.above)) for p in batch if self._is_small(p)]
-        if self._timed or sum(len(content) for content, _ in pairs) < TIMED_FROM:
-            return None
-        self._timed = True
-        return self._coder.expected(pairs, fast=self._few_steps)
-
     def _is_small(self, plain: Plain) -> bool:
         return self.zstd_above is None or len(plain.tokens) <= self.zstd_above
 
@@ -121,14 +107,12 @@ class LogCodec:
         small: Sequence[bool],
         *,
         fast: bool = False,
-        progress: Progress | None = None,
-        told: Callable[[int], None] | None = None,
     ) -> list[bytes]:
         """Return a log frame for each content and the bytes above it.
 
-        ``small``: whether the model may code it. ``fast``, ``progress``, ``told``: as in `LogCoder.encode_begun`.
+        ``small``: whether the model may code it. ``fast``: as in `LogCoder.encode`.
         """
-        return self._coder.encode_begun(pairs, begun, small, fast=fast, progress=progress, told=told)
+        return self._coder.encode_begun(pairs, begun, small, fast=fast)
 
     def decode(self, batch: Sequence[Coded], *, progress: Progress | None = None) -> list[Tokens]:
         """Return the bytes of each segment, (count,) uint8. Raises CorruptError.

@@ -308,9 +308,7 @@ class Joiner:
         try:
             return spelling.parse(text)
         except ValueError as exc:
-            raise CorruptError(
-                "the columns of a log hold codes.JSON that is none: the file is damaged"
-            ) from exc
+            raise CorruptError(f"expected JSON in the columns of a log, found {exc}: the file is damaged") from exc
 
     def _integer(self, slot: Slot) -> int:
         if slot.bias > 0:

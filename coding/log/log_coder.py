@@ -18,12 +18,11 @@ alone. Encoder and decoder run the same functions over the same bytes.
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -63,8 +62,6 @@ NARROW_ABOVE, NARROW_MOST = 1 << 12, 1 << 18  # tokens left for the model, above
 NARROW_CONTRACT = 1  # of bundles for CPUs: a GPU waits for each of twice as many steps
 
 LEVELS = 0.85  # of the size of a text at a fast level of zstd: its size under `Fallback`, about
-TIMED = 1 << 13  # tokens of a text that tell how long the rest takes
-DRAFTS = 3  # times that a text is taken out of a log: once by the writer, about twice as long by the reader
 KEPT = 1 << 26  # bytes of texts above that are kept
 BYTES_PER_TOKEN = 8  # of a log, per token that the model codes: about, for progress
 
@@ -305,7 +302,6 @@ class LogCoder:
         *,
         by_model: bool = True,
         fast: bool = False,
-        progress: Progress | None = None,
     ) -> list[bytes]:
         """Return the frame of each content.
 
@@ -313,10 +309,9 @@ class LogCoder:
             batch: content and the bytes above it, which its decoder knows too.
             by_model: whether the model may code texts; else zstd does.
             fast: whether long texts stand in the default layout, of half the steps, for GPUs.
-            progress: called with the number of tokens coded since the last call.
         """
         begun = [self.begin(content, above) for content, above in batch]
-        return self.encode_begun(batch, begun, [by_model] * len(batch), fast=fast, progress=progress)
+        return self.encode_begun(batch, begun, [by_model] * len(batch), fast=fast)
 
     def begin(self, content: bytes, above: bytes) -> Later | None:
         """Begin to make a draft of a content; None where it is empty."""
@@ -329,25 +324,18 @@ class LogCoder:
         by_model: Sequence[bool],
         *,
         fast: bool = False,
-        progress: Progress | None = None,
-        told: Callable[[int], None] | None = None,
     ) -> list[bytes]:
-        """Return the frame of each content, as `encode` does, of which drafts were begun.
-
-        ``told``: called with the number of tokens that the model codes, before it does.
-        """
+        """Return the frame of each content, as `encode` does, of which drafts were begun."""
         drafts: list[Draft | None] = [later.result() if later else None for later in begun]
         able = [draft for draft, one in zip(drafts, by_model, strict=True) if draft and one]
         chosen = self._worth_the_model(able)
-        if told:
-            told(sum(len(draft.literals) for draft in chosen))
         coded = dict[int, Encoded]()
         for layout in (EIGHT, Layout()):
             some = [draft for draft in chosen if self._layout(len(draft.literals), fast) == layout]
             rows, contexts = [draft.literals for draft in some], [draft.past.tokens for draft in some]
-            by = {"lanes": layout.lanes, "steps": layout.steps}
-            encoded = self.coder.encode(rows, contexts=contexts, **by, progress=progress) if some else []
-            coded |= {id(draft): one for draft, one in zip(some, encoded, strict=True)}
+            if some:
+                encoded = self.coder.encode(rows, contexts=contexts, lanes=layout.lanes, steps=layout.steps)
+                coded |= {id(draft): one for draft, one in zip(some, encoded, strict=True)}
         frames: list[Later | None] = []
         for (content, above), draft in zip(batch, drafts, strict=True):
             above = usable(above, len(content))
@@ -362,26 +350,6 @@ class LogCoder:
         if coded is None or not draft.columns:
             return self._workers.submit("frame", *row)
         return WhenAsked(_frame, row)
-
-    def expected(self, batch: Sequence[tuple[bytes, bytes]], *, fast: bool = False) -> float:
-        """Return the seconds to encode contents by the model and to decode them again.
-
-        Both are as in `encode`. Its texts are taken out, which is a small share of the work. A sample of the longest
-        text is then coded and decoded.
-        """
-        start = time.perf_counter()
-        drafts: list[Draft] = [cast("Later", self.begin(*pair)).result() for pair in batch if pair[0]]
-        tokens = sum(len(draft.literals) for draft in drafts)
-        drafted = time.perf_counter()
-        longest = max((draft.literals for draft in drafts), key=len, default=repeats.NOTHING)
-        sample = longest[max(0, len(longest) - TIMED) // 2 :][:TIMED]
-        seconds = DRAFTS * (drafted - start)
-        if len(sample):
-            layout = self._layout(len(sample), fast)
-            [one] = self.coder.encode([sample], lanes=layout.lanes, steps=layout.steps)
-            self.coder.decode([FrameItem(one.data, len(sample), one.lanes, one.steps)])
-            seconds += (time.perf_counter() - drafted) / len(sample) * tokens
-        return seconds
 
     def _layout(self, literals: int, fast: bool) -> Layout:
         """Return the layout in which so many tokens are coded."""

@@ -41,7 +41,6 @@ class Splitter:
     def __init__(self, past: Past, coder: Numbers) -> None:
         self._past, self._coder = past, coder
         self.opaque = bytearray()
-        self.opaque_bits = 0
         self.pieces: list[tuple[int, list[str]]] = []  # voice, lines
         self._new: list[str] = []  # lines of the piece that is not ended
         self._size = 0  # characters of them
@@ -215,7 +214,6 @@ class Splitter:
             self._op(field, codes.BITS)
             self._coder.number(field.slot.model, len(value), codes.SIZE)
             self.opaque += value
-            self.opaque_bits += 8 * len(value)
         else:
             self._decimal(field, value)
         field.last = field.slot.last = value
@@ -405,7 +403,6 @@ class Splitter:
         whole, rest = divmod(bits, 8)
         self._coder.raw(number >> 8 * whole, rest)
         self.opaque += (number & (1 << 8 * whole) - 1).to_bytes(whole, "big")
-        self.opaque_bits += bits
 
     def _opaque(self, field: Field, text: str, depth: int) -> bool:
         """Code a string as bits if it is one of the opaque kinds."""
@@ -499,7 +496,6 @@ class Splitter:
             for part in parts:
                 coder.number(slot.model, len(part), codes.SIZE)
         self.opaque += data
-        self.opaque_bits += 8 * len(data)
         return True
 
     def _signed(self, field: Field, text: str, known: bool) -> bool:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pltz.plt_codec.engines.cuda.coder import CudaCoder
     from pltz.plt_codec.engines.native.coder import NativeCoder
     from pltz.plt_codec.engines.token_coder import TokenCoder
-    from pltz.plt_codec.engines.torch import TorchEngine
 
 DEFAULT = "mini"
 ENGINE_VARIABLE = "PLTZ_ENGINE"
@@ -108,12 +107,6 @@ class Bundle:
         raise BundleMismatch(
             f"frozen with bundle {described(bundle_id)}, which is not here (have {have}): {how_to_get(bundle_id)}"
         )
-
-    def engine(self, device: str = "cpu", threads: int | None = None) -> TorchEngine:
-        """Return the reference engine on a torch device."""
-        from pltz.plt_codec.engines.torch import TorchEngine
-
-        return TorchEngine(self.weights, device, threads)
 
     def coder(self, device: str = "cpu", threads: int | None = None) -> TokenCoder | NativeCoder | CudaCoder:
         """Return the fastest coder for these weights, see `coder_of`."""

@@ -3,10 +3,8 @@
 A target is any Hugging Face causal language model: a local folder, the name of a target that ships with pltz
 (``mini-llama``), or a hub name. It provides three things:
 
-- ``fingerprint``: 16 bytes that name config, weights and tokenizer, so that a KV is never served to other
-  weights.
-  It is computed from the files, not from the loaded objects. So it does not depend on a library's version, on
-      the
+- ``fingerprint``: 16 bytes that name config, weights and tokenizer, so that a KV is never served to other weights.
+  It is computed from the files, not from the loaded objects. So it does not depend on a library's version, on the
   dtype or device of the loaded model, nor on how the weights are cut into shards.
 - ``prefill``: one forward pass that fills a ``DynamicCache`` and returns the logits of the last position.
 - ``generate``: greedy continuation from such a cache.

@@ -16,7 +16,6 @@ from pltz.archive import archive as module
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.format.ids import tenant_of
 from pltz.archive.retention import Policy
-from pltz.coding.codecs.codec import BundleCodec
 from pltz.datasets.given import as_session
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
@@ -321,15 +320,6 @@ def test_a_token_tells_that_an_archive_was_rolled_back(cold: pltz.Archive, tmp_p
     older = pltz.Archive.open(tmp_path / "older")
     assert older.verify(expect=old).sound and not older.verify(expect=new).sound
     assert cold.verify(expect=new).sound and cold.verify(expect=old).sound
-
-
-def test_the_expected_time_is_asked_for_by_each_call(cold: pltz.Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[float] = []
-    monkeypatch.setattr(BundleCodec, "expected", lambda codec, plain: 7.0)
-    list(cold.put_many([PutRequest("a", "a text")], expect=told.append))
-    assert told == [7.0]
-    cold.put("b", "another text")
-    assert told == [7.0]
 
 
 @pytest.mark.parametrize(("words", "reads"), [(3, 1), (module.QUICK_TOKENS, 2)])

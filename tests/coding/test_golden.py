@@ -14,6 +14,7 @@ from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.engines.native import coder as native
 from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
 
 SHIPPED = True
 
@@ -34,7 +35,7 @@ def maker() -> ModuleType:
 def codec(engine: str, bundle_id: str) -> Codec:
     """Return the codec of an embedded bundle."""
     bundle = Bundle.find(bytes.fromhex(bundle_id))
-    coder = TokenCoder(bundle.engine()) if engine == "torch" else native.NativeCoder(bundle.weights)
+    coder = TokenCoder(TorchEngine(bundle.weights)) if engine == "torch" else native.NativeCoder(bundle.weights)
     return Codec(bundle, coder)
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import random
 import subprocess
 import sys
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pltz.coding import expected_time, look
 from pltz.coding.codec import Codec
 from pltz.datasets.loaders import load
 from pltz.models.session import json_value
@@ -213,53 +210,3 @@ def test_zstd_above_keeps_the_refusals(codec: Codec) -> None:
     assert codec.decompress(codec.compress([image], zstd_above=10, keep_opaque=True)) == [image]
     with pytest.raises(TokenizerMismatch):
         codec.compress([Session("ids", [1 << 30])], zstd_above=0)
-
-
-def test_the_expected_time_is_told_early_and_is_about_right(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tell it of chats, texts and logs once, while they are coded, and of what takes no time not at all."""
-    monkeypatch.setattr(expected_time, "EARLY", 0.05)
-    monkeypatch.setattr(look, "doubtful", lambda *_: None)  # the model codes all
-    told: list[tuple[float, float]] = []
-
-    class Slow:
-        """Sleeps 20 us per token to encode, in pieces of 1,000, and as long as is expected to decode."""
-
-        def encode(self, sequences: Any, progress: Any = None, **options: Any) -> Any:
-            for _ in range(0, sum(map(len, sequences)), 1000):
-                time.sleep(0.02)
-                if progress:
-                    progress(1000)
-            return inner.encode(sequences, **options)
-
-        def decode(self, items: Any, **options: Any) -> Any:
-            time.sleep(2e-5 * expected_time.PROOF * sum(item.tokens for item in items))
-            return inner.decode(items, **options)
-
-    inner: Any = codec.coder
-    slow = Codec(codec.bundle, Slow())
-    slow.expect = lambda seconds: told.append((time.perf_counter(), seconds))
-    dice = random.Random(5)
-    said = [" ".join("".join(dice.choices("abcdefghij ", k=6)) for _ in range(12)) for _ in range(400)]
-    lines = [{"type": "note", "n": n, "text": text} for n, text in enumerate(said)]
-    for session in (Session("ids", np.random.default_rng(1).integers(32, 300, 30_000)), Session("chat", lines)):
-        told.clear()
-        start = time.perf_counter()
-        slow.compress([session], verify=session.kind == "ids")  # of the log zstd takes fewer bytes, and proves nothing
-        end = time.perf_counter()
-        [(when, seconds)] = told
-        assert when - start < (end - start) / 2
-        assert (end - when) / 2 < seconds < 2 * (end - when)
-    slow.compress([Session("text", b"few")])
-    assert len(told) == 1
-
-
-@pytest.mark.parametrize("verify", [True, False])
-def test_bytes_are_told_when_they_are_coded_and_when_they_are_proved(codec: Codec, verify: bool) -> None:
-    told: list[tuple[int, int]] = []
-    inner = Codec(codec.bundle, codec.coder)
-    inner.coded = lambda amount, read: told.append((amount, read))
-    sessions = [Session("text", b"few words"), Session("text", b"and some more")]
-    inner.compress(sessions, verify=verify)
-    assert told == [(11, 22), (11, 22)]
-    inner.compress(sessions[:1], verify=verify)
-    assert told[2:] == [(4, 9), (5, 9)]

@@ -21,7 +21,7 @@ from pltz.coding.codec import Codec
 from pltz.coding.workers import Workers, ahead
 from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
-from pltz.plt_codec.errors import OpaqueContentError, PltzError
+from pltz.plt_codec.errors import OpaqueContentError
 from tests.coding.fake_coder import IMAGE, PROSE, TALK, FakeBundle, NeighbourCoder, chat
 
 SELF = Path("/proc/self")  # its `resolve` tells the process that it runs in
@@ -168,7 +168,7 @@ def sessions() -> list[Session]:
 
 
 def test_files_are_the_same_for_any_number_of_processes(
-    bundle: FakeBundle, sessions: list[Session | PltzError], monkeypatch: pytest.MonkeyPatch
+    bundle: FakeBundle, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = files(Codec(bundle, NeighbourCoder()), sessions)
     found = Reader(expected[0])

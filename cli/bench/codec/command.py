@@ -41,16 +41,12 @@ if TYPE_CHECKING:
 @shared.DATA
 @shared.limit_bytes(300_000)
 @shared.peers(peers.NAMES)
-@click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes per block.  [default: by length]")
-@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps per lane.  [default: by length]")
 @options.coder_options
 @shared.JSON
 def codec(
     data: str | None,
     limit_bytes: int,
     names: str,
-    lanes: int | None,
-    steps: int | None,
     bundle: str | None,
     threads: int | None,
     device: str,
@@ -75,7 +71,7 @@ def codec(
         "benchmark": "codec",
         "data": data or "sample sessions",
         "limit_bytes": limit_bytes,
-        **figures(loaded, records, others, lanes=lanes, steps=steps, shown=shown),
+        **figures(loaded, records, others, shown=shown),
         "peers_missing": missing,
         "machine": machine.describe(loaded.coder, device, threads),
     }
@@ -89,8 +85,6 @@ def figures(
     records: Sequence[SampleSession],
     others: Sequence[Peer],
     *,
-    lanes: int | None = None,
-    steps: int | None = None,
     shown: bool = False,
 ) -> dict[str, Any]:
     """Measure the codec and its peers on records, each decoded back and compared.
@@ -98,15 +92,14 @@ def figures(
     The records of one source follow each other in ``records``.
     """
     sessions = [record.session for record in records]
-    run = measure.run(loaded, sessions, lanes=lanes, steps=steps, shown=shown)
+    run = measure.run(loaded, sessions, shown=shown)
     sizes = [peer_sizes(peer, records, shown) for peer in others]
     return {
         "bundle": loaded.bundle.id.hex(),
-        "layout": {"lanes": lanes, "steps": steps},
         **rows(records, run.costs, sizes),
         "file_bytes": len(run.data),
         "encode_tokens_per_s": round(run.tokens / run.encode_s, 1),
-        "decode_tokens_per_s": round(run.decoded_tokens / run.decode_s, 1),
+        "decode_tokens_per_s": round(run.tokens / run.decode_s, 1),
         "peers": {found.peer.name: found.about() for found in sizes},
     }
 
@@ -164,9 +157,6 @@ def row(
     content = sum(records[i].content_bytes for i in chosen)
     tokens = sum(cost.tokens for cost in mine)
     total = sum(cost.file_bytes for cost in mine)
-    ideal = sum(cost.ideal_bits for cost in mine)
-    coded = [cost for cost in mine if not cost.log]
-    of_model = sum(cost.ideal_bits for cost in coded)
     others = {found.peer.name: sum(found.sizes[i] for i in chosen) for found in sizes}
     best = min(others, key=lambda peer: others[peer], default=None)
     return {
@@ -177,8 +167,6 @@ def row(
         "pltz_bytes": round(total, 1),
         "bits_per_byte": ratio(8 * total, content),
         "bits_per_token": ratio(8 * total, tokens),
-        "ideal_bits_per_byte": ratio(ideal, content),
-        "coder_overhead": ratio(8 * sum(cost.coded_bytes for cost in coded) - of_model, of_model),
         "frame_overhead_bytes": ratio(total - sum(cost.frame_bytes for cost in mine), len(mine)),
         "fallback_sessions": sum(not (cost.by_model or cost.log) for cost in mine),
         "log_sessions": sum(cost.log for cost in mine),
@@ -196,7 +184,7 @@ def ratio(above: float, below: float) -> float | None:
 def as_text(result: dict[str, Any]) -> str:
     """Return the table, a line of speeds, and how to read them."""
     names = list(result["peers"])
-    head = ["source", "sessions", "content", "pltz", "bits/B", "bits/tok", "coder+", "frame B"]
+    head = ["source", "sessions", "content", "pltz", "bits/B", "bits/tok", "frame B"]
     head += [f"{name} b/B" for name in names] + ["best peer", "times"]
     lines = [cells(found, names) for found in [*result["sources"], result["total"]]]
     on = result["machine"]
@@ -205,8 +193,8 @@ def as_text(result: dict[str, Any]) -> str:
         f"tokens/s on {on['device']} ({on['cpu']}, {on['cores']} cores; engine: {on['engine']})"
     )
     legend = (
-        "bits/B: bits per byte of message content, all bytes of the file counted. coder+: coded bytes over the\n"
-        "model's ideal code length. frame B: bytes per session beside its frame. times: best peer's bytes over ours."
+        "bits/B: bits per byte of message content, all bytes of the file counted. frame B: bytes per session beside\n"
+        "its frame. times: best peer's bytes over ours."
     )
     return f"{render(head, lines)}\n\n{speed}\n{legend}"
 
@@ -222,7 +210,6 @@ def cells(found: dict[str, Any], names: Sequence[str]) -> list[str]:
         size(found["pltz_bytes"]),
         number(found["bits_per_byte"], 3),
         number(found["bits_per_token"], 2),
-        "-" if found["coder_overhead"] is None else f"{100 * found['coder_overhead']:.2f} %",
         number(found["frame_overhead_bytes"], 1),
         *(number(rate, 3) for rate in rates),
         found["best_peer"] or "-",

@@ -13,7 +13,7 @@ from pltz.cli.ui.progress import Progress
 from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:
-    from pltz.coding.codec import Codec, ModelResult
+    from pltz.coding.codec import Codec
     from pltz.models.session.session import Session
     from pltz.plt_codec.container.file import Reader
 
@@ -22,13 +22,11 @@ if TYPE_CHECKING:
 class SessionCost:
     """The cost of one session."""
 
-    tokens: int
-    ideal_bits: float  # the model's own code length plus the copies
-    coded_bytes: int  # the model's bytes plus the copies, even where the fallback was shorter
+    tokens: int  # those that the model coded, copies of a chat included
     frame_bytes: int  # the frame in the file
     file_bytes: float  # the frame and its share of the other bytes
     by_model: bool  # False: the fallback was shorter, or it is a log
-    log: bool = False  # coded as a log: its code length is not known, and counts as the bytes of its frame
+    log: bool = False  # coded as a log
 
 
 @dataclass(frozen=True)
@@ -44,21 +42,14 @@ class CodecRun:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of all sessions. The model encoded all of them to find their cost."""
+        """Return the tokens of all sessions."""
         return sum(cost.tokens for cost in self.costs)
-
-    @property
-    def decoded_tokens(self) -> int:
-        """Return the tokens that the model decoded: those of logs, and of sessions where the fallback was longer."""
-        return sum(cost.tokens for cost in self.costs if cost.by_model or cost.log)
 
 
 def run(
     codec: "Codec",
     sessions: "Sequence[Session]",
     *,
-    lanes: int | None = None,
-    steps: int | None = None,
     shown: bool = False,
 ) -> CodecRun:
     """Freeze the sessions, each alone, decode them back, compare, and return what each cost.
@@ -71,13 +62,12 @@ def run(
     from pltz.coding.codec import Codec
     from pltz.plt_codec.container.file import Reader
 
-    coded: list[ModelResult] = []
-    measured = Codec(codec.bundle, codec.coder, coded.append)
+    measured = Codec(codec.bundle, codec.coder)
     start = _clocks()
     with Progress("encode", unit="tokens", shown=shown) as bar:
-        data = measured.compress(sessions, lanes=lanes, steps=steps, verify=False, independent=True, progress=bar.add)
+        data = measured.compress(sessions, verify=False, independent=True, progress=bar.add)
     middle = _clocks()
-    with Progress("decode", unit="tokens", total=sum(one.tokens for one in coded), shown=shown) as bar:
+    with Progress("decode", unit="tokens", shown=shown) as bar:
         back = measured.decompress(data, progress=bar.add)
     end = _clocks()
     for number, (before, after) in enumerate(zip(sessions, back, strict=True)):
@@ -86,7 +76,7 @@ def run(
     encode, decode = (
         [b - a for a, b in zip(*ends, strict=True)] for ends in ((start, middle), (middle, end))
     )
-    return CodecRun(data, costs(Reader(data), coded), encode[0], decode[0], encode[1], decode[1])
+    return CodecRun(data, costs(Reader(data)), encode[0], decode[0], encode[1], decode[1])
 
 
 def _clocks() -> tuple[float, float]:
@@ -94,16 +84,16 @@ def _clocks() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def costs(reader: "Reader", coded: "Sequence[ModelResult]") -> list[SessionCost]:
-    """Return what each session of a file costs. ``coded`` is the model's result for each, in the same order.
+def costs(reader: "Reader") -> list[SessionCost]:
+    """Return what each session of a file costs."""
+    from pltz.coding.log import log_coder
 
-    The model does not choose the bits of copies: they count unchanged in its code length.
-    """
     share = reader.overhead / max(len(reader), 1)
     found = []
-    for i, one in enumerate(coded):
-        info = reader.info(i)
-        taken = len(one.copies)
-        ideal, size = one.encoded.ideal_bits + 8 * taken, len(one.encoded.data) + taken
-        found.append(SessionCost(one.tokens, ideal, size, info.size, info.size + share, info.kind.by_model, info.log))
+    for number, frame in enumerate(reader):
+        size = reader.info(number).size
+        tokens = frame.count if frame.kind.by_model else 0
+        if frame.log:
+            tokens = log_coder.parse(frame.data).coded_tokens
+        found.append(SessionCost(tokens, size, size + share, frame.kind.by_model, frame.log))
     return found

@@ -60,4 +60,4 @@ def coded_bytes(rows: KVRows, codec: Codec, contexts: list[NDArray[np.int32]]) -
     from pltz.models.session.session import Session
 
     texts = [Session("text", rows.target.tokenizer.decode(ids.tolist()).encode()) for ids in contexts]
-    return sum(cost.coded_bytes for cost in measure.run(codec, texts).costs)
+    return sum(cost.frame_bytes for cost in measure.run(codec, texts).costs)

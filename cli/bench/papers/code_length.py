@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 def rows(work: Work) -> list[PaperRow]:
     """Return the rows of proposition 27 and table 5: bits per token of the sessions by source."""
     from pltz.cli.bench.codec import corpus, measure
+    from pltz.models.session import transcript
 
     records = [corpus.SampleSession("all", one, 0) for one in work.sessions[: max(8, work.count // 2)]]
     run = measure.run(work.codec, [one.session for one in records])
-    coded = [one for one in run.costs if not one.log]
-    ideal, size = sum(one.ideal_bits for one in coded), 8 * sum(one.coded_bytes for one in coded)
+    talks = [one.session for one, cost in zip(records, run.costs, strict=True) if not cost.log]
+    coded = work.codec.coder.encode([transcript.to_tokens(one, work.codec.bundle.tokenizer) for one in talks])
+    ideal, size = sum(one.ideal_bits for one in coded), 8 * sum(len(one.data) for one in coded)
     bits = [8 * one.file_bytes / one.tokens for one in run.costs]
     mean = 8 * len(run.data) / run.tokens
     low, high = np.quantile(bits, [0.1, 0.9])

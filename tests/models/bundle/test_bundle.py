@@ -106,7 +106,7 @@ def test_vocabulary_and_model_must_agree(tmp_path: Path, tiny_tokenizer_json: Ca
 def test_the_folder_may_be_copied(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "c")
     assert Bundle.load(tmp_path / "c").id == Bundle.load(folder).id
-    assert isinstance(Bundle.load(tmp_path / "c").engine().shape.d, int)
+    assert isinstance(Bundle.load(tmp_path / "c").weights.shape.d, int)
     assert np.int8 == Bundle.load(folder).weights["embed.w"].dtype
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from pltz.cli.bench.codec import measure
 from pltz.cli.bench.codec.command import row
 from pltz.cli.bench.codec.corpus import SampleSession
@@ -24,10 +22,8 @@ def test_a_log_counts_as_a_log() -> None:
     found = measure.run(Codec.load(), sessions)
     assert [cost.log for cost in found.costs] == [False, True, False]
     assert [cost.by_model for cost in found.costs] == [True, False, False]
-    assert found.decoded_tokens == found.costs[0].tokens + found.costs[1].tokens < found.tokens
+    assert found.tokens == found.costs[0].tokens + found.costs[1].tokens
     assert found.costs[1].tokens > 0
     records = [SampleSession("logs", session, 100) for session in sessions]
     told = row("logs", range(3), records, found.costs, [])
     assert (told["sessions"], told["log_sessions"], told["fallback_sessions"]) == (3, 1, 1)
-    chats = row("chat", [0, 2], records, found.costs, [])
-    assert told["coder_overhead"] == pytest.approx(chats["coder_overhead"])
