@@ -11,19 +11,18 @@ from pltz.cli.ui.output import write_text
 
 @click.command(
     cls=Command,
-    short_help="Add a bundle from a folder, a file or the hub.",
+    short_help="Add a bundle from its folder.",
     examples=[
         "pltz bundle add ./my-bundle",
-        "pltz bundle add my-bundle.tar.gz --id be9333de2e58e290a6aed00659f2b556",
-        "pltz bundle add owner/my-bundle@main --name mine",
+        "pltz bundle add ./my-bundle --name mine --id be9333de2e58e290a6aed00659f2b556",
     ],
 )
-@click.argument("source", metavar="DIR|FILE|HUB-NAME")
+@click.argument("source", metavar="FOLDER")
 @click.option("--id", "bundle_id", metavar="HEX", help="Refuse a bundle with another fingerprint than this.")
 @click.option("--name", metavar="NAME", help="Name it gets here.  [default: its own]")
 @options.JSON
 def add(source: str, bundle_id: str | None, name: str | None, as_json: bool) -> None:
-    """Add a bundle: a folder, a zip or tar file of one, or OWNER/NAME on the Hugging Face hub.
+    """Add a bundle from its folder. What is packed or on a hub is unpacked or downloaded first.
 
     Every file is checked against bundle.json, and the content against the bundle's fingerprint. The bundle then lies
     in $PLTZ_BUNDLES, else in $XDG_DATA_HOME/pltz/bundles or ~/.local/share/pltz/bundles, and its name is enough.
