@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import marshal
 import os
 import threading
 from collections import deque
@@ -50,7 +51,7 @@ from pltz.coding.options import CodingKeywords, CodingOptions
 from pltz.coding.parts import Doubling, PhasedProgress, begin
 from pltz.coding.prove import BatchProof, ProofThreads, is_long, prove
 from pltz.coding.workers import START_BYTES, Later, WhenAsked, Workers, ahead, helpers
-from pltz.models.session.session import Session, content_bytes
+from pltz.models.session.session import Session
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.container.file import Writer
 from pltz.plt_codec.container.frame import Frame, Kind, content_check, file_layout
@@ -495,7 +496,7 @@ class Codec(SessionDecoder):
             frame = frame if frame and frame.fits else None
             size = NO_SIZE if frame is None else len(frame.encode())
             known = (frame and frame.log) or draft.number in batch.packed
-            if not known and may_reach(len(draft.ready.content), draft.ready.fast, size):
+            if not known and may_reach(draft.ready.fast, size):
                 batch.packed[draft.number] = self.workers.submit("packed", draft.ready.content)
             batch.made.append(frame)
         return batch
@@ -816,12 +817,22 @@ def _groups(sessions: Iterable[Session]) -> Iterator[_Group]:
     size = 0
     for session in sessions:
         group.append(session)
-        size += content_bytes(session)
+        size += _size(session)
         if len(group) == GROUP or size >= GROUP_BYTES:
             yield _Group(group, size)
             group, size = [], 0
     if group:
         yield _Group(group, size)
+
+
+def _size(session: Session) -> int:
+    """Return the bytes of a session, about: a chat is not written as JSON to learn that."""
+    if session.kind != "chat":
+        return session.value.nbytes if session.kind == "ids" else len(session.value)
+    try:
+        return len(marshal.dumps(session.value))
+    except ValueError:
+        return 0  # no JSON: refused where it is prepared
 
 
 def _tokens(draft: _Draft) -> Ids:

@@ -69,14 +69,32 @@ class HostWork(LogTables):
 
     def prepare(self, sessions: Sequence[Session], options: CodingOptions) -> list[Prepared | PltzError]:
         """Return sessions prepared, or the error of one that cannot be coded in its place."""
-        try:  # all of them in one call, which is faster
-            contents = [session.to_bytes() for session in sessions]
-            if any(map(options.by_zstd, contents)) or any(map(is_log, sessions, contents)):
-                raise ContentError("not all of the group are for the model")
-            tokens = transcript.to_tokens_many(sessions, self.tokenizer)
-            return [self.prepared(*pair, options) for pair in zip(contents, tokens, strict=True)]
-        except (ContentError, TokenizerMismatch):
-            return [self._prepared(session, options) for session in sessions]
+        begun = [self._begun(session, options) for session in sessions]
+        chosen = [session for session, one in zip(sessions, begun, strict=True) if isinstance(one, bytes)]
+        rows = iter(self.tokens(chosen, options.keep_opaque))
+        found: list[Prepared | PltzError] = []
+        for one in begun:
+            tokens = next(rows) if isinstance(one, bytes) else None
+            if isinstance(tokens, PltzError):
+                found.append(tokens)
+            else:
+                found.append(self.prepared(one, tokens, options) if isinstance(one, bytes) else one)
+        return found
+
+    def _begun(self, session: Session, options: CodingOptions) -> bytes | Prepared | PltzError:
+        """Return the bytes of a session that the model may code; another prepared, or its error."""
+        try:
+            content = session.to_bytes()  # raises if over a limit, before anything is made of it
+            if is_log(session, content):
+                if not options.keep_opaque:
+                    transcript.refuse_opaque(session)
+                return Prepared(content, log=True, passages=None if options.independent else passages_of(content))
+            if options.by_zstd(content):
+                tokens_for_model(session, self.tokenizer, by_zstd=True, keep_opaque=options.keep_opaque)
+                return Prepared(content)
+        except PltzError as exc:
+            return exc
+        return content
 
     def prepared(self, content: bytes, tokens: Ids | None, options: CodingOptions, patch: bytes = b"") -> Prepared:
         """Return a session of these bytes and tokens, (T,), prepared."""
@@ -107,19 +125,6 @@ class HostWork(LogTables):
     def candidates(self, rows: Sequence[tuple[Tokens, Tokens, int]]) -> list[list[list[Copy]]]:
         """Return the copies that are tried of sequences, each after its context, as `repeats.candidates` does."""
         return [repeats.candidates(*row) for row in rows]
-
-    def _prepared(self, session: Session, options: CodingOptions) -> Prepared | PltzError:
-        try:
-            content = session.to_bytes()  # raises if over a limit, before anything is made of it
-            if is_log(session, content):
-                if not options.keep_opaque:
-                    transcript.refuse_opaque(session)
-                return Prepared(content, log=True, passages=None if options.independent else passages_of(content))
-            by_zstd = options.by_zstd(content)
-            tokens = tokens_for_model(session, self.tokenizer, by_zstd=by_zstd, keep_opaque=options.keep_opaque)
-        except PltzError as exc:
-            return exc
-        return self.prepared(content, tokens, options)
 
 
 def _host_work(tokenizer_json: bytes, dictionary: bytes) -> HostWork:

@@ -39,9 +39,7 @@ MAX_BLOCK = 1 << 17  # bytes that a block can hold (RFC 8878, 3.1.1.2.4)
 PIECE = 1 << 20  # bytes decompressed at a time
 FAST_LEVEL = 3  # tells in a small part of the time of LEVEL what it can come to
 MARGIN = 2  # times that LEVEL is at best shorter than FAST_LEVEL with long-distance matching
-LEAST_JUDGED = 64  # bytes; shorter content is tried at once
 LDM_LOG = 17  # of the window above which FAST_LEVEL looks for long repeats too
-FRAME_BYTES = 32  # of the header that only the fast form has
 CACHED_WINDOW_LOG = 20  # compressors for larger windows need much memory and are not kept
 LEAST_PREFIX = 8  # bytes of a prefix; a shorter one holds no match
 DICTIONARY_MAGIC = b"\x37\xa4\x30\xec"
@@ -132,17 +130,22 @@ class Fallback:
         >>> coder.may_reach(b"the same words, " * 100, 40), coder.may_reach(bytes(range(256)), 40)
         (True, False)
         """
-        return len(data) < LEAST_JUDGED or may_reach(len(data), self.fast_size(data), size)
+        return may_reach(self.fast_size(data), size)
 
     def fast_size(self, data: bytes) -> int:
-        """Return the bytes of data, header included, at a level that takes a small part of the time of `compress`."""
+        """Return the bytes of data at a level that takes a small part of the time of `compress`, stored or packed."""
         log = window_log(len(data))
         if log not in self._fast:
             parameters = zstandard.ZstdCompressionParameters.from_level(
-                FAST_LEVEL, window_log=log, enable_ldm=log > LDM_LOG, write_content_size=False
+                FAST_LEVEL,
+                window_log=log,
+                enable_ldm=log > LDM_LOG,
+                format=zstandard.FORMAT_ZSTD1_MAGICLESS,
+                write_content_size=False,
+                write_dict_id=False,
             )
             self._fast[log] = zstandard.ZstdCompressor(dict_data=self._dictionary, compression_params=parameters)
-        return len(self._fast[log].compress(data))
+        return min(len(data), len(self._fast[log].compress(data)) - len(_frame_header(log)))
 
     def _pack(self, data: bytes) -> bytes:
         log = window_log(len(data))
@@ -223,9 +226,13 @@ class Fallback:
         return self._decompressors[log]
 
 
-def may_reach(count: int, fast: int, size: int) -> bool:
-    """Return what `Fallback.may_reach` does, of ``count`` bytes that take ``fast`` by `Fallback.fast_size`."""
-    return count < LEAST_JUDGED or fast <= MARGIN * size + FRAME_BYTES
+def may_reach(fast: int, size: int) -> bool:
+    """Return what `Fallback.may_reach` does, of data that take ``fast`` bytes by `Fallback.fast_size`.
+
+    >>> may_reach(71, 13), may_reach(100, 50)
+    (False, True)
+    """
+    return fast <= MARGIN * size
 
 
 def _frame_header(log: int) -> bytes:
