@@ -1,10 +1,10 @@
-"""Exactness across machines: hashes of frequencies on fixed sequences, in every arrangement that must not matter.
+"""Exactness across machines: hashes of the reference engine's frequencies on fixed sequences.
 
     python -m pltz.models.bundle.exactness --device cuda --bundle mini --golden tests/golden/frequencies.json
 
 Each case is a model (random weights, random weights at their limits, a bundle) and a layout. The frequencies
-of fixed sequences are computed in one parallel pass, step by step, alone, and among 7 and 64 others. All must
-hash to the golden value of the case, on any device, thread count and torch version. `--write` records the
+of fixed sequences are computed in one pass and step by step. Both must hash to the golden value of the case, on any
+device, thread count and torch version. Other engines are compared with this one in tests. `--write` records the
 values of this machine in a new file: for a new contract version or a new bundle, never to make a test pass.
 Prints one line per case and a JSON line last. The exit code is 1 on a mismatch.
 """
@@ -17,7 +17,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from pltz.models.bundle.bundle import Bundle
-from pltz.plt_codec.engines.torch import BlockJob, Memory, Stepper, TorchEngine
+from pltz.plt_codec.engines.torch import Memory, TorchEngine
 from pltz.plt_codec.lanes import LANE_MARK, Layout
 from pltz.plt_codec.weights import CLASS, Weights, random_weights
 
@@ -35,80 +35,24 @@ LAYOUTS = {"default": Layout(), "1 lane": Layout(1, 64), "4 lanes": Layout(4, 40
 LENGTHS = (1, 2, 17, 100, 230, 301)  # tokens; with the layouts above: one block and several, whole and cut
 
 
-class _CheckRun:
-    """Several sequences run through one engine, block after block, with a hash of all frequencies in coding order."""
-
-    def __init__(self, engine: TorchEngine, sequences: list[Ints], layout: Layout):
-        self.engine, self.sequences = engine, sequences
-        self.blocks = [list(layout.blocks(len(s), engine.shape.block)) for s in sequences]
-        self.memory: list[Memory | None] = [None] * len(sequences)
-        self.hash = [hashlib.blake2b(digest_size=12) for _ in sequences]
-
-    def _rounds(self) -> Iterator[tuple[list[int], list[BlockJob]]]:
-        for number in range(max(len(b) for b in self.blocks)):
-            chosen = [i for i, b in enumerate(self.blocks) if len(b) > number]
-            jobs = []
-            for i in chosen:
-                block, tokens = self.blocks[i][number], self.sequences[i]
-                before = int(tokens[block.start - 1]) if block.start else LANE_MARK
-                jobs.append(
-                    BlockJob(
-                        block,
-                        block.inputs(tokens[block.start : block.start + block.tokens], before),
-                        self.memory[i],
-                    )
-                )
-            yield chosen, jobs
-
-    def _put(self, i: int, classes: npt.NDArray[np.int64], members: npt.NDArray[np.int64]) -> None:
-        for row in zip(classes, members, strict=True):
-            for part in row:
-                self.hash[i].update(part.astype("<i4").tobytes())
-
-    def parallel(self) -> list[str]:
-        """Return the hashes of the parallel pass."""
-        for chosen, jobs in self._rounds():
-            residuals, memories = self.engine.parallel(jobs)
-            for i, job, x, memory in zip(chosen, jobs, residuals, memories, strict=True):
-                self.memory[i] = memory
-                rows = np.flatnonzero(job.block.predicting().reshape(-1))
-                ids = self.sequences[i][job.block.start + job.block.targets().reshape(-1)[rows]]
-                x = x[: len(rows)]
-                self._put(
-                    i, self.engine.class_frequencies(x), self.engine.member_frequencies(x, ids // CLASS)
-                )
-        return [h.hexdigest() for h in self.hash]
-
-    def stepwise(self) -> list[str]:
-        """Return the hashes of the stepper, which computes as decoding does."""
-        for chosen, jobs in self._rounds():
-            stepper = Stepper(self.engine, jobs)
-            for step in range(max(j.block.steps for j in jobs)):
-                alive = [n for n in stepper.order if jobs[n].block.steps > step]
-                inputs = np.concatenate([_inputs(jobs[n])[step] for n in alive])
-                at = np.concatenate([jobs[n].block.start + jobs[n].block.targets()[step] for n in alive])
-                x = self.engine.step(stepper, step, inputs, at)
-                targets = [jobs[n].block.start + jobs[n].block.targets()[step] for n in alive]
-                ids = [
-                    self.sequences[chosen[n]][np.minimum(t, len(self.sequences[chosen[n]]) - 1)]
-                    for n, t in zip(alive, targets, strict=True)
-                ]
-                classes = self.engine.class_frequencies(x)
-                members = self.engine.member_frequencies(x, np.concatenate(ids) // CLASS)
-                row = 0
-                for n in alive:
-                    active, lanes = jobs[n].block.active(step), jobs[n].block.lanes
-                    self._put(chosen[n], classes[row : row + active], members[row : row + active])
-                    row += lanes
-            for n, memory in zip(stepper.order, stepper.memories(), strict=True):
-                self.memory[chosen[n]] = memory
-        return [h.hexdigest() for h in self.hash]
-
-
-def _inputs(job: BlockJob) -> Ints:
-    if job.inputs is None:
-        raise ValueError("a job without inputs")
-    return job.inputs
+def hashes(engine: TorchEngine, tokens: Ints, layout: Layout) -> tuple[str, str]:
+    """Return the hash of all frequencies of a sequence (T,), in coding order: in one pass, and step by step."""
+    found = [hashlib.blake2b(digest_size=12) for _ in range(2)]
+    memories = [Memory.empty(engine) for _ in range(2)]
+    for block in layout.blocks(len(tokens), engine.shape.block):
+        own = tokens[block.start : block.start + block.tokens]
+        inputs = block.inputs(own, int(tokens[block.start - 1]) if block.start else LANE_MARK)
+        at, ids = block.targets(), own[block.targets().reshape(-1)[: block.tokens]]
+        whole = engine.run(inputs, block.start + at, memories[0])
+        steps = [engine.run(inputs[n : n + 1], block.start + at[n : n + 1], memories[1]) for n in range(block.steps)]
+        for number, x in enumerate((whole, torch.cat(steps))):
+            x = x[: block.tokens]
+            classes, members = engine.class_frequencies(x), engine.member_frequencies(x, ids // CLASS)
+            for row in zip(classes, members, strict=True):
+                for part in row:
+                    found[number].update(part.astype("<i4").tobytes())
+        memories = [memory.after(block, engine.shape.memory) for memory in memories]
+    return found[0].hexdigest(), found[1].hexdigest()
 
 
 def fixed_sequences(vocab: int, lengths: tuple[int, ...] = LENGTHS) -> list[Ints]:
@@ -146,23 +90,11 @@ def models(bundle: str | None) -> dict[str, Callable[[], Weights]]:
     return out
 
 
-def measure(weights: Weights, layout: Layout, device: str, quick: bool) -> set[str]:
+def measure(weights: Weights, layout: Layout, device: str) -> set[str]:
     """Return all hashes of one case: one element if everything agrees."""
     engine = TorchEngine(weights, device)
-    sequences = fixed_sequences(weights.shape.vocab)
-    crowds = [sequences] if quick else [sequences, (sequences * 2)[:7], (sequences * 11)[:64]]
-    found = set()
-
-    def note(hashes: list[str]) -> None:
-        found.add(" ".join(hashes[: len(sequences)]))
-
-    for crowd in crowds:
-        note(_CheckRun(engine, crowd, layout).parallel())
-        note(_CheckRun(engine, crowd, layout).stepwise())
-    if not quick:
-        note([_CheckRun(engine, [s], layout).stepwise()[0] for s in sequences])
-        note([_CheckRun(engine, [s], layout).parallel()[0] for s in sequences])
-    return {hashlib.blake2b(f.encode(), digest_size=16).hexdigest() for f in found}
+    rows = [hashes(engine, tokens, layout) for tokens in fixed_sequences(weights.shape.vocab)]
+    return {hashlib.blake2b(" ".join(way).encode(), digest_size=16).hexdigest() for way in zip(*rows, strict=True)}
 
 
 def main() -> int:
@@ -171,7 +103,6 @@ def main() -> int:
     p.add_argument("--device", default="cpu")
     p.add_argument("--bundle", default=None)
     p.add_argument("--golden", type=Path, required=True)
-    p.add_argument("--quick", action="store_true", help="one crowd only")
     p.add_argument("--write", action="store_true", help="record a case that the file does not have yet")
     a = p.parse_args()
     golden = json.loads(a.golden.read_text()) if a.golden.exists() else {}
@@ -180,7 +111,7 @@ def main() -> int:
         for title, layout in LAYOUTS.items():
             weights = make()
             case = f"contract {weights.contract}, {name}, {title}"
-            found = measure(weights, layout, a.device, a.quick)
+            found = measure(weights, layout, a.device)
             if a.write and case not in golden and len(found) == 1:
                 golden[case] = next(iter(found))
             ok = found == {golden.get(case)}

@@ -2,20 +2,19 @@
 
 Products of small integers run as float32 matrix products. These are exact in any order while every partial
 sum stays below 2^24. The bound is proved per matrix at load from its row sums, and a matrix that breaks it is
-cut into column pieces. A self-check multiplies extreme values. Everything else is int64. There are two ways
-through the same layers:
+cut into column pieces. A self-check multiplies extreme values. Everything else is int64.
 
-    parallel(jobs)   all positions of given blocks at once, under the lane mask: for encoding
-    Stepper(jobs)    one step of all lanes of all jobs at a time, keys and values kept: for decoding
+    memory = Memory.empty(engine)
+    x = engine.run(inputs, positions, memory)      # all steps of a block at once, for encoding; or one, for decoding
+    engine.class_frequencies(x), engine.member_frequencies(x, classes)
 
-Both call `_enter`, `_heads`, `_weigh`, `_join` and `_head_*`, so their formulas cannot disagree. The tests
-compare them bit for bit.
+It is written to be read. It takes one sequence at a time, and other engines are compared with it bit for bit.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,7 +29,7 @@ from pltz.plt_codec.weights import CLASS, GATE_MAX, PRECISION, RESIDUAL_MAX, Wei
 
 EXACT = 1 << 24  # float32 holds all integers below
 QUERY_CHUNK = 1 << 22  # scores computed at once in the parallel pass
-GATHER_ROWS = 48  # up to this many rows are gathered; more are multiplied class by class
+GATHER_ROWS = 64  # rows whose members are gathered at once
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -59,33 +58,29 @@ def rs(a: Tensor, n: int) -> Tensor:
 
 @dataclass
 class Memory:
-    """The keys and values of the last positions of a block: per layer (kv_heads, positions, head_dim) float32."""
+    """The keys and values that the next position may see: per layer (kv_heads, positions, head_dim) float32."""
 
     keys: list[Tensor]
     values: list[Tensor]
+
+    @classmethod
+    def empty(cls, engine: TorchEngine) -> Memory:
+        """Return a memory of no position."""
+        s = engine.shape
+        nothing = [torch.zeros((s.kv_heads, 0, s.head_dim), device=engine.device)] * s.layers
+        return cls(nothing, nothing)
 
     @property
     def size(self) -> int:
         """Return the number of positions kept."""
         return self.keys[0].shape[1]
 
-
-@dataclass
-class BlockJob:
-    """One block to run.
-
-    ``block``: its grid. ``inputs``: its input ids (steps, lanes), where known. ``memory``: the keys and
-    values it remembers of the block before.
-    """
-
-    block: TokenBlock
-    inputs: npt.NDArray[np.int64] | None
-    memory: Memory | None
-
-    @property
-    def remembered(self) -> int:
-        """Return the number of positions in memory."""
-        return self.memory.size if self.memory else 0
+    def after(self, block: TokenBlock, most: int) -> Memory:
+        """Return what a later block may see, of a memory that ends with a block: its last ``most`` positions."""
+        old = self.size - block.steps * block.lanes
+        keep = torch.from_numpy(old + np.flatnonzero((block.targets() >= block.tokens - most).reshape(-1)))
+        keep = keep.to(self.keys[0].device)
+        return Memory([k[:, keep] for k in self.keys], [v[:, keep] for v in self.values])
 
 
 class Product:
@@ -196,7 +191,7 @@ class TorchEngine:
                     f"this torch ({torch.__version__}, {self.device}) does not multiply small integers exactly"
                 )
 
-    # -- the pieces that both passes share
+    # -- the layers
 
     def _norm(self, x: Tensor, gain: int, gains: Tensor | None = None) -> Tensor:
         """Normalise (..., n) int64 to (..., n) float32 integers within 127; `gains` (n,) in contract 2."""
@@ -228,26 +223,17 @@ class TorchEngine:
         qk = rs(qk, 7).clamp_(-127, 127).float() if s.gated else self._norm(qk, s.head_gain)
         return qk[:, : s.heads], qk[:, s.heads :], y[:, s.heads + s.kv_heads :].clamp(-127, 127).float()
 
-    def _weigh(self, i: int, score: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """Turn scores (..., kv_heads, group, rows, keys) float32 into attention weights float32.
-
-        `hidden` keys get none.
-        """
-        if hidden is not None:
-            score.masked_fill_(hidden, float("-inf"))
+    def _weigh(self, i: int, score: Tensor, hidden: Tensor) -> Tensor:
+        """Turn scores (kv_heads, group, rows, keys) float32 into attention weights float32; `hidden` keys get none."""
+        score.masked_fill_(hidden, float("-inf"))
         e = (score.amax(-1, keepdim=True) - score).clamp_(max=float(1 << 22)).long()
         e = e.mul_(self.heat[i]).bitwise_right_shift_(16).clamp_(max=1023)
-        w = self.key_weight[e]
-        if hidden is not None:
-            w.masked_fill_(hidden, 0)
+        w = self.key_weight[e].masked_fill_(hidden, 0)
         share = torch.div(1 << 40, w.sum(-1, keepdim=True), rounding_mode="floor")
         return rs(w.mul_(share), 24).float()
 
     def _mix(self, weight: Tensor, value: Tensor) -> Tensor:
-        """Multiply weights (..., rows, keys) and values (..., keys, D).
-
-        Return attention output, float32 integers within 127.
-        """
+        """Mix values (..., keys, D) by weights (..., rows, keys): float32 integers within 127."""
         return rs((weight @ value).long(), 15).clamp_(-127, 127).float()
 
     def _join(self, i: int, x: Tensor, o: Tensor) -> Tensor:
@@ -290,79 +276,36 @@ class TorchEngine:
         c = torch.from_numpy(np.asarray(classes, np.int64)).to(self.device)
         z = (x + self.shift[c]).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)
         a = self._norm(z, self.shape.norm_gain, self.norm_out)
-        if len(a) <= GATHER_ROWS:
-            dot = torch.bmm(self.members[c], a[:, :, None])[:, :, 0].long()
-        else:
-            dot = torch.empty((len(a), CLASS), dtype=torch.int64, device=self.device)
-            order = torch.argsort(c)
-            found, counts = torch.unique_consecutive(c[order], return_counts=True)
-            begin = 0
-            for number, count in zip(found.tolist(), counts.tolist(), strict=True):
-                rows = order[begin : begin + count]
-                dot[rows] = (a[rows] @ self.members[number].T).long()
-                begin += count
+        pieces = zip(a.split(GATHER_ROWS), c.split(GATHER_ROWS), strict=True)
+        dot = torch.cat([torch.bmm(self.members[n], part[:, :, None])[:, :, 0].long() for part, n in pieces])
         logits = self._bounded(rs(dot.mul_(self.member_m.view(-1, CLASS)[c]), 24)).add_(
             self.member_b.view(-1, CLASS)[c]
         )
         return self._frequencies(logits).cpu().numpy()
 
-    # -- all positions at once
+    # -- positions
 
     @exactly
-    def parallel(self, jobs: Sequence[BlockJob]) -> tuple[list[Tensor], list[Memory]]:
-        """Run all positions of some blocks at once.
+    def run(self, inputs: npt.NDArray[np.int64], at: npt.NDArray[np.int64], memory: Memory) -> Tensor:
+        """Run steps of a block: ids and their positions, (steps, lanes) -> residuals (steps * lanes, d), step by step.
 
-        Return the residuals of each job in step-major order, (steps * lanes, d), and the memory that its next
-        block may see.
-
-        Raises:
-            UsageError: a job has no input ids.
+        A position sees ``memory``, to which those of these steps are added, and these up to its own step.
         """
-        s = self.shape
-        # the positions of all jobs, one behind the other
-        inputs = np.concatenate([_inputs(j).reshape(-1) for j in jobs])
-        at = np.concatenate([(j.block.start + j.block.targets()).reshape(-1) for j in jobs])
-        sizes = [j.block.steps * j.block.lanes for j in jobs]
-        positions = torch.from_numpy(at).to(self.device)
-        x = self._enter(torch.from_numpy(inputs).to(self.device))
-        turns = self._turns(positions)
-        keep = [torch.from_numpy(_kept(j.block, s.memory)).to(self.device) for j in jobs]
-        memories = [Memory([], []) for _ in jobs]
-        for i in range(s.layers):
-            q, k, v = self._heads(i, x, turns)
-            out = []
-            for n, (job, qj, kj, vj) in enumerate(
-                zip(jobs, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
-            ):
-                # keys and values behind those that the job remembers; what the next block may see is kept
-                kj, vj = kj.transpose(0, 1), vj.transpose(0, 1)  # (kv_heads, N, D)
-                memories[n].keys.append(kj[:, keep[n]])
-                memories[n].values.append(vj[:, keep[n]])
-                if job.memory:
-                    kj = torch.cat([job.memory.keys[i], kj], 1)
-                    vj = torch.cat([job.memory.values[i], vj], 1)
-                out.append(self._attend_block(i, job, qj, kj, vj))
-            x = self._join(i, x, torch.cat(out))
-        return list(x.split(sizes)), memories
-
-    @exactly
-    def step(
-        self, stepper: Stepper, number: int, inputs: npt.NDArray[np.int64], at: npt.NDArray[np.int64]
-    ) -> Tensor:
-        """Run one step of all lanes of a stepper's jobs: ids and positions (rows,) -> residuals (rows, d)."""
-        x = self._enter(torch.from_numpy(inputs).to(self.device))
-        turns = self._turns(torch.from_numpy(at).to(self.device))
+        lanes, old = inputs.shape[1], memory.size
+        keys, values = list(memory.keys), list(memory.values)
+        x = self._enter(torch.from_numpy(inputs.reshape(-1)).to(self.device))
+        turns = self._turns(torch.from_numpy(at.reshape(-1)).to(self.device))
         for i in range(self.shape.layers):
             q, k, v = self._heads(i, x, turns)
-            x = self._join(i, x, stepper.attend(i, number, q, k, v))
+            keys[i] = torch.cat([keys[i], k.transpose(0, 1)], 1)
+            values[i] = torch.cat([values[i], v.transpose(0, 1)], 1)
+            x = self._join(i, x, self._attend(i, lanes, old, q, keys[i], values[i]))
+        memory.keys, memory.values = keys, values
         return x
 
-    def _attend_block(self, i: int, job: BlockJob, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend within one block under the lane mask.
-
-        Takes q (N, heads, D) and k, v (kv_heads, memory + N, D); returns (N, heads * D).
-        """
-        s, lanes, old = self.shape, job.block.lanes, job.remembered
+    def _attend(self, i: int, lanes: int, old: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend under the lane mask: q (N, heads, D) and k, v (kv_heads, old + N, D) -> (N, heads * D)."""
+        s = self.shape
         n, group = len(q), s.heads // s.kv_heads
         q = q.view(n, s.kv_heads, group, s.head_dim).permute(1, 2, 0, 3)
         rows = max(1, QUERY_CHUNK // (s.heads * k.shape[1]))
@@ -376,108 +319,3 @@ class TorchEngine:
             o = self._mix(self._weigh(i, score, hidden), v[:, None, :seen])
             out.append(o.permute(2, 0, 1, 3).reshape(end - begin, -1))
         return torch.cat(out)
-
-
-def _inputs(job: BlockJob) -> npt.NDArray[np.int64]:
-    if job.inputs is None:
-        raise UsageError("the parallel pass needs the input ids of every job")
-    return job.inputs
-
-
-def _kept(block: TokenBlock, memory: int) -> npt.NDArray[np.int64]:
-    """Return the step-major places of the inputs that a later block may see: the last `memory` positions."""
-    return np.flatnonzero((block.targets() >= block.tokens - memory).reshape(-1))
-
-
-@dataclass
-class _Jobs:
-    """Jobs of one lane count and one memory size, longest first, with their keys and values."""
-
-    jobs: list[BlockJob]
-    lanes: int
-    old: int
-    keys: list[Tensor]  # per layer (jobs, kv_heads, old + steps * lanes, D) float32
-    values: list[Tensor]
-
-    def alive(self, step: int) -> int:
-        """Return the number of jobs that still have this step."""
-        return sum(j.block.steps > step for j in self.jobs)
-
-
-class Stepper:
-    """Blocks that run step by step, side by side. `order` says which job each run of rows belongs to.
-
-    The rows of a step are the jobs of `order` that still have this step, in that order, each with its lanes.
-    """
-
-    def __init__(self, engine: TorchEngine, jobs: Sequence[BlockJob]):
-        self.engine = engine
-        self.order = sorted(
-            range(len(jobs)), key=lambda n: (jobs[n].block.lanes, jobs[n].remembered, -jobs[n].block.steps)
-        )
-        self.groups: list[_Jobs] = []
-        for n in self.order:
-            job = jobs[n]
-            key = (job.block.lanes, job.remembered)
-            if not self.groups or (self.groups[-1].lanes, self.groups[-1].old) != key:
-                self.groups.append(_Jobs([], *key, [], []))
-            self.groups[-1].jobs.append(job)
-        for g in self.groups:
-            self._allocate(g)
-
-    @staticmethod
-    def cache_bytes(engine: TorchEngine, block: TokenBlock, remembered: int) -> int:
-        """Return the bytes of keys and values of a block while it is stepped, with `remembered` positions before it."""
-        s = engine.shape
-        return (remembered + block.steps * block.lanes) * s.kv_heads * s.head_dim * 8 * s.layers
-
-    def _allocate(self, g: _Jobs) -> None:
-        s = self.engine.shape
-        size = (len(g.jobs), s.kv_heads, g.old + g.jobs[0].block.steps * g.lanes, s.head_dim)
-        for i in range(s.layers):
-            g.keys.append(torch.zeros(size, device=self.engine.device))
-            g.values.append(torch.zeros(size, device=self.engine.device))
-            for n, job in enumerate(g.jobs):
-                if job.memory:
-                    g.keys[i][n, :, : g.old] = job.memory.keys[i]
-                    g.values[i][n, :, : g.old] = job.memory.values[i]
-
-    def step(self, number: int, inputs: npt.NDArray[np.int64], at: npt.NDArray[np.int64]) -> Tensor:
-        """Feed step `number`: inputs and positions (rows,) -> residuals (rows, d)."""
-        return self.engine.step(self, number, inputs, at)
-
-    def attend(self, i: int, number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Append the keys and values of this step and attend.
-
-        Takes q (rows, heads, D) and k, v (rows, kv_heads, D); returns (rows, heads * D).
-        """
-        e, s = self.engine, self.engine.shape
-        out, row = [], 0
-        for g in self.groups:
-            n = g.alive(number)
-            if not n:
-                continue
-            rows = slice(row, row + n * g.lanes)
-            row = rows.stop
-            begin, end = g.old + number * g.lanes, g.old + (number + 1) * g.lanes
-            g.keys[i][:n, :, begin:end] = k[rows].view(n, g.lanes, s.kv_heads, s.head_dim).transpose(1, 2)
-            g.values[i][:n, :, begin:end] = v[rows].view(n, g.lanes, s.kv_heads, s.head_dim).transpose(1, 2)
-            # one product for all query heads of a key head: (n, kv_heads, group * lanes, D)
-            query = q[rows].view(n, g.lanes, s.kv_heads, -1, s.head_dim).permute(0, 2, 3, 1, 4)
-            score = query.reshape(n, s.kv_heads, -1, s.head_dim) @ g.keys[i][:n, :, :end].transpose(-1, -2)
-            weight = e._weigh(i, score.view(n, s.kv_heads, -1, g.lanes, end))
-            o = e._mix(weight.view(n, s.kv_heads, -1, end), g.values[i][:n, :, :end])
-            o = o.view(n, s.kv_heads, -1, g.lanes, s.head_dim).permute(0, 3, 1, 2, 4)
-            out.append(o.reshape(n * g.lanes, -1))
-        return torch.cat(out)
-
-    def memories(self) -> list[Memory]:
-        """Return the memory that the next block may see of each job, in `order`."""
-        out = []
-        for g in self.groups:
-            for n, job in enumerate(g.jobs):
-                keep = torch.from_numpy(_kept(job.block, self.engine.shape.memory) + g.old).to(
-                    self.engine.device
-                )
-                out.append(Memory([k[n][:, keep] for k in g.keys], [v[n][:, keep] for v in g.values]))
-        return out

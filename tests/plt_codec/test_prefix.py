@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
 from pltz.plt_codec.engines.token_coder import TokenCoder
-from pltz.plt_codec.engines.torch import BlockJob, TorchEngine
+from pltz.plt_codec.engines.torch import Memory, TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.range_coder import RangeEncoder
@@ -100,19 +100,19 @@ def test_a_batch_of_many_contexts_is_its_parts(name: str) -> None:
 def test_children_of_one_context_run_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     engine = TorchEngine(WEIGHTS)
-    parallel = engine.parallel
+    run = engine.run
 
-    def counted(jobs: Sequence[BlockJob]) -> Any:
-        ran.append(sum(j.block.tokens for j in jobs))
-        return parallel(jobs)
+    def counted(inputs: Any, at: Any, memory: Memory) -> Any:
+        ran.append(inputs.size)
+        return run(inputs, at, memory)
 
-    monkeypatch.setattr(engine, "parallel", counted)
+    monkeypatch.setattr(engine, "run", counted)
     rows, known = [ids(n, 10) for n in range(30)], [ids(n % 2, 20) for n in range(30)]
     encoded = TokenCoder(engine).encode(rows, contexts=known)
     assert sum(ran) == 30 * 10 + 2 * 20
     ran.clear()
     TokenCoder(engine).decode(items(encoded, rows, known))
-    assert sum(ran) == 2 * 20
+    assert sum(ran) == 30 * 10 + 2 * 20
 
 
 @pytest.mark.skipif(not available(), reason="the compiled engine was not built")

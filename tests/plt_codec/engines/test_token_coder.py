@@ -93,8 +93,7 @@ def test_threads_change_nothing(coder: TokenCoder) -> None:
     assert len(found) == 1
 
 
-def test_wide_class_alphabet_is_coded_in_one_call() -> None:
-    """128 classes: both levels have one alphabet and are interleaved at once, to the same bytes as step by step."""
+def test_the_bytes_of_a_wide_class_alphabet_are_the_oracles() -> None:
     weights = random_weights(
         3, vocab=16384, d=32, layers=1, heads=2, kv_heads=1, hidden=64, block=64, memory=16
     )

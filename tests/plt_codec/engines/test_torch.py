@@ -1,4 +1,4 @@
-"""The torch engine against the oracle, at ordinary and at extreme weights, and against itself in every arrangement."""
+"""The torch engine against the oracle, at ordinary and at extreme weights, and under settings of torch that round."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from pltz.plt_codec.engines.torch import EXACT, BlockJob, Product, TorchEngine
+from pltz.plt_codec.engines.torch import EXACT, Memory, Product, TorchEngine
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.lanes import Layout, TokenBlock
 from pltz.plt_codec.weights import Weights, random_weights
@@ -19,11 +19,12 @@ Ints = npt.NDArray[np.int64]
 def engine_sequence(engine: TorchEngine, tokens: Ints, layout: Layout) -> list[tuple[Ints, Ints]]:
     """Frequencies of a whole sequence by the parallel pass, in coding order of positions."""
     out: list[tuple[Ints, Ints]] = []
-    memory = None
+    memory = Memory.empty(engine)
     for block in layout.blocks(len(tokens), engine.shape.block):
         part = tokens[block.start : block.start + block.tokens]
-        job = BlockJob(block, block.inputs(part, int(tokens[block.start - 1]) if block.start else 0), memory)
-        (x,), (memory,) = engine.parallel([job])
+        inputs = block.inputs(part, int(tokens[block.start - 1]) if block.start else 0)
+        x = engine.run(inputs, block.start + block.targets(), memory)
+        memory = memory.after(block, engine.shape.memory)
         rows = np.flatnonzero(block.predicting().reshape(-1))
         ids = part[block.targets().reshape(-1)[rows]]
         out += list(
@@ -71,21 +72,21 @@ def test_products_wider_than_float32_are_cut() -> None:
     assert product(a)[:, 0].tolist() == [127 * 254 * 2048, 127 * 2048, 127 * 254 * 2048]
 
 
-def test_batch_and_precision_settings_change_nothing() -> None:
+def test_precision_settings_change_nothing() -> None:
     weights = random_weights(2, block=64, memory=16)
     engine = TorchEngine(weights)
     rng = np.random.default_rng(0)
     blocks = [TokenBlock(0, n, lanes) for n, lanes in ((40, 1), (64, 4), (33, 16), (1, 1))]
-    jobs = [BlockJob(b, b.inputs(rng.integers(0, 512, b.tokens), 0), None) for b in blocks]
-    together, _ = engine.parallel(jobs)
+    rows = [(b.inputs(rng.integers(0, 512, b.tokens), 0), b.targets()) for b in blocks]
+    before = [engine.run(*row, Memory.empty(engine)) for row in rows]
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu"):
-            alone = [engine.parallel([j])[0][0] for j in jobs]
+            after = [engine.run(*row, Memory.empty(engine)) for row in rows]
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_unknown_device_is_a_usage_error() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pltz.models.bundle.bundle import Bundle
-from pltz.plt_codec.engines.torch import BlockJob, TorchEngine
+from pltz.plt_codec.engines.torch import Memory, TorchEngine
 from pltz.plt_codec.lanes import LANE_MARK, Layout, TokenBlock, default_lanes
 from pltz.plt_codec.weights import Weights
 from pltz.training.data import dataloader
@@ -54,11 +54,13 @@ def test_the_integers_code_as_well_as_the_floats() -> None:
         x, table = net.body(batch["input"], batch["position"], block_mask(batch, SMALL.memory))
         keep = batch["target"] >= 0
         first, second = net.losses(x[keep], table, batch["target"][keep].long())
-    engine, bits, memory = TorchEngine(exported(net)), 0.0, None
+    engine, bits = TorchEngine(exported(net)), 0.0
+    memory = Memory.empty(engine)
     for block in Layout().blocks(150, SMALL.block):
         part = tokens[block.start : block.start + block.tokens]
-        job = BlockJob(block, block.inputs(part, int(tokens[block.start - 1]) if block.start else 0), memory)
-        (residual,), (memory,) = engine.parallel([job])
+        inputs = block.inputs(part, int(tokens[block.start - 1]) if block.start else 0)
+        residual = engine.run(inputs, block.start + block.targets(), memory)
+        memory = memory.after(block, SMALL.memory)
         at = np.flatnonzero(block.predicting().reshape(-1))
         ids = part[block.targets().reshape(-1)[at]]
         row = np.arange(len(ids))
