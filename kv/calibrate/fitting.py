@@ -49,6 +49,7 @@ from pltz.kv.forms.q4 import Q4Codec
 from pltz.kv.forms.q8 import Q8Codec, at_zero
 from pltz.kv.port.bound import Bound
 from pltz.kv.port.codec import KVCodec, Span
+from pltz.kv.port.private_file import private_folder
 from pltz.kv.port.receipt import LEAST_ROWS
 from pltz.kv.port.rotary import Rotary
 from pltz.kv.predictive.calibration import BELOW, FORMAT, PREDICTIVE, Calibration, KVShape
@@ -56,7 +57,7 @@ from pltz.kv.predictive.layer import Layer, inputs_of, layers_of, quantised, row
 from pltz.kv.predictive.predictive import PredictiveCodec
 from pltz.kv.predictive.steps import classes_of, steps_of
 from pltz.models.target.cache import cache_argument, cache_of
-from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -116,17 +117,21 @@ def calibrate(target: Target, train: NDArray[np.int32], held: NDArray[np.int32],
     if len(held) < LEAST_ROWS:
         raise UsageError(f"expected {LEAST_ROWS} rows held out for receipts, found {len(held)}: give more sessions")
     rotary = Rotary.of(target)
-    _claim(target, train, held, plan)
-    found = Fit(target, rotary, train, plan).found()
+    work = _claim(target, train, held, plan)
+    found = Fit(target, rotary, train, plan, work).found()
     return receipts(target, rotary, found, held, plan)
 
 
 class Fit:
-    """A calibration in the making. Files in ``plan.work`` are written whole or not at all."""
+    """A calibration in the making. Files in ``plan.work`` are written whole or not at all.
 
-    def __init__(self, target: Target, rotary: Rotary, train: NDArray[np.int32], plan: Plan) -> None:
+    ``work``: names what is being made. Each file says it, and its own name.
+    """
+
+    def __init__(self, target: Target, rotary: Rotary, train: NDArray[np.int32], plan: Plan, work: str) -> None:
         import torch
 
+        self.work = work
         self.target, self.rotary, self.train, self.plan = target, rotary, train, plan
         embedding: Any = target.model.get_input_embeddings().weight.detach()
         self.embedding: torch.Tensor = embedding
@@ -174,19 +179,18 @@ class Fit:
                             "attn_implementation sdpa or eager, or keep its KV in the form raw or q8"
                         )
                     tensors["mass"] = torch.from_numpy(mass)
-                _save(path, tensors)
+                self._save(path, tensors)
             self.plan.advance(1)
 
     def effects(self) -> None:
         """Write the effects of the first rows: `effects.safetensors`, (layers, width, width) and a count."""
         import torch
-        from safetensors.torch import load_file
 
         path = self.plan.work / "effects.safetensors"
         wanted = min(self.plan.effects, len(self.train))
         if path.exists():
-            saved = load_file(path)
-            total, done = saved["total"].to(self.embedding.device), int(saved["done"])
+            total, count = self._load(path, "total", "done")
+            total, done = total.to(self.embedding.device), int(count)
         else:
             size = (self.shape.layers, self.shape.width, self.shape.width)
             total, done = torch.zeros(size, device=self.embedding.device), 0
@@ -195,8 +199,7 @@ class Fit:
         for n in range(done, wanted):
             total += self._effect(n)
             if n % 4 == 3 or n == wanted - 1:
-                tensors = {"total": total.cpu(), "done": torch.tensor(n + 1)}
-                _save(path, tensors)
+                self._save(path, {"total": total.cpu(), "done": torch.tensor(n + 1)})
             self.plan.advance(1)
         self.effect = total / max(wanted, 1)
 
@@ -441,11 +444,32 @@ class Fit:
 
     def _read(self, r: int, layer: int | None = None) -> tuple[list[torch.Tensor], NDArray[np.float32]]:
         """Return the rows of one or of all layers, (T, width) float16, and the mass of a row."""
-        from safetensors import safe_open
+        wanted = range(self.shape.layers) if layer is None else [layer]
+        *layers, mass = self._load(self._row(r), *(f"layer.{n}" for n in wanted), "mass")
+        return layers, mass.numpy()
 
-        with safe_open(self._row(r), "pt") as file:
-            wanted = range(self.shape.layers) if layer is None else [layer]
-            return [file.get_tensor(f"layer.{n}") for n in wanted], file.get_tensor("mass").numpy()
+    def _load(self, path: Path, *names: str) -> list[torch.Tensor]:
+        """Return tensors of a file of this work. Raises CorruptError for another file, or a damaged one."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:
+                if file.metadata() == {"work": self.work, "name": path.name}:
+                    return [file.get_tensor(name) for name in names]
+        except SafetensorError as exc:
+            raise CorruptError(f"{path} is damaged ({exc}): remove it, and calibrate again") from exc
+        raise CorruptError(f"{path} is another file, or of another work: remove it, and calibrate again")
+
+    def _save(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        """Write a file of this work whole or not at all."""
+        from safetensors.torch import save_file
+
+        part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
+        try:
+            save_file(tensors, part, {"work": self.work, "name": path.name})
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
     def _shape(self, kv: torch.Tensor) -> KVShape:
         layers, _, heads, _, dim = kv.shape
@@ -504,12 +528,16 @@ def _chosen(found: Calibration, bound: Bound) -> float | None:
         return None
 
 
-def _claim(target: Target, train: NDArray[np.int32], held: NDArray[np.int32], plan: Plan) -> None:
-    """Take the work folder. Raises UsageError where it holds the work of another calibration."""
+def _claim(target: Target, train: NDArray[np.int32], held: NDArray[np.int32], plan: Plan) -> str:
+    """Take the work folder, for its owner alone. Returns what names the work.
+
+    Raises UsageError where it holds the work of another calibration.
+    """
     rows = [hashlib.sha256(ids.tobytes()).hexdigest() for ids in (train, held)]
     facts = [FORMAT, PREDICTIVE, target.fingerprint.hex(), str(target.model.dtype), *rows, plan.context, plan.new]
     facts += [plan.effects, plan.rank]
-    plan.work.mkdir(parents=True, exist_ok=True)
+    private_folder(plan.work)
+    plan.work.chmod(0o700)  # its files have KV, and the usual mode
     mark = plan.work / "work.json"
     try:
         same = not mark.exists() or json.loads(mark.read_text()) == facts
@@ -520,6 +548,7 @@ def _claim(target: Target, train: NDArray[np.int32], held: NDArray[np.int32], pl
     part = mark.with_suffix(".part")
     part.write_text(json.dumps(facts))
     part.replace(mark)
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def laplace() -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
@@ -557,17 +586,3 @@ def _rounded(matrix: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor
     """Return integers from -127 to 127 and scales: of rows (``dim`` 1) or of columns (0)."""
     scale = (matrix.abs().amax(dim, keepdim=True) / 127).clamp_min(1e-12).float().double()
     return (matrix / scale).round().clamp(-127, 127), scale
-
-
-def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Write a safetensors file whole or not at all."""
-    from safetensors.torch import save_file
-
-    part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
-    try:
-        save_file(tensors, part)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-

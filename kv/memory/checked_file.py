@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pltz.kv.errors import MemoryFailed
-from pltz.kv.store.warm_file import DTYPES, opened
+from pltz.kv.port.private_file import opened, private_folder
+from pltz.kv.store.warm_file import DTYPES
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 from pltz.plt_codec.versions import Readers, number_in
 
 if TYPE_CHECKING:
     import torch
 
+LEFT = 3600.0  # seconds after which a .part file is one that a kill left
 ALIGN = 64  # bytes: data begins at a multiple of it
 CHECKSUM = 16  # bytes
 MAX_HEADER = 1 << 20  # bytes
 MAX_SIZE = 1 << 44  # elements of a dimension
-LEFT = 3600.0  # seconds after which a .part file is one that a kill left
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]  # of each tensor, its type in torch and its shape
 Fit = Callable[[Mapping[str, str], Shapes], None]
@@ -51,9 +52,8 @@ class FileKind:
         beginning, pieces = self._laid_out(meta, tensors)
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _clean(path.parent)
-            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            private_folder(path.parent)
+            handle = opened(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 size = _write_all(handle, beginning, pieces)
                 os.fsync(handle)
@@ -246,8 +246,8 @@ def _write_all(handle: int, beginning: bytes, pieces: list[memoryview]) -> int:
     return size
 
 
-def _clean(folder: Path) -> None:
-    """Remove the .part files that a kill left."""
+def clean(folder: Path) -> None:
+    """Remove the .part files that a kill left. Call it once, when a folder is opened."""
     for part in folder.glob("*.part"):
         with suppress(OSError):
             if time.time() - part.lstat().st_mtime > LEFT:

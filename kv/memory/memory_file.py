@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.kv.errors import MemoryFailed, MemoryMismatch, PoolFull
-from pltz.kv.memory.checked_file import FileKind, Shapes
+from pltz.kv.memory.checked_file import FileKind, Shapes, clean
 from pltz.kv.memory.prefix_match import WITHIN
 from pltz.kv.pool.block_pool import BlockPool
 from pltz.kv.pool.packed_session import PackedSession
 from pltz.kv.pool.page_format import PageFormat
+from pltz.kv.port.private_file import opened, private_folder
 from pltz.kv.store.warm_file import finite
 from pltz.plt_codec.errors import CorruptError, TargetMismatch
 from pltz.plt_codec.identity import SIZE
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from pltz.models.target.target import Target
 
 MEMORY = FileKind("pltz agent memory", 1, frozenset({"agent", "target", "pages", "packed"}))
-CENTRE = FileKind("pltz memory centre", 1, frozenset())
+CENTRE = FileKind("pltz memory centre", 1, frozenset({"target"}))
 MAX_TOKENS = 1 << 24  # of an agent, where the target has no bound
 PACKED = re.compile(r"0|[1-9][0-9]{0,9}")
 MAX_ID = 4096  # bytes of text that an id may be
@@ -66,6 +67,7 @@ class MemoryFolder:
         self.fingerprint, self.pages = target.fingerprint, pages_id(form)
         self.longest = target.max_positions or MAX_TOKENS
         self.folder = _space(folder, target, form)
+        clean(self.folder)
 
     @staticmethod
     def form(folder: str | os.PathLike[str], target: Target, kind: str) -> PageFormat:
@@ -79,14 +81,16 @@ class MemoryFolder:
         path = _space(folder, target, form) / "centre.safetensors"
         like = {"centre": (_short(form.centre.dtype), tuple(form.centre.shape))}
 
+        facts = {"target": target.fingerprint.hex()}
+
         def fit(meta: Mapping[str, str], shapes: Shapes) -> None:
-            if shapes != like:
+            if shapes != like or meta != facts:
                 raise CorruptError("no centre of these pages: remove its folder, and all memories in it")
 
         found = CENTRE.read(path, like, fit)
         if found is None:
             mine = path.with_name(f"centre.{os.getpid()}.safetensors")
-            CENTRE.write(mine, {}, {"centre": form.centre})
+            CENTRE.write(mine, facts, {"centre": form.centre})
             try:
                 os.link(mine, path)  # which replaces none: another process may have been first
             except FileExistsError:
@@ -139,8 +143,8 @@ class MemoryFolder:
         """Hold the lock of an agent's file. Raises MemoryMismatch where another process has it: it writes the file."""
         path = self.path(agent).with_suffix(".lock")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+            private_folder(path.parent)
+            handle = opened(path, os.O_RDWR | os.O_CREAT)
         except OSError as exc:
             raise MemoryFailed(f"cannot open {path} ({exc.strerror}): make room, or name another folder") from exc
         try:

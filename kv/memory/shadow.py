@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import math
 import os
 import re
@@ -29,8 +30,9 @@ import numpy as np
 
 from pltz.kv.errors import MemoryFailed
 from pltz.kv.memory.block_metadata import BlockMetadata, MetadataTable, PrefixPins
-from pltz.kv.memory.checked_file import FileKind, Shapes
+from pltz.kv.memory.checked_file import FileKind, Shapes, clean
 from pltz.kv.memory.memory_file import pages_id
+from pltz.kv.port.private_file import opened, private_folder
 from pltz.kv.store.background_worker import BackgroundWorker
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.identity import SIZE
@@ -40,8 +42,10 @@ if TYPE_CHECKING:
 
     from pltz.kv.pool.prefix_tree import Step
 
-SEGMENT = FileKind("pltz kv shadow", 1, frozenset())
-MANIFEST = FileKind("pltz kv shadow manifest", 1, frozenset())
+log = logging.getLogger("pltz.kv")
+
+SEGMENT = FileKind("pltz kv shadow", 1, frozenset({"shadow"}))
+MANIFEST = FileKind("pltz kv shadow manifest", 1, frozenset({"shadow"}))
 NAME = 32  # bytes of a step's name
 INTERVAL = 60.0  # seconds between passes
 SHARE = 0.02  # of the time that passes may take
@@ -101,6 +105,7 @@ class Shadow:
         self.interval, self.share, self._clock = interval, share, clock
         facts = target + f"{pages_id(self.pool.form)} {self.pool.block}".encode()
         self.folder = Path(folder) / blake2b(facts, digest_size=SIZE, person=b"pltz shadow").hexdigest()
+        self._meta = {"shadow": self.folder.name}
         self.stats = ShadowStats()
         self._written: dict[bytes, tuple[int, int]] = {}  # of each step, its segment and its serial
         self._rate = FIRST / (interval * share)  # bytes per second
@@ -246,10 +251,10 @@ class Shadow:
 
         start = time.perf_counter()
         for one in segments:
-            self.stats.bytes += SEGMENT.write(self._path(one.number), {}, one.tensors)
+            self.stats.bytes += SEGMENT.write(self._path(one.number), self._meta, one.tensors)
         if state != self._state:
             data = torch.frombuffer(bytearray(state), dtype=torch.uint8)
-            self.stats.bytes += MANIFEST.write(self.folder / "manifest.safetensors", {}, {"state": data})
+            self.stats.bytes += MANIFEST.write(self.folder / "manifest.safetensors", self._meta, {"state": data})
         for number in old:
             with suppress(OSError):
                 self._path(number).unlink(missing_ok=True)
@@ -266,8 +271,9 @@ class Shadow:
         self._job = None
         try:
             took = copied + job.result()
-        except MemoryFailed:
+        except MemoryFailed as exc:
             self.stats.failed += 1
+            log.warning("the shadow was not written: %s", exc)
             for one in segments:
                 with suppress(OSError):
                     self._path(one.number).unlink(missing_ok=True)
@@ -351,19 +357,19 @@ class Shadow:
         return steps
 
     def _fit_state(self, meta: Mapping[str, str], shapes: Shapes) -> None:
-        """Refuse a manifest of more bytes than the steps of this pool take."""
+        """Refuse a manifest of another shadow, or of more bytes than the steps of this pool take."""
         assert self.pool.host is not None
         most = STATE * (1 + self.pool.device.blocks + self.pool.host.blocks)
-        if math.prod(shapes["state"][1]) > most:
-            raise CorruptError(f"a state of more than {most} bytes")
+        if meta != self._meta or math.prod(shapes["state"][1]) > most:
+            raise CorruptError(f"a state of another shadow, or of more than {most} bytes")
 
     def _fit_segment(self, meta: Mapping[str, str], shapes: Shapes) -> None:
-        """Refuse a segment of other pages, or of more than a segment and one step may hold."""
+        """Refuse a segment of another shadow, of other pages, or of more than a segment and one step may hold."""
         form, block = self.pool.form, self.pool.block
         assert self.pool.host is not None
         steps, total = math.prod(shapes["counts"][1]), (*shapes["kv"][1], 0, 0)[1]
         most = max(MOST // (block * form.token_bytes), self.pool.host.blocks)
-        fits = shapes["counts"] == ("int32", (steps,)) and steps <= total <= most
+        fits = meta == self._meta and shapes["counts"] == ("int32", (steps,)) and steps <= total <= most
         fits = fits and shapes["names"] == shapes["parents"] == ("uint8", (steps, NAME))
         for kind, (wide, dtype) in form.types.items():
             name = str(dtype).removeprefix("torch.")
@@ -384,6 +390,7 @@ class Shadow:
 
     def _missed(self, path: Path) -> None:
         self.stats.missed += 1
+        log.warning("removed a file that is no part of this shadow, or damaged: %s", path)
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
@@ -397,8 +404,9 @@ class Shadow:
     def _locked(self) -> int:
         """Return a handle that holds the lock of the folder."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            private_folder(self.folder)
+            clean(self.folder)
+            handle = opened(self.folder / "lock", os.O_RDWR | os.O_CREAT)
         except OSError as exc:
             raise MemoryFailed(f"cannot open the shadow in {self.folder} ({exc.strerror})") from exc
         try:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from pltz.kv.engines.streams import SYMBOLS, TABLES, Tables
 from pltz.kv.port.bound import Bound, limits
+from pltz.kv.port.private_file import opened
 from pltz.kv.port.receipt import Receipt, between
 from pltz.plt_codec.errors import CorruptError, TargetMismatch, UsageError
 from pltz.plt_codec.versions import Readers, number_in
@@ -85,6 +87,11 @@ class Calibration:
         return state.digest()
 
     @property
+    def name(self) -> str:
+        """Return the name of its file, unless the user chose one."""
+        return f"{self.target.hex()}.{PREDICTIVE}.{self.digest.hex()}.safetensors"
+
+    @property
     def tables(self) -> Tables:
         """Return the tables of the entropy coder. Raises CorruptError where they are none."""
         return Tables(self.tensors["freq"], self.tensors["mean"], self.tensors["level"])
@@ -143,11 +150,12 @@ class Calibration:
 
         place = Path(path)
         if place.is_dir():
-            place = place / f"{self.target.hex()}.{PREDICTIVE}.{self.digest.hex()}.safetensors"
+            place = place / self.name
         meta = {"format": FORMAT, "meta": json.dumps(self._meta(), sort_keys=True), "digest": self.digest.hex()}
         part = place.with_name(f"{place.name}.{os.urandom(4).hex()}.part")
         try:
-            part.write_bytes(save({k: np.ascontiguousarray(v) for k, v in self.tensors.items()}, meta))
+            with os.fdopen(opened(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                file.write(save({k: np.ascontiguousarray(v) for k, v in self.tensors.items()}, meta))
             part.replace(place)
         finally:
             part.unlink(missing_ok=True)
@@ -162,7 +170,7 @@ class Calibration:
         Raises:
             UsageError: the file cannot be read.
             VersionError: it is of a later format.
-            CorruptError: it is damaged, or no calibration.
+            CorruptError: it is damaged, or no calibration, or not the one that its name says.
             TargetMismatch: it was made for other weights.
         """
         try:
@@ -172,6 +180,8 @@ class Calibration:
         except OSError as exc:
             raise UsageError(f"cannot read the calibration {path}: {exc.strerror or exc}") from exc
         found = cls.parse(data)
+        if FILE.fullmatch(Path(path).name) and Path(path).name != found.name:
+            raise CorruptError(f"{path} holds another calibration, {found.name}: give each its own name again")
         if target is not None and found.target != target:
             raise TargetMismatch(
                 f"{path} was made for a target with fingerprint {found.target.hex()}, this one has {target.hex()}: "
@@ -225,6 +235,7 @@ VERSIONS = Readers("the calibration", {VERSION: _read}, REMAKE)
 
 
 PREDICTIVE = "predictive-3"
+FILE = re.compile(rf"[0-9a-f]{{32}}\.{PREDICTIVE}\.[0-9a-f]{{32}}\.safetensors")
 
 
 def expected(shape: KVShape, ranks: list[int]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -1,12 +1,13 @@
 """DiskTier: blocks as files on local disk, shared by any number of processes. Spec: FORMAT.md.
 
-    write: reserve room under the lock -> DIR/space/segment.form.random.part -> rename    all or nothing
+    write: count it in under the lock -> DIR/space/segment.form.random.part -> rename    all or nothing
     read:  check every field -> tensors, at once -> chunks, each checked, by threads       or a miss
 
 A block is handed out before all of it was read, so that its first layers are decoded meanwhile (`warm_file.py`). A
 file evicted during use is read to its end. No condition of the disk raises an error here. KV can be recomputed from
 tokens, so damage, a full disk and a missing file are all a miss.
 
+The lock file is a ledger of the bytes of all files, so the folder is listed when it is full, and not at each write.
 The tier counts, reads and removes regular files with names of its own only, and follows no symbolic link below its
 folder. A writer holds a lock on its `.part` file, so what a killed one left is known at once.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -27,14 +29,18 @@ from threading import Lock
 
 from pltz.kv.errors import WarmFileError
 from pltz.kv.port.codec import RAW, KVCodec
+from pltz.kv.port.private_file import opened, private_folder
 from pltz.kv.store import warm_file
 from pltz.kv.store.tier import FormStats, StoredBlock, TierStats
-from pltz.kv.store.warm_file import MAX_HEADER, WarmFile, opened
+from pltz.kv.store.warm_file import MAX_HEADER, WarmFile
 from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.plt_codec.identity import MAX_POSITION, SIZE
 
+log = logging.getLogger("pltz.kv")
+
 THREADS = 4  # that read files
 UNDER_WAY = 16  # files that may be read by them at once; one more is read by its caller
+KEPT = 7 / 8  # of the budget, after an eviction: room for the next writes
 FORM = re.compile(r"[a-z0-9-]{1,64}")
 SPACE = re.compile(rf"[0-9a-f]{{{2 * SIZE}}}")  # name of a folder
 FILE = re.compile(rf"([0-9a-f]{{{2 * SIZE}}})\.([a-z0-9-]{{1,64}})\.(safetensors|[0-9a-f]{{8}}\.part)")
@@ -74,7 +80,7 @@ class DiskTier:
     ) -> None:
         if budget < 0:
             raise UsageError(f"expected a budget in bytes from 0 up, got {budget}")
-        self.folder, self.budget, self.codec, self.pin = Path(folder), budget, codec, pin
+        self.folder, self.budget, self.codec, self.pin = Path(folder).resolve(), budget, codec, pin
         self.path(bytes(SIZE), bytes(SIZE), codec.name)  # a bad name is refused now
         self.damaged = self.written = self.evicted = self.failed = 0
         self._counted: dict[str, int] = {}  # ids of files, which never change
@@ -82,8 +88,8 @@ class DiskTier:
         self._under_way = 0
         self._threads: ThreadPoolExecutor | None = None
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            os.close(self._lock_file(os.O_CREAT))
+            private_folder(self.folder)
+            os.close(self._ledger(os.O_CREAT))
         except OSError as exc:
             raise UsageError(f"cannot keep warm files in {self.folder}: {exc.strerror or exc}") from exc
 
@@ -168,13 +174,29 @@ class DiskTier:
     def _failed(self, path: Path, failure: Exception, stat: os.stat_result | None = None) -> None:
         """Count a failure, and remove a damaged file, unless another took its place. ``stat``: of the damaged one."""
         damaged = not isinstance(failure, OSError | MemoryError)  # too many open files: the file may be sound
-        with self._lock:
-            self.damaged += damaged
-            self.failed += not damaged
         if damaged:
-            with suppress(OSError):
-                if stat is None or path.lstat().st_ino == stat.st_ino:
-                    path.unlink()
+            with self._lock:
+                self.damaged += 1
+            log.warning("removed a damaged warm file, its KV is computed again: %s: %s", path, failure)
+            self._remove(path, stat)
+        else:
+            self._refused("cannot read", path, failure)
+
+    def _refused(self, what: str, path: Path, failure: Exception) -> None:
+        """Count what the machine refused, and log it the first time, the second, the fourth, the eighth, ..."""
+        with self._lock:
+            self.failed += 1
+            count = self.failed
+        if not count & count - 1:
+            log.warning("%s the warm file %s (failure %d of this process): %s", what, path, count, failure)
+
+    def _remove(self, path: Path, stat: os.stat_result | None = None) -> None:
+        """Remove a file if it is there, and count it out. ``stat``: of the one that is meant, if not of any."""
+        with suppress(OSError), self._locked() as ledger:
+            there = path.lstat()
+            if stat is None or there.st_ino == stat.st_ino:
+                path.unlink()
+                _count(ledger, -there.st_size)
 
     def write(
         self,
@@ -192,7 +214,7 @@ class DiskTier:
         form = self.codec.name if stored.block.codec.exact else stored.block.codec.name
         path = self.path(space, segment, form)
         try:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(0o700, exist_ok=True)
             if not S_ISDIR(path.parent.lstat().st_mode):  # a link that somebody made
                 return False
             with suppress(FileNotFoundError):
@@ -208,18 +230,21 @@ class DiskTier:
             try:
                 file.fill(handle)
                 # Under the lock, `usage` sees the file under one name, and `discard` under one or the other.
-                with self._locked():
+                with self._locked() as ledger:
                     if not (wanted() and part.exists()):
                         return False
+                    with suppress(FileNotFoundError):  # an equal one, of another process
+                        _count(ledger, -path.lstat().st_size)
                     part.replace(path)
             finally:
                 os.close(handle)
-                with suppress(OSError):
-                    part.unlink()
-        except PltzError:  # the form cannot hold the block
+                if part.exists():
+                    self._remove(part)
+        except PltzError as exc:  # the form cannot hold the block
+            log.info("the form %s does not hold %s: %s", form, path, exc)
             return False
-        except (OSError, RuntimeError, MemoryError):  # the disk, or no memory to bring KV to the host
-            self.failed += 1
+        except (OSError, RuntimeError, MemoryError) as exc:  # the disk, or no memory to bring KV to the host
+            self._refused("cannot write", path, exc)
             return False
         self.written += 1
         return True
@@ -231,10 +256,11 @@ class DiskTier:
         """
         folder = self.folder / space.hex()
         try:
-            with self._locked():
+            with self._locked() as ledger:
                 for file in list(self._files_in(folder)):
                     if file.segment == segment.hex():
                         file.path.unlink(missing_ok=True)
+                        _count(ledger, -file.size)
         except FileNotFoundError:  # no folder, no file
             return
         except OSError as exc:
@@ -245,35 +271,27 @@ class DiskTier:
 
     def clear(self) -> None:
         """Remove all files."""
-        with suppress(OSError), self._locked():
+        with suppress(OSError), self._locked() as ledger:
             for file in list(self._files()):
                 with suppress(OSError):
                     file.path.unlink()
+                    _count(ledger, -file.size)
 
     def _begin(self, path: Path, size: int, in_use: frozenset[bytes]) -> tuple[Path, int] | None:
-        """Evict until ``size`` bytes have room, and reserve them in a `.part` file. Returns it, and its handle.
+        """Reserve ``size`` bytes in a `.part` file, after an eviction where one is due. Returns it, and its handle.
 
         Returns None, and evicts nothing, where what must be kept leaves no room.
         """
-        with self._locked():
-            files = sorted(self._files(), key=lambda f: (f.used, f.path))
-            free = self.budget - sum(file.size for file in files)
-            if free < size:
-                kept = {key.hex() for key in in_use}
-                leaving = [file for file in files if not file.whole and _is_left(file.path)]
-                leaving += [file for file in files if file.whole and file.key not in kept]
-                if free + sum(file.size for file in leaving) < size:
-                    return None
-                for file in leaving:
-                    if free < size:
-                        with suppress(OSError):
-                            file.path.unlink()
-                            free += file.size
-                            self.evicted += 1
-                if free < size:
-                    return None
+        with self._locked() as ledger:
+            total = _total(ledger)
+            if total is None or total + size > self.budget:
+                total = self._evict(size, in_use)
+            fits = total + size <= self.budget
+            _set_total(ledger, total + size * fits)  # counted first: a kill then costs room, not the budget
+            if not fits:
+                return None
             part = path.with_name(f"{path.stem}.{os.urandom(4).hex()}.part")
-            handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            handle = opened(part, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.truncate(handle, size)
@@ -282,6 +300,25 @@ class DiskTier:
                 part.unlink()
                 raise
             return part, handle
+
+    def _evict(self, size: int, in_use: frozenset[bytes]) -> int:
+        """Make room for ``size`` bytes, and for the next writes, unless it is there. Returns the bytes of all files."""
+        files = sorted(self._files(), key=lambda f: (f.used, f.path))
+        total = sum(file.size for file in files)
+        kept = {key.hex() for key in in_use}
+        leaving = [file for file in files if not file.whole and _is_left(file.path)]
+        leaving += [file for file in files if file.whole and file.key not in kept]
+        goal = self.budget if total + size <= self.budget else KEPT * self.budget
+        if total - sum(file.size for file in leaving) + size > self.budget:
+            return total
+        for file in leaving:
+            if total + size <= goal:
+                break
+            with suppress(OSError):
+                file.path.unlink()
+                total -= file.size
+                self.evicted += 1
+        return total
 
     def _files(self) -> Iterator[_File]:
         """Yield the files of the tier, of all processes. Raises OSError where the folder cannot be read."""
@@ -303,17 +340,34 @@ class DiskTier:
                         yield _File(Path(file.path), segment, form, end == "safetensors", stat.st_size, stat.st_mtime)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        handle = self._lock_file()
+    def _locked(self) -> Iterator[int]:
+        """Hold the lock of all processes. Yields a handle of the ledger."""
+        handle = self._ledger()
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
+            yield handle
         finally:
             os.close(handle)
 
-    def _lock_file(self, more: int = 0) -> int:
-        """Return a handle of the file that processes lock. ``more``: flags. Raises OSError."""
-        return os.open(self.folder / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | more, 0o666)
+    def _ledger(self, more: int = 0) -> int:
+        return opened(self.folder / "lock", os.O_RDWR | more)
+
+
+def _total(ledger: int) -> int | None:
+    """Return the bytes that the ledger counts, None where it is new or not sound."""
+    data = os.pread(ledger, 16, 0)
+    total = int.from_bytes(data[:8], "little")
+    return total if len(data) == 16 and total ^ int.from_bytes(data[8:], "little") == (1 << 64) - 1 else None
+
+
+def _set_total(ledger: int, total: int) -> None:
+    os.pwrite(ledger, total.to_bytes(8, "little") + (total ^ ((1 << 64) - 1)).to_bytes(8, "little"), 0)
+
+
+def _count(ledger: int, more: int) -> None:
+    """Count bytes in, or out where they are below 0."""
+    if (total := _total(ledger)) is not None:
+        _set_total(ledger, max(0, total + more))
 
 
 def _is_left(part: Path) -> bool:

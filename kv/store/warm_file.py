@@ -11,7 +11,6 @@ page cache (models/LOG.md).
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import math
@@ -19,7 +18,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from stat import S_ISREG
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +25,7 @@ import numpy as np
 
 from pltz.kv.port.arriving import ArrivingParts
 from pltz.kv.port.codec import MAX_PARTS, PREFIX, KVCodec
+from pltz.kv.port.private_file import opened
 from pltz.kv.port.receipt import Receipt
 from pltz.kv.store.kv_block import KVBlock
 from pltz.kv.store.tier import StoredBlock
@@ -164,23 +163,6 @@ def _chunks(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 
 # ---- reading
-
-
-def opened(path: Path) -> int:
-    """Return a handle to read a file with. Raises OSError.
-
-    Neither the file nor its folder may be a symbolic link. Only a regular file is opened, so nobody waits for a pipe.
-    """
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        handle = os.open(path.name, flags, dir_fd=folder)
-    finally:
-        os.close(folder)
-    if not S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return handle
 
 
 def read(

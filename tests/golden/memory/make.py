@@ -72,7 +72,8 @@ def write(folder: Path) -> None:
         files = MemoryFolder(folder / "agents", TARGET, pages)
         files.save(AGENT, remembered(BlockPool(pages, 64)))
         if pages.centre is not None:
-            CENTRE.write(files.folder / "centre.safetensors", {}, {"centre": pages.centre})
+            facts = {"target": TARGET.fingerprint.hex()}
+            CENTRE.write(files.folder / "centre.safetensors", facts, {"centre": pages.centre})
     pool = BlockPool(form("q4"), 64, host_tokens=64)
     tree = PrefixTree(pool)
     table = MetadataTable(tree, clock=lambda: 1.5)

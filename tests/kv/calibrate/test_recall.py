@@ -136,7 +136,8 @@ def test_a_bound_chooses_steps_that_are_fine_enough_for_both(calibration: Calibr
 
 
 def test_effects_see_what_repeating_reads(target: Target, rows: Any, work: Path, calibration: Calibration) -> None:
-    fit = Fit(target, Rotary.of(target), rows[:8], Plan(CONTEXT, NEW, 4, work))
+    plan = Plan(CONTEXT, NEW, 4, work)
+    fit = Fit(target, Rotary.of(target), rows[:8], plan, fitting._claim(target, rows[:8], rows[8:], plan))
     fit.effects()
     new = torch.stack([fit._effect_on(n, rows[n, CONTEXT:]) for n in range(4)]).mean(0)
     both, alone = (float(one.diagonal(dim1=1, dim2=2)[1, :DIM].sum()) for one in (fit.effect, new))  # keys of layer 1

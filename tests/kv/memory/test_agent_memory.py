@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import os
 import random
 import shutil
 import subprocess
@@ -282,7 +283,7 @@ def test_the_centre_of_a_folder_is_used_and_checked(target: Target, tmp_path: Pa
     path = file_of(memory, "ann").with_name("centre.safetensors")
     tensors = load_file(path)
     memory.phase("ann", FIRST, **NEW)
-    CENTRE.write(path, {}, {"centre": tensors["centre"] + 1e-3})
+    CENTRE.write(path, {"target": target.fingerprint.hex()}, {"centre": tensors["centre"] + 1e-3})
     with pytest.raises(TargetMismatch, match="other pages"):
         opened(tmp_path, target).text("ann")
     path.write_bytes(path.read_bytes()[:-1])
@@ -403,6 +404,36 @@ def test_a_target_that_computes_no_numbers_changes_no_memory(target: Target, tmp
     assert memory.pool.device.free == free
     memory.phase("ann", SECOND, **NEW)
     assert opened(tmp_path, target, "raw").text("ann") == memory.text("ann")
+
+
+def test_a_batch_of_agents_of_which_one_fails_changes_none(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = opened(tmp_path, target, "raw")
+    memory.many({"ann": FIRST, "bob": FIRST + " Bob says:"}, **NEW)
+    texts, free = [memory.text(agent) for agent in ("ann", "bob")], memory.pool.device.free
+    answers = iter([True, False])
+    monkeypatch.setattr("pltz.kv.memory.agent_memory.finite", lambda tensor: next(answers))
+    with pytest.raises(ModelError, match="'bob'"):
+        memory.many({"ann": SECOND, "bob": SECOND}, **NEW)
+    assert [memory.text(agent) for agent in ("ann", "bob")] == texts and memory.pool.device.free == free
+
+
+def test_a_save_does_not_look_through_the_folder(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill left goes when the folder is opened."""
+    memory = opened(tmp_path, target)
+    memory.phase("ann", FIRST, **NEW)
+    left = file_of(memory, "ann").with_name("x.0123abcd.part")
+    left.touch()
+    os.utime(left, (0, 0))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "glob", lambda *_: pytest.fail("the folder is listed"))
+        memory.phase("ann", SECOND, **NEW)
+    assert left.exists()
+    opened(tmp_path, target)
+    assert not left.exists()
 
 
 def test_calls_that_make_no_sense(target: Target, tmp_path: Path) -> None:

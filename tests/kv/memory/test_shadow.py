@@ -251,7 +251,7 @@ def test_counts_of_another_type_are_a_miss(tmp_path: Path) -> None:
     [path] = memory.shadow._files()
     found = SEGMENT.read(path, ("names", "parents", "counts", *memory.pool.form.types), lambda meta, shapes: None)
     assert found is not None
-    SEGMENT.write(path, {}, found[1] | {"counts": found[1]["counts"].float()})
+    SEGMENT.write(path, memory.shadow._meta, found[1] | {"counts": found[1]["counts"].float()})
     after = Memory(tmp_path)
     assert after.shadow.recover() == 0 and after.shadow.stats.missed == 1 and not path.exists()
 

@@ -198,7 +198,8 @@ def test_a_file_that_was_read_stays_when_it_is_evicted(folder: DiskTier) -> None
     assert folder.read(SPACE, SEGMENT) is None and folder.damaged == 0
 
 
-def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_files_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pltz.kv.store.disk_tier.KEPT", 1)
     size = written(DiskTier(tmp_path / "probe", BUDGET), block()).stat().st_size
     folder = DiskTier(tmp_path / "warm", 3 * size)
     names = [bytes([n]) * 16 for n in range(5)]
@@ -213,6 +214,56 @@ def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
     assert folder.usage() == (3 * size, 3)
 
 
+def test_the_folder_is_listed_when_it_is_full_and_not_at_each_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes count together in the ledger. After an eviction there is room for the next writes."""
+    size = written(DiskTier(tmp_path / "probe", BUDGET), block()).stat().st_size
+    folders = [DiskTier(tmp_path / "warm", 16 * size) for _ in range(2)]
+    listed, inner = list[int](), DiskTier._files
+    monkeypatch.setattr(DiskTier, "_files", lambda tier: listed.append(1) or inner(tier))
+    for n in range(24):
+        assert folders[n % 2].write(SPACE, bytes([n]) * 16, StoredBlock(block(), PARENT, 0))
+    count = len(listed)
+    assert count <= 1 + 24 // 2 - 16 // 2, "at first, and then for each eighth of the budget"
+    assert folders[0].usage()[0] <= 16 * size and not folders[0].path(SPACE, bytes(16)).exists()
+    assert sum(folder.evicted for folder in folders) >= 8
+
+
+def test_the_ledger_follows_what_is_removed_and_is_counted_anew_where_it_is_damaged(tmp_path: Path) -> None:
+    size = written(DiskTier(tmp_path / "probe", BUDGET), block()).stat().st_size
+    folder = DiskTier(tmp_path / "warm", 4 * size)
+    names = [bytes([n]) * 16 for n in range(8)]
+    for round_ in range(3):  # each round fills the budget, were it not for what is removed
+        for name in names[:3]:
+            assert folder.write(SPACE, name, StoredBlock(block(), PARENT, 0))
+        folder.discard(SPACE, names[0])
+        damaged = folder.path(SPACE, names[1])
+        damaged.write_bytes(bytes(size))
+        assert folder.read(SPACE, names[1]) is None
+        folder.clear()
+        if round_ == 1:
+            (folder.folder / "lock").write_bytes(b"\1" * 16)
+    assert folder.usage() == (0, 0) and folder.evicted == 0
+
+
+def test_failures_are_logged_and_a_full_disk_does_not_fill_the_log(
+    folder: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = written(folder, block())
+    path.write_bytes(b"damaged")
+    assert folder.read(SPACE, SEGMENT) is None and "damaged warm file" in caplog.text
+    caplog.clear()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pltz.kv.store.warm_file.WarmFile.fill", full)
+    for _ in range(100):
+        assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
+    assert len(caplog.records) == 7 and "No space left on device" in caplog.text  # 1, 2, 4, ..., 64
+
+
 def test_what_is_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
     folder = DiskTier(tmp_path / "warm", 100)
     assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0)) and folder.usage() == (0, 0)
@@ -223,6 +274,7 @@ def part_of(path: Path, size: int) -> Path:
     part = path.with_name(f"{path.stem}.0123abcd.part")
     part.touch()
     os.truncate(part, size)
+    (path.parent.parent / "lock").write_bytes(b"")  # nobody counted it: so all are counted anew
     return part
 
 
@@ -279,7 +331,7 @@ def test_a_segment_larger_than_the_folder_evicts_nothing_of_it(tmp_path: Path, b
     assert store.stats().tiers["disk"].blocks == 3 and store.stats().dropped == 1
 
 
-def test_files_that_it_did_not_write_are_left_alone(tmp_path: Path) -> None:
+def test_files_that_it_did_not_write_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have other names, or lie behind a link. They are not counted, evicted, discarded or cleared."""
     one = block()
     size = written(DiskTier(tmp_path / "probe", BUDGET), one).stat().st_size
@@ -287,6 +339,7 @@ def test_files_that_it_did_not_write_are_left_alone(tmp_path: Path) -> None:
     own = written(folder, one)
     outside = tmp_path / "outside"
     outside.mkdir()
+    monkeypatch.setattr("pltz.kv.store.disk_tier.KEPT", 1)
     theirs = [folder.folder / ("Qwen2.5-0.5B-Instruct-my-finetun") / "model.safetensors", outside / own.name]
     theirs += [own.with_name(name) for name in ("x.safetensors", ".safetensors", "x.part", f"{SEGMENT.hex()}.txt")]
     for path in theirs:
