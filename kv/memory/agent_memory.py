@@ -258,7 +258,7 @@ class AgentMemory:
         return _Turn(agent, prompt, array, ends, match, session)
 
     def _generated(self, turns: list[_Turn], new_tokens: int, options: dict[str, Any]) -> dict[str, AgentReply]:
-        """Run the ids of all turns that have no KV yet, and generate. The memories are the new ones then."""
+        """Run the ids of all turns that have no KV yet, and generate. All memories are the new ones then, or none."""
         import torch
 
         from pltz.kv.pool.batch_cache import BatchKVCache
@@ -279,12 +279,24 @@ class AgentMemory:
                     **{"do_sample": False, **options},
                 )
                 rows = [row[inputs["input_ids"].shape[1] :].tolist() for row in found]
-                return {
-                    turn.agent: self._remembered(turn, cache, n, rows[n], reused[n]) for n, turn in enumerate(turns)
-                }
+                made: list[tuple[Remembered, AgentReply]] = []
+                try:
+                    for n, turn in enumerate(turns):
+                        made.append(self._remembered(turn, cache, n, rows[n], reused[n]))
+                except BaseException:
+                    for memory, _ in made:
+                        memory.session.release()
+                    raise
             finally:
                 cache.release()
                 self._release(turns)
+        for memory, reply in made:
+            before = self._agents.pop(reply.agent, None)
+            self._agents[reply.agent] = memory
+            if before is not None:
+                memory.stamp = before.stamp
+                before.session.release()
+        return {reply.agent: reply for _, reply in made}
 
     def _prefill(self, turn: _Turn) -> None:
         """Run a long prompt, all but its last chunk, so that no pass is longer than CHUNK ids."""
@@ -318,8 +330,10 @@ class AgentMemory:
             turn.session = longer
             longer.pack(self.keep)
 
-    def _remembered(self, turn: _Turn, cache: BatchKVCache, row: int, new: list[int], reused: int) -> AgentReply:
-        """Make a turn the memory of its agent, and return the reply. Raises ModelError for KV with NaN or infinity."""
+    def _remembered(
+        self, turn: _Turn, cache: BatchKVCache, row: int, new: list[int], reused: int
+    ) -> tuple[Remembered, AgentReply]:
+        """Return the memory of an agent after a turn, and the reply. Raises ModelError for KV with NaN or infinity."""
         stop = next((n for n, one in enumerate(new) if one in self.target.eos_ids), None)
         reply = new if stop is None else new[:stop]
         ids = np.concatenate([turn.ids, np.array(reply, np.int32)])
@@ -334,12 +348,7 @@ class AgentMemory:
                 "it in another dtype (bfloat16 or float32), and check its weights"
             )
         memory = Remembered(turn.prompt + text, ids, np.concatenate([turn.ends, ends]), session)
-        before = self._agents.pop(turn.agent, None)
-        memory.stamp = None if before is None else before.stamp
-        self._agents[turn.agent] = memory
-        if before is not None:
-            before.session.release()
-        return AgentReply(turn.agent, text, tuple(reply), turn.match, reused, len(turn.ids) - reused)
+        return memory, AgentReply(turn.agent, text, tuple(reply), turn.match, reused, len(turn.ids) - reused)
 
     def _recall(self, agent: str, active: set[str]) -> Remembered | None:
         """Return an agent's memory, its KV on the device. Other agents leave the pool if they must."""

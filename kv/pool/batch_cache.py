@@ -240,10 +240,6 @@ class BatchKVCache(Cache):
         """Keep the rows of beams. See `select`."""
         self.select(beam_idx.tolist())
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep some rows. See `select`."""
-        self.select(indices.tolist())
-
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row. See `select`."""
         self.select([row for row in range(len(self.tables)) for _ in range(repeats)])

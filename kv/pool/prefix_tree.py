@@ -74,7 +74,7 @@ class PrefixTree:
         self.pool, self.rank, self.spills = pool, rank, spills
         self._nodes: OrderedDict[bytes, _Node] = OrderedDict()  # the least recently used first
         self._serials = itertools.count()
-        pool.device.reclaim = self._reclaim
+        pool.device.reclaimers.append(self._reclaim)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -260,8 +260,11 @@ class PrefixTree:
                 node.spilled = False
         return path
 
-    def _reclaim(self, missing: int) -> None:
-        """Give up blocks of the device that only the tree holds, ends of prefixes first, until enough are free."""
+    def _reclaim(self, missing: int) -> bool:
+        """Give up blocks of the device that only the tree holds, ends of prefixes first, until enough are free.
+
+        Returns whether there were any.
+        """
         slab, victims = self.pool.device, list[_Node]()
         gone: set[bytes] = set()
         order = list(self._nodes.values())
@@ -291,10 +294,11 @@ class PrefixTree:
             for node in victims:
                 if node.name in self._nodes:  # not forgotten with its parent yet
                     self._forget(node)
-            return
+            return bool(victims)
         for node in victims:
             node.blocks, moved = moved[: len(node.blocks)], moved[len(node.blocks) :]
             node.spilled = True
+        return bool(victims)
 
     def _make_host_room(self, count: int) -> None:
         """Forget spilled prefixes, the least recently used first, until the host has room for ``count`` blocks."""
@@ -310,12 +314,14 @@ class PrefixTree:
 
     def _forget(self, node: _Node) -> None:
         """Drop a node and all that follow it."""
-        for child in list(node.children.values()):
-            self._forget(child)
-        self._slab(node).release(node.blocks)
-        del self._nodes[node.name]
         if node.parent is not None:
             del node.parent.children[node.name]
+        leaving = [node]
+        while leaving:  # a prefix may have more steps than Python has frames
+            node = leaving.pop()
+            leaving += node.children.values()
+            self._slab(node).release(node.blocks)
+            del self._nodes[node.name]
 
     def _slab(self, node: _Node) -> Slab:
         slab = self.pool.host if node.spilled else self.pool.device

@@ -30,8 +30,9 @@ ENDED = 1 << 14
 class Slab:
     """Blocks of pages, and how many hold each.
 
-    ``form``: of the pages. ``block``: tokens per block, 16 or 256. ``reclaim``: called with a number of blocks that
-    are missing; frees what nobody needs. Any thread may call; a block is written by one at a time.
+    ``form``: of the pages. ``block``: tokens per block, 16 or 256. ``reclaimers``: asked in turn while blocks are
+    missing, with their number; each gives up what nobody needs, and says whether it did. Any thread may call; a block
+    is written by one at a time.
 
     Raises UsageError for another size of a block, and PoolFull where memory does not suffice.
     """
@@ -56,7 +57,7 @@ class Slab:
         except (RuntimeError, MemoryError) as exc:  # torch.OutOfMemoryError, no page to lock
             needed = self.blocks * block * form.token_bytes
             raise PoolFull(f"no memory for a pool of {tokens} tokens, {needed} bytes: take fewer tokens") from exc
-        self.reclaim: Callable[[int], None] = lambda missing: None
+        self.reclaimers: list[Callable[[int], bool]] = []
         self.free = self.blocks  # blocks that hold nothing
         self._holders = np.zeros(self.blocks, np.int64)
         self.lock = RLock()
@@ -75,11 +76,11 @@ class Slab:
     def allocate(self, count: int) -> list[int]:
         """Return blocks that the caller holds alone, side by side where there is such a place.
 
-        Raises PoolFull where too few are free and `reclaim` frees none: then none is taken.
+        Raises PoolFull where too few are free and no reclaimer frees any: then none is taken.
         """
         with self.lock:
-            if count > self.free:
-                self.reclaim(count - self.free)
+            while count > self.free and any(reclaim(count - self.free) for reclaim in self.reclaimers):
+                pass
             if count > self.free:
                 raise PoolFull(
                     f"the pool has {self.free} free blocks of {self.blocks} on {self.device}, and {count} are "

@@ -39,8 +39,7 @@ class ParkedKV:
         self.pool, self.most = pool, most
         self.spills = self.drops = self.warms = 0
         self._parked: OrderedDict[str, _Parked] = OrderedDict()  # the least recently used first
-        self._others = pool.device.reclaim  # a tree of prefixes, which goes first
-        pool.device.reclaim = self._reclaim
+        pool.device.reclaimers.append(self._reclaim)  # after those of a tree of prefixes, which goes first
 
     def tiers(self) -> dict[str, str]:
         """Return "hot" or "warm" of each session that has KV. Any thread may call."""
@@ -110,16 +109,12 @@ class ParkedKV:
         self.drop(name)
         self.drops += 1
 
-    def _reclaim(self, missing: int) -> None:
-        """Give up sessions of the device, the least recently used first, until enough blocks are free.
+    def _reclaim(self, missing: int) -> bool:
+        """Give up the session of the device that was used longest ago. Returns whether there was one.
 
-        What gave up blocks before is asked first, and again after each session, which may have held the same blocks.
+        Others are asked again after each: it may have held the same blocks.
         """
-        slab = self.pool.device
-        wanted = slab.free + missing
-        hot = [key for key, one in self._parked.items() if not one.kv.spilled]
-        while slab.free < wanted:
-            self._others(wanted - slab.free)
-            if slab.free >= wanted or not hot:
-                return
-            self._give_up(hot.pop(0))
+        name = next((key for key, one in self._parked.items() if not one.kv.spilled), None)
+        if name is not None:
+            self._give_up(name)
+        return name is not None

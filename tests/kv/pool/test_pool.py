@@ -224,6 +224,30 @@ def test_a_full_pool_gives_up_the_prefixes_that_nobody_uses() -> None:
     assert len(tree.names("acme", [0, *IDS[:63]])) == 4  # giving these up would free nothing
 
 
+def test_two_trees_of_a_pool_both_give_up_what_nobody_uses() -> None:
+    ours = pool(blocks=14, host=0)
+    trees = PrefixTree(ours), PrefixTree(ours)
+    for n, tree in enumerate(trees):
+        session = PackedSession.of(random_kv(64, seed=n), ours, keep=0)
+        tree.insert("acme", [n, *IDS[:63]], session)
+        session.release()
+    assert ours.device.free == 2
+    PackedSession.of(random_kv(192, seed=3), ours, keep=0)
+    assert len(trees[0]) == len(trees[1]) == 0
+
+
+def test_a_prefix_of_more_steps_than_python_has_frames_is_forgotten() -> None:
+    ours = pool("raw", blocks=1200, host=1200)
+    tree = PrefixTree(ours)
+    ids = list(range(1100 * 16))
+    session = PackedSession.of(random_kv(len(ids)), ours, keep=0)
+    assert tree.insert("acme", ids, session) == 1100
+    session.release()
+    assert ours.host is not None and tree.move(tree.names("acme", ids)[1:], to_host=True) == 1099
+    tree.clear("acme", ids[:16])
+    assert len(tree) == 0 and (ours.device.free, ours.host.free) == (1200, 1200)
+
+
 def test_prefixes_go_to_host_memory_and_come_back() -> None:
     ours = pool(host=10)
     tree = PrefixTree(ours)
