@@ -33,6 +33,7 @@ It walks one list of tiers (`tier.py`), from the fastest to the slowest. `HotSto
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import sys
 import time
@@ -69,6 +70,8 @@ from pltz.plt_codec.identity import NONE, digest
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger("pltz.kv")
 
 PIN_SHARE = 0.5  # largest share of the first tier's budget for pinned segments
 QUEUE_BYTES = 1 << 30  # of blocks that wait, unless the caller says otherwise; a block alone may be larger
@@ -157,6 +160,7 @@ class HotStore:
         self._worker = BackgroundWorker[None]("pltz-queue", sys.maxsize)  # the books bound the queue
         self._hit_tokens: Counter[tuple[str, str]] = Counter()  # by names of tier and form
         self._stats = Stats()
+        self._order = dict[str, list[tuple[bytes, float]]]((t.name, []) for t in self.memory)  # the lowest last
 
     @classmethod
     def open(
@@ -460,6 +464,7 @@ class HotStore:
                 self._stats.failed += 1
                 self._stats.dropped += 1
                 self._stats.failure = f"{type(exc).__name__}: {exc}"
+                log.warning("a block that waited is dropped: %s", self._stats.failure)
                 if not node.gone:
                     self._discard(node)
 
@@ -503,12 +508,36 @@ class HotStore:
         """
         books, size = self._books[tier.name], tier.size(block)
         while books.free < size:
-            victims = [n for n in self._nodes.values() if self._may_leave(n, tier, rank)]
-            if books.free + sum(n.block.size for n in victims) < size:
+            if size > books.budget:
                 return None
-            self._demote(min(victims, key=lambda n: (self._rank(n), -n.block.start)))
+            victims = self._victims(tier, rank, size - books.free)
+            if victims is None:
+                return None
+            for node in victims:
+                if books.free < size and self._may_leave(node, tier, rank):  # the lock was released since
+                    self._demote(node)
         books.enter(size, len(block.ids))
         return size
+
+    def _victims(self, tier: MemoryTier, rank: Priority, missing: int) -> list[Node] | None:
+        """Return the lowest nodes of a tier that together have ``missing`` bytes, None where too few may leave.
+
+        All nodes are ranked once, and again when that order is used up. One that was used since is passed over.
+        """
+        for _ in range(2):
+            order, victims, size = self._order[tier.name], list[Node](), 0
+            while order and size < missing:
+                key, used = order.pop()
+                node = self._nodes.get(key)
+                if node is not None and node.used == used and self._may_leave(node, tier, rank):
+                    victims.append(node)
+                    size += node.block.size
+            if size >= missing:
+                return victims
+            nodes = [node for node in self._nodes.values() if node.tier is tier]
+            nodes.sort(key=lambda n: (self._rank(n), -n.block.start), reverse=True)
+            self._order[tier.name] = [(node.key, node.used) for node in nodes]
+        return None
 
     def _settle(self, tier: MemoryTier, room: int, moved: KVBlock | None, block: KVBlock) -> None:
         """Count what a block takes in place of the room reserved for it, nothing if it did not move. Lock held."""

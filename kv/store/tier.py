@@ -10,6 +10,7 @@ A new tier is one class of either kind, and a place in the list that `HotStore` 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -20,6 +21,8 @@ from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger("pltz.kv")
 
 QUEUE = "queue"  # name of the queue in leases and statistics
 
@@ -229,5 +232,6 @@ def _kept(block: KVBlock, codec: KVCodec, device: torch.device, *, pin: bool) ->
             block = block.to(device, pin=pin)
         block.wait()
         return block.recode(codec)
-    except (PltzError, RuntimeError, MemoryError):  # torch.OutOfMemoryError, no page to lock, an unfit shape
+    except (PltzError, RuntimeError, MemoryError) as exc:  # torch.OutOfMemoryError, no page to lock, an unfit shape
+        log.info("a block of %d ids does not fit the tier: %s", len(block.ids), exc)
         return None
